@@ -1,0 +1,50 @@
+"""One time budget: `TEST_TIMEOUT` minus a reserve, shared by the cases of a run.
+
+The runner must end before Bazel's timer: at the timeout Bazel signals every process of the test at once, and what has
+not been said by then is lost.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+__all__ = ["REPORT_RESERVE_S", "Budget"]
+
+# Kept back for the stacks of a last hung case, the kill, the report and the XML. Seconds.
+REPORT_RESERVE_S = 10.0
+# A short timeout must not be eaten by the reserve: at most this share of it is kept back.
+_RESERVE_SHARE = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """The time that the cases of a run may use.
+
+    Attributes:
+        end_s: When the last case must have ended, on the monotonic clock; None without a limit.
+    """
+
+    end_s: float | None = None
+
+    @classmethod
+    def starting_now(cls, total_s: float | None) -> Budget:
+        """A budget of `total_s` seconds from now, less the reserve; None for no limit."""
+        if total_s is None:
+            return cls()
+        return cls(time.monotonic() + total_s - min(REPORT_RESERVE_S, _RESERVE_SHARE * total_s))
+
+    def limit_s(self, own_limit_s: float, *, cases_after: int) -> float:
+        """How long the next case may run, in seconds; 0 if nothing is left.
+
+        A case with others behind it gets at most half of what is left: however many hang, the next one still has its
+        turn, and a case that is merely long is cut only when the whole target is too small for it.
+
+        Args:
+            own_limit_s: What the case itself allows.
+            cases_after: How many cases wait behind it.
+        """
+        if self.end_s is None:
+            return own_limit_s
+        left = max(0.0, self.end_s - time.monotonic())
+        return min(own_limit_s, left / 2 if cases_after else left)

@@ -1,0 +1,1 @@
+"""The front doors: how test code reaches the engine."""

@@ -1,0 +1,114 @@
+"""`@pytest.mark.distributed`: what it says, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import pytest
+
+from dist_testing.errors import UsageError
+from dist_testing.spec import MAX_WORLD_SIZE, Spec
+
+__all__ = ["MARKER_HELP", "Distributed", "read_marker"]
+
+MARKER_HELP = (
+    "distributed(world_size=None, init=True, timeout=None, backends=None): run the test on every rank of a world. "
+    "world_size: a number, or a list of which each is a case; by default the target's. "
+    "init=False: the test makes its own groups. "
+    "timeout: seconds for the case. "
+    "backends: names of backends that the test is for; others do not collect it."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Distributed:
+    """The marker's arguments.
+
+    Attributes:
+        world_size: Sizes, each of which makes a case; empty for the target's own.
+        init: Whether the library makes the default group.
+        timeout: Limit of the case in seconds; None for the backend's default.
+        backends: Backends that the test is for; empty for all.
+    """
+
+    world_size: tuple[int, ...] = ()
+    init: bool = True
+    timeout: float | None = None
+    backends: tuple[str, ...] = ()
+
+    def sizes(self, spec: Spec) -> tuple[int, ...]:
+        """The worlds that the test runs on."""
+        return self.world_size or spec.world_sizes
+
+
+def read_marker(definition: pytest.Function | Any) -> Distributed | None:
+    """The marker of a test function: its own arguments before its class's before its module's; None without one.
+
+    Raises:
+        UsageError: If an argument is unknown or has an impossible value.
+    """
+    arguments: dict[str, Any] = {}
+    marks = list(definition.iter_markers("distributed"))
+    if not marks:
+        return None
+    for mark in reversed(marks):
+        if mark.args:
+            raise _wrong(definition, f"positional arguments {mark.args!r}", "name them, as in world_size=4")
+        arguments |= mark.kwargs
+    known = [field.name for field in fields(Distributed)]
+    if unknown := sorted(arguments.keys() - set(known)):
+        raise _wrong(definition, f"{unknown[0]} = {arguments[unknown[0]]!r}", f"it takes {', '.join(known)}")
+    return Distributed(
+        world_size=_world_sizes(definition, arguments.get("world_size")),
+        init=_checked(definition, arguments, "init", bool, True, "True or False"),
+        timeout=_timeout(definition, arguments.get("timeout")),
+        backends=_names(definition, arguments.get("backends")),
+    )
+
+
+def _world_sizes(definition: Any, value: object) -> tuple[int, ...]:
+    if value is None:
+        return ()
+    sizes: list[Any] = list(value) if isinstance(value, list | tuple) else [value]
+    if not sizes or not all(type(size) is int and 1 <= size <= MAX_WORLD_SIZE for size in sizes):
+        raise _wrong(
+            definition,
+            f"world_size = {value!r}",
+            f"it is a number from 1 to {MAX_WORLD_SIZE}, or a list of such numbers",
+        )
+    if len(set(sizes)) < len(sizes):
+        raise _wrong(definition, f"world_size = {value!r}", "each size makes one case, so name it once")
+    return tuple(sizes)
+
+
+def _timeout(definition: Any, value: object) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+        raise _wrong(definition, f"timeout = {value!r}", "it is a number of seconds above 0")
+    return float(value)
+
+
+def _names(definition: Any, value: object) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    if not isinstance(value, Sequence) or isinstance(value, str) or not all(isinstance(n, str) for n in value):
+        raise _wrong(definition, f"backends = {value!r}", 'it is a list of names, such as ["gloo"]')
+    from dist_testing.backends import backend_named
+
+    for name in value:
+        backend_named(name)
+    return tuple(value)
+
+
+def _checked(definition: Any, arguments: dict[str, Any], name: str, wanted: type, default: Any, expected: str) -> Any:
+    value = arguments.get(name, default)
+    if type(value) is not wanted:
+        raise _wrong(definition, f"{name} = {value!r}", f"it is {expected}")
+    return value
+
+
+def _wrong(definition: Any, what: str, expected: str) -> UsageError:
+    return UsageError(f"{definition.nodeid}: @pytest.mark.distributed with {what}; {expected}.")

@@ -1,0 +1,279 @@
+"""The pytest door: marker, `world` fixture, options, and the protocol that sends a marked test to the ranks.
+
+Everything that pytest decides about a test (collection, selection, skip marks, expected failures, reporting) stays in
+the runner; the test itself, with its fixtures, runs on the ranks (`rank_session`).
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+
+from dist_testing.backends import backend_named
+from dist_testing.budget import Budget
+from dist_testing.doors import reports
+from dist_testing.doors.marker import MARKER_HELP, Distributed, read_marker
+from dist_testing.doors.rank_session import PytestBody, current_world
+from dist_testing.doors.session import Session, open_session
+from dist_testing.doors.unittest_body import UnittestBody
+from dist_testing.doors.unittest_case import MultiProcessTestCase
+from dist_testing.errors import DistTestingError, LaunchError, UsageError
+from dist_testing.outcomes import Status
+from dist_testing.rank.bootstrap import Body
+from dist_testing.runner.engine import Case, Engine
+from dist_testing.runner.needs import missing_need
+from dist_testing.spec import DEFAULT_WORLD_SIZE, ISOLATIONS, MAX_WORLD_SIZE, Spec
+from dist_testing.world import World
+
+# Set by the Bazel main before pytest starts; outside Bazel the options take their place.
+SPEC_KEY = pytest.StashKey[Spec]()
+BUDGET_KEY = pytest.StashKey[Budget]()
+_MARKER_KEY = pytest.StashKey[Distributed]()
+_PLUGIN = "dist_testing_runner"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """The `--dist-*` options. Under Bazel the target's spec says these things, and an option overrides it."""
+    group = parser.getgroup("distributed", "distributed tests (dist_testing)")
+    group.addoption("--dist-backend", metavar="NAME", help="backend of the worlds (default: gloo)")
+    group.addoption(
+        "--dist-world-size",
+        metavar="N[,N...]",
+        help=f"ranks of tests that do not say; each number makes a case (default: {DEFAULT_WORLD_SIZE})",
+    )
+    group.addoption("--dist-isolation", metavar="LAUNCHER", help=f"one of {', '.join(ISOLATIONS)} (default: fork)")
+    group.addoption("--dist-timeout", metavar="SECONDS", help="limit of a case that does not say")
+    group.addoption(
+        "--dist-on-missing",
+        metavar="skip|fail",
+        help="what to do when the machine lacks what a test needs (default: skip, unless it was promised)",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register the marker and the runner's half of the plugin."""
+    config.addinivalue_line("markers", MARKER_HELP)
+    try:
+        runner = _Runner(config)
+    except DistTestingError as error:
+        raise pytest.UsageError(str(error)) from error
+    config.pluginmanager.register(runner, _PLUGIN)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Make one case per world size."""
+    runner: _Runner | None = metafunc.config.pluginmanager.get_plugin(_PLUGIN)
+    try:
+        marker = read_marker(metafunc.definition)
+        if marker is None:
+            if "world" in metafunc.fixturenames:
+                raise UsageError(
+                    f"{metafunc.definition.nodeid} asks for `world` and is not marked.\n"
+                    "Only a test that runs on ranks has a world.\n"
+                    "Mark it with @pytest.mark.distributed."
+                )
+            return
+        assert runner is not None
+        sizes = runner.world_sizes(metafunc.definition.nodeid, marker)
+    except UsageError as error:
+        raise pytest.Collector.CollectError(str(error)) from error
+    if "world_size" not in metafunc.fixturenames:
+        metafunc.fixturenames.append("world_size")
+    if len(sizes) > 1:
+        metafunc.parametrize("world_size", sizes, indirect=True, ids=[f"world_size={size}" for size in sizes])
+    else:
+        metafunc.parametrize("world_size", sizes, indirect=True, ids=[pytest.HIDDEN_PARAM])
+
+
+@pytest.fixture
+def world_size(request: pytest.FixtureRequest) -> int:
+    """Ranks in the world of this case."""
+    size: int = request.param
+    return size
+
+
+@pytest.fixture
+def world() -> World:
+    """This rank's view of the world (`dist_testing.World`)."""
+    world = current_world()
+    if world is None:
+        # Reached through another fixture, in a test that runs in the runner.
+        raise UsageError("`world` exists on ranks only: mark the test with @pytest.mark.distributed.")
+    return world
+
+
+class _Runner:
+    """The runner's half: owns the engine of the session."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        self._spec = _spec(config)
+        self._timeout_s = _timeout_s(config, self._spec)
+        self._on_missing = _choice(config, "--dist-on-missing", ("skip", "fail"))
+        self._items: dict[str, pytest.Item] = {}
+        self._cases_after: dict[str, int] = {}
+        self._failures: list[str] = []
+        self._engine = Engine(self._spec, config.stash.get(BUDGET_KEY, Budget()), self._resolve)
+        self._session = Session(self._engine, self._timeout_s, self._on_missing == "fail")
+        open_session(self._session)
+
+    def world_sizes(self, nodeid: str, marker: Distributed) -> tuple[int, ...]:
+        """The worlds that a marked test runs on."""
+        for size in marker.world_size:
+            self._session.check_declared(nodeid, size)
+        return marker.world_size or self._spec.world_sizes
+
+    def _resolve(self, body: dict[str, Any]) -> Body:
+        if body["door"] == "unittest":
+            return UnittestBody(body)
+        return PytestBody(self._items[body["nodeid"]])
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """Leave out tests that are for other backends."""
+        other: list[pytest.Item] = []
+        for item in items:
+            if isinstance(item, pytest.Function) and (marker := read_marker(item)) is not None:
+                item.stash[_MARKER_KEY] = marker
+                if marker.backends and self._spec.backend.name not in marker.backends:
+                    other.append(item)
+        if other:
+            items[:] = [item for item in items if item not in other]
+            self._config.hook.pytest_deselected(items=other)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        """Fork the template: the tests are imported, and nothing of them has run."""
+        ours = [item for item in session.items if _MARKER_KEY in item.stash or _is_multi_process(item)]
+        if not ours or self._config.option.collectonly:
+            return
+        self._items = {item.nodeid: item for item in ours}
+        self._cases_after = dict(zip(self._items, itertools.count(len(ours) - 1, -1), strict=False))
+        try:
+            self._engine.prepare()
+        except LaunchError as error:
+            raise pytest.UsageError(str(error)) from error
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
+        """Run a marked test on the ranks instead of here."""
+        self._engine.cases_after = self._cases_after.get(item.nodeid, 0)
+        if _MARKER_KEY not in item.stash:
+            return None
+        item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+        for report in self._reports(item, item.stash[_MARKER_KEY]):
+            item.ihook.pytest_runtest_logreport(report=report)
+        item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+        # Nothing of this item was set up here, but an earlier one's module may be waiting for its teardown.
+        item.session._setupstate.teardown_exact(nextitem)
+        return True
+
+    def _reports(self, item: pytest.Item, marker: Distributed) -> list[pytest.TestReport]:
+        if reason := reports.skip_mark(item):
+            return reports.skipped(item, reason)
+        expected = reports.xfail_mark(item)
+        if expected is not None and not expected.run:
+            return reports.expected_failure(item, f"[NOTRUN] {expected.reason}", 0.0)
+        size = item.callspec.params["world_size"]  # type: ignore[attr-defined]  # parametrized above
+        if missing := missing_need(self._spec, size):
+            if self._on_missing == "fail" or self._spec.promises(size):
+                return reports.failed(item, reports.broken_promise(item.nodeid, self._spec, missing), 0.0)
+            return reports.skipped(item, missing)
+        case = Case(
+            name=item.nodeid,
+            world_size=size,
+            body={"door": "pytest", "nodeid": item.nodeid},
+            timeout_s=marker.timeout or self._timeout_s,
+            init=marker.init,
+        )
+        try:
+            result = self._engine.run(case)
+        except (LaunchError, UsageError) as error:
+            return reports.failed(item, f"{item.nodeid}: {error}", 0.0)
+        properties = reports.properties(result)
+        if expected is not None and result.verdict.status is not Status.SKIPPED:
+            return reports.judge_expected(item, expected, result, self._spec)
+        match result.verdict.status:
+            case Status.PASSED:
+                return reports.passed(item, result.duration_s, properties)
+            case Status.SKIPPED:
+                return reports.skipped(item, result.verdict.reason, result.duration_s, properties)
+            case Status.FAILED:
+                text = reports.failure_text(item.nodeid, result, self._spec)
+                return reports.failed(item, text, result.duration_s, properties)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
+        """Give the report of a unittest case what the ranks had to say."""
+        report = yield
+        if _is_multi_process(item) and call.when == "call":
+            reports.add_result(report, call.excinfo, self._spec)
+        return report
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Keep what is to be printed last."""
+        if (text := getattr(report, "dist_failure", None)) is not None:
+            self._failures.append(text)
+
+    def pytest_unconfigure(self, config: pytest.Config) -> None:
+        """Leave nothing behind, then print the failures, so that they are the last thing in the log."""
+        self._engine.close()
+        if self._failures and not hasattr(config, "workerinput"):
+            writer = config.get_terminal_writer()
+            for text in self._failures:
+                writer.line()
+                writer.sep("=", "distributed failure")
+                writer.line(text)
+
+
+def _is_multi_process(item: pytest.Item) -> bool:
+    cls = getattr(item, "cls", None)
+    return isinstance(cls, type) and issubclass(cls, MultiProcessTestCase)
+
+
+def _spec(config: pytest.Config) -> Spec:
+    spec = config.stash.get(SPEC_KEY, None)
+    name = config.getoption("--dist-backend")
+    backend = backend_named(name) if name else (spec.backend if spec else backend_named("gloo"))
+    sizes = _sizes(config.getoption("--dist-world-size"))
+    isolation = _choice(config, "--dist-isolation", ISOLATIONS)
+    return Spec(
+        target=spec.target if spec else "",
+        backend=backend,
+        world_sizes=sizes or (spec.world_sizes if spec else (DEFAULT_WORLD_SIZE,)),
+        gpus_per_rank=backend.gpus_per_rank if name or spec is None else spec.gpus_per_rank,
+        isolation=isolation or (spec.isolation if spec else "fork"),
+        srcs=spec.srcs if spec else (),
+        promised_gpus=spec.promised_gpus if spec else None,
+    )
+
+
+def _sizes(text: str | None) -> tuple[int, ...]:
+    if text is None:
+        return ()
+    parts = text.split(",")
+    if not all(part.isascii() and part.isdecimal() and 1 <= int(part) <= MAX_WORLD_SIZE for part in parts):
+        raise UsageError(f"--dist-world-size={text}: expected numbers from 1 to {MAX_WORLD_SIZE}, separated by commas.")
+    return tuple(dict.fromkeys(int(part) for part in parts))
+
+
+def _choice(config: pytest.Config, option: str, allowed: tuple[str, ...]) -> str | None:
+    value: str | None = config.getoption(option)
+    if value is not None and value not in allowed:
+        raise UsageError(f"{option}={value}: expected one of {', '.join(allowed)}.")
+    return value
+
+
+def _timeout_s(config: pytest.Config, spec: Spec) -> float:
+    text: str | None = config.getoption("--dist-timeout")
+    if text is None:
+        return float(spec.backend.timeout_s)
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 < value < float("inf"):
+        raise UsageError(f"--dist-timeout={text}: expected a number of seconds above 0.")
+    return value

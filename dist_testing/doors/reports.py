@@ -1,0 +1,182 @@
+"""Turns results into pytest's reports."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+import pytest
+from _pytest._code.code import ExceptionInfo, TerminalRepr
+from _pytest._io import TerminalWriter
+from _pytest.skipping import Xfail, evaluate_skip_marks, evaluate_xfail_marks
+
+from dist_testing.doors.unittest_case import CaseFailedError
+from dist_testing.outcomes import Cause, Status
+from dist_testing.runner.engine import CaseResult
+from dist_testing.runner.report import failure_report
+from dist_testing.spec import Spec
+
+__all__ = [
+    "add_result",
+    "broken_promise",
+    "expected_failure",
+    "failed",
+    "failure_text",
+    "judge_expected",
+    "passed",
+    "properties",
+    "skip_mark",
+    "skipped",
+    "xfail_mark",
+]
+
+Properties = list[tuple[str, object]]
+
+
+class _Pointer(TerminalRepr):
+    """A failure whose text is printed at the end of the log, once. Tools that ask for a string get all of it."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def __str__(self) -> str:
+        return self._text
+
+    def toterminal(self, tw: TerminalWriter) -> None:
+        tw.line(self._text.partition("\n")[0])
+        tw.line("(the report is at the end of the log)")
+
+
+def skip_mark(item: pytest.Item) -> str | None:
+    """Why the item's own marks skip it; None if they do not."""
+    skip = evaluate_skip_marks(item)
+    return skip.reason if skip is not None else None
+
+
+def xfail_mark(item: pytest.Item) -> Xfail | None:
+    """The expected failure that applies to the item."""
+    return None if item.config.option.runxfail else evaluate_xfail_marks(item)
+
+
+def properties(result: CaseResult) -> Properties:
+    """What is worth knowing of a result, rank by rank."""
+    values: Properties = [("world_size", result.case.world_size)]
+    if result.verdict.culprit is not None:
+        values.append(("culprit", result.verdict.culprit))
+    if result.verdict.status is not Status.PASSED:
+        values += [(f"rank_{outcome.rank}", outcome.describe()) for outcome in result.outcomes]
+    return values
+
+
+def failure_text(name: str, result: CaseResult, spec: Spec) -> str:
+    """The report of a failed case, with the command that runs it alone.
+
+    Args:
+        name: pytest's name for the case.
+        result: How it went.
+        spec: What the target asked for.
+    """
+    if spec.target:
+        # Bazel hands the filter to pytest's -k, which knows names and not paths.
+        reproduce = f"bazel test {spec.target} --test_filter={shlex.quote(name.rpartition('::')[2])}"
+    else:
+        reproduce = (
+            f"pytest {shlex.quote(name)} --dist-backend={spec.backend.name} --dist-world-size={result.case.world_size}"
+        )
+    return failure_report(result, target=spec.target, reproduce=reproduce)
+
+
+def broken_promise(name: str, spec: Spec, missing: str) -> str:
+    """The text for a machine without what it was said to have."""
+    promise = (
+        f"promises {spec.promised_gpus} GPU(s) (--config=gpu, or the flag //dist_testing/config:gpus)"
+        if spec.promised_gpus is not None
+        else "asks for a failure in that case (--dist-on-missing=fail)"
+    )
+    return (
+        f"{name}: {Cause.PROMISE.value}: {missing}\n"
+        f"The configuration of this run {promise}, so it is a failure and not a skip.\n"
+        "Run it on a machine that has the hardware, or without the promise."
+    )
+
+
+def passed(item: pytest.Item, duration_s: float, values: Properties) -> list[pytest.TestReport]:
+    """Reports of a case that passed."""
+    return _three(item, _report(item, "passed", None, duration_s, values))
+
+
+def skipped(
+    item: pytest.Item, reason: str, duration_s: float = 0.0, values: Properties | None = None
+) -> list[pytest.TestReport]:
+    """Reports of a skipped case."""
+    path, line, _ = item.location
+    longrepr = (str(item.path or path), (line or 0) + 1, f"Skipped: {reason}")
+    return _three(item, _report(item, "skipped", longrepr, duration_s, values or []))
+
+
+def failed(
+    item: pytest.Item, text: str, duration_s: float, values: Properties | None = None
+) -> list[pytest.TestReport]:
+    """Reports of a failed case."""
+    report = _report(item, "failed", _Pointer(text), duration_s, values or [])
+    report.dist_failure = text  # type: ignore[attr-defined]  # extra attributes travel with a report, also under xdist
+    return _three(item, report)
+
+
+def expected_failure(item: pytest.Item, reason: str, duration_s: float) -> list[pytest.TestReport]:
+    """Reports of a case that was expected to fail, and did (or was not run)."""
+    report = _report(item, "skipped", reason, duration_s, [])
+    report.wasxfail = reason
+    return _three(item, report)
+
+
+def judge_expected(item: pytest.Item, expected: Xfail, result: CaseResult, spec: Spec) -> list[pytest.TestReport]:
+    """Reports of a case that is marked as an expected failure and ran.
+
+    Only a test that raises can fail as expected: a crash, a hang or a broken machine is never what was meant.
+    """
+    values = properties(result)
+    if result.verdict.cause is Cause.FAILURE:
+        return expected_failure(item, expected.reason, result.duration_s)
+    if result.verdict.status is Status.FAILED:
+        return failed(item, failure_text(item.nodeid, result, spec), result.duration_s, values)
+    if expected.strict:
+        return failed(item, f"{item.nodeid}: [XPASS(strict)] {expected.reason}", result.duration_s, values)
+    reports = passed(item, result.duration_s, values)
+    reports[1].wasxfail = expected.reason
+    return reports
+
+
+def add_result(report: pytest.TestReport, excinfo: ExceptionInfo[BaseException] | None, spec: Spec) -> None:
+    """Put what the ranks said into the report of a unittest case."""
+    if excinfo is None or not isinstance(excinfo.value, CaseFailedError):
+        return
+    result = excinfo.value.result
+    text = failure_text(report.nodeid, result, spec)
+    report.longrepr = _Pointer(text)
+    report.user_properties += properties(result)
+    report.dist_failure = text  # type: ignore[attr-defined]  # as above
+
+
+def _three(item: pytest.Item, call: pytest.TestReport) -> list[pytest.TestReport]:
+    # Tools expect a test to have been set up and torn down; on the ranks it was.
+    return [
+        _report(item, "passed", None, 0.0, [], when="setup"),
+        call,
+        _report(item, "passed", None, 0.0, [], when="teardown"),
+    ]
+
+
+def _report(
+    item: pytest.Item, outcome: Any, longrepr: Any, duration_s: float, values: Properties, when: Any = "call"
+) -> pytest.TestReport:
+    return pytest.TestReport(
+        nodeid=item.nodeid,
+        location=item.location,
+        keywords=dict.fromkeys(item.keywords, 1),
+        outcome=outcome,
+        longrepr=longrepr,
+        when=when,
+        duration=duration_s,
+        user_properties=values,
+    )

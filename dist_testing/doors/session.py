@@ -1,0 +1,63 @@
+"""The engine that a unittest class finds: the pytest plugin's, or one made on first use under plain unittest."""
+
+from __future__ import annotations
+
+import atexit
+from dataclasses import dataclass
+
+from dist_testing.backends import backend_named
+from dist_testing.budget import Budget
+from dist_testing.doors.unittest_body import UnittestBody
+from dist_testing.errors import UsageError
+from dist_testing.runner.engine import Engine
+from dist_testing.spec import DEFAULT_WORLD_SIZE, Spec
+
+__all__ = ["Session", "current_session", "open_session"]
+
+
+@dataclass(slots=True)
+class Session:
+    """What all tests of a run share.
+
+    Attributes:
+        engine: Runs the cases.
+        timeout_s: Limit of a case that names none, in seconds.
+        fail_on_missing: Missing hardware is a failure even if nothing was promised.
+    """
+
+    engine: Engine
+    timeout_s: float
+    fail_on_missing: bool = False
+
+    def check_declared(self, name: str, world_size: int) -> None:
+        """Refuse a world that is larger than the target declares.
+
+        Raises:
+            UsageError: Bazel has set aside CPUs and GPUs for what the BUILD file says, not for more.
+        """
+        spec = self.engine.spec
+        if spec.target and world_size > (declared := max(spec.world_sizes)):
+            raise UsageError(
+                f"{name}: world_size = {world_size}, but {spec.target} declares {declared}.\n"
+                "Bazel has set aside CPUs and GPUs for the declared size.\n"
+                f"Set world_size = {world_size} in the BUILD file."
+            )
+
+
+_sessions: list[Session] = []
+
+
+def open_session(session: Session) -> None:
+    """Make `session` the current one, from now to the end of the process."""
+    _sessions[:] = [session]
+
+
+def current_session() -> Session:
+    """The current session; under plain unittest, one with the defaults of the command line."""
+    if not _sessions:
+        backend = backend_named("gloo")
+        spec = Spec("", backend, (DEFAULT_WORLD_SIZE,), backend.gpus_per_rank)
+        engine = Engine(spec, Budget(), UnittestBody)
+        atexit.register(engine.close)
+        open_session(Session(engine, float(backend.timeout_s)))
+    return _sessions[0]

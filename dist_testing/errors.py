@@ -1,0 +1,42 @@
+"""Every exception that dist_testing raises, and nothing else.
+
+Texts have three parts: the subject with the observed values; the likely cause; the way out.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "DistTestingError",
+    "FrameError",
+    "InterruptedRunError",
+    "LaunchError",
+    "SpecError",
+    "UsageError",
+]
+
+
+class DistTestingError(Exception):
+    """Base of all of them. Printed without a traceback: the text is written for the user."""
+
+
+class SpecError(DistTestingError):
+    """The spec file of a target is missing, unreadable, of a newer schema, or says something impossible."""
+
+
+class UsageError(DistTestingError):
+    """A marker, an option or a call asks for something that does not exist or cannot be done."""
+
+
+class LaunchError(DistTestingError):
+    """Ranks could not be started. No test code has run: the infrastructure failed, not the test."""
+
+
+class FrameError(DistTestingError):
+    """What a rank sent is not a frame. The rank's outcome is then "report unreadable"."""
+
+
+class InterruptedRunError(KeyboardInterrupt):
+    """The runner was told to stop by a signal.
+
+    A `KeyboardInterrupt`, because that is what pytest and unittest end a session for in an orderly way.
+    """

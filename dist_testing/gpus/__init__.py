@@ -1,0 +1,1 @@
+"""GPUs: which there are, without touching CUDA."""

@@ -1,0 +1,58 @@
+"""Is this process fit to fork ranks from?"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import threading
+
+__all__ = ["unclean_reasons"]
+
+
+def _openblas_threads() -> int:
+    """Threads of the OpenBLAS pools in this process.
+
+    They are safe to fork with: OpenBLAS ends its pool in a pthread_atfork handler and starts it again on demand. numpy
+    loads such a library, so most processes with torch have it.
+    """
+    with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
+        paths = {line.split()[-1] for line in maps if "openblas" in line and "/" in line}
+    pool = 0
+    for path in paths:
+        library = ctypes.CDLL(path)
+        for symbol in (
+            "openblas_get_num_threads",
+            "openblas_get_num_threads64_",
+            "scipy_openblas_get_num_threads64_",
+            "scipy_openblas_get_num_threads",
+        ):
+            function = getattr(library, symbol, None)
+            if function is not None:
+                pool += int(function()) - 1
+                break
+    return pool
+
+
+def unclean_reasons() -> list[str]:
+    """Why ranks must not be forked from this process; empty when they may be.
+
+    A thread's locks are copied by fork in whatever state they are in, and a CUDA context or a process group cannot
+    be used by a second process.
+    """
+    reasons = []
+    others = [thread for thread in threading.enumerate() if thread is not threading.main_thread()]
+    reasons += [f"the thread {thread.name!r} is running" for thread in others]
+    if sys.platform == "linux":
+        native = len(os.listdir("/proc/self/task")) - 1 - len(others)
+        if (unknown := native - _openblas_threads()) > 0:
+            reasons.append(
+                f"{unknown} thread(s) of native code are running (a pool that an import started by computing?)"
+            )
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        if torch.cuda.is_initialized():
+            reasons.append("CUDA is initialised")
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            reasons.append("a process group is initialised")
+    return reasons

@@ -1,0 +1,98 @@
+"""The fork launcher: the runner's side of the template."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from dist_testing.errors import LaunchError
+from dist_testing.launch import template, wire
+from dist_testing.launch.clean import unclean_reasons
+from dist_testing.rank.bootstrap import Resolver
+from dist_testing.rank.process import fork
+
+__all__ = ["ForkLauncher"]
+
+
+class ForkLauncher:
+    """Forks the template from this process, and asks it for worlds.
+
+    One world at a time. The template is forked when this object is made, so make it before any test code runs.
+    """
+
+    def __init__(self, resolve: Resolver, run_directory: str) -> None:
+        """Fork the template.
+
+        Args:
+            resolve: Runs on every rank: turns a request's body into what the rank calls.
+            run_directory: Folder of the run; the template removes it if the runner is killed.
+
+        Raises:
+            LaunchError: If this process is not clean enough to be forked.
+        """
+        if reasons := unclean_reasons():
+            raise LaunchError(
+                f"Ranks cannot be forked from this process: {'; '.join(reasons)}.\n"
+                "Something did this while the test modules were imported, or before the first world was asked for.\n"
+                "Move it into the test or a fixture, which run on the ranks."
+            )
+        ours, theirs = socket.socketpair()
+        self._pid = fork()
+        if self._pid == 0:
+            ours.close()
+            template.serve(theirs, resolve, run_directory)
+        theirs.close()
+        self._control = ours
+        self._reader = wire.MessageReader()
+
+    def fileno(self) -> int:
+        """For polling: readable when the template has something to say, or has ended."""
+        return self._control.fileno()
+
+    def start(self, request: wire.WorldRequest, fds: Sequence[int]) -> None:
+        """Ask for a world. The descriptors are the template's own copies from then on; close yours.
+
+        Raises:
+            LaunchError: If the template is gone.
+        """
+        self._send(request.to_message(), fds)
+
+    def signal(self, ranks: Sequence[int], number: int) -> None:
+        """Send a signal to those of `ranks` that still run."""
+        self._send({"do": "signal", "ranks": list(ranks), "signal": number})
+
+    def events(self) -> Iterator[dict[str, Any]]:
+        """What the template has said since the last call. Blocks only if nothing is there.
+
+        Raises:
+            LaunchError: If the template has ended, which it does only when somebody kills it.
+        """
+        try:
+            data = self._control.recv(1 << 16)
+        except ConnectionResetError:
+            data = b""
+        if not data:
+            raise LaunchError(self._obituary())
+        yield from self._reader.feed(data)
+
+    def close(self) -> None:
+        """Let the template go, and wait until it has removed whatever is left below it."""
+        self._control.close()
+        if self._pid:
+            os.waitpid(self._pid, 0)
+            self._pid = 0
+
+    def _send(self, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
+        try:
+            wire.send(self._control, message, fds)
+        except (BrokenPipeError, ConnectionResetError) as error:
+            raise LaunchError(self._obituary()) from error
+
+    def _obituary(self) -> str:
+        return (
+            f"The process that ranks are forked from (pid {self._pid}) has ended before the runner was done with it.\n"
+            "It runs no test code, so it was most likely killed: by the kernel for lack of memory, or by a test.\n"
+            "Look for an out-of-memory message of the kernel, and for a test that kills its parent process."
+        )

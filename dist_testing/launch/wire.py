@@ -1,0 +1,118 @@
+"""The wire between the runner and the template: length-prefixed JSON, with descriptors beside it.
+
+Both ends are this library, so a malformed message is a bug and not an input to be judged.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+__all__ = ["MessageReader", "WorldRequest", "receive", "send"]
+
+_LENGTH = struct.Struct(">I")
+# The kernel takes at most 253 descriptors in one message (SCM_MAX_FD).
+_FDS_PER_MESSAGE = 200
+
+
+@dataclass(frozen=True, slots=True)
+class WorldRequest:
+    """Everything that a world's ranks need to know and cannot inherit from the template, which is older than the case.
+
+    Attributes:
+        world: Number of the world in this run.
+        size: Ranks to start.
+        body: What the ranks run, in the words of the front door that resolves it.
+        directory: The case's own folder: `rank-<r>.log` is made in it.
+        env: The whole environment of a rank, apart from what differs from rank to rank.
+        cwd: Working directory.
+        umask: File mode creation mask.
+        threads: Intra-op threads of a rank, at least 1; 0 leaves torch alone.
+        store_port: Loopback port whose listening socket travels with the request; 0 for no store.
+        settings: What the world is like: see `dist_testing.world.WorldSettings`.
+    """
+
+    world: int
+    size: int
+    body: dict[str, Any]
+    directory: str
+    env: dict[str, str]
+    cwd: str
+    umask: int
+    threads: int
+    store_port: int
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    def to_message(self) -> dict[str, Any]:
+        """The request as the template reads it."""
+        return {"do": "start", **asdict(self)}
+
+    @classmethod
+    def from_message(cls, message: Mapping[str, Any]) -> WorldRequest:
+        """The other direction."""
+        return cls(**{name: value for name, value in message.items() if name != "do"})
+
+
+def send(channel: socket.socket, message: Mapping[str, Any], fds: Sequence[int] = ()) -> None:
+    """Send one message and the descriptors that belong to it."""
+    payload = json.dumps({**message, "fds": len(fds)}).encode()
+    channel.sendall(_LENGTH.pack(len(payload)) + payload)
+    for first in range(0, len(fds), _FDS_PER_MESSAGE):
+        socket.send_fds(channel, [b"\0"], list(fds[first : first + _FDS_PER_MESSAGE]))
+
+
+def receive(channel: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
+    """Wait for one message with its descriptors; None at the end of the stream."""
+    header = _read(channel, _LENGTH.size)
+    if header is None:
+        return None
+    (length,) = _LENGTH.unpack(header)
+    payload = _read(channel, length)
+    if payload is None:
+        return None
+    message = json.loads(payload)
+    count = message.pop("fds")
+    fds: list[int] = []
+    while len(fds) < count:
+        data, more, _, _ = socket.recv_fds(channel, 1, _FDS_PER_MESSAGE)
+        if not data:
+            return None
+        fds += more
+    return message, fds
+
+
+def _read(channel: socket.socket, count: int) -> bytes | None:
+    data = bytearray()
+    while len(data) < count:
+        try:
+            chunk = channel.recv(count - len(data))
+        except ConnectionResetError:
+            return None
+        if not chunk:
+            return None
+        data += chunk
+    return bytes(data)
+
+
+class MessageReader:
+    """Messages without descriptors, from bytes as they come: the runner must never block on the template."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[dict[str, Any]]:
+        """Yield the messages that `data` completes."""
+        self._buffer += data
+        while len(self._buffer) >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._buffer)
+            end = _LENGTH.size + length
+            if len(self._buffer) < end:
+                return
+            message: dict[str, Any] = json.loads(self._buffer[_LENGTH.size : end])
+            del self._buffer[:end]
+            message.pop("fds")
+            yield message

@@ -1,0 +1,254 @@
+"""What happened to each rank, and what that adds up to.
+
+`verdict()` is pure: it sees outcomes and nothing else, so that every combination can be tested.
+"""
+
+from __future__ import annotations
+
+import enum
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dist_testing.skips import is_about_hardware
+
+__all__ = ["Cause", "Kind", "RankOutcome", "Status", "Verdict", "signal_name", "verdict"]
+
+
+class Kind(enum.Enum):
+    """The closed list of ways in which a rank's part in a case can end."""
+
+    PASSED = "passed"
+    SKIPPED = "skipped"
+    RAISED = "raised"
+    EXITED = "exited"  # left on its own without finishing: any code, also 0
+    SIGNALLED = "signalled"
+    HUNG = "hung"  # still running at the deadline
+    STOPPED = "stopped"  # by the runner, because of what another rank did
+    NEVER_STARTED = "never started"
+    UNREADABLE = "report unreadable"
+
+
+class Cause(enum.Enum):
+    """Why a case did not pass."""
+
+    NONE = "none"
+    CRASH = "crash"
+    FAILURE = "failure"
+    HANG = "hang"
+    INFRASTRUCTURE = "infrastructure"
+    DISAGREEMENT = "ranks disagree about a skip"
+    LEAK = "children left behind"
+    PROMISE = "promised hardware missing"
+    INTERRUPTED = "interrupted"
+
+
+class Status(enum.Enum):
+    """What a case counts as."""
+
+    PASSED = "passed"
+    SKIPPED = "skipped"
+    FAILED = "failed"
+
+
+_CRASHES = frozenset({Kind.EXITED, Kind.SIGNALLED})
+_INFRASTRUCTURE = frozenset({Kind.NEVER_STARTED, Kind.UNREADABLE})
+
+
+@dataclass(frozen=True, slots=True)
+class RankOutcome:
+    """How one rank ended.
+
+    Attributes:
+        rank: Which rank.
+        kind: What happened.
+        at_s: When the runner saw the first sign of it, on its monotonic clock, in seconds.
+        phase: What the rank was doing: "start", "init", "setup", "call", "teardown" or "destroy".
+        reason: For a skip, why.
+        summary: One line, such as "ValueError: boom".
+        text: Everything that is known: a traceback, a stack, an explanation.
+        exit_code: For EXITED, the code.
+        signal: For SIGNALLED, the signal's number.
+        collateral: "lost" or "late" if the error says no more than that a peer went away or did not come, so that it
+            cannot be where the trouble began; else "".
+    """
+
+    rank: int
+    kind: Kind
+    at_s: float = 0.0
+    phase: str = "call"
+    reason: str = ""
+    summary: str = ""
+    text: str = ""
+    exit_code: int | None = None
+    signal: int | None = None
+    collateral: str = ""
+
+    def describe(self) -> str:
+        """A predicate for "rank 3 ...", in one line."""
+        match self.kind:
+            case Kind.PASSED:
+                return "passed"
+            case Kind.SKIPPED:
+                return f"skipped: {self.reason}"
+            case Kind.RAISED if self.collateral:
+                what = "lost a peer" if self.collateral == "lost" else "waited for a peer in vain"
+                return f"{what} in {self.phase} ({self.summary.partition(':')[0]})"
+            case Kind.RAISED:
+                return f"raised {self.summary} in {self.phase}"
+            case Kind.EXITED:
+                ended = "" if self.exit_code else ", without finishing the test"
+                return f"exited with code {self.exit_code} in {self.phase}{ended}"
+            case Kind.SIGNALLED:
+                name = signal_name(self.signal or 0)
+                return f"was killed by {name} ({self.signal}) in {self.phase}"
+            case Kind.HUNG:
+                return f"was still in {self.phase} at the deadline"
+            case Kind.STOPPED:
+                return f"was in {self.phase} and was stopped by the runner"
+            case Kind.NEVER_STARTED:
+                return f"never started: {self.summary}" if self.summary else "never started"
+            case Kind.UNREADABLE:
+                return f"sent a report that cannot be read: {self.summary}"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a case's outcomes add up to.
+
+    Attributes:
+        status: What the case counts as.
+        cause: Why it failed; `Cause.NONE` for a pass or a skip.
+        reason: The skip reason, or one sentence about the failure.
+        culprit: The rank that failed first, if a rank is to blame.
+        failing: Other ranks that failed by themselves, first to last.
+        victims: Ranks that only suffered from another one's failure.
+    """
+
+    status: Status
+    cause: Cause = Cause.NONE
+    reason: str = ""
+    culprit: int | None = None
+    failing: tuple[int, ...] = ()
+    victims: tuple[int, ...] = ()
+
+
+def signal_name(number: int) -> str:
+    """`SIGSEGV` for 11; numbers without a name are spelt out."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def verdict(
+    outcomes: Sequence[RankOutcome],
+    *,
+    world_size: int,
+    promised: bool = False,
+    leaked: Sequence[str] = (),
+) -> Verdict:
+    """Add the outcomes of one case up.
+
+    Crash beats failure beats infrastructure beats hang beats skip disagreement beats leak beats skip beats pass. Among
+    crashes and failures the culprit is the rank that the runner saw fail first; at the same moment, the crash.
+
+    Args:
+        outcomes: At most one per rank. A rank without one counts as never started.
+        world_size: Ranks that the case asked for, at least 1.
+        promised: The configuration says that the hardware is there, so a skip for want of it is a failure.
+        leaked: Command lines of processes that the ranks left behind.
+
+    Raises:
+        ValueError: If `outcomes` names a rank twice, or one outside the world. That is a bug of the caller.
+    """
+    by_rank = {outcome.rank: outcome for outcome in outcomes}
+    if len(by_rank) != len(outcomes) or not by_rank.keys() <= set(range(world_size)):
+        ranks = sorted(outcome.rank for outcome in outcomes)
+        raise ValueError(f"outcomes of ranks {ranks} do not fit a world of {world_size}")
+    every = [by_rank.get(rank, RankOutcome(rank, Kind.NEVER_STARTED)) for rank in range(world_size)]
+
+    for kinds, cause in (
+        (_CRASHES | {Kind.RAISED}, Cause.FAILURE),
+        (_INFRASTRUCTURE, Cause.INFRASTRUCTURE),
+        ({Kind.HUNG}, Cause.HANG),
+    ):
+        if broken := [outcome for outcome in every if outcome.kind in kinds]:
+            return _failed(every, broken, cause)
+
+    skipped = [outcome for outcome in every if outcome.kind is Kind.SKIPPED]
+    stopped = [outcome for outcome in every if outcome.kind is Kind.STOPPED]
+    if skipped:
+        return _skipped(every, skipped, promised=promised, leaked=leaked)
+    if stopped:
+        return Verdict(Status.FAILED, Cause.INTERRUPTED, "the run was stopped before the case ended")
+    if leaked:
+        return _leaked(leaked)
+    return Verdict(Status.PASSED)
+
+
+def _failed(every: Sequence[RankOutcome], broken: Sequence[RankOutcome], cause: Cause) -> Verdict:
+    # A rank that only reports a lost peer did not start the trouble, even if its report came first: the kernel
+    # closes a dying rank's sockets before anybody can see that it is dead.
+    roots = [outcome for outcome in broken if not outcome.collateral]
+    missing = [outcome for outcome in every if outcome.kind in (Kind.STOPPED, Kind.HUNG)]
+    if not roots and missing and any(outcome.collateral == "late" for outcome in broken):
+        return _never_arrived(broken, missing)
+    roots = roots or list(broken)
+    ordered = sorted(roots, key=lambda outcome: (outcome.at_s, outcome.kind not in _CRASHES, outcome.rank))
+    if cause is Cause.HANG and len(ordered) > 1:
+        # The deadline falls on all of them at once, so none of them was first.
+        hung = ", ".join(str(outcome.rank) for outcome in broken)
+        return Verdict(Status.FAILED, cause, f"ranks {hung} were still running at the deadline")
+    culprit = ordered[0]
+    if culprit.kind in _CRASHES:
+        cause = Cause.CRASH
+    failing = tuple(outcome.rank for outcome in ordered[1:])
+    blamed = {culprit.rank, *failing}
+    return Verdict(
+        Status.FAILED,
+        cause,
+        f"rank {culprit.rank} {culprit.describe()}",
+        culprit.rank,
+        failing,
+        tuple(
+            outcome.rank
+            for outcome in every
+            if outcome.rank not in blamed and (outcome.collateral or outcome.kind in (Kind.STOPPED, Kind.HUNG))
+        ),
+    )
+
+
+def _never_arrived(waited: Sequence[RankOutcome], missing: Sequence[RankOutcome]) -> Verdict:
+    """The group's own limit, which is below the case's, told the ranks that waited; the others were not waiting."""
+    names = ", ".join(str(outcome.rank) for outcome in missing)
+    return Verdict(
+        Status.FAILED,
+        Cause.HANG,
+        f"rank{'s' if len(missing) > 1 else ''} {names} did not come to where the others waited",
+        missing[0].rank if len(missing) == 1 else None,
+        victims=tuple(outcome.rank for outcome in waited),
+    )
+
+
+def _skipped(
+    every: Sequence[RankOutcome],
+    skipped: Sequence[RankOutcome],
+    *,
+    promised: bool,
+    leaked: Sequence[str],
+) -> Verdict:
+    reasons = {outcome.reason for outcome in skipped}
+    if len(skipped) < len(every) or len(reasons) > 1:
+        sides = "; ".join(f"rank {outcome.rank} {outcome.describe()}" for outcome in every)
+        return Verdict(Status.FAILED, Cause.DISAGREEMENT, f"ranks disagree about a skip: {sides}")
+    if leaked:
+        return _leaked(leaked)
+    reason = skipped[0].reason
+    if promised and is_about_hardware(reason):
+        return Verdict(Status.FAILED, Cause.PROMISE, f"promised hardware missing: {reason}")
+    return Verdict(Status.SKIPPED, reason=reason)
+
+
+def _leaked(leaked: Sequence[str]) -> Verdict:
+    return Verdict(Status.FAILED, Cause.LEAK, f"children left behind: {'; '.join(leaked)}")

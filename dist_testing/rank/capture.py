@@ -1,0 +1,33 @@
+"""Sends a rank's output to its own file, at descriptor level: gloo and c10d write to descriptor 2 from C++."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+
+__all__ = ["redirect_output"]
+
+
+def _stream(fd: int) -> io.TextIOWrapper:
+    # Unbuffered below and line by line above: what a rank printed before it was killed is in the file. Bytes that the
+    # encoding cannot express must not turn a print into a failure.
+    raw = io.FileIO(fd, "wb", closefd=False)
+    return io.TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace", write_through=True)
+
+
+def redirect_output(path: str) -> None:
+    """Point descriptors 1 and 2 and Python's streams at `path`, and descriptor 0 at nothing."""
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    for fd in (log, nothing):
+        # A runner started with closed standard descriptors gets low numbers from open().
+        if fd > 2:
+            os.close(fd)
+    sys.stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, "rb", closefd=False)), encoding="utf-8")
+    # The dunder names too: libraries that distrust a replaced sys.stdout write to sys.__stdout__.
+    sys.stdout = sys.__stdout__ = _stream(1)  # type: ignore[misc]  # Final in typeshed
+    sys.stderr = sys.__stderr__ = _stream(2)  # type: ignore[misc]

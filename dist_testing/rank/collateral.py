@@ -1,0 +1,62 @@
+"""Tells an error that only says what a peer did from one that says what is wrong here."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+__all__ = ["Collateral", "collateral"]
+
+# "lost": a peer has gone away. "late": a peer did not come in time. "": neither, the error is the rank's own.
+Collateral = Literal["", "lost", "late"]
+
+# Substrings of what torch 2.10 to 2.13 raises when another rank is gone, or has not come. A rank with such an error
+# is a victim whenever another rank has a better reason to have failed; alone, it is still a failure.
+_TEXTS: tuple[tuple[Collateral, tuple[str, ...]], ...] = (
+    (
+        "late",
+        (
+            # gloo, transport/tcp: an operation of a group
+            "Timed out waiting",
+            # TCPStore and FileStore: a wait for a key that another rank sets
+            "wait timeout after",
+            "Timeout waiting for key",
+            # NCCL's watchdog
+            "Watchdog caught collective operation timeout",
+        ),
+    ),
+    (
+        "lost",
+        (
+            # gloo, transport/tcp
+            "Connection closed by peer",
+            "Connection reset by peer",
+            "Broken pipe",
+            "SO_ERROR: Connection refused",
+            "Gloo connectFullMesh failed",
+            # TCPStore
+            "Connection was likely closed",
+            "The client socket has failed to connect",
+            "ailed to recv, got 0 bytes",
+            # NCCL
+            "remote process exited or there was a network error",
+            "NCCL communicator was aborted",
+            # monitored barrier on ranks other than 0, and the debug wrapper
+            "Please check rank 0 logs for faulty rank",
+        ),
+    ),
+)
+
+
+def collateral(error: BaseException) -> Collateral:
+    """What `error` says of a peer, if that is all that it says.
+
+    Looks at runtime and connection errors only: an assertion that quotes such a text is the test's own finding.
+    """
+    if not isinstance(error, RuntimeError | ConnectionError):
+        return ""
+    try:
+        text = str(error)
+    except Exception:
+        # A broken __str__ is test code's; such an error is nobody's echo.
+        return ""
+    return next((kind for kind, patterns in _TEXTS if any(pattern in text for pattern in patterns)), "")

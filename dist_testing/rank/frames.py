@@ -1,0 +1,130 @@
+"""Frames: how a rank talks to the runner. Length-prefixed JSON over a socket pair; never pickle.
+
+A rank sends `ready` once, `phase` when it moves on, an `outcome` as soon as one is known (peers must not wait for a
+teardown to learn of a failure), and `done` as the last thing before it leaves. What is read is not trusted: a rank is
+test code, and test code goes wrong.
+
+The runner answers with single bytes, each a `GO`: the first when every rank has ended its test well, the second when
+every rank is `done`. So no rank closes its connections, or the store that it serves, under one that still needs them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from dist_testing.errors import FrameError
+
+__all__ = ["GO", "MAX_FRAME_BYTES", "MAX_TEXT_CHARS", "Frame", "FrameReader", "FrameWriter", "shorten"]
+
+# A traceback with a big assertion fits; a rank that went mad does not fill the runner's memory.
+MAX_FRAME_BYTES = 8 * 1024 * 1024
+# Text of one outcome, head and tail kept. JSON may need six bytes for a character, so a frame always fits.
+MAX_TEXT_CHARS = 256 * 1024
+
+GO = b"\x01"
+
+_LENGTH = struct.Struct(">I")
+
+FrameKind = Literal["ready", "phase", "outcome", "done"]
+_FIELDS: dict[str, dict[str, type]] = {
+    "ready": {},
+    "phase": {"phase": str},
+    "outcome": {
+        "kind": str,
+        "phase": str,
+        "reason": str,
+        "summary": str,
+        "text": str,
+        "exit_code": int,
+        "collateral": str,
+    },
+    "done": {},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One message, already checked: `fields` holds exactly the fields of its kind, with their types."""
+
+    kind: FrameKind
+    fields: dict[str, Any] = field(default_factory=dict)
+
+
+def shorten(text: str, limit: int = MAX_TEXT_CHARS) -> str:
+    """Keep the head and the tail of a text longer than `limit` characters, and say how much went."""
+    if len(text) <= limit:
+        return text
+    half = limit // 2
+    return f"{text[:half]}\n... {len(text) - 2 * half} characters left out ...\n{text[-half:]}"
+
+
+class FrameWriter:
+    """The rank's end. `send` blocks until the runner has room, and the runner always reads."""
+
+    def __init__(self, channel: socket.socket) -> None:
+        self._channel = channel
+
+    def send(self, frame: FrameKind, /, **fields: object) -> None:
+        """Send one frame; the runner being gone is no error, since then nobody is left to tell."""
+        payload = json.dumps({"frame": frame, **fields}).encode()
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self._channel.sendall(_LENGTH.pack(len(payload)) + payload)
+
+    def wait_for_go(self) -> bool:
+        """Wait for the runner's next `GO`; False if the runner is gone."""
+        try:
+            return self._channel.recv(len(GO)) == GO
+        except ConnectionResetError:
+            return False
+
+
+class FrameReader:
+    """The runner's end: fed with bytes as they come, gives whole frames."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    @property
+    def mid_frame(self) -> bool:
+        """Whether bytes of an unfinished frame are waiting: at the end of the stream, a torn report."""
+        return bool(self._buffer)
+
+    def feed(self, data: bytes) -> Iterator[Frame]:
+        """Yield the frames that `data` completes.
+
+        Raises:
+            FrameError: If the bytes are not a frame. Nothing after that can be trusted.
+        """
+        self._buffer += data
+        while len(self._buffer) >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._buffer)
+            if length > MAX_FRAME_BYTES:
+                raise FrameError(f"a frame of {length} bytes; the limit is {MAX_FRAME_BYTES}")
+            end = _LENGTH.size + length
+            if len(self._buffer) < end:
+                return
+            payload = bytes(self._buffer[_LENGTH.size : end])
+            del self._buffer[:end]
+            yield _parse(payload)
+
+
+def _parse(payload: bytes) -> Frame:
+    try:
+        message = json.loads(payload)
+    except (ValueError, RecursionError) as error:
+        raise FrameError(f"not JSON: {payload[:80]!r}") from error
+    kind = message.pop("frame", None) if isinstance(message, dict) else None
+    expected = _FIELDS.get(kind) if isinstance(kind, str) else None
+    if expected is None:
+        raise FrameError(f"unknown frame {payload[:80]!r}")
+    if message.keys() != expected.keys() or any(
+        type(message[name]) is not expected_type for name, expected_type in expected.items()
+    ):
+        raise FrameError(f"frame {kind!r} with fields {sorted(message)}; expected {sorted(expected)}")
+    return Frame(kind, message)  # type: ignore[arg-type]  # a key of _FIELDS is a FrameKind

@@ -1,0 +1,135 @@
+"""A rank's account of itself: phases and outcomes, sent to the runner the moment they are known."""
+
+from __future__ import annotations
+
+import traceback
+import unittest
+
+from dist_testing.rank.collateral import Collateral, collateral
+from dist_testing.rank.frames import FrameWriter, shorten
+from dist_testing.skips import skip_for_exit_code
+
+__all__ = ["Reporter", "format_error", "summarise"]
+
+# One line of a report; the whole text follows elsewhere.
+_SUMMARY_CHARS = 300
+
+
+def summarise(error: BaseException) -> str:
+    """`ValueError: boom`, in one line, also for an exception whose `__str__` fails."""
+    try:
+        text = str(error)
+    except Exception as broken:
+        text = f"<__str__ raised {type(broken).__name__}>"
+    first = text.strip().splitlines()[0] if text.strip() else ""
+    line = f"{type(error).__name__}: {first}" if first else type(error).__name__
+    return shorten(line, _SUMMARY_CHARS).replace("\n", " ")
+
+
+def format_error(error: BaseException) -> str:
+    """The traceback as Python prints it."""
+    try:
+        return "".join(traceback.format_exception(error))
+    except Exception as broken:
+        # Formatting runs test code (`__str__`, `__repr__`, notes). A failure there must not hide the failure.
+        frames = "".join(traceback.format_tb(error.__traceback__))
+        return f"{frames}{summarise(error)}\n(formatting it raised {type(broken).__name__})\n"
+
+
+class Reporter:
+    """What a body tells the runner. The worst outcome counts, so telling more never hides a failure."""
+
+    def __init__(self, frames: FrameWriter) -> None:
+        self._frames = frames
+        self._phase = "start"
+        self.failed = False
+
+    def ready(self) -> None:
+        """The rank stands; from now on its time counts."""
+        self._frames.send("ready")
+
+    def phase(self, name: str) -> None:
+        """The rank moves on to `name`."""
+        self._phase = name
+        self._frames.send("phase", phase=name)
+
+    def passed(self) -> None:
+        """The body ran to its end and nothing is wrong."""
+        self._send("passed")
+
+    def skipped(self, reason: str) -> None:
+        """The body asked to be skipped."""
+        self._send("skipped", reason=reason)
+
+    def raised(self, error: BaseException, text: str | None = None) -> None:
+        """The body failed; `text` is the traceback, formatted here if it is not given."""
+        self.failed = True
+        self._send(
+            "raised",
+            summary=summarise(error),
+            text=format_error(error) if text is None else text,
+            collateral=collateral(error),
+        )
+
+    def ended_by(self, error: BaseException, text: str | None = None) -> None:
+        """Report an exception by what it means: a skip, an exit, or a failure.
+
+        `sys.exit` with a code of the skip table is a skip, because test code reached it by itself. With any other
+        code, also 0, the rank left before the test had ended.
+        """
+        if isinstance(error, unittest.SkipTest):
+            self.skipped(str(error))
+            return
+        if not isinstance(error, SystemExit):
+            self.raised(error, text)
+            return
+        # The interpreter makes 1 of `sys.exit("text")`.
+        code = (error.code or 0) if error.code is None or isinstance(error.code, int) else 1
+        if skip := skip_for_exit_code(code):
+            self.skipped(skip.message)
+            return
+        self.failed = True
+        self._send(
+            "exited",
+            exit_code=code,
+            summary=summarise(error),
+            text=format_error(error) if text is None else text,
+        )
+
+    def never_started(self, error: BaseException) -> None:
+        """Setting the rank up failed before any test code ran."""
+        self.failed = True
+        self._send("never_started", summary=summarise(error), text=format_error(error))
+
+    def wait_for_peers(self) -> bool:
+        """Wait until every rank is where this one is.
+
+        Returns:
+            Whether to go on. Not when a peer failed: then the runner is about to stop this rank.
+        """
+        return self._frames.wait_for_go()
+
+    def done(self) -> None:
+        """The last frame."""
+        self._frames.send("done")
+
+    def _send(
+        self,
+        kind: str,
+        *,
+        reason: str = "",
+        summary: str = "",
+        text: str = "",
+        exit_code: int = 0,
+        collateral: Collateral = "",
+    ) -> None:
+        self._frames.send(
+            "outcome",
+            kind=kind,
+            phase=self._phase,
+            reason=shorten(reason),
+            summary=summary,
+            text=shorten(text),
+            exit_code=exit_code,
+            collateral=collateral,
+        )

@@ -1,0 +1,18 @@
+"""Makes a rank tell where it is, whatever it is doing."""
+
+from __future__ import annotations
+
+import faulthandler
+import signal
+
+__all__ = ["STACKS_SIGNAL", "answer_with_stacks"]
+
+# faulthandler answers in the signal handler itself, so also while C code holds the GIL. A real-time signal, because
+# test code uses SIGUSR1 and SIGUSR2 for itself.
+STACKS_SIGNAL = int(signal.SIGRTMIN) + 7
+
+
+def answer_with_stacks(fd: int) -> None:
+    """Write the stacks of all threads to `fd` on STACKS_SIGNAL, and to descriptor 2 on a fatal signal."""
+    faulthandler.enable(file=2, all_threads=True)
+    faulthandler.register(STACKS_SIGNAL, file=fd, all_threads=True, chain=False)

@@ -1,0 +1,1 @@
+"""The runner: starts worlds, keeps time, judges, reports, cleans up. Nothing here runs on a rank."""

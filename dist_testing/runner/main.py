@@ -1,0 +1,123 @@
+"""The runner under Bazel: reads the spec and the protocol, runs pytest, answers Bazel."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+from dist_testing.errors import DistTestingError, InterruptedRunError, SpecError
+from dist_testing.outcomes import signal_name
+from dist_testing.runner.bazel import Protocol, read_protocol
+from dist_testing.spec import Spec, load_spec
+
+__all__ = ["SPEC_VARIABLE", "main"]
+
+# Set by the build rules: the runfiles path of the target's spec.
+SPEC_VARIABLE = "DIST_TESTING_SPEC"
+# pytest's own meanings (pytest.ExitCode), plus what Bazel makes of anything but 0: a failure.
+_FAILED = 1
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the target that Bazel started.
+
+    Args:
+        arguments: Options for pytest, from the target's `args`; the command line's if None.
+
+    Returns:
+        0 if every case passed or was skipped, and at least one was collected.
+    """
+    try:
+        protocol = read_protocol(os.environ)
+        with protocol.not_over_yet():
+            spec, files = _find_target()
+            _limit_template_threads()
+            return _run(spec, files, protocol, list(sys.argv[1:] if arguments is None else arguments))
+    except DistTestingError as error:
+        print(error, file=sys.stderr)
+        return _FAILED
+
+
+def _find_target() -> tuple[Spec, list[str]]:
+    from runfiles import Runfiles
+
+    location = os.environ.get(SPEC_VARIABLE)
+    runfiles = Runfiles.Create()
+    if not location or runfiles is None:
+        raise SpecError(
+            f"{SPEC_VARIABLE}={location!r}, runfiles {'found' if runfiles else 'not found'}: no target to run.\n"
+            "This is the main program of dist_py_test targets, which the build rules set up.\n"
+            "Use dist_py_test in a BUILD file; without Bazel, run the test file with pytest."
+        )
+    spec = load_spec(Path(runfiles.Rlocation(location) or location))
+    files = []
+    for src in spec.srcs:
+        path = runfiles.Rlocation(src)
+        if path is None or not os.path.exists(path):
+            raise SpecError(
+                f"{spec.target}: the source {src} is not in the runfiles (looked at {path}).\n"
+                "The spec and the runfiles are of two builds.\n"
+                "Build the target again."
+            )
+        files.append(path)
+    return spec, files
+
+
+def _limit_template_threads() -> None:
+    # Set before the test modules load a numeric library: the template computes nothing, and every thread that such a
+    # library starts at import is one more that must be safe to fork with. Ranks are told their own share.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+
+def _run(spec: Spec, files: Sequence[str], protocol: Protocol, arguments: Sequence[str]) -> int:
+    # Not at the top: a target that cannot be found should say so at once.
+    import pytest
+
+    from dist_testing.doors import bazel_session
+
+    _raise_on_termination()
+    session = bazel_session.BazelSession(spec, protocol)
+    print(bazel_session.banner(spec), flush=True)
+    command = [
+        *files,
+        # The sandbox is read-only, and thrown away.
+        *("-p", "no:cacheprovider"),
+        *("-p", "dist_testing.doors.pytest_plugin"),
+        # Leaves sys.path alone: a test's folder must not shadow the consumer's packages.
+        "--import-mode=importlib",
+        f"--rootdir={_root(files)}",
+        "-rs",
+        *(("-k", protocol.test_filter) if protocol.test_filter else ()),
+        *(("--exitfirst",) if protocol.fail_fast else ()),
+        *arguments,
+    ]
+    try:
+        code = int(pytest.main(command, plugins=[session]))
+    finally:
+        session.write_xml()
+    return session.exit_code(code)
+
+
+def _root(files: Sequence[str]) -> str:
+    """The folder that test names are relative to: the repository's, in the runfiles."""
+    workspace = os.environ.get("TEST_WORKSPACE")
+    source = os.environ.get("TEST_SRCDIR")
+    if workspace and source:
+        return os.path.join(source, workspace)
+    return os.path.commonpath([os.path.dirname(file) for file in files])
+
+
+def _raise_on_termination() -> None:
+    """Have SIGTERM end the run as Ctrl-C does: ranks killed, XML written, failures printed."""
+
+    def interrupt(number: int, _: FrameType | None) -> NoReturn:
+        # Once: a second signal must not break the clean-up of the first.
+        signal.signal(number, signal.SIG_IGN)
+        raise InterruptedRunError(f"the runner got {signal_name(number)}")
+
+    signal.signal(signal.SIGTERM, interrupt)

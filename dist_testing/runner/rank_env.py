@@ -1,0 +1,88 @@
+"""The environment that the runner gives to all ranks of a world."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Mapping
+
+__all__ = ["THREAD_VARIABLES", "cpu_count", "rank_env", "threads_per_rank"]
+
+# Bazel's test protocol (Test encyclopedia, "Initial conditions"). The runner alone speaks it: a rank that inherits it
+# would write the runner's XML file or shard its own cases.
+_PROTOCOL = (
+    "BAZEL_TEST",
+    "RUNFILES_MANIFEST_FILE",
+    "TESTBRIDGE_TEST_ONLY",
+    "TESTBRIDGE_TEST_RUNNER_FAIL_FAST",
+    "TEST_INFRASTRUCTURE_FAILURE_FILE",
+    "TEST_LOGSPLITTER_OUTPUT_FILE",
+    "TEST_PREMATURE_EXIT_FILE",
+    "TEST_SHARD_INDEX",
+    "TEST_SHARD_STATUS_FILE",
+    "TEST_TOTAL_SHARDS",
+    "TEST_UNDECLARED_OUTPUTS_ANNOTATIONS_DIR",
+    "TEST_UNDECLARED_OUTPUTS_MANIFEST",
+    "TEST_UNUSED_RUNFILES_LOG_FILE",
+    "TEST_WARNINGS_OUTPUT_FILE",
+    "XML_OUTPUT_FILE",
+)
+
+# What decides how many threads a numeric library starts; a user who set any of them has decided.
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+# Where compilers keep what they made. Per target, not per rank: the ranks of one test compile the same things.
+_CACHES = {
+    "TORCHINDUCTOR_CACHE_DIR": "inductor",
+    "TRITON_CACHE_DIR": "triton",
+    "TORCH_EXTENSIONS_DIR": "extensions",
+}
+
+
+def cpu_count() -> int:
+    """CPUs that this process may run on."""
+    if sys.platform == "linux":
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def threads_per_rank(world_size: int, env: Mapping[str, str] = os.environ) -> int:
+    """Intra-op threads of each rank: a fair share of the CPUs, at least 1; 0 if the user has decided."""
+    if any(name in env for name in THREAD_VARIABLES):
+        return 0
+    return max(1, cpu_count() // world_size)
+
+
+def rank_env(
+    env: Mapping[str, str], *, world_size: int, backend_env: Mapping[str, str], scratch: str | None
+) -> dict[str, str]:
+    """The runner's environment as of now, made fit for ranks.
+
+    Args:
+        env: The runner's. Whatever the user has set stays.
+        world_size: Ranks that share the CPUs.
+        backend_env: Defaults of the backend.
+        scratch: Folder for compile caches, under `TEST_TMPDIR`; None leaves them where they are.
+    """
+    result = {name: value for name, value in env.items() if name not in _PROTOCOL}
+    if loopback := _loopback_interface():
+        # Left alone, gloo asks for the address of the hostname, which in a sandbox or on a laptop may not exist.
+        for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME"):
+            result.setdefault(name, loopback)
+    if threads := threads_per_rank(world_size, env):
+        for name in THREAD_VARIABLES:
+            result[name] = str(threads)
+    for name, value in backend_env.items():
+        result.setdefault(name, value)
+    if scratch is not None:
+        for name, folder in _CACHES.items():
+            result.setdefault(name, os.path.join(scratch, "cache", folder))
+        # torch asks getpass for a name when it makes up a cache path; a sandbox may have no passwd entry.
+        result.setdefault("USER", "dist_testing")
+    return result
+
+
+def _loopback_interface() -> str | None:
+    names = [name for _, name in socket.if_nameindex()]
+    return next((name for name in ("lo", "lo0") if name in names), None)

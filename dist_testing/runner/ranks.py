@@ -1,0 +1,189 @@
+"""What the runner knows of one rank: its frames, then its end, and the outcome that both make."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+
+from dist_testing.errors import FrameError
+from dist_testing.outcomes import Kind, RankOutcome
+from dist_testing.rank.frames import GO, Frame, FrameReader
+
+__all__ = ["RankRecord"]
+
+_REPORTED = {
+    "passed": Kind.PASSED,
+    "skipped": Kind.SKIPPED,
+    "raised": Kind.RAISED,
+    "exited": Kind.EXITED,
+    "never_started": Kind.NEVER_STARTED,
+}
+# Of several reports of one rank the worst counts: a teardown can fail after the test has passed.
+_WORST_LAST = (Kind.PASSED, Kind.SKIPPED, Kind.NEVER_STARTED, Kind.RAISED, Kind.EXITED, Kind.UNREADABLE)
+
+
+class RankRecord:
+    """One rank, from the runner's side.
+
+    Attributes:
+        rank: Which one.
+        channel: The runner's end of the frame channel; closed at the end of the stream.
+        phase: What the rank said it is doing.
+        is_ready: Whether it has begun; time counts from when all have.
+        is_done: Whether it has nothing more to say.
+        first_trouble_s: When the first sign of a failure was seen, on the monotonic clock.
+    """
+
+    def __init__(self, rank: int, channel: socket.socket) -> None:
+        self.rank = rank
+        self.channel = channel
+        self.phase = "start"
+        self.is_ready = False
+        self.is_done = False
+        self.first_trouble_s: float | None = None
+        self._reader = FrameReader()
+        self._report: RankOutcome | None = None
+        self._exit_code: int | None = None
+        self._ended_s = 0.0
+        self._stopped_as: Kind | None = None
+
+    def read(self, now_s: float) -> bool:
+        """Take what the channel has; False at the end of the stream.
+
+        Args:
+            now_s: The runner's clock at this look.
+        """
+        try:
+            data = self.channel.recv(1 << 18)
+        except ConnectionResetError:
+            data = b""
+        if not data:
+            self.channel.close()
+            if self._reader.mid_frame:
+                self._note(Kind.UNREADABLE, now_s, summary="the last frame is incomplete")
+            if not self.is_done:
+                self._trouble(now_s)
+            return False
+        try:
+            for frame in self._reader.feed(data):
+                self._take(frame, now_s)
+        except FrameError as error:
+            self._note(Kind.UNREADABLE, now_s, summary=str(error))
+            self.channel.close()
+            return False
+        return True
+
+    def go(self) -> None:
+        """Let the rank pass the point where it waits for its peers."""
+        # If it died while it waited, its end will be seen like any other.
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self.channel.sendall(GO)
+
+    def ended(self, exit_code: int, now_s: float) -> None:
+        """The process is gone; a negative code is a signal, as in `subprocess`."""
+        self._exit_code = exit_code
+        self._ended_s = now_s
+        # The last frames may still lie in the socket.
+        while self.channel.fileno() >= 0 and self.read(now_s):
+            pass
+        if self._stopped_as is None and exit_code != 0:
+            self._trouble(now_s)
+
+    def stop(self, kind: Kind, now_s: float) -> None:
+        """Note that the runner is about to kill the rank, and why: STOPPED or HUNG."""
+        if self._exit_code is None and self._stopped_as is None:
+            self._stopped_as = kind
+            if kind is Kind.HUNG:
+                self._trouble(now_s)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the process is gone."""
+        return self._exit_code is not None
+
+    @property
+    def reported(self) -> Kind | None:
+        """The worst outcome that the rank itself has reported."""
+        return self._report.kind if self._report else None
+
+    @property
+    def waited_in_vain(self) -> bool:
+        """Whether the rank failed because a peer did not come; then that peer's stack is what matters."""
+        return self._report is not None and self._report.collateral == "late"
+
+    def outcome(self) -> RankOutcome:
+        """What became of the rank. Ask when it has ended."""
+        report = self._report
+        at_s = self.first_trouble_s if self.first_trouble_s is not None else self._ended_s
+        if report is not None and report.kind not in (Kind.PASSED, Kind.SKIPPED):
+            # It failed; how it left afterwards, or that it was killed while it cleaned up, adds nothing.
+            return report
+        if self._stopped_as is not None:
+            if report is not None and (self._stopped_as is Kind.STOPPED or self.phase != "destroy"):
+                # It had ended its test and only waited for the others.
+                return report
+            return RankOutcome(self.rank, self._stopped_as, at_s, self.phase)
+        if self._exit_code is None or not self.is_ready:
+            how = "" if self._exit_code is None else f"its process ended with code {self._exit_code}"
+            return RankOutcome(self.rank, Kind.NEVER_STARTED, at_s, self.phase, summary=how)
+        if self._exit_code < 0:
+            return RankOutcome(self.rank, Kind.SIGNALLED, at_s, self.phase, signal=-self._exit_code)
+        if self._exit_code > 0 or not self.is_done or report is None:
+            return RankOutcome(self.rank, Kind.EXITED, at_s, self.phase, exit_code=self._exit_code)
+        return report
+
+    def _take(self, frame: Frame, now_s: float) -> None:
+        fields = frame.fields
+        match frame.kind:
+            case "ready":
+                self.is_ready = True
+                self.phase = "setup"
+            case "phase":
+                self.phase = fields["phase"]
+            case "outcome":
+                if fields["kind"] not in _REPORTED:
+                    raise FrameError(f"an outcome of unknown kind {fields['kind']!r}")
+                self._note(
+                    _REPORTED[fields["kind"]],
+                    now_s,
+                    phase=fields["phase"],
+                    reason=fields["reason"],
+                    summary=fields["summary"],
+                    text=fields["text"],
+                    exit_code=fields["exit_code"],
+                    collateral=fields["collateral"],
+                )
+            case "done":
+                self.is_done = True
+
+    def _note(
+        self,
+        kind: Kind,
+        now_s: float,
+        *,
+        phase: str | None = None,
+        reason: str = "",
+        summary: str = "",
+        text: str = "",
+        exit_code: int = 0,
+        collateral: str = "",
+    ) -> None:
+        if kind not in (Kind.PASSED, Kind.SKIPPED):
+            self._trouble(now_s)
+        if self._report is not None and _WORST_LAST.index(kind) <= _WORST_LAST.index(self._report.kind):
+            return
+        self._report = RankOutcome(
+            self.rank,
+            kind,
+            now_s,
+            self.phase if phase is None else phase,
+            reason=reason,
+            summary=summary,
+            text=text,
+            exit_code=exit_code if kind is Kind.EXITED else None,
+            collateral=collateral,
+        )
+
+    def _trouble(self, now_s: float) -> None:
+        if self.first_trouble_s is None:
+            self.first_trouble_s = now_s

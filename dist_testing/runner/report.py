@@ -1,0 +1,145 @@
+"""The report of a failed case: which rank failed first, and why. Text only; who prints it decides where.
+
+The culprit's own words come last, because the end of a log is what people see first.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+
+from dist_testing.outcomes import Cause, Kind
+from dist_testing.runner.engine import CaseResult
+
+__all__ = ["failure_headline", "failure_report"]
+
+_LOG_TAIL_LINES = 40
+# Of a traceback that is not the culprit's: its end says most.
+_OTHER_TEXT_LINES = 20
+_RULE = "-" * 100
+_FRAME = re.compile(r'  File ".*", line \d+ in ')
+_THREAD_ADDRESS = re.compile("hread 0x[0-9a-f]+")
+_BELOW_TEST = re.compile(r"[/](_pytest/python|_pytest/fixtures|unittest/case|dist_testing/rank/bootstrap)\.py\"")
+
+
+def failure_headline(result: CaseResult) -> str:
+    """One line: the case, its world, and what happened."""
+    case, verdict = result.case, result.verdict
+    where = f"{case.name} (world of {case.world_size})"
+    seen_s = [outcome.at_s for outcome in result.outcomes if outcome.kind not in (Kind.PASSED, Kind.STOPPED)]
+    when = f"; first seen after {min(seen_s) - result.started_s:.1f} s" if seen_s else ""
+    return f"{where}: {verdict.reason}{when}."
+
+
+def failure_report(result: CaseResult, *, target: str = "", reproduce: str = "") -> str:
+    """Everything about a failed case, the culprit last.
+
+    Args:
+        result: A result whose verdict is a failure.
+        target: Label of the target, "" outside Bazel.
+        reproduce: A command that runs this case alone, "" if there is none.
+    """
+    verdict = result.verdict
+    lines = [f"{target + ', case ' if target else ''}{failure_headline(result)}"]
+    if explanation := _EXPLANATIONS.get(verdict.cause):
+        lines.append(explanation)
+    if verdict.victims:
+        lines.append(f"Victims: {_victims(result)} (consequence, not cause).")
+    passed = [str(outcome.rank) for outcome in result.outcomes if outcome.kind is Kind.PASSED]
+    if passed:
+        lines.append(f"Rank(s) {', '.join(passed)} ended the test without an error.")
+    if result.leaked and verdict.cause is not Cause.LEAK:
+        lines.append(f"Processes left behind, now killed: {'; '.join(result.leaked)}.")
+    if reproduce:
+        lines.append(f"This case alone: {reproduce}")
+    if result.stacks:
+        lines += ["", _stacks(result.stacks)]
+    for rank in verdict.failing:
+        lines += _rank_section(result, rank, "also failed", _OTHER_TEXT_LINES)
+    if verdict.culprit is not None:
+        lines += _rank_section(result, verdict.culprit, "failed first")
+    else:
+        lines += _logs(result, result.logs)
+    return "\n".join(lines)
+
+
+# The likely cause and the way out, where there is no traceback that shows them.
+_EXPLANATIONS = {
+    Cause.CRASH: (
+        "A rank that dies without an exception was ended by a signal, by the kernel for lack of memory, or by an exit "
+        "call in native or test code. Its last output is below."
+    ),
+    Cause.HANG: (
+        "Stacks of the ranks that were running are below. A longer limit: the marker's timeout, or --dist-timeout."
+    ),
+    Cause.INFRASTRUCTURE: (
+        "No test code is to blame for this: a rank could not be started, or its report was destroyed."
+    ),
+    Cause.DISAGREEMENT: (
+        "A skip counts only if every rank skips for the same reason; the ranks that went on would wait for the others "
+        "for ever. Decide it from something that all ranks know."
+    ),
+    Cause.PROMISE: (
+        "The configuration of this run promises that hardware (--config=gpu, or the flag //dist_testing/config:gpus), "
+        "so running without it is a failure and not a skip."
+    ),
+    Cause.LEAK: "A test must end the processes that it starts. They have been killed.",
+}
+
+
+def _victims(result: CaseResult) -> str:
+    by_fate: dict[str, list[str]] = defaultdict(list)
+    for rank in result.verdict.victims:
+        outcome = result.outcomes[rank]
+        by_fate[outcome.describe()].append(str(rank))
+    return "; ".join(
+        f"rank{'s' if len(ranks) > 1 else ''} {', '.join(ranks)} {fate}" for fate, ranks in by_fate.items()
+    )
+
+
+def _stacks(stacks: Mapping[int, str]) -> str:
+    by_stack: dict[str, list[str]] = defaultdict(list)
+    for rank, stack in stacks.items():
+        by_stack[_tidied(stack)].append(str(rank))
+    parts = []
+    for stack, ranks in by_stack.items():
+        parts.append(f"{_RULE}\nstacks of rank(s) {', '.join(ranks)}:")
+        parts.append(stack or "(no answer: the process is stopped, or waiting inside the kernel)")
+    return "\n".join(parts)
+
+
+def _tidied(text: str) -> str:
+    """Make stacks by faulthandler readable.
+
+    Without thread addresses, so that equal stacks are equal texts, and without what is below the test: pytest or
+    unittest, this library, and the runner that the rank was forked from.
+    """
+    lines = []
+    is_below_test = False
+    for line in text.splitlines():
+        is_frame = _FRAME.match(line) is not None
+        is_below_test = is_frame and (is_below_test or _BELOW_TEST.search(line) is not None)
+        if not is_below_test:
+            lines.append(_THREAD_ADDRESS.sub("hread", line))
+    return "\n".join(lines).strip()
+
+
+def _logs(result: CaseResult, ranks: Iterable[int]) -> list[str]:
+    lines = []
+    for rank in ranks:
+        if tail := _tidied(result.logs.get(rank, "")).splitlines():
+            left_out = len(tail) - _LOG_TAIL_LINES
+            first = f", last {_LOG_TAIL_LINES} lines" if left_out > 0 else ""
+            lines += [_RULE, f"output of rank {rank}{first}:", *tail[-_LOG_TAIL_LINES:]]
+    return lines
+
+
+def _rank_section(result: CaseResult, rank: int, part: str, text_lines: int | None = None) -> list[str]:
+    outcome = result.outcomes[rank]
+    lines = _logs(result, [rank])
+    lines += [_RULE, f"rank {rank} of {result.case.world_size} {part}: it {outcome.describe()}"]
+    text = outcome.text.rstrip().splitlines()
+    if text_lines is not None and len(text) > text_lines:
+        text = [f"... {len(text) - text_lines} lines left out ...", *text[-text_lines:]]
+    return [*lines, "", *text] if text else lines

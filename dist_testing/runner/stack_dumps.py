@@ -1,0 +1,48 @@
+"""Collects the stacks of ranks that are still running."""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+from collections.abc import Callable, Mapping
+
+__all__ = ["collect_stacks"]
+
+# faulthandler does not say when it has finished. Silence of this length after the first line counts as the end.
+# Seconds.
+_QUIET_S = 0.2
+# A rank that is stopped, or stuck in the kernel, never answers. Seconds for all ranks together.
+_LIMIT_S = 2.0
+
+
+def collect_stacks(fds: Mapping[int, int], ask: Callable[[], None]) -> dict[int, str]:
+    """Ask ranks for their stacks and read the answers.
+
+    Args:
+        fds: Rank to the descriptor that its stacks come from.
+        ask: Sends the signal.
+
+    Returns:
+        Rank to its stacks; "" for one that did not answer.
+    """
+    answers = {rank: bytearray() for rank in fds}
+    by_fd = {fd: rank for rank, fd in fds.items()}
+    poller = select.poll()
+    for fd in by_fd:
+        poller.register(fd, select.POLLIN)
+    ask()
+    deadline = time.monotonic() + _LIMIT_S
+    while by_fd and (left := deadline - time.monotonic()) > 0:
+        everyone_began = all(answers[rank] for rank in by_fd.values())
+        events = poller.poll(1000 * (min(left, _QUIET_S) if everyone_began else left))
+        if not events:
+            break
+        for fd, _ in events:
+            data = os.read(fd, 1 << 16)
+            if data:
+                answers[by_fd[fd]] += data
+            else:
+                poller.unregister(fd)
+                del by_fd[fd]
+    return {rank: bytes(answer).decode(errors="replace") for rank, answer in answers.items()}

@@ -1,0 +1,148 @@
+"""What a target asks for: the spec that the build wrote, read and validated.
+
+A spec is a JSON file in the target's runfiles (`<target>.spec.json`). Its schema has a number; this library reads its
+own and refuses newer ones, because a field that it does not know could change what a test means.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+from dist_testing.backends import Backend
+from dist_testing.errors import SpecError
+
+__all__ = ["DEFAULT_WORLD_SIZE", "ISOLATIONS", "MAX_WORLD_SIZE", "SCHEMA", "Spec", "load_spec"]
+
+SCHEMA = 1
+# Of one case. Far above what one machine runs well; a bound so that a slip of the pen is an error.
+MAX_WORLD_SIZE = 1024
+# Of a test that nobody gave a size; torch's.
+DEFAULT_WORLD_SIZE = 4
+ISOLATIONS = ("fork",)
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """One target, for one backend.
+
+    Attributes:
+        target: Label as a user types it, `//tests:pg_wrapper_gloo`; "" outside Bazel.
+        backend: The backend.
+        world_sizes: Each is a parameter of every case that does not name its own; never empty.
+        gpus_per_rank: GPUs that each rank needs.
+        isolation: The launcher: one of `ISOLATIONS`.
+        srcs: Test files, as runfiles paths.
+        promised_gpus: How many GPUs the configuration says the machine has; None if it says nothing.
+    """
+
+    target: str
+    backend: Backend
+    world_sizes: tuple[int, ...]
+    gpus_per_rank: int
+    isolation: str = "fork"
+    srcs: tuple[str, ...] = ()
+    promised_gpus: int | None = None
+
+    def gpus(self, world_size: int) -> int:
+        """GPUs that a world of `world_size` ranks needs."""
+        return world_size * self.gpus_per_rank
+
+    def promises(self, world_size: int) -> bool:
+        """Whether the configuration says that the machine has the GPUs of such a world."""
+        gpus = self.gpus(world_size)
+        return self.promised_gpus is not None and 0 < gpus <= self.promised_gpus
+
+
+def load_spec(path: Path) -> Spec:
+    """Read the spec of a target.
+
+    Raises:
+        SpecError: If the file is missing, truncated, of a newer schema, or not what the build writes.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpecError(
+            f"The spec file {path} cannot be read: {error}.\n"
+            "The build writes it into the runfiles of a dist_py_test target; the test was started some other way.\n"
+            "Run the target with `bazel test`, or the test file with pytest."
+        ) from error
+    try:
+        content = json.loads(text)
+    except ValueError as error:
+        raise SpecError(
+            f"The spec file {path} is not JSON: {error}.\n"
+            f"It has {len(text)} characters; most likely it was cut off.\n"
+            "Build the target again."
+        ) from error
+    fields = _Fields(path, content if isinstance(content, dict) else {})
+    schema = fields.number("schema", 1)
+    if schema > SCHEMA:
+        raise SpecError(
+            f"The spec file {path} has schema {schema}; this library reads schema {SCHEMA}.\n"
+            "The build rules are newer than the Python package they are used with.\n"
+            "Use both from one version of dist_testing."
+        )
+    fields.require("nodes", fields.number("nodes", 1) == 1, "1")
+    world_sizes = fields.items("world_sizes", int)
+    fields.require(
+        "world_sizes",
+        all(1 <= size <= MAX_WORLD_SIZE for size in world_sizes),
+        f"numbers from 1 to {MAX_WORLD_SIZE}",
+    )
+    isolation = fields.text("isolation")
+    fields.require("isolation", isolation in ISOLATIONS, f"one of {', '.join(ISOLATIONS)}")
+    return Spec(
+        target=fields.text("target"),
+        backend=Backend.from_json(fields.content.get("backend")),
+        world_sizes=tuple(world_sizes),
+        gpus_per_rank=fields.number("gpus_per_rank", 0),
+        isolation=isolation,
+        srcs=tuple(fields.items("srcs", str)),
+        promised_gpus=None if fields.content.get("promised_gpus") is None else fields.number("promised_gpus", 0),
+    )
+
+
+_Item = TypeVar("_Item", int, str)
+
+
+@dataclass(frozen=True, slots=True)
+class _Fields:
+    """The fields of a spec file, each read with its type."""
+
+    path: Path
+    content: Mapping[str, Any]
+
+    def require(self, name: str, holds: bool, expected: str) -> None:
+        if not holds:
+            self.refuse(name, expected)
+
+    def refuse(self, name: str, expected: str) -> NoReturn:
+        raise SpecError(
+            f"The spec file {self.path} says {name} = {self.content.get(name)!r}; expected {expected}.\n"
+            "It was not written by the build rules of this version of dist_testing.\n"
+            "Build the target again; if it stays, the rules and the Python package are of two versions."
+        )
+
+    def number(self, name: str, smallest: int) -> int:
+        value = self.content.get(name)
+        # bool is an int to isinstance.
+        if not (type(value) is int and value >= smallest):
+            self.refuse(name, f"a whole number from {smallest}")
+        return value
+
+    def text(self, name: str) -> str:
+        value = self.content.get(name)
+        if not (isinstance(value, str) and value):
+            self.refuse(name, "a text")
+        return value
+
+    def items(self, name: str, kind: type[_Item]) -> list[_Item]:
+        value = self.content.get(name)
+        if not (isinstance(value, list) and value and all(type(item) is kind for item in value)):
+            self.refuse(name, f"a list of {kind.__name__}, not empty")
+        return value

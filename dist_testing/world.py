@@ -1,0 +1,182 @@
+"""What a rank sees of its world."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dist_testing.rank.environment import LOOPBACK
+
+if TYPE_CHECKING:
+    import torch
+    import torch.distributed as dist
+    from torch._C._distributed_c10d import Store
+
+__all__ = ["World", "WorldSettings"]
+
+
+@dataclass(frozen=True, slots=True)
+class WorldSettings:
+    """What a world is like; the same for all its ranks. Travels to them as JSON.
+
+    Attributes:
+        backend: torch's backend string.
+        device: Type of the ranks' device, "cpu" or "cuda".
+        gpus_per_rank: GPUs of each rank; its `device` is the first of them.
+        timeout_s: Limit for store and group operations, in seconds: below the case's, so that torch speaks first.
+        init: Whether the default group is made before the test runs.
+    """
+
+    backend: str
+    device: str
+    gpus_per_rank: int
+    timeout_s: float
+    init: bool
+
+    def to_json(self) -> dict[str, Any]:
+        """As it travels."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, settings: Mapping[str, Any]) -> WorldSettings:
+        """The other direction."""
+        return cls(**settings)
+
+
+class World:
+    """One rank's view of the world of the running case.
+
+    The `world` fixture gives it. The default group exists already, unless the test is marked with `init=False`, and the
+    library destroys it after a pass.
+
+    Attributes:
+        rank: This rank, from 0.
+        size: Ranks in the world.
+        local_rank: This rank among those of its node.
+        node: This rank's node, from 0.
+        backend: torch's backend string, such as "gloo".
+        tmp_path: An empty folder that all ranks of the case share.
+        rank_tmp_path: An empty folder of this rank alone.
+        log: A logger that names the rank.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        settings: WorldSettings,
+        *,
+        directory: Path,
+        store_port: int,
+        store_fd: int | None,
+    ) -> None:
+        self.rank = rank
+        self.size = size
+        self.local_rank = rank
+        self.node = 0
+        self.backend = settings.backend
+        self.tmp_path = directory / "tmp"
+        self.rank_tmp_path = directory / f"tmp-rank-{rank}"
+        self.log = logging.getLogger(f"dist_testing.rank{rank}")
+        self._settings = settings
+        self._store_port = store_port
+        self._store_fd = store_fd
+        self._barriers = 0
+
+    def __repr__(self) -> str:
+        return f"<World rank {self.rank} of {self.size}, {self.backend} on {self.device}>"
+
+    @property
+    def device(self) -> torch.device:
+        """The device of this rank's tensors."""
+        import torch
+
+        if self._settings.device == "cpu":
+            return torch.device("cpu")
+        return torch.device(self._settings.device, self.local_rank * self._settings.gpus_per_rank)
+
+    @cached_property
+    def store(self) -> Store:
+        """A key-value store shared by the ranks, at `MASTER_ADDR`:`MASTER_PORT`.
+
+        Rank 0 serves it on a socket that the runner bound and keeps for the case: no port is ever chosen and released.
+        """
+        from torch._C._distributed_c10d import TCPStore
+
+        return TCPStore(
+            LOOPBACK,
+            self._store_port,
+            self.size,
+            is_master=self._store_fd is not None,
+            timeout=self._timeout,
+            # Rank 0 would wait here for ranks that a test may not want to use the store at all.
+            wait_for_workers=False,
+            master_listen_fd=self._store_fd,
+        )
+
+    @property
+    def group(self) -> dist.ProcessGroup:
+        """The default process group.
+
+        Raises:
+            ValueError: If there is none: the test is marked with `init=False` and has not made it.
+        """
+        import torch.distributed as dist
+
+        group = dist.group.WORLD
+        if group is None:
+            raise ValueError(
+                f"rank {self.rank} has no default group. The test is marked with init=False, or it destroyed the group."
+            )
+        return group
+
+    def barrier(self) -> None:
+        """Wait until every rank is here. Uses the store, so that it works without a group and on every backend.
+
+        Raises:
+            torch.distributed.DistStoreError: If a rank does not come within the world's time limit.
+        """
+        self._barriers += 1
+        key = f"dist_testing/barrier/{self._barriers}"
+        if self.store.add(f"{key}/arrived", 1) == self.size:
+            self.store.set(f"{key}/open", "1")
+        self.store.wait([f"{key}/open"], self._timeout)
+
+    @property
+    def _timeout(self) -> timedelta:
+        return timedelta(seconds=self._settings.timeout_s)
+
+    def prepare(self) -> None:
+        """Before the test: folders, device, store, and the default group if it is wanted."""
+        self.tmp_path.mkdir(exist_ok=True)
+        self.rank_tmp_path.mkdir()
+        if self._settings.device == "cuda":
+            import torch
+
+            torch.cuda.set_device(self.device)
+        if self._store_fd is not None:
+            # Serve at once: another rank, or env:// in test code, may be first to need it.
+            _ = self.store
+        if self._settings.init:
+            import torch.distributed as dist
+
+            dist.init_process_group(
+                self.backend,
+                store=self.store,
+                rank=self.rank,
+                world_size=self.size,
+                timeout=self._timeout,
+                device_id=self.device if self._settings.device == "cuda" else None,
+            )
+
+    def finish(self) -> None:
+        """After a pass of every rank: destroy the groups that are left."""
+        import torch.distributed as dist
+
+        if dist.is_initialized():
+            dist.destroy_process_group()
