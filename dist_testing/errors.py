@@ -11,6 +11,7 @@ __all__ = [
     "InterruptedRunError",
     "LaunchError",
     "SpecError",
+    "StateLeakError",
     "UsageError",
 ]
 
@@ -21,6 +22,10 @@ class DistTestingError(Exception):
 
 class SpecError(DistTestingError):
     """The spec file of a target is missing, unreadable, of a newer schema, or says something impossible."""
+
+
+class StateLeakError(DistTestingError):
+    """A case on kept ranks changed something that the next case would see. Raised on the rank, for the case that did."""
 
 
 class UsageError(DistTestingError):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from dist_testing.skips import is_about_hardware
 
-__all__ = ["Cause", "Kind", "RankOutcome", "Status", "Verdict", "signal_name", "verdict"]
+__all__ = ["Cause", "Kind", "RankOutcome", "Status", "Verdict", "exit_name", "verdict"]
 
 
 class Kind(enum.Enum):
@@ -100,8 +100,7 @@ class RankOutcome:
                 ended = "" if self.exit_code else ", without finishing the test"
                 return f"exited with code {self.exit_code} in {self.phase}{ended}"
             case Kind.SIGNALLED:
-                name = signal_name(self.signal or 0)
-                return f"was killed by {name} ({self.signal}) in {self.phase}"
+                return f"was killed by {exit_name(-(self.signal or 0))} in {self.phase}"
             case Kind.HUNG:
                 return f"was still in {self.phase} at the deadline"
             case Kind.STOPPED:
@@ -133,12 +132,14 @@ class Verdict:
     victims: tuple[int, ...] = ()
 
 
-def signal_name(number: int) -> str:
-    """`SIGSEGV` for 11; numbers without a name are spelt out."""
+def exit_name(exit_code: int) -> str:
+    """How a process ended, for people: `SIGSEGV (11)` for -11, `exit code 3` for 3."""
+    if exit_code >= 0:
+        return f"exit code {exit_code}"
     try:
-        return signal.Signals(number).name
+        return f"{signal.Signals(-exit_code).name} ({-exit_code})"
     except ValueError:
-        return f"signal {number}"
+        return f"signal {-exit_code}"
 
 
 def verdict(

@@ -22,7 +22,7 @@ SCHEMA = 1
 MAX_WORLD_SIZE = 1024
 # Of a test that nobody gave a size; torch's.
 DEFAULT_WORLD_SIZE = 4
-ISOLATIONS = ("fork",)
+ISOLATIONS = ("fork", "spawn", "pool")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +37,7 @@ class Spec:
         isolation: The launcher: one of `ISOLATIONS`.
         srcs: Test files, as runfiles paths.
         promised_gpus: How many GPUs the configuration says the machine has; None if it says nothing.
+        file: Where the spec was read from; None outside Bazel.
     """
 
     target: str
@@ -46,6 +47,7 @@ class Spec:
     isolation: str = "fork"
     srcs: tuple[str, ...] = ()
     promised_gpus: int | None = None
+    file: Path | None = None
 
     def gpus(self, world_size: int) -> int:
         """GPUs that a world of `world_size` ranks needs."""
@@ -104,6 +106,7 @@ def load_spec(path: Path) -> Spec:
         isolation=isolation,
         srcs=tuple(fields.items("srcs", str)),
         promised_gpus=None if fields.content.get("promised_gpus") is None else fields.number("promised_gpus", 0),
+        file=path,
     )
 
 

@@ -60,8 +60,6 @@ class World:
         local_rank: This rank among those of its node.
         node: This rank's node, from 0.
         backend: torch's backend string, such as "gloo".
-        tmp_path: An empty folder that all ranks of the case share.
-        rank_tmp_path: An empty folder of this rank alone.
         log: A logger that names the rank.
     """
 
@@ -80,8 +78,8 @@ class World:
         self.local_rank = rank
         self.node = 0
         self.backend = settings.backend
-        self.tmp_path = directory / "tmp"
-        self.rank_tmp_path = directory / f"tmp-rank-{rank}"
+        self._directory = directory
+        self._cases = 0
         self.log = logging.getLogger(f"dist_testing.rank{rank}")
         self._settings = settings
         self._store_port = store_port
@@ -90,6 +88,25 @@ class World:
 
     def __repr__(self) -> str:
         return f"<World rank {self.rank} of {self.size}, {self.backend} on {self.device}>"
+
+    @property
+    def tmp_path(self) -> Path:
+        """A folder that all ranks of the case share, empty when the case begins."""
+        path = self._directory / f"tmp-{self._cases}"
+        path.mkdir(exist_ok=True)
+        return path
+
+    @property
+    def rank_tmp_path(self) -> Path:
+        """A folder of this rank alone, empty when the case begins."""
+        path = self._directory / f"tmp-{self._cases}-rank-{self.rank}"
+        path.mkdir(exist_ok=True)
+        return path
+
+    @property
+    def pytest_tmp_path(self) -> Path:
+        """Where pytest's `tmp_path` fixtures of this rank go; made when one is used."""
+        return self._directory / f"tmp-{self._cases}-pytest-{self.rank}"
 
     @property
     def device(self) -> torch.device:
@@ -152,9 +169,7 @@ class World:
         return timedelta(seconds=self._settings.timeout_s)
 
     def prepare(self) -> None:
-        """Before the test: folders, device, store, and the default group if it is wanted."""
-        self.tmp_path.mkdir(exist_ok=True)
-        self.rank_tmp_path.mkdir()
+        """Once, before the first case: device, store, and the default group if it is wanted."""
         if self._settings.device == "cuda":
             import torch
 
@@ -173,6 +188,10 @@ class World:
                 timeout=self._timeout,
                 device_id=self.device if self._settings.device == "cuda" else None,
             )
+
+    def begin_case(self) -> None:
+        """Another case: folders of its own."""
+        self._cases += 1
 
     def finish(self) -> None:
         """After a pass of every rank: destroy the groups that are left."""

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import pytest
 
 from dist_testing.errors import UsageError
-from dist_testing.spec import MAX_WORLD_SIZE, Spec
+from dist_testing.spec import ISOLATIONS, MAX_WORLD_SIZE, Spec
 
 __all__ = ["MARKER_HELP", "Distributed", "read_marker"]
 
 MARKER_HELP = (
-    "distributed(world_size=None, init=True, timeout=None, backends=None): run the test on every rank of a world. "
+    "distributed(world_size=None, init=True, timeout=None, isolation=None, expected_exits=None, backends=None): "
+    "run the test on every rank of a world. "
     "world_size: a number, or a list of which each is a case; by default the target's. "
     "init=False: the test makes its own groups. "
     "timeout: seconds for the case. "
+    f"isolation: how ranks are made, one of {', '.join(ISOLATIONS)}; a pool is kept for the tests of a class or module. "
+    "expected_exits: rank to how its process must end, as {1: -9}. "
     "backends: names of backends that the test is for; others do not collect it."
 )
 
@@ -30,12 +33,16 @@ class Distributed:
         world_size: Sizes, each of which makes a case; empty for the target's own.
         init: Whether the library makes the default group.
         timeout: Limit of the case in seconds; None for the backend's default.
+        isolation: The launcher; "" for the target's or the command line's.
+        expected_exits: Rank to how its process must end; a negative number is a signal.
         backends: Backends that the test is for; empty for all.
     """
 
     world_size: tuple[int, ...] = ()
     init: bool = True
     timeout: float | None = None
+    isolation: str = ""
+    expected_exits: Mapping[int, int] = field(default_factory=dict)
     backends: tuple[str, ...] = ()
 
     def sizes(self, spec: Spec) -> tuple[int, ...]:
@@ -57,13 +64,15 @@ def read_marker(definition: pytest.Function | Any) -> Distributed | None:
         if mark.args:
             raise _wrong(definition, f"positional arguments {mark.args!r}", "name them, as in world_size=4")
         arguments |= mark.kwargs
-    known = [field.name for field in fields(Distributed)]
+    known = [known.name for known in fields(Distributed)]
     if unknown := sorted(arguments.keys() - set(known)):
         raise _wrong(definition, f"{unknown[0]} = {arguments[unknown[0]]!r}", f"it takes {', '.join(known)}")
     return Distributed(
         world_size=_world_sizes(definition, arguments.get("world_size")),
         init=_checked(definition, arguments, "init", bool, True, "True or False"),
         timeout=_timeout(definition, arguments.get("timeout")),
+        isolation=_isolation(definition, arguments.get("isolation")),
+        expected_exits=_exits(definition, arguments.get("expected_exits")),
         backends=_names(definition, arguments.get("backends")),
     )
 
@@ -89,6 +98,26 @@ def _timeout(definition: Any, value: object) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
         raise _wrong(definition, f"timeout = {value!r}", "it is a number of seconds above 0")
     return float(value)
+
+
+def _isolation(definition: Any, value: object) -> str:
+    if value is None:
+        return ""
+    if not isinstance(value, str) or value not in ISOLATIONS:
+        raise _wrong(definition, f"isolation = {value!r}", f"it is one of {', '.join(ISOLATIONS)}")
+    return value
+
+
+def _exits(definition: Any, value: object) -> dict[int, int]:
+    if value is None:
+        return {}
+    if not isinstance(value, dict) or not all(
+        type(rank) is int and type(code) is int and rank >= 0 for rank, code in value.items()
+    ):
+        raise _wrong(
+            definition, f"expected_exits = {value!r}", "it maps ranks to exit codes; a negative code is a signal"
+        )
+    return value
 
 
 def _names(definition: Any, value: object) -> tuple[str, ...]:

@@ -1,13 +1,15 @@
 """The pytest door: marker, `world` fixture, options, and the protocol that sends a marked test to the ranks.
 
 Everything that pytest decides about a test (collection, selection, skip marks, expected failures, reporting) stays in
-the runner; the test itself, with its fixtures, runs on the ranks (`rank_session`).
+the runner; the test itself, with its fixtures, runs on the ranks (`rank_pytest`).
 """
 
 from __future__ import annotations
 
 import itertools
-from typing import Any
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NoReturn
 
 import pytest
 
@@ -15,21 +17,23 @@ from dist_testing.backends import backend_named
 from dist_testing.budget import Budget
 from dist_testing.doors import reports
 from dist_testing.doors.marker import MARKER_HELP, Distributed, read_marker
-from dist_testing.doors.rank_session import PytestBody, current_world
+from dist_testing.doors.rank_pytest import PytestDoor, current_world
+from dist_testing.doors.rank_unittest import UnittestDoor
 from dist_testing.doors.session import Session, open_session
-from dist_testing.doors.unittest_body import UnittestBody
 from dist_testing.doors.unittest_case import MultiProcessTestCase
 from dist_testing.errors import DistTestingError, LaunchError, UsageError
 from dist_testing.outcomes import Status
-from dist_testing.rank.bootstrap import Body
-from dist_testing.runner.engine import Case, Engine
+from dist_testing.rank.bootstrap import RankDoor, Resolver
+from dist_testing.runner.case import Case
+from dist_testing.runner.engine import Engine
 from dist_testing.runner.needs import missing_need
-from dist_testing.spec import DEFAULT_WORLD_SIZE, ISOLATIONS, MAX_WORLD_SIZE, Spec
+from dist_testing.spec import DEFAULT_WORLD_SIZE, ISOLATIONS, MAX_WORLD_SIZE, Spec, load_spec
 from dist_testing.world import World
 
 # Set by the Bazel main before pytest starts; outside Bazel the options take their place.
 SPEC_KEY = pytest.StashKey[Spec]()
 BUDGET_KEY = pytest.StashKey[Budget]()
+_FRESH_KEY = pytest.StashKey[Callable[[Resolver], NoReturn]]()
 _MARKER_KEY = pytest.StashKey[Distributed]()
 _PLUGIN = "dist_testing_runner"
 
@@ -104,6 +108,21 @@ def world() -> World:
     return world
 
 
+class FreshSession:
+    """A pytest plugin for fresh interpreters: collects as the runner did, and then does not run the tests."""
+
+    def __init__(self, loader: Mapping[str, Any], then: Callable[[Resolver], NoReturn]) -> None:
+        self._loader = loader
+        self._then = then
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_configure(self, config: pytest.Config) -> None:
+        """Hand on what the runner's session was given."""
+        config.stash[_FRESH_KEY] = self._then
+        if self._loader["spec"] is not None:
+            config.stash[SPEC_KEY] = load_spec(Path(self._loader["spec"]))
+
+
 class _Runner:
     """The runner's half: owns the engine of the session."""
 
@@ -115,7 +134,13 @@ class _Runner:
         self._items: dict[str, pytest.Item] = {}
         self._cases_after: dict[str, int] = {}
         self._failures: list[str] = []
-        self._engine = Engine(self._spec, config.stash.get(BUDGET_KEY, Budget()), self._resolve)
+        loader = {
+            "door": "pytest",
+            "arguments": [str(argument) for argument in config.invocation_params.args],
+            "directory": str(config.invocation_params.dir),
+            "spec": str(self._spec.file) if self._spec.file else None,
+        }
+        self._engine = Engine(self._spec, config.stash.get(BUDGET_KEY, Budget()), self._resolve, loader)
         self._session = Session(self._engine, self._timeout_s, self._on_missing == "fail")
         open_session(self._session)
 
@@ -125,10 +150,8 @@ class _Runner:
             self._session.check_declared(nodeid, size)
         return marker.world_size or self._spec.world_sizes
 
-    def _resolve(self, body: dict[str, Any]) -> Body:
-        if body["door"] == "unittest":
-            return UnittestBody(body)
-        return PytestBody(self._items[body["nodeid"]])
+    def _resolve(self, body: dict[str, Any]) -> RankDoor:
+        return UnittestDoor() if body["door"] == "unittest" else PytestDoor(self._config, self._items)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
@@ -147,14 +170,18 @@ class _Runner:
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """Fork the template: the tests are imported, and nothing of them has run."""
         ours = [item for item in session.items if _MARKER_KEY in item.stash or _is_multi_process(item)]
+        self._items = {item.nodeid: item for item in ours}
+        if (then := self._config.stash.get(_FRESH_KEY, None)) is not None:
+            then(self._resolve)
         if not ours or self._config.option.collectonly:
             return
-        self._items = {item.nodeid: item for item in ours}
+        self._check_pools()
         self._cases_after = dict(zip(self._items, itertools.count(len(ours) - 1, -1), strict=False))
-        try:
-            self._engine.prepare()
-        except LaunchError as error:
-            raise pytest.UsageError(str(error)) from error
+        launcher, _ = self._engine.prepare()
+        if reasons := launcher.unclean_reasons:
+            self._config.get_terminal_writer().line(
+                f"dist_testing: ranks are forked from a fresh interpreter and not from this one: {'; '.join(reasons)}"
+            )
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
@@ -166,6 +193,8 @@ class _Runner:
         for report in self._reports(item, item.stash[_MARKER_KEY]):
             item.ihook.pytest_runtest_logreport(report=report)
         item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+        if nextitem is None or self._pool_of(nextitem) != self._pool_of(item):
+            self._end_pool(item)
         # Nothing of this item was set up here, but an earlier one's module may be waiting for its teardown.
         item.session._setupstate.teardown_exact(nextitem)
         return True
@@ -176,7 +205,7 @@ class _Runner:
         expected = reports.xfail_mark(item)
         if expected is not None and not expected.run:
             return reports.expected_failure(item, f"[NOTRUN] {expected.reason}", 0.0)
-        size = item.callspec.params["world_size"]  # type: ignore[attr-defined]  # parametrized above
+        size = _world_size(item)
         if missing := missing_need(self._spec, size):
             if self._on_missing == "fail" or self._spec.promises(size):
                 return reports.failed(item, reports.broken_promise(item.nodeid, self._spec, missing), 0.0)
@@ -186,7 +215,10 @@ class _Runner:
             world_size=size,
             body={"door": "pytest", "nodeid": item.nodeid},
             timeout_s=marker.timeout or self._timeout_s,
+            isolation=marker.isolation or self._spec.isolation,
+            pool=self._pool_of(item),
             init=marker.init,
+            expected_exits=marker.expected_exits,
         )
         try:
             result = self._engine.run(case)
@@ -203,6 +235,34 @@ class _Runner:
             case Status.FAILED:
                 text = reports.failure_text(item.nodeid, result, self._spec)
                 return reports.failed(item, text, result.duration_s, properties)
+
+    def _pool_of(self, item: pytest.Item) -> str:
+        """The pool whose ranks run the item: its class's, or its module's; "" for ranks of its own."""
+        marker = item.stash.get(_MARKER_KEY, None)
+        if marker is None or (marker.isolation or self._spec.isolation) != "pool":
+            return ""
+        assert item.parent is not None
+        return item.parent.nodeid if marker.init else f"{item.parent.nodeid} without a group"
+
+    def _check_pools(self) -> None:
+        sizes: dict[str, int] = {}
+        for item in self._items.values():
+            if pool := self._pool_of(item):
+                size = _world_size(item)
+                if sizes.setdefault(pool, size) != size:
+                    raise pytest.UsageError(
+                        f"{item.nodeid}: world_size = {size}, but the pool of {pool} has {sizes[pool]} ranks.\n"
+                        "The tests of a class, or of a module outside classes, share the ranks of one pool.\n"
+                        'Give the test a class of its own, or isolation="fork".'
+                    )
+
+    def _end_pool(self, item: pytest.Item) -> None:
+        try:
+            trouble = self._engine.end_pool()
+        except LaunchError as error:
+            trouble = str(error)
+        if trouble:
+            item.ihook.pytest_runtest_logreport(report=reports.failed_teardown(item, f"{item.nodeid}: {trouble}"))
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
@@ -228,6 +288,11 @@ class _Runner:
                 writer.line(text)
 
 
+def _world_size(item: pytest.Item) -> int:
+    size: int = item.callspec.params["world_size"]  # type: ignore[attr-defined]  # pytest_generate_tests sets it
+    return size
+
+
 def _is_multi_process(item: pytest.Item) -> bool:
     cls = getattr(item, "cls", None)
     return isinstance(cls, type) and issubclass(cls, MultiProcessTestCase)
@@ -247,6 +312,7 @@ def _spec(config: pytest.Config) -> Spec:
         isolation=isolation or (spec.isolation if spec else "fork"),
         srcs=spec.srcs if spec else (),
         promised_gpus=spec.promised_gpus if spec else None,
+        file=spec.file if spec else None,
     )
 
 

@@ -12,7 +12,7 @@ from _pytest.skipping import Xfail, evaluate_skip_marks, evaluate_xfail_marks
 
 from dist_testing.doors.unittest_case import CaseFailedError
 from dist_testing.outcomes import Cause, Status
-from dist_testing.runner.engine import CaseResult
+from dist_testing.runner.case import CaseResult
 from dist_testing.runner.report import failure_report
 from dist_testing.spec import Spec
 
@@ -21,6 +21,7 @@ __all__ = [
     "broken_promise",
     "expected_failure",
     "failed",
+    "failed_teardown",
     "failure_text",
     "judge_expected",
     "passed",
@@ -121,6 +122,13 @@ def failed(
     report = _report(item, "failed", _Pointer(text), duration_s, values or [])
     report.dist_failure = text  # type: ignore[attr-defined]  # extra attributes travel with a report, also under xdist
     return _three(item, report)
+
+
+def failed_teardown(item: pytest.Item, text: str) -> pytest.TestReport:
+    """Report of a failure after the test itself was over."""
+    report = _report(item, "failed", _Pointer(text), 0.0, [], when="teardown")
+    report.dist_failure = text  # type: ignore[attr-defined]  # as in `failed`
+    return report
 
 
 def expected_failure(item: pytest.Item, reason: str, duration_s: float) -> list[pytest.TestReport]:

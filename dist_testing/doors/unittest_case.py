@@ -14,7 +14,8 @@ from dist_testing.doors.session import current_session
 from dist_testing.errors import UsageError
 from dist_testing.outcomes import Status
 from dist_testing.rank.bootstrap import FAILED_EXIT_CODE
-from dist_testing.runner.engine import Case, CaseResult, RunningCase
+from dist_testing.runner.case import Case, CaseResult
+from dist_testing.runner.engine import RunningCase
 from dist_testing.runner.needs import missing_need
 from dist_testing.runner.report import failure_report
 from dist_testing.spec import DEFAULT_WORLD_SIZE
@@ -49,6 +50,12 @@ class MultiProcessTestCase(unittest.TestCase):
         file_name: An empty file that the ranks share, for a rendezvous.
     """
 
+    # How ranks are made: "fork", "spawn", "pool"; "" for the target's or the command line's choice. Not inherited by
+    # intention: a subclass that wants kept ranks says so.
+    isolation: ClassVar[str] = ""
+    # Limit of each test in seconds; None for the target's or the command line's.
+    case_timeout_s: ClassVar[float | None] = None
+
     MAIN_PROCESS_RANK: ClassVar[int] = -1
     TEST_ERROR_EXIT_CODE: ClassVar[int] = FAILED_EXIT_CODE
 
@@ -72,6 +79,17 @@ class MultiProcessTestCase(unittest.TestCase):
     def is_master(self) -> bool:
         """Whether this is rank 0."""
         return self.rank == 0
+
+    @classmethod
+    def tearDownClass(cls) -> None:
+        """In the runner: let the ranks of a pool go.
+
+        Raises:
+            AssertionError: If they did not end well.
+        """
+        super().tearDownClass()
+        if trouble := current_session().engine.end_pool():
+            raise AssertionError(trouble)
 
     def setUp(self) -> None:
         """In the runner, before the ranks are asked for."""
@@ -117,6 +135,7 @@ class MultiProcessTestCase(unittest.TestCase):
             self.skipTest(missing)
         self._make_file()
         cls = type(self)
+        isolation = self.isolation or session.engine.spec.isolation
         case = Case(
             name=self.id(),
             world_size=world_size,
@@ -127,7 +146,9 @@ class MultiProcessTestCase(unittest.TestCase):
                 "method": self._testMethodName,
                 "attributes": {"file_name": self.file_name},
             },
-            timeout_s=session.timeout_s,
+            timeout_s=session.timeout_s if self.case_timeout_s is None else self.case_timeout_s,
+            isolation=isolation,
+            pool=f"{cls.__module__}.{cls.__qualname__}" if isolation == "pool" else "",
             init=False,
             with_store=False,
         )

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from dist_testing.errors import LaunchError
 from dist_testing.launch import template, wire
 from dist_testing.launch.clean import unclean_reasons
+from dist_testing.launch.fresh import Loader, command
 from dist_testing.rank.bootstrap import Resolver
 from dist_testing.rank.process import fork
 
@@ -20,30 +22,29 @@ class ForkLauncher:
     """Forks the template from this process, and asks it for worlds.
 
     One world at a time. The template is forked when this object is made, so make it before any test code runs.
+
+    Attributes:
+        unclean_reasons: Why the template is a fresh interpreter; empty when it was forked.
     """
 
-    def __init__(self, resolve: Resolver, run_directory: str) -> None:
-        """Fork the template.
+    def __init__(self, resolve: Resolver, loader: Loader, run_directory: str) -> None:
+        """Fork the template; or, if this process is not fit to be forked, start a fresh interpreter to be it.
 
         Args:
-            resolve: Runs on every rank: turns a request's body into what the rank calls.
+            resolve: Runs on every rank: finds the door that a request's body is for.
+            loader: How a fresh interpreter finds the tests again.
             run_directory: Folder of the run; the template removes it if the runner is killed.
-
-        Raises:
-            LaunchError: If this process is not clean enough to be forked.
         """
-        if reasons := unclean_reasons():
-            raise LaunchError(
-                f"Ranks cannot be forked from this process: {'; '.join(reasons)}.\n"
-                "Something did this while the test modules were imported, or before the first world was asked for.\n"
-                "Move it into the test or a fixture, which run on the ranks."
-            )
+        self.unclean_reasons = unclean_reasons()
         ours, theirs = socket.socketpair()
-        self._pid = fork()
-        if self._pid == 0:
-            ours.close()
-            template.serve(theirs, resolve, run_directory)
-        theirs.close()
+        with theirs:
+            if self.unclean_reasons:
+                self._pid = _start_fresh(theirs, loader, run_directory)
+            else:
+                self._pid = fork()
+                if self._pid == 0:
+                    ours.close()
+                    template.serve(theirs, resolve, loader, run_directory)
         self._control = ours
         self._reader = wire.MessageReader()
 
@@ -75,7 +76,10 @@ class ForkLauncher:
             data = b""
         if not data:
             raise LaunchError(self._obituary())
-        yield from self._reader.feed(data)
+        for message in self._reader.feed(data):
+            if message["event"] == "unfit":
+                raise LaunchError(message["text"])
+            yield message
 
     def close(self) -> None:
         """Let the template go, and wait until it has removed whatever is left below it."""
@@ -96,3 +100,23 @@ class ForkLauncher:
             "It runs no test code, so it was most likely killed: by the kernel for lack of memory, or by a test.\n"
             "Look for an out-of-memory message of the kernel, and for a test that kills its parent process."
         )
+
+
+def _start_fresh(control: socket.socket, loader: Loader, run_directory: str) -> int:
+    arguments, descriptor = command(
+        {
+            "role": "template",
+            "loader": dict(loader),
+            "control_fd": control.fileno(),
+            "run_directory": run_directory,
+            "runner_pid": os.getpid(),
+        }
+    )
+    try:
+        # In this process group, as every process of a test must be: Bazel kills the group.
+        process = subprocess.Popen(arguments, pass_fds=(control.fileno(), descriptor), stdin=subprocess.DEVNULL)
+    finally:
+        os.close(descriptor)
+    # Waited for by its number in `close`, like a forked one.
+    process.returncode = 0
+    return process.pid

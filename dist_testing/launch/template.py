@@ -24,7 +24,7 @@ from typing import NoReturn
 
 import psutil
 
-from dist_testing.launch import wire
+from dist_testing.launch import fresh, wire
 from dist_testing.rank.bootstrap import RankStart, Resolver, enter
 from dist_testing.rank.process import become_subreaper, fork
 
@@ -45,9 +45,10 @@ class _World:
 
 
 class _Template:
-    def __init__(self, control: socket.socket, resolve: Resolver) -> None:
+    def __init__(self, control: socket.socket, resolve: Resolver, loader: fresh.Loader) -> None:
         self._control = control
         self._resolve = resolve
+        self._loader = loader
         self._world: _World | None = None
         self._poller = select.poll()
         self._poller.register(control, select.POLLIN)
@@ -96,7 +97,7 @@ class _Template:
                 start = RankStart(
                     request, rank, channels[rank], stacks[rank], store if rank == 0 else None, template_pid
                 )
-                enter(start, self._resolve)
+                self._be_rank(start)
             pidfd = os.pidfd_open(pid)
             world.ranks[pid] = rank
             world.pidfds[pidfd] = pid
@@ -111,6 +112,15 @@ class _Template:
             )
         else:
             self._over(world)
+
+    def _be_rank(self, start: RankStart) -> NoReturn:
+        if not start.request.fresh:
+            enter(start, self._resolve)
+        try:
+            fresh.become_rank(start, self._loader)
+        finally:
+            # Nothing can be reported without the interpreter; the runner sees a rank that never began.
+            os._exit(1)
 
     def _signal(self, ranks: Sequence[int], number: int) -> None:
         if self._world is None:
@@ -191,12 +201,13 @@ def _reap_adopted() -> bool:
             return True
 
 
-def serve(control: socket.socket, resolve: Resolver, run_directory: str) -> NoReturn:
+def serve(control: socket.socket, resolve: Resolver, loader: fresh.Loader, run_directory: str) -> NoReturn:
     """Be the template until the runner is gone, then leave nothing behind.
 
     Args:
         control: This end of the socket pair to the runner.
-        resolve: Turns a request's body into what the rank calls.
+        resolve: Finds the door that a request's body is for.
+        loader: How a fresh interpreter finds the tests again.
         run_directory: Removed at the end if the runner did not get to do it.
     """
     code = 1
@@ -209,8 +220,8 @@ def serve(control: socket.socket, resolve: Resolver, run_directory: str) -> NoRe
         gc.collect()
         # Frozen objects are not touched by a rank's collections, so their pages stay shared.
         gc.freeze()
-        _Template(control, resolve).run()
-        _remove_descendants(0.0)
+        _Template(control, resolve, loader).run()
+        _remove_descendants(_LEAVING_S)
         shutil.rmtree(run_directory, ignore_errors=True)
         code = 0
     finally:

@@ -1,6 +1,7 @@
-"""The wire between the runner and the template: length-prefixed JSON, with descriptors beside it.
+"""What the runner sends, to the template and to ranks: length-prefixed JSON, with descriptors beside it.
 
-Both ends are this library, so a malformed message is a bug and not an input to be judged.
+Both ends are this library, so a malformed message is a bug and not an input to be judged. What ranks send is another
+matter: see `dist_testing.rank.frames`.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ class WorldRequest:
         cwd: Working directory.
         umask: File mode creation mask.
         threads: Intra-op threads of a rank, at least 1; 0 leaves torch alone.
+        pool: Whether the ranks stay for more cases, so that what a case leaves behind in them matters.
+        fresh: Whether each rank is a fresh interpreter instead of a fork that runs on.
         store_port: Loopback port whose listening socket travels with the request; 0 for no store.
         settings: What the world is like: see `dist_testing.world.WorldSettings`.
     """
@@ -44,6 +47,8 @@ class WorldRequest:
     cwd: str
     umask: int
     threads: int
+    pool: bool
+    fresh: bool
     store_port: int
     settings: dict[str, Any] = field(default_factory=dict)
 

@@ -12,15 +12,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol
 
-from dist_testing.launch.wire import WorldRequest
+from dist_testing.launch import wire
 from dist_testing.rank.capture import redirect_output
 from dist_testing.rank.environment import become, torchrun_env
 from dist_testing.rank.frames import FrameWriter
 from dist_testing.rank.process import die_with_parent
 from dist_testing.rank.reporter import Reporter
 from dist_testing.rank.stacks import answer_with_stacks
+from dist_testing.rank.state import RankState
 
-__all__ = ["FAILED_EXIT_CODE", "Body", "RankStart", "Resolver", "enter"]
+__all__ = ["FAILED_EXIT_CODE", "RankDoor", "RankStart", "Resolver", "enter"]
 
 # torch's code for "this rank's test failed" (MultiProcessTestCase.TEST_ERROR_EXIT_CODE).
 FAILED_EXIT_CODE = 10
@@ -39,7 +40,7 @@ class RankStart:
         template_pid: The parent, with which the rank dies.
     """
 
-    request: WorldRequest
+    request: wire.WorldRequest
     rank: int
     channel_fd: int
     stacks_fd: int
@@ -47,18 +48,21 @@ class RankStart:
     template_pid: int
 
 
-class Body(Protocol):
-    """What a front door runs on a rank. An exception out of either method is the rank's outcome."""
+class RankDoor(Protocol):
+    """A front door's half that lives on a rank. An exception out of any method is the rank's outcome."""
 
-    def run(self, start: RankStart, reporter: Reporter) -> None:
-        """Run the test and report how it went: passed, skipped, or worse."""
+    def open(self, start: RankStart, reporter: Reporter) -> None:
+        """Make what the world's cases share; once per rank."""
+
+    def run(self, body: dict[str, Any], reporter: Reporter) -> None:
+        """Run one case and report how it went: passed, skipped, or worse."""
 
     def finish(self) -> None:
-        """Called when every rank has ended its test well; a failed rank leaves without."""
+        """Called when every rank has ended its last case well; a failed rank leaves without."""
 
 
-# Runs on the rank: finds what a request's `body` names.
-Resolver = Callable[[dict[str, Any]], Body]
+# Runs on the rank: finds the door that a request's `body` is for.
+Resolver = Callable[[dict[str, Any]], RankDoor]
 
 
 def enter(start: RankStart, resolve: Resolver) -> NoReturn:
@@ -74,14 +78,14 @@ def enter(start: RankStart, resolve: Resolver) -> NoReturn:
         channel = socket.socket(fileno=os.dup(start.channel_fd))
         os.close(start.channel_fd)
         reporter = Reporter(FrameWriter(channel))
-        _run(start, reporter, resolve)
+        _run(start, reporter, channel, resolve)
         for stream in (sys.stdout, sys.stderr):
             # A test may have closed or replaced it; then there is nothing left to save.
             with contextlib.suppress(OSError, ValueError, AttributeError):
                 stream.flush()
         reporter.done()
         if not reporter.failed:
-            reporter.wait_for_peers()
+            wire.receive(channel)
             code = 0
     except BaseException:
         # A bug of this library. It must not look like the test's, so it goes to the rank's log, which a report quotes.
@@ -90,20 +94,32 @@ def enter(start: RankStart, resolve: Resolver) -> NoReturn:
         os._exit(code)
 
 
-def _run(start: RankStart, reporter: Reporter, resolve: Resolver) -> None:
+def _run(start: RankStart, reporter: Reporter, channel: socket.socket, resolve: Resolver) -> None:
     try:
         _take_over(start)
-        body = resolve(start.request.body)
+        door = resolve(start.request.body)
     except BaseException as error:
         reporter.never_started(error)
         return
     reporter.ready()
+    body = start.request.body
     with _reporting(reporter):
-        body.run(start, reporter)
-    if not reporter.failed and reporter.wait_for_peers():
+        door.open(start, reporter)
+        state = RankState.now() if start.request.pool else None
+        while True:
+            door.run(body, reporter)
+            if state is not None:
+                state.verify()
+                state.rewind_generators()
+            reporter.case_over()
+            if reporter.failed or (instruction := wire.receive(channel)) is None:
+                return
+            message, _ = instruction
+            if message["do"] == "finish":
+                break
+            body = message["body"]
         reporter.phase("destroy")
-        with _reporting(reporter):
-            body.finish()
+        door.finish()
 
 
 @contextlib.contextmanager
@@ -112,12 +128,14 @@ def _reporting(reporter: Reporter) -> Iterator[None]:
         yield
     except BaseException as error:
         reporter.ended_by(error)
+        reporter.case_over()
 
 
 def _take_over(start: RankStart) -> None:
     request = start.request
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.SIG_DFL if number == signal.SIGTERM else signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     redirect_output(os.path.join(request.directory, f"rank-{start.rank}.log"))
     answer_with_stacks(start.stacks_fd)
     os.umask(request.umask)

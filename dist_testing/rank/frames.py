@@ -4,8 +4,9 @@ A rank sends `ready` once, `phase` when it moves on, an `outcome` as soon as one
 teardown to learn of a failure), and `done` as the last thing before it leaves. What is read is not trusted: a rank is
 test code, and test code goes wrong.
 
-The runner answers with single bytes, each a `GO`: the first when every rank has ended its test well, the second when
-every rank is `done`. So no rank closes its connections, or the store that it serves, under one that still needs them.
+The runner answers a good outcome with an instruction (`dist_testing.launch.wire`), when every rank has one: `next`,
+with another case for the same world, or `finish`, which every rank answers with `done`; then comes `leave`. So no
+rank closes its connections, or the store that it serves, under one that still needs them.
 """
 
 from __future__ import annotations
@@ -20,14 +21,12 @@ from typing import Any, Literal
 
 from dist_testing.errors import FrameError
 
-__all__ = ["GO", "MAX_FRAME_BYTES", "MAX_TEXT_CHARS", "Frame", "FrameReader", "FrameWriter", "shorten"]
+__all__ = ["MAX_FRAME_BYTES", "MAX_TEXT_CHARS", "Frame", "FrameReader", "FrameWriter", "shorten"]
 
 # A traceback with a big assertion fits; a rank that went mad does not fill the runner's memory.
 MAX_FRAME_BYTES = 8 * 1024 * 1024
 # Text of one outcome, head and tail kept. JSON may need six bytes for a character, so a frame always fits.
 MAX_TEXT_CHARS = 256 * 1024
-
-GO = b"\x01"
 
 _LENGTH = struct.Struct(">I")
 
@@ -75,13 +74,6 @@ class FrameWriter:
         payload = json.dumps({"frame": frame, **fields}).encode()
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self._channel.sendall(_LENGTH.pack(len(payload)) + payload)
-
-    def wait_for_go(self) -> bool:
-        """Wait for the runner's next `GO`; False if the runner is gone."""
-        try:
-            return self._channel.recv(len(GO)) == GO
-        except ConnectionResetError:
-            return False
 
 
 class FrameReader:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import traceback
 import unittest
 
+from dist_testing.errors import DistTestingError
 from dist_testing.rank.collateral import Collateral, collateral
 from dist_testing.rank.frames import FrameWriter, shorten
 from dist_testing.skips import skip_for_exit_code
@@ -27,7 +28,9 @@ def summarise(error: BaseException) -> str:
 
 
 def format_error(error: BaseException) -> str:
-    """The traceback as Python prints it."""
+    """The traceback as Python prints it; of our own errors the text, which is written to stand alone."""
+    if isinstance(error, DistTestingError):
+        return str(error)
     try:
         return "".join(traceback.format_exception(error))
     except Exception as broken:
@@ -37,11 +40,12 @@ def format_error(error: BaseException) -> str:
 
 
 class Reporter:
-    """What a body tells the runner. The worst outcome counts, so telling more never hides a failure."""
+    """What a door tells the runner. The worst outcome counts, so telling more never hides a failure."""
 
     def __init__(self, frames: FrameWriter) -> None:
         self._frames = frames
         self._phase = "start"
+        self._has_reported = False
         self.failed = False
 
     def ready(self) -> None:
@@ -53,9 +57,11 @@ class Reporter:
         self._phase = name
         self._frames.send("phase", phase=name)
 
-    def passed(self) -> None:
-        """The body ran to its end and nothing is wrong."""
-        self._send("passed")
+    def case_over(self) -> None:
+        """The case has ended on this rank; if nothing was wrong with it until now, it has passed."""
+        if not self._has_reported:
+            self._send("passed")
+        self._has_reported = False
 
     def skipped(self, reason: str) -> None:
         """The body asked to be skipped."""
@@ -101,14 +107,6 @@ class Reporter:
         self.failed = True
         self._send("never_started", summary=summarise(error), text=format_error(error))
 
-    def wait_for_peers(self) -> bool:
-        """Wait until every rank is where this one is.
-
-        Returns:
-            Whether to go on. Not when a peer failed: then the runner is about to stop this rank.
-        """
-        return self._frames.wait_for_go()
-
     def done(self) -> None:
         """The last frame."""
         self._frames.send("done")
@@ -123,6 +121,7 @@ class Reporter:
         exit_code: int = 0,
         collateral: Collateral = "",
     ) -> None:
+        self._has_reported = True
         self._frames.send(
             "outcome",
             kind=kind,

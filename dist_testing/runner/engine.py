@@ -9,90 +9,32 @@ test method.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
-import resource
 import shutil
-import socket
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from dist_testing.budget import Budget
-from dist_testing.errors import LaunchError, UsageError
+from dist_testing.errors import LaunchError
 from dist_testing.launch.fork import ForkLauncher
-from dist_testing.launch.wire import WorldRequest
-from dist_testing.outcomes import RankOutcome, Status, Verdict, verdict
+from dist_testing.launch.fresh import Loader
+from dist_testing.outcomes import Cause, Kind, Status, verdict
 from dist_testing.rank.bootstrap import Resolver
-from dist_testing.rank.environment import LOOPBACK
-from dist_testing.runner.rank_env import rank_env, threads_per_rank
-from dist_testing.runner.ranks import RankRecord
-from dist_testing.runner.supervisor import Supervisor
-from dist_testing.spec import MAX_WORLD_SIZE, Spec
-from dist_testing.world import WorldSettings
+from dist_testing.runner.case import Case, CaseResult
+from dist_testing.runner.running_world import RunningWorld, check_world_size, start_world
+from dist_testing.spec import Spec
 
-__all__ = ["Case", "CaseResult", "Engine", "RunningCase"]
+__all__ = ["Engine", "RunningCase"]
 
-# Descriptors that the runner holds per rank: its channel and the rank's stacks, both ends while the world is started.
-_FDS_PER_RANK = 4
-# And beside the ranks: log files, pytest's, Python's own.
-_FDS_SPARE = 64
 # What is quoted of a rank's log. Bytes; the last ones.
 _LOG_TAIL_BYTES = 64 * 1024
-# Of the group's limit, so that torch gives up before the runner does and says what it waited for.
-_GROUP_SHARE = 0.9
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """One test, to be run on one world.
-
-    Attributes:
-        name: As the user names it: a pytest node id, or `module.Class.method`.
-        world_size: Ranks.
-        body: What the resolver given to the engine finds the test by.
-        timeout_s: The case's own limit, in seconds.
-        init: Whether the library makes the default group.
-        with_store: Whether the world has a store of the library's, at MASTER_ADDR and MASTER_PORT.
-    """
-
-    name: str
-    world_size: int
-    body: dict[str, Any]
-    timeout_s: float
-    init: bool = True
-    with_store: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class CaseResult:
-    """How a case went.
-
-    Attributes:
-        case: The case.
-        verdict: What it adds up to.
-        outcomes: One per rank, by rank.
-        started_s: When the ranks were asked for, on the runner's monotonic clock.
-        duration_s: From then until nothing of them was left, in seconds.
-        limit_s: How long the case was allowed to run, in seconds.
-        logs: Rank to the end of its output, for ranks that a failure report quotes.
-        log_files: Rank to the file with all of its output; there until the engine is closed.
-        stacks: Rank to its stacks, if the deadline passed.
-        leaked: Command lines of processes that were left behind.
-    """
-
-    case: Case
-    verdict: Verdict
-    outcomes: tuple[RankOutcome, ...]
-    started_s: float
-    duration_s: float
-    limit_s: float
-    logs: Mapping[int, str] = field(default_factory=dict)
-    log_files: Mapping[int, Path] = field(default_factory=dict)
-    stacks: Mapping[int, str] = field(default_factory=dict)
-    leaked: tuple[str, ...] = ()
+# For the ranks of a pool to destroy their groups and end. Seconds.
+_POOL_END_LIMIT_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,35 +42,35 @@ class RunningCase:
     """A case whose ranks have been asked for."""
 
     case: Case
-    supervisor: Supervisor
-    directory: Path
-    stacks_fds: Mapping[int, int]
-    store: socket.socket | None
+    world: RunningWorld
     started_s: float
     limit_s: float
 
 
 class Engine:
-    """Runs cases, one world at a time, each on fresh ranks.
+    """Runs cases, one at a time, each on fresh ranks or on those of a pool.
 
     Attributes:
         spec: What the target asks for.
         cases_after: Cases that will come after the next one; they share the budget with it.
     """
 
-    def __init__(self, spec: Spec, budget: Budget, resolve: Resolver) -> None:
+    def __init__(self, spec: Spec, budget: Budget, resolve: Resolver, loader: Loader) -> None:
         """Make an engine. No process is started yet.
 
         Args:
             spec: What the target asks for.
             budget: The time of the whole run.
-            resolve: Finds, on a rank, the test that a case's body names.
+            resolve: Finds, on a rank, the door that a case's body is for.
+            loader: How a fresh interpreter finds the tests again.
         """
         self.spec = spec
         self.cases_after = 0
         self._budget = budget
         self._resolve = resolve
+        self._loader = loader
         self._launcher: ForkLauncher | None = None
+        self._pool: RunningWorld | None = None
         self._worlds = 0
         self._directory: Path | None = None
 
@@ -137,15 +79,21 @@ class Engine:
 
         Returns:
             The launcher and the run's folder.
-
-        Raises:
-            LaunchError: If this process is not clean.
         """
         if self._directory is None:
             self._directory = Path(tempfile.mkdtemp(prefix="dist-", dir=os.environ.get("TEST_TMPDIR")))
         if self._launcher is None:
-            self._launcher = ForkLauncher(self._resolve, str(self._directory))
+            self._launcher = ForkLauncher(self._resolve, self._loader, str(self._directory))
         return self._launcher, self._directory
+
+    def run(self, case: Case) -> CaseResult:
+        """`start` and `finish`, and once more if ranks could not be had although no test code has run yet."""
+        result = self.finish(self.start(case))
+        never_began = all(outcome.kind is Kind.NEVER_STARTED for outcome in result.outcomes)
+        if result.verdict.cause is Cause.INFRASTRUCTURE and never_began:
+            first = result.verdict.reason
+            return dataclasses.replace(self.finish(self.start(case)), retried=first)
+        return result
 
     def start(self, case: Case) -> RunningCase:
         """Ask for the ranks of a case; returns as soon as they are asked for.
@@ -154,59 +102,25 @@ class Engine:
             LaunchError: If they cannot be had.
             UsageError: If the world is larger than can be.
         """
-        _check_world_size(case)
-        launcher, run_directory = self.prepare()
-        self._worlds += 1
-        directory = run_directory / str(self._worlds)
-        directory.mkdir()
+        check_world_size(case.name, case.world_size)
         limit_s = self._budget.limit_s(case.timeout_s, cases_after=self.cases_after)
-        store = socket.create_server((LOOPBACK, 0), backlog=2 * case.world_size) if case.with_store else None
-        settings = WorldSettings(
-            backend=self.spec.backend.torch_backend,
-            device=self.spec.backend.device,
-            gpus_per_rank=self.spec.gpus_per_rank,
-            timeout_s=max(1.0, _GROUP_SHARE * limit_s),
-            init=case.init,
-        )
-        request = WorldRequest(
-            world=self._worlds,
-            size=case.world_size,
-            body=case.body,
-            directory=str(directory),
-            env=rank_env(
-                os.environ,
-                world_size=case.world_size,
-                backend_env=self.spec.backend.env,
-                scratch=os.environ.get("TEST_TMPDIR"),
-            ),
-            cwd=os.getcwd(),
-            umask=_umask(),
-            threads=threads_per_rank(case.world_size),
-            store_port=store.getsockname()[1] if store else 0,
-            settings=settings.to_json(),
-        )
-        channels = [socket.socketpair() for _ in range(case.world_size)]
-        stacks = [os.pipe() for _ in range(case.world_size)]
         started_s = time.monotonic()
-        try:
-            launcher.start(
-                request,
-                [theirs.fileno() for _, theirs in channels]
-                + [write for _, write in stacks]
-                + ([store.fileno()] if store else []),
-            )
-        except LaunchError:
-            self._launcher = None
-            raise
-        finally:
-            for _, theirs in channels:
-                theirs.close()
-            for _, write in stacks:
-                os.close(write)
-        records = [RankRecord(rank, ours) for rank, (ours, _) in enumerate(channels)]
-        stacks_fds = {rank: read for rank, (read, _) in enumerate(stacks)}
-        supervisor = Supervisor(launcher, self._worlds, records, stacks_fds, limit_s)
-        return RunningCase(case, supervisor, directory, stacks_fds, store, started_s, limit_s)
+        world, self._pool = self._pool, None
+        body = None
+        if world is not None and case.pool == world.pool and case.world_size == world.size:
+            body = case.body
+        else:
+            if world is not None and (trouble := self._end(world)):
+                warnings.warn(trouble, RuntimeWarning, stacklevel=2)
+            launcher, directory = self.prepare()
+            self._worlds += 1
+            try:
+                world = start_world(launcher, self._worlds, case, self.spec, directory, limit_s)
+            except LaunchError:
+                self._drop_launcher()
+                raise
+        world.supervisor.begin_case(limit_s, keep=bool(case.pool), expected_exits=case.expected_exits, body=body)
+        return RunningCase(case, world, started_s, limit_s)
 
     def finish(self, running: RunningCase) -> CaseResult:
         """Wait for the end of a case, at most until its deadline, and judge it.
@@ -214,9 +128,10 @@ class Engine:
         Raises:
             LaunchError: If the ranks could not be made, or could not be got rid of.
         """
-        supervisor, case = running.supervisor, running.case
-        with self._closing(running):
-            supervisor.wait()
+        case, world = running.case, running.world
+        supervisor = world.supervisor
+        with self._closing_if_over(world):
+            supervisor.wait_case()
         outcomes = tuple(record.outcome() for record in supervisor.records)
         result = verdict(
             outcomes,
@@ -227,10 +142,12 @@ class Engine:
         log_files: dict[int, Path] = {}
         quoted: Sequence[int] = ()
         if result.status is Status.FAILED:
-            log_files = {rank: running.directory / f"rank-{rank}.log" for rank in range(case.world_size)}
+            log_files = {rank: world.directory / f"rank-{rank}.log" for rank in range(case.world_size)}
             quoted = [result.culprit, *result.failing] if result.culprit is not None else list(log_files)
+        elif supervisor.is_over:
+            shutil.rmtree(world.directory, ignore_errors=True)
         else:
-            shutil.rmtree(running.directory, ignore_errors=True)
+            self._pool = world
         return CaseResult(
             case=case,
             verdict=result,
@@ -246,64 +163,62 @@ class Engine:
 
     def abandon(self, running: RunningCase) -> None:
         """Kill the ranks of a case that nobody will ask about any more."""
-        with self._closing(running):
-            running.supervisor.abort()
+        with self._closing_if_over(running.world):
+            running.world.supervisor.abort()
 
-    @contextlib.contextmanager
-    def _closing(self, running: RunningCase) -> Iterator[None]:
-        """Whatever happens, no rank and no descriptor of the case outlives this."""
-        supervisor = running.supervisor
-        try:
-            yield
-        except LaunchError:
-            self._drop_launcher()
-            raise
-        except BaseException:
-            supervisor.abort()
-            raise
-        finally:
-            for fd in running.stacks_fds.values():
-                os.close(fd)
-            for record in supervisor.records:
-                record.channel.close()
-            if running.store is not None:
-                running.store.close()
+    def end_pool(self) -> str:
+        """Let the ranks of the current pool end, if there is one.
 
-    def run(self, case: Case) -> CaseResult:
-        """`start` and `finish`."""
-        return self.finish(self.start(case))
+        Returns:
+            What went wrong with that; "" if nothing did.
+        """
+        world, self._pool = self._pool, None
+        return self._end(world) if world is not None else ""
 
     def close(self) -> None:
-        """Let the template go and remove the run's folder. Nothing of the run is left after this."""
+        """Let everything go and remove the run's folder. Nothing of the run is left after this."""
+        if self._pool is not None:
+            world, self._pool = self._pool, None
+            with contextlib.suppress(LaunchError), self._closing_if_over(world):
+                world.supervisor.abort()
         self._drop_launcher()
         if self._directory is not None:
             shutil.rmtree(self._directory, ignore_errors=True)
             self._directory = None
 
+    def _end(self, world: RunningWorld) -> str:
+        supervisor = world.supervisor
+        with self._closing_if_over(world):
+            supervisor.finish(_POOL_END_LIMIT_S)
+        outcomes = [record.outcome() for record in supervisor.records]
+        result = verdict(outcomes, world_size=world.size, leaked=supervisor.leaked)
+        if result.status is not Status.FAILED:
+            shutil.rmtree(world.directory, ignore_errors=True)
+            return ""
+        details = "\n".join(outcome.text for outcome in outcomes if outcome.text)
+        return f"the ranks of the pool {world.pool} did not end well: {result.reason}\n{details}".rstrip()
+
+    @contextlib.contextmanager
+    def _closing_if_over(self, world: RunningWorld) -> Iterator[None]:
+        """Whatever happens, no rank and no descriptor of a world that is not kept outlives this."""
+        try:
+            yield
+        except LaunchError:
+            world.close()
+            self._drop_launcher()
+            raise
+        except BaseException:
+            with contextlib.suppress(LaunchError):
+                world.supervisor.abort()
+            world.close()
+            raise
+        if world.supervisor.is_over:
+            world.close()
+
     def _drop_launcher(self) -> None:
         if self._launcher is not None:
             launcher, self._launcher = self._launcher, None
             launcher.close()
-
-
-def _check_world_size(case: Case) -> None:
-    if not 1 <= case.world_size <= MAX_WORLD_SIZE:
-        raise UsageError(f"{case.name}: world_size = {case.world_size}; expected 1 to {MAX_WORLD_SIZE}.")
-    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = _FDS_PER_RANK * case.world_size + _FDS_SPARE
-    if limit != resource.RLIM_INFINITY and needed > limit:
-        raise UsageError(
-            f"{case.name}: a world of {case.world_size} ranks needs about {needed} open files; the limit is {limit}.\n"
-            "Each rank has a channel to the runner and one for its stacks.\n"
-            "Raise the limit with `ulimit -n`, or ask for a smaller world."
-        )
-
-
-def _umask() -> int:
-    # It can only be read by setting it.
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def _tail(path: Path) -> str:

@@ -11,7 +11,7 @@ from types import FrameType
 from typing import NoReturn
 
 from dist_testing.errors import DistTestingError, InterruptedRunError, SpecError
-from dist_testing.outcomes import signal_name
+from dist_testing.outcomes import exit_name
 from dist_testing.runner.bazel import Protocol, read_protocol
 from dist_testing.spec import Spec, load_spec
 
@@ -118,6 +118,6 @@ def _raise_on_termination() -> None:
     def interrupt(number: int, _: FrameType | None) -> NoReturn:
         # Once: a second signal must not break the clean-up of the first.
         signal.signal(number, signal.SIG_IGN)
-        raise InterruptedRunError(f"the runner got {signal_name(number)}")
+        raise InterruptedRunError(f"the runner got {exit_name(-number)}")
 
     signal.signal(signal.SIGTERM, interrupt)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import socket
+from collections.abc import Mapping
+from typing import Any
 
 from dist_testing.errors import FrameError
-from dist_testing.outcomes import Kind, RankOutcome
-from dist_testing.rank.frames import GO, Frame, FrameReader
+from dist_testing.launch import wire
+from dist_testing.outcomes import Kind, RankOutcome, exit_name
+from dist_testing.rank.frames import Frame, FrameReader
 
 __all__ = ["RankRecord"]
 
@@ -20,6 +23,7 @@ _REPORTED = {
 }
 # Of several reports of one rank the worst counts: a teardown can fail after the test has passed.
 _WORST_LAST = (Kind.PASSED, Kind.SKIPPED, Kind.NEVER_STARTED, Kind.RAISED, Kind.EXITED, Kind.UNREADABLE)
+_GOOD = (Kind.PASSED, Kind.SKIPPED)
 
 
 class RankRecord:
@@ -43,9 +47,20 @@ class RankRecord:
         self.first_trouble_s: float | None = None
         self._reader = FrameReader()
         self._report: RankOutcome | None = None
+        self._expected_exit: int | None = None
         self._exit_code: int | None = None
         self._ended_s = 0.0
         self._stopped_as: Kind | None = None
+
+    def begin_case(self, expected_exit: int | None) -> None:
+        """Forget the last case's outcome.
+
+        Args:
+            expected_exit: How the process must end in the case that begins, as in `subprocess`: a negative number is a
+                signal. None if it must not end.
+        """
+        self._report = None
+        self._expected_exit = expected_exit
 
     def read(self, now_s: float) -> bool:
         """Take what the channel has; False at the end of the stream.
@@ -61,7 +76,8 @@ class RankRecord:
             self.channel.close()
             if self._reader.mid_frame:
                 self._note(Kind.UNREADABLE, now_s, summary="the last frame is incomplete")
-            if not self.is_done:
+            # With an end that is expected, it takes the exit code to tell.
+            if not self.is_done and self._expected_exit is None:
                 self._trouble(now_s)
             return False
         try:
@@ -73,11 +89,11 @@ class RankRecord:
             return False
         return True
 
-    def go(self) -> None:
-        """Let the rank pass the point where it waits for its peers."""
+    def instruct(self, message: Mapping[str, Any]) -> None:
+        """Tell the waiting rank how to go on."""
         # If it died while it waited, its end will be seen like any other.
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            self.channel.sendall(GO)
+        with contextlib.suppress(OSError):
+            wire.send(self.channel, message)
 
     def ended(self, exit_code: int, now_s: float) -> None:
         """The process is gone; a negative code is a signal, as in `subprocess`."""
@@ -86,7 +102,7 @@ class RankRecord:
         # The last frames may still lie in the socket.
         while self.channel.fileno() >= 0 and self.read(now_s):
             pass
-        if self._stopped_as is None and exit_code != 0:
+        if self._stopped_as is None and exit_code != (self._expected_exit or 0):
             self._trouble(now_s)
 
     def stop(self, kind: Kind, now_s: float) -> None:
@@ -102,9 +118,24 @@ class RankRecord:
         return self._exit_code is not None
 
     @property
+    def ended_as_expected(self) -> bool:
+        """Whether the process has ended, and was meant to, like this."""
+        return self._expected_exit is not None and self._exit_code == self._expected_exit
+
+    @property
     def reported(self) -> Kind | None:
-        """The worst outcome that the rank itself has reported."""
+        """The worst outcome that the rank itself has reported in this case."""
         return self._report.kind if self._report else None
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether nothing more is to come of this rank in this case."""
+        return self._report is not None or self.ended_as_expected
+
+    @property
+    def has_told_all(self) -> bool:
+        """Whether nothing that the rank may still do can change its outcome: it is gone, or waits with a good one."""
+        return self.has_ended or self.reported in _GOOD
 
     @property
     def waited_in_vain(self) -> bool:
@@ -112,25 +143,40 @@ class RankRecord:
         return self._report is not None and self._report.collateral == "late"
 
     def outcome(self) -> RankOutcome:
-        """What became of the rank. Ask when it has ended."""
+        """What became of the rank in this case. Ask when the case is over."""
         report = self._report
         at_s = self.first_trouble_s if self.first_trouble_s is not None else self._ended_s
-        if report is not None and report.kind not in (Kind.PASSED, Kind.SKIPPED):
+        if report is not None and report.kind not in _GOOD:
             # It failed; how it left afterwards, or that it was killed while it cleaned up, adds nothing.
             return report
+        if self._expected_exit is not None and self._stopped_as is None:
+            return self._expected_outcome(self._expected_exit, at_s)
         if self._stopped_as is not None:
             if report is not None and (self._stopped_as is Kind.STOPPED or self.phase != "destroy"):
                 # It had ended its test and only waited for the others.
                 return report
             return RankOutcome(self.rank, self._stopped_as, at_s, self.phase)
+        if self._exit_code is None and report is not None:
+            # Kept for the next case.
+            return report
         if self._exit_code is None or not self.is_ready:
-            how = "" if self._exit_code is None else f"its process ended with code {self._exit_code}"
+            how = "" if self._exit_code is None else f"its process ended by {exit_name(self._exit_code)}"
             return RankOutcome(self.rank, Kind.NEVER_STARTED, at_s, self.phase, summary=how)
         if self._exit_code < 0:
             return RankOutcome(self.rank, Kind.SIGNALLED, at_s, self.phase, signal=-self._exit_code)
         if self._exit_code > 0 or not self.is_done or report is None:
             return RankOutcome(self.rank, Kind.EXITED, at_s, self.phase, exit_code=self._exit_code)
         return report
+
+    def _expected_outcome(self, expected: int, at_s: float) -> RankOutcome:
+        if self._exit_code == expected:
+            return RankOutcome(self.rank, Kind.PASSED, at_s, self.phase)
+        if self._exit_code is None or self.is_done:
+            how = f"ended the test ({self._report.describe()})" if self._report else "did not end"
+        else:
+            how = f"ended by {exit_name(self._exit_code)}"
+        wanted = f"AssertionError: expected to end by {exit_name(expected)}, but it {how}"
+        return RankOutcome(self.rank, Kind.RAISED, at_s, self.phase, summary=wanted)
 
     def _take(self, frame: Frame, now_s: float) -> None:
         fields = frame.fields
@@ -168,7 +214,7 @@ class RankRecord:
         exit_code: int = 0,
         collateral: str = "",
     ) -> None:
-        if kind not in (Kind.PASSED, Kind.SKIPPED):
+        if kind not in _GOOD:
             self._trouble(now_s)
         if self._report is not None and _WORST_LAST.index(kind) <= _WORST_LAST.index(self._report.kind):
             return

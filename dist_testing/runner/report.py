@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
 from dist_testing.outcomes import Cause, Kind
-from dist_testing.runner.engine import CaseResult
+from dist_testing.runner.case import CaseResult
 
 __all__ = ["failure_headline", "failure_report"]
 

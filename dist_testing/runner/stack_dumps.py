@@ -11,17 +11,16 @@ __all__ = ["collect_stacks"]
 
 # faulthandler does not say when it has finished. Silence of this length after the first line counts as the end.
 # Seconds.
-_QUIET_S = 0.2
-# A rank that is stopped, or stuck in the kernel, never answers. Seconds for all ranks together.
-_LIMIT_S = 2.0
+_QUIET_S = 0.1
 
 
-def collect_stacks(fds: Mapping[int, int], ask: Callable[[], None]) -> dict[int, str]:
+def collect_stacks(fds: Mapping[int, int], ask: Callable[[], None], limit_s: float) -> dict[int, str]:
     """Ask ranks for their stacks and read the answers.
 
     Args:
         fds: Rank to the descriptor that its stacks come from.
         ask: Sends the signal.
+        limit_s: For all ranks together, in seconds.
 
     Returns:
         Rank to its stacks; "" for one that did not answer.
@@ -32,7 +31,7 @@ def collect_stacks(fds: Mapping[int, int], ask: Callable[[], None]) -> dict[int,
     for fd in by_fd:
         poller.register(fd, select.POLLIN)
     ask()
-    deadline = time.monotonic() + _LIMIT_S
+    deadline = time.monotonic() + limit_s
     while by_fd and (left := deadline - time.monotonic()) > 0:
         everyone_began = all(answers[rank] for rank in by_fd.values())
         events = poller.poll(1000 * (min(left, _QUIET_S) if everyone_began else left))

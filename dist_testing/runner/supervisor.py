@@ -6,11 +6,13 @@ limit.
 
 from __future__ import annotations
 
+import enum
 import math
 import select
 import signal
 import time
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from dist_testing.errors import LaunchError
 from dist_testing.launch.fork import ForkLauncher
@@ -21,32 +23,41 @@ from dist_testing.runner.stack_dumps import collect_stacks
 
 __all__ = ["PEER_GRACE_S", "Supervisor"]
 
-# From fork to "ready" a rank does almost nothing; on a machine that swaps it still takes a while. Seconds.
-_START_LIMIT_S = 60.0
+# From fork to "ready" a rank does almost nothing; on a machine that swaps it still takes a while. A fresh interpreter
+# imports torch first, all ranks at once. Seconds.
+_START_LIMIT_S = 120.0
 # After the first failure, how long the other ranks may take to tell their side of it. Seconds.
 PEER_GRACE_S = 0.5
 # After the first skip. Ranks reach the same decision at different times, and nothing is broken. Seconds.
 _SKIP_GRACE_S = 5.0
+# For the stacks of ranks that a failure elsewhere has left waiting: nice to have, so the verdict does not wait long.
+_VICTIM_STACKS_S = 0.3
+# For the stacks of ranks that are the problem. A rank that is stopped, or stuck in the kernel, never answers. Seconds.
+_HUNG_STACKS_S = 2.0
 # After SIGKILL, until the kernel must have let go. Longer than the template takes to clear up. Seconds.
 _KILL_LIMIT_S = 15.0
 
 
+class _Stage(enum.Enum):
+    RUNNING = enum.auto()  # a case
+    BETWEEN = enum.auto()  # cases: the ranks wait
+    FINISHING = enum.auto()  # ranks destroy their groups
+    LEAVING = enum.auto()
+    KILLED = enum.auto()
+    OVER = enum.auto()  # nothing is left
+
+
 class Supervisor:
-    """Runs one world to its end.
+    """Runs the cases of one world, and the world to its end.
 
     Attributes:
         records: One per rank.
-        stacks: Rank to its stacks, if the deadline passed.
+        stacks: Rank to its stacks, of ranks that were running when something went wrong.
         leaked: Command lines of what the ranks left behind.
     """
 
     def __init__(
-        self,
-        launcher: ForkLauncher,
-        world: int,
-        records: Sequence[RankRecord],
-        stacks_fds: Mapping[int, int],
-        limit_s: float,
+        self, launcher: ForkLauncher, world: int, records: Sequence[RankRecord], stacks_fds: Mapping[int, int]
     ) -> None:
         """Watch a world that was just asked for.
 
@@ -55,7 +66,6 @@ class Supervisor:
             world: Its number.
             records: One per rank.
             stacks_fds: Rank to the descriptor that its stacks come from.
-            limit_s: Seconds from when every rank is ready.
         """
         self.records = records
         self.stacks: dict[int, str] = {}
@@ -63,26 +73,74 @@ class Supervisor:
         self._launcher = launcher
         self._world = world
         self._stacks_fds = stacks_fds
-        self._limit_s = limit_s
-        self._deadline_s = time.monotonic() + _START_LIMIT_S
-        self._everyone_ready = False
+        self._stage = _Stage.BETWEEN
+        self._keep = False
+        self._limit_s = 0.0
+        self._is_timed = False
+        self._deadline_s = math.inf
         self._grace_end_s = math.inf
-        self._killed = False
-        self._gos = 0
-        self._over = False
         self._by_fd = {record.channel.fileno(): record for record in records}
         self._poller = select.poll()
         self._poller.register(launcher.fileno(), select.POLLIN)
         for fd in self._by_fd:
             self._poller.register(fd, select.POLLIN)
 
-    def wait(self) -> None:
-        """Return when every rank has ended and nothing of them is left.
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing of the world is left."""
+        return self._stage is _Stage.OVER
+
+    def begin_case(
+        self, limit_s: float, *, keep: bool, expected_exits: Mapping[int, int], body: Mapping[str, Any] | None
+    ) -> None:
+        """A case begins.
+
+        Args:
+            limit_s: Seconds that it may take, from when every rank is ready.
+            keep: Keep the ranks for another case if this one passes.
+            expected_exits: Rank to how its process must end in this case.
+            body: What to run, if the ranks are waiting for it; None if they were started with it.
+        """
+        self._stage = _Stage.RUNNING
+        self._keep = keep
+        self._limit_s = limit_s
+        self._is_timed = False
+        self._grace_end_s = math.inf
+        self._deadline_s = time.monotonic() + _START_LIMIT_S
+        for record in self.records:
+            record.begin_case(expected_exits.get(record.rank))
+            if body is not None:
+                record.instruct({"do": "next", "body": body})
+
+    def wait_case(self) -> None:
+        """Return when the case is over, and unless the ranks are kept, when nothing of them is left.
 
         Raises:
             LaunchError: If the template ends, refuses, or cannot get rid of a rank.
         """
-        while not self._over:
+        self._wait(_Stage.BETWEEN)
+
+    def finish(self, limit_s: float) -> None:
+        """Let the waiting ranks of a kept world end, and return when nothing of them is left.
+
+        Args:
+            limit_s: Seconds that their clean-up may take.
+
+        Raises:
+            LaunchError: As for `wait_case`.
+        """
+        self._deadline_s = time.monotonic() + limit_s
+        self._instruct("finish", _Stage.FINISHING)
+        self._wait(_Stage.OVER)
+
+    def abort(self) -> None:
+        """Kill the ranks at once and wait until they are gone: the run is being interrupted."""
+        if not self.is_over:
+            self._kill(Kind.STOPPED, time.monotonic())
+            self._wait(_Stage.OVER)
+
+    def _wait(self, until: _Stage) -> None:
+        while self._stage not in (until, _Stage.OVER):
             limit_s = min(self._deadline_s, self._grace_end_s)
             timeout_ms = max(0, math.ceil(1000 * (limit_s - time.monotonic())))
             events = self._poller.poll(timeout_ms)
@@ -93,14 +151,8 @@ class Supervisor:
                     self._hear_template(now_s)
                 elif (record := self._by_fd.get(fd)) and not record.read(now_s):
                     self._forget(fd)
-            if not self._over:
+            if not self.is_over:
                 self._decide(now_s)
-
-    def abort(self) -> None:
-        """Kill the ranks at once and wait until they are gone: the run is being interrupted."""
-        if not self._over:
-            self._kill(Kind.STOPPED, time.monotonic())
-            self.wait()
 
     def _forget(self, fd: int) -> None:
         self._poller.unregister(fd)
@@ -119,57 +171,69 @@ class Supervisor:
                         self._forget(fd)
                 case "refused":
                     raise LaunchError(
-                        f"Rank {event['rank']} of {len(self.records)} could not be forked: {event['text']}.\n"
+                        f"Rank {event['rank']} of {len(self.records)} could not be started: {event['text']}.\n"
                         "The machine, or the limit for this user, has no room for another process.\n"
                         "Run fewer tests at once, or ask for a smaller world."
                     )
                 case "over":
                     self.leaked = event["leaked"]
-                    self._over = True
+                    self._stage = _Stage.OVER
 
     def _decide(self, now_s: float) -> None:
         records = self.records
-        if not self._everyone_ready and all(record.is_ready for record in records):
-            self._everyone_ready = True
-            self._deadline_s = now_s + self._limit_s
-        if self._killed:
+        if self._stage is _Stage.KILLED:
             if now_s >= self._deadline_s:
                 raise LaunchError(self._unkillable())
             return
+        if self._stage is _Stage.RUNNING and not self._is_timed and all(record.is_ready for record in records):
+            self._is_timed = True
+            self._deadline_s = now_s + self._limit_s
         if any(record.first_trouble_s is not None for record in records):
-            self._grace_end_s = min(self._grace_end_s, now_s + PEER_GRACE_S)
-        elif not self._gos and any(record.reported is Kind.SKIPPED for record in records):
-            self._grace_end_s = min(self._grace_end_s, now_s + _SKIP_GRACE_S)
-        if self._may_pass():
-            self._gos += 1
-            self._grace_end_s = math.inf
-            for record in records:
-                record.go()
+            grace_s = 0.0 if all(record.has_told_all for record in records) else PEER_GRACE_S
+            self._grace_end_s = min(self._grace_end_s, now_s + grace_s)
+        elif self._stage is _Stage.RUNNING:
+            self._decide_running(now_s)
+        elif self._stage is _Stage.FINISHING and all(record.is_done or record.has_ended for record in records):
+            self._instruct("leave", _Stage.LEAVING)
         if now_s >= self._grace_end_s:
-            if any(record.waited_in_vain for record in records):
-                self._ask_for_stacks()
+            in_vain = any(record.waited_in_vain for record in records)
+            self._ask_for_stacks(_HUNG_STACKS_S if in_vain else _VICTIM_STACKS_S)
             self._kill(Kind.STOPPED, time.monotonic())
         elif now_s >= self._deadline_s:
-            self._ask_for_stacks()
+            self._ask_for_stacks(_HUNG_STACKS_S)
             self._kill(Kind.HUNG, time.monotonic())
 
-    def _may_pass(self) -> bool:
-        """Whether every rank is at the next point where it waits for its peers (see `dist_testing.rank.frames`)."""
-        if any(record.first_trouble_s is not None for record in self.records):
-            return False
-        if self._gos == 0:
-            return all(record.reported is not None for record in self.records)
-        return self._gos == 1 and all(record.is_done for record in self.records)
+    def _decide_running(self, now_s: float) -> None:
+        reported = [record.reported for record in self.records]
+        if all(record.is_settled for record in self.records):
+            self._grace_end_s = math.inf
+            if self._keep and all(kind is Kind.PASSED for kind in reported):
+                self._stage = _Stage.BETWEEN
+                self._deadline_s = math.inf
+            else:
+                self._instruct("finish", _Stage.FINISHING)
+        elif Kind.SKIPPED in reported:
+            self._grace_end_s = min(self._grace_end_s, now_s + _SKIP_GRACE_S)
 
-    def _ask_for_stacks(self) -> None:
-        fds = {record.rank: self._stacks_fds[record.rank] for record in self.records if not record.has_ended}
-        self.stacks = collect_stacks(fds, lambda: self._launcher.signal(list(fds), STACKS_SIGNAL))
+    def _instruct(self, what: str, stage: _Stage) -> None:
+        self._stage = stage
+        for record in self.records:
+            record.instruct({"do": what})
+
+    def _ask_for_stacks(self, limit_s: float) -> None:
+        fds = {
+            record.rank: self._stacks_fds[record.rank]
+            for record in self.records
+            if not record.has_ended and not (record.is_settled if self._stage is _Stage.RUNNING else record.is_done)
+        }
+        if fds:
+            self.stacks = collect_stacks(fds, lambda: self._launcher.signal(list(fds), STACKS_SIGNAL), limit_s)
 
     def _kill(self, kind: Kind, now_s: float) -> None:
         running = [record for record in self.records if not record.has_ended]
         for record in running:
             record.stop(kind, now_s)
-        self._killed = True
+        self._stage = _Stage.KILLED
         self._grace_end_s = math.inf
         self._deadline_s = now_s + _KILL_LIMIT_S
         self._launcher.signal([record.rank for record in running], signal.SIGKILL)

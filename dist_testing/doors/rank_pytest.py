@@ -1,0 +1,125 @@
+"""A pytest item on a rank: fixtures, the test, teardown, each told to the runner as it happens.
+
+The rank was forked from a process that had collected the tests, so the item is there already; nothing is imported or
+collected again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from _pytest.capture import CaptureManager
+from _pytest.runner import runtestprotocol
+
+from dist_testing.rank.bootstrap import RankStart
+from dist_testing.rank.reporter import Reporter
+from dist_testing.world import World, WorldSettings
+
+__all__ = ["PytestDoor", "current_world"]
+
+_current: list[World] = []
+
+
+def current_world() -> World | None:
+    """The world of this rank; None in the runner."""
+    return _current[0] if _current else None
+
+
+class PytestDoor:
+    """Runs collected items on a rank."""
+
+    def __init__(self, config: pytest.Config, items: Mapping[str, pytest.Item]) -> None:
+        self._config = config
+        self._items = items
+        self._world: World | None = None
+
+    def open(self, start: RankStart, reporter: Reporter) -> None:
+        """Make the world, and make pytest fit for a rank."""
+        request = start.request
+        reporter.phase("init")
+        self._world = World(
+            start.rank,
+            request.size,
+            WorldSettings.from_json(request.settings),
+            directory=Path(request.directory),
+            store_port=request.store_port,
+            store_fd=start.store_fd,
+        )
+        _current.append(self._world)
+        self._world.prepare()
+        _capture_nothing(self._config)
+        # An expected failure is judged in the runner, where all ranks' outcomes are known.
+        self._config.option.runxfail = True
+        self._config.pluginmanager.register(_Narrator(reporter), "dist_testing_narrator")
+
+    def run(self, body: dict[str, Any], reporter: Reporter) -> None:
+        """Run one item as pytest would."""
+        assert self._world is not None
+        self._world.begin_case()
+        _keep_temporary_files_in(self._config, self._world)
+        runtestprotocol(self._items[body["nodeid"]], log=False, nextitem=None)
+
+    def finish(self) -> None:
+        """Give the groups back."""
+        assert self._world is not None
+        self._world.finish()
+
+
+class _Narrator:
+    """Tells the runner what pytest is doing."""
+
+    def __init__(self, reporter: Reporter) -> None:
+        self._reporter = reporter
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self) -> None:
+        self._reporter.phase("setup")
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_call(self) -> None:
+        self._reporter.phase("call")
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_teardown(self) -> None:
+        self._reporter.phase("teardown")
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(
+        self, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        report = yield
+        if call.excinfo is not None and not report.passed:
+            if report.skipped:
+                self._reporter.skipped(_skip_reason(report))
+            else:
+                self._reporter.ended_by(call.excinfo.value, str(report.longrepr))
+        return report
+
+
+def _skip_reason(report: pytest.TestReport) -> str:
+    # A skip's representation is (file, line, "Skipped: reason").
+    text = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+    return text.removeprefix("Skipped: ")
+
+
+def _capture_nothing(config: pytest.Config) -> None:
+    """Stop pytest's own capture, which was set up in the runner: a rank's output goes to its log.
+
+    The `capsys` and `capfd` fixtures go on working; they need a capture manager, but not a capturing one.
+    """
+    config.pluginmanager.unregister(name="capturemanager")
+    fresh = CaptureManager("no")
+    config.pluginmanager.register(fresh, "capturemanager")
+    fresh.start_global_capturing()
+
+
+def _keep_temporary_files_in(config: pytest.Config, world: World) -> None:
+    # `tmp_path` would otherwise make a numbered folder per rank outside the run's own, which nobody removes. pytest
+    # makes the folder when a test asks for it.
+    factory: Any = getattr(config, "_tmp_path_factory", None)
+    if factory is not None:
+        factory._basetemp = None
+        factory._given_basetemp = world.pytest_tmp_path

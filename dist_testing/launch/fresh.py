@@ -1,0 +1,172 @@
+"""Fresh interpreters: a rank of its own (`spawn`), or a template where the runner cannot be forked.
+
+What runs in one comes through a file that it inherits, as JSON: how to find the tests again (the loader), and what to
+be.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import socket
+import subprocess
+import sys
+import types
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
+
+from dist_testing.errors import LaunchError
+from dist_testing.launch import wire
+from dist_testing.rank.bootstrap import RankStart, Resolver, enter
+from dist_testing.rank.capture import redirect_output
+from dist_testing.rank.frames import FrameWriter
+from dist_testing.rank.process import die_with_parent
+from dist_testing.rank.reporter import Reporter
+
+__all__ = ["Loader", "become_rank", "command", "main", "unittest_loader"]
+
+# How a fresh interpreter finds the tests: {"door": "pytest", ...} or {"door": "unittest", ...}.
+Loader = Mapping[str, Any]
+# Given the loader, collects or imports the tests and hands over a resolver; then it must not come back.
+_Then = Callable[[Resolver], NoReturn]
+
+# The path first: it may be the only way to this package.
+_CODE = (
+    "import json, os, sys; "
+    "state = json.load(os.fdopen(int(sys.argv[1]))); "
+    "sys.path[:] = state['sys_path']; "
+    "from dist_testing.launch.fresh import main; "
+    "main(state)"
+)
+
+
+def command(state: Mapping[str, Any]) -> tuple[list[str], int]:
+    """The command line of a fresh interpreter.
+
+    Args:
+        state: What it is to be; sys.path is added.
+
+    Returns:
+        The command, and the descriptor that it must inherit.
+    """
+    descriptor = os.memfd_create("dist-testing-fresh", 0)
+    with open(descriptor, "w", encoding="utf-8", closefd=False) as file:
+        json.dump({**state, "sys_path": sys.path}, file)
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    # The flags that this interpreter was started with, as multiprocessing passes them on.
+    flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    return [sys.executable, *flags, "-c", _CODE, str(descriptor)], descriptor
+
+
+def become_rank(start: RankStart, loader: Loader) -> NoReturn:
+    """Replace this process, just forked, by a fresh interpreter that is the rank."""
+    kept = [start.channel_fd, start.stacks_fd, *([start.store_fd] if start.store_fd is not None else [])]
+    arguments, descriptor = command(
+        {
+            "role": "rank",
+            "loader": dict(loader),
+            "request": start.request.to_message(),
+            "rank": start.rank,
+            "channel_fd": start.channel_fd,
+            "stacks_fd": start.stacks_fd,
+            "store_fd": start.store_fd,
+            "template_pid": start.template_pid,
+        }
+    )
+    for fd in (*kept, descriptor):
+        os.set_inheritable(fd, True)
+    os.execve(arguments[0], arguments, start.request.env)
+
+
+def main(state: dict[str, Any]) -> NoReturn:
+    """Be what `state` says."""
+    loader = state["loader"]
+    if state["role"] == "template":
+        _be_template(loader, state["control_fd"], state["run_directory"], state["runner_pid"])
+    start = RankStart(
+        wire.WorldRequest.from_message(state["request"]),
+        state["rank"],
+        state["channel_fd"],
+        state["stacks_fd"],
+        state["store_fd"],
+        state["template_pid"],
+    )
+    # What imports print belongs to the rank, too.
+    redirect_output(os.path.join(start.request.directory, f"rank-{start.rank}.log"))
+    die_with_parent(start.template_pid)
+    for fd in (start.channel_fd, start.stacks_fd, start.store_fd):
+        if fd is not None:
+            os.set_inheritable(fd, False)
+    try:
+        _load(loader, lambda resolve: enter(start, resolve))
+    except BaseException as error:
+        with socket.socket(fileno=start.channel_fd) as channel:
+            Reporter(FrameWriter(channel)).never_started(error)
+    finally:
+        os._exit(1)
+
+
+def _be_template(loader: Loader, control_fd: int, run_directory: str, runner_pid: int) -> NoReturn:
+    from dist_testing.launch.template import serve
+
+    # Until it serves, it has nothing to clean up; then it outlives the runner on purpose, to do so.
+    if os.getppid() != runner_pid:
+        os._exit(1)
+    os.set_inheritable(control_fd, False)
+    control = socket.socket(fileno=control_fd)
+    try:
+        _load(loader, lambda resolve: serve(control, resolve, loader, run_directory))
+    except BaseException as error:
+        wire.send(control, {"event": "unfit", "world": 0, "text": str(error)})
+    finally:
+        os._exit(1)
+
+
+def _load(loader: Loader, then: _Then) -> NoReturn:
+    if loader["door"] == "pytest":
+        _load_pytest(loader, then)
+    from dist_testing.doors.rank_unittest import UnittestDoor
+
+    _import_main(loader["main_path"], loader["main_name"])
+    then(lambda _: UnittestDoor())
+
+
+def _load_pytest(loader: Loader, then: _Then) -> NoReturn:
+    import pytest
+
+    from dist_testing.doors import pytest_plugin
+
+    arguments: Sequence[str] = [*loader["arguments"], "-p", "no:cacheprovider", "--no-header", "-qq"]
+    os.chdir(loader["directory"])
+    code = pytest.main([*arguments], plugins=[pytest_plugin.FreshSession(loader, then), pytest_plugin])
+    raise LaunchError(
+        f"Collecting the tests again in a fresh interpreter ended with pytest's exit code {int(code)}.\n"
+        "The test files, or what they import, behave differently in a second process.\n"
+        "The output of rank 0 shows what pytest said."
+    )
+
+
+def unittest_loader() -> Loader:
+    """The loader for this process's tests under plain unittest: they are imported by name, but for the main module."""
+    main = sys.modules["__main__"]
+    spec = getattr(main, "__spec__", None)
+    return {
+        "door": "unittest",
+        "main_name": spec.name if spec is not None else None,
+        "main_path": getattr(main, "__file__", None) if spec is None else None,
+    }
+
+
+def _import_main(path: str | None, name: str | None) -> None:
+    """Import what Python was started with, as multiprocessing does: not under the name that makes it run its tests."""
+    if name is not None and not name.endswith("__main__"):
+        content = runpy.run_module(name, run_name="__mp_main__", alter_sys=True)
+    elif path is not None:
+        content = runpy.run_path(path, run_name="__mp_main__")
+    else:
+        # `python -m unittest`: its main module holds no tests, and would start to run some.
+        return
+    module = types.ModuleType("__mp_main__")
+    module.__dict__.update(content)
+    sys.modules["__main__"] = sys.modules["__mp_main__"] = module

@@ -1,0 +1,127 @@
+"""What a case could leave behind in a rank that is kept for the next case."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import sys
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+from dist_testing.errors import StateLeakError
+
+__all__ = ["RankState"]
+
+
+@dataclass(frozen=True, slots=True)
+class RankState:
+    """The state of a rank between two cases.
+
+    Random generators are put back and not compared: to draw a number is not to leak. Native threads and the descriptors
+    of the kernel's own objects are not compared either, because torch makes pools of both at first use.
+    """
+
+    env: dict[str, str]
+    cwd: str
+    descriptors: frozenset[int]
+    threads: frozenset[int]
+    torch: dict[str, Any]
+    generators: dict[str, Any]
+
+    @classmethod
+    def now(cls) -> RankState:
+        """Take the state."""
+        return cls(
+            dict(os.environ),
+            os.getcwd(),
+            _descriptors(),
+            frozenset(thread.ident or 0 for thread in threading.enumerate()),
+            _torch_state(),
+            _generators(),
+        )
+
+    def verify(self) -> None:
+        """Compare the state with this one.
+
+        Raises:
+            StateLeakError: If a case has changed something; the text lists all of it.
+        """
+        changes = self._changes()
+        if changes:
+            raise StateLeakError(
+                f"changed and not undone: {'; '.join(changes)}.\n"
+                "The test itself has passed, but ranks of a pool are kept, and the next test would see this.\n"
+                'Undo it in the test (monkeypatch, a fixture), or give the test ranks of its own: isolation="fork".'
+            )
+
+    def rewind_generators(self) -> None:
+        """Give every case the random numbers that the first one got."""
+        random.setstate(self.generators["random"])
+        if "numpy" in self.generators:
+            sys.modules["numpy"].random.set_state(self.generators["numpy"])
+        if "torch" in self.generators:
+            sys.modules["torch"].set_rng_state(self.generators["torch"])
+
+    def _changes(self) -> list[str]:
+        changes = []
+        env = dict(os.environ)
+        if env != self.env:
+            names = sorted(name for name in env.keys() | self.env.keys() if env.get(name) != self.env.get(name))
+            changes.append(f"environment variable(s) {', '.join(names)}")
+        if (cwd := os.getcwd()) != self.cwd:
+            changes.append(f"working directory, now {cwd}")
+        opened = [name for fd in _descriptors() - self.descriptors if (name := _descriptor_name(fd))]
+        if opened:
+            changes.append(f"open file(s) {', '.join(sorted(opened))}")
+        if closed := self.descriptors - _descriptors():
+            changes.append(f"closed descriptor(s) {', '.join(map(str, sorted(closed)))}")
+        started = [thread.name for thread in threading.enumerate() if thread.ident not in self.threads]
+        if started:
+            changes.append(f"running thread(s) {', '.join(sorted(started))}")
+        now = _torch_state()
+        changes += [
+            f"{name}, from {self.torch.get(name)} to {now.get(name)}"
+            for name in sorted(self.torch.keys() | now.keys())
+            if self.torch.get(name) != now.get(name)
+        ]
+        return changes
+
+
+def _descriptors() -> frozenset[int]:
+    return frozenset(int(name) for name in os.listdir("/proc/self/fd")) if sys.platform == "linux" else frozenset()
+
+
+def _descriptor_name(fd: int) -> str | None:
+    """What a descriptor is open on; None for what is not a leak, and for the listing itself, which is closed again."""
+    with contextlib.suppress(OSError):
+        name = os.readlink(f"/proc/self/fd/{fd}")
+        if not name.startswith("anon_inode:"):
+            return name
+    return None
+
+
+def _torch_state() -> dict[str, Any]:
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return {}
+    dist = torch.distributed
+    return {
+        "default dtype": torch.get_default_dtype(),
+        "default device": torch.get_default_device(),
+        "gradient mode": torch.is_grad_enabled(),
+        "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
+        "intra-op threads": torch.get_num_threads(),
+        # The public count never goes down, so a test that destroys its groups would look like one that does not.
+        "process groups": len(dist.distributed_c10d._world.pg_map) if dist.is_available() else 0,
+    }
+
+
+def _generators() -> dict[str, Any]:
+    generators: dict[str, Any] = {"random": random.getstate()}
+    if (numpy := sys.modules.get("numpy")) is not None:
+        generators["numpy"] = numpy.random.get_state()
+    if (torch := sys.modules.get("torch")) is not None:
+        generators["torch"] = torch.get_rng_state()
+    return generators

@@ -1,0 +1,70 @@
+"""A case, and how it went."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dist_testing.outcomes import RankOutcome, Verdict
+
+__all__ = ["Case", "CaseResult"]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One test, to be run on one world.
+
+    Attributes:
+        name: As the user names it: a pytest node id, or `module.Class.method`.
+        world_size: Ranks.
+        body: What the door on the ranks finds the test by.
+        timeout_s: The case's own limit, in seconds.
+        isolation: The launcher: one of `dist_testing.spec.ISOLATIONS`.
+        pool: With isolation "pool", the name of the pool: cases with one name and one size run on the same ranks.
+        init: Whether the library makes the default group.
+        with_store: Whether the world has a store of the library's, at MASTER_ADDR and MASTER_PORT.
+        expected_exits: Rank to how its process must end; a negative number is a signal, as in `subprocess`.
+    """
+
+    name: str
+    world_size: int
+    body: dict[str, Any]
+    timeout_s: float
+    isolation: str = "fork"
+    pool: str = ""
+    init: bool = True
+    with_store: bool = True
+    expected_exits: Mapping[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class CaseResult:
+    """How a case went.
+
+    Attributes:
+        case: The case.
+        verdict: What it adds up to.
+        outcomes: One per rank, by rank.
+        started_s: When the ranks were asked for, on the runner's monotonic clock.
+        duration_s: From then until nothing of them was left, in seconds; on kept ranks, until all had passed.
+        limit_s: How long the case was allowed to run, in seconds.
+        logs: Rank to the end of its output, for ranks that a failure report quotes.
+        log_files: Rank to the file with all of its output; there until the engine is closed.
+        stacks: Rank to its stacks, of ranks that were running when something went wrong.
+        leaked: Command lines of processes that were left behind.
+        retried: Why a first try did not count; "" if there was none.
+    """
+
+    case: Case
+    verdict: Verdict
+    outcomes: tuple[RankOutcome, ...]
+    started_s: float
+    duration_s: float
+    limit_s: float
+    logs: Mapping[int, str] = field(default_factory=dict)
+    log_files: Mapping[int, Path] = field(default_factory=dict)
+    stacks: Mapping[int, str] = field(default_factory=dict)
+    leaked: tuple[str, ...] = ()
+    retried: str = ""
