@@ -25,7 +25,7 @@ class Backend:
     """One communication backend.
 
     Attributes:
-        name: What targets say: "gloo", "gloo_cuda", "nccl".
+        name: What targets say: "gloo", "cuda_gloo", "nccl".
         torch_backend: What `init_process_group` is told: "gloo" for both of the first two.
         device: Type of the device that a rank's tensors live on: "cpu" or "cuda".
         gpus_per_rank: GPUs that a rank needs unless the target says otherwise; 0 for a CPU backend.

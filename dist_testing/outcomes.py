@@ -192,9 +192,11 @@ def _failed(every: Sequence[RankOutcome], broken: Sequence[RankOutcome], cause: 
     # A rank that only reports a lost peer did not start the trouble, even if its report came first: the kernel
     # closes a dying rank's sockets before anybody can see that it is dead.
     roots = [outcome for outcome in broken if not outcome.collateral]
-    missing = [outcome for outcome in every if outcome.kind in (Kind.STOPPED, Kind.HUNG)]
-    if not roots and missing and any(outcome.collateral == "late" for outcome in broken):
-        return _never_arrived(broken, missing)
+    if not roots and any(outcome.collateral == "late" for outcome in broken):
+        # Whoever was stuck elsewhere; else whoever had ended the test and did not know that others waited.
+        for kinds in ((Kind.STOPPED, Kind.HUNG), (Kind.PASSED, Kind.SKIPPED)):
+            if missing := [outcome for outcome in every if outcome.kind in kinds]:
+                return _never_arrived(broken, missing)
     roots = roots or list(broken)
     ordered = sorted(roots, key=lambda outcome: (outcome.at_s, outcome.kind not in _CRASHES, outcome.rank))
     if cause is Cause.HANG and len(ordered) > 1:
@@ -227,7 +229,7 @@ def _never_arrived(waited: Sequence[RankOutcome], missing: Sequence[RankOutcome]
         Status.FAILED,
         Cause.HANG,
         f"rank{'s' if len(missing) > 1 else ''} {names} did not come to where the others waited",
-        missing[0].rank if len(missing) == 1 else None,
+        missing[0].rank if len(missing) == 1 and missing[0].kind is not Kind.PASSED else None,
         victims=tuple(outcome.rank for outcome in waited),
     )
 

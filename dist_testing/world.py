@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -28,6 +29,7 @@ class WorldSettings:
         backend: torch's backend string.
         device: Type of the ranks' device, "cpu" or "cuda".
         gpus_per_rank: GPUs of each rank; its `device` is the first of them.
+        register_module: Module whose import makes torch know the backend; "" for torch's own.
         timeout_s: Limit for store and group operations, in seconds: below the case's, so that torch speaks first.
         init: Whether the default group is made before the test runs.
     """
@@ -35,6 +37,7 @@ class WorldSettings:
     backend: str
     device: str
     gpus_per_rank: int
+    register_module: str
     timeout_s: float
     init: bool
 
@@ -170,10 +173,12 @@ class World:
 
     def prepare(self) -> None:
         """Once, before the first case: device, store, and the default group if it is wanted."""
-        if self._settings.device == "cuda":
+        if self._settings.register_module:
+            importlib.import_module(self._settings.register_module)
+        if self._settings.device != "cpu":
             import torch
 
-            torch.cuda.set_device(self.device)
+            torch.get_device_module(self._settings.device).set_device(self.device)
         if self._store_fd is not None:
             # Serve at once: another rank, or env:// in test code, may be first to need it.
             _ = self.store
@@ -186,7 +191,8 @@ class World:
                 rank=self.rank,
                 world_size=self.size,
                 timeout=self._timeout,
-                device_id=self.device if self._settings.device == "cuda" else None,
+                # Without it NCCL guesses the device at the first collective, and warns that it does.
+                device_id=self.device if self.backend == "nccl" else None,
             )
 
     def begin_case(self) -> None:

@@ -108,6 +108,8 @@ def _run(start: RankStart, reporter: Reporter, channel: socket.socket, resolve: 
         state = RankState.now() if start.request.pool else None
         while True:
             door.run(body, reporter)
+            if reporter.is_forked:
+                os._exit(FAILED_EXIT_CODE if reporter.failed else 0)
             if state is not None:
                 state.verify()
                 state.rewind_generators()
@@ -128,6 +130,8 @@ def _reporting(reporter: Reporter) -> Iterator[None]:
         yield
     except BaseException as error:
         reporter.ended_by(error)
+        if reporter.is_forked:
+            os._exit(FAILED_EXIT_CODE)
         reporter.case_over()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import traceback
 import unittest
 
@@ -44,9 +45,15 @@ class Reporter:
 
     def __init__(self, frames: FrameWriter) -> None:
         self._frames = frames
+        self._pid = os.getpid()
         self._phase = "start"
         self._has_reported = False
         self.failed = False
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether this is not the rank, but a process that the test forked from it and that has outrun the test."""
+        return os.getpid() != self._pid
 
     def ready(self) -> None:
         """The rank stands; from now on its time counts."""
@@ -122,6 +129,9 @@ class Reporter:
         collateral: Collateral = "",
     ) -> None:
         self._has_reported = True
+        if self.is_forked:
+            # It has the rank's channel, but the rank speaks for itself.
+            return
         self._frames.send(
             "outcome",
             kind=kind,

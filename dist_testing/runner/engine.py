@@ -112,13 +112,19 @@ class Engine:
         else:
             if world is not None and (trouble := self._end(world)):
                 warnings.warn(trouble, RuntimeWarning, stacklevel=2)
-            launcher, directory = self.prepare()
             self._worlds += 1
             try:
+                launcher, directory = self.prepare()
                 world = start_world(launcher, self._worlds, case, self.spec, directory, limit_s)
             except LaunchError:
                 self._drop_launcher()
                 raise
+            except OSError as error:
+                raise LaunchError(
+                    f"{case.name}: the ranks could not be started: {error}.\n"
+                    "The machine is out of disk space, processes or open files, or its temporary folder is not writable.\n"
+                    "Make room, or point TMPDIR (under Bazel: --test_tmpdir) to another place."
+                ) from error
         world.supervisor.begin_case(limit_s, keep=bool(case.pool), expected_exits=case.expected_exits, body=body)
         return RunningCase(case, world, started_s, limit_s)
 

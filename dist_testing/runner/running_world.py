@@ -122,6 +122,7 @@ def start_world(
                     backend=spec.backend.torch_backend,
                     device=spec.backend.device,
                     gpus_per_rank=spec.gpus_per_rank,
+                    register_module=spec.backend.register_module,
                     timeout_s=max(1.0, _GROUP_SHARE * limit_s),
                     init=case.init,
                 ).to_json(),

@@ -1,0 +1,105 @@
+"""How many GPUs a machine has, or was promised to have, and targets that need more than that."""
+
+load("//dist_testing:providers.bzl", "GpuCountInfo")
+load("//dist_testing/private:labels.bzl", "user_label")
+
+# GPUs that one machine can have at most. A target that needs more is refused when it is loaded.
+MAX_GPUS = 16
+
+# Steps of the cumulative tags: a target with 4 GPUs has gpus_ge_1, gpus_ge_2 and gpus_ge_4.
+CUMULATIVE_STEPS = [1, 2, 4, 8, 16]
+
+def _gpu_count_flag_impl(ctx):
+    value = ctx.build_setting_value
+    if value == "auto":
+        return GpuCountInfo(detected = {"nvidia": ctx.attr.detected_nvidia}, promised = None)
+    if not value.isdigit():
+        fail(("{}={}: neither \"auto\" nor a number.\n" +
+              "A number promises that the machine that runs the tests has that many GPUs; \"auto\" has them counted.\n" +
+              "Correct the flag, or drop it for \"auto\".").format(user_label(ctx.label), value))
+    return GpuCountInfo(detected = {}, promised = int(value))
+
+gpu_count_flag = rule(
+    doc = "A flag: `auto`, or the number of GPUs that the machine running the tests is promised to have.",
+    implementation = _gpu_count_flag_impl,
+    attrs = {
+        "detected_nvidia": attr.int(
+            doc = "GPUs of NVIDIA's driver that were counted on the machine Bazel runs on.",
+            mandatory = True,
+        ),
+    },
+    build_setting = config.string(flag = True),
+)
+
+def _has_gpus_impl(ctx):
+    gpus = ctx.attr.flag[GpuCountInfo]
+    available = gpus.detected.get(ctx.attr.vendor, 0) if gpus.promised == None else gpus.promised
+    return config_common.FeatureFlagInfo(value = "yes" if available >= ctx.attr.count else "no")
+
+_has_gpus = rule(
+    doc = "\"yes\" when at least `count` GPUs of `vendor` are there, else \"no\"; for config_setting.",
+    implementation = _has_gpus_impl,
+    attrs = {
+        "count": attr.int(mandatory = True),
+        "flag": attr.label(mandatory = True, providers = [GpuCountInfo]),
+        "vendor": attr.string(mandatory = True),
+    },
+)
+
+def _enough_name(vendor, count):
+    return "has_{}_{}_gpus".format(count, vendor)
+
+def _lacking_name(vendor, count):
+    # Bazel prints this name, and nothing else of ours, when somebody asks for a target that cannot run.
+    return "needs_{}_{}_gpu{}_but_this_machine_has_fewer".format(count, vendor, "" if count == 1 else "s")
+
+def declare_gpu_conditions(*, name, flag, vendors):
+    """Declares, for every vendor and count, a condition and the constraint that is unmet without it.
+
+    Args:
+        name: Of the constraint setting that all these constraints belong to.
+        flag: Label of the gpu_count_flag.
+        vendors: Names of vendors.
+    """
+    native.constraint_setting(name = name)
+    for vendor in vendors:
+        for count in range(1, MAX_GPUS + 1):
+            enough = _enough_name(vendor, count)
+            _has_gpus(
+                name = enough + ".value",
+                count = count,
+                flag = flag,
+                tags = ["manual"],
+                vendor = vendor,
+                visibility = ["//visibility:private"],
+            )
+            native.config_setting(
+                name = enough,
+                flag_values = {":{}.value".format(enough): "yes"},
+                visibility = ["//visibility:public"],
+            )
+
+            # No platform has this constraint, so whatever asks for it is skipped.
+            native.constraint_value(
+                name = _lacking_name(vendor, count),
+                constraint_setting = ":" + name,
+                visibility = ["//visibility:public"],
+            )
+
+def gpu_compatibility(vendor, count):
+    """Returns the value for `target_compatible_with` of a target that needs `count` GPUs.
+
+    Args:
+        vendor: One of the vendors given to declare_gpu_conditions.
+        count: 0 to MAX_GPUS.
+
+    Returns:
+        A list, or a select() of lists.
+    """
+    if count == 0:
+        return []
+    config = "//dist_testing/config:"
+    return select({
+        Label(config + _enough_name(vendor, count)): [],
+        "//conditions:default": [Label(config + _lacking_name(vendor, count))],
+    })

@@ -1,0 +1,147 @@
+"""Collectives as values, one rank's part each, and the check of a report about two of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+import torch.distributed as dist
+from pg_wrapper_messages import (
+    Fingerprint,
+    MismatchReport,
+    assert_same,
+    descriptions_are_comparable,
+    expected_differences,
+)
+
+if TYPE_CHECKING:
+    from dist_testing import World
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One rank's part of a collective.
+
+    Attributes:
+        op: The operation as the wrapper prints it.
+        compared: The tensors that the wrapper compares between ranks.
+        start: Begins the collective on a group.
+    """
+
+    op: str
+    compared: tuple[torch.Tensor, ...]
+    start: Callable[[dist.ProcessGroup], dist.Work]
+
+
+def all_reduce(tensor: torch.Tensor) -> Call:
+    """Sum over the ranks, in place."""
+    return Call("ALLREDUCE", (tensor,), lambda group: group.allreduce([tensor]))
+
+
+def reduce(tensor: torch.Tensor) -> Call:
+    """Sum over the ranks, on rank 0."""
+    return Call("REDUCE", (tensor,), lambda group: group.reduce([tensor]))
+
+
+def broadcast(tensor: torch.Tensor) -> Call:
+    """From rank 0."""
+    return Call("BROADCAST", (tensor,), lambda group: group.broadcast([tensor]))
+
+
+def barrier() -> Call:
+    """Carries no tensor, so that there is nothing to compare but the operation."""
+    return Call("BARRIER", (), lambda group: group.barrier())
+
+
+def all_gather(outputs: list[torch.Tensor], tensor: torch.Tensor) -> Call:
+    """Every rank's `tensor` into every rank's `outputs`."""
+    return Call("ALLGATHER", (tensor,), lambda group: group.allgather([outputs], [tensor]))
+
+
+def scatter(output: torch.Tensor, inputs: list[torch.Tensor] | None) -> Call:
+    """From rank 0, which alone passes `inputs`: one tensor for each rank."""
+    lists = [] if inputs is None else [inputs]
+    return Call("SCATTER", (output,), lambda group: group.scatter([output], lists))
+
+
+def all_gather_base(output: torch.Tensor, tensor: torch.Tensor) -> Call:
+    """Every rank's `tensor`, joined, into `output`."""
+    return Call("_ALLGATHER_BASE", (tensor,), lambda group: group._allgather_base(output, tensor))
+
+
+def reduce_scatter_base(output: torch.Tensor, tensor: torch.Tensor) -> Call:
+    """The sum of all `tensor`, this rank's share of it into `output`."""
+    return Call(
+        "_REDUCE_SCATTER_BASE",
+        (tensor, output),
+        lambda group: group._reduce_scatter_base(output, tensor, dist.ReduceScatterOptions()),
+    )
+
+
+def all_to_all_base(
+    output: torch.Tensor,
+    tensor: torch.Tensor,
+    output_lengths: Sequence[int],
+    lengths: Sequence[int],
+) -> Call:
+    """Parts of `tensor`, one for each rank; nothing is compared, as parts may be uneven."""
+    return Call(
+        "ALLTOALL_BASE",
+        (),
+        lambda group: group.alltoall_base(output, tensor, list(output_lengths), list(lengths)),
+    )
+
+
+def assert_mismatch_is_reported(
+    world: World,
+    group: dist.ProcessGroup,
+    *,
+    odd_rank: int,
+    odd: Call,
+    others: Call,
+    sequence: int,
+) -> None:
+    """Let one rank call something else than the others, and check the error on every rank.
+
+    Ends with a good all-reduce, which shows that every rank came back, that the bad calls did not
+    reach the backend and that the group is still of use. It counts as a collective.
+
+    Args:
+        world: The rank's view of its world.
+        group: A wrapped group of all ranks.
+        odd_rank: The rank that runs `odd`.
+        odd: What that rank runs.
+        others: What every other rank runs.
+        sequence: How many collectives the group ran before.
+    """
+    is_odd = world.rank == odd_rank
+    call, peer_call = (odd, others) if is_odd else (others, odd)
+    with pytest.raises(RuntimeError) as caught:
+        call.start(group).wait()
+    message = str(caught.value)
+    report = MismatchReport.parse(message)
+
+    own = Fingerprint.of(sequence, call.op, call.compared)
+    assert_same("the rank that complains", world.rank, report.rank, message)
+    assert_same("its own collective", own, report.own, message)
+    peers = [rank for rank in range(world.size) if (rank == odd_rank) != is_odd]
+    assert report.peer in peers, f"expected one of the ranks {peers} as the peer:\n{message}"
+    if descriptions_are_comparable(call.compared, peer_call.compared):
+        theirs = Fingerprint.of(sequence, peer_call.op, peer_call.compared)
+        assert_same("the peer's collective", theirs, report.theirs, message)
+        differences = expected_differences(own, theirs)
+        assert_same("how they differ", differences, report.differences, message)
+    else:
+        assert report.differences, f"no word on how the collectives differ:\n{message}"
+
+    assert_all_reduce_works(world, group)
+
+
+def assert_all_reduce_works(world: World, group: dist.ProcessGroup) -> None:
+    """Run one good all-reduce on the group and check its value."""
+    ones = torch.ones(3, device=world.device)
+    all_reduce(ones).start(group).wait()
+    assert ones.tolist() == [float(world.size)] * 3, f"{world.size} ranks summed ones to {ones}"

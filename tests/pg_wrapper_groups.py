@@ -1,0 +1,104 @@
+"""The ways to a wrapped process group, and to a torch that cannot wrap."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from typing import TYPE_CHECKING, Literal, cast
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import _ProcessGroupWrapper, set_debug_level_from_env
+from torch.distributed import distributed_c10d as c10d
+
+if TYPE_CHECKING:
+    import pytest
+
+    from dist_testing import World
+
+# Limit of every operation that is meant to end by itself. Seconds; far above what a loaded
+# machine needs, below the limit of a case.
+GROUP_TIMEOUT_S = 30.0
+
+
+def debug_detail_group(world: World, timeout_s: float = GROUP_TIMEOUT_S) -> dist.ProcessGroup:
+    """A group of all ranks that torch wraps, because debugging is on when the group is made.
+
+    Args:
+        world: The rank's view of its world; its default group exists.
+        timeout_s: Limit of the group and of the wrapper's checks, in seconds.
+    """
+    set_debug_level("DETAIL")
+    # The limit also holds for the connections that are made here: start together, so that a
+    # short one is not used up by a rank that came late.
+    world.barrier()
+    group = new_group(world, timeout_s)
+    assert is_wrapped(group, world), "torch did not wrap a group made under debug level DETAIL"
+    return group
+
+
+def explicit_group(world: World, timeout_s: float = GROUP_TIMEOUT_S) -> dist.ProcessGroup:
+    """A backend of all ranks that is wrapped by hand, with debugging off.
+
+    Args:
+        world: The rank's view of its world; its default group exists.
+        timeout_s: Limit of the wrapper's checks, in seconds.
+    """
+    set_debug_level("OFF")
+    world.barrier()
+    group = new_group(world)
+    assert not is_wrapped(group, world), "torch wrapped a group made under debug level OFF"
+    # A backend has the same collective methods as the process group that it serves.
+    return cast("dist.ProcessGroup", wrap(group, world, timeout_s))
+
+
+def new_group(world: World, timeout_s: float = GROUP_TIMEOUT_S) -> dist.ProcessGroup:
+    """A group of all ranks, wrapped or not as torch's debug level says.
+
+    Args:
+        world: The rank's view of its world; its default group exists.
+        timeout_s: Limit of the group's operations, in seconds.
+    """
+    group = dist.new_group(backend=world.backend, timeout=timedelta(seconds=timeout_s))
+    assert isinstance(group, dist.ProcessGroup), group
+    return group
+
+
+def wrap(group: dist.ProcessGroup, world: World, timeout_s: float = GROUP_TIMEOUT_S) -> _ProcessGroupWrapper:
+    """Put torch's wrapper around the backend that a group has for the world's device.
+
+    Args:
+        group: A group of all ranks.
+        world: The rank's view of its world.
+        timeout_s: Limit of the wrapper's checks, in seconds.
+
+    Raises:
+        AssertionError: By torch, if it has no gloo.
+    """
+    wrapper = c10d._create_process_group_wrapper(
+        wrapped_pg=group._get_backend(world.device),
+        store_prefix="explicit",
+        store=world.store,
+        rank=world.rank,
+        world_size=world.size,
+        timeout=timedelta(seconds=timeout_s),
+    )
+    assert isinstance(wrapper, _ProcessGroupWrapper), wrapper
+    return wrapper
+
+
+def is_wrapped(group: dist.ProcessGroup, world: World) -> bool:
+    """Whether torch's wrapper is around the backend that a group has for the world's device."""
+    return isinstance(group._get_backend(world.device), _ProcessGroupWrapper)
+
+
+def set_debug_level(level: Literal["OFF", "DETAIL"]) -> None:
+    """Set `TORCH_DISTRIBUTED_DEBUG` for this rank, as if before its start."""
+    os.environ["TORCH_DISTRIBUTED_DEBUG"] = level
+    set_debug_level_from_env()
+
+
+def take_gloo_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave `distributed_c10d` as it is after an import on a torch built without gloo."""
+    monkeypatch.setattr(c10d, "_GLOO_AVAILABLE", False)
+    monkeypatch.delattr(c10d, "ProcessGroupGloo")
+    monkeypatch.delattr(c10d, "_ProcessGroupWrapper")

@@ -1,0 +1,221 @@
+"""What torch's debug wrapper of a process group says about misuse, read back into values.
+
+The wrapper has two ways to complain. A rank that does not come is found by a barrier before the
+collective; ranks that come with different collectives are found by comparing *fingerprints*:
+sequence number, operation, and the compared tensors' shapes, dtypes and device types. The
+functions here turn both texts into values, so that a test can check all of a message.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import torch
+
+# The wrapper prints C++ names of dtypes.
+_DTYPE_NAMES = {torch.float32: "Float", torch.int64: "Long"}
+
+_MISMATCH = re.compile(
+    r"Detected mismatch between collectives on ranks\. "
+    r"Rank (?P<rank>\d+) is running collective: (?P<own>CollectiveFingerPrint\(.+?\)), "
+    r"but Rank (?P<peer>\d+) is running collective: (?P<theirs>CollectiveFingerPrint\(.+?\))\."
+    r"(?:Collectives differ in the following aspects:(?P<differences>[^\n]*))?"
+)
+
+# Without tensors torch leaves out the comma between number and operation.
+_FINGERPRINT = re.compile(
+    r"CollectiveFingerPrint\(SequenceNumber=(?P<sequence>\d+)(?:, )?OpType=(?P<op>\w+)"
+    r"(?:, TensorShape=\[(?P<shape>[\d, ]*)\]"
+    r", TensorDtypes=(?P<dtypes>.+?), TensorDeviceTypes=(?P<devices>.+))?\)"
+)
+
+# Values may touch the "vs" after them; two spaces or a tab separate the aspects.
+_DIFFERENCE = re.compile(
+    r"(?P<aspect>Sequence number|Op type|shapes|dtypes|devices): "
+    r"(?P<own>.*?)\s*vs (?P<theirs>.*?)(?=\s{2}|\t|$)"
+)
+
+_MISSING = re.compile(
+    r"\[Rank 0\]: Ranks? (?P<ranks>\d+(?:, ?\d+)*) failed to pass monitoredBarrier "
+    r"in (?P<timeout>\d+) ms"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """One rank's collective, as the wrapper names it.
+
+    Attributes:
+        sequence: How many collectives the group ran before this one.
+        op: Operation in torch's upper-case spelling, for example `ALLREDUCE`.
+        shape: Shape of the first compared tensor; None where no tensor is compared.
+        dtypes: C++ dtype name of each compared tensor.
+        device_types: Device type of each compared tensor, without an index.
+    """
+
+    sequence: int
+    op: str
+    shape: tuple[int, ...] | None
+    dtypes: tuple[str, ...]
+    device_types: tuple[str, ...]
+
+    @classmethod
+    def of(cls, sequence: int, op: str, tensors: tuple[torch.Tensor, ...]) -> Fingerprint:
+        """The fingerprint that the wrapper must print for this collective.
+
+        Args:
+            sequence: How many collectives the group ran before.
+            op: Operation in torch's upper-case spelling.
+            tensors: The tensors that torch compares for this operation; may be empty.
+
+        Raises:
+            KeyError: For a dtype other than float32 and int64.
+        """
+        return cls(
+            sequence=sequence,
+            op=op,
+            shape=tuple(tensors[0].shape) if tensors else None,
+            dtypes=tuple(_DTYPE_NAMES[tensor.dtype] for tensor in tensors),
+            device_types=tuple(tensor.device.type for tensor in tensors),
+        )
+
+    @classmethod
+    def parse(cls, text: str) -> Fingerprint:
+        """Read a printed fingerprint.
+
+        Raises:
+            AssertionError: If the text is not a fingerprint; carries the text.
+        """
+        match = _FINGERPRINT.fullmatch(text)
+        assert match, f"not a fingerprint of a collective:\n{text}"
+        shape = match["shape"]
+        return cls(
+            sequence=int(match["sequence"]),
+            op=match["op"],
+            shape=None if shape is None else tuple(int(n) for n in re.findall(r"\d+", shape)),
+            dtypes=tuple(re.findall(r"\w+", match["dtypes"] or "")),
+            device_types=tuple(name.lower() for name in re.findall(r"\b(?i:cpu|cuda)\b", match["devices"] or "")),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class MismatchReport:
+    """The wrapper's complaint on one rank about collectives that do not fit together.
+
+    Attributes:
+        rank: The rank that complains.
+        own: What that rank runs.
+        peer: A rank that runs something else.
+        theirs: What that rank runs. Only right if `descriptions_are_comparable` holds for the two.
+        differences: Aspect -> (own value, the peer's value), in torch's words.
+    """
+
+    rank: int
+    own: Fingerprint
+    peer: int
+    theirs: Fingerprint
+    differences: dict[str, tuple[str, str]]
+
+    @classmethod
+    def parse(cls, message: str) -> MismatchReport:
+        """Read an error message of the wrapper.
+
+        Raises:
+            AssertionError: If the message does not report a mismatch; carries the message.
+        """
+        match = _MISMATCH.search(message)
+        assert match, f"not a report of mismatched collectives:\n{message}"
+        return cls(
+            rank=int(match["rank"]),
+            own=Fingerprint.parse(match["own"]),
+            peer=int(match["peer"]),
+            theirs=Fingerprint.parse(match["theirs"]),
+            differences={
+                found["aspect"]: (found["own"], found["theirs"])
+                for found in _DIFFERENCE.finditer(match["differences"] or "")
+            },
+        )
+
+
+def descriptions_are_comparable(mine: tuple[torch.Tensor, ...], theirs: tuple[torch.Tensor, ...]) -> bool:
+    """Whether torch can tell one rank what the other one runs.
+
+    The ranks exchange the lengths of their serialized fingerprints before the fingerprints. Where
+    the lengths differ torch stops there and prints the peer's length decoded as if it were a
+    fingerprint, so that of the peer only the rank number is right.
+
+    Args:
+        mine: The tensors compared on one rank.
+        theirs: The tensors compared on the other.
+    """
+    return _serialized_length(mine) == _serialized_length(theirs)
+
+
+def expected_differences(mine: Fingerprint, theirs: Fingerprint) -> dict[str, tuple[str, str]]:
+    """The aspects that torch must name for two comparable collectives, with both values.
+
+    Empty if they differ in nothing that torch prints, as in the shape of a second tensor.
+    """
+    values = {
+        "Op type": (mine.op, theirs.op),
+        "shapes": (_spaced(mine.shape or ()), _spaced(theirs.shape or ())),
+        "dtypes": (_spaced(mine.dtypes), _spaced(theirs.dtypes)),
+    }
+    return {aspect: pair for aspect, pair in values.items() if pair[0] != pair[1]}
+
+
+def assert_names_missing_ranks(message: str, missing: list[int], *, timeout_s: float) -> None:
+    """Check rank 0's complaint about ranks that did not come: these, all of them, no other.
+
+    Args:
+        message: The error message on rank 0.
+        missing: The ranks that stayed away, ascending.
+        timeout_s: The wrapper's limit, in seconds.
+    """
+    match = _MISSING.search(message)
+    assert match, f"rank 0 does not say which ranks failed to pass monitoredBarrier:\n{message}"
+    named = [int(rank) for rank in match["ranks"].split(",")]
+    assert_same("the ranks that did not come", missing, named, message)
+    assert_same("the limit in ms", timeout_s * 1000, int(match["timeout"]), message)
+
+
+def assert_points_to_rank_0(message: str, rank: int) -> None:
+    """Check the complaint of a rank that came while others did not.
+
+    Only rank 0 knows who is missing. The others are told to look there, unless rank 0 gave up
+    first, which closes their connections to it.
+
+    Args:
+        message: The error message on that rank.
+        rank: That rank.
+    """
+    to_rank_0 = (
+        f"Rank {rank} successfully reached monitoredBarrier, but received errors while waiting "
+        "for send/recv from rank 0. Please check rank 0 logs for faulty rank."
+    )
+    accepted = (to_rank_0, "Connection closed by peer", "Connection reset by peer")
+    assert any(text in message for text in accepted), (
+        f"rank {rank} neither points to rank 0 nor reports a closed connection:\n{message}"
+    )
+
+
+def assert_same(what: str, expected: object, actual: object, message: str) -> None:
+    """Check one statement of a message. pytest explains no comparison outside test files.
+
+    Args:
+        what: The statement, in words.
+        expected: What the message must say.
+        actual: What it says.
+        message: The whole message.
+    """
+    assert expected == actual, f"{what}: expected {expected}, got {actual}, from\n{message}"
+
+
+def _serialized_length(tensors: tuple[torch.Tensor, ...]) -> int:
+    """Numbers that describe the tensors: dtype, device type and dimension count each, sizes."""
+    return sum(3 + tensor.dim() for tensor in tensors)
+
+
+def _spaced(values: tuple[int, ...] | tuple[str, ...]) -> str:
+    return " ".join(str(value) for value in values)

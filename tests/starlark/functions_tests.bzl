@@ -1,0 +1,119 @@
+"""Small functions without targets: suggestions, tags, lock files, device names."""
+
+load("@bazel_skylib//lib:partial.bzl", "partial")
+load("@bazel_skylib//lib:unittest.bzl", "asserts", "unittest")
+load("//backends:table.bzl", "BACKENDS")
+load("//dist_testing/private:host_facts.bzl", "count_nvidia_gpus")  # buildifier: disable=bzl-visibility
+load("//dist_testing/private:suggest.bzl", "edit_distance", "suggestion")  # buildifier: disable=bzl-visibility
+load("//dist_testing/private:tags.bzl", "dist_tags")  # buildifier: disable=bzl-visibility
+load("//tools/python/private:lock_file.bzl", "locked_names", "normalized_name")  # buildifier: disable=bzl-visibility
+
+def _edit_distance_test_impl(ctx):
+    env = unittest.begin(ctx)
+    for a, b, expected in [("", "", 0), ("", "abc", 3), ("gloo", "gloo", 0), ("ncl", "nccl", 1), ("gloo", "ucc", 4)]:
+        asserts.equals(env, expected, edit_distance(a, b))
+        asserts.equals(env, expected, edit_distance(b, a))
+    return unittest.end(env)
+
+edit_distance_test = unittest.make(_edit_distance_test_impl)
+
+def _suggestion_test_impl(ctx):
+    env = unittest.begin(ctx)
+    asserts.equals(env, " Did you mean \"nccl\"?", suggestion("NCLL", BACKENDS))
+    asserts.equals(env, " Did you mean \"cuda_gloo\"?", suggestion("cuda", BACKENDS))
+    asserts.equals(env, "", suggestion("carrier_pigeon", BACKENDS))
+    asserts.equals(env, "", suggestion("", BACKENDS))
+    return unittest.end(env)
+
+suggestion_test = unittest.make(_suggestion_test_impl)
+
+def _cpu_tags_test_impl(ctx):
+    env = unittest.begin(ctx)
+    asserts.equals(
+        env,
+        ["backend:gloo", "cpu:4", "dist", "mine", "world_size:2", "world_size:4"],
+        dist_tags(backend = BACKENDS["gloo"], gpus = 0, user_tags = ["mine"], world_sizes = [2, 4]),
+    )
+    asserts.equals(
+        env,
+        ["backend:gloo", "cpu:1", "dist", "world_size:64"],
+        dist_tags(backend = BACKENDS["gloo"], gpus = 0, user_tags = ["cpu:1"], world_sizes = [64]),
+    )
+    return unittest.end(env)
+
+cpu_tags_test = unittest.make(_cpu_tags_test_impl)
+
+def _gpu_tags_test_impl(ctx):
+    env = unittest.begin(ctx)
+    asserts.equals(
+        env,
+        [
+            "backend:nccl",
+            "cpu:1",
+            "dist",
+            "gpu",
+            "gpus:1",
+            "gpus_ge_1",
+            "requires-gpu-nvidia",
+            "requires-gpu-nvidia:1",
+            "resources:gpu:1",
+            "world_size:1",
+        ],
+        dist_tags(backend = BACKENDS["nccl"], gpus = 1, user_tags = [], world_sizes = [1]),
+    )
+    six = dist_tags(backend = BACKENDS["xccl"], gpus = 6, user_tags = [], world_sizes = [3])
+    asserts.equals(
+        env,
+        ["gpus:6", "gpus_ge_1", "gpus_ge_2", "gpus_ge_4", "multi_gpu", "requires-gpu-intel", "requires-gpu-intel:6"],
+        [tag for tag in six if tag.startswith(("gpus", "multi", "requires"))],
+    )
+    return unittest.end(env)
+
+gpu_tags_test = unittest.make(_gpu_tags_test_impl)
+
+def _locked_names_test_impl(ctx):
+    env = unittest.begin(ctx)
+    asserts.equals(env, "bazel_runfiles_2", normalized_name("Bazel.-Runfiles_2"))
+    lock = """\
+# A comment.
+--no-binary :none:
+numpy==2.4.6 ; python_full_version < '3.12' \\
+    --hash=sha256:00
+    # via -r requirements.in
+numpy==2.5.5 ; python_full_version >= '3.12' \\
+    --hash=sha256:01
+Jinja2[i18n]==3.1.6 \\
+    --hash=sha256:02 \\
+    --hash=sha256:03
+torch==2.13.0+cpu ; sys_platform == 'linux' \\
+    --hash=sha256:04
+"""
+    asserts.equals(env, ["jinja2", "numpy", "torch"], locked_names(lock))
+    return unittest.end(env)
+
+locked_names_test = unittest.make(_locked_names_test_impl)
+
+def _count_nvidia_gpus_test_impl(ctx):
+    env = unittest.begin(ctx)
+    asserts.equals(env, 0, count_nvidia_gpus([]))
+    asserts.equals(env, 0, count_nvidia_gpus(["nvidia", "nvidia-caps", "nvidia-uvm", "nvidiactl", "null", "nvme0"]))
+    asserts.equals(env, 3, count_nvidia_gpus(["nvidia0", "nvidia1", "nvidia10", "nvidiactl"]))
+    return unittest.end(env)
+
+count_nvidia_gpus_test = unittest.make(_count_nvidia_gpus_test_impl)
+
+def functions_test_suite(*, name):
+    """Declares the tests of this file and a suite of them.
+
+    Args:
+        name: Name of the suite.
+    """
+    tests = [
+        count_nvidia_gpus_test,
+        cpu_tags_test,
+        edit_distance_test,
+        gpu_tags_test,
+        locked_names_test,
+        suggestion_test,
+    ]
+    unittest.suite(name, *[partial.make(test, size = "small") for test in tests])

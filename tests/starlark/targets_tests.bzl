@@ -1,0 +1,228 @@
+"""What the rules and the macro make of their arguments."""
+
+load("@bazel_skylib//lib:unittest.bzl", "analysistest", "asserts", "unittest")
+load("//dist_testing:defs.bzl", "dist_py_test")
+load("//dist_testing:providers.bzl", "DistTestInfo")
+load("//dist_testing/private:gpus.bzl", "gpu_compatibility")  # buildifier: disable=bzl-visibility
+load("//dist_testing/private:library_flag.bzl", "unset_library")  # buildifier: disable=bzl-visibility
+
+_GPUS_FLAG = str(Label("//dist_testing/config:gpus"))
+
+# --- the spec --------------------------------------------------------------------------------------
+
+def _written_spec(env):
+    contents = [action.content for action in analysistest.target_actions(env) if action.mnemonic == "FileWrite"]
+    asserts.equals(env, 1, len(contents))
+    return json.decode(contents[0])
+
+def _cpu_spec_test_impl(ctx):
+    env = analysistest.begin(ctx)
+    spec = _written_spec(env)
+    backend = spec.pop("backend")
+    asserts.equals(env, "gloo", backend["name"])
+    asserts.equals(env, "cpu", backend["device"])
+    asserts.equals(
+        env,
+        {
+            "gpus_per_rank": 0,
+            "isolation": "fork",
+            "nodes": 1,
+            # A promise of GPUs must not change the key of a test that has none.
+            "promised_gpus": None,
+            "schema": 1,
+            "srcs": ["{}/tests/starlark/cases.py".format(ctx.workspace_name)],
+            "target": "//tests/starlark:subject_gloo",
+            "world_sizes": [2, 4],
+        },
+        spec,
+    )
+    info = analysistest.target_under_test(env)[DistTestInfo]
+    asserts.equals(env, ("gloo", 0, [2, 4]), (info.backend, info.gpus, info.world_sizes))
+    asserts.equals(env, ("fork", 1, "//tests/starlark:subject_gloo"), (info.isolation, info.nodes, info.target))
+    return analysistest.end(env)
+
+cpu_spec_test = analysistest.make(_cpu_spec_test_impl, config_settings = {_GPUS_FLAG: "8"})
+
+def _gpu_spec_test_impl(ctx):
+    env = analysistest.begin(ctx)
+    spec = _written_spec(env)
+    asserts.equals(env, 2, spec["gpus_per_rank"])
+    asserts.equals(env, 8, spec["promised_gpus"])
+    asserts.equals(env, 6, analysistest.target_under_test(env)[DistTestInfo].gpus)
+    return analysistest.end(env)
+
+gpu_spec_test = analysistest.make(_gpu_spec_test_impl, config_settings = {_GPUS_FLAG: "8"})
+
+def _unpromised_spec_test_impl(ctx):
+    env = analysistest.begin(ctx)
+    asserts.equals(env, None, _written_spec(env)["promised_gpus"])
+    return analysistest.end(env)
+
+unpromised_spec_test = analysistest.make(_unpromised_spec_test_impl, config_settings = {_GPUS_FLAG: "auto"})
+
+# --- the test target -------------------------------------------------------------------------------
+
+def _environment_test_impl(ctx):
+    env = analysistest.begin(ctx)
+    asserts.equals(
+        env,
+        {
+            "DIST_TESTING_SPEC": "{}/tests/starlark/subject_gloo.spec.json".format(ctx.workspace_name),
+            "MINE": "yes",
+        },
+        analysistest.target_under_test(env)[RunEnvironmentInfo].environment,
+    )
+    return analysistest.end(env)
+
+environment_test = analysistest.make(_environment_test_impl)
+
+def _declared_test_impl(ctx):
+    env = unittest.begin(ctx)
+    asserts.equals(env, ctx.attr.expected, ctx.attr.actual)
+    return unittest.end(env)
+
+declared_test = unittest.make(
+    _declared_test_impl,
+    attrs = {
+        "actual": attr.string_list(),
+        "expected": attr.string_list(),
+    },
+)
+
+def _declared(target, attribute):
+    """An attribute of a target of this package, without what rules_python adds to tags."""
+    return [value for value in native.existing_rule(target)[attribute] if not value.startswith("__PYTHON_RULES")]
+
+# --- GPUs ------------------------------------------------------------------------------------------
+
+_ConstraintsInfo = provider(doc = "Constraints that a target was given.", fields = {"names": "list of str"})
+
+def _constraints_impl(ctx):
+    return _ConstraintsInfo(names = [constraint.label.name for constraint in ctx.attr.constraints])
+
+# Takes what a test would be compatible with as plain labels: a target that is skipped cannot be tested.
+_constraints = rule(
+    implementation = _constraints_impl,
+    attrs = {"constraints": attr.label_list(providers = [platform_common.ConstraintValueInfo])},
+)
+
+def _enough_gpus_test_impl(ctx):
+    env = analysistest.begin(ctx)
+    asserts.equals(env, [], analysistest.target_under_test(env)[_ConstraintsInfo].names)
+    return analysistest.end(env)
+
+enough_gpus_test = analysistest.make(_enough_gpus_test_impl, config_settings = {_GPUS_FLAG: "2"})
+
+def _lacking_gpus_test_impl(ctx):
+    env = analysistest.begin(ctx)
+    asserts.equals(
+        env,
+        ["needs_2_nvidia_gpus_but_this_machine_has_fewer"],
+        analysistest.target_under_test(env)[_ConstraintsInfo].names,
+    )
+    return analysistest.end(env)
+
+lacking_gpus_test = analysistest.make(_lacking_gpus_test_impl, config_settings = {_GPUS_FLAG: "1"})
+
+def _no_such_gpus_test_impl(ctx):
+    env = analysistest.begin(ctx)
+    asserts.equals(
+        env,
+        ["needs_1_intel_gpu_but_this_machine_has_fewer"],
+        analysistest.target_under_test(env)[_ConstraintsInfo].names,
+    )
+    return analysistest.end(env)
+
+# Nothing counts Intel's GPUs, so without a promise there is none, whatever else is in the machine.
+no_such_gpus_test = analysistest.make(_no_such_gpus_test_impl, config_settings = {_GPUS_FLAG: "auto"})
+
+def _bad_gpus_flag_test_impl(ctx):
+    env = analysistest.begin(ctx)
+    asserts.expect_failure(env, "config:gpus=many: neither \"auto\" nor a number")
+    return analysistest.end(env)
+
+bad_gpus_flag_test = analysistest.make(
+    _bad_gpus_flag_test_impl,
+    config_settings = {_GPUS_FLAG: "many"},
+    expect_failure = True,
+)
+
+# --- libraries -------------------------------------------------------------------------------------
+
+def _unset_library_test_impl(ctx):
+    env = analysistest.begin(ctx)
+    flag = "@dist_testing//tests/starlark:torch"
+    asserts.expect_failure(env, flag + " is not set, so dist_testing does not know your torch.")
+    asserts.expect_failure(env, "Add to .bazelrc, with your own hub's name: build --{}=@pypi//torch".format(flag))
+    return analysistest.end(env)
+
+unset_library_test = analysistest.make(_unset_library_test_impl, expect_failure = True)
+
+# --- all of them -----------------------------------------------------------------------------------
+
+def targets_test_suite(*, name):
+    """Declares the targets that the tests of this file look at, the tests, and a suite of them.
+
+    Args:
+        name: Name of the suite.
+    """
+    dist_py_test(
+        name = "subject",
+        srcs = ["cases.py"],
+        backends = ["gloo", "nccl"],
+        env = {"MINE": "yes"},
+        gpus_per_rank = {"nccl": 2},
+        size = "small",
+        tags = ["manual"],
+        world_size = {"gloo": [2, 4], "nccl": 3},
+    )
+    cpu_spec_test(name = "cpu_spec_test", size = "small", target_under_test = ":subject_gloo.spec")
+    gpu_spec_test(name = "gpu_spec_test", size = "small", target_under_test = ":subject_nccl.spec")
+    unpromised_spec_test(name = "unpromised_spec_test", size = "small", target_under_test = ":subject_nccl.spec")
+    environment_test(name = "environment_test", size = "small", target_under_test = ":subject_gloo")
+    declared_test(
+        name = "suite_test",
+        size = "small",
+        actual = [str(test) for test in native.existing_rule("subject")["tests"]],
+        expected = [":subject_gloo", ":subject_nccl"],
+    )
+    declared_test(
+        name = "suite_is_manual_test",
+        size = "small",
+        actual = _declared("subject", "tags"),
+        expected = ["manual"],
+    )
+    declared_test(
+        name = "largest_world_counts_test",
+        size = "small",
+        actual = [tag for tag in _declared("subject_nccl", "tags") if tag.startswith(("cpu", "gpus:", "resources", "world"))],
+        expected = ["cpu:3", "gpus:6", "resources:gpu:6", "world_size:3"],
+    )
+
+    _constraints(name = "two_gpus", constraints = gpu_compatibility("nvidia", 2), tags = ["manual"])
+    _constraints(name = "intel_gpu", constraints = gpu_compatibility("intel", 1), tags = ["manual"])
+    enough_gpus_test(name = "enough_gpus_test", size = "small", target_under_test = ":two_gpus")
+    lacking_gpus_test(name = "lacking_gpus_test", size = "small", target_under_test = ":two_gpus")
+    no_such_gpus_test(name = "no_such_gpus_test", size = "small", target_under_test = ":intel_gpu")
+    bad_gpus_flag_test(name = "bad_gpus_flag_test", size = "small", target_under_test = "//dist_testing/config:gpus")
+
+    unset_library(name = "unset", flag = "torch", module = "dist_testing", package = "torch", tags = ["manual"])
+    unset_library_test(name = "unset_library_test", size = "small", target_under_test = ":unset")
+
+    native.test_suite(
+        name = name,
+        tests = [
+            ":bad_gpus_flag_test",
+            ":cpu_spec_test",
+            ":enough_gpus_test",
+            ":environment_test",
+            ":gpu_spec_test",
+            ":lacking_gpus_test",
+            ":largest_world_counts_test",
+            ":no_such_gpus_test",
+            ":suite_is_manual_test",
+            ":suite_test",
+            ":unpromised_spec_test",
+            ":unset_library_test",
+        ],
+    )

@@ -1,0 +1,42 @@
+"""Tests of the library itself: plain pytest, in one process, without ranks of our own making."""
+
+load("@rules_python//python:py_test.bzl", "py_test")
+
+_MAIN = Label("//tests/support:pytest_main.py")
+
+def pytest_test(*, name, srcs, size = "small", args = [], deps = [], **kwargs):
+    """Declares a test that runs pytest on `srcs`.
+
+    It fails if pytest collects nothing.
+
+    Args:
+        name: Name of the target.
+        srcs: Files with the cases.
+        size: Bazel's test size.
+        args: More options of pytest.
+        deps: Libraries that the cases import; pytest is there already.
+        **kwargs: Passed to `py_test` unchanged.
+    """
+    py_test(
+        name = name,
+        size = size,
+        srcs = srcs + [_MAIN],
+        args = args + ["$(rootpath {})".format(src) for src in srcs],
+        main = _MAIN,
+        deps = deps + [Label("//dist_testing/config:pytest")],
+        **kwargs
+    )
+
+def pytest_tests(*, srcs, **kwargs):
+    """Declares a pytest_test for each file, named as the file is.
+
+    Args:
+        srcs: Files of this package, each with cases.
+        **kwargs: As for pytest_test; the same for all.
+    """
+    for src in srcs:
+        pytest_test(
+            name = src.removesuffix(".py"),
+            srcs = [src],
+            **kwargs
+        )

@@ -1,0 +1,323 @@
+"""The debug wrapper around a process group must find misuse instead of hanging.
+
+Every scenario runs on a group that torch wraps itself (`new_group` under
+`TORCH_DISTRIBUTED_DEBUG=DETAIL`) and on a backend wrapped by hand with debugging off. World size
+and device come from the target: four ranks on gloo, on CPU or CUDA tensors, two on NCCL.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Literal, Protocol
+
+import pg_wrapper_calls as calls
+import pg_wrapper_groups as groups
+import pytest
+import torch
+import torch.distributed as dist
+from pg_wrapper_messages import assert_names_missing_ranks, assert_points_to_rank_0
+from torch.distributed import distributed_c10d as c10d
+
+if TYPE_CHECKING:
+    from dist_testing import World
+
+# Limit of the wrapper's checks where a rank stays away, which costs that much time. Seconds.
+HANG_TIMEOUT_S = 2.0
+
+# Good collectives before bad ones: a report must also be right deep in a run.
+GOOD_COLLECTIVES_COUNT = 500
+
+
+class MakeGroup(Protocol):
+    """Makes a wrapped group of all ranks."""
+
+    def __call__(self, world: World, timeout_s: float = ...) -> dist.ProcessGroup:
+        """`timeout_s` limits the wrapper's checks, in seconds."""
+
+
+@pytest.fixture(params=[groups.debug_detail_group, groups.explicit_group], ids=["debug_detail", "explicit"])
+def make_group(request: pytest.FixtureRequest) -> MakeGroup:
+    """Both ways to a wrapped group."""
+    make: MakeGroup = request.param
+    return make
+
+
+def assert_absence_is_reported(world: World, make_group: MakeGroup, missing: list[int]) -> None:
+    """Let all ranks but `missing` all-reduce, and check the error on each rank that came."""
+    group = make_group(world, timeout_s=HANG_TIMEOUT_S)
+    if world.rank not in missing:
+        with pytest.raises(RuntimeError) as caught:
+            calls.all_reduce(torch.ones(20, 10, device=world.device)).start(group).wait()
+        if world.rank == 0:
+            assert_names_missing_ranks(str(caught.value), missing, timeout_s=HANG_TIMEOUT_S)
+        else:
+            assert_points_to_rank_0(str(caught.value), world.rank)
+    # The missing ranks wait here, alive and connected: a hang, not a death.
+    world.barrier()
+
+
+@pytest.mark.distributed
+def test_rank_that_stays_away_is_named(world: World, make_group: MakeGroup) -> None:
+    """If this fails, a rank that skips a collective leaves its user with a hang and no name."""
+    assert_absence_is_reported(world, make_group, [1])
+
+
+@pytest.mark.distributed(backends=["gloo", "cuda_gloo"])
+def test_every_rank_that_stays_away_is_named(world: World, make_group: MakeGroup) -> None:
+    """If this fails, a user repairs one rank and learns only in the next run of another."""
+    assert_absence_is_reported(world, make_group, list(range(1, world.size, 2)))
+
+
+@pytest.mark.distributed
+def test_other_operation_is_reported_after_many_good_ones(world: World, make_group: MakeGroup) -> None:
+    """If this fails, ranks that drift apart deep in a run hang, or the count in the report lies."""
+    group = make_group(world)
+    one = torch.zeros(1, device=world.device)
+    for _ in range(GOOD_COLLECTIVES_COUNT):
+        calls.all_reduce(one).start(group).wait()
+
+    tensor = torch.ones(20, 10, device=world.device)
+    gathered = [torch.zeros_like(tensor) for _ in range(world.size)]
+    pairs = [
+        (calls.all_reduce(tensor), calls.reduce(tensor)),
+        (calls.reduce(tensor), calls.barrier()),
+        (calls.broadcast(tensor), calls.all_gather(gathered, tensor)),
+    ]
+    for reported_count, (odd, others) in enumerate(pairs):
+        calls.assert_mismatch_is_reported(
+            world,
+            group,
+            odd_rank=0,
+            odd=odd,
+            others=others,
+            # The all-reduce after each report counts, the reported calls do not.
+            sequence=GOOD_COLLECTIVES_COUNT + reported_count,
+        )
+
+
+@pytest.mark.distributed
+def test_odd_rank_is_named_wherever_it_is(world: World, make_group: MakeGroup) -> None:
+    """If this fails, the ranks that agree send their user to a rank that did nothing wrong."""
+    group = make_group(world)
+    tensor = torch.ones(20, 10, device=world.device)
+    for odd_rank in range(world.size):
+        calls.assert_mismatch_is_reported(
+            world,
+            group,
+            odd_rank=odd_rank,
+            odd=calls.broadcast(tensor),
+            others=calls.all_reduce(tensor),
+            sequence=odd_rank,
+        )
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize(
+    ("odd_shape", "shape"),
+    [((20, 2), (20, 10)), ((20, 10, 2), (20, 10))],
+    ids=["size", "dimensions"],
+)
+def test_other_shape_is_reported(
+    world: World, make_group: MakeGroup, odd_shape: tuple[int, ...], shape: tuple[int, ...]
+) -> None:
+    """If this fails, tensors of different shapes are summed into garbage or crash the backend."""
+    calls.assert_mismatch_is_reported(
+        world,
+        make_group(world),
+        odd_rank=0,
+        odd=calls.all_reduce(torch.ones(odd_shape, device=world.device)),
+        others=calls.all_reduce(torch.ones(shape, device=world.device)),
+        sequence=0,
+    )
+
+
+@pytest.mark.distributed
+def test_scatter_of_other_length_is_reported(world: World, make_group: MakeGroup) -> None:
+    """If this fails, ranks take a part of what the root sends, or wait for more than it sends."""
+    short = torch.tensor([-1], device=world.device)
+    long = torch.tensor([-1, -1], device=world.device)
+    calls.assert_mismatch_is_reported(
+        world,
+        make_group(world),
+        odd_rank=0,
+        odd=calls.scatter(short, [torch.zeros_like(short) for _ in range(world.size)]),
+        others=calls.scatter(long, None),
+        sequence=0,
+    )
+
+
+@pytest.mark.distributed
+def test_other_dtype_is_reported(world: World, make_group: MakeGroup) -> None:
+    """If this fails, the bytes of one type are added up as if they were another."""
+    calls.assert_mismatch_is_reported(
+        world,
+        make_group(world),
+        odd_rank=world.size - 1,
+        odd=calls.all_reduce(torch.ones(20, 2, dtype=torch.int64, device=world.device)),
+        others=calls.all_reduce(torch.ones(20, 2, device=world.device)),
+        sequence=0,
+    )
+
+
+@pytest.mark.distributed
+def test_all_gather_against_reduce_scatter_is_reported(world: World, make_group: MakeGroup) -> None:
+    """If this fails, sharded training hangs when its ranks get out of step."""
+    whole = torch.ones(4 * world.size, device=world.device)
+    part = torch.zeros(4, device=world.device)
+    calls.assert_mismatch_is_reported(
+        world,
+        make_group(world),
+        odd_rank=0,
+        odd=calls.all_gather_base(whole, part),
+        others=calls.reduce_scatter_base(part, whole),
+        sequence=0,
+    )
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("uneven", ["input", "output"])
+def test_reduce_scatter_of_other_size_is_reported(
+    world: World, make_group: MakeGroup, uneven: Literal["input", "output"]
+) -> None:
+    """If this fails, one rank's wrong buffer size spoils the shards of all."""
+    whole = torch.ones(4 * world.size, device=world.device)
+    part = torch.zeros(4, device=world.device)
+    odd = {
+        "input": calls.reduce_scatter_base(part, torch.ones(5 * world.size, device=world.device)),
+        "output": calls.reduce_scatter_base(torch.zeros(5, device=world.device), whole),
+    }[uneven]
+    calls.assert_mismatch_is_reported(
+        world,
+        make_group(world),
+        odd_rank=0,
+        odd=odd,
+        others=calls.reduce_scatter_base(part, whole),
+        sequence=0,
+    )
+
+
+@pytest.mark.distributed(backends=["nccl"])
+def test_reduce_scatter_size_that_is_wrong_on_all_ranks_is_left_to_nccl(world: World, make_group: MakeGroup) -> None:
+    """If this fails, the wrapper hides NCCL's own check of sizes on which all ranks agree."""
+    group = make_group(world)
+    whole = torch.ones(4 * world.size + 1, device=world.device)
+    part = torch.zeros(4, device=world.device)
+    # The type of this error changed between releases of torch.
+    with pytest.raises(
+        (RuntimeError, ValueError),
+        match="input tensor must be the same size as output size times world size",
+    ):
+        calls.reduce_scatter_base(part, whole).start(group).wait()
+    calls.assert_all_reduce_works(world, group)
+
+
+@pytest.mark.distributed
+def test_correct_program_is_left_alone(world: World, make_group: MakeGroup) -> None:
+    """If this fails, switching on the wrapper breaks correct programs or changes their results.
+
+    Includes what ranks rightly do differently: inputs on the root alone, uneven parts.
+    """
+    group = make_group(world)
+    ranks = range(world.size)
+
+    def filled(value: float, length: int = 2) -> torch.Tensor:
+        return torch.full((length,), float(value), device=world.device)
+
+    calls.assert_all_reduce_works(world, group)
+
+    sent = filled(7 if world.rank == 0 else -1)
+    calls.broadcast(sent).start(group).wait()
+    assert filled(7).tolist() == sent.tolist()
+
+    total = filled(world.rank)
+    calls.reduce(total).start(group).wait()
+    # On the other ranks torch leaves the value open.
+    assert world.rank != 0 or [float(sum(ranks))] * 2 == total.tolist()
+
+    gathered = [filled(-1) for _ in ranks]
+    calls.all_gather(gathered, filled(world.rank)).start(group).wait()
+    assert [[float(rank)] * 2 for rank in ranks] == [tensor.tolist() for tensor in gathered]
+
+    part = filled(-1)
+    parts = [filled(rank) for rank in ranks] if world.rank == 0 else None
+    calls.scatter(part, parts).start(group).wait()
+    assert [float(world.rank)] * 2 == part.tolist()
+
+    # Every rank sends n + 1 numbers to rank n.
+    lengths = [rank + 1 for rank in ranks]
+    own_length = lengths[world.rank]
+    received = filled(-1, own_length * world.size)
+    calls.all_to_all_base(received, filled(world.rank, sum(lengths)), [own_length] * world.size, lengths).start(
+        group
+    ).wait()
+    assert [float(rank) for rank in ranks for _ in range(own_length)] == received.tolist()
+
+    calls.barrier().start(group).wait()
+
+
+# Gloo takes no CUDA tensors in this one operation.
+@pytest.mark.distributed(backends=["gloo", "nccl"])
+def test_coalesced_all_reduces_work_under_debug_detail(world: World) -> None:
+    """If this fails, a program that batches its collectives cannot be debugged."""
+    group = groups.debug_detail_group(world)
+    tensors = [torch.ones(length, device=world.device) for length in (1, 3)]
+    with c10d._coalescing_manager(group):
+        for tensor in tensors:
+            dist.all_reduce(tensor, group=group)
+    assert [[float(world.size)] * length for length in (1, 3)] == [t.tolist() for t in tensors]
+
+
+@pytest.mark.distributed(backends=["nccl"])
+def test_coalescing_on_a_device_works_under_debug_detail(world: World) -> None:
+    """If this fails, the bracket that NCCL puts around several calls crashes in the wrapper."""
+    group = groups.debug_detail_group(world)
+    tensors = [torch.ones(length, device=world.device) for length in (1, 3)]
+    with c10d._coalescing_manager(group, device=world.device):
+        for tensor in tensors:
+            calls.all_reduce(tensor).start(group)
+    assert [[float(world.size)] * length for length in (1, 3)] == [t.tolist() for t in tensors]
+
+
+@pytest.mark.distributed
+def test_wrapping_without_gloo_says_what_is_missing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If this fails, a torch without gloo answers with a NameError from its own code."""
+    group = groups.new_group(world)
+    groups.set_debug_level("DETAIL")
+    groups.take_gloo_away(monkeypatch)
+    with pytest.raises(AssertionError, match="ProcessGroupWrapper unsupported without GLOO backend"):
+        groups.wrap(group, world)
+
+
+@pytest.mark.distributed(backends=["nccl"])
+@pytest.mark.parametrize("level", ["OFF", "DETAIL"])
+def test_new_group_without_gloo_needs_no_wrapper(
+    world: World, monkeypatch: pytest.MonkeyPatch, level: Literal["OFF", "DETAIL"]
+) -> None:
+    """If this fails, a torch without gloo cannot make groups, whatever the debug level."""
+    groups.set_debug_level(level)
+    groups.take_gloo_away(monkeypatch)
+    group = groups.new_group(world)
+    assert not groups.is_wrapped(group, world)
+    calls.assert_all_reduce_works(world, group)
+
+
+@pytest.mark.distributed(init=False)
+def test_default_group_is_wrapped_under_debug_detail(world: World) -> None:
+    """If this fails, a user who only sets the variable and makes no groups has no wrapper."""
+    groups.set_debug_level("DETAIL")
+    dist.init_process_group(
+        world.backend,
+        store=world.store,
+        rank=world.rank,
+        world_size=world.size,
+        timeout=timedelta(seconds=groups.GROUP_TIMEOUT_S),
+    )
+    calls.assert_mismatch_is_reported(
+        world,
+        c10d._get_default_group(),
+        odd_rank=0,
+        odd=calls.all_reduce(torch.ones(20, 2, device=world.device)),
+        others=calls.all_reduce(torch.ones(20, 10, device=world.device)),
+        sequence=0,
+    )
+    dist.destroy_process_group()

@@ -1,0 +1,53 @@
+"""A rank's own environment variables."""
+
+from __future__ import annotations
+
+import os
+from unittest import mock
+
+import pytest
+
+from dist_testing.rank.environment import LOOPBACK, become, torchrun_env
+
+BASE = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"}
+
+
+@pytest.mark.parametrize(("rank", "size"), [(0, 1), (0, 4), (3, 4), (63, 64)])
+def test_variables_are_those_of_torchrun_on_one_node(rank: int, size: int) -> None:
+    """Code under test reads them to learn who it is."""
+    env = torchrun_env(rank, size, 29500)
+    assert (env["RANK"], env["LOCAL_RANK"]) == (str(rank), str(rank))
+    assert (env["WORLD_SIZE"], env["LOCAL_WORLD_SIZE"]) == (str(size), str(size))
+    assert (env["GROUP_RANK"], env["GROUP_WORLD_SIZE"]) == ("0", "1")
+    assert (env["MASTER_ADDR"], env["MASTER_PORT"]) == (LOOPBACK, "29500")
+
+
+def test_env_rendezvous_uses_the_store_that_serves_already() -> None:
+    """Without this rank 0 would try to bind a port that is taken."""
+    assert torchrun_env(0, 2, 29500)["TORCHELASTIC_USE_AGENT_STORE"] == "True"
+
+
+def test_a_world_without_a_store_has_no_address() -> None:
+    """An address that nobody serves would make env:// wait for it."""
+    env = torchrun_env(1, 2, 0)
+    assert env.keys() >= BASE
+    assert not [name for name in env if name.startswith(("MASTER_", "TORCHELASTIC_"))]
+
+
+def test_become_makes_the_environment_exactly_that() -> None:
+    """What the runner has unset since the template was forked must be unset on the rank."""
+    with mock.patch.dict(os.environ, {"KEPT": "1", "CHANGED": "old", "GONE": "1"}, clear=True):
+        become({"KEPT": "1", "CHANGED": "new", "ADDED": "", "UNICODE": "\u00fc\udcff"})
+        assert dict(os.environ) == {"KEPT": "1", "CHANGED": "new", "ADDED": "", "UNICODE": "\u00fc\udcff"}
+        # The C library's own table too: gloo reads that one.
+        assert os.getenv("GONE") is None
+
+
+def test_become_leaves_alone_what_is_right_already(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is on every rank's path, and nearly all of it is inherited."""
+    with mock.patch.dict(os.environ, {"KEPT": "1"}, clear=True):
+        written: list[str] = []
+        real = os.putenv
+        monkeypatch.setattr(os, "putenv", lambda name, value: (written.append(name), real(name, value)))
+        become({"KEPT": "1"})
+        assert written == []

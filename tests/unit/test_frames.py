@@ -1,0 +1,262 @@
+"""Frames between a rank and the runner, also from a rank that went mad."""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+from collections.abc import Sequence
+from typing import Any, cast
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dist_testing.errors import FrameError
+from dist_testing.rank.frames import MAX_FRAME_BYTES, MAX_TEXT_CHARS, Frame, FrameReader, FrameWriter, shorten
+
+SETTINGS = settings(
+    derandomize=True, database=None, deadline=None, max_examples=100, suppress_health_check=[HealthCheck.too_slow]
+)
+OUTCOME: dict[str, Any] = {
+    "kind": "raised",
+    "phase": "call",
+    "reason": "",
+    "summary": "ValueError: boom",
+    "text": "Traceback",
+    "exit_code": 0,
+    "collateral": "",
+}
+# Every code point, surrogates too: a test may raise whatever it reads from somewhere.
+TEXT = st.text(st.characters(codec=None, exclude_categories=()), max_size=30)
+FRAMES = st.one_of(
+    st.sampled_from([Frame("ready"), Frame("done")]),
+    st.builds(lambda phase: Frame("phase", {"phase": phase}), TEXT),
+    st.builds(
+        lambda texts, code: Frame(
+            "outcome",
+            {
+                **dict(zip(("kind", "phase", "reason", "summary", "text", "collateral"), texts, strict=True)),
+                "exit_code": code,
+            },
+        ),
+        st.lists(TEXT, min_size=6, max_size=6),
+        st.integers(),
+    ),
+)
+
+
+class Recorder:
+    """A channel that keeps what is sent."""
+
+    def __init__(self) -> None:
+        self.data = b""
+
+    def sendall(self, data: bytes) -> None:
+        """As of a socket."""
+        self.data += data
+
+
+def sent(frames: Sequence[Frame]) -> bytes:
+    """The bytes of these frames, by the writer."""
+    channel = Recorder()
+    writer = FrameWriter(cast(socket.socket, channel))
+    for frame in frames:
+        writer.send(frame.kind, **frame.fields)
+    return channel.data
+
+
+def framed(payload: bytes) -> bytes:
+    """A payload with its length before it."""
+    return struct.pack(">I", len(payload)) + payload
+
+
+def message(content: object) -> bytes:
+    """A frame with any JSON in it."""
+    return framed(json.dumps(content).encode())
+
+
+@SETTINGS
+@given(st.lists(FRAMES, max_size=6), st.lists(st.integers(1, 200), max_size=30))
+def test_frames_survive_any_cuts_of_the_stream(frames: list[Frame], cuts: list[int]) -> None:
+    """The kernel hands out what it has, not what was sent in one go."""
+    data = sent(frames)
+    reader = FrameReader()
+    received: list[Frame] = []
+    for size in [*cuts, len(data)]:
+        received += reader.feed(data[:size])
+        data = data[size:]
+    assert received == frames
+    assert not reader.mid_frame
+
+
+def test_frames_survive_one_byte_at_a_time() -> None:
+    """The smallest cuts of all."""
+    frames = [Frame("ready"), Frame("outcome", OUTCOME), Frame("done")]
+    reader = FrameReader()
+    received = [frame for byte in sent(frames) for frame in reader.feed(bytes([byte]))]
+    assert received == frames
+
+
+def test_a_torn_frame_is_seen_at_every_cut() -> None:
+    """A rank that dies while it reports must not count as one that said nothing, or all."""
+    data = sent([Frame("outcome", OUTCOME)])
+    for kept in range(1, len(data)):
+        reader = FrameReader()
+        assert list(reader.feed(data[:kept])) == []
+        assert reader.mid_frame
+    assert not FrameReader().mid_frame
+
+
+def test_a_frame_after_whole_ones_can_be_torn_too() -> None:
+    """What was whole before it still counts."""
+    reader = FrameReader()
+    assert list(reader.feed(sent([Frame("ready")]) + sent([Frame("done")])[:-1])) == [Frame("ready")]
+    assert reader.mid_frame
+
+
+@pytest.mark.parametrize("length", [MAX_FRAME_BYTES + 1, 0xFFFFFFFF, int.from_bytes(b"Hell", "big")])
+def test_an_absurd_length_is_refused_before_its_bytes_come(length: int) -> None:
+    """Otherwise the runner would wait for, and keep, gigabytes; text on the channel looks like this."""
+    with pytest.raises(FrameError, match=f"{length} bytes; the limit is {MAX_FRAME_BYTES}"):
+        list(FrameReader().feed(struct.pack(">I", length)))
+
+
+def test_a_frame_of_the_largest_size_is_read() -> None:
+    """The limit itself is allowed."""
+    reader = FrameReader()
+    padding = MAX_FRAME_BYTES - len(json.dumps({"frame": "phase", "phase": ""}))
+    frame = next(reader.feed(message({"frame": "phase", "phase": "x" * padding})))
+    assert len(frame.fields["phase"]) == padding
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [b"", b"{", b"\xff\xfe\x00", b"\x80\x04K\x01.", b"{} {}", b"[" * 200_000, b"9" * 5000 + b"."],
+    ids=["empty", "cut", "binary", "pickle", "two", "deep", "digits"],
+)
+def test_what_is_not_json_is_refused(payload: bytes) -> None:
+    """Whatever the parser makes of it, the reader has one error for it."""
+    with pytest.raises(FrameError, match="not JSON") as caught:
+        list(FrameReader().feed(framed(payload)))
+    assert len(str(caught.value)) < 500
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        None,
+        3,
+        "ready",
+        [],
+        ["ready"],
+        {},
+        {"frame": None},
+        {"frame": 3},
+        {"frame": ["ready"]},
+        {"frame": {"ready": 1}},
+        {"frame": "Ready"},
+        {"frame": "started"},
+    ],
+    ids=repr,
+)
+def test_unknown_frames_are_refused(content: object) -> None:
+    """A frame that is not understood could have meant a failure."""
+    with pytest.raises(FrameError, match="unknown frame"):
+        list(FrameReader().feed(message(content)))
+
+
+@pytest.mark.parametrize("name", list(OUTCOME))
+@pytest.mark.parametrize("value", [None, True, 1.5, [], {}], ids=repr)
+def test_a_field_of_the_wrong_type_is_refused(name: str, value: object) -> None:
+    """Everything behind the reader relies on the types."""
+    with pytest.raises(FrameError, match=r"frame 'outcome' with fields"):
+        list(FrameReader().feed(message({"frame": "outcome", **OUTCOME, name: value})))
+
+
+@pytest.mark.parametrize("name", list(OUTCOME))
+def test_a_missing_field_is_refused(name: str) -> None:
+    """No outcome is half an outcome."""
+    content = {"frame": "outcome", **OUTCOME}
+    del content[name]
+    with pytest.raises(FrameError, match=r"frame 'outcome' with fields"):
+        list(FrameReader().feed(message(content)))
+
+
+@pytest.mark.parametrize("kind", ["ready", "phase", "outcome", "done"])
+def test_an_extra_field_is_refused(kind: str) -> None:
+    """It would be dropped silently."""
+    fields = {"outcome": OUTCOME, "phase": {"phase": "call"}}.get(kind, {})
+    assert len(list(FrameReader().feed(message({"frame": kind, **fields})))) == 1
+    with pytest.raises(FrameError, match="extra"):
+        list(FrameReader().feed(message({"frame": kind, **fields, "extra": ""})))
+
+
+@SETTINGS
+@given(st.binary(max_size=200))
+def test_garbage_is_never_anything_but_frames_or_a_frame_error(data: bytes) -> None:
+    """Any other exception would be a traceback of the runner's."""
+    reader = FrameReader()
+    try:
+        for frame in reader.feed(data):
+            assert isinstance(frame, Frame)
+    except FrameError:
+        pass
+
+
+@SETTINGS
+@given(
+    st.recursive(
+        st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.sampled_from(["ready", "outcome", "frame"])),
+        lambda inner: st.one_of(st.lists(inner), st.dictionaries(st.sampled_from(["frame", "phase", "kind"]), inner)),
+        max_leaves=8,
+    )
+)
+def test_any_json_is_a_frame_or_a_frame_error(content: object) -> None:
+    """The same for what parses."""
+    try:
+        for frame in FrameReader().feed(message(content)):
+            assert frame.kind in ("ready", "phase", "outcome", "done")
+    except FrameError:
+        pass
+
+
+def test_a_runner_that_is_gone_is_no_error_for_the_rank() -> None:
+    """Nobody is left to tell, and the traceback would be in the log of a test that did nothing wrong."""
+    ours, theirs = socket.socketpair()
+    theirs.close()
+    with ours:
+        FrameWriter(ours).send("ready")
+
+
+def test_a_closed_channel_is_an_error_for_the_rank() -> None:
+    """A test that closed it must not go on as if it had reported."""
+    ours, theirs = socket.socketpair()
+    ours.close()
+    with theirs, pytest.raises(OSError, match="Bad file descriptor"):
+        FrameWriter(ours).send("ready")
+
+
+def test_a_short_text_is_left_alone() -> None:
+    """Up to the limit itself."""
+    assert shorten("", 10) == ""
+    assert shorten("0123456789", 10) == "0123456789"
+    assert shorten("x" * MAX_TEXT_CHARS) == "x" * MAX_TEXT_CHARS
+
+
+@pytest.mark.parametrize(("limit", "left_out"), [(10, 90), (11, 90), (50, 50)])
+def test_a_long_text_keeps_its_ends_and_says_what_went(limit: int, left_out: int) -> None:
+    """The head says where, the tail says what."""
+    text = "".join(chr(0x100 + position) for position in range(100))
+    short = shorten(text, limit)
+    half = limit // 2
+    assert short.startswith(text[:half] + "\n")
+    assert short.endswith("\n" + text[-half:])
+    assert f"{left_out} characters left out" in short
+
+
+def test_the_longest_texts_fit_a_frame_in_any_script() -> None:
+    """A report that cannot be sent would be a crash; characters beyond 16 bits take twelve bytes in JSON."""
+    text = shorten("\N{PILE OF POO}" * (MAX_TEXT_CHARS + 1))
+    frame = Frame("outcome", {**OUTCOME, "reason": text, "text": text})
+    assert next(FrameReader().feed(sent([frame]))) == frame

@@ -1,0 +1,334 @@
+"""What a case's outcomes add up to, over every combination of them for worlds of one to four ranks.
+
+The rules are stated here once more, in the words of the table of verdicts, and not taken from the code.
+"""
+
+from __future__ import annotations
+
+import itertools
+import signal
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dist_testing.outcomes import Cause, Kind, RankOutcome, Status, Verdict, exit_name, verdict
+from dist_testing.skips import TEST_SKIPS
+
+HARDWARE = TEST_SKIPS["no_cuda"].message
+OTHER = "needs a power of two"
+LEAKS = ((), ("sleep 60 (pid 7)",))
+
+# Every way in which a rank's part can end; what makes a difference to the verdict makes a state of its own.
+STATES = (
+    RankOutcome(0, Kind.PASSED),
+    RankOutcome(0, Kind.SKIPPED, reason=HARDWARE),
+    RankOutcome(0, Kind.SKIPPED, reason=OTHER),
+    RankOutcome(0, Kind.RAISED, summary="ValueError: own"),
+    RankOutcome(0, Kind.RAISED, summary="RuntimeError: Connection closed by peer", collateral="lost"),
+    RankOutcome(0, Kind.RAISED, summary="RuntimeError: Timed out waiting", collateral="late"),
+    RankOutcome(0, Kind.EXITED, exit_code=0),
+    RankOutcome(0, Kind.SIGNALLED, signal=int(signal.SIGSEGV)),
+    RankOutcome(0, Kind.HUNG),
+    RankOutcome(0, Kind.STOPPED),
+    RankOutcome(0, Kind.NEVER_STARTED),
+    RankOutcome(0, Kind.UNREADABLE, summary="not JSON"),
+)
+FAILURES = {Kind.RAISED, Kind.EXITED, Kind.SIGNALLED, Kind.HUNG, Kind.NEVER_STARTED, Kind.UNREADABLE}
+CRASHES = {Kind.EXITED, Kind.SIGNALLED}
+BROKEN_MACHINERY = {Kind.NEVER_STARTED, Kind.UNREADABLE}
+
+# When each rank of a world ends: all orders of up to three distinct moments over four ranks, so ties are among them.
+CLOCKS = tuple(itertools.product((1.0, 2.0, 3.0), repeat=4))
+
+WORLDS = [
+    pytest.param(size, first, id=f"{size}-{state.kind.name}{'-' * bool(state.collateral)}{state.collateral}{number}")
+    for size in (1, 2, 3, 4)
+    for number, state in enumerate(STATES)
+    for first in [state]
+]
+SETTINGS = settings(
+    derandomize=True, database=None, deadline=None, max_examples=100, suppress_health_check=[HealthCheck.too_slow]
+)
+
+
+def worlds(size: int, first: RankOutcome) -> Iterator[list[RankOutcome]]:
+    """Every world of that size whose rank 0 ended as `first`, under clocks that take turns."""
+    clocks = itertools.cycle(CLOCKS)
+    for states in itertools.product([first], *[STATES] * (size - 1)):
+        clock = next(clocks)
+        yield [replace(state, rank=rank, at_s=clock[rank]) for rank, state in enumerate(states)]
+
+
+def is_unanimous_skip(outcomes: Sequence[RankOutcome]) -> bool:
+    """Whether all ranks skipped for one reason."""
+    return all(o.kind is Kind.SKIPPED and o.reason == outcomes[0].reason for o in outcomes)
+
+
+def expected_cause(outcomes: Sequence[RankOutcome], *, promised: bool, leaked: bool) -> set[Cause]:
+    """The causes that the table allows; for a crash among failures the clock decides between two."""
+    kinds = {outcome.kind for outcome in outcomes}
+    if kinds & CRASHES or any(o.kind is Kind.RAISED and not o.collateral for o in outcomes):
+        return {Cause.CRASH, Cause.FAILURE}
+    if Kind.RAISED in kinds:
+        came_late = any(outcome.collateral == "late" for outcome in outcomes)
+        return {Cause.HANG} if came_late and kinds & {Kind.STOPPED, Kind.HUNG} else {Cause.FAILURE}
+    if kinds & BROKEN_MACHINERY:
+        return {Cause.INFRASTRUCTURE}
+    if Kind.HUNG in kinds:
+        return {Cause.HANG}
+    if Kind.SKIPPED in kinds and not is_unanimous_skip(outcomes):
+        return {Cause.DISAGREEMENT}
+    if Kind.STOPPED in kinds:
+        return {Cause.INTERRUPTED}
+    if leaked:
+        return {Cause.LEAK}
+    return {Cause.PROMISE} if promised and outcomes[0].reason == HARDWARE else {Cause.NONE}
+
+
+def echoes_a_broken_report(outcomes: Sequence[RankOutcome]) -> bool:
+    """Only errors about peers, and a rank that the machinery lost: see the test of that name."""
+    kinds = {outcome.kind for outcome in outcomes}
+    own = any(o.kind in CRASHES or (o.kind is Kind.RAISED and not o.collateral) for o in outcomes)
+    return not own and Kind.RAISED in kinds and bool(kinds & BROKEN_MACHINERY)
+
+
+@pytest.mark.parametrize("promised", [False, True], ids=["unpromised", "promised"])
+@pytest.mark.parametrize(("size", "first"), WORLDS)
+def test_only_all_passed_passes_and_only_unanimous_skips_skip(size: int, first: RankOutcome, promised: bool) -> None:
+    """Otherwise a rank that failed, vanished or skipped alone would be green."""
+    for outcomes in worlds(size, first):
+        for leaked in LEAKS:
+            result = verdict(outcomes, world_size=size, promised=promised, leaked=leaked)
+            missing = promised and outcomes[0].reason == HARDWARE
+            if all(outcome.kind is Kind.PASSED for outcome in outcomes) and not leaked:
+                expected = Verdict(Status.PASSED)
+            elif is_unanimous_skip(outcomes) and not leaked and not missing:
+                expected = Verdict(Status.SKIPPED, reason=outcomes[0].reason)
+            else:
+                assert result.status is Status.FAILED, outcomes
+                assert result.reason, outcomes
+                continue
+            assert result == expected, outcomes
+
+
+@pytest.mark.parametrize("promised", [False, True], ids=["unpromised", "promised"])
+@pytest.mark.parametrize(("size", "first"), WORLDS)
+def test_the_worst_that_happened_is_the_cause(size: int, first: RankOutcome, promised: bool) -> None:
+    """A crash reported as a hang, or a hang as a skip, sends people looking in the wrong place."""
+    for outcomes in worlds(size, first):
+        if echoes_a_broken_report(outcomes):
+            continue
+        for leaked in LEAKS:
+            result = verdict(outcomes, world_size=size, promised=promised, leaked=leaked)
+            assert result.cause in expected_cause(outcomes, promised=promised, leaked=bool(leaked)), outcomes
+
+
+@pytest.mark.parametrize(("size", "first"), WORLDS)
+def test_the_culprit_is_who_failed_first_by_itself(size: int, first: RankOutcome) -> None:
+    """Blaming a rank that only lost its peer, or one that was stopped, hides the rank to look at."""
+    for outcomes in worlds(size, first):
+        if echoes_a_broken_report(outcomes):
+            continue
+        assert_culprit_is_right(outcomes, verdict(outcomes, world_size=size))
+
+
+def assert_culprit_is_right(outcomes: Sequence[RankOutcome], result: Verdict) -> None:
+    """Culprit, other failing ranks and victims, by what each rank did."""
+    by_kind: dict[Kind, list[RankOutcome]] = {kind: [o for o in outcomes if o.kind is kind] for kind in Kind}
+    own = [o for o in outcomes if o.kind in CRASHES or (o.kind is Kind.RAISED and not o.collateral)]
+    echoes = [outcome for outcome in by_kind[Kind.RAISED] if outcome.collateral]
+    absent = [o for o in outcomes if o.kind in (Kind.HUNG, Kind.STOPPED)]
+    machinery = by_kind[Kind.NEVER_STARTED] + by_kind[Kind.UNREADABLE]
+    blamed = {result.culprit, *result.failing}
+    victims = set(result.victims)
+
+    assert len(result.failing) == len(set(result.failing))
+    assert result.culprit not in result.failing
+    assert not blamed & victims, outcomes
+    assert not {o.rank for o in by_kind[Kind.PASSED] + by_kind[Kind.SKIPPED]} & (blamed | victims), outcomes
+
+    if own or (echoes and not (absent and any(echo.collateral == "late" for echo in echoes))):
+        candidates = own or echoes
+        assert blamed == {outcome.rank for outcome in candidates}, outcomes
+        culprit = next(outcome for outcome in candidates if outcome.rank == result.culprit)
+        assert culprit.at_s == min(outcome.at_s for outcome in candidates), outcomes
+        tied = [outcome for outcome in candidates if outcome.at_s == culprit.at_s]
+        assert (culprit.kind in CRASHES) == any(outcome.kind in CRASHES for outcome in tied), outcomes
+        assert result.cause is (Cause.CRASH if culprit.kind in CRASHES else Cause.FAILURE), outcomes
+        times = [outcomes[rank].at_s for rank in result.failing]
+        assert times == sorted(times), outcomes
+        assert victims == {o.rank for o in absent + echoes} - blamed, outcomes
+        assert f"rank {result.culprit} " in result.reason
+    elif echoes:
+        assert result.culprit == (absent[0].rank if len(absent) == 1 else None), outcomes
+        assert result.failing == ()
+        assert victims == {echo.rank for echo in echoes}, outcomes
+        assert all(str(outcome.rank) in result.reason for outcome in absent), outcomes
+    elif machinery:
+        assert blamed == {outcome.rank for outcome in machinery}, outcomes
+        assert outcomes[result.culprit or 0].at_s == min(outcome.at_s for outcome in machinery), outcomes
+    elif hung := by_kind[Kind.HUNG]:
+        assert result.culprit == (hung[0].rank if len(hung) == 1 else None), outcomes
+        assert all(str(outcome.rank) in result.reason for outcome in hung), outcomes
+    else:
+        assert result.culprit is None, outcomes
+        assert not result.failing, outcomes
+        assert not result.victims, outcomes
+
+
+@pytest.mark.parametrize("broken", [Kind.NEVER_STARTED, Kind.UNREADABLE], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("collateral", ["lost", "late"])
+def test_a_rank_that_the_machinery_lost_is_blamed_before_its_echo(broken: Kind, collateral: str) -> None:
+    """An error that only says that a peer is gone is a victim's, whenever another rank has a better reason."""
+    echo = RankOutcome(0, Kind.RAISED, at_s=1.0, summary="RuntimeError: peer", collateral=collateral)
+    result = verdict([echo, RankOutcome(1, broken, at_s=2.0)], world_size=2)
+    assert result.culprit == 1
+    assert result.victims == (0,)
+
+
+@pytest.mark.parametrize(("size", "first"), [case for case in WORLDS if case.values[0] != 4])
+def test_the_order_of_the_outcomes_changes_nothing(size: int, first: RankOutcome) -> None:
+    """Outcomes come in the order in which ranks end; the verdict must not depend on that."""
+    for outcomes in worlds(size, first):
+        expected = verdict(outcomes, world_size=size)
+        for permuted in itertools.permutations(outcomes):
+            assert verdict(permuted, world_size=size) == expected, outcomes
+
+
+@pytest.mark.parametrize(("size", "first"), [case for case in WORLDS if case.values[0] != 4])
+def test_a_missing_outcome_is_a_rank_that_never_started(size: int, first: RankOutcome) -> None:
+    """Fewer reports than ranks must never be a pass."""
+    for outcomes in worlds(size, first):
+        for rank in range(size):
+            known = [outcome for outcome in outcomes if outcome.rank != rank]
+            result = verdict(known, world_size=size)
+            assert result.status is Status.FAILED, known
+            assert result == verdict([*known, RankOutcome(rank, Kind.NEVER_STARTED)], world_size=size), known
+
+
+@pytest.mark.parametrize(("size", "first"), [case for case in WORLDS if case.values[0] != 4])
+def test_one_more_rank_never_mends_a_verdict(size: int, first: RankOutcome) -> None:
+    """A rank that fails spoils every world, and one that passes saves none."""
+    for outcomes in worlds(size, first):
+        before = verdict(outcomes, world_size=size)
+        for state in STATES:
+            one_more = [*outcomes, replace(state, rank=size, at_s=2.0)]
+            after = verdict(one_more, world_size=size + 1)
+            if state.kind in FAILURES:
+                assert after.status is Status.FAILED, one_more
+            if before.status is not Status.PASSED:
+                assert after.status is not Status.PASSED, one_more
+
+
+def test_nothing_reported_at_all_is_a_failure_of_every_rank() -> None:
+    """A runner that lost all reports must not be green."""
+    result = verdict([], world_size=3)
+    assert (result.status, result.cause) == (Status.FAILED, Cause.INFRASTRUCTURE)
+    assert {result.culprit, *result.failing} == {0, 1, 2}
+
+
+def test_a_world_without_ranks_is_refused() -> None:
+    """ "All ranks passed" is true of no ranks at all."""
+    with pytest.raises(ValueError, match="world of 0"):
+        verdict([], world_size=0)
+
+
+@pytest.mark.parametrize("ranks", [(0, 0), (1, 2), (-1, 0)])
+def test_outcomes_that_do_not_fit_the_world_are_refused(ranks: tuple[int, int]) -> None:
+    """Counting a rank twice would hide one that is missing."""
+    with pytest.raises(ValueError, match="do not fit a world of 2"):
+        verdict([RankOutcome(rank, Kind.PASSED) for rank in ranks], world_size=2)
+
+
+@SETTINGS
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([state for state in STATES if state.kind in {Kind.RAISED, *CRASHES, Kind.PASSED}]),
+            st.one_of(st.sampled_from((0.0, 1.0)), st.floats(0, 1e9)),
+        ),
+        min_size=1,
+        max_size=8,
+    )
+)
+def test_first_by_the_clock_is_blamed_at_any_times(ends: list[tuple[RankOutcome, float]]) -> None:
+    """The clock decides, whatever the rank numbers are."""
+    outcomes = [replace(state, rank=rank, at_s=at_s) for rank, (state, at_s) in enumerate(ends)]
+    result = verdict(outcomes, world_size=len(outcomes))
+    assert_culprit_is_right(outcomes, result)
+
+
+def test_both_sides_of_a_disagreement_are_named() -> None:
+    """Who skipped and who did not is all that there is to know about it."""
+    outcomes = [
+        RankOutcome(0, Kind.PASSED),
+        RankOutcome(1, Kind.SKIPPED, reason=OTHER),
+        RankOutcome(2, Kind.STOPPED, phase="call"),
+    ]
+    result = verdict(outcomes, world_size=3)
+    for part in ("rank 0 passed", f"rank 1 skipped: {OTHER}", "rank 2 was in call and was stopped"):
+        assert part in result.reason
+
+
+def test_every_leaked_command_line_is_in_the_reason() -> None:
+    """Without it nobody finds what started the process."""
+    result = verdict([RankOutcome(0, Kind.PASSED)], world_size=1, leaked=["sleep 60 (pid 7)", "cat (pid 8)"])
+    assert "sleep 60 (pid 7)" in result.reason
+    assert "cat (pid 8)" in result.reason
+
+
+@pytest.mark.parametrize("size", [1, 2, 8, 9, 64])
+def test_missing_gpus_are_about_hardware_for_any_number(size: int) -> None:
+    """The skip table ends at eight GPUs; a promise does not."""
+    reason = f"Need at least {size} CUDA device{'s' * (size > 1)} (found 0)"
+    outcome = RankOutcome(0, Kind.SKIPPED, reason=reason)
+    assert verdict([outcome], world_size=1).status is Status.SKIPPED
+    result = verdict([outcome], world_size=1, promised=True)
+    assert (result.status, result.cause) == (Status.FAILED, Cause.PROMISE)
+    assert reason in result.reason
+
+
+@pytest.mark.parametrize(
+    ("outcome", "expected"),
+    [
+        (RankOutcome(0, Kind.PASSED), "passed"),
+        (RankOutcome(0, Kind.SKIPPED, reason="why"), "skipped: why"),
+        (RankOutcome(0, Kind.RAISED, summary="ValueError: boom", phase="setup"), "raised ValueError: boom in setup"),
+        (RankOutcome(0, Kind.EXITED, exit_code=3), "exited with code 3 in call"),
+        (RankOutcome(0, Kind.EXITED, exit_code=0), "exited with code 0 in call, without finishing the test"),
+        (RankOutcome(0, Kind.SIGNALLED, signal=11), "was killed by SIGSEGV (11) in call"),
+        (RankOutcome(0, Kind.HUNG, phase="teardown"), "was still in teardown at the deadline"),
+        (RankOutcome(0, Kind.NEVER_STARTED), "never started"),
+        (RankOutcome(0, Kind.NEVER_STARTED, summary="no room"), "never started: no room"),
+        (RankOutcome(0, Kind.UNREADABLE, summary="not JSON"), "sent a report that cannot be read: not JSON"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_an_outcome_reads_as_a_sentence_about_its_rank(outcome: RankOutcome, expected: str) -> None:
+    """These words are in every report and in the XML."""
+    assert outcome.describe() == expected
+
+
+@pytest.mark.parametrize(("collateral", "expected"), [("lost", "lost a peer"), ("late", "waited for a peer in vain")])
+def test_an_error_about_a_peer_is_told_by_its_type_only(collateral: str, expected: str) -> None:
+    """Torch's own text for it is long and names addresses, which help nobody."""
+    text = RankOutcome(0, Kind.RAISED, summary="RuntimeError: [1.2.3.4]", collateral=collateral).describe()
+    assert text == f"{expected} in call (RuntimeError)"
+
+
+def test_every_kind_has_words() -> None:
+    """A new kind without words would be "rank 3 None"."""
+    for kind in Kind:
+        assert isinstance(RankOutcome(0, kind).describe(), str)
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "expected"),
+    [(-11, "SIGSEGV (11)"), (-9, "SIGKILL (9)"), (-200, "signal 200"), (0, "exit code 0"), (3, "exit code 3")],
+)
+def test_the_end_of_a_process_is_named_as_people_know_it(exit_code: int, expected: str) -> None:
+    """Numbers alone make people look them up."""
+    assert exit_name(exit_code) == expected

@@ -1,0 +1,116 @@
+"""The skip table is torch's, name by name."""
+
+from __future__ import annotations
+
+import ast
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from dist_testing.skips import TEST_SKIPS, TestSkip, gpus_reason, is_about_hardware, skip_for_exit_code
+
+TABLE = {
+    "backend_unavailable": (72, "Skipped because distributed backend is not available."),
+    "small_worldsize": (73, "Skipped due to small world size."),
+    "no_cuda": (74, "CUDA is not available."),
+    "multi-gpu-1": (75, "Need at least 1 CUDA device"),
+    "nccl": (76, "c10d not compiled with NCCL support"),
+    "multi-gpu-2": (77, "Need at least 2 CUDA devices"),
+    "skipIfRocm": (78, "Test skipped for ROCm"),
+    "no_peer_access": (79, "Test skipped because no GPU peer access"),
+    "multi-gpu-3": (80, "Need at least 3 CUDA devices"),
+    "multi-gpu-4": (81, "Need at least 4 CUDA devices"),
+    "multi-gpu-5": (82, "Need at least 5 CUDA devices"),
+    "multi-gpu-6": (83, "Need at least 6 CUDA devices"),
+    "multi-gpu-7": (84, "Need at least 7 CUDA devices"),
+    "multi-gpu-8": (85, "Need at least 8 CUDA devices"),
+    "generic": (86, "Test skipped at subprocess level, look at subprocess log for skip reason"),
+    "odd_worldsize": (87, "Skipped due to odd world size."),
+    "importerror": (88, "Test skipped due to missing import"),
+    "no_accelerator": (89, "accelerator is not available."),
+}
+NEED_HARDWARE = {name for name in TABLE if name.startswith("multi-gpu-")} | {
+    "backend_unavailable",
+    "nccl",
+    "no_accelerator",
+    "no_cuda",
+    "no_peer_access",
+}
+
+
+def torchs_table() -> dict[str, tuple[int, str]]:
+    """The table in the installed torch, read from its source: importing that module needs packages for torch's tests.
+
+    Returns:
+        Name to exit code and message.
+    """
+    torch = find_spec("torch")
+    assert torch is not None
+    assert torch.submodule_search_locations
+    path = Path(torch.submodule_search_locations[0], "testing/_internal/common_distributed.py")
+    for statement in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "TEST_SKIPS":
+            assert isinstance(statement.value, ast.Dict)
+            rows = {}
+            for name, row in zip(statement.value.keys, statement.value.values, strict=True):
+                assert name is not None
+                assert isinstance(row, ast.Call)
+                code, message = (ast.literal_eval(argument) for argument in row.args)
+                rows[ast.literal_eval(name)] = (code, message)
+            return rows
+    raise AssertionError(f"{path} has no TEST_SKIPS")
+
+
+def test_every_row_is_as_documented() -> None:
+    """Tests leave with these codes by number, and people search logs for these texts."""
+    assert {name: tuple(row) for name, row in TEST_SKIPS.items()} == TABLE
+
+
+def test_every_row_of_the_installed_torch_is_ours_too() -> None:
+    """A row that torch adds or changes would count as a crash, or give another reason."""
+    theirs = torchs_table()
+    assert len(theirs) >= 17
+    assert {name: TABLE.get(name) for name in theirs} == theirs
+
+
+@pytest.mark.parametrize("code", range(60, 100))
+def test_an_exit_code_stands_for_its_row_and_no_other_for_any(code: int) -> None:
+    """A code that is no skip must not become one."""
+    expected = next((TestSkip(*row) for row in TABLE.values() if row[0] == code), None)
+    assert skip_for_exit_code(code) == expected
+
+
+@pytest.mark.parametrize("code", [-9, 0, 1, 10, 256 + 77])
+def test_codes_outside_the_table_are_no_skips(code: int) -> None:
+    """Success, failure, torch's code for a failed test and signals are none."""
+    assert skip_for_exit_code(code) is None
+
+
+def test_no_two_rows_share_a_code() -> None:
+    """The second of them could never be told."""
+    assert len({row.exit_code for row in TEST_SKIPS.values()}) == len(TEST_SKIPS)
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_promises_of_hardware_exclude_what_hardware_decides(name: str) -> None:
+    """Under a promise the first kind is a failure; the second kind stays a skip."""
+    assert is_about_hardware(TABLE[name][1]) == (name in NEED_HARDWARE)
+
+
+@pytest.mark.parametrize(("gpus", "text"), [(1, "1 CUDA device"), (2, "2 CUDA devices"), (16, "16 CUDA devices")])
+def test_missing_gpus_have_a_reason_beyond_the_table(gpus: int, text: str) -> None:
+    """Machines with sixteen GPUs exist."""
+    assert gpus_reason(gpus) == f"Need at least {text}"
+    assert is_about_hardware(f"{gpus_reason(gpus)} (found 0)")
+
+
+@pytest.mark.parametrize("reason", ["", "not on Tuesdays", "Need at least 4 files in the cache"])
+def test_reasons_of_a_tests_own_are_not_about_hardware(reason: str) -> None:
+    """Otherwise a promise of GPUs would turn a test's own skip into a failure."""
+    assert not is_about_hardware(reason)
+
+
+def test_the_table_is_not_collected_as_a_test_class() -> None:
+    """pytest would warn in every file that imports it by its name in torch."""
+    assert getattr(TestSkip, "__test__", True) is False

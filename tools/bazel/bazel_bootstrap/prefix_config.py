@@ -1,0 +1,63 @@
+"""What tells Bazel about the prefix: its bazelrc, and modules that Debian lacks or has too old."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+from bazel_bootstrap import trust_store
+from bazel_bootstrap.console import say
+
+# Modules that the rule packages depend on and nothing loads.
+_STUB_MODULES = ("apple_support", "buildozer", "protobuf", "zlib")
+
+
+def place_shims(shims: Path, prefix: Path) -> None:
+    """Copy the stub modules, and Debian's rules_python with our files over it."""
+    for name in _STUB_MODULES:
+        shutil.copytree(shims / name, prefix / "shims" / name)
+        # Not kept beside the sources, where it would make a package of this workspace.
+        (prefix / "shims" / name / "BUILD.bazel").touch()
+    overlay = prefix / "shims/rules_python"
+    shutil.copytree(prefix / "usr/share/bazel/rules/python", overlay)
+    shutil.copytree(shims / "rules_python", overlay, dirs_exist_ok=True)
+
+
+def write_bazelrc(prefix: Path, java_home: Path) -> Path:
+    """Write the options that make Bazel use the prefix, and return the file."""
+    overrides = {name: prefix / "shims" / name for name in _STUB_MODULES}
+    packaged = (prefix / "etc/bazel/bazelrc").read_text(encoding="utf-8")
+    for name, path in re.findall(r"--override_module=(\w+)=(/\S+)", packaged):
+        overrides[name] = Path(f"{prefix}{path}")
+    overrides["rules_python"] = prefix / "shims/rules_python"
+    options = [
+        ("startup", f"--install_base={prefix}/usr/share/bazel"),
+        ("startup", "--trust_install_base"),
+        ("startup", f"--server_javabase={java_home}"),
+        ("startup", f"--host_jvm_args=-Djavax.net.ssl.trustStore={_trust_store(prefix)}"),
+        *(("common", f"--override_module={name}={path}") for name, path in overrides.items()),
+        # Else rules_cc is fetched for the WORKSPACE that Bazel imagines.
+        ("common", "--noenable_workspace"),
+    ]
+    rc = prefix / "bazelrc"
+    # Quoted, because the path may contain spaces.
+    lines = (f'{command} "{option}"\n' for command, option in options)
+    rc.write_text("".join(lines), encoding="utf-8")
+    return rc
+
+
+def _trust_store(prefix: Path) -> Path:
+    if trust_store.MACHINE_STORE.exists():
+        return trust_store.MACHINE_STORE
+    own = prefix / "cacerts"
+    if trust_store.MACHINE_BUNDLE.exists():
+        bundle = trust_store.MACHINE_BUNDLE.read_text(encoding="utf-8", errors="replace")
+    else:
+        bundle = ""
+        say(
+            f"no certificates in {trust_store.MACHINE_BUNDLE}: Bazel will not be able to download "
+            "over https (remedy: install ca-certificates and remove the prefix)"
+        )
+    own.write_bytes(trust_store.java_key_store(bundle))
+    return own

@@ -1,0 +1,99 @@
+"""Makes files that expect to lie in / work from the prefix."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from bazel_bootstrap.programs import run_program
+
+
+def repoint_symlinks(prefix: Path) -> None:
+    """Make every absolute link in the prefix lead into the prefix."""
+    for folder, directories, files in os.walk(prefix):
+        for name in (*directories, *files):
+            path = Path(folder, name)
+            if path.is_symlink():
+                target = os.readlink(path)
+                if target.startswith("/") and not target.startswith(f"{prefix}/"):
+                    path.unlink()
+                    path.symlink_to(f"{prefix}{target}")
+
+
+def point_at_libraries(
+    prefix: Path, *, libraries: Path, loader: Path, java_home: Path, patchelf: Path, lock: int
+) -> None:
+    """Make the programs and the JVM's libraries use the prefix's libc and no other.
+
+    DT_RPATH and not DT_RUNPATH is written, because only the former also holds for the libraries
+    that a library loads, and goes before LD_LIBRARY_PATH.
+
+    Args:
+        prefix: Root of the unpacked packages.
+        libraries: Its directory of shared libraries.
+        loader: Its dynamic loader.
+        java_home: Its JVM.
+        patchelf: The program that does it.
+        lock: Descriptor of the cache's lock.
+
+    Raises:
+        ProgramError: If a file cannot be changed.
+    """
+    beside = f"$ORIGIN:$ORIGIN/..:$ORIGIN/../lib:{libraries}"
+
+    def patch(file: Path) -> None:
+        command: list[str | Path] = [patchelf, "--force-rpath", "--set-rpath", beside]
+        if not file.name.endswith(".so"):
+            command += ["--set-interpreter", loader]
+        run_program([*command, file], lock=lock)
+
+    programs = [prefix / "usr/bin/bazel", *(prefix / "usr/libexec").glob("*/bazel/*")]
+    jvm = [java_home / "bin/java", java_home / "bin/keytool", java_home / "lib/jspawnhelper"]
+    files = [*programs, *jvm, *(java_home / "lib").rglob("*.so")]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        # A link and its target may both be listed: patch each real file once.
+        list(pool.map(patch, {file.resolve() for file in files if _is_elf(file)}))
+
+
+def complete_jar_list(prefix: Path, listing: Path) -> None:
+    """Rewrite Bazel's list of jars to the prefix, with the jars that those name in turn.
+
+    Bazel loads the listed jars itself and so does not follow a manifest's Class-Path.
+
+    Args:
+        prefix: Root of the unpacked packages.
+        listing: A file of absolute paths, one a line, as if the prefix were /.
+    """
+    queue = listing.read_text(encoding="utf-8").split()
+    jars: dict[Path, None] = {}
+    while queue:
+        jar = Path(f"{prefix}{queue.pop(0)}")
+        # Packages name optional jars that they do not depend on.
+        if jar in jars or not jar.exists():
+            continue
+        jars[jar] = None
+        queue += _class_path(jar)
+    listing.write_text("".join(f"{jar}\n" for jar in jars), encoding="utf-8")
+
+
+def _class_path(jar: Path) -> Iterator[str]:
+    """Yield the jars that a jar's manifest names, as absolute paths."""
+    with zipfile.ZipFile(jar) as archive:
+        if "META-INF/MANIFEST.MF" not in archive.namelist():
+            return
+        manifest = archive.read("META-INF/MANIFEST.MF").decode(errors="replace")
+    # A manifest wraps its lines at 72 bytes; a continuation starts with a space.
+    for line in manifest.replace("\r\n", "\n").replace("\n ", "").splitlines():
+        if line.startswith("Class-Path:"):
+            for name in line.partition(":")[2].split():
+                yield name if name.startswith("/") else f"/usr/share/java/{name}"
+
+
+def _is_elf(file: Path) -> bool:
+    if not file.is_file():
+        return False
+    with file.open("rb") as stream:
+        return stream.read(4) == b"\x7fELF"

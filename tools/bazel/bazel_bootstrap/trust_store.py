@@ -1,0 +1,44 @@
+"""The certificates that Bazel's own downloader trusts."""
+
+from __future__ import annotations
+
+import hashlib
+import ssl
+import struct
+from pathlib import Path
+
+# The machine's bundle in Java's format; the package ca-certificates-java keeps it up to date.
+MACHINE_STORE = Path("/etc/ssl/certs/java/cacerts")
+# The machine's bundle that everything else uses.
+MACHINE_BUNDLE = Path("/etc/ssl/certs/ca-certificates.crt")
+
+# Java's customary password for stores that hold no secret. It only feeds the checksum.
+_PASSWORD = "changeit"
+_JKS_MAGIC, _JKS_VERSION, _TRUSTED_CERTIFICATE = 0xFEEDFEED, 2, 2
+
+
+def java_key_store(bundle: str) -> bytes:
+    """Return the certificates of a PEM bundle as a Java key store (format JKS).
+
+    Written here because `keytool` takes one certificate per call and half a second for it.
+
+    Args:
+        bundle: PEM text; everything outside its certificates is ignored.
+    """
+    begin, end = ssl.PEM_HEADER, ssl.PEM_FOOTER
+    certificates = [
+        ssl.PEM_cert_to_DER_cert(f"{begin}{part.partition(end)[0]}{end}\n") for part in bundle.split(begin)[1:]
+    ]
+    body = struct.pack(">III", _JKS_MAGIC, _JKS_VERSION, len(certificates))
+    for number, certificate in enumerate(certificates):
+        body += struct.pack(">I", _TRUSTED_CERTIFICATE) + _text(f"ca-{number}")
+        # Java's creation date of the entry; nothing reads it.
+        body += struct.pack(">Q", 0) + _text("X.509")
+        body += struct.pack(">I", len(certificate)) + certificate
+    seal = _PASSWORD.encode("utf-16-be") + b"Mighty Aphrodite" + body
+    return body + hashlib.sha1(seal, usedforsecurity=False).digest()
+
+
+def _text(value: str) -> bytes:
+    encoded = value.encode()
+    return struct.pack(">H", len(encoded)) + encoded

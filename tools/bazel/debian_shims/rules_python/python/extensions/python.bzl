@@ -1,0 +1,83 @@
+"""`python.toolchain(...)` as rules_python 1.x spells it, over an interpreter of the machine.
+
+One toolchain is made: of the root module's default version, or of the machine's `python3` when the
+root module asks for none.
+"""
+
+load("@rules_python//python/extensions:local_python.bzl", "find_local_python")
+
+_BUILD = """\
+load("@rules_python//python:py_runtime.bzl", "py_runtime")
+load("@rules_python//python:py_runtime_pair.bzl", "py_runtime_pair")
+
+py_runtime(
+    name = "runtime",
+    interpreter_path = "{interpreter}",
+    python_version = "PY3",
+)
+
+py_runtime_pair(
+    name = "runtime_pair",
+    py3_runtime = ":runtime",
+)
+
+toolchain(
+    name = "toolchain",
+    toolchain = ":runtime_pair",
+    toolchain_type = "@bazel_tools//tools/python:toolchain_type",
+)
+"""
+
+def _hub_repo_impl(rctx):
+    rctx.file("BUILD.bazel", _BUILD.format(interpreter = rctx.attr.interpreter))
+
+    # Read by Debian's interpreter.bzl, which looks downloaded interpreters up in it.
+    rctx.file("interpreters.bzl", "INTERPRETER_LABELS = {}\n")
+
+_hub_repo = repository_rule(
+    implementation = _hub_repo_impl,
+    attrs = {"interpreter": attr.string(mandatory = True)},
+)
+
+def _default_version(mctx):
+    """Returns the version of the root module's default toolchain, "" if it names none."""
+    for mod in mctx.modules:
+        if not mod.is_root:
+            continue
+        tags = mod.tags.toolchain
+        defaults = [tag for tag in tags if tag.is_default] or (tags if len(tags) == 1 else [])
+        if tags and len(defaults) != 1:
+            fail(("module {module}: {count} of {total} python.toolchain() tags have is_default = True.\n" +
+                  "Exactly one Python can be the default.\n" +
+                  "Set is_default = True on one of them.").format(
+                count = len(defaults),
+                module = mod.name,
+                total = len(tags),
+            ))
+        if defaults:
+            return defaults[0].python_version
+    return ""
+
+def _python_impl(mctx):
+    _hub_repo(
+        name = "pythons_hub",
+        interpreter = find_local_python(
+            mctx,
+            _default_version(mctx),
+            asked_by = "python.toolchain()",
+        ),
+    )
+
+python = module_extension(
+    implementation = _python_impl,
+    tag_classes = {
+        "toolchain": tag_class(
+            attrs = {
+                "configure_coverage_tool": attr.bool(doc = "Without effect: no tool is downloaded."),
+                "ignore_root_user_error": attr.bool(doc = "Without effect: there is no such error."),
+                "is_default": attr.bool(),
+                "python_version": attr.string(mandatory = True),
+            },
+        ),
+    },
+)

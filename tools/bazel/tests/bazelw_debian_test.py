@@ -1,0 +1,210 @@
+"""Debian's Bazel for real: builds a prefix, and builds and tests with it.
+
+Takes about a minute, 500 MB and a mirror. Run alone with
+`python3 -m pytest -s tools/bazel/tests/bazelw_debian_test.py`.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import statistics
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from bazel_bootstrap import trust_store
+from bazelw_testing import TOOLS, end, parent_outside_tmp, wait_for_line
+
+# Limit for one call of Bazel; the first one fetches 200 MB. Seconds.
+CALL_LIMIT_S = 600.0
+STARTS = 15
+CONSUMER = Path(__file__).parent / "consumer_workspace"
+BAZELW = TOOLS.parent.parent / "bazelw"
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A user with an empty home on a machine that reaches no release server.
+
+    Attributes:
+        root: Everything the tests write.
+        env: The user's environment.
+        python: Version of the `python3` that the user has, such as "3.11".
+    """
+
+    root: Path
+    env: dict[str, str]
+    python: str
+
+    def bazelw(self, *arguments: str, cwd: Path | None = None, **env: str) -> subprocess.CompletedProcess[str]:
+        """Run bazelw to its end."""
+        return subprocess.run(
+            [BAZELW, *arguments],
+            cwd=cwd or self.root,
+            env={**self.env, **env},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=CALL_LIMIT_S,
+            check=False,
+        )
+
+    @property
+    def cache(self) -> Path:
+        """Where bazelw keeps what it installs."""
+        return self.root / "home/.cache/dist_testing/bazel"
+
+    @property
+    def launcher(self) -> Path:
+        """The prefix's own command, which bazelw ends up starting."""
+        (found,) = self.cache.glob("debian-*/bazel")
+        return found
+
+    def consumer(self, name: str, python_version: str) -> Path:
+        """Return a new workspace that uses rules_python as a released one."""
+        workspace = self.root / name
+        shutil.copytree(CONSUMER, workspace)
+        (workspace / "BUILD.in").rename(workspace / "BUILD.bazel")
+        module = workspace / "MODULE.bazel"
+        module.write_text(module.read_text().replace("@PYTHON_VERSION@", python_version))
+        return workspace
+
+
+@pytest.fixture(scope="module")
+def machine() -> Iterator[Machine]:
+    """The machine, with the prefix built after one run that was killed in the middle."""
+    # Not under /tmp, where the prefix must not lie.
+    root = Path(tempfile.mkdtemp(prefix="bazelw-test-", dir=parent_outside_tmp()))
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if name in ("PATH", "TMPDIR") or name.lower().endswith("_proxy") or name.startswith("PIP_")
+    }
+    env = {**kept, "PATH": _path_without_bazel(), "HOME": f"{root}/home", "USER": "someone"}
+    env["BAZELW_RELEASE_URL"] = ""
+    machine = Machine(root, env, _python_version(env))
+    try:
+        doctor = machine.bazelw("doctor")
+        if doctor.returncode != 0:
+            pytest.skip(f"Debian's packages cannot be had here:\n{doctor.stdout}")
+        assert not (root / "home").exists()
+        _kill_one_run(machine)
+        _build(machine)
+        yield machine
+    finally:
+        if list(machine.cache.glob("debian-*/bazel")):
+            for output_root in root.glob("output*"):
+                machine.bazelw(f"--output_user_root={output_root}", "shutdown")
+        # Bazel leaves directories without write permission.
+        subprocess.run(["chmod", "-R", "u+w", root], check=True)
+        shutil.rmtree(root)
+
+
+def _python_version(env: dict[str, str]) -> str:
+    code = "import sys; print('%d.%d' % sys.version_info[:2])"
+    command = ["python3", "-c", code]
+    return subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def _path_without_bazel() -> str:
+    directories = os.environ["PATH"].split(os.pathsep)
+    names = ("bazel", "bazelisk")
+    return os.pathsep.join(folder for folder in directories if not any(Path(folder, name).exists() for name in names))
+
+
+def _kill_one_run(machine: Machine) -> None:
+    """Kill a run in the middle of its downloads."""
+    process = subprocess.Popen(
+        [BAZELW, "--version"],
+        env=machine.env,
+        cwd=machine.root,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    wait_for_line(process, " packages (")
+    os.killpg(process.pid, signal.SIGKILL)
+    end(process)
+    assert list(machine.cache.glob("debian-*/*"))
+    assert not list(machine.cache.glob("debian-*/bazel"))
+
+
+def _build(machine: Machine) -> None:
+    """Build the prefix, and check what a killed run may not spoil."""
+    started = time.monotonic()
+    result = machine.bazelw("--version")
+    print(f"\nfirst start, with building the prefix: {time.monotonic() - started:.1f} s")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith(("bazel 7.", "bazel 8."))
+    assert "which an interrupted run left unfinished" in result.stderr
+    assert not list(machine.cache.glob("**/*.partial"))
+    assert not list(machine.cache.glob("**/*.deb"))
+
+
+def test_a_second_start_is_silent(machine: Machine) -> None:
+    """Otherwise every build would begin with noise. Prints what a start costs."""
+    result = machine.bazelw("--version")
+    assert (result.returncode, result.stderr) == (0, "")
+
+    def median_ms(command: Path) -> float:
+        def one_ms() -> float:
+            started = time.perf_counter()
+            subprocess.run([command, "--version"], env=machine.env, capture_output=True, check=True)
+            return 1000 * (time.perf_counter() - started)
+
+        return statistics.median(one_ms() for _ in range(STARTS))
+
+    wrapped_ms, bare_ms = median_ms(BAZELW), median_ms(machine.launcher)
+    print(f"\nbazelw --version: {wrapped_ms:.0f} ms, of which Bazel itself {bare_ms:.0f} ms")
+
+
+def test_a_consumer_of_released_rules_python_builds_and_tests(machine: Machine) -> None:
+    """Otherwise a module file that works elsewhere would not work on such a machine."""
+    workspace = machine.consumer("consumer", machine.python)
+    arguments = ("test", "//...", "--test_output=all")
+    result = machine.bazelw(f"--output_user_root={machine.root}/output", *arguments, cwd=workspace)
+    assert result.returncode == 0, result.stderr
+    assert f"python {machine.python}." in result.stdout
+    assert "pypi_iniconfig/site-packages/iniconfig/__init__.py" in result.stdout
+    assert "1 test passes" in result.stdout
+
+
+def test_a_python_that_is_not_there_is_named(machine: Machine) -> None:
+    """Otherwise tests would silently run under another Python than the module file names."""
+    workspace = machine.consumer("other_python", "3.99")
+    result = machine.bazelw(f"--output_user_root={machine.root}/output", "build", "//...", cwd=workspace)
+    assert result.returncode != 0
+    assert "Python 3.99 was not found on PATH" in result.stderr
+    assert f"is {machine.python}" in result.stderr
+
+
+def test_a_trust_store_of_our_own_serves_bazels_downloads(machine: Machine) -> None:
+    """Otherwise a machine without Java's store could download nothing."""
+    bundle = trust_store.MACHINE_BUNDLE.read_text(encoding="utf-8", errors="replace")
+    store = machine.root / "cacerts"
+    store.write_bytes(trust_store.java_key_store(bundle))
+    (keytool,) = {file.resolve() for file in machine.launcher.parent.glob("usr/lib/jvm/*/bin/keytool")}
+    listed = subprocess.run(
+        [keytool, "-list", "-keystore", store, "-storepass", "changeit"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert listed.stdout.count("trustedCertEntry") == bundle.count("BEGIN CERTIFICATE") > 0
+
+    workspace = machine.consumer("other_store", machine.python)
+    result = machine.bazelw(
+        f"--host_jvm_args=-Djavax.net.ssl.trustStore={store}",
+        # Of its own, so that nothing that it needs has been downloaded before.
+        f"--output_user_root={machine.root}/output_of_other_store",
+        *("build", "//..."),
+        cwd=workspace,
+    )
+    assert result.returncode == 0, result.stderr

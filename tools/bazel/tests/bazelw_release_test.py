@@ -1,0 +1,148 @@
+"""Fetching the pinned release, and what happens when the server misbehaves."""
+
+from __future__ import annotations
+
+import hashlib
+import signal
+import socket
+from pathlib import Path
+
+import pytest
+from bazelw_testing import RELEASED_BAZEL, RELEASED_STATUS, ReleaseServer, Workspace
+
+MACHINE_FAULT = 36
+
+
+def test_the_release_is_fetched_once_and_run(workspace: Workspace, server: ReleaseServer) -> None:
+    """Otherwise nothing works on an ordinary machine."""
+    first = workspace.run("test", "//...")
+    second = workspace.run("test", "//...")
+    assert first.returncode == second.returncode == RELEASED_STATUS
+    assert len(server.paths) == 1
+    assert server.paths[0].startswith("/7.7.1/bazel-7.7.1-linux-")
+    assert f"fetching Bazel from {server.url}" in first.stderr
+    assert second.stderr == ""
+    assert workspace.leftovers() == []
+
+
+def test_arguments_directory_and_standard_input_reach_bazel(
+    workspace: Workspace, server: ReleaseServer, tmp_path: Path
+) -> None:
+    """Otherwise relative labels, quoted arguments or piped input would be lost."""
+    below = workspace.root / "some/package"
+    below.mkdir(parents=True)
+    result = workspace.run("read-stdin", "a b", "", "*", cwd=below, stdin="piped")
+    assert result.stdout == (f"released bazel in {below} got:\n<read-stdin>\n<a b>\n<>\n<*>\npiped")
+
+
+def test_a_signal_that_ends_bazel_ends_bazelw(workspace: Workspace, server: ReleaseServer) -> None:
+    """Otherwise a caller could not tell an ended build from a failed one."""
+    assert workspace.run("kill-self").returncode == -signal.SIGTERM
+
+
+def test_a_link_to_bazelw_works(workspace: Workspace, server: ReleaseServer, tmp_path: Path) -> None:
+    """Otherwise a user could not have it on PATH under another name."""
+    link = tmp_path / "elsewhere"
+    link.symlink_to(workspace.root / "bazelw")
+    linked = Workspace(tmp_path, workspace.bin, workspace.env)
+    (tmp_path / "bazelw").symlink_to(link)
+    assert linked.run("info").returncode == RELEASED_STATUS
+
+
+def test_xdg_cache_home_is_honoured(workspace: Workspace, server: ReleaseServer, tmp_path: Path) -> None:
+    """Otherwise a user with a small home could not move the cache."""
+    workspace.env["XDG_CACHE_HOME"] = str(tmp_path / "not" / "there yet")
+    assert workspace.run("info").returncode == RELEASED_STATUS
+    assert workspace.release.exists()
+    assert not (Path(workspace.env["HOME"]) / ".cache").exists()
+
+
+def test_a_relative_xdg_cache_home_counts_as_unset(workspace: Workspace, server: ReleaseServer) -> None:
+    """Otherwise every directory would get a cache of its own."""
+    workspace.env["XDG_CACHE_HOME"] = "relative"
+    workspace.run("info")
+    del workspace.env["XDG_CACHE_HOME"]
+    assert workspace.release.exists()
+
+
+def test_a_wrong_checksum_is_fatal_and_names_both_sums(workspace: Workspace, server: ReleaseServer) -> None:
+    """Otherwise a tampered Bazel would run, or the tampering would go unnoticed."""
+    server.body = RELEASED_BAZEL.replace(b"exit 7", b"exit 8")
+    result = workspace.run("info")
+    assert result.returncode == MACHINE_FAULT
+    for body in (server.body, RELEASED_BAZEL):
+        assert hashlib.sha256(body).hexdigest() in result.stderr
+    assert "Debian" not in result.stderr
+    assert not workspace.release.exists()
+    assert workspace.leftovers() == []
+
+
+def test_a_download_that_breaks_off_is_fatal(workspace: Workspace, server: ReleaseServer) -> None:
+    """Otherwise half a Bazel would be kept."""
+    server.length = 10 * len(server.body)
+    result = workspace.run("info")
+    assert result.returncode == MACHINE_FAULT
+    assert "broke off" in result.stderr
+    assert f"{len(server.body)} of {server.length} bytes arrived" in result.stderr
+    assert "Run again" in result.stderr
+    assert workspace.leftovers() == []
+
+
+@pytest.mark.parametrize("status", [403, 404, 500])
+def test_a_server_without_the_file_is_passed_over_with_its_status(
+    workspace: Workspace, server: ReleaseServer, status: int
+) -> None:
+    """Otherwise a proxy that forbids the server would keep Debian's Bazel from being used."""
+    server.status = status
+    result = workspace.run("info")
+    assert result.returncode == MACHINE_FAULT
+    assert f"{server.url} is no help: it answers {status}" in result.stderr
+    assert "apt-get, dpkg-deb, tar not found on PATH" in result.stderr
+
+
+def test_a_refused_connection_is_passed_over(workspace: Workspace) -> None:
+    """Otherwise a machine without the server would get no Bazel."""
+    with socket.socket() as bound_and_not_listening:
+        bound_and_not_listening.bind(("127.0.0.1", 0))
+        port = bound_and_not_listening.getsockname()[1]
+        workspace.env["BAZELW_RELEASE_URL"] = f"http://127.0.0.1:{port}"
+        result = workspace.run("info")
+    assert result.returncode == MACHINE_FAULT
+    assert "is no help: [Errno 111] Connection refused" in result.stderr
+    assert "apt-get, dpkg-deb, tar not found on PATH" in result.stderr
+
+
+def test_a_server_that_never_answers_is_given_up(workspace: Workspace, server: ReleaseServer) -> None:
+    """Otherwise a firewall that drops packets would look like a hang."""
+    server.may_answer.clear()
+    result = workspace.run("info")
+    assert result.returncode == MACHINE_FAULT
+    assert "is no help: no answer within 6 s" in result.stderr
+    assert "bazelw: asking the release server (1 s)\n" in result.stderr
+    assert "\r" not in result.stderr
+    assert "\033" not in result.stderr
+
+
+def test_an_empty_address_skips_the_server(workspace: Workspace) -> None:
+    """Otherwise Debian's Bazel could not be chosen on a connected machine."""
+    workspace.env["BAZELW_RELEASE_URL"] = ""
+    result = workspace.run("info")
+    assert result.returncode == MACHINE_FAULT
+    assert "BAZELW_RELEASE_URL is empty: the release server is not asked" in result.stderr
+
+
+def test_a_malformed_address_is_refused(workspace: Workspace) -> None:
+    """Otherwise a typo in a mirror's address would silently lead to another Bazel."""
+    workspace.env["BAZELW_RELEASE_URL"] = "mirror.example"
+    result = workspace.run("info")
+    assert result.returncode == MACHINE_FAULT
+    assert "BAZELW_RELEASE_URL is 'mirror.example'" in result.stderr
+
+
+def test_a_pin_without_a_checksum_is_refused(workspace: Workspace, server: ReleaseServer) -> None:
+    """Otherwise a new pin would be fetched unverified."""
+    (workspace.root / ".bazelversion").write_text("7.6.0\n")
+    result = workspace.run("info")
+    assert result.returncode == MACHINE_FAULT
+    assert "no checksum is pinned for 'bazel-7.6.0-linux-" in result.stderr
+    assert server.paths == []

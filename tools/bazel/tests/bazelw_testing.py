@@ -1,0 +1,245 @@
+"""What bazelw's tests share: a copy of the wrapper to run, and a release server on loopback."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+TOOLS = Path(__file__).parent.parent
+ROOT = TOOLS.parent.parent
+
+# Limit for anything that a test waits for. Only a failing test ever reaches it. Seconds.
+LIMIT_S = 60.0
+
+# Programs that bazelw may count on everywhere.
+_BASE_TOOLS = (
+    *("bash", "sh", "env", "cat", "dirname", "find", "head", "mkdir", "readlink", "sha256sum"),
+    *("sort", "stat", "timeout", "tr", "uname", "xargs"),
+)
+_RELEASE_NAMES: Mapping[str, str] = {"x86_64": "linux-x86_64", "aarch64": "linux-arm64"}
+
+# Stands in for a released Bazel. Says what it was given, and ends with a status of its own.
+RELEASED_BAZEL = b"""#!/bin/sh
+if [ "$1" = --version ]; then echo "bazel 7.7.1"; exit 0; fi
+echo "released bazel in $PWD got:"; printf '<%s>\\n' "$@"
+if [ "$1" = read-stdin ]; then cat; fi
+if [ "$1" = kill-self ]; then kill -TERM $$; fi
+exit 7
+"""
+RELEASED_STATUS = 7
+
+
+@dataclass
+class Workspace:
+    """A copy of the wrapper and the environment that it runs in.
+
+    Attributes:
+        root: The copy.
+        bin: The only directory on PATH.
+        env: All its environment variables.
+    """
+
+    root: Path
+    bin: Path
+    env: dict[str, str]
+
+    @classmethod
+    def create(cls, parent: Path) -> Workspace:
+        """Make a workspace in which Bazel cannot be had unless a test provides it."""
+        root, home, tools = parent / "workspace", parent / "home", parent / "bin"
+        for directory in (root, home, tools):
+            directory.mkdir()
+        for name in ("bazelw", ".bazelversion"):
+            shutil.copy(ROOT / name, root)
+        ignored = shutil.ignore_patterns("tests", "__pycache__")
+        shutil.copytree(TOOLS, root / "tools/bazel", ignore=ignored)
+        for name in _BASE_TOOLS:
+            found = shutil.which(name)
+            assert found is not None, f"the test needs '{name}' on PATH"
+            (tools / name).symlink_to(found)
+        workspace = cls(root, tools, {})
+        # A script, because a link to the interpreter of a virtual environment would lose it.
+        workspace.add_program("python3", f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+        nobody = "http://127.0.0.1:1"
+        workspace.env = {"HOME": str(home), "PATH": str(tools), "BAZELW_RELEASE_URL": nobody}
+        return workspace
+
+    @property
+    def cache(self) -> Path:
+        """Where bazelw keeps what it installs, under the environment of now."""
+        user_cache = self.env.get("XDG_CACHE_HOME", f"{self.env['HOME']}/.cache")
+        return Path(user_cache) / "dist_testing/bazel"
+
+    @property
+    def release(self) -> Path:
+        """Where bazelw puts a released Bazel."""
+        machine = platform.uname()
+        return self.cache / f"release-7.7.1-{machine.system}-{machine.machine}" / "bazel"
+
+    def add_program(self, name: str, script: str) -> Path:
+        """Put a script on PATH."""
+        file = self.bin / name
+        file.write_text(script)
+        file.chmod(0o755)
+        return file
+
+    def add_bazel(self, version: str, name: str = "bazel") -> Path:
+        """Put a Bazel on PATH that calls itself `version` and names itself when run."""
+        answer = f'if [ "$1" = --version ]; then echo "bazel {version}"; exit; fi'
+        return self.add_program(name, f'#!/bin/sh\n{answer}\necho "{name} {version} got: $*"\n')
+
+    def use_server(self, server: ReleaseServer) -> None:
+        """Make bazelw ask this server, and expect the sum of `RELEASED_BAZEL` from it."""
+        self.env["BAZELW_RELEASE_URL"] = server.url
+        digest = hashlib.sha256(RELEASED_BAZEL).hexdigest()
+        names = (f"bazel-7.7.1-{ending}" for ending in _RELEASE_NAMES.values())
+        sums = "".join(f"{digest}  {name}\n" for name in names)
+        (self.root / "tools/bazel/release_sums.txt").write_text(sums)
+
+    def run(self, *arguments: str, cwd: Path | None = None, stdin: str = "") -> subprocess.CompletedProcess[str]:
+        """Run bazelw to its end."""
+        return subprocess.run(
+            [self.root / "bazelw", *arguments],
+            cwd=cwd or self.root,
+            env=self.env,
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+            check=False,
+        )
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        """Start bazelw in a process group of its own."""
+        return subprocess.Popen(
+            [self.root / "bazelw", *arguments],
+            cwd=self.root,
+            env=self.env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def leftovers(self) -> list[str]:
+        """Return what is in the cache besides the lock and finished installations."""
+        if not self.cache.exists():
+            return []
+        finished = {"lock", self.release.parent.name}
+        return sorted(entry.name for entry in self.cache.iterdir() if entry.name not in finished)
+
+
+@dataclass
+class ReleaseServer:
+    """What the server does with a request is up to these attributes, which a test may set.
+
+    Attributes:
+        url: Its base address.
+        status: The status it answers with.
+        body: What it delivers.
+        length: The Content-Length it promises; None promises nothing.
+        paths: The paths that were asked for.
+        asked: Set when the first request has arrived.
+        may_answer: The answer is held back until this is set.
+        may_finish: The second half of the body is held back until this is set.
+    """
+
+    url: str
+    status: int = 200
+    body: bytes = RELEASED_BAZEL
+    length: int | None = len(RELEASED_BAZEL)
+    paths: list[str] = field(default_factory=list)
+    asked: threading.Event = field(default_factory=threading.Event)
+    may_answer: threading.Event = field(default_factory=threading.Event)
+    may_finish: threading.Event = field(default_factory=threading.Event)
+
+    @classmethod
+    @contextmanager
+    def started(cls) -> Iterator[ReleaseServer]:
+        """Serve on a free port until the block ends. Holds nothing back at first."""
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                release_server.answer(self)
+
+            def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+                """Keep quiet."""
+
+        with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as httpd:
+            release_server = cls(f"http://127.0.0.1:{httpd.server_port}")
+            release_server.may_answer.set()
+            release_server.may_finish.set()
+            thread = threading.Thread(target=httpd.serve_forever)
+            thread.start()
+            try:
+                yield release_server
+            finally:
+                release_server.may_answer.set()
+                release_server.may_finish.set()
+                httpd.shutdown()
+                thread.join()
+
+    def answer(self, request: BaseHTTPRequestHandler) -> None:
+        """Answer one request."""
+        self.paths.append(request.path)
+        self.asked.set()
+        self.may_answer.wait(LIMIT_S)
+        request.send_response(self.status)
+        if self.length is not None:
+            request.send_header("Content-Length", str(self.length))
+        try:
+            request.end_headers()
+            middle = len(self.body) // 2
+            request.wfile.write(self.body[:middle])
+            request.wfile.flush()
+            self.may_finish.wait(LIMIT_S)
+            request.wfile.write(self.body[middle:])
+        except (BrokenPipeError, ConnectionResetError):
+            """The client was stopped, as some tests want it to be."""
+
+
+def parent_outside_tmp() -> Path:
+    """Return a directory that may be written and does not lie under /tmp, also in Bazel's sandbox."""
+    given = Path(os.environ.get("TEST_TMPDIR", "/var/tmp")).resolve()
+    return Path("/var/tmp") if given.is_relative_to("/tmp") else given
+
+
+def wait_for_line(process: subprocess.Popen[str], part: str) -> str:
+    """Return the next line on the process's standard error that contains `part`.
+
+    Raises:
+        AssertionError: If the process ends without such a line.
+    """
+    assert process.stderr is not None
+    seen = []
+    while line := process.stderr.readline():
+        seen.append(line)
+        if part in line:
+            return line
+    raise AssertionError(f"no line with '{part}' in: {seen}")
+
+
+def end(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    """Wait for the process to end; return its status and what is left of its output."""
+    stdout, stderr = process.communicate(timeout=LIMIT_S)
+    return process.returncode, stdout, stderr
+
+
+def user_namespaces_refusal() -> str | None:
+    """Return why this machine does not let us mount a file system; None if it does."""
+    if shutil.which("unshare") is None:
+        return "unshare is not installed"
+    command = ["unshare", "-Urm", "mount", "-t", "tmpfs", "none", "/mnt"]
+    result = subprocess.run(command, capture_output=True, text=True, env=os.environ, check=False)
+    return None if result.returncode == 0 else f"no user namespaces: {result.stderr.strip()}"

@@ -1,0 +1,238 @@
+"""The bench's side of a contest: starts contestants and gives them turns (see `contestants.turns`)."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from contestants.turns import Order
+
+__all__ = ["BenchError", "Contestant", "Run", "Turn", "contest", "pytest_command"]
+
+BENCH = Path(__file__).resolve().parent
+# For one answer. The longest is a world of torch's own class: some seconds per rank, on a busy machine. Seconds.
+_ANSWER_LIMIT_S = 900.0
+# From the end of the last case to the end of the process; torch's continuous class joins its ranks here. Seconds.
+_EXIT_LIMIT_S = 120.0
+_QUOTED_LINES = 60
+
+
+class BenchError(Exception):
+    """A contestant did not do what was asked of it; there is nothing to compare."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contestant:
+    """One way of running the cases.
+
+    Attributes:
+        name: In the tables.
+        command: How to start it, after the interpreter.
+        env: Variables it needs beside the bench's own.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    env: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One case, as a contestant ran it.
+
+    Attributes:
+        case: Its name.
+        started_s: When the contestant was told to, on the monotonic clock.
+        ended_s: When it was ready for the next.
+        verdict_s: When the verdict was known; None if the contestant has none.
+        verdict: What the contestant said with it.
+    """
+
+    case: str
+    started_s: float
+    ended_s: float
+    verdict_s: float | None
+    verdict: Mapping[str, Any]
+
+    @property
+    def duration_s(self) -> float:
+        """What the case cost, in seconds."""
+        return self.ended_s - self.started_s
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A contestant's part in a contest.
+
+    Attributes:
+        turns: One per case, in order.
+        session_s: From the start of its process to its end, without waiting for turns, in seconds.
+        imported_s: How much of that went by before it had imported everything.
+        folder: What its ranks left.
+    """
+
+    turns: tuple[Turn, ...]
+    session_s: float
+    imported_s: float
+    folder: Path
+
+
+def pytest_command(file: str, *options: str) -> tuple[str, ...]:
+    """A pytest session with the library's plugin and no other, whatever this environment has or configures."""
+    folder = BENCH / "contestants"
+    plain = ("-q", "-c", os.devnull, "--rootdir", str(folder), "-p", "no:cacheprovider")
+    return ("-m", "pytest", *plain, "-p", "dist_testing.doors.pytest_plugin", *options, str(folder / file))
+
+
+class _Process:
+    """A contestant's process."""
+
+    def __init__(self, contestant: Contestant, order: Order, output: IO[bytes]) -> None:
+        self._contestant = contestant
+        self._cases = order.cases
+        self._folder = order.folder
+        self._output = output
+        listen_fd, self._go_fd = os.pipe()
+        self._hear_fd, tell_fd = os.pipe()
+        env = {
+            **os.environ,
+            # Whatever way the bench got at its packages (an environment, runfiles), the contestants go the same.
+            "PYTHONPATH": os.pathsep.join([str(BENCH), *filter(None, sys.path)]),
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+            # The way to find an address by the name of the host is slow on some machines, and not what is compared.
+            "GLOO_SOCKET_IFNAME": "lo",
+            # One thread per rank for all of them; the library would do it by itself.
+            "OMP_NUM_THREADS": "1",
+            **dict(contestant.env),
+            **order.to_env(listen_fd, tell_fd),
+        }
+        self._started_s = time.monotonic()
+        self._process = subprocess.Popen(
+            [sys.executable, *contestant.command],
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            pass_fds=(listen_fd, tell_fd),
+            start_new_session=True,
+        )
+        os.close(listen_fd)
+        os.close(tell_fd)
+        self._buffer = b""
+        self._imported_s = 0.0
+        self._ready_s = 0.0
+        self._waited_s = 0.0
+        self._turns: list[Turn] = []
+
+    def wait_ready(self) -> None:
+        """Wait until it has imported everything, and waits for its first turn."""
+        self._imported_s = self._hear("imported")["at_s"] - self._started_s
+        self._ready_s = self._hear("waiting")["at_s"]
+
+    @property
+    def has_cases(self) -> bool:
+        """Whether there is something left to run."""
+        return len(self._turns) < len(self._cases)
+
+    def take_turn(self) -> None:
+        """Have it run its next case, and wait until it waits again, or has run the last one."""
+        os.write(self._go_fd, b"\n")
+        started = self._hear("started")
+        self._waited_s += started["at_s"] - self._ready_s
+        verdict: dict[str, Any] = {}
+        while (message := self._hear("verdict", "ended"))["event"] == "verdict":
+            verdict = message
+        self._turns.append(
+            Turn(started["case"], started["at_s"], message["at_s"], verdict.pop("at_s", None), verdict)
+        )
+        if self.has_cases:
+            self._ready_s = self._hear("waiting")["at_s"]
+
+    def finish(self) -> Run:
+        """Wait for its end."""
+        try:
+            self._process.wait(_EXIT_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            raise BenchError(self._complaint(f"did not end within {_EXIT_LIMIT_S:.0f} s of its last case")) from None
+        ended_s = time.monotonic()
+        return Run(tuple(self._turns), ended_s - self._started_s - self._waited_s, self._imported_s, self._folder)
+
+    def kill(self) -> None:
+        """Leave nothing of it behind."""
+        # Its group and not only itself: what a contestant leaves when it is killed is what some of them are known for.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        os.close(self._go_fd)
+        os.close(self._hear_fd)
+
+    def _hear(self, *expected: str) -> dict[str, Any]:
+        deadline_s = time.monotonic() + _ANSWER_LIMIT_S
+        while b"\n" not in self._buffer:
+            ready, _, _ = select.select([self._hear_fd], [], [], max(0.0, deadline_s - time.monotonic()))
+            if not ready:
+                raise BenchError(self._complaint(f"said nothing for {_ANSWER_LIMIT_S:.0f} s"))
+            data = os.read(self._hear_fd, 1 << 16)
+            if not data:
+                raise BenchError(self._complaint("ended too early"))
+            self._buffer += data
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        message: dict[str, Any] = json.loads(line)
+        if message["event"] not in expected:
+            raise BenchError(self._complaint(f"said {message}; expected {' or '.join(expected)}"))
+        return message
+
+    def _complaint(self, what: str) -> str:
+        self._output.seek(0)
+        lines = self._output.read().decode(errors="replace").splitlines()
+        return "\n".join([f"{self._contestant.name} {what}. The end of its output:", *lines[-_QUOTED_LINES:]])
+
+
+def contest(contestants: Mapping[Contestant, Sequence[str]], *, world_size: int, folder: Path) -> dict[str, Run]:
+    """Have contestants run their cases, one case of each at a time.
+
+    The order of every second round is reversed, so that nobody always comes after the same one.
+
+    Args:
+        contestants: Each with the names of its cases. One with fewer than the others is done earlier.
+        world_size: Ranks of every case.
+        folder: An empty one, for what the ranks leave.
+
+    Returns:
+        By the contestant's name.
+
+    Raises:
+        BenchError: If one of them fails to start, to answer or to end.
+    """
+    with contextlib.ExitStack() as stack:
+        processes: dict[str, _Process] = {}
+        for index, (contestant, cases) in enumerate(contestants.items()):
+            own = folder / str(index)
+            own.mkdir()
+            output = stack.enter_context(tempfile.TemporaryFile())
+            process = _Process(contestant, Order(world_size, tuple(cases), own), output)
+            stack.callback(process.kill)
+            # One after the other: a start loads the machine.
+            process.wait_ready()
+            processes[contestant.name] = process
+        for rounds in _rounds(list(processes.values())):
+            for process in rounds:
+                process.take_turn()
+        return {name: process.finish() for name, process in processes.items()}
+
+
+def _rounds(processes: list[_Process]) -> Iterator[list[_Process]]:
+    while processes := [process for process in processes if process.has_cases]:
+        yield processes
+        processes.reverse()

@@ -1,0 +1,1 @@
+"""What the benches run: one process per module here, each with the same cases, taking turns (see `turns`)."""

@@ -1,0 +1,39 @@
+"""Lets a pytest session take its turns."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+
+import pytest
+
+from contestants.turns import order, turns
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Make the cases of the order."""
+    if "case" in metafunc.fixturenames:
+        metafunc.parametrize("case", order().cases)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_finish() -> None:
+    """Everything is imported; no rank, and nothing that ranks are made from, has been started."""
+    if turns().are_mine:
+        turns().tell("imported")
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Function) -> Generator[None, object, object]:
+    """A turn is all that pytest does for one case."""
+    if not turns().are_mine:
+        return (yield)
+    with turns().case(item.callspec.params["case"]):
+        return (yield)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Tell the verdict the moment it is known."""
+    if report.when == "call" and turns().are_mine:
+        blamed = [value for name, value in report.user_properties if name == "culprit"]
+        turns().tell("verdict", passed=report.passed, engine_s=report.duration, blamed=blamed, text=str(report.longrepr))

@@ -1,0 +1,32 @@
+"""torch's `MultiThreadedTestCase`: ranks are threads, and the group is a stand-in for a real one."""
+
+from __future__ import annotations
+
+from torch.testing._internal.common_distributed import MultiThreadedTestCase
+
+from contestants.torch_suite import add_cases, run_suite
+from contestants.trivial import run_trivial
+from contestants.turns import order
+
+
+def _run(test: MultiThreadedTestCase, case: str) -> None:
+    run_trivial(case, test.rank)
+
+
+@add_cases(_run)
+class ThreadedTest(MultiThreadedTestCase):
+    """As torch's own test files use it."""
+
+    @property
+    def world_size(self) -> int:
+        """Ranks."""
+        return order().world_size
+
+    def setUp(self) -> None:
+        """In the main thread."""
+        super().setUp()
+        self._spawn_threads()
+
+
+if __name__ == "__main__":
+    run_suite(ThreadedTest)

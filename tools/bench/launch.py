@@ -1,0 +1,251 @@
+#!/usr/bin/env python3
+"""Measure what a distributed test case costs: the library, a bare fork, and torch's own test classes.
+
+    python tools/bench/launch.py [--worlds 2,4,8] [--cases 20] [--json FILE] [--quick]
+
+Every contestant runs the same case, one all_reduce of four numbers over gloo, in its own process, which has imported
+everything before the first turn. They take turns case by case, so that all of them meet the same noise. Nothing here
+judges a time: ratios within one run are what to compare.
+
+Columns: `median`, `min`, `max` of what one more case costs, in milliseconds; `first` is the first case of the session,
+which for ranks that are kept pays for the ranks; `session` the whole process, from its start to its end, over its
+cases; `x raw` the ratio to the cheaper of the two bare forks, of medians and of minima; `PSS/rank` what each rank
+beyond the first adds to the memory of all processes of the contestant, in MB, shared pages counted once.
+
+torch's classes need the packages expecttest, hypothesis and numpy; without them, use --no-torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from contest import BenchError, Contestant, Run, contest, pytest_command
+from contestants.turns import MEMORY_CASE, MEMORY_FILE
+from dist_testing.spec import ISOLATIONS
+from figures import Summary, machine_facts, summarise, table, write_json
+
+RAW = (
+    Contestant("raw fork, TCPStore", ("-m", "contestants.raw_fork", "tcp")),
+    Contestant("raw fork, FileStore", ("-m", "contestants.raw_fork", "file")),
+)
+TORCH_PROCESS = Contestant("torch MultiProcessTestCase", ("-m", "contestants.torch_process"))
+TORCH_CONTINUOUS = Contestant("torch MultiProcContinuousTest", ("-m", "contestants.torch_continuous"))
+TORCH_THREADED = Contestant("torch MultiThreadedTestCase", ("-m", "contestants.torch_threaded"))
+TORCH_NEEDS = ("expecttest", "hypothesis", "numpy")
+
+MS_PER_S = 1000.0
+BYTES_PER_MB = 1e6
+# Its cases take seconds each.
+TORCH_PROCESS_CASES = 10
+# Of torch's classes with processes, each rank is an interpreter of its own: 300 MB, and seconds to start.
+LARGEST_TORCH_WORLD = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A contestant's figures for one world size.
+
+    Attributes:
+        case_ms: What one more case costs; the first one is not among them, unless there is no other.
+        first_ms: The first case.
+        session_ms: The whole process over its cases.
+        import_ms: From the start of the process until it had imported everything.
+        engine_ms: What the library's engine says that a case took; None for other contestants.
+        pss_mb: Memory of all processes of the contestant while all ranks stand in a case.
+        pss_mb_per_rank: What each rank beyond the first adds to it; None in a world of one.
+    """
+
+    case_ms: Summary
+    first_ms: float
+    session_ms: float
+    import_ms: float
+    engine_ms: Summary | None
+    pss_mb: float
+    pss_mb_per_rank: float | None
+
+
+def library(isolation: str) -> Contestant:
+    """The library with one of its launchers."""
+    return Contestant(f"library, {isolation}", pytest_command("test_trivial.py", f"--dist-isolation={isolation}"))
+
+
+def measure(case_counts: Mapping[Contestant, int], *, world_size: int) -> dict[str, tuple[Run, int]]:
+    """Run a contest.
+
+    Args:
+        case_counts: The contestants, each with the number of its timed cases. One more, at the end, measures memory.
+        world_size: Ranks.
+
+    Returns:
+        By name: how it went, and the bytes of all processes of the contestant.
+
+    Raises:
+        BenchError: If a contestant does not run its cases, or one of them does not pass.
+    """
+    cases = {who: [*map(str, range(count)), MEMORY_CASE] for who, count in case_counts.items()}
+    with tempfile.TemporaryDirectory(prefix="dist-bench-") as folder:
+        runs = contest(cases, world_size=world_size, folder=Path(folder))
+        for name, run in runs.items():
+            for turn in run.turns:
+                if not turn.verdict.get("passed", True):
+                    raise BenchError(f"{name}: case {turn.case} did not pass:\n{turn.verdict['text']}")
+        return {name: (run, int((run.folder / MEMORY_FILE).read_text("utf-8"))) for name, run in runs.items()}
+
+
+def row(run: Run, *, world_size: int, pss_bytes: int, pss_bytes_of_one: int) -> Row:
+    """Add a run up.
+
+    Args:
+        run: With its last turn the one that measured memory.
+        world_size: Ranks.
+        pss_bytes: Memory of the contestant.
+        pss_bytes_of_one: The same in a world of one rank.
+    """
+    *timed, _ = run.turns
+    costs_ms = [MS_PER_S * turn.duration_s for turn in timed]
+    engine_ms = [MS_PER_S * turn.verdict["engine_s"] for turn in timed if "engine_s" in turn.verdict]
+    per_rank = (pss_bytes - pss_bytes_of_one) / (world_size - 1) / BYTES_PER_MB if world_size > 1 else None
+    return Row(
+        case_ms=summarise(costs_ms[1:] or costs_ms),
+        first_ms=costs_ms[0],
+        session_ms=MS_PER_S * run.session_s / len(run.turns),
+        import_ms=MS_PER_S * run.imported_s,
+        engine_ms=summarise(engine_ms[1:] or engine_ms) if engine_ms else None,
+        pss_mb=pss_bytes / BYTES_PER_MB,
+        pss_mb_per_rank=per_rank,
+    )
+
+
+def measure_worlds(options: argparse.Namespace) -> dict[int, dict[str, Row]]:
+    """Run one contest per world size, and a short one in a world of one rank, for the memory."""
+
+    def case_counts(world_size: int, *, timed: int) -> dict[Contestant, int]:
+        counts = dict.fromkeys([*RAW, *map(library, ISOLATIONS)], timed)
+        if options.torch and world_size <= options.largest_torch_world:
+            counts |= {TORCH_PROCESS: min(timed, options.torch_cases), TORCH_CONTINUOUS: timed}
+        if options.torch:
+            counts[TORCH_THREADED] = timed
+        return counts
+
+    ones = measure(case_counts(1, timed=0), world_size=1)
+    rows = {}
+    for world_size in options.worlds:
+        sys.stderr.write(f"world size {world_size} ...\n")
+        runs = measure(case_counts(world_size, timed=options.cases), world_size=world_size)
+        rows[world_size] = {
+            name: row(run, world_size=world_size, pss_bytes=pss_bytes, pss_bytes_of_one=ones[name][1])
+            for name, (run, pss_bytes) in runs.items()
+        }
+    return rows
+
+
+def yardstick(rows: Mapping[str, Row]) -> str:
+    """The name of the cheaper bare fork."""
+    return min((contestant.name for contestant in RAW), key=lambda name: rows[name].case_ms.median)
+
+
+def ratios(rows: Mapping[str, Row]) -> dict[str, dict[str, float]]:
+    """What users compare: the library with the bare fork, torch's classes with the library's launcher of their kind."""
+    pairs = [(library(isolation).name, yardstick(rows)) for isolation in ISOLATIONS]
+    pairs.append((TORCH_PROCESS.name, library("fork").name))
+    pairs.append((TORCH_CONTINUOUS.name, library("pool").name))
+    return {
+        f"{one} / {other}": {
+            "medians": rows[one].case_ms.median / rows[other].case_ms.median,
+            "minima": rows[one].case_ms.smallest / rows[other].case_ms.smallest,
+        }
+        for one, other in pairs
+        if one in rows and other in rows
+    }
+
+
+def world_table(world_size: int, rows: Mapping[str, Row]) -> str:
+    """The table of one world size, with its ratios."""
+    raw = rows[yardstick(rows)].case_ms
+    lines = []
+    for name, figures in rows.items():
+        cost = figures.case_ms
+        memory = "" if figures.pss_mb_per_rank is None else f"{figures.pss_mb_per_rank:.1f}"
+        times_ms = (cost.median, cost.smallest, cost.largest, figures.first_ms, figures.session_ms)
+        factors = (cost.median / raw.median, cost.smallest / raw.smallest)
+        lines.append([name, *(f"{ms:.1f}" for ms in times_ms), *(f"{factor:.2f}" for factor in factors), memory])
+        if (engine := figures.engine_ms) is not None:
+            factors = (engine.median / raw.median, engine.smallest / raw.smallest)
+            times_ms = (engine.median, engine.smallest, engine.largest)
+            cells = [*(f"{ms:.1f}" for ms in times_ms), "", "", *(f"{factor:.2f}" for factor in factors), ""]
+            lines.append(["  by its engine's clock", *cells])
+    header = [f"world size {world_size}", "median", "min", "max", "first", "session", "x raw", "(min)", "PSS/rank"]
+    text = table(header, lines)
+    for pair, ratio in ratios(rows).items():
+        text += f"{pair}: {ratio['medians']:.2f} (minima {ratio['minima']:.2f})\n"
+    return text
+
+
+def main() -> int:
+    """Measure and print."""
+    options = _options()
+    try:
+        rows = measure_worlds(options)
+    except BenchError as error:
+        sys.stderr.write(f"launch.py: {error}\n")
+        return 1
+    sys.stdout.write("\n".join(world_table(world_size, of_world) for world_size, of_world in rows.items()))
+    if options.json:
+        worlds = {
+            world_size: {"rows": of_world, "yardstick": yardstick(of_world), "ratios": ratios(of_world)}
+            for world_size, of_world in rows.items()
+        }
+        write_json(options.json, {"bench": "launch", "machine": machine_facts(), "worlds": worlds})
+    return 0
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Measure what a distributed test case costs.")
+    parser.add_argument("--worlds", type=_worlds, default=(2, 4, 8), help="world sizes, default 2,4,8")
+    parser.add_argument("--cases", type=_count, default=20, help="timed cases of each contestant, default 20")
+    parser.add_argument(
+        "--torch-cases",
+        type=_count,
+        default=TORCH_PROCESS_CASES,
+        help=f"at most so many for torch's MultiProcessTestCase, default {TORCH_PROCESS_CASES}",
+    )
+    parser.add_argument(
+        "--largest-torch-world",
+        type=_count,
+        default=LARGEST_TORCH_WORLD,
+        help=f"no larger world for torch's classes with processes, default {LARGEST_TORCH_WORLD}",
+    )
+    parser.add_argument("--no-torch", dest="torch", action="store_false", help="leave out torch's own classes")
+    parser.add_argument("--quick", action="store_true", help="see that it works: --worlds 2 --cases 3 --no-torch")
+    parser.add_argument("--json", type=Path, help="also write every figure to this file")
+    options = parser.parse_args()
+    if options.quick:
+        options.worlds, options.cases, options.torch = (2,), 3, False
+    if options.torch and (missing := [name for name in TORCH_NEEDS if importlib.util.find_spec(name) is None]):
+        parser.error(f"torch's test classes need {', '.join(missing)}; install them, or give --no-torch")
+    return options
+
+
+def _worlds(text: str) -> tuple[int, ...]:
+    return tuple(dict.fromkeys(_count(part) for part in text.split(",")))
+
+
+def _count(text: str) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number from 1")
+    return value
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,129 @@
+"""Repository rule: the toolchain of an interpreter that is installed on this machine."""
+
+# An interpreter to use instead of searching, as a path or as a name on PATH. Set it in
+# user.bazelrc: `common --repo_env=DIST_TESTING_PYTHON=python3.12`.
+_OVERRIDE = "DIST_TESTING_PYTHON"
+
+# Searched on PATH in this order. Plain `python3` first: it is what the user's own pip belongs to.
+_CANDIDATES = ["python3", "python3.13", "python3.12", "python3.11", "python3.14", "python3.10"]
+
+# The oldest Python the library runs on.
+_OLDEST = (3, 10)
+
+# Folder of the virtual environment whose interpreter the tests run on.
+_ENVIRONMENT = "environment"
+
+# Prints where the interpreter really is, because PATH may hold a version manager's shell script or
+# a virtual environment, whose own packages must not be seen by tests. The one found on PATH is kept
+# too: it may have a pip that the underlying installation lacks.
+_DESCRIBE = """
+import json, os, sys
+base = getattr(sys, "_base_executable", None) or sys.executable
+print(json.dumps({
+    "executable": os.path.realpath(base),
+    "found": sys.executable,
+    "implementation": sys.implementation.name,
+    "version": list(sys.version_info[:3]),
+}))
+"""
+
+_BUILD = """\
+load("@rules_python//python:py_runtime.bzl", "py_runtime")
+load("@rules_python//python:py_runtime_pair.bzl", "py_runtime_pair")
+
+py_runtime(
+    name = "runtime",
+    interpreter_path = "{executable}",
+    python_version = "PY3",
+)
+
+py_runtime_pair(
+    name = "runtime_pair",
+    py3_runtime = ":runtime",
+)
+
+toolchain(
+    name = "toolchain",
+    toolchain = ":runtime_pair",
+    toolchain_type = "@rules_python//python:toolchain_type",
+)
+
+exports_files(["interpreter.json"])
+"""
+
+def _describe(repository_ctx, path):
+    """Asks an interpreter what it is.
+
+    Returns:
+        A pair: the decoded answer or None, and the reason why it cannot be used or None.
+    """
+    result = repository_ctx.execute([path, "-I", "-c", _DESCRIBE], timeout = 60)
+    if result.return_code:
+        lines = result.stderr.strip().split("\n")
+        return None, "it does not run: {}".format(lines[-1])
+    facts = json.decode(result.stdout.strip())
+    version = facts["version"]
+    if (version[0], version[1]) < _OLDEST:
+        return None, "it is Python {}.{}.{}".format(*version)
+    if facts["implementation"] != "cpython":
+        return None, "it is {}, and torch exists for CPython only".format(facts["implementation"])
+    return facts, None
+
+def _make_environment(repository_ctx, facts):
+    """Makes an empty virtual environment: the interpreter without what is installed into it.
+
+    Tests see the packages of their deps and no others. Without this, pytest would load the plugins
+    that somebody installed on this machine.
+    """
+    executable = facts["executable"]
+    repository_ctx.symlink(executable, _ENVIRONMENT + "/bin/python3")
+    repository_ctx.file(_ENVIRONMENT + "/pyvenv.cfg", "home = {}\ninclude-system-site-packages = false\n".format(
+        executable.rpartition("/")[0],
+    ))
+
+def _fail_without_interpreter(override, tried):
+    oldest = "{}.{}".format(*_OLDEST)
+    if override:
+        fail(("{name}={override}: not a CPython {oldest} or newer ({tried}).\n" +
+              "The tests of this repository run on that interpreter.\n" +
+              "Correct {name} (an absolute path, or a name on PATH), or drop it to have PATH searched.").format(
+            name = _OVERRIDE,
+            oldest = oldest,
+            override = override,
+            tried = "; ".join(tried),
+        ))
+    fail(("No CPython {oldest} or newer on PATH ({tried}).\n" +
+          "The tests of this repository run on an interpreter of this machine; none is downloaded.\n" +
+          "Install python3, or name one with --repo_env={name}=/path/to/python3 (in user.bazelrc).").format(
+        name = _OVERRIDE,
+        oldest = oldest,
+        tried = "; ".join(tried),
+    ))
+
+def _local_python_repo_impl(repository_ctx):
+    override = repository_ctx.getenv(_OVERRIDE, "")
+
+    # A change of PATH makes Bazel look again; what depends on this repository is fetched again only
+    # if another interpreter is found.
+    repository_ctx.getenv("PATH")
+    tried = []
+    for candidate in [override] if override else _CANDIDATES:
+        path = candidate if candidate.startswith("/") else repository_ctx.which(candidate)
+        if not path:
+            tried.append("{} is not there".format(candidate))
+            continue
+        facts, problem = _describe(repository_ctx, path)
+        if problem:
+            tried.append("{}: {}".format(path, problem))
+            continue
+        repository_ctx.watch(facts["executable"])
+        _make_environment(repository_ctx, facts)
+        repository_ctx.file("BUILD.bazel", _BUILD.format(executable = repository_ctx.path(_ENVIRONMENT + "/bin/python3")))
+        repository_ctx.file("interpreter.json", json.encode(facts))
+        return
+    _fail_without_interpreter(override, tried)
+
+local_python_repo = repository_rule(
+    doc = "Finds CPython and registers it; `interpreter.json` says which, for other repositories.",
+    implementation = _local_python_repo_impl,
+)
