@@ -31,6 +31,7 @@ class RankRecord:
 
     Attributes:
         rank: Which one.
+        pid: Its process; None until it is known.
         channel: The runner's end of the frame channel; closed at the end of the stream.
         phase: What the rank said it is doing.
         is_ready: Whether it has begun; time counts from when all have.
@@ -40,6 +41,7 @@ class RankRecord:
 
     def __init__(self, rank: int, channel: socket.socket) -> None:
         self.rank = rank
+        self.pid: int | None = None
         self.channel = channel
         self.phase = "start"
         self.is_ready = False
@@ -106,7 +108,10 @@ class RankRecord:
             self._trouble(now_s)
 
     def stop(self, kind: Kind, now_s: float) -> None:
-        """Note that the runner is about to kill the rank, and why: STOPPED or HUNG."""
+        """Note that the runner is about to kill the rank, and why: STOPPED or HUNG.
+
+        What it reports from now on does not count: being asked for its stacks can wake it up.
+        """
         if self._exit_code is None and self._stopped_as is None:
             self._stopped_as = kind
             if kind is Kind.HUNG:
@@ -133,6 +138,16 @@ class RankRecord:
         return self._report is not None or self.ended_as_expected
 
     @property
+    def kernel_state(self) -> str:
+        """What the kernel says that the process is doing, such as "T (stopped)"; "" if it does not."""
+        try:
+            with open(f"/proc/{self.pid}/status", encoding="utf-8") as status:
+                fields = dict(line.rstrip("\n").split(":\t", 1) for line in status if ":\t" in line)
+        except OSError:
+            return ""
+        return fields.get("State", "")
+
+    @property
     def has_told_all(self) -> bool:
         """Whether nothing that the rank may still do can change its outcome: it is gone, or waits with a good one."""
         return self.has_ended or self.reported in _GOOD
@@ -152,7 +167,7 @@ class RankRecord:
         if self._expected_exit is not None and self._stopped_as is None:
             return self._expected_outcome(self._expected_exit, at_s)
         if self._stopped_as is not None:
-            if report is not None and (self._stopped_as is Kind.STOPPED or self.phase != "destroy"):
+            if report is not None and (self._stopped_as is Kind.STOPPED or self.phase != "destroy" or self.is_done):
                 # It had ended its test and only waited for the others.
                 return report
             return RankOutcome(self.rank, self._stopped_as, at_s, self.phase)
@@ -214,6 +229,8 @@ class RankRecord:
         exit_code: int = 0,
         collateral: str = "",
     ) -> None:
+        if self._stopped_as is not None:
+            return
         if kind not in _GOOD:
             self._trouble(now_s)
         if self._report is not None and _WORST_LAST.index(kind) <= _WORST_LAST.index(self._report.kind):

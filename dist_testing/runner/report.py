@@ -105,7 +105,7 @@ def _stacks(stacks: Mapping[int, str]) -> str:
     parts = []
     for stack, ranks in by_stack.items():
         parts.append(f"{_RULE}\nstacks of rank(s) {', '.join(ranks)}:")
-        parts.append(stack or "(no answer: the process is stopped, or waiting inside the kernel)")
+        parts.append(stack)
     return "\n".join(parts)
 
 

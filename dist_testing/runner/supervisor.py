@@ -136,7 +136,7 @@ class Supervisor:
     def abort(self) -> None:
         """Kill the ranks at once and wait until they are gone: the run is being interrupted."""
         if not self.is_over:
-            self._kill(Kind.STOPPED, time.monotonic())
+            self._stop(Kind.STOPPED, time.monotonic(), None)
             self._wait(_Stage.OVER)
 
     def _wait(self, until: _Stage) -> None:
@@ -163,6 +163,9 @@ class Supervisor:
             if event["world"] != self._world:
                 continue
             match event["event"]:
+                case "started":
+                    for record, pid in zip(self.records, event["pids"], strict=False):
+                        record.pid = pid
                 case "ended":
                     record = self.records[event["rank"]]
                     fd = record.channel.fileno()
@@ -197,11 +200,9 @@ class Supervisor:
             self._instruct("leave", _Stage.LEAVING)
         if now_s >= self._grace_end_s:
             in_vain = any(record.waited_in_vain for record in records)
-            self._ask_for_stacks(_HUNG_STACKS_S if in_vain else _VICTIM_STACKS_S)
-            self._kill(Kind.STOPPED, time.monotonic())
+            self._stop(Kind.STOPPED, now_s, _HUNG_STACKS_S if in_vain else _VICTIM_STACKS_S)
         elif now_s >= self._deadline_s:
-            self._ask_for_stacks(_HUNG_STACKS_S)
-            self._kill(Kind.HUNG, time.monotonic())
+            self._stop(Kind.HUNG, now_s, _HUNG_STACKS_S)
 
     def _decide_running(self, now_s: float) -> None:
         reported = [record.reported for record in self.records]
@@ -220,23 +221,29 @@ class Supervisor:
         for record in self.records:
             record.instruct({"do": what})
 
-    def _ask_for_stacks(self, limit_s: float) -> None:
-        fds = {
-            record.rank: self._stacks_fds[record.rank]
-            for record in self.records
-            if not record.has_ended and not (record.is_settled if self._stage is _Stage.RUNNING else record.is_done)
-        }
-        if fds:
-            self.stacks = collect_stacks(fds, lambda: self._launcher.signal(list(fds), STACKS_SIGNAL), limit_s)
-
-    def _kill(self, kind: Kind, now_s: float) -> None:
+    def _stop(self, kind: Kind, now_s: float, stacks_limit_s: float | None) -> None:
+        """Kill every rank that is still there; first ask those that the others wait for where they are."""
         running = [record for record in self.records if not record.has_ended]
         for record in running:
             record.stop(kind, now_s)
+        if stacks_limit_s is not None:
+            wanted = [
+                record
+                for record in running
+                if not (record.is_settled if self._stage is _Stage.RUNNING else record.is_done)
+            ]
+            self.stacks = self._stacks_of(wanted, stacks_limit_s)
         self._stage = _Stage.KILLED
         self._grace_end_s = math.inf
-        self._deadline_s = now_s + _KILL_LIMIT_S
+        self._deadline_s = time.monotonic() + _KILL_LIMIT_S
         self._launcher.signal([record.rank for record in running], signal.SIGKILL)
+
+    def _stacks_of(self, records: Sequence[RankRecord], limit_s: float) -> dict[int, str]:
+        states = {record.rank: record.kernel_state for record in records}
+        # A stopped process would answer only when it is continued.
+        fds = {rank: self._stacks_fds[rank] for rank, state in states.items() if not state.startswith("T")}
+        stacks = collect_stacks(fds, lambda: self._launcher.signal(list(fds), STACKS_SIGNAL), limit_s) if fds else {}
+        return {rank: stacks.get(rank) or f"no answer; its state is {state}" for rank, state in states.items()}
 
     def _unkillable(self) -> str:
         ranks = ", ".join(str(record.rank) for record in self.records if not record.has_ended)

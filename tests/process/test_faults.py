@@ -1,0 +1,171 @@
+"""Every fault, for real, on rank 0 and on another rank of a world of four: right verdict, right culprit, nothing left."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from dist_testing.outcomes import Cause, Kind, Status
+from dist_testing.runner.case import CaseResult
+from dist_testing.runner.engine import Engine
+from dist_testing.runner.report import failure_report
+from dist_testing.world import World
+from tests.support.faults import FAULTS
+from tests.support.worlds import alive, engine_for, run
+
+# For a case that has to reach its deadline. Seconds; a rank needs a fraction of one to get into its fault.
+_DEADLINE_S = 2.0
+
+
+def _one_fails(world: World, body: dict[str, Any]) -> None:
+    """One rank has the fault; the others wait for it in a collective, or have no part in anything."""
+    dist.barrier()
+    if world.rank == body["rank"]:
+        FAULTS[body["fault"]](world)
+    if body["peers"] == "collective":
+        dist.all_reduce(torch.ones(4))
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    """One engine for all cases: each must leave it fit for the next."""
+    with engine_for({"one fails": _one_fails}) as engine:
+        yield engine
+
+
+def _run(engine: Engine, fault: str, rank: int, peers: str = "collective", timeout_s: float = 60.0) -> CaseResult:
+    return run(
+        engine,
+        "one fails",
+        timeout_s=timeout_s,
+        arguments={"fault": fault, "rank": rank, "peers": peers},
+    )
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+@pytest.mark.parametrize("peers", ["collective", "done"])
+@pytest.mark.parametrize(
+    ("fault", "cause", "kind", "said"),
+    [
+        ("abort", Cause.CRASH, Kind.SIGNALLED, "SIGABRT (6)"),
+        ("exit 0", Cause.CRASH, Kind.EXITED, "exited with code 0 in call, without finishing the test"),
+        ("exit 3", Cause.CRASH, Kind.EXITED, "exited with code 3"),
+        ("fill disk", Cause.FAILURE, Kind.RAISED, "No space left on device"),
+        ("hard exit 0", Cause.CRASH, Kind.EXITED, "exited with code 0 in call, without finishing the test"),
+        ("hard exit 3", Cause.CRASH, Kind.EXITED, "exited with code 3"),
+        ("hard exit 77", Cause.CRASH, Kind.EXITED, "exited with code 77"),
+        ("keyboard interrupt", Cause.FAILURE, Kind.RAISED, "KeyboardInterrupt"),
+        ("kill", Cause.CRASH, Kind.SIGNALLED, "SIGKILL (9)"),
+        ("out of memory", Cause.FAILURE, Kind.RAISED, "MemoryError"),
+        ("print much", Cause.FAILURE, Kind.RAISED, "planted after much output"),
+        ("raise", Cause.FAILURE, Kind.RAISED, "ValueError: planted"),
+        ("raise much", Cause.FAILURE, Kind.RAISED, "ValueError: head"),
+        ("raise unprintable", Cause.FAILURE, Kind.RAISED, "_Unprintable"),
+        ("segfault", Cause.CRASH, Kind.SIGNALLED, "SIGSEGV (11)"),
+        ("terminate", Cause.CRASH, Kind.SIGNALLED, "SIGTERM (15)"),
+    ],
+)
+def test_rank_that_fails_is_the_culprit(
+    engine: Engine, fault: str, cause: Cause, kind: Kind, said: str, peers: str, rank: int
+) -> None:
+    """A user must never have to look further than the first name in the report."""
+    result = _run(engine, fault, rank, peers)
+    verdict = result.verdict
+    assert (Status.FAILED, cause, rank) == (verdict.status, verdict.cause, verdict.culprit), result
+    assert kind is result.outcomes[rank].kind
+    assert said in failure_report(result).rpartition(f"rank {rank} of 4 failed first")[2]
+    others = {outcome.kind for outcome in result.outcomes if outcome.rank != rank}
+    if peers == "collective":
+        assert set(range(4)) - {rank} == set(verdict.victims), "whoever waited for it is a victim"
+    else:
+        assert {Kind.PASSED} == others, "whoever did not need it has passed"
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_rank_that_closed_its_channel_has_crashed(engine: Engine, rank: int) -> None:
+    """Without its descriptors a rank can say nothing; on rank 0 the store's thread aborts first."""
+    result = _run(engine, "close descriptors", rank)
+    assert (Cause.CRASH, rank) == (result.verdict.cause, result.verdict.culprit), result
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+@pytest.mark.parametrize("fault", ["sleep", "loop with GIL", "stop"])
+def test_rank_that_stays_away_is_named_with_its_stack(engine: Engine, fault: str, rank: int) -> None:
+    """At the deadline the ranks that waited are victims, also though they spoke first."""
+    result = _run(engine, fault, rank, timeout_s=_DEADLINE_S)
+    assert (Cause.HANG, rank) == (result.verdict.cause, result.verdict.culprit), result
+    assert set(range(4)) - {rank} == set(result.verdict.victims)
+    if fault == "stop":
+        assert "T (stopped)" in result.stacks[rank]
+    else:
+        assert f"in {'_loop_with_gil' if 'GIL' in fault else 'wait'}" in result.stacks[rank]
+        assert "in _one_fails" in result.stacks[rank]
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_rank_that_waits_for_a_message_that_nobody_sends_fails(engine: Engine, rank: int) -> None:
+    """The group's own limit ends the wait, below the case's."""
+    result = _run(engine, "wait for nobody", rank, peers="done", timeout_s=_DEADLINE_S)
+    assert (Status.FAILED, Cause.HANG) == (result.verdict.status, result.verdict.cause), result
+    assert result.outcomes[rank].collateral == "late"
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_hang_in_destroy_is_a_hang(engine: Engine, rank: int) -> None:
+    """A clean-up that never ends must not pass, and must not be taken for a hang of the test."""
+    result = _run(engine, "hang in destroy", rank, timeout_s=_DEADLINE_S)
+    assert (Cause.HANG, rank) == (result.verdict.cause, result.verdict.culprit), result
+    assert result.outcomes[rank].phase == "destroy"
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_skip_on_one_rank_is_a_disagreement(engine: Engine, rank: int) -> None:
+    """The other ranks wait for it; a skip that one rank decides alone would hide that they cannot go on."""
+    result = _run(engine, "skip", rank)
+    assert (Status.FAILED, Cause.DISAGREEMENT) == (result.verdict.status, result.verdict.cause)
+    assert f"rank {rank} skipped: planted reason" in result.verdict.reason
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+@pytest.mark.parametrize("fault", ["fork twice", "leave a session"])
+def test_children_left_behind_fail_the_case_and_are_killed(engine: Engine, fault: str, rank: int) -> None:
+    """What escapes from the rank's session must not escape from the run."""
+    result = _run(engine, fault, rank)
+    assert (Status.FAILED, Cause.LEAK) == (result.verdict.status, result.verdict.cause), result
+    (leaked,) = result.leaked
+    pid = int(leaked.rpartition("pid ")[2].rstrip(")"))
+    assert not alive(pid)
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+@pytest.mark.parametrize("fault", ["fork", "keep a thread"])
+def test_what_ends_with_the_rank_is_no_failure(engine: Engine, fault: str, rank: int) -> None:
+    """A forked child that comes out of the test is not the rank, and a thread dies with its process."""
+    result = _run(engine, fault, rank, peers="done")
+    assert result.verdict.status is Status.PASSED, result
+
+
+def test_long_message_keeps_its_head_and_its_tail(engine: Engine) -> None:
+    """Eight megabytes of assertion must not block the rank, fill the runner, or lose what was said."""
+    text = _run(engine, "raise much", 1).outcomes[1].text
+    assert "head xxx" in text
+    assert "xxx tail" in text
+    assert len(text) < 1 << 20
+
+
+def test_output_is_quoted_whatever_its_bytes(engine: Engine) -> None:
+    """The last lines of a rank's log are there after eight megabytes of it, and broken bytes do not hide them."""
+    result = _run(engine, "print much", 1)
+    assert "y" * 1023 in result.logs[1]
+    assert result.log_files[1].stat().st_size > 8 << 20
+    assert "output of rank 1, last 40 lines" in failure_report(result)
+
+
+def test_world_after_all_faults_is_as_good_as_new(engine: Engine) -> None:
+    """No fault may cost the next test anything."""
+    result = _run(engine, "keep a thread", 3)
+    assert result.verdict.status is Status.PASSED

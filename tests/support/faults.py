@@ -1,0 +1,179 @@
+"""Faults, all of them real. Each takes the world and is called on the rank that is to fail."""
+
+from __future__ import annotations
+
+import collections
+import ctypes
+import errno
+import itertools
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import unittest
+from collections.abc import Callable
+from typing import NoReturn
+
+import torch
+import torch.distributed as dist
+
+from dist_testing.world import World
+
+__all__ = ["FAULTS"]
+
+
+class _Unprintable(Exception):
+    """Every way to look at it fails."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+    def __repr__(self) -> str:
+        raise RuntimeError("no representation")
+
+    def __reduce__(self) -> NoReturn:
+        raise RuntimeError("cannot be pickled")
+
+
+def _raise(_: World) -> None:
+    raise ValueError("planted")
+
+
+def _raise_unprintable(_: World) -> None:
+    raise _Unprintable
+
+
+def _raise_much(_: World) -> None:
+    raise ValueError("head " + "x" * (8 << 20) + " tail")
+
+
+def _raise_base(_: World) -> None:
+    raise KeyboardInterrupt
+
+
+def _signal(number: int) -> Callable[[World], None]:
+    def fault(_: World) -> None:
+        os.kill(os.getpid(), number)
+
+    return fault
+
+
+def _segfault(_: World) -> None:
+    # A real bad access, and not a signal that somebody sends.
+    ctypes.string_at(0)
+
+
+def _exit_hard(code: int) -> Callable[[World], None]:
+    return lambda _: os._exit(code)
+
+
+def _exit(code: int) -> Callable[[World], None]:
+    return lambda _: sys.exit(code)
+
+
+def _skip(_: World) -> None:
+    raise unittest.SkipTest("planted reason")
+
+
+def _sleep(_: World) -> None:
+    threading.Event().wait()
+
+
+def _loop_with_gil(_: World) -> None:
+    # A loop in C that never comes back to the interpreter.
+    collections.deque(itertools.repeat(None), maxlen=0)
+
+
+def _wait_for_nobody(world: World) -> None:
+    peer = (world.rank + 1) % world.size
+    # Nobody sends with this tag.
+    dist.recv(torch.zeros(1), src=peer, tag=77)
+
+
+def _run_out_of_memory(_: World) -> None:
+    used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + (64 << 20), resource.RLIM_INFINITY))
+    bytearray(1 << 30)
+
+
+def _fill_disk(_: World) -> None:
+    try:
+        with open("/dev/full", "wb", buffering=0) as file:
+            file.write(b"x")
+    except OSError as error:
+        assert error.errno == errno.ENOSPC
+        raise
+
+
+def _close_descriptors(_: World) -> None:
+    os.closerange(0, 256)
+
+
+def _print_much(_: World) -> None:
+    for _line in range(1 << 13):
+        print("y" * 1023)
+    sys.stdout.buffer.write(bytes(range(256)) * 64)
+    raise ValueError("planted after much output")
+
+
+def _fork_and_both_go_on(_: World) -> None:
+    # The child comes back from the test as if it were the rank.
+    os.fork()
+
+
+def _leave_session(world: World) -> None:
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"], start_new_session=True)
+    (world.tmp_path / "pid").write_text(str(process.pid))
+
+
+def _fork_twice(world: World) -> None:
+    if os.fork() == 0:
+        if os.fork() == 0:
+            os.setsid()
+            (world.tmp_path / "pid").write_text(str(os.getpid()))
+            threading.Event().wait()
+        os._exit(0)
+    os.wait()
+    while not (world.tmp_path / "pid").exists():
+        os.sched_yield()
+
+
+def _keep_thread(_: World) -> None:
+    threading.Thread(target=threading.Event().wait, daemon=False).start()
+
+
+def _hang_in_destroy(_: World) -> None:
+    dist.destroy_process_group = lambda *_: threading.Event().wait()  # type: ignore[assignment]
+
+
+FAULTS: dict[str, Callable[[World], None]] = {
+    "abort": lambda _: os.abort(),
+    "close descriptors": _close_descriptors,
+    "exit 3": _exit(3),
+    "exit 0": _exit(0),
+    "fill disk": _fill_disk,
+    "fork": _fork_and_both_go_on,
+    "fork twice": _fork_twice,
+    "hang in destroy": _hang_in_destroy,
+    "hard exit 0": _exit_hard(0),
+    "hard exit 3": _exit_hard(3),
+    "hard exit 77": _exit_hard(77),
+    "keep a thread": _keep_thread,
+    "keyboard interrupt": _raise_base,
+    "kill": _signal(signal.SIGKILL),
+    "leave a session": _leave_session,
+    "out of memory": _run_out_of_memory,
+    "print much": _print_much,
+    "raise": _raise,
+    "raise much": _raise_much,
+    "raise unprintable": _raise_unprintable,
+    "segfault": _segfault,
+    "skip": _skip,
+    "sleep": _sleep,
+    "loop with GIL": _loop_with_gil,
+    "stop": _signal(signal.SIGSTOP),
+    "terminate": _signal(signal.SIGTERM),
+    "wait for nobody": _wait_for_nobody,
+}

@@ -1,0 +1,99 @@
+"""Runs plain functions on the ranks of real worlds: what the tests of the engine drive it with."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from dist_testing.backends import backend_named
+from dist_testing.budget import Budget
+from dist_testing.launch.fresh import unittest_loader
+from dist_testing.rank.bootstrap import RankStart
+from dist_testing.rank.reporter import Reporter
+from dist_testing.runner.case import Case, CaseResult
+from dist_testing.runner.engine import Engine
+from dist_testing.spec import Spec
+from dist_testing.world import World, WorldSettings
+
+__all__ = ["Functions", "alive", "engine_for", "run"]
+
+Function = Callable[[World, dict[str, Any]], None]
+
+
+class Functions:
+    """A door whose cases are functions, found by name."""
+
+    def __init__(self, functions: Mapping[str, Function]) -> None:
+        self._functions = functions
+        self._world: World | None = None
+
+    def open(self, start: RankStart, reporter: Reporter) -> None:
+        """Make the world."""
+        request = start.request
+        reporter.phase("init")
+        self._world = World(
+            start.rank,
+            request.size,
+            WorldSettings.from_json(request.settings),
+            directory=Path(request.directory),
+            store_port=request.store_port,
+            store_fd=start.store_fd,
+        )
+        self._world.prepare()
+
+    def run(self, body: dict[str, Any], reporter: Reporter) -> None:
+        """Call the function that the case names."""
+        assert self._world is not None
+        self._world.begin_case()
+        reporter.phase("call")
+        self._functions[body["function"]](self._world, body)
+
+    def finish(self) -> None:
+        """Give the groups back."""
+        assert self._world is not None
+        self._world.finish()
+
+
+@contextmanager
+def engine_for(functions: Mapping[str, Function], *, promised_gpus: int | None = None) -> Iterator[Engine]:
+    """An engine for gloo whose cases are `functions`; checks at the end that it has left nothing behind."""
+    backend = backend_named("gloo")
+    spec = Spec("", backend, (4,), 0, promised_gpus=promised_gpus)
+    before = set(os.listdir("/proc/self/fd"))
+    engine = Engine(spec, Budget(), lambda _: Functions(functions), unittest_loader())
+    try:
+        yield engine
+    finally:
+        engine.close()
+    left = psutil.Process().children(recursive=True)
+    assert not left, f"processes are left: {[' '.join(process.cmdline()) for process in left]}"
+    opened = {fd for fd in set(os.listdir("/proc/self/fd")) - before if os.path.exists(f"/proc/self/fd/{fd}")}
+    assert not opened, f"descriptors are left: {[os.readlink(f'/proc/self/fd/{fd}') for fd in opened]}"
+
+
+def run(engine: Engine, function: str, *, world_size: int = 4, timeout_s: float = 60.0, **more: Any) -> CaseResult:
+    """Run one function as a case.
+
+    Args:
+        engine: From `engine_for`.
+        function: Name of the function.
+        world_size: Ranks.
+        timeout_s: The case's limit, in seconds.
+        **more: Fields of `Case`; "arguments" goes to the function.
+    """
+    arguments = more.pop("arguments", {})
+    body = {"function": function, **arguments}
+    return engine.run(Case(function, world_size, body, timeout_s, **more))
+
+
+def alive(pid: int) -> bool:
+    """Whether a process is still there, and not just waiting to be reaped."""
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
