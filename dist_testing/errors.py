@@ -25,7 +25,7 @@ class SpecError(DistTestingError):
 
 
 class StateLeakError(DistTestingError):
-    """A case on kept ranks changed something that the next case would see. Raised on the rank, for the case that did."""
+    """A case on kept ranks changed something that the next one would see. Raised on the rank, for the case that did."""
 
 
 class UsageError(DistTestingError):

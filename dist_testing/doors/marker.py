@@ -19,7 +19,8 @@ MARKER_HELP = (
     "world_size: a number, or a list of which each is a case; by default the target's. "
     "init=False: the test makes its own groups. "
     "timeout: seconds for the case. "
-    f"isolation: how ranks are made, one of {', '.join(ISOLATIONS)}; a pool is kept for the tests of a class or module. "
+    f"isolation: how ranks are made, one of {', '.join(ISOLATIONS)}; "
+    "a pool is kept for the tests of a class or module. "
     "expected_exits: rank to how its process must end, as {1: -9}. "
     "backends: names of backends that the test is for; others do not collect it."
 )

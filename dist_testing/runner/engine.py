@@ -122,7 +122,7 @@ class Engine:
             except OSError as error:
                 raise LaunchError(
                     f"{case.name}: the ranks could not be started: {error}.\n"
-                    "The machine is out of disk space, processes or open files, or its temporary folder is not writable.\n"
+                    "No room for another file or process, or a temporary folder that cannot be written.\n"
                     "Make room, or point TMPDIR (under Bazel: --test_tmpdir) to another place."
                 ) from error
         world.supervisor.begin_case(limit_s, keep=bool(case.pool), expected_exits=case.expected_exits, body=body)

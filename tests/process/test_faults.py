@@ -1,4 +1,4 @@
-"""Every fault, for real, on rank 0 and on another rank of a world of four: right verdict, right culprit, nothing left."""
+"""Every fault, for real, on rank 0 and on another rank of four: right verdict, right culprit, nothing left."""
 
 from __future__ import annotations
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import ctypes
-import errno
 import itertools
 import os
 import resource
@@ -16,6 +15,7 @@ import unittest
 from collections.abc import Callable
 from typing import NoReturn
 
+import psutil
 import torch
 import torch.distributed as dist
 
@@ -93,18 +93,14 @@ def _wait_for_nobody(world: World) -> None:
 
 
 def _run_out_of_memory(_: World) -> None:
-    used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+    used = psutil.Process().memory_info().vms
     resource.setrlimit(resource.RLIMIT_AS, (used + (64 << 20), resource.RLIM_INFINITY))
     bytearray(1 << 30)
 
 
 def _fill_disk(_: World) -> None:
-    try:
-        with open("/dev/full", "wb", buffering=0) as file:
-            file.write(b"x")
-    except OSError as error:
-        assert error.errno == errno.ENOSPC
-        raise
+    with open("/dev/full", "wb", buffering=0) as file:
+        file.write(b"x")
 
 
 def _close_descriptors(_: World) -> None:
@@ -145,7 +141,7 @@ def _keep_thread(_: World) -> None:
 
 
 def _hang_in_destroy(_: World) -> None:
-    dist.destroy_process_group = lambda *_: threading.Event().wait()  # type: ignore[assignment]
+    dist.destroy_process_group = lambda *_: threading.Event().wait()
 
 
 FAULTS: dict[str, Callable[[World], None]] = {

@@ -1,0 +1,104 @@
+"""Every static check of this repository: `./bazelw run //tools/lint`, or with `-- --fix` what can be fixed by itself.
+
+Python: ruff (rules and form), mypy (strict). Starlark: buildifier. CI runs the same command.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+# Programs that run on their own have their folder on the path, and may name their modules as they like; so each group
+# is checked by itself. Group -> folders that are on its path.
+_MYPY_GROUPS: dict[tuple[str, ...], tuple[str, ...]] = {
+    ("dist_testing", "tests"): (".",),
+    ("tools/bazel",): ("tools/bazel", "tools/bazel/tests"),
+    ("tools/bench",): (".", "tools/bench"),
+    ("tools/golden", "tools/lint", "tools/python"): ("tools/python",),
+}
+# Bazel's links, and fixtures that are no code of this repository.
+_STARLARK = ("*.bzl", "*.bazel", "WORKSPACE")
+
+
+def main() -> int:
+    """Run the checks.
+
+    Returns:
+        0 if none complains.
+    """
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--fix", action="store_true", help="repair what can be repaired without thinking")
+    fix = parser.parse_args().fix
+    workspace = os.environ.get("BUILD_WORKSPACE_DIRECTORY")
+    if workspace is None:
+        print("lint: the repository is not known.\nIt is set by `bazel run`.\nRun ./bazelw run //tools/lint.")
+        return 2
+    os.chdir(workspace)
+    steps = [
+        [_tool("ruff"), "check", "--quiet", *(["--fix"] if fix else [])],
+        [_tool("ruff"), "format", "--quiet", *([] if fix else ["--diff"])],
+        [_buildifier(), f"-mode={'fix' if fix else 'check'}", "-lint=warn", *_files(*_STARLARK)],
+    ]
+    failed = [step for step in steps if _fails(step)]
+    for folders, path in _MYPY_GROUPS.items():
+        step = [sys.executable, "-m", "mypy", *folders]
+        if _fails(step, MYPYPATH=os.pathsep.join(path)):
+            failed.append(step)
+    for step in failed:
+        print(f"lint: failed: {' '.join(step[:6])}{' ...' if len(step) > 6 else ''}")
+    return 1 if failed else 0
+
+
+def _fails(step: Sequence[str], **env: str) -> bool:
+    print(f"lint: {Path(step[0]).name} {' '.join(step[1:4])}", flush=True)
+    # Tools started by this one find their packages where this one does.
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+    return subprocess.run(step, env={**os.environ, "PYTHONPATH": path, **env}, check=False).returncode != 0
+
+
+def _tool(name: str) -> str:
+    """A program that came with the wheels."""
+    for entry in sys.path:
+        program = Path(entry, "bin", name)
+        if program.exists():
+            return str(program)
+    raise SystemExit(f"lint: {name} is not in the lint environment.\nRemake it: ./bazelw sync --only=pypi_lint")
+
+
+def _files(*patterns: str) -> list[str]:
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--", *patterns],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    return [name for name in listed.stdout.splitlines() if os.path.exists(name)]
+
+
+def _buildifier() -> str:
+    """From PATH, else from npm into the user's cache: npm's package holds a ready program, and the lock file its hash."""
+    if found := shutil.which("buildifier"):
+        return found
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "dist_testing", "lint")
+    program = cache / "node_modules" / ".bin" / "buildifier"
+    if not program.exists():
+        if shutil.which("npm") is None:
+            raise SystemExit(
+                "lint: neither buildifier nor npm is on PATH.\n"
+                "buildifier checks the Starlark files; npm would fetch it.\n"
+                "Install one of the two."
+            )
+        cache.mkdir(parents=True, exist_ok=True)
+        for name in ("package.json", "package-lock.json"):
+            shutil.copyfile(Path("tools", "lint", name), cache / name)
+        subprocess.run(["npm", "ci", "--silent", "--ignore-scripts", "--prefix", cache], check=True)
+    return str(program)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
