@@ -52,7 +52,7 @@ class Backend:
             SpecError: If a field is missing or of the wrong type.
         """
         if not isinstance(entry, dict):
-            raise SpecError(f"A backend is described by {entry!r}; expected an object.")
+            raise SpecError(f"a backend is described by {entry!r}; expected an object")
         values: dict[str, Any] = {}
         for name, wanted in (
             ("name", str),
@@ -66,8 +66,15 @@ class Backend:
         ):
             value = entry.get(name)
             if type(value) is not wanted:
-                raise SpecError(f"Backend {entry.get('name')!r}: {name} = {value!r}; expected {wanted.__name__}.")
+                raise SpecError(f"backend {entry.get('name')!r}: {name} = {value!r}; expected {wanted.__name__}")
             values[name] = value
+        for name, holds in (
+            ("name", bool(values["name"])),
+            ("gpus_per_rank", values["gpus_per_rank"] >= 0),
+            ("timeout_s", values["timeout_s"] > 0),
+        ):
+            if not holds:
+                raise SpecError(f"backend {entry.get('name')!r}: {name} = {values[name]!r} is out of range")
         values["env"] = MappingProxyType({str(key): str(value) for key, value in values["env"].items()})
         return cls(**values)
 

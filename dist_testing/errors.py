@@ -5,7 +5,13 @@ Texts have three parts: the subject with the observed values; the likely cause; 
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dist_testing.runner.case import CaseResult
+
 __all__ = [
+    "CaseFailedError",
     "DistTestingError",
     "FrameError",
     "InterruptedRunError",
@@ -18,6 +24,18 @@ __all__ = [
 
 class DistTestingError(Exception):
     """Base of all of them. Printed without a traceback: the text is written for the user."""
+
+
+class CaseFailedError(AssertionError):
+    """A case of a unittest class failed on its ranks; the text is the whole report.
+
+    Attributes:
+        result: What the engine found.
+    """
+
+    def __init__(self, text: str, result: CaseResult) -> None:
+        super().__init__(text)
+        self.result = result
 
 
 class SpecError(DistTestingError):

@@ -71,6 +71,7 @@ class RankOutcome:
         signal: For SIGNALLED, the signal's number.
         collateral: "lost" or "late" if the error says no more than that a peer went away or did not come, so that it
             cannot be where the trouble began; else "".
+        operation: The operation of torch.distributed that the error came out of, such as "all_reduce"; "" if none.
     """
 
     rank: int
@@ -83,6 +84,7 @@ class RankOutcome:
     exit_code: int | None = None
     signal: int | None = None
     collateral: str = ""
+    operation: str = ""
 
     def describe(self) -> str:
         """A predicate for "rank 3 ...", in one line."""
@@ -93,7 +95,7 @@ class RankOutcome:
                 return f"skipped: {self.reason}"
             case Kind.RAISED if self.collateral:
                 what = "lost a peer" if self.collateral == "lost" else "waited for a peer in vain"
-                return f"{what} in {self.phase} ({self.summary.partition(':')[0]})"
+                return f"{what} in {self.operation or self.phase} ({self.summary.partition(':')[0]})"
             case Kind.RAISED:
                 return f"raised {self.summary} in {self.phase}"
             case Kind.EXITED:
@@ -161,21 +163,27 @@ def verdict(
         leaked: Command lines of processes that the ranks left behind.
 
     Raises:
-        ValueError: If `outcomes` names a rank twice, or one outside the world. That is a bug of the caller.
+        ValueError: If there are no ranks, or `outcomes` names one twice or one outside the world. That is a bug of the
+            caller.
     """
+    if world_size < 1:
+        raise ValueError(f"world_size = {world_size}: a case without ranks has no verdict")
     by_rank = {outcome.rank: outcome for outcome in outcomes}
     if len(by_rank) != len(outcomes) or not by_rank.keys() <= set(range(world_size)):
         ranks = sorted(outcome.rank for outcome in outcomes)
         raise ValueError(f"outcomes of ranks {ranks} do not fit a world of {world_size}")
     every = [by_rank.get(rank, RankOutcome(rank, Kind.NEVER_STARTED)) for rank in range(world_size)]
 
-    for kinds, cause in (
-        (_CRASHES | {Kind.RAISED}, Cause.FAILURE),
-        (_INFRASTRUCTURE, Cause.INFRASTRUCTURE),
-        ({Kind.HUNG}, Cause.HANG),
-    ):
-        if broken := [outcome for outcome in every if outcome.kind in kinds]:
-            return _failed(every, broken, cause)
+    failed = [outcome for outcome in every if outcome.kind in _CRASHES or outcome.kind is Kind.RAISED]
+    unfit = [outcome for outcome in every if outcome.kind in _INFRASTRUCTURE]
+    hung = [outcome for outcome in every if outcome.kind is Kind.HUNG]
+    # A rank that lost a peer, beside one that never was a peer, only says so.
+    if failed and not (unfit and all(outcome.collateral for outcome in failed)):
+        return _failed(every, failed, Cause.FAILURE)
+    if unfit:
+        return _failed(every, unfit, Cause.INFRASTRUCTURE)
+    if hung:
+        return _failed(every, hung, Cause.HANG)
 
     skipped = [outcome for outcome in every if outcome.kind is Kind.SKIPPED]
     stopped = [outcome for outcome in every if outcome.kind is Kind.STOPPED]

@@ -6,6 +6,7 @@ Names, codes and texts are torch's (`torch.testing._internal.common_distributed.
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
 __all__ = ["TEST_SKIPS", "TestSkip", "gpus_reason", "is_about_hardware", "skip_for_exit_code"]
@@ -44,10 +45,12 @@ TEST_SKIPS: dict[str, TestSkip] = {
     "importerror": TestSkip(88, "Test skipped due to missing import"),
 }
 
+_GPUS_REASON = re.compile(r"Need at least \d+ CUDA devices?\b")
+
 # Reasons that a promise of hardware excludes: with the GPUs and the build of torch that were promised, they cannot
 # arise.
 _HARDWARE = ("backend_unavailable", "no_cuda", "no_accelerator", "nccl", "no_peer_access")
-_HARDWARE_TEXTS = (*(TEST_SKIPS[name].message for name in _HARDWARE), "Need at least ")
+_HARDWARE_TEXTS = tuple(TEST_SKIPS[name].message for name in _HARDWARE)
 
 _BY_EXIT_CODE = {skip.exit_code: skip for skip in TEST_SKIPS.values()}
 
@@ -63,4 +66,4 @@ def skip_for_exit_code(code: int) -> TestSkip | None:
 
 def is_about_hardware(reason: str) -> bool:
     """Whether a skip reason says that the machine lacks something, rather than that the test does not apply."""
-    return reason.startswith(_HARDWARE_TEXTS)
+    return reason.startswith(_HARDWARE_TEXTS) or _GPUS_REASON.match(reason) is not None

@@ -75,7 +75,7 @@ def load_spec(path: Path) -> Spec:
         ) from error
     try:
         content = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise SpecError(
             f"The spec file {path} is not JSON: {error}.\n"
             f"It has {len(text)} characters; most likely it was cut off.\n"
@@ -100,7 +100,7 @@ def load_spec(path: Path) -> Spec:
     fields.require("isolation", isolation in ISOLATIONS, f"one of {', '.join(ISOLATIONS)}")
     return Spec(
         target=fields.text("target"),
-        backend=Backend.from_json(fields.content.get("backend")),
+        backend=fields.backend(),
         world_sizes=tuple(world_sizes),
         gpus_per_rank=fields.number("gpus_per_rank", 0),
         isolation=isolation,
@@ -130,6 +130,12 @@ class _Fields:
             "It was not written by the build rules of this version of dist_testing.\n"
             "Build the target again; if it stays, the rules and the Python package are of two versions."
         )
+
+    def backend(self) -> Backend:
+        try:
+            return Backend.from_json(self.content.get("backend"))
+        except SpecError as error:
+            self.refuse("backend", f"an entry of the backend table ({error})")
 
     def number(self, name: str, smallest: int) -> int:
         value = self.content.get(name)

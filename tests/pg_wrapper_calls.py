@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 import torch.distributed as dist
+
 from tests.pg_wrapper_messages import (
     Fingerprint,
     MismatchReport,

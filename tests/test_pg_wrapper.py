@@ -10,13 +10,14 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from tests import pg_wrapper_calls as calls
-from tests import pg_wrapper_groups as groups
 import pytest
 import torch
 import torch.distributed as dist
-from tests.pg_wrapper_messages import assert_names_missing_ranks, assert_points_to_rank_0
 from torch.distributed import distributed_c10d as c10d
+
+from tests import pg_wrapper_calls as calls
+from tests import pg_wrapper_groups as groups
+from tests.pg_wrapper_messages import assert_names_missing_ranks, assert_points_to_rank_0
 
 if TYPE_CHECKING:
     from dist_testing import World

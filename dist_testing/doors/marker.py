@@ -13,6 +13,9 @@ from dist_testing.spec import ISOLATIONS, MAX_WORLD_SIZE, Spec
 
 __all__ = ["MARKER_HELP", "Distributed", "read_marker"]
 
+# Thirty years: no limit, in other words, but one that every clock can add up.
+_MAX_TIMEOUT_S = 10**9
+
 MARKER_HELP = (
     "distributed(world_size=None, init=True, timeout=None, isolation=None, expected_exits=None, backends=None): "
     "run the test on every rank of a world. "
@@ -96,8 +99,8 @@ def _world_sizes(definition: Any, value: object) -> tuple[int, ...]:
 def _timeout(definition: Any, value: object) -> float | None:
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
-        raise _wrong(definition, f"timeout = {value!r}", "it is a number of seconds above 0")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= _MAX_TIMEOUT_S:
+        raise _wrong(definition, f"timeout = {value!r}", f"it is a number of seconds above 0, up to {_MAX_TIMEOUT_S}")
     return float(value)
 
 
@@ -124,12 +127,20 @@ def _exits(definition: Any, value: object) -> dict[int, int]:
 def _names(definition: Any, value: object) -> tuple[str, ...]:
     if value is None:
         return ()
-    if not isinstance(value, Sequence) or isinstance(value, str) or not all(isinstance(n, str) for n in value):
+    if (
+        not isinstance(value, Sequence)
+        or isinstance(value, str)
+        or not value
+        or not all(isinstance(n, str) for n in value)
+    ):
         raise _wrong(definition, f"backends = {value!r}", 'it is a list of names, such as ["gloo"]')
     from dist_testing.backends import backend_named
 
     for name in value:
-        backend_named(name)
+        try:
+            backend_named(name)
+        except UsageError as error:
+            raise _wrong(definition, f"backends = {value!r}", str(error)) from error
     return tuple(value)
 
 

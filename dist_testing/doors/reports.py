@@ -10,7 +10,7 @@ from _pytest._code.code import ExceptionInfo, TerminalRepr
 from _pytest._io import TerminalWriter
 from _pytest.skipping import Xfail, evaluate_skip_marks, evaluate_xfail_marks
 
-from dist_testing.doors.unittest_case import CaseFailedError
+from dist_testing.errors import CaseFailedError
 from dist_testing.outcomes import Cause, Status
 from dist_testing.runner.case import CaseResult
 from dist_testing.runner.report import failure_report

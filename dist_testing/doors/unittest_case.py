@@ -11,31 +11,19 @@ from collections.abc import Callable
 from typing import ClassVar
 
 from dist_testing.doors.session import current_session
-from dist_testing.errors import UsageError
+from dist_testing.errors import CaseFailedError, UsageError
 from dist_testing.outcomes import Status
 from dist_testing.rank.bootstrap import FAILED_EXIT_CODE
-from dist_testing.runner.case import Case, CaseResult
+from dist_testing.runner.case import Case
 from dist_testing.runner.engine import RunningCase
 from dist_testing.runner.needs import missing_need
 from dist_testing.runner.report import failure_report
 from dist_testing.spec import DEFAULT_WORLD_SIZE
 
-__all__ = ["CaseFailedError", "MultiProcessTestCase"]
+__all__ = ["MultiProcessTestCase"]
 
 # unittest leaves frames of modules with this mark out of its tracebacks.
 __unittest = True
-
-
-class CaseFailedError(AssertionError):
-    """A case failed on its ranks. Its text is the whole report, for runners that print nothing else.
-
-    Attributes:
-        result: What the engine found.
-    """
-
-    def __init__(self, result: CaseResult, target: str) -> None:
-        super().__init__(failure_report(result, target=target))
-        self.result = result
 
 
 class MultiProcessTestCase(unittest.TestCase):
@@ -168,7 +156,7 @@ class MultiProcessTestCase(unittest.TestCase):
             case Status.SKIPPED:
                 self.skipTest(result.verdict.reason)
             case Status.FAILED:
-                raise CaseFailedError(result, engine.spec.target)
+                raise CaseFailedError(failure_report(result, target=engine.spec.target), result)
 
     def _stop_processes(self) -> None:
         if self._running is not None:

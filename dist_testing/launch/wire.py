@@ -7,6 +7,7 @@ matter: see `dist_testing.rank.frames`.
 from __future__ import annotations
 
 import json
+import os
 import socket
 import struct
 from collections.abc import Iterator, Mapping, Sequence
@@ -84,9 +85,12 @@ def receive(channel: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
     fds: list[int] = []
     while len(fds) < count:
         data, more, _, _ = socket.recv_fds(channel, 1, _FDS_PER_MESSAGE)
+        for fd in more:
+            # Unlike all others that Python makes, received descriptors would go on into every program that a test runs.
+            os.set_inheritable(fd, False)
+        fds += more
         if not data:
             return None
-        fds += more
     return message, fds
 
 

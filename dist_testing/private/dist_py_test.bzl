@@ -53,8 +53,9 @@ def dist_py_test(
         world_size: Ranks per case, 1 to 1024. A list runs each case once per entry, in one target. A
             dict gives either for each backend.
         gpus_per_rank: GPUs each rank owns alone, or a dict by backend. Default: the backend's own.
-        isolation: How the ranks of a case are made; "fork": fresh processes for each case, forked from
-            a clean one that has the test's imports.
+        isolation: How the ranks of a case are made. "fork": fresh processes for each case, forked from
+            a clean one that has the test's imports; "pool": kept for the tests of a class or module;
+            "spawn": fresh interpreters.
         size: Bazel's test size. Default: Bazel's, which is "medium".
         timeout: Bazel's named timeout. Default: Bazel's for the size.
         tags: Added to the tags that follow from the other arguments. A `cpu:<n>` replaces ours, which

@@ -11,8 +11,8 @@ load("//dist_testing/private:tags.bzl", "is_reserved_tag")
 # Ranks are processes of one machine; a larger number is a typing error.
 MAX_WORLD_SIZE = 1024
 
-# How ranks are made. The others of the design come with their launchers.
-ISOLATIONS = ["fork"]
+# How ranks are made: the launchers of the Python side (`ISOLATIONS` in spec.py).
+ISOLATIONS = ["fork", "spawn", "pool"]
 
 SIZES = ["small", "medium", "large", "enormous"]
 TIMEOUTS = ["short", "moderate", "long", "eternal"]

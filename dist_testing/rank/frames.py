@@ -25,7 +25,7 @@ __all__ = ["MAX_FRAME_BYTES", "MAX_TEXT_CHARS", "Frame", "FrameReader", "FrameWr
 
 # A traceback with a big assertion fits; a rank that went mad does not fill the runner's memory.
 MAX_FRAME_BYTES = 8 * 1024 * 1024
-# Text of one outcome, head and tail kept. JSON may need six bytes for a character, so a frame always fits.
+# Text of one outcome, head and tail kept. JSON may need twelve bytes for a character, so a frame always fits.
 MAX_TEXT_CHARS = 256 * 1024
 
 _LENGTH = struct.Struct(">I")
@@ -42,6 +42,7 @@ _FIELDS: dict[str, dict[str, type]] = {
         "text": str,
         "exit_code": int,
         "collateral": str,
+        "operation": str,
     },
     "done": {},
 }
@@ -60,7 +61,7 @@ def shorten(text: str, limit: int = MAX_TEXT_CHARS) -> str:
     if len(text) <= limit:
         return text
     half = limit // 2
-    return f"{text[:half]}\n... {len(text) - 2 * half} characters left out ...\n{text[-half:]}"
+    return f"{text[:half]}\n... {len(text) - 2 * half} characters left out ...\n{text[len(text) - half :]}"
 
 
 class FrameWriter:
@@ -118,5 +119,6 @@ def _parse(payload: bytes) -> Frame:
     if message.keys() != expected.keys() or any(
         type(message[name]) is not expected_type for name, expected_type in expected.items()
     ):
-        raise FrameError(f"frame {kind!r} with fields {sorted(message)}; expected {sorted(expected)}")
+        found = {name: type(value).__name__ for name, value in message.items()}
+        raise FrameError(f"frame {kind!r} with {found}; expected { ({n: t.__name__ for n, t in expected.items()}) }")
     return Frame(kind, message)  # type: ignore[arg-type]  # a key of _FIELDS is a FrameKind

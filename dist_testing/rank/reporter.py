@@ -13,19 +13,25 @@ from dist_testing.skips import skip_for_exit_code
 
 __all__ = ["Reporter", "format_error", "summarise"]
 
+# Where torch's collectives are.
+_COLLECTIVES = os.path.join("torch", "distributed", "distributed_c10d.py")
 # One line of a report; the whole text follows elsewhere.
 _SUMMARY_CHARS = 300
 
 
 def summarise(error: BaseException) -> str:
     """`ValueError: boom`, in one line, also for an exception whose `__str__` fails."""
-    try:
-        text = str(error)
-    except Exception as broken:
-        text = f"<__str__ raised {type(broken).__name__}>"
+    text = _text(error)
     first = text.strip().splitlines()[0] if text.strip() else ""
     line = f"{type(error).__name__}: {first}" if first else type(error).__name__
     return shorten(line, _SUMMARY_CHARS).replace("\n", " ")
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as broken:
+        return f"<__str__ raised {type(broken).__name__}>"
 
 
 def format_error(error: BaseException) -> str:
@@ -38,6 +44,14 @@ def format_error(error: BaseException) -> str:
         # Formatting runs test code (`__str__`, `__repr__`, notes). A failure there must not hide the failure.
         frames = "".join(traceback.format_tb(error.__traceback__))
         return f"{frames}{summarise(error)}\n(formatting it raised {type(broken).__name__})\n"
+
+
+def _operation(error: BaseException) -> str:
+    """The collective, or other public operation of torch.distributed, that the error came out of; "" if none."""
+    for frame in traceback.extract_tb(error.__traceback__):
+        if frame.filename.endswith(_COLLECTIVES) and not frame.name.startswith("_"):
+            return frame.name
+    return ""
 
 
 class Reporter:
@@ -82,6 +96,7 @@ class Reporter:
             summary=summarise(error),
             text=format_error(error) if text is None else text,
             collateral=collateral(error),
+            operation=_operation(error),
         )
 
     def ended_by(self, error: BaseException, text: str | None = None) -> None:
@@ -91,13 +106,13 @@ class Reporter:
         code, also 0, the rank left before the test had ended.
         """
         if isinstance(error, unittest.SkipTest):
-            self.skipped(str(error))
+            self.skipped(_text(error))
             return
         if not isinstance(error, SystemExit):
             self.raised(error, text)
             return
-        # The interpreter makes 1 of `sys.exit("text")`.
-        code = (error.code or 0) if error.code is None or isinstance(error.code, int) else 1
+        # The interpreter makes 1 of `sys.exit("text")`, and of `sys.exit(True)`.
+        code = int(error.code or 0) if error.code is None or isinstance(error.code, int) else 1
         if skip := skip_for_exit_code(code):
             self.skipped(skip.message)
             return
@@ -127,6 +142,7 @@ class Reporter:
         text: str = "",
         exit_code: int = 0,
         collateral: Collateral = "",
+        operation: str = "",
     ) -> None:
         self._has_reported = True
         if self.is_forked:
@@ -141,4 +157,5 @@ class Reporter:
             text=shorten(text),
             exit_code=exit_code,
             collateral=collateral,
+            operation=operation,
         )

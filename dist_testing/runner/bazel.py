@@ -6,6 +6,7 @@ Source: Bazel's test encyclopedia, "Initial conditions" and "Test sharding".
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,7 +82,7 @@ def _path(env: Mapping[str, str], name: str) -> Path | None:
 
 def _number(env: Mapping[str, str], name: str, smallest: int) -> int:
     text = env.get(name, "")
-    if not (text.isascii() and text.isdecimal()) or int(text) < smallest:
+    if re.fullmatch(r"[0-9]{1,9}", text) is None or int(text) < smallest:
         raise UsageError(
             f"{name}={text!r}: expected a whole number from {smallest}.\n"
             "Bazel sets it; something between Bazel and the test has changed it.\n"

@@ -64,11 +64,15 @@ def write_xml(path: Path, suite: str, cases: Sequence[XmlCase]) -> None:
     for case in cases:
         _add_case(element, case)
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    with os.fdopen(descriptor, "wb") as file:
-        ElementTree.ElementTree(root).write(file, encoding="utf-8", xml_declaration=True)
-    # mkstemp makes files private; Bazel's may be read by whoever may read the log.
-    os.chmod(temporary, 0o644)
-    os.replace(temporary, path)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            ElementTree.ElementTree(root).write(file, encoding="utf-8", xml_declaration=True)
+        # mkstemp makes files private; Bazel's may be read by whoever may read the log.
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
 
 
 def _add_case(suite: ElementTree.Element, case: XmlCase) -> None:

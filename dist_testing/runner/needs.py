@@ -19,10 +19,14 @@ def missing_need(spec: Spec, world_size: int) -> str | None:
         world_size: Ranks of the case.
     """
     backend = spec.backend
-    if backend.register_module:
-        importlib.import_module(backend.register_module)
     if (gpus := spec.gpus(world_size)) and (found := gpu_count()) < gpus:
         return f"{gpus_reason(gpus)} (found {found})"
+
+    if backend.register_module:
+        try:
+            importlib.import_module(backend.register_module)
+        except ImportError as error:
+            return f"{TEST_SKIPS['backend_unavailable'].message} ({backend.register_module}: {error})"
 
     import torch.distributed as dist
 

@@ -13,7 +13,6 @@ __all__ = ["THREAD_VARIABLES", "cpu_count", "rank_env", "threads_per_rank"]
 # would write the runner's XML file or shard its own cases.
 _PROTOCOL = (
     "BAZEL_TEST",
-    "RUNFILES_MANIFEST_FILE",
     "TESTBRIDGE_TEST_ONLY",
     "TESTBRIDGE_TEST_RUNNER_FAIL_FAST",
     "TEST_INFRASTRUCTURE_FAILURE_FILE",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import select
+import signal
 import socket
 from collections.abc import Mapping
 from typing import Any
@@ -11,6 +13,7 @@ from dist_testing.errors import FrameError
 from dist_testing.launch import wire
 from dist_testing.outcomes import Kind, RankOutcome, exit_name
 from dist_testing.rank.frames import Frame, FrameReader
+from dist_testing.rank.stacks import STACKS_SIGNAL
 
 __all__ = ["RankRecord"]
 
@@ -22,7 +25,8 @@ _REPORTED = {
     "never_started": Kind.NEVER_STARTED,
 }
 # Of several reports of one rank the worst counts: a teardown can fail after the test has passed.
-_WORST_LAST = (Kind.PASSED, Kind.SKIPPED, Kind.NEVER_STARTED, Kind.RAISED, Kind.EXITED, Kind.UNREADABLE)
+# A broken report after a failure that was told adds nothing to it.
+_WORST_LAST = (Kind.PASSED, Kind.SKIPPED, Kind.UNREADABLE, Kind.NEVER_STARTED, Kind.RAISED, Kind.EXITED)
 _GOOD = (Kind.PASSED, Kind.SKIPPED)
 
 
@@ -53,6 +57,8 @@ class RankRecord:
         self._exit_code: int | None = None
         self._ended_s = 0.0
         self._stopped_as: Kind | None = None
+        self._is_finishing = False
+        self._has_hung_up = False
 
     def begin_case(self, expected_exit: int | None) -> None:
         """Forget the last case's outcome.
@@ -71,16 +77,13 @@ class RankRecord:
             now_s: The runner's clock at this look.
         """
         try:
-            data = self.channel.recv(1 << 18)
+            data = self.channel.recv(1 << 18, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return True
         except ConnectionResetError:
             data = b""
         if not data:
-            self.channel.close()
-            if self._reader.mid_frame:
-                self._note(Kind.UNREADABLE, now_s, summary="the last frame is incomplete")
-            # With an end that is expected, it takes the exit code to tell.
-            if not self.is_done and self._expected_exit is None:
-                self._trouble(now_s)
+            self._hang_up(now_s)
             return False
         try:
             for frame in self._reader.feed(data):
@@ -93,6 +96,7 @@ class RankRecord:
 
     def instruct(self, message: Mapping[str, Any]) -> None:
         """Tell the waiting rank how to go on."""
+        self._is_finishing = message["do"] != "next"
         # If it died while it waited, its end will be seen like any other.
         with contextlib.suppress(OSError):
             wire.send(self.channel, message)
@@ -101,9 +105,11 @@ class RankRecord:
         """The process is gone; a negative code is a signal, as in `subprocess`."""
         self._exit_code = exit_code
         self._ended_s = now_s
-        # The last frames may still lie in the socket.
-        while self.channel.fileno() >= 0 and self.read(now_s):
-            pass
+        # The last frames may still lie in the socket. Its end may not: a process that the rank forked can hold it open.
+        while self.channel.fileno() >= 0 and select.select([self.channel], [], [], 0)[0]:
+            self.read(now_s)
+        if self.channel.fileno() >= 0:
+            self._hang_up(now_s)
         if self._stopped_as is None and exit_code != (self._expected_exit or 0):
             self._trouble(now_s)
 
@@ -167,10 +173,7 @@ class RankRecord:
         if self._expected_exit is not None and self._stopped_as is None:
             return self._expected_outcome(self._expected_exit, at_s)
         if self._stopped_as is not None:
-            if report is not None and (self._stopped_as is Kind.STOPPED or self.phase != "destroy" or self.is_done):
-                # It had ended its test and only waited for the others.
-                return report
-            return RankOutcome(self.rank, self._stopped_as, at_s, self.phase)
+            return self._stopped_outcome(self._stopped_as, at_s)
         if self._exit_code is None and report is not None:
             # Kept for the next case.
             return report
@@ -182,6 +185,21 @@ class RankRecord:
         if self._exit_code > 0 or not self.is_done or report is None:
             return RankOutcome(self.rank, Kind.EXITED, at_s, self.phase, exit_code=self._exit_code)
         return report
+
+    def _stopped_outcome(self, stopped_as: Kind, at_s: float) -> RankOutcome:
+        code = self._exit_code
+        if code is not None and code < 0 and -code not in (signal.SIGKILL, STACKS_SIGNAL):
+            # It crashed before the kill came.
+            return RankOutcome(self.rank, Kind.SIGNALLED, self._ended_s, self.phase, signal=-code)
+        if self._has_hung_up:
+            how = "it closed its channel to the runner and went on"
+            return RankOutcome(self.rank, Kind.UNREADABLE, at_s, self.phase, summary=how)
+        if self._report is not None and (
+            stopped_as is Kind.STOPPED or self.is_done or not (self._is_finishing or self.phase == "destroy")
+        ):
+            # It had ended its test and only waited for the others.
+            return self._report
+        return RankOutcome(self.rank, stopped_as, at_s, self.phase)
 
     def _expected_outcome(self, expected: int, at_s: float) -> RankOutcome:
         if self._exit_code == expected:
@@ -213,6 +231,7 @@ class RankRecord:
                     text=fields["text"],
                     exit_code=fields["exit_code"],
                     collateral=fields["collateral"],
+                    operation=fields["operation"],
                 )
             case "done":
                 self.is_done = True
@@ -228,6 +247,7 @@ class RankRecord:
         text: str = "",
         exit_code: int = 0,
         collateral: str = "",
+        operation: str = "",
     ) -> None:
         if self._stopped_as is not None:
             return
@@ -238,14 +258,25 @@ class RankRecord:
         self._report = RankOutcome(
             self.rank,
             kind,
-            now_s,
+            now_s if self.first_trouble_s is None else self.first_trouble_s,
             self.phase if phase is None else phase,
             reason=reason,
             summary=summary,
             text=text,
             exit_code=exit_code if kind is Kind.EXITED else None,
             collateral=collateral,
+            operation=operation,
         )
+
+    def _hang_up(self, now_s: float) -> None:
+        """Nothing more will come from the channel."""
+        self.channel.close()
+        if self._reader.mid_frame:
+            self._note(Kind.UNREADABLE, now_s, summary="the last frame is incomplete")
+        # With an end that is expected, it takes the exit code to tell.
+        if not self.is_done and self._expected_exit is None and self._stopped_as is None:
+            self._has_hung_up = True
+            self._trouble(now_s)
 
     def _trouble(self, now_s: float) -> None:
         if self.first_trouble_s is None:

@@ -133,7 +133,7 @@ srcs_test = unittest.make(_srcs_test_impl)
 def _isolation_test_impl(ctx):
     env = unittest.begin(ctx)
     _assert_accepted(env, isolation_problems("fork"))
-    _assert_refused(env, isolation_problems("frok"), "isolation = \"frok\". Did you mean \"fork\"?", "Use one of: fork.")
+    _assert_refused(env, isolation_problems("frok"), "isolation = \"frok\". Did you mean \"fork\"?", "Use one of: fork, spawn, pool.")
     _assert_refused(env, isolation_problems(None), "isolation = None\n")
     return unittest.end(env)
 

@@ -13,6 +13,7 @@ LOST = [
     "Gloo connectFullMesh failed with [../third_party/gloo/gloo/transport/tcp/pair.cc:144] no error",
     "connect [127.0.0.1]:37283: SO_ERROR: Connection refused, remote=[127.0.0.1]:37283",
     "failed to recv, got 0 bytes. Connection was likely closed. Did the remote server shutdown or crash?",
+    "Failed to recv, got 0 bytes.",
     "The client socket has failed to connect to any network address of (127.0.0.1, 29500).",
     "NCCL error: remote process exited or there was a network error, NCCL version 2.27",
     "NCCL communicator was aborted on rank 1.",
@@ -55,7 +56,7 @@ def test_errors_of_connections_count_by_their_text(error: type[OSError]) -> None
 
 
 def test_subclasses_count() -> None:
-    """torch raises subclasses of RuntimeError."""
+    """What torch raises are subclasses of RuntimeError."""
 
     class DistBackendError(RuntimeError):
         pass

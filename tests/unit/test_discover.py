@@ -12,7 +12,17 @@ from dist_testing.gpus.discover import gpu_count
 @pytest.fixture
 def nodes(tmp_path: Path) -> Path:
     """A folder like /dev on a machine with four GPUs."""
-    for name in ("nvidia0", "nvidia1", "nvidia2", "nvidia3", "nvidiactl", "nvidia-uvm", "nvidia-modeset", "null"):
+    for name in (
+        "nvidia0",
+        "nvidia1",
+        "nvidia2",
+        "nvidia3",
+        "nvidiactl",
+        "nvidia-uvm",
+        "nvidia-modeset",
+        "nvidia0.old",
+        "null",
+    ):
         (tmp_path / name).touch()
     (tmp_path / "nvidia-caps").mkdir()
     return tmp_path

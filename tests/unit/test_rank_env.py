@@ -69,7 +69,7 @@ def test_loopback_is_pinned_unless_the_user_chose(name: str) -> None:
 def test_loopback_is_found_by_its_names(
     monkeypatch: pytest.MonkeyPatch, names: list[str], expected: str | None
 ) -> None:
-    """macOS has another; where there is none, nothing is pinned."""
+    """On macOS it has another; where there is none, nothing is pinned."""
     monkeypatch.setattr(socket, "if_nameindex", lambda: list(enumerate(names, 1)))
     assert made({}).get("GLOO_SOCKET_IFNAME") == expected
 
@@ -109,7 +109,7 @@ def test_caches_are_under_the_scratch_folder() -> None:
 
 
 def test_a_sandbox_has_a_user_and_a_shell_keeps_its_own() -> None:
-    """torch asks for a name when it makes up a cache path, and fails where there is none."""
+    """For a cache path torch asks for a name, and fails where there is none."""
     assert rank_env({}, world_size=1, backend_env={}, scratch="/tmp/x")["USER"]
     assert rank_env({"USER": "ada"}, world_size=1, backend_env={}, scratch="/tmp/x")["USER"] == "ada"
 

@@ -144,7 +144,7 @@ def test_the_next_case_of_a_kept_rank_starts_afresh(reporter: Reporter, channel:
 
 
 def test_a_given_text_takes_the_place_of_the_traceback(reporter: Reporter, channel: Channel) -> None:
-    """pytest and unittest print failures better than a plain traceback."""
+    """Both pytest and unittest print failures better than a plain traceback."""
     reporter.ended_by(caught(AssertionError("1 == 2")), "E  assert 1 == 2")
     assert channel.outcome()["text"] == "E  assert 1 == 2"
 
@@ -196,7 +196,7 @@ def test_a_skip_is_told_with_its_reason(reporter: Reporter, channel: Channel, re
 
 def test_a_skip_without_a_readable_reason_is_still_reported(reporter: Reporter, channel: Channel) -> None:
     """An exception out of here ends the rank like a crash, and the log shows a traceback of ours."""
-    reporter.ended_by(BrokenSkip())
+    reporter.ended_by(BrokenSkip("x"))
     assert channel.outcome()["kind"] in ("skipped", "raised")
 
 
@@ -229,9 +229,7 @@ def test_leaving_with_a_code_of_the_table_is_a_skip(reporter: Reporter, channel:
     ],
     ids=repr,
 )
-def test_leaving_in_any_other_way_is_an_exit(
-    reporter: Reporter, channel: Channel, code: object, expected: int
-) -> None:
+def test_leaving_in_any_other_way_is_an_exit(reporter: Reporter, channel: Channel, code: object, expected: int) -> None:
     """Also with 0: the test had not ended. `sys.exit(not ok)` is an everyday form."""
     reporter.ended_by(caught(SystemExit(code)))
     outcome = channel.outcome()
@@ -301,8 +299,9 @@ def test_a_long_summary_is_cut_and_stays_one_line() -> None:
 
 def test_a_traceback_shows_causes_and_notes() -> None:
     """What Python prints is what people know."""
-    error = caught(ValueError("late"))
+    error: Any = caught(ValueError("late"))
     error.__cause__ = caught(KeyError("early"))
+    # What `add_note` does, where Python has it.
     error.__notes__ = ["a note"]
     text = format_error(error)
     assert text.index("early") < text.index("direct cause") < text.index("ValueError: late") < text.index("a note")

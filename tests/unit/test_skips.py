@@ -112,5 +112,5 @@ def test_reasons_of_a_tests_own_are_not_about_hardware(reason: str) -> None:
 
 
 def test_the_table_is_not_collected_as_a_test_class() -> None:
-    """pytest would warn in every file that imports it by its name in torch."""
+    """Otherwise pytest would warn in every file that imports it by its name in torch."""
     assert getattr(TestSkip, "__test__", True) is False

@@ -179,7 +179,17 @@ def test_a_missing_field_is_named(path: Path, name: str) -> None:
         ({**BACKEND, "gpus_per_rank": -1}, "gpus_per_rank = -1"),
         ({**BACKEND, "name": ""}, "name = ''"),
     ],
-    ids=["null", "list", "wrong type", "null field", "missing field", "no time", "negative", "negative GPUs", "unnamed"],
+    ids=[
+        "null",
+        "list",
+        "wrong type",
+        "null field",
+        "missing field",
+        "no time",
+        "negative",
+        "negative GPUs",
+        "unnamed",
+    ],
 )
 def test_a_wrong_backend_is_refused_like_any_other_field(path: Path, backend: object, part: str) -> None:
     """The backend is part of the same file, so its errors name that file and the way out too."""

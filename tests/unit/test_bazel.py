@@ -1,0 +1,142 @@
+"""Bazel's test protocol, as it is read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dist_testing.errors import UsageError
+from dist_testing.runner.bazel import Protocol, read_protocol
+
+
+def test_outside_bazel_nothing_is_wanted() -> None:
+    """No variable, no demand."""
+    assert read_protocol({"HOME": "/h"}) == Protocol()
+
+
+def test_every_variable_is_read() -> None:
+    """Each of them changes what a run does."""
+    protocol = read_protocol(
+        {
+            "TEST_TIMEOUT": "300",
+            "XML_OUTPUT_FILE": "/o/test.xml",
+            "TEST_UNDECLARED_OUTPUTS_DIR": "/o/outputs",
+            "TEST_PREMATURE_EXIT_FILE": "/o/exit",
+            "TEST_WARNINGS_OUTPUT_FILE": "/o/warnings",
+            "TESTBRIDGE_TEST_ONLY": "test_a or test_b",
+            "TESTBRIDGE_TEST_RUNNER_FAIL_FAST": "1",
+            "TEST_TOTAL_SHARDS": "4",
+            "TEST_SHARD_INDEX": "3",
+        }
+    )
+    assert protocol == Protocol(
+        timeout_s=300.0,
+        xml_file=Path("/o/test.xml"),
+        outputs=Path("/o/outputs"),
+        premature_exit_file=Path("/o/exit"),
+        warnings_file=Path("/o/warnings"),
+        test_filter="test_a or test_b",
+        fail_fast=True,
+        shard=(3, 4),
+    )
+
+
+@pytest.mark.parametrize("name", ["XML_OUTPUT_FILE", "TEST_PREMATURE_EXIT_FILE", "TEST_WARNINGS_OUTPUT_FILE"])
+def test_an_empty_path_is_none(name: str) -> None:
+    """An empty path is the current folder to pathlib."""
+    assert read_protocol({name: ""}) == Protocol()
+
+
+@pytest.mark.parametrize("value", ["0", "", "true", "yes"])
+def test_fail_fast_is_on_for_one_only(value: str) -> None:
+    """The encyclopedia knows no other value."""
+    assert not read_protocol({"TESTBRIDGE_TEST_RUNNER_FAIL_FAST": value}).fail_fast
+
+
+BAD_NUMBERS = ["", "abc", "-1", "1.5", " 5", "1_0", "\u0663", "\u00b2", "1e3", "9" * 5000]
+
+
+@pytest.mark.parametrize("value", [*BAD_NUMBERS, "0"], ids=lambda value: repr(value)[:12])
+def test_a_timeout_that_is_none_is_refused(value: str) -> None:
+    """Guessing would end in a report that Bazel kills."""
+    assert_refused({"TEST_TIMEOUT": value}, f"TEST_TIMEOUT={value!r}")
+
+
+@pytest.mark.parametrize("value", [*BAD_NUMBERS, "0"], ids=lambda value: repr(value)[:12])
+def test_a_number_of_shards_that_is_none_is_refused(value: str) -> None:
+    """A wrong number would leave cases out, and the target would be green."""
+    assert_refused({"TEST_TOTAL_SHARDS": value, "TEST_SHARD_INDEX": "0"}, f"TEST_TOTAL_SHARDS={value!r}")
+
+
+@pytest.mark.parametrize("value", BAD_NUMBERS, ids=lambda value: repr(value)[:12])
+def test_an_index_of_a_shard_that_is_none_is_refused(value: str) -> None:
+    """The same."""
+    assert_refused({"TEST_TOTAL_SHARDS": "2", "TEST_SHARD_INDEX": value}, f"TEST_SHARD_INDEX={value!r}")
+
+
+def assert_refused(env: dict[str, str], part: str) -> None:
+    """Line 1 with name and value; then a cause and a way out."""
+    with pytest.raises(UsageError) as caught:
+        read_protocol(env)
+    text = str(caught.value)
+    assert part in text.partition("\n")[0]
+    assert len(text.splitlines()) == 3
+
+
+@pytest.mark.parametrize(("index", "total"), [(2, 2), (5, 2)])
+def test_a_shard_beyond_the_last_is_refused(index: int, total: int) -> None:
+    """It would run nothing and be green."""
+    with pytest.raises(UsageError, match=f"TEST_SHARD_INDEX={index} with TEST_TOTAL_SHARDS={total}"):
+        read_protocol({"TEST_TOTAL_SHARDS": str(total), "TEST_SHARD_INDEX": str(index)})
+
+
+def test_a_missing_index_is_refused() -> None:
+    """Shard 0 of 2, twice, would leave half of the cases out."""
+    with pytest.raises(UsageError, match="TEST_SHARD_INDEX=''"):
+        read_protocol({"TEST_TOTAL_SHARDS": "2"})
+
+
+def test_bazel_is_told_that_sharding_is_understood(tmp_path: Path) -> None:
+    """Without the file Bazel fails the target."""
+    status = tmp_path / "status"
+    read_protocol({"TEST_TOTAL_SHARDS": "2", "TEST_SHARD_INDEX": "1", "TEST_SHARD_STATUS_FILE": str(status)})
+    assert status.exists()
+
+
+def test_bazel_is_told_before_a_wrong_timeout_ends_the_run(tmp_path: Path) -> None:
+    """Otherwise the log would speak of sharding instead of the timeout."""
+    status = tmp_path / "status"
+    env = {"TEST_TOTAL_SHARDS": "2", "TEST_SHARD_INDEX": "1", "TEST_SHARD_STATUS_FILE": str(status)}
+    with pytest.raises(UsageError, match="TEST_TIMEOUT"):
+        read_protocol({**env, "TEST_TIMEOUT": "x"})
+    assert status.exists()
+
+
+def test_without_shards_the_status_file_is_left_alone(tmp_path: Path) -> None:
+    """Bazel would take it for an answer to a question it has not asked."""
+    status = tmp_path / "status"
+    assert read_protocol({"TEST_SHARD_STATUS_FILE": str(status)}).shard == (0, 1)
+    assert not status.exists()
+
+
+def test_the_premature_exit_file_is_there_while_the_test_is_not_over(tmp_path: Path) -> None:
+    """`os._exit(0)` in the runner would be a pass without it."""
+    file = tmp_path / "exit"
+    with Protocol(premature_exit_file=file).not_over_yet():
+        assert file.exists()
+    assert not file.exists()
+
+
+def test_a_premature_exit_file_that_a_test_removed_is_no_error(tmp_path: Path) -> None:
+    """The run is over either way."""
+    file = tmp_path / "exit"
+    with Protocol(premature_exit_file=file).not_over_yet():
+        file.unlink()
+
+
+def test_without_a_premature_exit_file_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Older versions of Bazel do not ask for one."""
+    monkeypatch.chdir(tmp_path)
+    with Protocol().not_over_yet():
+        assert list(tmp_path.iterdir()) == []

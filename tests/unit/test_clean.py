@@ -1,0 +1,122 @@
+"""Whether a process is fit to fork ranks from."""
+
+from __future__ import annotations
+
+import _thread
+import sys
+import threading
+from collections.abc import Iterator
+from types import ModuleType
+
+import pytest
+
+from dist_testing.launch.clean import unclean_reasons
+
+
+@pytest.fixture
+def release() -> Iterator[threading.Event]:
+    """Set at the end of a case, so that its threads end."""
+    release = threading.Event()
+    yield release
+    release.set()
+
+
+def fake_torch(monkeypatch: pytest.MonkeyPatch, *, cuda: bool = False, group: bool = False, built: bool = True) -> None:
+    """A torch in the state that a case wants."""
+    torch = ModuleType("torch")
+    torch.cuda = ModuleType("torch.cuda")  # type: ignore[attr-defined]
+    torch.cuda.is_initialized = lambda: cuda
+    torch.distributed = ModuleType("torch.distributed")  # type: ignore[attr-defined]
+    torch.distributed.is_available = lambda: built
+    if built:
+        torch.distributed.is_initialized = lambda: group
+    monkeypatch.setitem(sys.modules, "torch", torch)
+
+
+def test_a_running_thread_is_named(release: threading.Event) -> None:
+    """A lock that it holds stays locked for ever in the ranks; the name tells where it comes from."""
+    before = unclean_reasons()
+    thread = threading.Thread(target=release.wait, name="a pool of mine", daemon=True)
+    thread.start()
+    try:
+        assert [reason for reason in unclean_reasons() if reason not in before] == [
+            "the thread 'a pool of mine' is running"
+        ]
+    finally:
+        release.set()
+        thread.join()
+    assert not [reason for reason in unclean_reasons() if "a pool of mine" in reason]
+
+
+def test_every_running_thread_is_named(release: threading.Event) -> None:
+    """Ending one of two is not enough."""
+    threads = [threading.Thread(target=release.wait, name=f"number {n}", daemon=True) for n in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        text = "; ".join(unclean_reasons())
+    finally:
+        release.set()
+        for thread in threads:
+            thread.join()
+    assert "'number 0'" in text
+    assert "'number 1'" in text
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not list native threads")
+def test_a_thread_that_python_does_not_know_is_counted() -> None:
+    """Native libraries start pools when they are imported."""
+    started, release, ended = _thread.allocate_lock(), _thread.allocate_lock(), _thread.allocate_lock()
+    for lock in (started, release, ended):
+        lock.acquire()
+
+    def run() -> None:
+        started.release()
+        release.acquire()
+        ended.release()
+
+    before = native_threads()
+    _thread.start_new_thread(run, ())
+    started.acquire()
+    try:
+        assert native_threads() == before + 1
+    finally:
+        release.release()
+        ended.acquire()
+
+
+def native_threads() -> int:
+    """How many threads of native code are told."""
+    told = [reason for reason in unclean_reasons() if "of native code" in reason]
+    return int(told[0].split()[0]) if told else 0
+
+
+@pytest.mark.parametrize(
+    ("cuda", "group", "expected"),
+    [
+        (False, False, []),
+        (True, False, ["CUDA is initialised"]),
+        (False, True, ["a process group is initialised"]),
+        (True, True, ["CUDA is initialised", "a process group is initialised"]),
+    ],
+)
+def test_what_torch_has_made_is_told(
+    monkeypatch: pytest.MonkeyPatch, cuda: bool, group: bool, expected: list[str]
+) -> None:
+    """Neither a CUDA context nor a group can be used by a second process."""
+    fake_torch(monkeypatch, cuda=cuda, group=group)
+    told = unclean_reasons()
+    assert [reason for reason in told if "initialised" in reason] == expected
+
+
+def test_a_torch_without_distributed_has_no_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asking such a build for one would fail."""
+    fake_torch(monkeypatch, built=False)
+    assert not [reason for reason in unclean_reasons() if "initialised" in reason]
+
+
+def test_a_process_that_never_imported_torch_does_not_need_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Importing it here would cost a second."""
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    assert not [reason for reason in unclean_reasons() if "initialised" in reason]
+    assert "torch" not in sys.modules

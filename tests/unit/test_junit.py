@@ -1,0 +1,124 @@
+"""The XML of a run."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Literal
+from xml.etree import ElementTree
+
+import pytest
+
+from dist_testing.runner.junit import XmlCase, write_xml
+
+# What XML 1.0 cannot hold in any form.
+FORBIDDEN = [*(chr(code) for code in range(0x20) if chr(code) not in "\t\n\r"), "\ud800", "\udcff", "\ufffe", "\uffff"]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Where Bazel wants the file."""
+    return tmp_path / "test.xml"
+
+
+def suite(path: Path) -> ElementTree.Element:
+    """The suite of a file that must parse."""
+    root = ElementTree.fromstring(path.read_bytes())
+    assert root.tag == "testsuites"
+    (suite,) = root
+    return suite
+
+
+def test_every_case_is_there_once_with_its_outcome(path: Path) -> None:
+    """Dashboards count these elements."""
+    cases = [
+        XmlCase("tests.test_a", "test_ok", "passed", 0.25),
+        XmlCase("tests.test_a.Class", "test_skip[2]", "skipped", 0.0, "why"),
+        XmlCase("tests.test_a", "test_bad", "failed", 1.5, "rank 1 raised", "the report"),
+        XmlCase("tests.test_a", "test_broken", "error", 0.25, "machine", "text"),
+        XmlCase("tests.test_a", "test_worse", "failed", 0.0, "rank 0", "report"),
+    ]
+    write_xml(path, "//tests:a_gloo", cases)
+    element = suite(path)
+    counts = {name: element.get(name) for name in ("name", "tests", "failures", "errors", "skipped", "time")}
+    assert counts == {
+        "name": "//tests:a_gloo",
+        "tests": "5",
+        "failures": "2",
+        "errors": "1",
+        "skipped": "1",
+        "time": "2.000",
+    }
+    names = [(case.get("classname"), case.get("name"), case.get("time")) for case in element]
+    assert names == [(case.classname, case.name, f"{case.duration_s:.3f}") for case in cases]
+    assert [[child.tag for child in case] for case in element] == [[], ["skipped"], ["failure"], ["error"], ["failure"]]
+    failure = element[2][0]
+    assert (failure.get("message"), failure.text) == ("rank 1 raised", "the report")
+    assert element[1][0].get("message") == "why"
+
+
+def test_a_run_without_cases_is_a_suite_without_cases(path: Path) -> None:
+    """A shard may get none."""
+    write_xml(path, "//tests:a", [])
+    assert (suite(path).get("tests"), len(suite(path))) == ("0", 0)
+
+
+def test_properties_are_texts(path: Path) -> None:
+    """What each rank did is there for tools."""
+    write_xml(path, "s", [XmlCase("c", "n", "passed", 0.0, properties=[("world_size", 4), ("rank_0", "passed")])])
+    (properties,) = suite(path)[0]
+    assert [(item.get("name"), item.get("value")) for item in properties] == [("world_size", "4"), ("rank_0", "passed")]
+
+
+@pytest.mark.parametrize("character", FORBIDDEN, ids=lambda character: f"U+{ord(character):04X}")
+@pytest.mark.parametrize("outcome", ["failed", "skipped"])
+def test_characters_that_xml_has_not_are_replaced(
+    path: Path, character: str, outcome: Literal["failed", "skipped"]
+) -> None:
+    """One of them, anywhere, and Bazel shows no results at all."""
+    bad = f"a{character}b"
+    write_xml(path, bad, [XmlCase(bad, bad, outcome, 0.0, bad, bad, [(bad, bad)])])
+    element = suite(path)
+    case = element[0]
+    texts = [element.get("name"), case.get("classname"), case.get("name")]
+    texts += [*case[0][0].attrib.values(), case[1].get("message"), case[1].text]
+    assert texts == ["a\ufffdb"] * 7
+
+
+@pytest.mark.parametrize("text", ["<tag attr='1'>&amp; ]]> \"q\"", "tab\tline\nend", "\u00fc \u4e16 \U0001f4a9", ""])
+def test_all_other_text_comes_back_as_it_was(path: Path, text: str) -> None:
+    """Tracebacks are full of it."""
+    write_xml(path, "s", [XmlCase("c", text, "failed", 0.0, text, text)])
+    case = suite(path)[0]
+    assert (case.get("name"), case[0].get("message"), case[0].text or "") == (text, text, text)
+
+
+def test_the_file_takes_the_place_of_an_older_one_and_leaves_nothing_beside_it(path: Path) -> None:
+    """Bazel collects the folder."""
+    path.write_text("old", encoding="utf-8")
+    write_xml(path, "s", [])
+    assert [file.name for file in path.parent.iterdir()] == ["test.xml"]
+    assert suite(path).get("name") == "s"
+
+
+def test_a_reader_sees_all_of_it_or_none(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the disk is full, the last good file stays."""
+    path.write_text("old", encoding="utf-8")
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(ElementTree.ElementTree, "write", fail)
+    with pytest.raises(OSError, match="No space left"):
+        write_xml(path, "s", [XmlCase("c", "n", "passed", 0.0)])
+    assert path.read_text(encoding="utf-8") == "old"
+
+
+def test_the_file_may_be_read_by_who_may_read_the_log(path: Path) -> None:
+    """Bazel may run as somebody else."""
+    before = os.umask(0o077)
+    try:
+        write_xml(path, "s", [])
+    finally:
+        os.umask(before)
+    assert path.stat().st_mode & 0o777 == 0o644

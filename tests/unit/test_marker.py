@@ -1,0 +1,173 @@
+"""`@pytest.mark.distributed` and its arguments."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import fields
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dist_testing.backends import backend_named
+from dist_testing.doors.marker import MARKER_HELP, Distributed, read_marker
+from dist_testing.errors import UsageError
+from dist_testing.spec import ISOLATIONS, MAX_WORLD_SIZE, Spec
+
+NODEID = "tests/test_a.py::test_b"
+
+
+class Definition:
+    """A test function with marks, closest first, as pytest hands them out."""
+
+    nodeid = NODEID
+
+    def __init__(self, *marks: dict[str, Any], args: tuple[object, ...] = ()) -> None:
+        self._marks = [SimpleNamespace(args=args, kwargs=kwargs) for kwargs in marks]
+
+    def iter_markers(self, name: str) -> Iterator[SimpleNamespace]:
+        """The marks of that name."""
+        assert name == "distributed"
+        yield from self._marks
+
+
+def read(**arguments: object) -> Distributed:
+    """The marker with these arguments."""
+    marker = read_marker(Definition(arguments))
+    assert marker is not None
+    return marker
+
+
+def refusal(definition: Definition) -> str:
+    """The text for a wrong marker; it must say which test it is about."""
+    with pytest.raises(UsageError) as caught:
+        read_marker(definition)
+    text = str(caught.value)
+    assert NODEID in text.partition("\n")[0]
+    return text
+
+
+def test_a_test_without_the_marker_is_not_ours() -> None:
+    """It runs in the runner like any other."""
+    assert read_marker(Definition()) is None
+
+
+def test_the_bare_marker_leaves_everything_to_the_target() -> None:
+    """So one test serves every world and backend."""
+    assert read() == Distributed()
+    spec = Spec("", backend_named("gloo"), (2, 8), 0)
+    assert read().sizes(spec) == (2, 8)
+
+
+def test_every_argument_is_read() -> None:
+    """None is accepted and ignored."""
+    marker = read(
+        world_size=[2, 4],
+        init=False,
+        timeout=5,
+        isolation=ISOLATIONS[-1],
+        expected_exits={1: -9, 0: 3},
+        backends=["gloo"],
+    )
+    assert marker == Distributed((2, 4), False, 5.0, ISOLATIONS[-1], {1: -9, 0: 3}, ("gloo",))
+    assert marker.sizes(Spec("", backend_named("gloo"), (8,), 0)) == (2, 4)
+
+
+@pytest.mark.parametrize("name", ["world_size", "timeout", "isolation", "expected_exits", "backends"])
+def test_none_is_the_default(name: str) -> None:
+    """A helper that passes arguments on may have nothing to say."""
+    assert read(**{name: None}) == Distributed()
+
+
+@pytest.mark.parametrize(("value", "sizes"), [(4, (4,)), ([4], (4,)), ((4, 2), (4, 2)), (1, (1,)), (1024, (1024,))])
+def test_a_world_size_is_a_number_or_several(value: object, sizes: tuple[int, ...]) -> None:
+    """In the order in which they are given."""
+    assert read(world_size=value).world_size == sizes
+
+
+@pytest.mark.parametrize(
+    "value",
+    [0, -1, MAX_WORLD_SIZE + 1, True, 2.0, "4", [], (), [2, 0], [2, "4"], [[2]], {2, 4}, range(2, 4), [2, 2]],
+    ids=repr,
+)
+def test_an_impossible_world_size_is_refused(value: object) -> None:
+    """Before a rank starts, with test and value."""
+    assert f"world_size = {value!r}" in refusal(Definition({"world_size": value}))
+
+
+@pytest.mark.parametrize("value", [0.1, 1, 300.5])
+def test_a_timeout_is_a_number_of_seconds(value: float) -> None:
+    """Whole or not."""
+    assert read(timeout=value).timeout == float(value)
+
+
+@pytest.mark.parametrize(
+    "value", [0, -1, math.nan, math.inf, -math.inf, True, "5", [5], 10**400], ids=lambda value: repr(value)[:12]
+)
+def test_an_impossible_timeout_is_refused(value: object) -> None:
+    """No limit at all would be a hang that only Bazel ends."""
+    assert f"timeout = {value!r}" in refusal(Definition({"timeout": value}))
+
+
+@pytest.mark.parametrize("value", [0, 1, None, "False", "yes"], ids=repr)
+def test_init_is_true_or_false(value: object) -> None:
+    """`init="False"` would be true."""
+    assert f"init = {value!r}" in refusal(Definition({"init": value}))
+
+
+@pytest.mark.parametrize("value", ["Fork", "threads", "", 1, ["fork"], True], ids=repr)
+def test_an_unknown_isolation_is_refused_with_the_known_ones(value: object) -> None:
+    """Another launcher than the one that was asked for could hide what the test is about."""
+    text = refusal(Definition({"isolation": value}))
+    assert f"isolation = {value!r}" in text
+    assert ", ".join(ISOLATIONS) in text
+
+
+@pytest.mark.parametrize("value", [[1], 1, "1: -9", {"1": -9}, {1: "-9"}, {-1: 0}, {True: 0}, {1: False}], ids=repr)
+def test_impossible_expected_exits_are_refused(value: object) -> None:
+    """An expectation that can never hold would fail every run without saying why."""
+    assert f"expected_exits = {value!r}" in refusal(Definition({"expected_exits": value}))
+
+
+@pytest.mark.parametrize("value", ["gloo", 3, [3], [None], {"gloo": 1}, []], ids=repr)
+def test_impossible_backends_are_refused(value: object) -> None:
+    """`backends="gloo"` would be four backends of one letter, and none would be all."""
+    assert f"backends = {value!r}" in refusal(Definition({"backends": value}))
+
+
+def test_an_undeclared_backend_is_refused() -> None:
+    """The test would be collected by no target, and nobody would miss it."""
+    text = refusal(Definition({"backends": ["gloo", "ncll"]}))
+    assert "'ncll'" in text
+    assert "Did you mean 'nccl'?" in text
+
+
+@pytest.mark.parametrize("name", ["worldsize", "world", "Init", "device"])
+def test_an_unknown_argument_is_refused_with_the_known_ones(name: str) -> None:
+    """A slip of the pen would be a test on another world."""
+    text = refusal(Definition({name: 4}))
+    assert f"{name} = 4" in text
+    assert "world_size, init, timeout" in text
+
+
+def test_positional_arguments_are_refused() -> None:
+    """`distributed(4)` could be anything."""
+    assert "(4,)" in refusal(Definition({}, args=(4,)))
+
+
+def test_the_closest_mark_wins_argument_by_argument() -> None:
+    """Function before class before module; what the function does not say, the class does."""
+    marker = read_marker(Definition({"world_size": 2}, {"world_size": 4, "timeout": 9}, {"timeout": 5, "init": False}))
+    assert marker == Distributed((2,), False, 9.0)
+
+
+def test_a_wrong_mark_of_a_class_is_refused_too() -> None:
+    """Also where the function's own mark would hide it."""
+    refusal(Definition({"world_size": 2}, {"worldsize": 4}))
+
+
+def test_the_help_names_every_argument() -> None:
+    """`pytest --markers` is where people look."""
+    for field in fields(Distributed):
+        assert f"{field.name}=" in MARKER_HELP

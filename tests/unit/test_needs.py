@@ -1,0 +1,111 @@
+"""What a case needs of the machine."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+from dist_testing.backends import Backend
+from dist_testing.errors import DistTestingError
+from dist_testing.runner import needs
+from dist_testing.runner.needs import missing_need
+from dist_testing.skips import TEST_SKIPS, is_about_hardware
+from dist_testing.spec import Spec
+
+
+def spec(torch_backend: str = "gloo", *, gpus_per_rank: int = 0, register_module: str = "") -> Spec:
+    """A target for a backend that torch knows by that name."""
+    env: Mapping[str, str] = {}
+    device, vendor = ("cuda", "nvidia") if gpus_per_rank else ("cpu", "")
+    backend = Backend("mine", torch_backend, device, gpus_per_rank, vendor, 60, register_module, env)
+    return Spec("//t", backend, (2,), gpus_per_rank)
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """A machine without GPUs whose torch has gloo, both as the case wants them."""
+    machine = SimpleNamespace(gpus=0, has_distributed=True, backends={"gloo"})
+    torch, distributed = ModuleType("torch"), ModuleType("torch.distributed")
+    distributed.is_available = lambda: machine.has_distributed  # type: ignore[attr-defined]
+    distributed.is_backend_available = lambda name: name in machine.backends  # type: ignore[attr-defined]
+    torch.distributed = distributed  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    monkeypatch.setitem(sys.modules, "torch.distributed", distributed)
+    monkeypatch.setattr(needs, "gpu_count", lambda: machine.gpus)
+    return machine
+
+
+def test_a_cpu_world_needs_no_gpu(machine: SimpleNamespace) -> None:
+    """It runs everywhere."""
+    assert missing_need(spec(), 64) is None
+
+
+@pytest.mark.parametrize(
+    ("found", "per_rank", "world_size", "expected"),
+    [
+        (0, 1, 1, "Need at least 1 CUDA device (found 0)"),
+        (1, 1, 2, "Need at least 2 CUDA devices (found 1)"),
+        (2, 1, 2, None),
+        (8, 1, 2, None),
+        (3, 2, 2, "Need at least 4 CUDA devices (found 3)"),
+        (8, 1, 16, "Need at least 16 CUDA devices (found 8)"),
+    ],
+)
+def test_a_gpu_world_needs_one_for_each_rank(
+    machine: SimpleNamespace, found: int, per_rank: int, world_size: int, expected: str | None
+) -> None:
+    """What is there and what is wanted, in one reason."""
+    machine.gpus = found
+    machine.backends = {"nccl"}
+    reason = missing_need(spec("nccl", gpus_per_rank=per_rank), world_size)
+    assert reason == expected
+    assert reason is None or is_about_hardware(reason)
+
+
+def test_a_torch_without_distributed_is_told(machine: SimpleNamespace) -> None:
+    """There were such builds for macOS."""
+    machine.has_distributed = False
+    assert missing_need(spec(), 2) == TEST_SKIPS["backend_unavailable"].message
+
+
+def test_a_torch_without_nccl_is_told_in_torchs_words(machine: SimpleNamespace) -> None:
+    """People search for them."""
+    machine.gpus = 2
+    reason = missing_need(spec("nccl", gpus_per_rank=1), 2)
+    assert reason == TEST_SKIPS["nccl"].message
+
+
+def test_a_torch_without_another_backend_is_told_with_its_name(machine: SimpleNamespace) -> None:
+    """Otherwise one has to guess which."""
+    reason = missing_need(spec("ucc"), 2)
+    assert reason is not None
+    assert reason.startswith(TEST_SKIPS["backend_unavailable"].message)
+    assert "without ucc" in reason
+    assert is_about_hardware(reason)
+
+
+def test_a_backend_that_registers_itself_is_imported_first(
+    machine: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before that, torch does not know it."""
+
+    def import_module(name: str) -> None:
+        assert name == "my.backend"
+        machine.backends.add("mine")
+
+    monkeypatch.setattr("importlib.import_module", import_module)
+    assert missing_need(spec("mine", register_module="my.backend"), 2) is None
+    assert missing_need(spec("other"), 2) is not None
+
+
+def test_a_backend_whose_module_is_missing_is_told_without_a_traceback(machine: SimpleNamespace) -> None:
+    """An exception here ends the whole run, and the cases after this one with it."""
+    try:
+        reason = missing_need(spec("mine", register_module="no_such_backend_module"), 2)
+    except DistTestingError as error:
+        reason = str(error)
+    assert reason is not None
+    assert "no_such_backend_module" in reason

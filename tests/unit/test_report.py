@@ -1,0 +1,251 @@
+"""The report of a failed case: what a person reads, and in which order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import pytest
+
+from dist_testing.outcomes import Cause, Kind, RankOutcome, Status, Verdict, verdict
+from dist_testing.runner.case import Case, CaseResult
+from dist_testing.runner.report import failure_headline, failure_report
+
+TRACEBACK = 'Traceback (most recent call last):\n  File "test_a.py", line 7, in test_b\nValueError: boom\n'
+STACK = """\
+Thread 0x00007f00aa (most recent call first):
+  File "/lib/threading.py", line 320 in wait
+
+Current thread 0x00007f00bb (most recent call first):
+  File "/work/all_reduce.py", line 12 in all_reduce
+  File "/work/test_a.py", line 7 in test_b
+  File "/lib/_pytest/python.py", line 159 in pytest_pyfunc_call
+  File "/lib/pluggy/_callers.py", line 121 in _multicall
+"""
+
+
+def raised(rank: int, at_s: float, **changes: str) -> RankOutcome:
+    """A rank with an error of its own."""
+    outcome = RankOutcome(rank, Kind.RAISED, at_s, summary="ValueError: boom", text=TRACEBACK)
+    return replace(outcome, **changes)  # type: ignore[arg-type]  # texts only
+
+
+def lost(rank: int, at_s: float) -> RankOutcome:
+    """A rank that lost its peer."""
+    summary = "RuntimeError: Connection closed by peer"
+    return RankOutcome(rank, Kind.RAISED, at_s, summary=summary, text="victim's traceback", collateral="lost")
+
+
+def result(
+    outcomes: Sequence[RankOutcome],
+    *,
+    logs: Mapping[int, str] | None = None,
+    stacks: Mapping[int, str] | None = None,
+    leaked: tuple[str, ...] = (),
+    judged: Verdict | None = None,
+) -> CaseResult:
+    """The result of a case with these outcomes, started at 100.0 s."""
+    return CaseResult(
+        case=Case("tests/test_a.py::test_b", len(outcomes), {}, 60.0),
+        verdict=judged or verdict(outcomes, world_size=len(outcomes), leaked=leaked),
+        outcomes=tuple(outcomes),
+        started_s=100.0,
+        duration_s=2.0,
+        limit_s=60.0,
+        logs=logs or {},
+        stacks=stacks or {},
+        leaked=leaked,
+    )
+
+
+def lines_with(text: str, part: str) -> list[str]:
+    """The lines that hold a text."""
+    return [line for line in text.splitlines() if part in line]
+
+
+def test_the_headline_says_what_happened_in_one_line() -> None:
+    """It is all that a summary shows."""
+    line = failure_headline(result([RankOutcome(0, Kind.PASSED, 102.0), raised(1, 103.25)]))
+    assert line == (
+        "tests/test_a.py::test_b (world of 2): rank 1 raised ValueError: boom in call; first seen after 3.2 s."
+    )
+
+
+def test_the_headline_does_not_count_ends_that_are_no_trouble() -> None:
+    """A rank that passed early, or was stopped, is not when it was seen."""
+    line = failure_headline(result([RankOutcome(0, Kind.STOPPED, 100.5), raised(1, 103.0)]))
+    assert "after 3.0 s" in line
+
+
+def test_a_headline_without_a_moment_has_none() -> None:
+    """A leak is found after all ranks have passed."""
+    line = failure_headline(result([RankOutcome(0, Kind.PASSED, 101.0)], leaked=("sleep 60",)))
+    assert "first seen" not in line
+    assert "sleep 60" in line
+
+
+def test_the_culprits_own_words_come_last() -> None:
+    """The end of a log is what people see first."""
+    outcomes = [raised(0, 103.0, text="other"), lost(1, 101.0), raised(2, 102.0), RankOutcome(3, Kind.STOPPED, 103.0)]
+    text = failure_report(
+        result(outcomes, logs={0: "log of 0", 2: "log of 2"}, stacks={3: STACK}),
+        target="//tests:a_gloo",
+        reproduce="run it",
+    )
+    assert text.endswith(TRACEBACK.rstrip())
+    order = [text.index(part) for part in ("//tests:a_gloo", "Victims:", "run it", "all_reduce.py", "log of 0")]
+    order += [text.index(part) for part in ("rank 0 of 4 also failed", "log of 2", "rank 2 of 4 failed first")]
+    assert order == sorted(order)
+
+
+def test_victims_are_told_in_one_line_and_not_quoted() -> None:
+    """Three tracebacks about a lost peer hide the one that matters."""
+    outcomes = [raised(0, 102.0), lost(1, 101.0), lost(2, 102.0), RankOutcome(3, Kind.STOPPED, 103.0, "setup")]
+    text = failure_report(result(outcomes))
+    (line,) = lines_with(text, "Victims:")
+    assert "ranks 1, 2 lost a peer in call (RuntimeError)" in line
+    assert "rank 3 was in setup and was stopped by the runner" in line
+    assert "consequence, not cause" in line
+    assert "victim's traceback" not in text
+
+
+def test_a_case_without_victims_does_not_speak_of_them() -> None:
+    """Nor of any other thing that was not there."""
+    text = failure_report(result([raised(0, 101.0)]))
+    for part in ("Victims", "Rank(s)", "left behind", "This case alone", "stacks of", "output of", "None"):
+        assert part not in text
+
+
+def test_ranks_that_were_well_are_named() -> None:
+    """Which ranks do not fail is often the hint."""
+    outcomes = [RankOutcome(0, Kind.PASSED, 101.0), raised(1, 102.0), RankOutcome(2, Kind.PASSED, 101.0)]
+    assert "Rank(s) 0, 2 ended the test without an error." in failure_report(result(outcomes)).splitlines()
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        RankOutcome(1, Kind.SKIPPED, 103.0, reason="not on odd ranks"),
+        RankOutcome(1, Kind.UNREADABLE, 103.0, summary="not JSON"),
+        RankOutcome(1, Kind.NEVER_STARTED, 103.0, summary="no space"),
+        RankOutcome(1, Kind.HUNG, 103.0),
+        RankOutcome(1, Kind.STOPPED, 103.0),
+        RankOutcome(1, Kind.SIGNALLED, 103.0, signal=11),
+    ],
+    ids=lambda outcome: outcome.kind.name,
+)
+def test_every_rank_is_accounted_for(other: RankOutcome) -> None:
+    """A rank of which nothing is said could have been the interesting one."""
+    assert other.describe() in failure_report(result([raised(0, 102.0), other]))
+
+
+def test_other_failing_ranks_are_quoted_by_their_ends() -> None:
+    """The last lines of a traceback say most."""
+    long = "\n".join(f"line {number}" for number in range(100))
+    text = failure_report(result([raised(0, 101.0), raised(1, 102.0, text=long)]))
+    assert "rank 1 of 2 also failed" in text
+    assert "line 99" in text.splitlines()
+    assert "line 79" not in text.splitlines()
+    assert "... 80 lines left out ..." in text
+
+
+def test_the_culprit_is_quoted_whole() -> None:
+    """However long it is, it is what people came for."""
+    long = "\n".join(f"line {number}" for number in range(500))
+    text = failure_report(result([raised(0, 101.0, text=long)]))
+    assert text.endswith(long)
+    assert "left out" not in text
+
+
+@pytest.mark.parametrize(("count", "is_cut"), [(40, False), (41, True), (1000, True)])
+def test_of_a_log_the_last_forty_lines_are_quoted(count: int, is_cut: bool) -> None:
+    """And it is said that there were more."""
+    log = "".join(f"log {number}\n" for number in range(count))
+    text = failure_report(result([raised(0, 101.0)], logs={0: log}))
+    quoted = [line for line in text.splitlines() if line.startswith("log ")]
+    assert quoted == [f"log {number}" for number in range(count - 40, count)]
+    assert (", last 40 lines:" in text) == is_cut
+
+
+def test_an_empty_log_is_not_mentioned() -> None:
+    """A heading over nothing looks like something lost."""
+    assert "output of" not in failure_report(result([raised(0, 101.0)], logs={0: "\n \n"}))
+
+
+def test_a_crash_names_the_signal_and_why_there_is_no_traceback() -> None:
+    """The kernel's out-of-memory killer leaves nothing else."""
+    outcomes = [RankOutcome(0, Kind.SIGNALLED, 101.0, signal=9), lost(1, 101.0)]
+    text = failure_report(result(outcomes, logs={0: "the last words"}))
+    assert "rank 0 was killed by SIGKILL (9) in call" in text.splitlines()[0]
+    assert "lack of memory" in text
+    assert text.index("the last words") < text.index("rank 0 of 2 failed first")
+
+
+def test_equal_stacks_are_told_once() -> None:
+    """Sixty ranks in one collective and one that is not: that one must be seen."""
+    other = STACK.replace("all_reduce", "broadcast")
+    same = STACK.replace("0x00007f00aa", "0x00007f11aa").replace("0x00007f00bb", "0x00007f22bb")
+    outcomes = [RankOutcome(rank, Kind.HUNG, 160.0) for rank in range(4)]
+    text = failure_report(result(outcomes, stacks={0: STACK, 1: other, 2: same, 3: "(no answer)"}))
+    assert "stacks of rank(s) 0, 2:" in text
+    assert "stacks of rank(s) 1:" in text
+    assert text.count("in all_reduce") == 1
+    assert "stacks of rank(s) 3:\n(no answer)" in text
+
+
+def test_stacks_end_where_the_test_begins() -> None:
+    """Thirty frames of pytest and of this library are the same in every stack."""
+    outcomes = [RankOutcome(0, Kind.HUNG, 160.0), RankOutcome(1, Kind.HUNG, 160.0)]
+    text = failure_report(result(outcomes, stacks={0: STACK, 1: STACK}))
+    assert "in test_b" in text
+    assert "threading.py" in text
+    assert "_pytest" not in text
+    assert "pluggy" not in text
+
+
+def test_several_hung_ranks_have_no_culprit_and_all_logs() -> None:
+    """The deadline falls on all of them at once."""
+    outcomes = [RankOutcome(0, Kind.HUNG, 160.0), RankOutcome(1, Kind.HUNG, 160.0)]
+    text = failure_report(result(outcomes, logs={0: "log of 0", 1: "log of 1"}))
+    assert "failed first" not in text
+    assert text.index("log of 0") < text.index("log of 1")
+    assert "--dist-timeout" in text
+
+
+def test_leaked_processes_are_told_beside_another_failure() -> None:
+    """They would be forgotten otherwise."""
+    text = failure_report(result([raised(0, 101.0)], leaked=("sleep 60 (pid 7)", "cat (pid 8)")))
+    assert lines_with(text, "left behind") == ["Processes left behind, now killed: sleep 60 (pid 7); cat (pid 8)."]
+
+
+def test_leaked_processes_are_told_once_where_they_are_the_failure() -> None:
+    """The first line has them."""
+    text = failure_report(result([RankOutcome(0, Kind.PASSED, 101.0)], leaked=("sleep 60 (pid 7)",)))
+    assert text.count("sleep 60 (pid 7)") == 1
+
+
+@pytest.mark.parametrize(
+    ("cause", "part"),
+    [
+        (Cause.CRASH, "died|dies|signal"),
+        (Cause.HANG, "--dist-timeout"),
+        (Cause.INFRASTRUCTURE, "could not be started"),
+        (Cause.DISAGREEMENT, "same reason"),
+        (Cause.PROMISE, "--config=gpu"),
+        (Cause.LEAK, "must end the processes"),
+    ],
+    ids=lambda value: value.name if isinstance(value, Cause) else "",
+)
+def test_what_no_traceback_explains_is_explained(cause: Cause, part: str) -> None:
+    """The likely cause and the way out stand right under the headline."""
+    judged = Verdict(Status.FAILED, cause, "what happened")
+    lines = failure_report(result([RankOutcome(0, Kind.PASSED, 101.0)], judged=judged)).splitlines()
+    assert "what happened" in lines[0]
+    assert any(option in lines[1] for option in part.split("|"))
+
+
+def test_the_target_and_the_command_are_there_if_they_are_known() -> None:
+    """To copy and paste."""
+    text = failure_report(result([raised(0, 101.0)]), target="//t:x", reproduce="bazel test //t:x")
+    assert text.startswith("//t:x, case tests/test_a.py::test_b (world of 1): ")
+    assert "This case alone: bazel test //t:x" in text.splitlines()

@@ -1,0 +1,187 @@
+"""Messages of the runner, with descriptors beside them."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from collections.abc import Iterator
+from dataclasses import fields
+from typing import Any
+
+import pytest
+
+from dist_testing.launch.wire import MessageReader, WorldRequest, receive, send
+
+Ends = tuple[socket.socket, socket.socket]
+
+
+@pytest.fixture
+def ends() -> Iterator[Ends]:
+    """Both ends of a channel; a read that nothing comes for fails instead of waiting for ever."""
+    ours, theirs = socket.socketpair()
+    theirs.settimeout(5.0)
+    with ours, theirs:
+        yield ours, theirs
+
+
+def request(**changes: Any) -> WorldRequest:
+    """A request with something in every field."""
+    values: dict[str, Any] = {
+        "world": 7,
+        "size": 2,
+        "body": {"door": "pytest", "nodeid": "a::b[\u00fc]"},
+        "directory": "/tmp/x/7",
+        "env": {"A": "1", "B": "\udcff"},
+        "cwd": "/",
+        "umask": 0o22,
+        "threads": 1,
+        "pool": False,
+        "fresh": True,
+        "store_port": 29500,
+        "settings": {"timeout_s": 1.5},
+    }
+    return WorldRequest(**{**values, **changes})
+
+
+def test_a_request_arrives_as_it_was_sent(ends: Ends) -> None:
+    """Every field of it: a rank starts with what is in there, and with nothing else."""
+    assert request().to_message()["do"] == "start"
+    send(ends[0], request().to_message())
+    received = receive(ends[1])
+    assert received is not None
+    message, fds = received
+    assert fds == []
+    assert WorldRequest.from_message(message) == request()
+    assert len(fields(WorldRequest)) == len(message) - 1
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 199, 200, 201, 253, 254, 401, 600])
+def test_descriptors_arrive_in_order_however_many(ends: Ends, count: int) -> None:
+    """The kernel takes 253 in one message; a world of 128 ranks needs more, and each rank must get its own."""
+    read_end, write_end = os.pipe()
+    # Alternately one file and another, so that a change of order shows.
+    sent = [read_end, write_end] * (count // 2) + [read_end] * (count % 2)
+    expected = [os.fstat(fd).st_ino for fd in sent] + [os.get_blocking(fd) for fd in sent]
+    try:
+        send(ends[0], {"do": "start", "n": count}, sent)
+        received = receive(ends[1])
+    finally:
+        os.close(read_end)
+        os.close(write_end)
+    assert received is not None
+    message, fds = received
+    try:
+        assert message == {"do": "start", "n": count}
+        assert len(fds) == len(set(fds)) == count
+        assert [os.fstat(fd).st_ino for fd in fds] + [os.get_blocking(fd) for fd in fds] == expected
+        assert [is_writable(fd) for fd in fds] == [position % 2 == 1 for position in range(count)]
+    finally:
+        for fd in fds:
+            os.close(fd)
+
+
+def is_writable(fd: int) -> bool:
+    """Whether a descriptor is the end of a pipe that is written to."""
+    try:
+        os.write(fd, b"")
+    except OSError:
+        return False
+    return True
+
+
+def test_messages_with_and_without_descriptors_keep_apart(ends: Ends) -> None:
+    """A descriptor that belongs to another message would be another rank's channel."""
+    read_end, write_end = os.pipe()
+    try:
+        send(ends[0], {"n": 1})
+        send(ends[0], {"n": 2}, [write_end])
+        send(ends[0], {"n": 3})
+        send(ends[0], {"n": 4}, [read_end, write_end])
+        got = [receive(ends[1]) for _ in range(4)]
+    finally:
+        os.close(read_end)
+        os.close(write_end)
+    messages = [received for received in got if received is not None]
+    for _, fds in messages:
+        for fd in fds:
+            os.close(fd)
+    assert [(message["n"], len(fds)) for message, fds in messages] == [(1, 0), (2, 1), (3, 0), (4, 2)]
+
+
+def test_a_received_descriptor_is_not_inherited_by_programs(ends: Ends) -> None:
+    """A daemon that a test starts with `os.system` would keep the store's port and the pipe for stacks."""
+    send(ends[0], {}, [ends[0].fileno()])
+    received = receive(ends[1])
+    assert received is not None
+    (fd,) = received[1]
+    try:
+        assert not os.get_inheritable(fd)
+    finally:
+        os.close(fd)
+
+
+def test_the_end_of_the_stream_is_none(ends: Ends) -> None:
+    """That is how the template learns that the runner is gone."""
+    ends[0].close()
+    assert receive(ends[1]) is None
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"\0", b"\0\0\0\x08{", struct.pack(">I", 10) + b'{"fds": 1}', struct.pack(">I", 10) + b'{"fds": 2}\0'],
+    ids=["length", "payload", "no descriptor", "no descriptor with its byte"],
+)
+def test_a_stream_that_ends_inside_a_message_is_none(ends: Ends, data: bytes) -> None:
+    """The runner was killed while it wrote; half a request must not start ranks."""
+    ends[0].sendall(data)
+    ends[0].close()
+    assert receive(ends[1]) is None
+
+
+def test_a_reset_is_the_end_of_the_stream(ends: Ends) -> None:
+    """Linux resets a socket whose other end was closed with unread data."""
+    ends[1].sendall(b"unread")
+    ends[0].close()
+    assert receive(ends[1]) is None
+
+
+@pytest.mark.parametrize("step", [1, 3, 5, 1000])
+def test_the_reader_finds_messages_at_any_cuts(ends: Ends, step: int) -> None:
+    """The runner never waits for the template, so it reads what is there."""
+    sent: list[dict[str, Any]] = [
+        {"event": "ended", "rank": 3, "exit_code": -9},
+        {"event": "over", "leaked": ["sleep \u00fc"]},
+        {},
+    ]
+    for message in sent:
+        send(ends[0], message)
+    data = ends[1].recv(1 << 16)
+    reader = MessageReader()
+    received = [message for first in range(0, len(data), step) for message in reader.feed(data[first : first + step])]
+    assert received == sent
+
+
+class TricklingSocket(socket.socket):
+    """A socket that hands out three bytes at a time."""
+
+    def recv(self, bufsize: int, flags: int = 0) -> bytes:
+        """As of a socket."""
+        return super().recv(min(3, bufsize), flags)
+
+
+def test_no_byte_of_the_next_message_is_taken(ends: Ends) -> None:
+    """However little the kernel hands out at once."""
+    sent = [{"event": "first"}, {"event": "second"}]
+    for message in sent:
+        send(ends[0], message)
+    with TricklingSocket(fileno=ends[1].detach()) as trickling:
+        trickling.settimeout(5.0)
+        assert [receive(trickling) for _ in sent] == [(message, []) for message in sent]
+
+
+def test_sending_does_not_change_the_message(ends: Ends) -> None:
+    """Callers use it again."""
+    message = {"do": "signal"}
+    send(ends[0], message)
+    assert message == {"do": "signal"}
