@@ -14,7 +14,9 @@ def _openblas_threads() -> int:
     """Threads of the OpenBLAS pools in this process.
 
     They are safe to fork with: OpenBLAS ends its pool in a pthread_atfork handler and starts it again on demand. numpy
-    loads such a library, so most processes with torch have it.
+    loads such a library, so most processes with torch have it. (So in a process that has forked before, this is more
+    than there are, and could hide as many threads of others. The first template, made before any test code runs, is
+    judged exactly; the Bazel main keeps the pool empty.)
     """
     with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
         paths = {line.split()[-1] for line in maps if "openblas" in line and "/" in line}

@@ -27,24 +27,24 @@ class ForkLauncher:
         unclean_reasons: Why the template is a fresh interpreter; empty when it was forked.
     """
 
-    def __init__(self, resolve: Resolver, loader: Loader, run_directory: str) -> None:
+    def __init__(self, resolve: Resolver, loader: Loader, run_directories: Sequence[str]) -> None:
         """Fork the template; or, if this process is not fit to be forked, start a fresh interpreter to be it.
 
         Args:
             resolve: Runs on every rank: finds the door that a request's body is for.
             loader: How a fresh interpreter finds the tests again.
-            run_directory: Folder of the run; the template removes it if the runner is killed.
+            run_directories: What the run writes in; the template removes it if the runner is killed.
         """
         self.unclean_reasons = unclean_reasons()
         ours, theirs = socket.socketpair()
         with theirs:
             if self.unclean_reasons:
-                self._pid = _start_fresh(theirs, loader, run_directory)
+                self._pid = _start_fresh(theirs, loader, run_directories)
             else:
                 self._pid = fork()
                 if self._pid == 0:
                     ours.close()
-                    template.serve(theirs, resolve, loader, run_directory)
+                    template.serve(theirs, resolve, loader, run_directories)
         self._control = ours
         self._reader = wire.MessageReader()
 
@@ -102,13 +102,13 @@ class ForkLauncher:
         )
 
 
-def _start_fresh(control: socket.socket, loader: Loader, run_directory: str) -> int:
+def _start_fresh(control: socket.socket, loader: Loader, run_directories: Sequence[str]) -> int:
     arguments, descriptor = command(
         {
             "role": "template",
             "loader": dict(loader),
             "control_fd": control.fileno(),
-            "run_directory": run_directory,
+            "run_directories": list(run_directories),
             "runner_pid": os.getpid(),
         }
     )

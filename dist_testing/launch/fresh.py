@@ -83,7 +83,7 @@ def main(state: dict[str, Any]) -> NoReturn:
     """Be what `state` says."""
     loader = state["loader"]
     if state["role"] == "template":
-        _be_template(loader, state["control_fd"], state["run_directory"], state["runner_pid"])
+        _be_template(loader, state["control_fd"], state["run_directories"], state["runner_pid"])
     start = RankStart(
         wire.WorldRequest.from_message(state["request"]),
         state["rank"],
@@ -107,7 +107,7 @@ def main(state: dict[str, Any]) -> NoReturn:
         os._exit(1)
 
 
-def _be_template(loader: Loader, control_fd: int, run_directory: str, runner_pid: int) -> NoReturn:
+def _be_template(loader: Loader, control_fd: int, run_directories: Sequence[str], runner_pid: int) -> NoReturn:
     from dist_testing.launch.template import serve
 
     # Until it serves, it has nothing to clean up; then it outlives the runner on purpose, to do so.
@@ -116,7 +116,7 @@ def _be_template(loader: Loader, control_fd: int, run_directory: str, runner_pid
     os.set_inheritable(control_fd, False)
     control = socket.socket(fileno=control_fd)
     try:
-        _load(loader, lambda resolve: serve(control, resolve, loader, run_directory))
+        _load(loader, lambda resolve: serve(control, resolve, loader, run_directories))
     except BaseException as error:
         wire.send(control, {"event": "unfit", "world": 0, "text": str(error)})
     finally:

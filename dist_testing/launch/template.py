@@ -201,14 +201,14 @@ def _reap_adopted() -> bool:
             return True
 
 
-def serve(control: socket.socket, resolve: Resolver, loader: fresh.Loader, run_directory: str) -> NoReturn:
+def serve(control: socket.socket, resolve: Resolver, loader: fresh.Loader, run_directories: Sequence[str]) -> NoReturn:
     """Be the template until the runner is gone, then leave nothing behind.
 
     Args:
         control: This end of the socket pair to the runner.
         resolve: Finds the door that a request's body is for.
         loader: How a fresh interpreter finds the tests again.
-        run_directory: Removed at the end if the runner did not get to do it.
+        run_directories: Removed at the end if the runner did not get to do it.
     """
     code = 1
     try:
@@ -222,7 +222,8 @@ def serve(control: socket.socket, resolve: Resolver, loader: fresh.Loader, run_d
         gc.freeze()
         _Template(control, resolve, loader).run()
         _remove_descendants(_LEAVING_S)
-        shutil.rmtree(run_directory, ignore_errors=True)
+        for path in run_directories:
+            shutil.rmtree(path, ignore_errors=True)
         code = 0
     finally:
         os._exit(code)

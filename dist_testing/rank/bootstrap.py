@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -144,6 +145,8 @@ def _take_over(start: RankStart) -> None:
     answer_with_stacks(start.stacks_fd)
     os.umask(request.umask)
     os.chdir(request.cwd)
+    # Python keeps the first answer, which was the runner's.
+    tempfile.tempdir = None
     become(request.env | torchrun_env(start.rank, request.size, request.store_port))
     if request.threads and (torch := sys.modules.get("torch")) is not None:
         # The variable that says this was read when the template loaded the library; a rank has to be told.

@@ -12,7 +12,6 @@ import contextlib
 import dataclasses
 import os
 import shutil
-import tempfile
 import time
 import warnings
 from collections.abc import Iterator, Sequence
@@ -26,6 +25,7 @@ from dist_testing.launch.fresh import Loader
 from dist_testing.outcomes import Cause, Kind, Status, verdict
 from dist_testing.rank.bootstrap import Resolver
 from dist_testing.runner.case import Case, CaseResult
+from dist_testing.runner.run_directory import RunDirectory
 from dist_testing.runner.running_world import RunningWorld, check_world_size, start_world
 from dist_testing.spec import Spec
 
@@ -72,18 +72,18 @@ class Engine:
         self._launcher: ForkLauncher | None = None
         self._pool: RunningWorld | None = None
         self._worlds = 0
-        self._directory: Path | None = None
+        self._directory: RunDirectory | None = None
 
-    def prepare(self) -> tuple[ForkLauncher, Path]:
+    def prepare(self) -> tuple[ForkLauncher, RunDirectory]:
         """Fork the template now, while this process is clean. Without this the first case does it.
 
         Returns:
             The launcher and the run's folder.
         """
         if self._directory is None:
-            self._directory = Path(tempfile.mkdtemp(prefix="dist-", dir=os.environ.get("TEST_TMPDIR")))
+            self._directory = RunDirectory(os.environ)
         if self._launcher is None:
-            self._launcher = ForkLauncher(self._resolve, self._loader, str(self._directory))
+            self._launcher = ForkLauncher(self._resolve, self._loader, self._directory.all_paths)
         return self._launcher, self._directory
 
     def run(self, case: Case) -> CaseResult:
@@ -189,7 +189,7 @@ class Engine:
                 world.supervisor.abort()
         self._drop_launcher()
         if self._directory is not None:
-            shutil.rmtree(self._directory, ignore_errors=True)
+            self._directory.remove()
             self._directory = None
 
     def _end(self, world: RunningWorld) -> str:

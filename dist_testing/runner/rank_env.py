@@ -54,7 +54,7 @@ def threads_per_rank(world_size: int, env: Mapping[str, str] = os.environ) -> in
 
 
 def rank_env(
-    env: Mapping[str, str], *, world_size: int, backend_env: Mapping[str, str], scratch: str | None
+    env: Mapping[str, str], *, world_size: int, backend_env: Mapping[str, str], scratch: str | None, temp: str
 ) -> dict[str, str]:
     """The runner's environment as of now, made fit for ranks.
 
@@ -63,8 +63,10 @@ def rank_env(
         world_size: Ranks that share the CPUs.
         backend_env: Defaults of the backend.
         scratch: Folder for compile caches, under `TEST_TMPDIR`; None leaves them where they are.
+        temp: The world's own folder for temporary files, so that they go when it goes.
     """
     result = {name: value for name, value in env.items() if name not in _PROTOCOL}
+    result["TMPDIR"] = temp
     if loopback := _loopback_interface():
         # Left alone, gloo asks for the address of the hostname, which in a sandbox or on a laptop may not exist.
         for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME"):

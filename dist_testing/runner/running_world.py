@@ -17,6 +17,7 @@ from dist_testing.rank.environment import LOOPBACK
 from dist_testing.runner.case import Case
 from dist_testing.runner.rank_env import rank_env, threads_per_rank
 from dist_testing.runner.ranks import RankRecord
+from dist_testing.runner.run_directory import RunDirectory
 from dist_testing.runner.supervisor import Supervisor
 from dist_testing.spec import MAX_WORLD_SIZE, Spec
 from dist_testing.world import WorldSettings
@@ -64,7 +65,7 @@ class RunningWorld:
 
 
 def start_world(
-    launcher: ForkLauncher, number: int, case: Case, spec: Spec, run_directory: Path, limit_s: float
+    launcher: ForkLauncher, number: int, case: Case, spec: Spec, run: RunDirectory, limit_s: float
 ) -> RunningWorld:
     """Ask the launcher for the ranks of a case.
 
@@ -73,15 +74,15 @@ def start_world(
         number: Of the world, in this run.
         case: Their first case.
         spec: What the target asks for.
-        run_directory: Where the world's folder is made.
+        run: Where the world's folder is made.
         limit_s: How long the case may take.
 
     Raises:
         LaunchError: If the launcher is gone.
     """
     size = case.world_size
-    directory = run_directory / str(number)
-    directory.mkdir()
+    directory = run.path / str(number)
+    (directory / "temp").mkdir(parents=True)
     with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
         fds = []
         records = []
@@ -111,6 +112,7 @@ def start_world(
                     world_size=size,
                     backend_env=spec.backend.env,
                     scratch=os.environ.get("TEST_TMPDIR"),
+                    temp=str(run.short / str(number) / "temp"),
                 ),
                 cwd=os.getcwd(),
                 umask=_umask(),

@@ -65,12 +65,13 @@ def engine_for(functions: Mapping[str, Function], *, promised_gpus: int | None =
     backend = backend_named("gloo")
     spec = Spec("", backend, (4,), 0, promised_gpus=promised_gpus)
     before = set(os.listdir("/proc/self/fd"))
+    others = psutil.Process().children(recursive=True)
     engine = Engine(spec, Budget(), lambda _: Functions(functions), unittest_loader())
     try:
         yield engine
     finally:
         engine.close()
-    left = psutil.Process().children(recursive=True)
+    left = [process for process in psutil.Process().children(recursive=True) if process not in others]
     assert not left, f"processes are left: {[' '.join(process.cmdline()) for process in left]}"
     opened = {fd for fd in set(os.listdir("/proc/self/fd")) - before if os.path.exists(f"/proc/self/fd/{fd}")}
     assert not opened, f"descriptors are left: {[os.readlink(f'/proc/self/fd/{fd}') for fd in opened]}"

@@ -36,7 +36,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def made(env: Mapping[str, str], **backend_env: str) -> dict[str, str]:
     """The environment for a world of two, without a scratch folder."""
-    return rank_env(env, world_size=2, backend_env=backend_env, scratch=None)
+    return rank_env(env, world_size=2, backend_env=backend_env, scratch=None, temp="/t")
 
 
 @pytest.mark.parametrize("name", PROTOCOL)
@@ -78,7 +78,7 @@ def test_loopback_is_found_by_its_names(
 def test_ranks_share_the_cpus(world_size: int, threads: int) -> None:
     """Eight ranks with eight threads each make a machine of eight CPUs crawl."""
     assert threads_per_rank(world_size, {}) == threads
-    env = rank_env({}, world_size=world_size, backend_env={}, scratch=None)
+    env = rank_env({}, world_size=world_size, backend_env={}, scratch=None, temp="/t")
     assert {env[name] for name in THREAD_VARIABLES} == {str(threads)}
 
 
@@ -101,7 +101,7 @@ def test_the_backends_variables_are_defaults() -> None:
 
 def test_caches_are_under_the_scratch_folder() -> None:
     """Compilers would write into the home folder, which a sandbox does not have."""
-    env = rank_env({"TRITON_CACHE_DIR": "/mine"}, world_size=2, backend_env={}, scratch="/tmp/x")
+    env = rank_env({"TRITON_CACHE_DIR": "/mine"}, world_size=2, backend_env={}, scratch="/tmp/x", temp="/t")
     assert env["TORCHINDUCTOR_CACHE_DIR"].startswith("/tmp/x/cache/")
     assert env["TORCH_EXTENSIONS_DIR"].startswith("/tmp/x/cache/")
     assert env["TORCHINDUCTOR_CACHE_DIR"] != env["TORCH_EXTENSIONS_DIR"]
@@ -110,8 +110,8 @@ def test_caches_are_under_the_scratch_folder() -> None:
 
 def test_a_sandbox_has_a_user_and_a_shell_keeps_its_own() -> None:
     """For a cache path torch asks for a name, and fails where there is none."""
-    assert rank_env({}, world_size=1, backend_env={}, scratch="/tmp/x")["USER"]
-    assert rank_env({"USER": "ada"}, world_size=1, backend_env={}, scratch="/tmp/x")["USER"] == "ada"
+    assert rank_env({}, world_size=1, backend_env={}, scratch="/tmp/x", temp="/t")["USER"]
+    assert rank_env({"USER": "ada"}, world_size=1, backend_env={}, scratch="/tmp/x", temp="/t")["USER"] == "ada"
 
 
 def test_without_a_scratch_folder_caches_stay_where_they_are() -> None:

@@ -1,0 +1,184 @@
+"""What a rank finds around it: environment, folders, threads, temporary files, store."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from dist_testing.outcomes import Status
+from dist_testing.runner.case import CaseResult
+from dist_testing.runner.engine import Engine
+from dist_testing.world import World
+from tests.support.worlds import engine_for, run
+
+
+def _tell(world: World, body: dict[str, Any]) -> None:
+    """Write down what the rank sees."""
+    mask = os.umask(0)
+    os.umask(mask)
+    seen = {
+        "env": dict(os.environ),
+        "cwd": os.getcwd(),
+        "umask": mask,
+        "threads": torch.get_num_threads(),
+        "temp": tempfile.gettempdir(),
+    }
+    Path(body["answers"], f"{world.rank}.json").write_text(json.dumps(seen))
+
+
+def _meet_by_env(world: World, _: dict[str, Any]) -> None:
+    """Make a group from the variables, as a program under torchrun does."""
+    dist.init_process_group("gloo")
+    ones = torch.ones(1)
+    dist.all_reduce(ones)
+    assert (world.size, world.rank) == (ones.item(), dist.get_rank())
+
+
+def _listen_on_a_unix_socket(world: World, _: dict[str, Any]) -> None:
+    path = os.path.join(tempfile.mkdtemp(), f"some-service-{world.rank}.sock")
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(path)
+
+
+def _use_folders(world: World, _: dict[str, Any]) -> None:
+    assert not list(world.rank_tmp_path.iterdir())
+    (world.rank_tmp_path / "mine").touch()
+    (world.tmp_path / str(world.rank)).touch()
+    world.barrier()
+    assert {str(rank) for rank in range(world.size)} == {path.name for path in world.tmp_path.iterdir()}
+
+
+def _leave_files(world: World, body: dict[str, Any]) -> None:
+    _, path = tempfile.mkstemp()
+    Path(body["answers"], f"{world.rank}.txt").write_text(path)
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    """One engine for all cases."""
+    functions = {
+        "tell": _tell,
+        "meet by env": _meet_by_env,
+        "listen": _listen_on_a_unix_socket,
+        "use folders": _use_folders,
+        "leave files": _leave_files,
+    }
+    with engine_for(functions) as engine:
+        yield engine
+
+
+def _seen(engine: Engine, answers: Path, **more: Any) -> list[dict[str, Any]]:
+    result = run(engine, "tell", arguments={"answers": str(answers)}, **more)
+    assert result.verdict.status is Status.PASSED, result
+    return [json.loads((answers / f"{rank}.json").read_text()) for rank in range(result.case.world_size)]
+
+
+def _assert_passed(result: CaseResult) -> None:
+    assert result.verdict.status is Status.PASSED, result
+
+
+def test_environment_is_the_runners_of_this_moment(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The template is older than the case; what a test sets up before its ranks start must reach them all the same."""
+    monkeypatch.setenv("SET_AFTER_THE_TEMPLATE", "1")
+    monkeypatch.delenv("PATH")
+    monkeypatch.chdir(tmp_path)
+    mask = os.umask(0o27)
+    try:
+        seen = _seen(engine, tmp_path)
+    finally:
+        os.umask(mask)
+    for rank in seen:
+        assert rank["env"]["SET_AFTER_THE_TEMPLATE"] == "1"
+        assert "PATH" not in rank["env"]
+        assert rank["cwd"] == str(tmp_path)
+        assert rank["umask"] == 0o27
+
+
+def test_protocol_of_the_runner_stays_with_the_runner(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank that saw them would write the runner's report, or run a shard of the tests."""
+    names = ["XML_OUTPUT_FILE", "TEST_TOTAL_SHARDS", "TEST_SHARD_STATUS_FILE", "TEST_PREMATURE_EXIT_FILE"]
+    for name in names:
+        monkeypatch.setenv(name, str(tmp_path / name))
+    for rank in _seen(engine, tmp_path):
+        assert not set(names) & rank["env"].keys()
+
+
+def test_ranks_know_their_place_as_under_torchrun(engine: Engine, tmp_path: Path) -> None:
+    """Code under test reads these variables, whoever starts it."""
+    seen = _seen(engine, tmp_path, world_size=3)
+    for rank, found in enumerate(seen):
+        env = found["env"]
+        assert (str(rank), "3", str(rank), "3", "0") == tuple(
+            env[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
+        )
+        assert env["MASTER_ADDR"] == "127.0.0.1"
+    assert len({found["env"]["MASTER_PORT"] for found in seen}) == 1
+
+
+def test_group_can_be_made_from_the_variables(engine: Engine) -> None:
+    """`env://` finds the store that serves already, instead of a port that is taken."""
+    _assert_passed(run(engine, "meet by env", init=False))
+
+
+def test_threads_are_a_share_unless_the_user_decides(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four ranks with all the CPUs each would slow one another down."""
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    share = max(1, len(os.sched_getaffinity(0)) // 4)
+    for rank in _seen(engine, tmp_path):
+        assert (share, str(share)) == (rank["threads"], rank["env"]["OMP_NUM_THREADS"])
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    for rank in _seen(engine, tmp_path):
+        assert rank["env"]["OMP_NUM_THREADS"] == "3"
+        assert rank["threads"] == torch.get_num_threads(), "left as the library made it"
+
+
+def test_traffic_is_bound_to_the_loopback_interface(engine: Engine, tmp_path: Path) -> None:
+    """A sandbox may have no other, and the host's name need not resolve."""
+    for rank in _seen(engine, tmp_path):
+        assert rank["env"]["GLOO_SOCKET_IFNAME"].startswith("lo")
+
+
+def test_folders_are_empty_and_shared_or_not(engine: Engine) -> None:
+    """Twice: the second case must not see the first one's files."""
+    _assert_passed(run(engine, "use folders"))
+    _assert_passed(run(engine, "use folders"))
+
+
+def test_unix_sockets_fit_however_deep_the_scratch_folder_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bazel's TEST_TMPDIR alone is often longer than a socket's path may be."""
+    deep = tmp_path.joinpath(*["a-folder-with-quite-a-long-name"] * 5)
+    deep.mkdir(parents=True)
+    monkeypatch.setenv("TEST_TMPDIR", str(deep))
+    before = set(os.listdir("/tmp"))
+    with engine_for({"listen": _listen_on_a_unix_socket}) as engine:
+        _assert_passed(run(engine, "listen"))
+        assert list(deep.iterdir()), "the files themselves are in the scratch folder"
+    assert not list(deep.iterdir())
+    assert not [
+        name
+        for name in set(os.listdir("/tmp")) - before
+        if name.startswith("dist-") and not os.path.exists(f"/tmp/{name}/t")
+    ]
+
+
+def test_temporary_files_of_ranks_go_with_the_case(engine: Engine, tmp_path: Path) -> None:
+    """A test that forgets a file must not fill the machine."""
+    _assert_passed(run(engine, "leave files", arguments={"answers": str(tmp_path)}))
+    for rank in range(4):
+        assert not Path((tmp_path / f"{rank}.txt").read_text()).exists()
