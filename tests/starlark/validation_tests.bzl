@@ -31,7 +31,7 @@ def _assert_refused(env, problems, *parts):
 def _backends_test_impl(ctx):
     env = unittest.begin(ctx)
     _assert_accepted(env, backends_problems(["gloo", "nccl"], BACKENDS))
-    _assert_refused(env, backends_problems([], BACKENDS), "backends = []", "at least one", "cuda_gloo, mpi")
+    _assert_refused(env, backends_problems([], BACKENDS), "backends = []", "at least one", "gloo, mpi")
     _assert_refused(env, backends_problems("gloo", BACKENDS), "backends = \"gloo\"", "A list")
     _assert_refused(env, backends_problems(None, BACKENDS), "backends = None")
     _assert_refused(env, backends_problems(["glo"], BACKENDS), "\"glo\" is not a backend", "Did you mean \"gloo\"?", "nccl")

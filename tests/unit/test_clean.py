@@ -66,6 +66,7 @@ def test_every_running_thread_is_named(release: threading.Event) -> None:
 
 # Counts before, and while a thread is there that only the interpreter's lowest layer knows.
 _NATIVE_THREAD = """
+import _thread
 from dist_testing.launch.clean import unclean_reasons
 started, release = _thread.allocate_lock(), _thread.allocate_lock()
 started.acquire(), release.acquire()

@@ -133,6 +133,7 @@ class _Process:
         self._imported_s = 0.0
         self._ready_s = 0.0
         self._waited_s = 0.0
+        self._ended_s = 0.0
         self._turns: list[Turn] = []
 
     def wait_ready(self) -> None:
@@ -146,27 +147,27 @@ class _Process:
         return len(self._turns) < len(self._cases)
 
     def take_turn(self) -> None:
-        """Have it run its next case, and wait until it waits again, or has run the last one."""
+        """Have it run its next case, and wait until it waits again; after the last one, until it has ended."""
         os.write(self._go_fd, b"\n")
         started = self._hear("started")
         self._waited_s += started["at_s"] - self._ready_s
         verdict: dict[str, Any] = {}
         while (message := self._hear("verdict", "ended"))["event"] == "verdict":
             verdict = message
-        self._turns.append(
-            Turn(started["case"], started["at_s"], message["at_s"], verdict.pop("at_s", None), verdict)
-        )
+        self._turns.append(Turn(started["case"], started["at_s"], message["at_s"], verdict.pop("at_s", None), verdict))
         if self.has_cases:
             self._ready_s = self._hear("waiting")["at_s"]
-
-    def finish(self) -> Run:
-        """Wait for its end."""
+            return
         try:
             self._process.wait(_EXIT_LIMIT_S)
         except subprocess.TimeoutExpired:
             raise BenchError(self._complaint(f"did not end within {_EXIT_LIMIT_S:.0f} s of its last case")) from None
-        ended_s = time.monotonic()
-        return Run(tuple(self._turns), ended_s - self._started_s - self._waited_s, self._imported_s, self._folder)
+        self._ended_s = time.monotonic()
+
+    def run(self) -> Run:
+        """What there is to know, when there are no more cases."""
+        session_s = self._ended_s - self._started_s - self._waited_s
+        return Run(tuple(self._turns), session_s, self._imported_s, self._folder)
 
     def kill(self) -> None:
         """Leave nothing of it behind."""
@@ -229,7 +230,7 @@ def contest(contestants: Mapping[Contestant, Sequence[str]], *, world_size: int,
         for rounds in _rounds(list(processes.values())):
             for process in rounds:
                 process.take_turn()
-        return {name: process.finish() for name, process in processes.items()}
+        return {name: process.run() for name, process in processes.items()}
 
 
 def _rounds(processes: list[_Process]) -> Iterator[list[_Process]]:

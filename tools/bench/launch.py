@@ -10,7 +10,8 @@ judges a time: ratios within one run are what to compare.
 Columns: `median`, `min`, `max` of what one more case costs, in milliseconds; `first` is the first case of the session,
 which for ranks that are kept pays for the ranks; `session` the whole process, from its start to its end, over its
 cases; `x raw` the ratio to the cheaper of the two bare forks, of medians and of minima; `PSS/rank` what each rank
-beyond the first adds to the memory of all processes of the contestant, in MB, shared pages counted once.
+beyond the first adds to the memory of all processes of the contestant, in MB: shared pages counted once, and without
+the pages of libraries, which are the kernel's and shared with whatever else runs.
 
 torch's classes need the packages expecttest, hypothesis and numpy; without them, use --no-torch.
 """
@@ -18,18 +19,18 @@ torch's classes need the packages expecttest, hypothesis and numpy; without them
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from contest import BenchError, Contestant, Run, contest, pytest_command
 from contestants.turns import MEMORY_CASE, MEMORY_FILE
-from dist_testing.spec import ISOLATIONS
 from figures import Summary, machine_facts, summarise, table, write_json
+from options import add_common, count, require_torch_needs
+
+from dist_testing.spec import ISOLATIONS
 
 RAW = (
     Contestant("raw fork, TCPStore", ("-m", "contestants.raw_fork", "tcp")),
@@ -38,14 +39,12 @@ RAW = (
 TORCH_PROCESS = Contestant("torch MultiProcessTestCase", ("-m", "contestants.torch_process"))
 TORCH_CONTINUOUS = Contestant("torch MultiProcContinuousTest", ("-m", "contestants.torch_continuous"))
 TORCH_THREADED = Contestant("torch MultiThreadedTestCase", ("-m", "contestants.torch_threaded"))
-TORCH_NEEDS = ("expecttest", "hypothesis", "numpy")
 
 MS_PER_S = 1000.0
 BYTES_PER_MB = 1e6
-# Its cases take seconds each.
-TORCH_PROCESS_CASES = 10
-# Of torch's classes with processes, each rank is an interpreter of its own: 300 MB, and seconds to start.
-LARGEST_TORCH_WORLD = 8
+# Where each rank is an interpreter of its own, it takes 200 to 300 MB, and seconds of a CPU to start.
+FRESH_CASES = 10
+LARGEST_FRESH_WORLD = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,11 +126,18 @@ def measure_worlds(options: argparse.Namespace) -> dict[int, dict[str, Row]]:
     """Run one contest per world size, and a short one in a world of one rank, for the memory."""
 
     def case_counts(world_size: int, *, timed: int) -> dict[Contestant, int]:
-        counts = dict.fromkeys([*RAW, *map(library, ISOLATIONS)], timed)
-        if options.torch and world_size <= options.largest_torch_world:
-            counts |= {TORCH_PROCESS: min(timed, options.torch_cases), TORCH_CONTINUOUS: timed}
+        few = min(timed, options.fresh_cases)
+        fresh_fits = world_size <= options.largest_fresh_world
+        counts = dict.fromkeys(RAW, timed)
+        for isolation in ISOLATIONS:
+            if isolation != "spawn":
+                counts[library(isolation)] = timed
+            elif fresh_fits:
+                counts[library(isolation)] = few
         if options.torch:
             counts[TORCH_THREADED] = timed
+        if options.torch and fresh_fits:
+            counts |= {TORCH_PROCESS: few, TORCH_CONTINUOUS: timed}
         return counts
 
     ones = measure(case_counts(1, timed=0), world_size=1)
@@ -152,10 +158,14 @@ def yardstick(rows: Mapping[str, Row]) -> str:
 
 
 def ratios(rows: Mapping[str, Row]) -> dict[str, dict[str, float]]:
-    """What users compare: the library with the bare fork, torch's classes with the library's launcher of their kind."""
-    pairs = [(library(isolation).name, yardstick(rows)) for isolation in ISOLATIONS]
-    pairs.append((TORCH_PROCESS.name, library("fork").name))
-    pairs.append((TORCH_CONTINUOUS.name, library("pool").name))
+    """What users compare: the library with the bare fork, torch's classes with the launcher of their kind."""
+    fork, spawn, pool = (library(isolation).name for isolation in ("fork", "spawn", "pool"))
+    pairs = (
+        (fork, yardstick(rows)),
+        (TORCH_PROCESS.name, fork),
+        (TORCH_PROCESS.name, spawn),
+        (TORCH_CONTINUOUS.name, pool),
+    )
     return {
         f"{one} / {other}": {
             "medians": rows[one].case_ms.median / rows[other].case_ms.median,
@@ -178,8 +188,8 @@ def world_table(world_size: int, rows: Mapping[str, Row]) -> str:
         lines.append([name, *(f"{ms:.1f}" for ms in times_ms), *(f"{factor:.2f}" for factor in factors), memory])
         if (engine := figures.engine_ms) is not None:
             factors = (engine.median / raw.median, engine.smallest / raw.smallest)
-            times_ms = (engine.median, engine.smallest, engine.largest)
-            cells = [*(f"{ms:.1f}" for ms in times_ms), "", "", *(f"{factor:.2f}" for factor in factors), ""]
+            engine_ms = (engine.median, engine.smallest, engine.largest)
+            cells = [*(f"{ms:.1f}" for ms in engine_ms), "", "", *(f"{factor:.2f}" for factor in factors), ""]
             lines.append(["  by its engine's clock", *cells])
     header = [f"world size {world_size}", "median", "min", "max", "first", "session", "x raw", "(min)", "PSS/rank"]
     text = table(header, lines)
@@ -209,42 +219,30 @@ def main() -> int:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Measure what a distributed test case costs.")
     parser.add_argument("--worlds", type=_worlds, default=(2, 4, 8), help="world sizes, default 2,4,8")
-    parser.add_argument("--cases", type=_count, default=20, help="timed cases of each contestant, default 20")
+    parser.add_argument("--cases", type=count, default=20, help="timed cases of each contestant, default 20")
     parser.add_argument(
-        "--torch-cases",
-        type=_count,
-        default=TORCH_PROCESS_CASES,
-        help=f"at most so many for torch's MultiProcessTestCase, default {TORCH_PROCESS_CASES}",
+        "--fresh-cases",
+        type=count,
+        default=FRESH_CASES,
+        help=f"at most so many where every case starts interpreters, default {FRESH_CASES}",
     )
     parser.add_argument(
-        "--largest-torch-world",
-        type=_count,
-        default=LARGEST_TORCH_WORLD,
-        help=f"no larger world for torch's classes with processes, default {LARGEST_TORCH_WORLD}",
+        "--largest-fresh-world",
+        type=count,
+        default=LARGEST_FRESH_WORLD,
+        help=f"no larger world where every rank is an interpreter of its own, default {LARGEST_FRESH_WORLD}",
     )
-    parser.add_argument("--no-torch", dest="torch", action="store_false", help="leave out torch's own classes")
-    parser.add_argument("--quick", action="store_true", help="see that it works: --worlds 2 --cases 3 --no-torch")
-    parser.add_argument("--json", type=Path, help="also write every figure to this file")
+    add_common(parser, quick="--worlds 2 --cases 3 --no-torch")
     options = parser.parse_args()
     if options.quick:
         options.worlds, options.cases, options.torch = (2,), 3, False
-    if options.torch and (missing := [name for name in TORCH_NEEDS if importlib.util.find_spec(name) is None]):
-        parser.error(f"torch's test classes need {', '.join(missing)}; install them, or give --no-torch")
+    if options.torch:
+        require_torch_needs(parser)
     return options
 
 
 def _worlds(text: str) -> tuple[int, ...]:
-    return tuple(dict.fromkeys(_count(part) for part in text.split(",")))
-
-
-def _count(text: str) -> int:
-    try:
-        value = int(text)
-    except ValueError:
-        value = 0
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number from 1")
-    return value
+    return tuple(dict.fromkeys(count(part) for part in text.split(",")))
 
 
 if __name__ == "__main__":

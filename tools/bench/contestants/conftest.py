@@ -27,7 +27,7 @@ def pytest_runtest_protocol(item: pytest.Function) -> Generator[None, object, ob
     """A turn is all that pytest does for one case."""
     if not turns().are_mine:
         return (yield)
-    with turns().case(item.callspec.params["case"]):
+    with turns().case(str(item.callspec.params["case"])):
         return (yield)
 
 
@@ -36,4 +36,6 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """Tell the verdict the moment it is known."""
     if report.when == "call" and turns().are_mine:
         blamed = [value for name, value in report.user_properties if name == "culprit"]
-        turns().tell("verdict", passed=report.passed, engine_s=report.duration, blamed=blamed, text=str(report.longrepr))
+        turns().tell(
+            "verdict", passed=report.passed, engine_s=report.duration, blamed=blamed, text=str(report.longrepr)
+        )

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore, Store, TCPStore
 
 from contestants.trivial import run_trivial
 from contestants.turns import order, turns
@@ -24,7 +25,7 @@ from contestants.turns import order, turns
 LOOPBACK = "127.0.0.1"
 
 
-def _run_rank(case: str, rank: int, store: Callable[[int], dist.Store]) -> NoReturn:
+def _run_rank(case: str, rank: int, store: Callable[[int], Store]) -> NoReturn:
     code = 1
     try:
         dist.init_process_group("gloo", store=store(rank), rank=rank, world_size=order().world_size)
@@ -37,7 +38,7 @@ def _run_rank(case: str, rank: int, store: Callable[[int], dist.Store]) -> NoRet
         os._exit(code)
 
 
-def _run_world(case: str, store: Callable[[int], dist.Store]) -> None:
+def _run_world(case: str, store: Callable[[int], Store]) -> None:
     pids = []
     for rank in range(order().world_size):
         pid = os.fork()
@@ -54,8 +55,8 @@ def _run_on_tcp(case: str) -> None:
     with socket.create_server((LOOPBACK, 0), backlog=2 * size) as listener:
         port = listener.getsockname()[1]
 
-        def store(rank: int) -> dist.Store:
-            return dist.TCPStore(
+        def store(rank: int) -> Store:
+            return TCPStore(
                 LOOPBACK,
                 port,
                 size,
@@ -70,7 +71,7 @@ def _run_on_tcp(case: str) -> None:
 
 def _run_on_file(case: str) -> None:
     with tempfile.NamedTemporaryFile() as file:
-        _run_world(case, lambda _: dist.FileStore(file.name, order().world_size))
+        _run_world(case, lambda _: FileStore(file.name, order().world_size))
         # The last user of a FileStore removes its file.
         open(file.name, "a").close()
 

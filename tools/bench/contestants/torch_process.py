@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore
 from torch.testing._internal.common_distributed import MultiProcessTestCase
 
 from contestants.torch_suite import add_cases, run_suite
@@ -11,7 +12,7 @@ from contestants.turns import order
 
 
 def _run(test: MultiProcessTestCase, case: str) -> None:
-    store = dist.FileStore(test.file_name, test.world_size)
+    store = FileStore(test.file_name, test.world_size)
     dist.init_process_group("gloo", store=store, rank=test.rank, world_size=test.world_size)
     run_trivial(case, test.rank)
     dist.destroy_process_group()

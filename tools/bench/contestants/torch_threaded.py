@@ -25,7 +25,7 @@ class ThreadedTest(MultiThreadedTestCase):
     def setUp(self) -> None:
         """In the main thread."""
         super().setUp()
-        self._spawn_threads()
+        self._spawn_threads()  # type: ignore[no-untyped-call]  # torch's
 
 
 if __name__ == "__main__":

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import psutil
 import torch
 import torch.distributed as dist
@@ -9,6 +12,8 @@ import torch.distributed as dist
 from contestants.turns import MEMORY_CASE, MEMORY_FILE, order, turns
 
 __all__ = ["run_trivial"]
+
+_OWN_PSS = re.compile(r"^Pss_(?:Anon|Shmem): +(\d+) kB$", re.MULTILINE)
 
 
 def run_trivial(case: str, rank: int) -> None:
@@ -25,7 +30,14 @@ def run_trivial(case: str, rank: int) -> None:
 
 
 def _tree_pss_bytes() -> int:
-    """Proportional set size of the contestant and of everything below it: a shared page counts once in all."""
+    """Memory of the contestant and of everything below it; a page that they share counts once in all.
+
+    Pages of files are left out: they are the kernel's cache of the libraries, and how many processes of the whole
+    machine share them changes from moment to moment.
+    """
     contestant = psutil.Process(turns().contestant_pid)
-    processes = [contestant, *contestant.children(recursive=True)]
-    return sum(process.memory_full_info().pss for process in processes)
+    total_kb = 0
+    for process in (contestant, *contestant.children(recursive=True)):
+        rollup = Path(f"/proc/{process.pid}/smaps_rollup").read_text(encoding="ascii")
+        total_kb += sum(map(int, _OWN_PSS.findall(rollup)))
+    return 1024 * total_kb

@@ -1,0 +1,393 @@
+"""The main program of the build rules speaks Bazel's test protocol: log, XML, exit code, files, shards, filter."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from dist_testing.spec import SCHEMA
+from tests.support.children import Target
+from tests.support.starter import Starter
+
+_MANY = """
+    import os
+    import threading
+
+    import pytest
+    import torch
+    import torch.distributed as dist
+
+
+    @pytest.mark.distributed
+    def test_passes(world):
+        protocol = ("BAZEL_TEST", "TEST_PREMATURE", "TEST_SHARD", "TEST_TOTAL", "TEST_UNDECLARED_OUTPUTS_ANNO",
+                    "TEST_WARNINGS", "TESTBRIDGE", "XML_OUTPUT")
+        assert not [name for name in os.environ if name.startswith(protocol)]
+        assert os.environ["TORCHINDUCTOR_CACHE_DIR"].startswith(os.environ["TEST_TMPDIR"])
+
+
+    @pytest.mark.distributed
+    @pytest.mark.parametrize("value", ["a", "\\x01 <&"])
+    def test_takes(world, value):
+        pass
+
+
+    @pytest.mark.skip(reason="not today")
+    @pytest.mark.distributed
+    def test_skipped(world):
+        pass
+
+
+    @pytest.mark.distributed
+    def test_skips_on_ranks(world):
+        pytest.skip("not on ranks")
+
+
+    @pytest.mark.xfail(reason="known")
+    @pytest.mark.distributed
+    def test_known(world):
+        raise ValueError
+
+
+    def test_plain():
+        assert "RANK" not in os.environ
+
+
+    @pytest.mark.distributed
+    def test_fails(world):
+        print(f"said by rank {world.rank}")
+        if world.rank == 1:
+            raise ValueError("planted")
+        dist.all_reduce(torch.ones(1))
+
+
+    class TestGroup:
+        @pytest.mark.distributed
+        def test_dies(self, world):
+            if world.rank == 0:
+                os._exit(3)
+            dist.all_reduce(torch.ones(1))
+
+
+    @pytest.mark.distributed(timeout=1.5)
+    def test_hangs(world):
+        if world.rank == 1:
+            threading.Event().wait()
+        dist.all_reduce(torch.ones(1))
+
+
+    @pytest.mark.distributed
+    def test_last(world):
+        pass
+"""
+
+
+def test_every_case_is_in_the_log_and_in_the_xml(starter: Starter, tmp_path: Path) -> None:
+    """The XML is what a team's dashboards see, and the end of the log is what a person sees."""
+    target = Target(tmp_path, {"test_many.py": _MANY})
+    ended = target.run(starter)
+    assert ended.code == pytest.ExitCode.TESTS_FAILED, ended.log
+    assert ended.log.startswith("dist_testing: //pkg:cases_gloo: gloo, world size 2, fork\n")
+    results = target.xml()
+    assert {name: result.outcome for name, result in results.items()} == {
+        "test_passes": "passed",
+        "test_takes[a]": "passed",
+        "test_takes[\\x01 <&]": "passed",
+        "test_skipped": "skipped",
+        "test_skips_on_ranks": "skipped",
+        "test_known": "skipped",
+        "test_plain": "passed",
+        "test_fails": "failure",
+        "test_dies": "failure",
+        "test_hangs": "failure",
+        "test_last": "passed",
+    }
+    assert results["test_skipped"].message == "not today"
+    assert results["test_skips_on_ranks"].message == "not on ranks"
+    assert results["test_known"].message == "xfail: known"
+    assert results["test_passes"].properties == {"world_size": "2"}
+    assert all(0 < results[name].time_s < 60 for name in ("test_passes", "test_fails", "test_hangs"))
+    # A hang ends at its limit, and not at the group's or the backend's.
+    assert results["test_hangs"].time_s >= 1.3
+
+    fails = results["test_fails"]
+    assert "rank 1 raised ValueError: planted in call" in fails.message
+    assert "\n" not in fails.message
+    assert fails.properties["culprit"] == "1"
+    assert fails.properties["rank_1"] == "raised ValueError: planted in call"
+    assert "ValueError: planted" in "".join(fails.text.splitlines()[-3:])
+    assert "said by rank 1" in fails.text
+    assert "bazel test //pkg:cases_gloo --test_filter=test_fails" in fails.text
+    assert "rank 0 exited with code 3 in call" in results["test_dies"].message
+    assert "rank 1" in results["test_hangs"].message
+    assert "in test_hangs" in results["test_hangs"].text
+
+    assert not target.premature_exit_file.exists()
+
+    # All reports at the end, in the order of the cases, and nothing behind them.
+    _, *reports = ended.log.split(" distributed failure ")
+    assert ["test_fails", "test_dies", "test_hangs"] == [
+        re.findall(r"::(test_\w+) \(world of 2\)", report)[0] for report in reports
+    ]
+    assert ended.log.rstrip().endswith(results["test_hangs"].text.rstrip().splitlines()[-1])
+
+
+def test_failing_rank_is_the_last_thing_in_the_log(starter: Starter, tmp_path: Path) -> None:
+    """People read the last screen of a log, and often nothing else."""
+    target = Target(tmp_path, {"test_many.py": _MANY})
+    ended = target.run(starter, env={"TESTBRIDGE_TEST_ONLY": "test_fails"})
+    assert ended.code == pytest.ExitCode.TESTS_FAILED
+    last = ended.log.rstrip().rpartition("rank 1 of 2 failed first: it raised ValueError: planted in call")[2]
+    assert 'raise ValueError("planted")' in last
+    assert "test_many.py:49: ValueError" in ended.log.rstrip().splitlines()[-1]
+
+
+def test_broken_copy_of_a_real_scenario_fails_with_its_rank_last(starter: Starter, tmp_path: Path) -> None:
+    """The project's own suite must be able to fail, by name, on the rank that disagrees."""
+    target = Target(
+        tmp_path,
+        {
+            "test_broken.py": """
+                import pytest
+                import torch
+
+                from tests import pg_wrapper_calls as calls
+                from tests import pg_wrapper_groups as groups
+
+
+                @pytest.mark.distributed
+                def test_other_dtype_is_reported(world):
+                    calls.assert_mismatch_is_reported(
+                        world,
+                        groups.debug_detail_group(world),
+                        odd_rank=world.size - 1,
+                        odd=calls.all_reduce(torch.ones(20, 2, dtype=torch.int64)),
+                        others=calls.all_reduce(torch.ones(20, 2)),
+                        # Wrong on one rank alone.
+                        sequence=7 if world.rank == 2 else 0,
+                    )
+            """
+        },
+        world_size=4,
+    )
+    tests = Path(__file__).parents[1]
+    ended = target.run(starter)
+    assert ended.code == pytest.ExitCode.TESTS_FAILED
+    (result,) = target.xml().values()
+    assert result.outcome == "failure"
+    assert result.properties["culprit"] == "2"
+    assert "rank 2 raised AssertionError" in result.message
+    last = ended.log.rpartition("rank 2 of 4 failed first: it raised AssertionError")[2]
+    assert "calls.assert_mismatch_is_reported(" in last
+    assert "sequence" in last
+    assert "rank 0 of 4" not in last, "the ranks that suffer come before the one that failed"
+
+
+def test_hanging_target_ends_before_bazel_ends_it(starter: Starter, tmp_path: Path) -> None:
+    """At the timeout Bazel kills without asking, and what has not been said by then is lost."""
+    target = Target(
+        tmp_path,
+        {
+            "test_hangs.py": """
+                import threading
+
+                import pytest
+
+
+                @pytest.mark.distributed
+                @pytest.mark.parametrize("number", range(3))
+                def test_hangs(world, number):
+                    threading.Event().wait()
+
+
+                @pytest.mark.distributed
+                def test_last(world):
+                    pass
+            """
+        },
+    )
+    # Less than one case's own limit; the child's limit here is what Bazel would allow.
+    ended = target.run(starter, env={"TEST_TIMEOUT": "10"}, limit_s=10)
+    assert ended.code == pytest.ExitCode.TESTS_FAILED
+    outcomes = [result.outcome for result in target.xml().values()]
+    assert outcomes == ["failure", "failure", "failure", "passed"]
+    assert ended.log.count("stacks of rank(s) 0, 1:") == 3
+    assert "in test_hangs" in ended.log
+
+
+def _refused(starter: Starter, target: Target, **env: str | None) -> str:
+    ended = target.run(starter, env=env)
+    assert ended.code not in (0, None)
+    assert "Traceback" not in ended.log
+    assert 3 <= len(ended.log.splitlines()) <= 5, f"subject, cause, way out: {ended.log}"
+    return ended.log
+
+
+def test_missing_spec_is_a_clear_error(starter: Starter, tmp_path: Path) -> None:
+    """The build and the runner can be of two versions, and people start things by hand."""
+    target = Target(tmp_path, {"test_many.py": _MANY})
+    target.spec_file.unlink()
+    assert f"{target.spec_file} cannot be read" in _refused(starter, target)
+    assert not target.premature_exit_file.exists(), "the runner ended on purpose, with a reason"
+
+
+def test_undeclared_spec_is_a_clear_error(starter: Starter, tmp_path: Path) -> None:
+    """The main program started as any script."""
+    target = Target(tmp_path, {"test_many.py": _MANY})
+    assert "DIST_TESTING_SPEC=None" in _refused(starter, target, DIST_TESTING_SPEC=None)
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ('{"schema": 1, "backend": {', "is not JSON"),
+        ("", "is not JSON"),
+        ("[]", "schema = None"),
+        (json.dumps({"schema": SCHEMA + 1}), f"has schema {SCHEMA + 1}; this library reads schema {SCHEMA}"),
+    ],
+    ids=["truncated", "empty", "not an object", "newer"],
+)
+def test_unreadable_spec_is_a_clear_error(starter: Starter, tmp_path: Path, spec: str, said: str) -> None:
+    """A field that is not understood could change what a test means."""
+    target = Target(tmp_path, {"test_many.py": _MANY}, spec=spec)
+    assert said in _refused(starter, target)
+
+
+def test_missing_source_is_a_clear_error(starter: Starter, tmp_path: Path) -> None:
+    """Runfiles and spec of two builds."""
+    target = Target(tmp_path, {"test_many.py": _MANY}, spec={"srcs": ["_main/pkg/test_gone.py"]})
+    assert "the source _main/pkg/test_gone.py is not in the runfiles" in _refused(starter, target)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("TEST_TIMEOUT", "soon"), ("TEST_TIMEOUT", "0"), ("TEST_SHARD_INDEX", "2")],
+)
+def test_impossible_protocol_is_a_clear_error(starter: Starter, tmp_path: Path, name: str, value: str) -> None:
+    """A wrapper that spoils a variable must not silently run everything, or nothing."""
+    target = Target(tmp_path, {"test_many.py": _MANY})
+    env = {"TEST_TOTAL_SHARDS": "2", "TEST_SHARD_INDEX": "0", name: value}
+    ended = target.run(starter, env=env)
+    assert ended.code != 0
+    assert f"{name}={value}" in ended.log.replace("'", "")
+    assert "Traceback" not in ended.log
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def helper():\n    pass\n",
+        'import pytest\n\n@pytest.mark.distributed(backends=["nccl"])\ndef test_other(world):\n    pass\n',
+    ],
+    ids=["no tests", "for another backend"],
+)
+def test_target_without_cases_fails(starter: Starter, tmp_path: Path, source: str) -> None:
+    """It would be green for ever."""
+    ended = Target(tmp_path, {"test_none.py": source}).run(starter)
+    assert ended.code == pytest.ExitCode.NO_TESTS_COLLECTED
+    assert "//pkg:cases_gloo: nothing ran" in ended.log
+
+
+def test_broken_source_is_an_error_in_the_xml(starter: Starter, tmp_path: Path) -> None:
+    """A file that cannot be imported must not look like one without tests."""
+    target = Target(tmp_path, {"test_broken.py": "import nothing_of_this_name\n"})
+    ended = target.run(starter)
+    assert ended.code == pytest.ExitCode.INTERRUPTED
+    (result,) = target.xml().values()
+    assert result.outcome == "error"
+    assert "nothing_of_this_name" in result.message
+
+
+@pytest.mark.parametrize(
+    ("test_filter", "ran"),
+    [("nothing_like_it", []), ("test_passes or test_last", ["test_passes", "test_last"])],
+)
+def test_filter_selects_and_may_match_nothing(
+    starter: Starter, tmp_path: Path, test_filter: str, ran: list[str]
+) -> None:
+    """`--test_filter` goes to every target of an invocation, also to those that have no such case."""
+    target = Target(tmp_path, {"test_many.py": _MANY})
+    ended = target.run(starter, env={"TESTBRIDGE_TEST_ONLY": test_filter})
+    assert ended.code == 0, ended.log
+    assert list(target.xml()) == ran
+
+
+def test_fail_fast_stops_at_the_first_failure(starter: Starter, tmp_path: Path) -> None:
+    """`--test_runner_fail_fast`."""
+    target = Target(tmp_path, {"test_many.py": _MANY})
+    ended = target.run(starter, env={"TESTBRIDGE_TEST_RUNNER_FAIL_FAST": "1"})
+    assert ended.code == pytest.ExitCode.TESTS_FAILED
+    assert next(reversed(target.xml())) == "test_fails"
+
+
+def test_shards_are_complete_and_disjoint(starter: Starter, tmp_path: Path) -> None:
+    """A case in no shard never runs, and one in two costs twice; more shards than cases is no failure."""
+    source = "import pytest\n\n@pytest.mark.distributed\n@pytest.mark.parametrize('number', range(3))\n"
+    source += "def test_many(world, number):\n    pass\n"
+    ran = []
+    for index in range(4):
+        folder = tmp_path / str(index)
+        folder.mkdir()
+        target = Target(folder, {"test_shards.py": source})
+        status = folder / "status"
+        env = {"TEST_TOTAL_SHARDS": "4", "TEST_SHARD_INDEX": str(index), "TEST_SHARD_STATUS_FILE": str(status)}
+        ended = target.run(starter, env=env)
+        assert ended.code == 0, ended.log
+        assert status.exists(), "else Bazel takes the test for one that cannot be sharded"
+        ran += list(target.xml())
+    assert sorted(ran) == [f"test_many[{number}]" for number in range(3)]
+
+
+def test_target_that_skips_everything_passes_with_a_warning(starter: Starter, tmp_path: Path) -> None:
+    """Green, and yet nothing was tested: somebody should be told."""
+    source = (
+        "import pytest\n\n@pytest.mark.distributed\ndef test_skips(world):\n    pytest.skip('no such thing here')\n"
+    )
+    target = Target(tmp_path, {"test_skips.py": source})
+    ended = target.run(starter)
+    assert ended.code == 0, ended.log
+    warning = "every case of //pkg:cases_gloo was skipped: no such thing here"
+    assert f"{warning}\n" == target.warnings_file.read_text()
+    assert f"WARNING: {warning}" in ended.log
+
+
+@pytest.mark.parametrize(("promised", "outcome", "code"), [(2, "failure", 1), (1, "skipped", 0), (None, "skipped", 0)])
+def test_missing_gpus_are_a_failure_only_where_they_were_promised(
+    starter: Starter, tmp_path: Path, promised: int | None, outcome: str, code: int
+) -> None:
+    """A pool that has lost its GPUs must not turn every GPU test green."""
+    source = "import pytest\n\n@pytest.mark.distributed\ndef test_on_gpus(world):\n    pass\n"
+    target = Target(tmp_path, {"test_gpus.py": source}, backend="nccl", promised_gpus=promised)
+    # Also on a machine with GPUs.
+    ended = target.run(starter, env={"CUDA_VISIBLE_DEVICES": ""})
+    assert ended.code == code, ended.log
+    (result,) = target.xml().values()
+    assert result.outcome == outcome
+    if promised == 2:
+        assert "promised hardware missing: Need at least 2 CUDA devices (found 0)" in result.message
+    else:
+        assert result.message == "Need at least 2 CUDA devices (found 0)"
+
+
+def test_arguments_of_the_target_go_to_pytest(starter: Starter, tmp_path: Path) -> None:
+    """`args` and `--test_arg`."""
+    target = Target(tmp_path, {"test_many.py": _MANY})
+    ended = target.run(starter, "-k", "test_passes", "--dist-world-size=1")
+    assert ended.code == 0, ended.log
+    assert target.xml()["test_passes"].properties == {"world_size": "1"}
+    ended = target.run(starter, "--no-such-option")
+    assert ended.code == pytest.ExitCode.USAGE_ERROR
+    assert "--no-such-option" in ended.log
+    assert "Traceback" not in ended.log
+
+
+def test_world_larger_than_declared_is_refused(starter: Starter, tmp_path: Path) -> None:
+    """Bazel has set aside CPUs for what the BUILD file says."""
+    source = "import pytest\n\n@pytest.mark.distributed(world_size=3)\ndef test_large(world):\n    pass\n"
+    ended = Target(tmp_path, {"test_large.py": source}).run(starter)
+    assert ended.code == pytest.ExitCode.INTERRUPTED
+    assert "world_size = 3, but //pkg:cases_gloo declares 2" in ended.log
+    assert "Traceback" not in ended.log

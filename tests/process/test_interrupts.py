@@ -1,0 +1,207 @@
+"""A runner that is killed or told to stop, in every phase of a case: nothing survives it, and what is known is said."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.support.bell import Bell
+from tests.support.children import Target, assert_no_folder_left, run_pytest, start_pytest, write_file
+from tests.support.starter import Child, Starter
+
+# From the end of the runner until nothing of it may be left. Seconds; far above what it takes.
+_GONE_LIMIT_S = 15.0
+_RANKS = 2
+
+# Every rank stops in the phase that the environment names, and says so.
+_CASES = """
+    import os
+    import subprocess
+    import sys
+    import threading
+    from multiprocessing.shared_memory import SharedMemory
+    from pathlib import Path
+
+    import pytest
+    import torch
+    import torch.distributed as dist
+
+    from tests.support.bell import ring
+
+    PHASE = os.environ["PHASE"]
+
+
+    def hold(phase, said=""):
+        if phase == PHASE:
+            ring(f"{phase} {said}")
+            threading.Event().wait()
+
+
+    if PHASE == "import":
+        try:
+            Path("imported").touch(exist_ok=False)
+        except FileExistsError:
+            # The second interpreter that imports this file is a rank's.
+            hold("import")
+    if PHASE == "init":
+        dist.init_process_group = lambda *_, **__: hold("init")
+    if PHASE == "destroy":
+        dist.destroy_process_group = lambda *_: hold("destroy")
+
+
+    @pytest.fixture
+    def resource():
+        yield
+        hold("teardown")
+
+
+    @pytest.mark.distributed(init=False)
+    def test_finished(world):
+        pass
+
+
+    @pytest.mark.distributed(isolation="spawn" if PHASE == "import" else None)
+    def test_held(world, resource):
+        hold("asleep")
+        if PHASE == "grandchild":
+            memory = SharedMemory(create=True, size=16)
+            sleeper = [sys.executable, "-c", "import time; time.sleep(1000)"]
+            subprocess.Popen(sleeper, start_new_session=True)
+            hold("grandchild", memory.name)
+        if PHASE == "collective" and world.rank == 0:
+            ring("collective")
+            dist.all_reduce(torch.ones(4))
+        hold("collective")
+"""
+_PHASES = ["import", "init", "asleep", "collective", "grandchild", "teardown", "destroy"]
+
+
+def _assert_nothing_left(starter: Starter, folder: Path, pids: list[int], heard: list[str]) -> None:
+    starter.wait_nothing_left(_GONE_LIMIT_S)
+    assert_no_folder_left(folder)
+    # torch's segments carry the number of the process; the tests' own were told.
+    tokens = {str(pid) for pid in pids}
+    names = {line.split()[1] for line in heard if len(line.split()) > 1}
+    left = [
+        path.name for path in Path("/dev/shm").iterdir() if tokens & set(path.name.split("_")) or path.name in names
+    ]
+    assert not left, f"segments are left: {left}"
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
+@pytest.mark.parametrize("phase", _PHASES)
+def test_nothing_survives_pytest(starter: Starter, tmp_path: Path, phase: str, number: signal.Signals) -> None:
+    """An orphan keeps a GPU, a port and a core, and nobody knows whose it is."""
+    write_file(tmp_path, "test_cases.py", _CASES)
+    with Bell(tmp_path) as bell:
+        child = start_pytest(
+            starter, tmp_path, "test_cases.py", f"--dist-world-size={_RANKS}", env={**bell.env, "PHASE": phase}
+        )
+        heard = bell.wait(_RANKS, child)
+    pids = starter.pids_left()
+    assert len(pids) >= 2 + _RANKS, "a runner, a template and the ranks"
+    child.send_signal(number)
+    code = child.wait()
+    assert code == (pytest.ExitCode.INTERRUPTED if number is signal.SIGINT else -number), child.log
+    _assert_nothing_left(starter, tmp_path, pids, heard)
+
+
+def _held_target(starter: Starter, folder: Path, phase: str) -> tuple[Target, Child, list[str]]:
+    target = Target(folder, {"test_cases.py": _CASES}, world_size=_RANKS)
+    with Bell(folder) as bell:
+        child = target.start(starter, env={**bell.env, "PHASE": phase})
+        heard = bell.wait(_RANKS, child)
+    return target, child, heard
+
+
+@pytest.mark.parametrize(
+    ("number", "to_group", "phase"),
+    [
+        *((signal.SIGTERM, False, phase) for phase in _PHASES),
+        *((signal.SIGTERM, True, phase) for phase in ("asleep", "grandchild", "destroy")),
+        *((signal.SIGINT, False, phase) for phase in ("init", "collective", "teardown")),
+    ],
+)
+def test_interrupted_target_reports_what_it_knows(
+    starter: Starter, tmp_path: Path, number: signal.Signals, to_group: bool, phase: str
+) -> None:
+    """At its timeout Bazel signals the whole group, and shows whatever XML and log there are."""
+    target, child, heard = _held_target(starter, tmp_path, phase)
+    pids = starter.pids_left()
+    if to_group:
+        child.send_group_signal(number)
+    else:
+        child.send_signal(number)
+    assert child.wait() == pytest.ExitCode.INTERRUPTED, child.log
+    _assert_nothing_left(starter, tmp_path, pids, heard)
+    assert target.xml()["test_finished"].outcome == "passed"
+    assert "1 passed" in child.log
+    assert "Traceback" not in child.log
+    if number is signal.SIGTERM:
+        assert "the runner got SIGTERM (15)" in child.log
+
+
+@pytest.mark.parametrize("phase", ["asleep", "grandchild"])
+def test_killed_target_leaves_nothing_but_the_mark_of_its_death(starter: Starter, tmp_path: Path, phase: str) -> None:
+    """Without the file Bazel would take a runner that vanished for one that had nothing to say."""
+    target, child, heard = _held_target(starter, tmp_path, phase)
+    pids = starter.pids_left()
+    child.send_signal(signal.SIGKILL)
+    assert child.wait() == -signal.SIGKILL
+    _assert_nothing_left(starter, tmp_path, pids, heard)
+    assert target.premature_exit_file.exists()
+    assert not target.xml_file.exists()
+
+
+def test_second_signal_does_not_break_the_clean_up(starter: Starter, tmp_path: Path) -> None:
+    """Bazel, and people, repeat themselves."""
+    target, child, heard = _held_target(starter, tmp_path, "asleep")
+    pids = starter.pids_left()
+    for _ in range(3):
+        child.send_group_signal(signal.SIGTERM)
+    assert child.wait() == pytest.ExitCode.INTERRUPTED, child.log
+    _assert_nothing_left(starter, tmp_path, pids, heard)
+    assert target.xml()["test_finished"].outcome == "passed"
+
+
+def test_death_of_the_template_costs_one_case(starter: Starter, tmp_path: Path) -> None:
+    """A test that kills its parent must not take the rest of the run with it."""
+    write_file(
+        tmp_path,
+        "test_cases.py",
+        """
+        import os
+        import subprocess
+        import sys
+        import threading
+
+        import pytest
+
+
+        @pytest.mark.distributed(world_size=2)
+        @pytest.mark.parametrize("leaves_a_session", [False, True])
+        def test_kills_its_parent(world, leaves_a_session):
+            if world.rank == 0:
+                if leaves_a_session:
+                    sleeper = [sys.executable, "-c", "import time; time.sleep(1000)"]
+                    subprocess.Popen(sleeper, start_new_session=True)
+                os.kill(os.getppid(), 9)
+            threading.Event().wait()
+
+
+        @pytest.mark.distributed(world_size=2)
+        def test_next(world):
+            pass
+        """,
+    )
+    ended = run_pytest(starter, tmp_path, "-rA", "test_cases.py")
+    assert ended.code == pytest.ExitCode.TESTS_FAILED, ended.log
+    assert ended.outcomes() == {
+        "test_kills_its_parent[False]": "FAILED",
+        "test_kills_its_parent[True]": "FAILED",
+        "test_next": "PASSED",
+    }
+    assert "The process that ranks are forked from" in ended.log
+    assert "Traceback" not in ended.log

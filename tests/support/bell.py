@@ -1,0 +1,62 @@
+"""How test code tells the test that started it where it is: a line into a named pipe."""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+from pathlib import Path
+
+from tests.support.starter import LIMIT_S, Child
+
+__all__ = ["Bell", "ring"]
+
+_VARIABLE = "BELL_OF_THE_TEST"
+
+
+def ring(text: str) -> None:
+    """In the process under test: say one line. Whoever waits for it sees it at once."""
+    # Not buffered, and shorter than PIPE_BUF: lines of several ranks do not mix.
+    with open(os.environ[_VARIABLE], "wb", buffering=0) as pipe:
+        pipe.write(f"{text}\n".encode())
+
+
+class Bell:
+    """In the test: hears lines. Use as a context manager."""
+
+    def __init__(self, folder: Path) -> None:
+        path = folder / "bell"
+        os.mkfifo(path)
+        self.env = {_VARIABLE: str(path)}
+        # Both ends, so that a rank that closes its own does not end the stream.
+        self._fd = os.open(path, os.O_RDWR | os.O_NONBLOCK)
+        self._lines: list[str] = []
+        self._rest = b""
+
+    def __enter__(self) -> Bell:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._fd)
+
+    def wait(self, count: int, child: Child, limit_s: float = LIMIT_S) -> list[str]:
+        """Wait until `count` lines have come since the last call.
+
+        Raises:
+            AssertionError: If the child ends before that, or it takes too long.
+        """
+        deadline = time.monotonic() + limit_s
+        poller = select.poll()
+        poller.register(self._fd, select.POLLIN)
+        pidfd = os.pidfd_open(child.pid)
+        poller.register(pidfd, select.POLLIN)
+        try:
+            while len(self._lines) < count:
+                ready = [fd for fd, _ in poller.poll(1000 * max(0.0, deadline - time.monotonic()))]
+                assert self._fd in ready, f"heard {self._lines}, waited for {count} lines; the log:\n{child.log}"
+                *lines, self._rest = (self._rest + os.read(self._fd, 1 << 16)).split(b"\n")
+                self._lines += [line.decode() for line in lines]
+        finally:
+            os.close(pidfd)
+        heard, self._lines = self._lines[:count], self._lines[count:]
+        return heard

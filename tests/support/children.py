@@ -1,0 +1,218 @@
+"""Runs test files in child processes: under pytest, under unittest, or as Bazel would."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import dist_testing
+from dist_testing.spec import SCHEMA
+from tests.support.starter import LIMIT_S, Child, Starter
+
+__all__ = ["Ended", "Target", "XmlResult", "assert_no_folder_left", "run_pytest", "start_pytest", "write_file"]
+
+Env = Mapping[str, str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A child that has ended.
+
+    Attributes:
+        code: Its exit code.
+        log: All that it printed.
+    """
+
+    code: int
+    log: str
+
+    def outcomes(self) -> dict[str, str]:
+        """pytest's short summary (`-rA`): the last part of each test's name, to how it went; warnings left out."""
+        words = ("PASSED", "FAILED", "SKIPPED", "XFAIL", "XPASS", "ERROR")
+        lines = [line.split(" - ")[0] for line in self.log.splitlines() if line.startswith(words)]
+        return {line.rpartition("::")[2]: line.partition(" ")[0] for line in lines if "::" in line}
+
+
+def write_file(folder: Path, name: str, source: str) -> Path:
+    """Write a source that is indented as the test that holds it."""
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(textwrap.dedent(source), encoding="utf-8")
+    return path
+
+
+def start_pytest(
+    starter: Starter, folder: Path, *options: str, env: Env | None = None, fresh: bool = False, **more: Any
+) -> Child:
+    """Start `python -m pytest` with the plugin, in a folder that is a project of its own.
+
+    Args:
+        starter: Who starts it.
+        folder: The project; its files are there already.
+        *options: Files and options.
+        env: Additions to the environment.
+        fresh: See `Starter.start`.
+        **more: Also for `Starter.start`.
+    """
+    write_file(
+        folder,
+        "pytest.ini",
+        """
+        [pytest]
+        addopts = -p dist_testing.doors.pytest_plugin --strict-markers --color=no
+        """,
+    )
+    return starter.start(["-m", "pytest", *options], folder, env=env, fresh=fresh, **more)
+
+
+def run_pytest(
+    starter: Starter,
+    folder: Path,
+    *options: str,
+    env: Env | None = None,
+    fresh: bool = False,
+    limit_s: float = LIMIT_S,
+    **more: Any,
+) -> Ended:
+    """`start_pytest`, to the end; checks that nothing is left, neither processes nor the run's folder."""
+    child = start_pytest(starter, folder, *options, env=env, fresh=fresh, **more)
+    code = child.wait(limit_s)
+    assert_no_folder_left(folder)
+    return Ended(code, child.log)
+
+
+def assert_no_folder_left(folder: Path) -> None:
+    """No run's folder and no rendezvous file has been left below a child's temporary folder."""
+    left = [path.name for path in (folder / "tmp").iterdir() if path.name.startswith("dist-")]
+    assert not left, f"left in {folder / 'tmp'}: {left}"
+
+
+@dataclass(frozen=True, slots=True)
+class XmlResult:
+    """One `<testcase>`.
+
+    Attributes:
+        outcome: "passed", "failure", "error" or "skipped".
+        message: The attribute of that name.
+        text: What the element holds.
+        time_s: Seconds.
+        properties: Name to value.
+    """
+
+    outcome: str
+    message: str
+    text: str
+    time_s: float
+    properties: Mapping[str, str]
+
+
+class Target:
+    """What Bazel would make of a `dist_py_test`: runfiles, a spec, and the variables of its test protocol."""
+
+    def __init__(
+        self,
+        folder: Path,
+        sources: Mapping[str, str],
+        *,
+        backend: str = "gloo",
+        world_size: int = 2,
+        promised_gpus: int | None = None,
+        spec: Mapping[str, Any] | str | None = None,
+    ) -> None:
+        """Write the files.
+
+        Args:
+            folder: Where everything goes.
+            sources: File name to content of each test file.
+            backend: Name in the table of backends.
+            world_size: Ranks.
+            promised_gpus: What the configuration says that the machine has.
+            spec: Fields that replace those of the spec; or its whole text.
+        """
+        self.folder = folder
+        self.xml_file = folder / "test.xml"
+        self.premature_exit_file = folder / "premature_exit"
+        self.warnings_file = folder / "warnings"
+        self.tmp = folder / "tmp"
+        runfiles = folder / "runfiles"
+        for name, source in sources.items():
+            write_file(runfiles / "_main" / "pkg", name, source)
+        table = json.loads(resources.files(dist_testing).joinpath("backends.json").read_text(encoding="utf-8"))
+        fields = {
+            "backend": table[backend],
+            "gpus_per_rank": table[backend]["gpus_per_rank"],
+            "isolation": "fork",
+            "nodes": 1,
+            "promised_gpus": promised_gpus,
+            "schema": SCHEMA,
+            "srcs": [f"_main/pkg/{name}" for name in sources],
+            "target": f"//pkg:cases_{backend}",
+            "world_sizes": [world_size],
+        }
+        text = spec if isinstance(spec, str) else json.dumps({**fields, **(spec or {})})
+        self.spec_file = write_file(runfiles / "_main" / "pkg", "cases.spec.json", text)
+        self.env: dict[str, str | None] = {
+            "BAZEL_TEST": "1",
+            "DIST_TESTING_SPEC": "_main/pkg/cases.spec.json",
+            "PYTHONSAFEPATH": "1",
+            "RUNFILES_DIR": str(runfiles),
+            "TEST_PREMATURE_EXIT_FILE": str(self.premature_exit_file),
+            "TEST_SRCDIR": str(runfiles),
+            "TEST_TARGET": f"//pkg:cases_{backend}",
+            "TEST_TIMEOUT": "300",
+            "TEST_TMPDIR": str(self.tmp),
+            "TEST_UNDECLARED_OUTPUTS_DIR": str(folder / "outputs"),
+            "TEST_WARNINGS_OUTPUT_FILE": str(self.warnings_file),
+            "TEST_WORKSPACE": "_main",
+            "XML_OUTPUT_FILE": str(self.xml_file),
+        }
+
+    def start(self, starter: Starter, *arguments: str, env: Env | None = None, **more: Any) -> Child:
+        """Start the main program of the rules.
+
+        Args:
+            starter: Who starts it.
+            *arguments: The target's `args`.
+            env: Additions to the protocol; None removes a variable.
+            **more: For `Starter.start`.
+        """
+        main = Path(dist_testing.__file__).with_name("bazel_main.py")
+        given = {**self.env, **(env or {})}
+        return starter.start([str(main), *arguments], self.folder, env=given, **more)
+
+    def run(
+        self,
+        starter: Starter,
+        *arguments: str,
+        env: Env | None = None,
+        limit_s: float = LIMIT_S,
+        **more: Any,
+    ) -> Ended:
+        """`start`, to the end; checks that nothing is left of the run."""
+        child = self.start(starter, *arguments, env=env, **more)
+        code = child.wait(limit_s)
+        assert_no_folder_left(self.folder)
+        return Ended(code, child.log)
+
+    def xml(self) -> dict[str, XmlResult]:
+        """The cases in the XML, by name."""
+        results = {}
+        for case in ElementTree.parse(self.xml_file).iter("testcase"):
+            properties = {item.get("name", ""): item.get("value", "") for item in case.iter("property")}
+            worse = [child for child in case if child.tag != "properties"]
+            assert len(worse) < 2, "a case has one outcome"
+            result = worse[0] if worse else None
+            results[case.get("name", "")] = XmlResult(
+                outcome="passed" if result is None else result.tag,
+                message="" if result is None else result.get("message", ""),
+                text="" if result is None else result.text or "",
+                time_s=float(case.get("time", "nan")),
+                properties=properties,
+            )
+        return results

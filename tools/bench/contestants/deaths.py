@@ -1,0 +1,82 @@
+"""The cases that `detect.py` times: one rank dies, and the others are somewhere they do not come back from."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from contestants.turns import order
+
+__all__ = ["run_death"]
+
+# Between the last sign of life of the peers and the death. Nothing depends on it: it is there so that the peers have
+# reached the bottom of the call that they die in, as they have in a test that has run for a while. Seconds.
+_SETTLE_S = 0.3
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """What a case's name says: `<kind>-<rank>-<peers>-<round>`.
+
+    Attributes:
+        kind: How the rank dies; see `_DEATHS`.
+        rank: Which one.
+        peers: Where the others are: "collective" or "asleep".
+    """
+
+    kind: str
+    rank: int
+    peers: str
+
+    @classmethod
+    def named(cls, case: str) -> Scenario:
+        """Read a case's name."""
+        kind, rank, peers, _ = case.split("-")
+        return cls(kind, int(rank), peers)
+
+
+def _raise() -> None:
+    raise ValueError("this rank fails")
+
+
+# A bad read, and not a signal from outside: the way in which it happens.
+_DEATHS: dict[str, Callable[[], object]] = {
+    "raise": _raise,
+    "SIGSEGV": lambda: ctypes.string_at(0),
+    "SIGKILL": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "abort": os.abort,
+    "_exit(0)": lambda: os._exit(0),
+    "_exit(3)": lambda: os._exit(3),
+    "_exit(77)": lambda: os._exit(77),
+    "sys.exit(3)": lambda: sys.exit(3),
+}
+
+
+def run_death(case: str, rank: int) -> None:
+    """Run a case on a rank, in the default group. The rank that dies leaves the time of its death in the folder."""
+    scenario = Scenario.named(case)
+    value = torch.ones(4)
+    dist.all_reduce(value)
+    if rank == scenario.rank:
+        # Writing an image of the process would be timed with the rest, and left behind.
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        die = _DEATHS[scenario.kind]
+        time.sleep(_SETTLE_S)
+        with order().folder.joinpath(case).open("w", encoding="utf-8") as file:
+            file.write(repr(time.monotonic()))
+            file.flush()
+            die()
+    if scenario.peers == "collective":
+        dist.all_reduce(value)
+    else:
+        while True:
+            time.sleep(3600.0)

@@ -1,0 +1,15 @@
+"""The library, as its users meet it: a marked test in a pytest session."""
+
+from __future__ import annotations
+
+import pytest
+
+from contestants.deaths import run_death
+from contestants.turns import order
+from dist_testing import World
+
+
+@pytest.mark.distributed(world_size=order().world_size)
+def test_death(world: World, case: str) -> None:
+    """One rank dies."""
+    run_death(case, world.rank)

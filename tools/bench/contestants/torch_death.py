@@ -1,0 +1,36 @@
+"""torch's `MultiProcessTestCase`, on the same deaths."""
+
+from __future__ import annotations
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore
+from torch.testing._internal.common_distributed import MultiProcessTestCase
+
+from contestants.deaths import run_death
+from contestants.torch_suite import add_cases, run_suite
+from contestants.turns import order
+
+
+def _run(test: MultiProcessTestCase, case: str) -> None:
+    store = FileStore(test.file_name, test.world_size)
+    dist.init_process_group("gloo", store=store, rank=test.rank, world_size=test.world_size)
+    run_death(case, test.rank)
+
+
+@add_cases(_run)
+class DeathTest(MultiProcessTestCase):
+    """As torch's own test files use it."""
+
+    @property
+    def world_size(self) -> int:
+        """Ranks."""
+        return order().world_size
+
+    def setUp(self) -> None:
+        """In the parent."""
+        super().setUp()
+        self._spawn_processes()
+
+
+if __name__ == "__main__":
+    run_suite(DeathTest)

@@ -1,0 +1,183 @@
+#!/usr/bin/env python3
+"""Measure how long it takes from a rank's death to the verdict, by kind of death.
+
+    python tools/bench/detect.py [--rounds 3] [--json FILE] [--quick]
+
+World of 4 over gloo. After one collective, rank 0 or rank 2 dies; the others are in another collective, where gloo
+tells them of the closed connection, or asleep, where nothing does (as in a wait for a store, or on a device). The rank
+writes the time down and dies; the verdict is when the library hands its report to pytest, or torch's class its error
+to unittest. The two take turns case by case.
+
+torch's class notices most deaths only at its own time limit. It is set to 20 s here and counts from the start of the
+ranks; a user who sets nothing waits for 300 s. Such rows are marked with `limit`.
+
+`right` counts the verdicts that are a failure and blame the rank that died, and no other one.
+
+torch's class needs the packages expecttest, hypothesis and numpy; without them, use --no-torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+
+from contest import BenchError, Contestant, Turn, contest, pytest_command
+from figures import machine_facts, summarise, table, write_json
+from options import add_common, count, require_torch_needs
+
+WORLD_SIZE = 4
+KINDS = ("raise", "SIGSEGV", "SIGKILL", "abort", "_exit(0)", "_exit(3)", "_exit(77)", "sys.exit(3)")
+RANKS = (0, 2)
+PEERS = ("collective", "asleep")
+# In place of 300 s, or the bench would take two hours. Seconds.
+TORCH_LIMIT_S = 20
+
+LIBRARY = Contestant("library", pytest_command("test_death.py"))
+TORCH = Contestant(
+    "torch MultiProcessTestCase",
+    ("-m", "contestants.torch_death"),
+    (("DISTRIBUTED_TESTS_DEFAULT_TIMEOUT", str(TORCH_LIMIT_S)),),
+)
+
+# torch's class names the processes that it blames, and says the same for its time limit.
+_TORCH_BLAME = re.compile(r"Process (\d+) (?:exited|terminated)")
+_TORCH_LIMIT = "terminated or timed out"
+
+
+@dataclass(frozen=True, slots=True)
+class Detection:
+    """One death, as a contestant saw it.
+
+    Attributes:
+        case: Its name, without the round.
+        seconds: From the death to the verdict.
+        failed: Whether the verdict is a failure.
+        blamed: The ranks that it names as the cause.
+        at_limit: Whether only torch's time limit ended the case.
+        text: What the verdict says.
+    """
+
+    case: str
+    seconds: float
+    failed: bool
+    blamed: tuple[int, ...]
+    at_limit: bool
+    text: str
+
+    @property
+    def is_right(self) -> bool:
+        """Whether the verdict tells what happened."""
+        return self.failed and self.blamed == (int(self.case.split("-")[1]),)
+
+
+def detection(contestant: Contestant, turn: Turn, folder: Path) -> Detection:
+    """Read off what a contestant made of a death.
+
+    Raises:
+        BenchError: If the rank did not come to its death.
+    """
+    death = folder / turn.case
+    if turn.verdict_s is None or not death.exists():
+        raise BenchError(f"{contestant.name}: in {turn.case} nobody died:\n{turn.verdict.get('text', '')}")
+    text = turn.verdict["text"]
+    blamed = turn.verdict["blamed"] if contestant is LIBRARY else map(int, _TORCH_BLAME.findall(text))
+    return Detection(
+        case=turn.case.rpartition("-")[0],
+        seconds=turn.verdict_s - float(death.read_text("utf-8")),
+        failed=not turn.verdict["passed"],
+        blamed=tuple(sorted(set(blamed))),
+        at_limit=contestant is TORCH and _TORCH_LIMIT in text,
+        text=text,
+    )
+
+
+def measure(rounds: Mapping[Contestant, int], names: Sequence[str]) -> dict[str, list[Detection]]:
+    """Have every contestant go through all cases, as often as it is given rounds.
+
+    Returns:
+        By the contestant's name.
+
+    Raises:
+        BenchError: If a contestant does not run its cases.
+    """
+    cases = {
+        contestant: [f"{name}-{number}" for number in range(of_contestant) for name in names]
+        for contestant, of_contestant in rounds.items()
+    }
+    with tempfile.TemporaryDirectory(prefix="dist-bench-") as folder:
+        runs = contest(cases, world_size=WORLD_SIZE, folder=Path(folder))
+        return {
+            contestant.name: [
+                detection(contestant, turn, runs[contestant.name].folder) for turn in runs[contestant.name].turns
+            ]
+            for contestant in rounds
+        }
+
+
+def result_table(results: Mapping[str, Sequence[Detection]], names: Sequence[str]) -> str:
+    """One line per case."""
+    header = ["death, rank, peers; seconds to the verdict"]
+    for name in results:
+        header += [f"{name}: median", "max", "right", ""]
+    lines = []
+    for name in names:
+        line = [" ".join(name.split("-"))]
+        for detections in results.values():
+            of_case = [found for found in detections if found.case == name]
+            if of_case:
+                seconds = summarise([found.seconds for found in of_case])
+                right = f"{sum(found.is_right for found in of_case)}/{len(of_case)}"
+                limit = "limit" if any(found.at_limit for found in of_case) else ""
+                line += [f"{seconds.median:.3f}", f"{seconds.largest:.3f}", right, limit]
+        lines.append(line)
+    return table(header, lines)
+
+
+def main() -> int:
+    """Measure and print."""
+    options = _options()
+    names = [f"{kind}-{rank}-{peers}" for kind, rank, peers in product(options.kinds, RANKS, PEERS)]
+    rounds = {LIBRARY: options.rounds}
+    if options.torch:
+        rounds[TORCH] = options.torch_rounds
+    try:
+        results = measure(rounds, names)
+    except BenchError as error:
+        sys.stderr.write(f"detect.py: {error}\n")
+        return 1
+    sys.stdout.write(result_table(results, names))
+    if options.json:
+        report = {"bench": "detect", "machine": machine_facts(), "torch_limit_s": TORCH_LIMIT_S, "results": results}
+        write_json(options.json, report)
+    return 0
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Measure the time from a rank's death to the verdict.")
+    parser.add_argument("--rounds", type=count, default=3, help="how often the library sees each death, default 3")
+    parser.add_argument("--torch-rounds", type=count, default=1, help="the same for torch's class, default 1")
+    parser.add_argument("--kinds", type=_kinds, default=KINDS, help=f"of deaths, default {','.join(KINDS)}")
+    add_common(parser, quick="--rounds 1 --kinds raise,SIGKILL --no-torch")
+    options = parser.parse_args()
+    if options.quick:
+        options.rounds, options.kinds, options.torch = 1, ("raise", "SIGKILL"), False
+    if options.torch:
+        require_torch_needs(parser)
+    return options
+
+
+def _kinds(text: str) -> tuple[str, ...]:
+    kinds = tuple(dict.fromkeys(text.split(",")))
+    if unknown := [kind for kind in kinds if kind not in KINDS]:
+        raise argparse.ArgumentTypeError(f"{unknown[0]!r}: expected one of {', '.join(KINDS)}")
+    return kinds
+
+
+if __name__ == "__main__":
+    sys.exit(main())
