@@ -9,8 +9,10 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-__all__ = ["REPORT_RESERVE_S", "Budget"]
+__all__ = ["MAX_TIMEOUT_S", "REPORT_RESERVE_S", "Budget"]
 
+# Thirty years: no limit, in other words, but one that every clock can add up. Seconds.
+MAX_TIMEOUT_S = 10**9
 # Kept back for the stacks of a last hung case, the kill, the report and the XML. Seconds.
 REPORT_RESERVE_S = 10.0
 # A short timeout must not be eaten by the reserve: at most this share of it is kept back.

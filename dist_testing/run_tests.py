@@ -8,6 +8,9 @@ from typing import NoReturn
 
 __all__ = ["run_tests"]
 
+# pytest's options whose value is a word of its own, and could look like the name of a test.
+_OPTIONS_WITH_VALUE = ("-k", "-m", "-p")
+
 
 def run_tests(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the main module's tests on the engine, and end the process with pytest's exit code.
@@ -23,6 +26,8 @@ def run_tests(arguments: Sequence[str] | None = None) -> NoReturn:
     """
     import pytest
 
+    from dist_testing.doors import pytest_plugin
+
     file = getattr(sys.modules["__main__"], "__file__", None)
     if file is None:
         print(
@@ -33,11 +38,17 @@ def run_tests(arguments: Sequence[str] | None = None) -> NoReturn:
         )
         raise SystemExit(2)
     given = list(sys.argv[1:] if arguments is None else arguments)
-    names = [f"{file}::{argument.replace('.', '::')}" for argument in given if _is_name(argument)]
-    options = [argument for argument in given if not _is_name(argument)]
-    plugin = ("-p", "dist_testing.doors.pytest_plugin")
-    raise SystemExit(int(pytest.main([*plugin, *options, *(names or [file])])))
+    names = [
+        argument
+        for previous, argument in zip(["", *given], given, strict=False)
+        # As a value of `-k` it would be an expression.
+        if _names_test(argument) and previous not in _OPTIONS_WITH_VALUE
+    ]
+    options = [argument for argument in given if argument not in names]
+    paths = [f"{file}::{name.replace('.', '::')}" for name in names] or [file]
+    raise SystemExit(int(pytest.main([*options, *paths], plugins=[pytest_plugin])))
 
 
-def _is_name(argument: str) -> bool:
-    return all(part.isidentifier() for part in argument.split("."))
+def _names_test(argument: str) -> bool:
+    """Whether `argument` begins with something that the main module defines, as "Class" and "Class.test_method" do."""
+    return hasattr(sys.modules["__main__"], argument.partition(".")[0])

@@ -7,7 +7,8 @@ from typing import Literal
 import pytest
 
 from dist_testing.budget import Budget
-from dist_testing.doors.pytest_plugin import BUDGET_KEY, SPEC_KEY
+from dist_testing.doors.pytest_plugin import BUDGET_KEY, OUTPUTS_KEY, SPEC_KEY
+from dist_testing.outcomes import Cause
 from dist_testing.runner.bazel import Protocol
 from dist_testing.runner.junit import XmlCase, write_xml
 from dist_testing.spec import Spec
@@ -36,6 +37,7 @@ class BazelSession:
         """Hand the spec to the plugin."""
         config.stash[SPEC_KEY] = self._spec
         config.stash[BUDGET_KEY] = self._budget
+        config.stash[OUTPUTS_KEY] = self._protocol.outputs
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -69,12 +71,20 @@ class BazelSession:
             message = f"xfail: {report.wasxfail}"
         elif isinstance(report.longrepr, tuple):
             message = report.longrepr[2].removeprefix("Skipped: ")
+        if report.failed and ("cause", Cause.INFRASTRUCTURE.value) in report.user_properties:
+            self._tell_infrastructure(message)
         path, _, name = report.nodeid.partition("::")
         *classes, name = name.split("::")
         classname = ".".join([path.removesuffix(".py").replace("/", "."), *classes])
         self._cases.append(
             XmlCase(classname, name, outcome, report.duration, message, text, tuple(report.user_properties))
         )
+
+    def _tell_infrastructure(self, message: str) -> None:
+        """Let the executor know that the machine failed, and not the test; the first time is enough."""
+        path = self._protocol.infrastructure_file
+        if path is not None and not path.exists():
+            path.write_text(f"dist_testing\n{message}\n", encoding="utf-8")
 
     def write_xml(self) -> None:
         """Write what is known by now, if Bazel wants it."""

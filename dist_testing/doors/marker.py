@@ -8,13 +8,11 @@ from typing import Any
 
 import pytest
 
+from dist_testing.budget import MAX_TIMEOUT_S
 from dist_testing.errors import UsageError
 from dist_testing.spec import ISOLATIONS, MAX_WORLD_SIZE, Spec
 
 __all__ = ["MARKER_HELP", "Distributed", "read_marker"]
-
-# Thirty years: no limit, in other words, but one that every clock can add up.
-_MAX_TIMEOUT_S = 10**9
 
 MARKER_HELP = (
     "distributed(world_size=None, init=True, timeout=None, isolation=None, expected_exits=None, backends=None): "
@@ -99,8 +97,8 @@ def _world_sizes(definition: Any, value: object) -> tuple[int, ...]:
 def _timeout(definition: Any, value: object) -> float | None:
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= _MAX_TIMEOUT_S:
-        raise _wrong(definition, f"timeout = {value!r}", f"it is a number of seconds above 0, up to {_MAX_TIMEOUT_S}")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= MAX_TIMEOUT_S:
+        raise _wrong(definition, f"timeout = {value!r}", f"it is a number of seconds above 0, up to {MAX_TIMEOUT_S}")
     return float(value)
 
 

@@ -13,10 +13,10 @@ from typing import Any, NoReturn
 
 import pytest
 
-from dist_testing.backends import backend_named
 from dist_testing.budget import Budget
 from dist_testing.doors import reports
 from dist_testing.doors.marker import MARKER_HELP, Distributed, read_marker
+from dist_testing.doors.options import add_options, read_options
 from dist_testing.doors.rank_pytest import PytestDoor, current_world
 from dist_testing.doors.rank_unittest import UnittestDoor
 from dist_testing.doors.session import Session, open_session
@@ -27,12 +27,14 @@ from dist_testing.rank.bootstrap import RankDoor, Resolver
 from dist_testing.runner.case import Case
 from dist_testing.runner.engine import Engine
 from dist_testing.runner.needs import missing_need
-from dist_testing.spec import DEFAULT_WORLD_SIZE, ISOLATIONS, MAX_WORLD_SIZE, Spec, load_spec
+from dist_testing.runner.outputs import keep_logs
+from dist_testing.spec import Spec, load_spec
 from dist_testing.world import World
 
 # Set by the Bazel main before pytest starts; outside Bazel the options take their place.
 SPEC_KEY = pytest.StashKey[Spec]()
 BUDGET_KEY = pytest.StashKey[Budget]()
+OUTPUTS_KEY = pytest.StashKey[Path | None]()
 _FRESH_KEY = pytest.StashKey[Callable[[Resolver], NoReturn]]()
 _MARKER_KEY = pytest.StashKey[Distributed]()
 _PLUGIN = "dist_testing_runner"
@@ -40,20 +42,7 @@ _PLUGIN = "dist_testing_runner"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """The `--dist-*` options. Under Bazel the target's spec says these things, and an option overrides it."""
-    group = parser.getgroup("distributed", "distributed tests (dist_testing)")
-    group.addoption("--dist-backend", metavar="NAME", help="backend of the worlds (default: gloo)")
-    group.addoption(
-        "--dist-world-size",
-        metavar="N[,N...]",
-        help=f"ranks of tests that do not say; each number makes a case (default: {DEFAULT_WORLD_SIZE})",
-    )
-    group.addoption("--dist-isolation", metavar="LAUNCHER", help=f"one of {', '.join(ISOLATIONS)} (default: fork)")
-    group.addoption("--dist-timeout", metavar="SECONDS", help="limit of a case that does not say")
-    group.addoption(
-        "--dist-on-missing",
-        metavar="skip|fail",
-        help="what to do when the machine lacks what a test needs (default: skip, unless it was promised)",
-    )
+    add_options(parser)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -128,9 +117,11 @@ class _Runner:
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
-        self._spec = _spec(config)
-        self._timeout_s = _timeout_s(config, self._spec)
-        self._on_missing = _choice(config, "--dist-on-missing", ("skip", "fail"))
+        options = read_options(config, config.stash.get(SPEC_KEY, None))
+        self._spec = options.spec
+        self._timeout_s = options.timeout_s
+        self._fail_on_missing = options.fail_on_missing
+        self._outputs = config.stash.get(OUTPUTS_KEY, None)
         self._items: dict[str, pytest.Item] = {}
         self._cases_after: dict[str, int] = {}
         self._failures: list[str] = []
@@ -141,7 +132,7 @@ class _Runner:
             "spec": str(self._spec.file) if self._spec.file else None,
         }
         self._engine = Engine(self._spec, config.stash.get(BUDGET_KEY, Budget()), self._resolve, loader)
-        self._session = Session(self._engine, self._timeout_s, self._on_missing == "fail")
+        self._session = Session(self._engine, self._timeout_s, self._fail_on_missing)
         open_session(self._session)
 
     def world_sizes(self, nodeid: str, marker: Distributed) -> tuple[int, ...]:
@@ -207,7 +198,7 @@ class _Runner:
             return reports.expected_failure(item, f"[NOTRUN] {expected.reason}", 0.0)
         size = _world_size(item)
         if missing := missing_need(self._spec, size):
-            if self._on_missing == "fail" or self._spec.promises(size):
+            if self._fail_on_missing or self._spec.promises(size):
                 return reports.failed(item, reports.broken_promise(item.nodeid, self._spec, missing), 0.0)
             return reports.skipped(item, missing)
         case = Case(
@@ -223,7 +214,7 @@ class _Runner:
         try:
             result = self._engine.run(case)
         except (LaunchError, UsageError) as error:
-            return reports.failed(item, f"{item.nodeid}: {error}", 0.0)
+            return reports.launch_failed(item, error)
         properties = reports.properties(result)
         if expected is not None and result.verdict.status is not Status.SKIPPED:
             return reports.judge_expected(item, expected, result, self._spec)
@@ -233,6 +224,8 @@ class _Runner:
             case Status.SKIPPED:
                 return reports.skipped(item, result.verdict.reason, result.duration_s, properties)
             case Status.FAILED:
+                if self._outputs is not None:
+                    keep_logs(result, self._outputs)
                 text = reports.failure_text(item.nodeid, result, self._spec)
                 return reports.failed(item, text, result.duration_s, properties)
 
@@ -269,7 +262,7 @@ class _Runner:
         """Give the report of a unittest case what the ranks had to say."""
         report = yield
         if _is_multi_process(item) and call.when == "call":
-            reports.add_result(report, call.excinfo, self._spec)
+            reports.add_result(report, call.excinfo, self._spec, self._outputs)
         return report
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -296,50 +289,3 @@ def _world_size(item: pytest.Item) -> int:
 def _is_multi_process(item: pytest.Item) -> bool:
     cls = getattr(item, "cls", None)
     return isinstance(cls, type) and issubclass(cls, MultiProcessTestCase)
-
-
-def _spec(config: pytest.Config) -> Spec:
-    spec = config.stash.get(SPEC_KEY, None)
-    name = config.getoption("--dist-backend")
-    backend = backend_named(name) if name else (spec.backend if spec else backend_named("gloo"))
-    sizes = _sizes(config.getoption("--dist-world-size"))
-    isolation = _choice(config, "--dist-isolation", ISOLATIONS)
-    return Spec(
-        target=spec.target if spec else "",
-        backend=backend,
-        world_sizes=sizes or (spec.world_sizes if spec else (DEFAULT_WORLD_SIZE,)),
-        gpus_per_rank=backend.gpus_per_rank if name or spec is None else spec.gpus_per_rank,
-        isolation=isolation or (spec.isolation if spec else "fork"),
-        srcs=spec.srcs if spec else (),
-        promised_gpus=spec.promised_gpus if spec else None,
-        file=spec.file if spec else None,
-    )
-
-
-def _sizes(text: str | None) -> tuple[int, ...]:
-    if text is None:
-        return ()
-    parts = text.split(",")
-    if not all(part.isascii() and part.isdecimal() and 1 <= int(part) <= MAX_WORLD_SIZE for part in parts):
-        raise UsageError(f"--dist-world-size={text}: expected numbers from 1 to {MAX_WORLD_SIZE}, separated by commas.")
-    return tuple(dict.fromkeys(int(part) for part in parts))
-
-
-def _choice(config: pytest.Config, option: str, allowed: tuple[str, ...]) -> str | None:
-    value: str | None = config.getoption(option)
-    if value is not None and value not in allowed:
-        raise UsageError(f"{option}={value}: expected one of {', '.join(allowed)}.")
-    return value
-
-
-def _timeout_s(config: pytest.Config, spec: Spec) -> float:
-    text: str | None = config.getoption("--dist-timeout")
-    if text is None:
-        return float(spec.backend.timeout_s)
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 < value < float("inf"):
-        raise UsageError(f"--dist-timeout={text}: expected a number of seconds above 0.")
-    return value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,9 +11,10 @@ from _pytest._code.code import ExceptionInfo, TerminalRepr
 from _pytest._io import TerminalWriter
 from _pytest.skipping import Xfail, evaluate_skip_marks, evaluate_xfail_marks
 
-from dist_testing.errors import CaseFailedError
+from dist_testing.errors import CaseFailedError, LaunchError
 from dist_testing.outcomes import Cause, Status
 from dist_testing.runner.case import CaseResult
+from dist_testing.runner.outputs import keep_logs
 from dist_testing.runner.report import failure_report
 from dist_testing.spec import Spec
 
@@ -24,6 +26,7 @@ __all__ = [
     "failed_teardown",
     "failure_text",
     "judge_expected",
+    "launch_failed",
     "passed",
     "properties",
     "skip_mark",
@@ -62,6 +65,10 @@ def xfail_mark(item: pytest.Item) -> Xfail | None:
 def properties(result: CaseResult) -> Properties:
     """What is worth knowing of a result, rank by rank."""
     values: Properties = [("world_size", result.case.world_size)]
+    if result.verdict.cause is not Cause.NONE:
+        values.append(("cause", result.verdict.cause.value))
+    if result.retried:
+        values.append(("retried", result.retried))
     if result.verdict.culprit is not None:
         values.append(("culprit", result.verdict.culprit))
     if result.verdict.status is not Status.PASSED:
@@ -99,6 +106,12 @@ def broken_promise(name: str, spec: Spec, missing: str) -> str:
         f"The configuration of this run {promise}, so it is a failure and not a skip.\n"
         "Run it on a machine that has the hardware, or without the promise."
     )
+
+
+def launch_failed(item: pytest.Item, error: Exception) -> list[pytest.TestReport]:
+    """Reports of a case whose ranks could not be had, or could not be asked for."""
+    cause: Properties = [("cause", Cause.INFRASTRUCTURE.value)] if isinstance(error, LaunchError) else []
+    return failed(item, f"{item.nodeid}: {error}", 0.0, cause)
 
 
 def passed(item: pytest.Item, duration_s: float, values: Properties) -> list[pytest.TestReport]:
@@ -155,7 +168,9 @@ def judge_expected(item: pytest.Item, expected: Xfail, result: CaseResult, spec:
     return reports
 
 
-def add_result(report: pytest.TestReport, excinfo: ExceptionInfo[BaseException] | None, spec: Spec) -> None:
+def add_result(
+    report: pytest.TestReport, excinfo: ExceptionInfo[BaseException] | None, spec: Spec, outputs: Path | None
+) -> None:
     """Put what the ranks said into the report of a unittest case."""
     if excinfo is None or not isinstance(excinfo.value, CaseFailedError):
         return
@@ -163,6 +178,8 @@ def add_result(report: pytest.TestReport, excinfo: ExceptionInfo[BaseException] 
     text = failure_text(report.nodeid, result, spec)
     report.longrepr = _Pointer(text)
     report.user_properties += properties(result)
+    if outputs is not None:
+        keep_logs(result, outputs)
     report.dist_failure = text  # type: ignore[attr-defined]  # as above
 
 

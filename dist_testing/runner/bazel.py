@@ -25,6 +25,7 @@ class Protocol:
         xml_file: `XML_OUTPUT_FILE`: where the XML goes.
         outputs: `TEST_UNDECLARED_OUTPUTS_DIR`: kept by Bazel, shown to the user.
         premature_exit_file: `TEST_PREMATURE_EXIT_FILE`: exists while the test is not over.
+        infrastructure_file: `TEST_INFRASTRUCTURE_FAILURE_FILE`: tells executors that a failure is the machine's.
         warnings_file: `TEST_WARNINGS_OUTPUT_FILE`: Bazel prints what is in it.
         test_filter: `TESTBRIDGE_TEST_ONLY`: `--test_filter`.
         fail_fast: `TESTBRIDGE_TEST_RUNNER_FAIL_FAST`: `--test_runner_fail_fast`.
@@ -35,6 +36,7 @@ class Protocol:
     xml_file: Path | None = None
     outputs: Path | None = None
     premature_exit_file: Path | None = None
+    infrastructure_file: Path | None = None
     warnings_file: Path | None = None
     test_filter: str = ""
     fail_fast: bool = False
@@ -69,6 +71,7 @@ def read_protocol(env: Mapping[str, str]) -> Protocol:
         xml_file=_path(env, "XML_OUTPUT_FILE"),
         outputs=_path(env, "TEST_UNDECLARED_OUTPUTS_DIR"),
         premature_exit_file=_path(env, "TEST_PREMATURE_EXIT_FILE"),
+        infrastructure_file=_path(env, "TEST_INFRASTRUCTURE_FAILURE_FILE"),
         warnings_file=_path(env, "TEST_WARNINGS_OUTPUT_FILE"),
         test_filter=env.get("TESTBRIDGE_TEST_ONLY", ""),
         fail_fast=env.get("TESTBRIDGE_TEST_RUNNER_FAIL_FAST") == "1",

@@ -78,7 +78,7 @@ def _run(spec: Spec, files: Sequence[str], protocol: Protocol, arguments: Sequen
     # Not at the top: a target that cannot be found should say so at once.
     import pytest
 
-    from dist_testing.doors import bazel_session
+    from dist_testing.doors import bazel_session, pytest_plugin
 
     _raise_on_termination()
     session = bazel_session.BazelSession(spec, protocol)
@@ -87,7 +87,6 @@ def _run(spec: Spec, files: Sequence[str], protocol: Protocol, arguments: Sequen
         *files,
         # The sandbox is read-only, and thrown away.
         *("-p", "no:cacheprovider"),
-        *("-p", "dist_testing.doors.pytest_plugin"),
         # Leaves sys.path alone: a test's folder must not shadow the consumer's packages.
         "--import-mode=importlib",
         f"--rootdir={_root(files)}",
@@ -97,7 +96,7 @@ def _run(spec: Spec, files: Sequence[str], protocol: Protocol, arguments: Sequen
         *arguments,
     ]
     try:
-        code = int(pytest.main(command, plugins=[session]))
+        code = int(pytest.main(command, plugins=[session, pytest_plugin]))
     finally:
         session.write_xml()
     return session.exit_code(code)
