@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import select
+import signal
 import socket
 import subprocess
 from collections.abc import Iterator, Sequence
@@ -16,6 +18,9 @@ from dist_testing.rank.bootstrap import Resolver
 from dist_testing.rank.process import fork
 
 __all__ = ["ForkLauncher"]
+
+# For the template to remove what is left below it, which it does within limits of its own. Seconds.
+_CLOSE_LIMIT_S = 15.0
 
 
 class ForkLauncher:
@@ -84,9 +89,18 @@ class ForkLauncher:
     def close(self) -> None:
         """Let the template go, and wait until it has removed whatever is left below it."""
         self._control.close()
-        if self._pid:
-            os.waitpid(self._pid, 0)
-            self._pid = 0
+        if not self._pid:
+            return
+        pid, self._pid = self._pid, 0
+        # Not reaped yet, so the number is still its own.
+        pidfd = os.pidfd_open(pid)
+        try:
+            if not select.select([pidfd], [], [], _CLOSE_LIMIT_S)[0]:
+                # A test has stopped it. Its ranks die with it.
+                os.kill(pid, signal.SIGKILL)
+        finally:
+            os.close(pidfd)
+        os.waitpid(pid, 0)
 
     def _send(self, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
         try:

@@ -61,6 +61,7 @@ def command(state: Mapping[str, Any]) -> tuple[list[str], int]:
 
 def become_rank(start: RankStart, loader: Loader) -> NoReturn:
     """Replace this process, just forked, by a fresh interpreter that is the rank."""
+    die_with_parent(start.template_pid)
     kept = [start.channel_fd, start.stacks_fd, *([start.store_fd] if start.store_fd is not None else [])]
     arguments, descriptor = command(
         {
@@ -102,7 +103,10 @@ def main(state: dict[str, Any]) -> NoReturn:
         _load(loader, lambda resolve: enter(start, resolve))
     except BaseException as error:
         with socket.socket(fileno=start.channel_fd) as channel:
-            Reporter(FrameWriter(channel)).never_started(error)
+            # Imports are test code: this is the test's failure, and not the machine's.
+            reporter = Reporter(FrameWriter(channel))
+            reporter.phase("import")
+            reporter.raised(error)
     finally:
         os._exit(1)
 
