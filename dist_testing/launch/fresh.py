@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 
 from dist_testing.errors import LaunchError
 from dist_testing.launch import wire
+from dist_testing.rank.board import PhaseBoard
 from dist_testing.rank.bootstrap import RankStart, Resolver, enter
 from dist_testing.rank.capture import redirect_output
 from dist_testing.rank.frames import FrameWriter
@@ -62,7 +63,6 @@ def command(state: Mapping[str, Any]) -> tuple[list[str], int]:
 def become_rank(start: RankStart, loader: Loader) -> NoReturn:
     """Replace this process, just forked, by a fresh interpreter that is the rank."""
     die_with_parent(start.template_pid)
-    kept = [start.channel_fd, start.stacks_fd, *([start.store_fd] if start.store_fd is not None else [])]
     arguments, descriptor = command(
         {
             "role": "rank",
@@ -71,12 +71,14 @@ def become_rank(start: RankStart, loader: Loader) -> NoReturn:
             "rank": start.rank,
             "channel_fd": start.channel_fd,
             "stacks_fd": start.stacks_fd,
+            "board_fd": start.board_fd,
             "store_fd": start.store_fd,
             "template_pid": start.template_pid,
         }
     )
-    for fd in (*kept, descriptor):
-        os.set_inheritable(fd, True)
+    for fd in (start.channel_fd, start.stacks_fd, start.board_fd, start.store_fd, descriptor):
+        if fd is not None:
+            os.set_inheritable(fd, True)
     os.execve(arguments[0], arguments, start.request.env)
 
 
@@ -90,13 +92,14 @@ def main(state: dict[str, Any]) -> NoReturn:
         state["rank"],
         state["channel_fd"],
         state["stacks_fd"],
+        state["board_fd"],
         state["store_fd"],
         state["template_pid"],
     )
     # What imports print belongs to the rank, too.
     redirect_output(os.path.join(start.request.directory, f"rank-{start.rank}.log"))
     die_with_parent(start.template_pid)
-    for fd in (start.channel_fd, start.stacks_fd, start.store_fd):
+    for fd in (start.channel_fd, start.stacks_fd, start.board_fd, start.store_fd):
         if fd is not None:
             os.set_inheritable(fd, False)
     try:
@@ -104,7 +107,7 @@ def main(state: dict[str, Any]) -> NoReturn:
     except BaseException as error:
         with socket.socket(fileno=start.channel_fd) as channel:
             # Imports are test code: this is the test's failure, and not the machine's.
-            reporter = Reporter(FrameWriter(channel))
+            reporter = Reporter(FrameWriter(channel), PhaseBoard(start.board_fd, start.request.size), start.rank)
             reporter.phase("import")
             reporter.raised(error)
     finally:

@@ -75,8 +75,11 @@ class _Template:
         return True
 
     def _start(self, request: wire.WorldRequest, fds: Sequence[int]) -> None:
-        channels, stacks = fds[: request.size], fds[request.size : 2 * request.size]
-        store = fds[2 * request.size] if request.store_port else None
+        channels, stacks, (board, *stores) = (
+            fds[: request.size],
+            fds[request.size : 2 * request.size],
+            fds[2 * request.size :],
+        )
         self._world = world = _World(request.world, {})
         template_pid = os.getpid()
         for rank in range(request.size):
@@ -90,13 +93,12 @@ class _Template:
                 self._signal(list(world.ranks.values()), signal.SIGKILL)
                 break
             if pid == 0:
-                mine = {channels[rank], stacks[rank], store if rank == 0 else None}
+                store = stores[0] if stores and rank == 0 else None
+                start = RankStart(request, rank, channels[rank], stacks[rank], board, store, template_pid)
+                mine = (start.channel_fd, start.stacks_fd, start.board_fd, start.store_fd)
                 for fd in [*fds, *world.pidfds, self._control.detach()]:
                     if fd not in mine:
                         os.close(fd)
-                start = RankStart(
-                    request, rank, channels[rank], stacks[rank], store if rank == 0 else None, template_pid
-                )
                 self._be_rank(start)
             pidfd = os.pidfd_open(pid)
             world.ranks[pid] = rank

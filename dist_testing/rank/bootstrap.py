@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol
 
 from dist_testing.launch import wire
+from dist_testing.rank.board import PhaseBoard
 from dist_testing.rank.capture import redirect_output
 from dist_testing.rank.environment import become, torchrun_env
 from dist_testing.rank.frames import FrameWriter
@@ -37,6 +38,7 @@ class RankStart:
         rank: Which of them this is.
         channel_fd: The rank's end of its frame channel.
         stacks_fd: Where its stacks go when they are asked for.
+        board_fd: The board on which it writes what it is doing.
         store_fd: The listening socket of the world's store, on rank 0 only.
         template_pid: The parent, with which the rank dies.
     """
@@ -45,6 +47,7 @@ class RankStart:
     rank: int
     channel_fd: int
     stacks_fd: int
+    board_fd: int
     store_fd: int | None
     template_pid: int
 
@@ -78,7 +81,8 @@ def enter(start: RankStart, resolve: Resolver) -> NoReturn:
         # end before any peer can see a closed gloo connection.
         channel = socket.socket(fileno=os.dup(start.channel_fd))
         os.close(start.channel_fd)
-        reporter = Reporter(FrameWriter(channel))
+        reporter = Reporter(FrameWriter(channel), PhaseBoard(start.board_fd, start.request.size), start.rank)
+        os.close(start.board_fd)
         _run(start, reporter, channel, resolve)
         for stream in (sys.stdout, sys.stderr):
             # A test may have closed or replaced it; then there is nothing left to save.

@@ -1,6 +1,6 @@
 """Frames: how a rank talks to the runner. Length-prefixed JSON over a socket pair; never pickle.
 
-A rank sends `ready` once, `phase` when it moves on, an `outcome` as soon as one is known (peers must not wait for a
+A rank sends `ready` once, an `outcome` as soon as one is known (peers must not wait for a
 teardown to learn of a failure), and `done` as the last thing before it leaves. What is read is not trusted: a rank is
 test code, and test code goes wrong.
 
@@ -30,10 +30,9 @@ MAX_TEXT_CHARS = 256 * 1024
 
 _LENGTH = struct.Struct(">I")
 
-FrameKind = Literal["ready", "phase", "outcome", "done"]
+FrameKind = Literal["ready", "outcome", "done"]
 _FIELDS: dict[str, dict[str, type]] = {
     "ready": {},
-    "phase": {"phase": str},
     "outcome": {
         "kind": str,
         "phase": str,

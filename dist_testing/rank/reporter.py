@@ -7,6 +7,7 @@ import traceback
 import unittest
 
 from dist_testing.errors import DistTestingError
+from dist_testing.rank.board import PhaseBoard
 from dist_testing.rank.collateral import Collateral, collateral
 from dist_testing.rank.frames import FrameWriter, shorten
 from dist_testing.skips import skip_for_exit_code
@@ -57,8 +58,10 @@ def _operation(error: BaseException) -> str:
 class Reporter:
     """What a door tells the runner. The worst outcome counts, so telling more never hides a failure."""
 
-    def __init__(self, frames: FrameWriter) -> None:
+    def __init__(self, frames: FrameWriter, board: PhaseBoard, rank: int) -> None:
         self._frames = frames
+        self._board = board
+        self._rank = rank
         self._pid = os.getpid()
         self._phase = "start"
         self._has_reported = False
@@ -76,7 +79,7 @@ class Reporter:
     def phase(self, name: str) -> None:
         """The rank moves on to `name`."""
         self._phase = name
-        self._frames.send("phase", phase=name)
+        self._board.write(self._rank, name)
 
     def case_over(self) -> None:
         """The case has ended on this rank; if nothing was wrong with it until now, it has passed."""

@@ -138,7 +138,7 @@ class Engine:
         supervisor = world.supervisor
         with self._closing_if_over(world):
             supervisor.wait_case()
-        outcomes = tuple(record.outcome() for record in supervisor.records)
+            outcomes = tuple(record.outcome() for record in supervisor.records)
         result = verdict(
             outcomes,
             world_size=case.world_size,
@@ -196,7 +196,7 @@ class Engine:
         supervisor = world.supervisor
         with self._closing_if_over(world):
             supervisor.finish(_POOL_END_LIMIT_S)
-        outcomes = [record.outcome() for record in supervisor.records]
+            outcomes = [record.outcome() for record in supervisor.records]
         result = verdict(outcomes, world_size=world.size, leaked=supervisor.leaked)
         if result.status is not Status.FAILED:
             shutil.rmtree(world.directory, ignore_errors=True)

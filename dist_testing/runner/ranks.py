@@ -12,6 +12,7 @@ from typing import Any
 from dist_testing.errors import FrameError
 from dist_testing.launch import wire
 from dist_testing.outcomes import Kind, RankOutcome, exit_name
+from dist_testing.rank.board import PhaseBoard
 from dist_testing.rank.frames import Frame, FrameReader
 from dist_testing.rank.stacks import STACKS_SIGNAL
 
@@ -37,17 +38,16 @@ class RankRecord:
         rank: Which one.
         pid: Its process; None until it is known.
         channel: The runner's end of the frame channel; closed at the end of the stream.
-        phase: What the rank said it is doing.
         is_ready: Whether it has begun; time counts from when all have.
         is_done: Whether it has nothing more to say.
         first_trouble_s: When the first sign of a failure was seen, on the monotonic clock.
     """
 
-    def __init__(self, rank: int, channel: socket.socket) -> None:
+    def __init__(self, rank: int, channel: socket.socket, board: PhaseBoard) -> None:
         self.rank = rank
+        self._board = board
         self.pid: int | None = None
         self.channel = channel
-        self.phase = "start"
         self.is_ready = False
         self.is_done = False
         self.first_trouble_s: float | None = None
@@ -122,6 +122,11 @@ class RankRecord:
             self._stopped_as = kind
             if kind is Kind.HUNG:
                 self._trouble(now_s)
+
+    @property
+    def phase(self) -> str:
+        """What the rank said it is doing."""
+        return self._board.read(self.rank)
 
     @property
     def has_ended(self) -> bool:
@@ -216,9 +221,6 @@ class RankRecord:
         match frame.kind:
             case "ready":
                 self.is_ready = True
-                self.phase = "setup"
-            case "phase":
-                self.phase = fields["phase"]
             case "outcome":
                 if fields["kind"] not in _REPORTED:
                     raise FrameError(f"an outcome of unknown kind {fields['kind']!r}")

@@ -13,6 +13,7 @@ from pathlib import Path
 from dist_testing.errors import UsageError
 from dist_testing.launch.fork import ForkLauncher
 from dist_testing.launch.wire import WorldRequest
+from dist_testing.rank.board import PhaseBoard
 from dist_testing.rank.environment import LOOPBACK
 from dist_testing.runner.case import Case
 from dist_testing.runner.rank_env import rank_env, threads_per_rank
@@ -47,6 +48,7 @@ class RunningWorld:
     supervisor: Supervisor
     directory: Path
     stacks_fds: Mapping[int, int]
+    board: PhaseBoard
     store: socket.socket | None
 
     @property
@@ -60,6 +62,7 @@ class RunningWorld:
             os.close(fd)
         for record in self.supervisor.records:
             record.channel.close()
+        self.board.close()
         if self.store is not None:
             self.store.close()
 
@@ -85,10 +88,10 @@ def start_world(
     (directory / "temp").mkdir(parents=True)
     with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
         fds = []
-        records = []
-        for rank in range(size):
+        channels = []
+        for _ in range(size):
             mine, other = socket.socketpair()
-            records.append(RankRecord(rank, ours.enter_context(mine)))
+            channels.append(ours.enter_context(mine))
             fds.append(theirs.enter_context(other).fileno())
         stacks_fds = {}
         for rank in range(size):
@@ -96,6 +99,11 @@ def start_world(
             ours.callback(os.close, stacks_fds[rank])
             theirs.callback(os.close, write)
             fds.append(write)
+        board_fd = PhaseBoard.create(size)
+        theirs.callback(os.close, board_fd)
+        fds.append(board_fd)
+        board = PhaseBoard(board_fd, size)
+        ours.callback(board.close)
         store = None
         if case.with_store:
             # Bound once and kept until the world is over: the port is never free for anybody else.
@@ -131,9 +139,10 @@ def start_world(
             ),
             fds,
         )
+        records = [RankRecord(rank, channel, board) for rank, channel in enumerate(channels)]
         supervisor = Supervisor(launcher, number, records, stacks_fds)
         ours.pop_all()
-    return RunningWorld(case.pool, supervisor, directory, stacks_fds, store)
+    return RunningWorld(case.pool, supervisor, directory, stacks_fds, board, store)
 
 
 def check_world_size(name: str, world_size: int) -> None:

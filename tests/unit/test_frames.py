@@ -32,7 +32,6 @@ OUTCOME: dict[str, Any] = {
 TEXT = st.text(st.characters(codec=None, exclude_categories=()), max_size=10)
 FRAMES = st.one_of(
     st.sampled_from([Frame("ready"), Frame("done")]),
-    st.builds(lambda phase: Frame("phase", {"phase": phase}), TEXT),
     st.builds(
         lambda texts, code: Frame(
             "outcome",
@@ -128,9 +127,9 @@ def test_an_absurd_length_is_refused_before_its_bytes_come(length: int) -> None:
 def test_a_frame_of_the_largest_size_is_read() -> None:
     """The limit itself is allowed."""
     reader = FrameReader()
-    padding = MAX_FRAME_BYTES - len(json.dumps({"frame": "phase", "phase": ""}))
-    frame = next(reader.feed(message({"frame": "phase", "phase": "x" * padding})))
-    assert len(frame.fields["phase"]) == padding
+    padding = MAX_FRAME_BYTES - len(json.dumps({"frame": "outcome", **OUTCOME, "text": ""}))
+    frame = next(reader.feed(message({"frame": "outcome", **OUTCOME, "text": "x" * padding})))
+    assert len(frame.fields["text"]) == padding
 
 
 @pytest.mark.parametrize(
@@ -186,10 +185,10 @@ def test_a_missing_field_is_refused(name: str) -> None:
         list(FrameReader().feed(message(content)))
 
 
-@pytest.mark.parametrize("kind", ["ready", "phase", "outcome", "done"])
+@pytest.mark.parametrize("kind", ["ready", "outcome", "done"])
 def test_an_extra_field_is_refused(kind: str) -> None:
     """It would be dropped silently."""
-    fields = {"outcome": OUTCOME, "phase": {"phase": "call"}}.get(kind, {})
+    fields = {"outcome": OUTCOME}.get(kind, {})
     assert len(list(FrameReader().feed(message({"frame": kind, **fields})))) == 1
     with pytest.raises(FrameError, match="extra"):
         list(FrameReader().feed(message({"frame": kind, **fields, "extra": ""})))
@@ -219,7 +218,7 @@ def test_any_json_is_a_frame_or_a_frame_error(content: object) -> None:
     """The same for what parses."""
     try:
         for frame in FrameReader().feed(message(content)):
-            assert frame.kind in ("ready", "phase", "outcome", "done")
+            assert frame.kind in ("ready", "outcome", "done")
     except FrameError:
         pass
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import select
 import signal
 import socket
@@ -12,6 +13,7 @@ import pytest
 
 from dist_testing.launch import wire
 from dist_testing.outcomes import Kind, RankOutcome
+from dist_testing.rank.board import PhaseBoard
 from dist_testing.rank.frames import FrameWriter
 from dist_testing.runner.ranks import RankRecord
 
@@ -32,7 +34,10 @@ class Rank:
 
     def __init__(self) -> None:
         ours, self.channel = socket.socketpair()
-        self.record = RankRecord(3, StrictSocket(fileno=ours.detach()))
+        fd = PhaseBoard.create(4)
+        self.board = PhaseBoard(fd, 4)
+        os.close(fd)
+        self.record = RankRecord(3, StrictSocket(fileno=ours.detach()), self.board)
         self.frames = FrameWriter(self.channel)
 
     def outcome_frame(self, kind: str, *, phase: str = "call", exit_code: int = 0, **texts: str) -> None:
@@ -44,7 +49,7 @@ class Rank:
         """Send what a rank sends before it has an outcome, at 1.0 s."""
         self.frames.send("ready")
         for phase in phases:
-            self.frames.send("phase", phase=phase)
+            self.board.write(3, phase)
         assert self.record.read(1.0)
 
     def end(self, exit_code: int, at_s: float) -> RankOutcome:
@@ -61,6 +66,7 @@ def rank() -> Iterator[Rank]:
     yield rank
     rank.channel.close()
     rank.record.channel.close()
+    rank.board.close()
 
 
 def test_a_rank_that_passes_to_the_end_has_passed(rank: Rank) -> None:
@@ -70,7 +76,7 @@ def test_a_rank_that_passes_to_the_end_has_passed(rank: Rank) -> None:
     rank.outcome_frame("passed")
     assert rank.record.read(2.0)
     assert (rank.record.reported, rank.record.is_settled, rank.record.is_done) == (Kind.PASSED, True, False)
-    rank.frames.send("phase", phase="destroy")
+    rank.board.write(3, "destroy")
     rank.frames.send("done")
     assert rank.record.read(3.0)
     assert rank.record.is_done
@@ -114,7 +120,7 @@ def test_how_a_failed_rank_left_adds_nothing(rank: Rank, exit_code: int, kind: K
     rank.start("call")
     rank.outcome_frame("raised", summary="ValueError: x")
     assert rank.record.read(2.0)
-    rank.frames.send("phase", phase="teardown")
+    rank.board.write(3, "teardown")
     assert rank.record.read(2.5)
     if kind is not None:
         rank.record.stop(kind, 3.0)
@@ -338,7 +344,7 @@ def test_a_rank_that_hangs_while_it_gives_its_groups_back_hung(rank: Rank) -> No
     """Its test was over; its end was not."""
     rank.start("call")
     rank.outcome_frame("passed")
-    rank.frames.send("phase", phase="destroy")
+    rank.board.write(3, "destroy")
     assert rank.record.read(2.0)
     rank.record.stop(Kind.HUNG, 3.0)
     outcome = rank.end(-9, 4.0)

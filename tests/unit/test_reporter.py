@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import enum
+import os
 import socket
 import unittest
+from collections.abc import Iterator
 from typing import Any, cast
 
 import pytest
 
+from dist_testing.rank.board import PhaseBoard
 from dist_testing.rank.frames import MAX_TEXT_CHARS, Frame, FrameReader, FrameWriter
 from dist_testing.rank.reporter import Reporter, format_error, summarise
 from dist_testing.skips import TEST_SKIPS
@@ -44,9 +47,19 @@ def channel() -> Channel:
 
 
 @pytest.fixture
-def reporter(channel: Channel) -> Reporter:
-    """A rank's reporter on that wire."""
-    return Reporter(FrameWriter(cast(socket.socket, channel)))
+def board() -> Iterator[PhaseBoard]:
+    """The board of a world of two."""
+    fd = PhaseBoard.create(2)
+    board = PhaseBoard(fd, 2)
+    os.close(fd)
+    yield board
+    board.close()
+
+
+@pytest.fixture
+def reporter(channel: Channel, board: PhaseBoard) -> Reporter:
+    """The reporter of rank 1 on that wire."""
+    return Reporter(FrameWriter(cast(socket.socket, channel)), board, 1)
 
 
 class BrokenStrError(Exception):
@@ -105,14 +118,17 @@ def caught(error: BaseException) -> BaseException:
         return raised
 
 
-def test_phases_travel_with_the_outcome(reporter: Reporter, channel: Channel) -> None:
+def test_phases_are_on_the_board_and_travel_with_the_outcome(
+    reporter: Reporter, channel: Channel, board: PhaseBoard
+) -> None:
     """Where it happened is half of what a failure says."""
     reporter.ready()
     reporter.phase("setup")
     reporter.phase("call")
+    assert (board.read(0), board.read(1)) == ("start", "call")
     reporter.raised(caught(ValueError("boom")))
     reporter.done()
-    assert [frame.kind for frame in channel.frames()] == ["ready", "phase", "phase", "outcome", "done"]
+    assert [frame.kind for frame in channel.frames()] == ["ready", "outcome", "done"]
     outcome = channel.outcome()
     assert (outcome["kind"], outcome["phase"], outcome["summary"]) == ("raised", "call", "ValueError: boom")
     assert "in caught" in outcome["text"]
