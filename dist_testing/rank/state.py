@@ -27,6 +27,7 @@ class RankState:
     cwd: str
     descriptors: frozenset[int]
     threads: frozenset[int]
+    children: frozenset[int]
     torch: dict[str, Any]
     generators: dict[str, Any]
 
@@ -38,6 +39,7 @@ class RankState:
             os.getcwd(),
             _descriptors(),
             frozenset(thread.ident or 0 for thread in threading.enumerate()),
+            _children(),
             _torch_state(),
             _generators(),
         )
@@ -80,6 +82,8 @@ class RankState:
         started = [thread.name for thread in threading.enumerate() if thread.ident not in self.threads]
         if started:
             changes.append(f"running thread(s) {', '.join(sorted(started))}")
+        if left := _children() - self.children:
+            changes.append(f"running process(es) {', '.join(map(str, sorted(left)))}")
         now = _torch_state()
         changes += [
             f"{name}, from {self.torch.get(name)} to {now.get(name)}"
@@ -100,6 +104,15 @@ def _descriptor_name(fd: int) -> str | None:
         if not name.startswith("anon_inode:"):
             return name
     return None
+
+
+def _children() -> frozenset[int]:
+    """Processes that this one has started; empty where the kernel does not list them."""
+    children: set[int] = set()
+    for thread in os.listdir("/proc/self/task") if sys.platform == "linux" else ():
+        with contextlib.suppress(OSError), open(f"/proc/self/task/{thread}/children", encoding="ascii") as listed:
+            children.update(map(int, listed.read().split()))
+    return frozenset(children)
 
 
 def _torch_state() -> dict[str, Any]:
