@@ -63,7 +63,6 @@ class World:
         local_rank: This rank among those of its node.
         node: This rank's node, from 0.
         backend: torch's backend string, such as "gloo".
-        log: A logger that names the rank.
     """
 
     def __init__(
@@ -83,7 +82,6 @@ class World:
         self.backend = settings.backend
         self._directory = directory
         self._cases = 0
-        self.log = logging.getLogger(f"dist_testing.rank{rank}")
         self._settings = settings
         self._store_port = store_port
         self._store_fd = store_fd
@@ -91,6 +89,11 @@ class World:
 
     def __repr__(self) -> str:
         return f"<World rank {self.rank} of {self.size}, {self.backend} on {self.device}>"
+
+    @property
+    def log(self) -> logging.Logger:
+        """A logger that names the rank."""
+        return logging.getLogger(f"dist_testing.rank{self.rank}")
 
     @property
     def tmp_path(self) -> Path:

@@ -17,13 +17,12 @@ from dist_testing.budget import Budget
 from dist_testing.doors import reports
 from dist_testing.doors.marker import MARKER_HELP, Distributed, read_marker
 from dist_testing.doors.options import add_options, read_options
-from dist_testing.doors.rank_pytest import PytestDoor, current_world
-from dist_testing.doors.rank_unittest import UnittestDoor
+from dist_testing.doors.rank_pytest import PytestSide, current_world
 from dist_testing.doors.session import Session, open_session
 from dist_testing.doors.unittest_case import MultiProcessTestCase
 from dist_testing.errors import DistTestingError, LaunchError, UsageError
 from dist_testing.outcomes import Status
-from dist_testing.rank.bootstrap import RankDoor, Resolver
+from dist_testing.rank.bootstrap import RankSide
 from dist_testing.runner.case import Case
 from dist_testing.runner.engine import Engine
 from dist_testing.runner.needs import missing_need
@@ -35,7 +34,7 @@ from dist_testing.world import World
 SPEC_KEY = pytest.StashKey[Spec]()
 BUDGET_KEY = pytest.StashKey[Budget]()
 OUTPUTS_KEY = pytest.StashKey[Path | None]()
-_FRESH_KEY = pytest.StashKey[Callable[[Resolver], NoReturn]]()
+_FRESH_KEY = pytest.StashKey[Callable[[RankSide], NoReturn]]()
 _MARKER_KEY = pytest.StashKey[Distributed]()
 _PLUGIN = "dist_testing_runner"
 
@@ -100,7 +99,7 @@ def world() -> World:
 class FreshSession:
     """A pytest plugin for fresh interpreters: collects as the runner did, and then does not run the tests."""
 
-    def __init__(self, loader: Mapping[str, Any], then: Callable[[Resolver], NoReturn]) -> None:
+    def __init__(self, loader: Mapping[str, Any], then: Callable[[RankSide], NoReturn]) -> None:
         self._loader = loader
         self._then = then
 
@@ -123,6 +122,7 @@ class _Runner:
         self._fail_on_missing = options.fail_on_missing
         self._outputs = config.stash.get(OUTPUTS_KEY, None)
         self._items: dict[str, pytest.Item] = {}
+        self._side = PytestSide(config, self._items)
         self._cases_after: dict[str, int] = {}
         self._failures: list[str] = []
         loader = {
@@ -131,7 +131,7 @@ class _Runner:
             "directory": str(config.invocation_params.dir),
             "spec": str(self._spec.file) if self._spec.file else None,
         }
-        self._engine = Engine(self._spec, config.stash.get(BUDGET_KEY, Budget()), self._resolve, loader)
+        self._engine = Engine(self._spec, config.stash.get(BUDGET_KEY, Budget()), self._side, loader)
         self._session = Session(self._engine, self._timeout_s, self._fail_on_missing)
         open_session(self._session)
 
@@ -140,9 +140,6 @@ class _Runner:
         for size in marker.world_size:
             self._session.check_declared(nodeid, size)
         return marker.world_size or self._spec.world_sizes
-
-    def _resolve(self, body: dict[str, Any]) -> RankDoor:
-        return UnittestDoor() if body["door"] == "unittest" else PytestDoor(self._config, self._items)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
@@ -161,9 +158,9 @@ class _Runner:
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """Fork the template: the tests are imported, and nothing of them has run."""
         ours = [item for item in session.items if _MARKER_KEY in item.stash or _is_multi_process(item)]
-        self._items = {item.nodeid: item for item in ours}
+        self._items.update({item.nodeid: item for item in ours})
         if (then := self._config.stash.get(_FRESH_KEY, None)) is not None:
-            then(self._resolve)
+            then(self._side)
         if not ours or self._config.option.collectonly:
             return
         self._check_pools()

@@ -14,11 +14,13 @@ import pytest
 from _pytest.capture import CaptureManager
 from _pytest.runner import runtestprotocol
 
-from dist_testing.rank.bootstrap import RankStart
+from dist_testing.doors.rank_unittest import UnittestDoor
+from dist_testing.errors import UsageError
+from dist_testing.rank.bootstrap import RankDoor, RankStart
 from dist_testing.rank.reporter import Reporter
 from dist_testing.world import World, WorldSettings
 
-__all__ = ["PytestDoor", "current_world"]
+__all__ = ["PytestDoor", "PytestSide", "current_world"]
 
 _current: list[World] = []
 
@@ -28,16 +30,50 @@ def current_world() -> World | None:
     return _current[0] if _current else None
 
 
+class PytestSide:
+    """What ranks have of a pytest session: the collected items, and a pytest that is fit for a rank."""
+
+    def __init__(self, config: pytest.Config, items: Mapping[str, pytest.Item]) -> None:
+        """Keep what will be needed.
+
+        Args:
+            config: Of the session.
+            items: By node id; filled when the tests have been collected.
+        """
+        self._config = config
+        self._items = items
+        self._narrator = _Narrator()
+
+    def prepare(self) -> None:
+        """Take from pytest what belongs to the runner."""
+        config = self._config
+        _capture_nothing(config)
+        # An expected failure is judged in the runner, where all ranks' outcomes are known.
+        config.option.runxfail = True
+        config.pluginmanager.register(self._narrator, "dist_testing_narrator")
+        if not any("caplog" in getattr(item, "fixturenames", ()) for item in self._items.values()):
+            # It puts handlers on each of torch's 42 loggers, three times a test. A rank's log gets warnings without it.
+            config.pluginmanager.unregister(name="logging-plugin")
+            self._narrator.has_caplog = False
+
+    def door(self, body: dict[str, Any]) -> RankDoor:
+        """A unittest class brings its own rules."""
+        if body["door"] == "unittest":
+            return UnittestDoor()
+        return PytestDoor(self._config, self._items, self._narrator)
+
+
 class PytestDoor:
     """Runs collected items on a rank."""
 
-    def __init__(self, config: pytest.Config, items: Mapping[str, pytest.Item]) -> None:
+    def __init__(self, config: pytest.Config, items: Mapping[str, pytest.Item], narrator: _Narrator) -> None:
         self._config = config
         self._items = items
+        self._narrator = narrator
         self._world: World | None = None
 
     def open(self, start: RankStart, reporter: Reporter) -> None:
-        """Make the world, and make pytest fit for a rank."""
+        """Make the world."""
         request = start.request
         reporter.phase("init")
         self._world = World(
@@ -50,10 +86,7 @@ class PytestDoor:
         )
         _current.append(self._world)
         self._world.prepare()
-        _capture_nothing(self._config)
-        # An expected failure is judged in the runner, where all ranks' outcomes are known.
-        self._config.option.runxfail = True
-        self._config.pluginmanager.register(_Narrator(reporter), "dist_testing_narrator")
+        self._narrator.reporter = reporter
 
     def run(self, body: dict[str, Any], reporter: Reporter) -> None:
         """Run one item as pytest would."""
@@ -71,20 +104,29 @@ class PytestDoor:
 class _Narrator:
     """Tells the runner what pytest is doing."""
 
-    def __init__(self, reporter: Reporter) -> None:
-        self._reporter = reporter
+    reporter: Reporter
+    has_caplog = True
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any]) -> None:
+        if fixturedef.argname == "caplog" and not self.has_caplog:
+            raise UsageError(
+                "`caplog` was asked for by request.getfixturevalue on a rank, where pytest's log capture is off.\n"
+                "It is on when a collected test, or a fixture that one uses, names `caplog` as an argument.\n"
+                "Name it as an argument."
+            )
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self) -> None:
-        self._reporter.phase("setup")
+        self.reporter.phase("setup")
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_call(self) -> None:
-        self._reporter.phase("call")
+        self.reporter.phase("call")
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_teardown(self) -> None:
-        self._reporter.phase("teardown")
+        self.reporter.phase("teardown")
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(
@@ -93,9 +135,9 @@ class _Narrator:
         report = yield
         if call.excinfo is not None and not report.passed:
             if report.skipped:
-                self._reporter.skipped(_skip_reason(report))
+                self.reporter.skipped(_skip_reason(report))
             else:
-                self._reporter.ended_by(call.excinfo.value, str(report.longrepr))
+                self.reporter.ended_by(call.excinfo.value, str(report.longrepr))
         return report
 
 

@@ -11,9 +11,20 @@ from typing import Any
 from dist_testing.rank.bootstrap import RankStart
 from dist_testing.rank.reporter import Reporter
 
-__all__ = ["UnittestDoor"]
+__all__ = ["UnittestDoor", "UnittestSide"]
 
 _ExcInfo = tuple[type[BaseException], BaseException, TracebackType] | tuple[None, None, None]
+
+
+class UnittestSide:
+    """The rank side under plain unittest: a class is found by its name."""
+
+    def prepare(self) -> None:
+        """Nothing: the modules are imported already."""
+
+    def door(self, body: dict[str, Any]) -> UnittestDoor:
+        """The only door there is."""
+        return UnittestDoor()
 
 
 class UnittestDoor:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from dist_testing.backends import backend_named
 from dist_testing.budget import Budget
-from dist_testing.doors.rank_unittest import UnittestDoor
+from dist_testing.doors.rank_unittest import UnittestSide
 from dist_testing.errors import UsageError
 from dist_testing.launch.fresh import unittest_loader
 from dist_testing.runner.engine import Engine
@@ -58,7 +58,7 @@ def current_session() -> Session:
     if not _sessions:
         backend = backend_named("gloo")
         spec = Spec("", backend, (DEFAULT_WORLD_SIZE,), backend.gpus_per_rank)
-        engine = Engine(spec, Budget(), lambda _: UnittestDoor(), unittest_loader())
+        engine = Engine(spec, Budget(), UnittestSide(), unittest_loader())
         atexit.register(engine.close)
         open_session(Session(engine, float(backend.timeout_s)))
     return _sessions[0]

@@ -14,7 +14,7 @@ from dist_testing.errors import LaunchError
 from dist_testing.launch import template, wire
 from dist_testing.launch.clean import unclean_reasons
 from dist_testing.launch.fresh import Loader, command
-from dist_testing.rank.bootstrap import Resolver
+from dist_testing.rank.bootstrap import RankSide
 from dist_testing.rank.process import fork
 
 __all__ = ["ForkLauncher"]
@@ -32,11 +32,11 @@ class ForkLauncher:
         unclean_reasons: Why the template is a fresh interpreter; empty when it was forked.
     """
 
-    def __init__(self, resolve: Resolver, loader: Loader, run_directories: Sequence[str]) -> None:
+    def __init__(self, side: RankSide, loader: Loader, run_directories: Sequence[str]) -> None:
         """Fork the template; or, if this process is not fit to be forked, start a fresh interpreter to be it.
 
         Args:
-            resolve: Runs on every rank: finds the door that a request's body is for.
+            side: What the ranks have of the run.
             loader: How a fresh interpreter finds the tests again.
             run_directories: What the run writes in; the template removes it if the runner is killed.
         """
@@ -49,7 +49,7 @@ class ForkLauncher:
                 self._pid = fork()
                 if self._pid == 0:
                     ours.close()
-                    template.serve(theirs, resolve, loader, run_directories)
+                    template.serve(theirs, side, loader, run_directories)
         self._control = ours
         self._reader = wire.MessageReader()
 

@@ -19,8 +19,8 @@ from typing import Any, NoReturn
 from dist_testing.errors import LaunchError
 from dist_testing.launch import wire
 from dist_testing.rank.board import PhaseBoard
-from dist_testing.rank.bootstrap import RankStart, Resolver, enter
-from dist_testing.rank.capture import redirect_output
+from dist_testing.rank.bootstrap import RankSide, RankStart, enter, take_over
+from dist_testing.rank.capture import own_streams, redirect_output
 from dist_testing.rank.frames import FrameWriter
 from dist_testing.rank.process import die_with_parent
 from dist_testing.rank.reporter import Reporter
@@ -29,8 +29,8 @@ __all__ = ["Loader", "become_rank", "command", "main", "unittest_loader"]
 
 # How a fresh interpreter finds the tests: {"door": "pytest", ...} or {"door": "unittest", ...}.
 Loader = Mapping[str, Any]
-# Given the loader, collects or imports the tests and hands over a resolver; then it must not come back.
-_Then = Callable[[Resolver], NoReturn]
+# Given the loader, collects or imports the tests and hands over what ranks have of them; then it must not come back.
+_Then = Callable[[RankSide], NoReturn]
 
 # The path first: it may be the only way to this package.
 _CODE = (
@@ -97,13 +97,14 @@ def main(state: dict[str, Any]) -> NoReturn:
         state["template_pid"],
     )
     # What imports print belongs to the rank, too.
+    own_streams()
     redirect_output(os.path.join(start.request.directory, f"rank-{start.rank}.log"))
     die_with_parent(start.template_pid)
     for fd in (start.channel_fd, start.stacks_fd, start.board_fd, start.store_fd):
         if fd is not None:
             os.set_inheritable(fd, False)
     try:
-        _load(loader, lambda resolve: enter(start, resolve))
+        _load(loader, lambda side: _enter_prepared(start, side))
     except BaseException as error:
         with socket.socket(fileno=start.channel_fd) as channel:
             # Imports are test code: this is the test's failure, and not the machine's.
@@ -112,6 +113,12 @@ def main(state: dict[str, Any]) -> NoReturn:
             reporter.raised(error)
     finally:
         os._exit(1)
+
+
+def _enter_prepared(start: RankStart, side: RankSide) -> NoReturn:
+    take_over(start.request)
+    side.prepare()
+    enter(start, side)
 
 
 def _be_template(loader: Loader, control_fd: int, run_directories: Sequence[str], runner_pid: int) -> NoReturn:
@@ -123,7 +130,7 @@ def _be_template(loader: Loader, control_fd: int, run_directories: Sequence[str]
     os.set_inheritable(control_fd, False)
     control = socket.socket(fileno=control_fd)
     try:
-        _load(loader, lambda resolve: serve(control, resolve, loader, run_directories))
+        _load(loader, lambda side: serve(control, side, loader, run_directories))
     except BaseException as error:
         wire.send(control, {"event": "unfit", "world": 0, "text": str(error)})
     finally:
@@ -133,10 +140,10 @@ def _be_template(loader: Loader, control_fd: int, run_directories: Sequence[str]
 def _load(loader: Loader, then: _Then) -> NoReturn:
     if loader["door"] == "pytest":
         _load_pytest(loader, then)
-    from dist_testing.doors.rank_unittest import UnittestDoor
+    from dist_testing.doors.rank_unittest import UnittestSide
 
     _import_main(loader["main_path"], loader["main_name"])
-    then(lambda _: UnittestDoor())
+    then(UnittestSide())
 
 
 def _load_pytest(loader: Loader, then: _Then) -> NoReturn:

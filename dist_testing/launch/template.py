@@ -11,6 +11,7 @@ however that came about, it kills everything below it and goes too.
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import os
 import select
@@ -25,7 +26,8 @@ from typing import NoReturn
 import psutil
 
 from dist_testing.launch import fresh, wire
-from dist_testing.rank.bootstrap import RankStart, Resolver, enter
+from dist_testing.rank.bootstrap import RankSide, RankStart, enter, take_over
+from dist_testing.rank.capture import own_streams
 from dist_testing.rank.process import become_subreaper, fork
 
 __all__ = ["serve"]
@@ -45,9 +47,9 @@ class _World:
 
 
 class _Template:
-    def __init__(self, control: socket.socket, resolve: Resolver, loader: fresh.Loader) -> None:
+    def __init__(self, control: socket.socket, side: RankSide, loader: fresh.Loader) -> None:
         self._control = control
-        self._resolve = resolve
+        self._side = side
         self._loader = loader
         self._world: _World | None = None
         self._poller = select.poll()
@@ -82,14 +84,16 @@ class _Template:
         )
         self._world = world = _World(request.world, {})
         template_pid = os.getpid()
+        try:
+            take_over(request)
+        except OSError as error:
+            self._refuse(request.world, 0, error)
+            request = dataclasses.replace(request, size=0)
         for rank in range(request.size):
             try:
                 pid = fork()
             except OSError as error:
-                wire.send(
-                    self._control,
-                    {"event": "refused", "world": request.world, "rank": rank, "text": str(error)},
-                )
+                self._refuse(request.world, rank, error)
                 self._signal(list(world.ranks.values()), signal.SIGKILL)
                 break
             if pid == 0:
@@ -115,9 +119,12 @@ class _Template:
         else:
             self._over(world)
 
+    def _refuse(self, world: int, rank: int, error: OSError) -> None:
+        wire.send(self._control, {"event": "refused", "world": world, "rank": rank, "text": str(error)})
+
     def _be_rank(self, start: RankStart) -> NoReturn:
         if not start.request.fresh:
-            enter(start, self._resolve)
+            enter(start, self._side)
         try:
             fresh.become_rank(start, self._loader)
         finally:
@@ -203,12 +210,12 @@ def _reap_adopted() -> bool:
             return True
 
 
-def serve(control: socket.socket, resolve: Resolver, loader: fresh.Loader, run_directories: Sequence[str]) -> NoReturn:
+def serve(control: socket.socket, side: RankSide, loader: fresh.Loader, run_directories: Sequence[str]) -> NoReturn:
     """Be the template until the runner is gone, then leave nothing behind.
 
     Args:
         control: This end of the socket pair to the runner.
-        resolve: Finds the door that a request's body is for.
+        side: What the ranks have of the run.
         loader: How a fresh interpreter finds the tests again.
         run_directories: Removed at the end if the runner did not get to do it.
     """
@@ -219,10 +226,12 @@ def serve(control: socket.socket, resolve: Resolver, loader: fresh.Loader, run_d
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, lambda *_: None)
         become_subreaper()
+        own_streams()
+        side.prepare()
         gc.collect()
         # Frozen objects are not touched by a rank's collections, so their pages stay shared.
         gc.freeze()
-        _Template(control, resolve, loader).run()
+        _Template(control, side, loader).run()
         _remove_descendants(_LEAVING_S)
         for path in run_directories:
             shutil.rmtree(path, ignore_errors=True)

@@ -1,8 +1,8 @@
 """What every rank of a world is doing, in memory that it shares with the runner.
 
-A phase changes several times in a case and matters only when something goes wrong. As messages these changes were most
-of what woke the runner up; on the board they cost a rank a microsecond, and the last one is still there when the rank is
-not.
+A phase changes several times in a case and matters only when something goes wrong. As messages these changes were
+most of what woke the runner up; on the board they cost a rank a microsecond, and the last one is still there when the
+rank is not.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import socket
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol
 
@@ -23,7 +23,7 @@ from dist_testing.rank.reporter import Reporter
 from dist_testing.rank.stacks import answer_with_stacks
 from dist_testing.rank.state import RankState
 
-__all__ = ["FAILED_EXIT_CODE", "RankDoor", "RankStart", "Resolver", "enter"]
+__all__ = ["FAILED_EXIT_CODE", "RankDoor", "RankSide", "RankStart", "enter", "take_over"]
 
 # torch's code for "this rank's test failed" (MultiProcessTestCase.TEST_ERROR_EXIT_CODE).
 FAILED_EXIT_CODE = 10
@@ -65,11 +65,17 @@ class RankDoor(Protocol):
         """Called when every rank has ended its last case well; a failed rank leaves without."""
 
 
-# Runs on the rank: finds the door that a request's `body` is for.
-Resolver = Callable[[dict[str, Any]], RankDoor]
+class RankSide(Protocol):
+    """What a run's ranks have of it: all that the process they are made from knows."""
+
+    def prepare(self) -> None:
+        """Do what every rank would have to do; once, in the process that the ranks are forked from."""
+
+    def door(self, body: dict[str, Any]) -> RankDoor:
+        """On a rank: the door that a request's body is for."""
 
 
-def enter(start: RankStart, resolve: Resolver) -> NoReturn:
+def enter(start: RankStart, side: RankSide) -> NoReturn:
     """Run the rank and end the process. Never returns, never raises.
 
     The process ends by `os._exit`: finalisers and exit handlers were registered in the runner, for the runner.
@@ -83,7 +89,7 @@ def enter(start: RankStart, resolve: Resolver) -> NoReturn:
         os.close(start.channel_fd)
         reporter = Reporter(FrameWriter(channel), PhaseBoard(start.board_fd, start.request.size), start.rank)
         os.close(start.board_fd)
-        _run(start, reporter, channel, resolve)
+        _run(start, reporter, channel, side)
         for stream in (sys.stdout, sys.stderr):
             # A test may have closed or replaced it; then there is nothing left to save.
             with contextlib.suppress(OSError, ValueError, AttributeError):
@@ -99,10 +105,10 @@ def enter(start: RankStart, resolve: Resolver) -> NoReturn:
         os._exit(code)
 
 
-def _run(start: RankStart, reporter: Reporter, channel: socket.socket, resolve: Resolver) -> None:
+def _run(start: RankStart, reporter: Reporter, channel: socket.socket, side: RankSide) -> None:
     try:
-        _take_over(start)
-        door = resolve(start.request.body)
+        _become_rank(start)
+        door = side.door(start.request.body)
     except BaseException as error:
         reporter.never_started(error)
         return
@@ -140,18 +146,29 @@ def _reporting(reporter: Reporter) -> Iterator[None]:
         reporter.case_over()
 
 
-def _take_over(start: RankStart) -> None:
-    request = start.request
+def take_over(request: wire.WorldRequest) -> None:
+    """Make this process what the runner is at the moment of the request, and give it what all ranks have in common.
+
+    In the template, before it forks the ranks: what is done once there need not be done, and paid for in copied pages,
+    by each of them.
+
+    Raises:
+        OSError: If the working directory is gone.
+    """
+    # Python keeps the first answer, which was the runner's.
+    tempfile.tempdir = None
+    os.umask(request.umask)
+    os.chdir(request.cwd)
+    become(request.env | torchrun_env(request.size, request.store_port))
+    if request.threads and (torch := sys.modules.get("torch")) is not None:
+        # The variable that says this was read when the library was loaded; from then on it has to be told.
+        torch.set_num_threads(request.threads)
+
+
+def _become_rank(start: RankStart) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    redirect_output(os.path.join(request.directory, f"rank-{start.rank}.log"))
+    redirect_output(os.path.join(start.request.directory, f"rank-{start.rank}.log"))
     answer_with_stacks(start.stacks_fd)
-    os.umask(request.umask)
-    os.chdir(request.cwd)
-    # Python keeps the first answer, which was the runner's.
-    tempfile.tempdir = None
-    become(request.env | torchrun_env(start.rank, request.size, request.store_port))
-    if request.threads and (torch := sys.modules.get("torch")) is not None:
-        # The variable that says this was read when the template loaded the library; a rank has to be told.
-        torch.set_num_threads(request.threads)
+    os.environ["RANK"] = os.environ["LOCAL_RANK"] = str(start.rank)

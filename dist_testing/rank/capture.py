@@ -6,7 +6,7 @@ import io
 import os
 import sys
 
-__all__ = ["redirect_output"]
+__all__ = ["own_streams", "redirect_output"]
 
 
 def _stream(fd: int) -> io.TextIOWrapper:
@@ -16,8 +16,16 @@ def _stream(fd: int) -> io.TextIOWrapper:
     return io.TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace", write_through=True)
 
 
+def own_streams() -> None:
+    """Replace Python's streams by ones on descriptors 0 to 2, whatever they were: pytest puts its own there."""
+    sys.stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, "rb", closefd=False)), encoding="utf-8")
+    # The dunder names too: libraries that distrust a replaced sys.stdout write to sys.__stdout__.
+    sys.stdout = sys.__stdout__ = _stream(1)  # type: ignore[misc]  # Final in typeshed
+    sys.stderr = sys.__stderr__ = _stream(2)  # type: ignore[misc]
+
+
 def redirect_output(path: str) -> None:
-    """Point descriptors 1 and 2 and Python's streams at `path`, and descriptor 0 at nothing."""
+    """Point descriptors 1 and 2 at `path`, and descriptor 0 at nothing."""
     log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
@@ -27,7 +35,3 @@ def redirect_output(path: str) -> None:
         # A runner started with closed standard descriptors gets low numbers from open().
         if fd > 2:
             os.close(fd)
-    sys.stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, "rb", closefd=False)), encoding="utf-8")
-    # The dunder names too: libraries that distrust a replaced sys.stdout write to sys.__stdout__.
-    sys.stdout = sys.__stdout__ = _stream(1)  # type: ignore[misc]  # Final in typeshed
-    sys.stderr = sys.__stderr__ = _stream(2)  # type: ignore[misc]

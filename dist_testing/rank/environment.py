@@ -10,18 +10,15 @@ __all__ = ["LOOPBACK", "become", "torchrun_env"]
 LOOPBACK = "127.0.0.1"
 
 
-def torchrun_env(rank: int, size: int, store_port: int) -> dict[str, str]:
-    """The variables that torchrun sets, for one node.
+def torchrun_env(size: int, store_port: int) -> dict[str, str]:
+    """The variables that torchrun sets, for one node, but for RANK and LOCAL_RANK.
 
     Args:
-        rank: This rank.
         size: Ranks in the world.
         store_port: Port of the world's store; 0 for a world without one, which then has no MASTER_ADDR either.
     """
     env = {
-        "RANK": str(rank),
         "WORLD_SIZE": str(size),
-        "LOCAL_RANK": str(rank),
         "LOCAL_WORLD_SIZE": str(size),
         "GROUP_RANK": "0",
         "GROUP_WORLD_SIZE": "1",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import sys
 import warnings
 
 __all__ = ["become_subreaper", "die_with_parent", "fork"]
@@ -24,6 +25,8 @@ def _set(option: int, value: int) -> bool:
 
 def fork() -> int:
     """`os.fork`, without Python 3.12's warning about any second thread: `launch.clean` judges threads one by one."""
+    if sys.version_info < (3, 12):
+        return os.fork()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         return os.fork()

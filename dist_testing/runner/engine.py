@@ -23,7 +23,7 @@ from dist_testing.errors import LaunchError
 from dist_testing.launch.fork import ForkLauncher
 from dist_testing.launch.fresh import Loader
 from dist_testing.outcomes import Cause, Kind, Status, verdict
-from dist_testing.rank.bootstrap import Resolver
+from dist_testing.rank.bootstrap import RankSide
 from dist_testing.runner.case import Case, CaseResult
 from dist_testing.runner.run_directory import RunDirectory
 from dist_testing.runner.running_world import RunningWorld, check_world_size, start_world
@@ -55,19 +55,19 @@ class Engine:
         cases_after: Cases that will come after the next one; they share the budget with it.
     """
 
-    def __init__(self, spec: Spec, budget: Budget, resolve: Resolver, loader: Loader) -> None:
+    def __init__(self, spec: Spec, budget: Budget, side: RankSide, loader: Loader) -> None:
         """Make an engine. No process is started yet.
 
         Args:
             spec: What the target asks for.
             budget: The time of the whole run.
-            resolve: Finds, on a rank, the door that a case's body is for.
+            side: What the ranks have of the run.
             loader: How a fresh interpreter finds the tests again.
         """
         self.spec = spec
         self.cases_after = 0
         self._budget = budget
-        self._resolve = resolve
+        self._side = side
         self._loader = loader
         self._launcher: ForkLauncher | None = None
         self._pool: RunningWorld | None = None
@@ -83,7 +83,7 @@ class Engine:
         if self._directory is None:
             self._directory = RunDirectory(os.environ)
         if self._launcher is None:
-            self._launcher = ForkLauncher(self._resolve, self._loader, self._directory.all_paths)
+            self._launcher = ForkLauncher(self._side, self._loader, self._directory.all_paths)
         return self._launcher, self._directory
 
     def run(self, case: Case) -> CaseResult:

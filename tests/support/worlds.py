@@ -20,7 +20,7 @@ from dist_testing.runner.engine import Engine
 from dist_testing.spec import Spec
 from dist_testing.world import World, WorldSettings
 
-__all__ = ["Functions", "alive", "engine_for", "run"]
+__all__ = ["FunctionSide", "Functions", "alive", "engine_for", "run"]
 
 Function = Callable[[World, dict[str, Any]], None]
 
@@ -59,6 +59,20 @@ class Functions:
         self._world.finish()
 
 
+class FunctionSide:
+    """The rank side whose only door is `Functions`."""
+
+    def __init__(self, functions: Mapping[str, Function]) -> None:
+        self._functions = functions
+
+    def prepare(self) -> None:
+        """Nothing: functions are there already."""
+
+    def door(self, body: dict[str, Any]) -> Functions:
+        """The only door there is."""
+        return Functions(self._functions)
+
+
 @contextmanager
 def engine_for(functions: Mapping[str, Function], *, promised_gpus: int | None = None) -> Iterator[Engine]:
     """An engine for gloo whose cases are `functions`; checks at the end that it has left nothing behind."""
@@ -66,7 +80,7 @@ def engine_for(functions: Mapping[str, Function], *, promised_gpus: int | None =
     spec = Spec("", backend, (4,), 0, promised_gpus=promised_gpus)
     before = set(os.listdir("/proc/self/fd"))
     others = psutil.Process().children(recursive=True)
-    engine = Engine(spec, Budget(), lambda _: Functions(functions), unittest_loader())
+    engine = Engine(spec, Budget(), FunctionSide(functions), unittest_loader())
     try:
         yield engine
     finally:

@@ -114,6 +114,8 @@ class _Process:
             "GLOO_SOCKET_IFNAME": "lo",
             # One thread per rank for all of them; the library would do it by itself.
             "OMP_NUM_THREADS": "1",
+            # torch's classes leave files behind; they go with the folder.
+            "TMPDIR": str(order.folder / "tmp"),
             **dict(contestant.env),
             **order.to_env(listen_fd, tell_fd),
         }
@@ -220,7 +222,7 @@ def contest(contestants: Mapping[Contestant, Sequence[str]], *, world_size: int,
         processes: dict[str, _Process] = {}
         for index, (contestant, cases) in enumerate(contestants.items()):
             own = folder / str(index)
-            own.mkdir()
+            own.joinpath("tmp").mkdir(parents=True)
             output = stack.enter_context(tempfile.TemporaryFile())
             process = _Process(contestant, Order(world_size, tuple(cases), own), output)
             stack.callback(process.kill)

@@ -76,16 +76,21 @@ class Detection:
         return self.failed and self.blamed == (int(self.case.split("-")[1]),)
 
 
-def detection(contestant: Contestant, turn: Turn, folder: Path) -> Detection:
+def detection(contestant: Contestant, turn: Turn, folder: Path) -> Detection | None:
     """Read off what a contestant made of a death.
 
+    Returns:
+        None if there was no death, because torch's time limit passed while its ranks were being started.
+
     Raises:
-        BenchError: If the rank did not come to its death.
+        BenchError: If there was no death or no verdict for any other reason.
     """
     death = folder / turn.case
+    text = turn.verdict.get("text", "")
     if turn.verdict_s is None or not death.exists():
-        raise BenchError(f"{contestant.name}: in {turn.case} nobody died:\n{turn.verdict.get('text', '')}")
-    text = turn.verdict["text"]
+        if contestant is TORCH and _TORCH_LIMIT in text:
+            return None
+        raise BenchError(f"{contestant.name}: in {turn.case} nobody died:\n{text}")
     blamed = turn.verdict["blamed"] if contestant is LIBRARY else map(int, _TORCH_BLAME.findall(text))
     return Detection(
         case=turn.case.rpartition("-")[0],
@@ -114,7 +119,9 @@ def measure(rounds: Mapping[Contestant, int], names: Sequence[str]) -> dict[str,
         runs = contest(cases, world_size=WORLD_SIZE, folder=Path(folder))
         return {
             contestant.name: [
-                detection(contestant, turn, runs[contestant.name].folder) for turn in runs[contestant.name].turns
+                found
+                for turn in runs[contestant.name].turns
+                if (found := detection(contestant, turn, runs[contestant.name].folder)) is not None
             ]
             for contestant in rounds
         }
@@ -130,7 +137,9 @@ def result_table(results: Mapping[str, Sequence[Detection]], names: Sequence[str
         line = [" ".join(name.split("-"))]
         for detections in results.values():
             of_case = [found for found in detections if found.case == name]
-            if of_case:
+            if not of_case:
+                line += ["not started in time", "", "", "limit"]
+            else:
                 seconds = summarise([found.seconds for found in of_case])
                 right = f"{sum(found.is_right for found in of_case)}/{len(of_case)}"
                 limit = "limit" if any(found.at_limit for found in of_case) else ""
