@@ -96,7 +96,9 @@ def enter(start: RankStart, side: RankSide) -> NoReturn:
                 stream.flush()
         reporter.done()
         if not reporter.failed:
-            wire.receive(channel)
+            if start.store_fd is not None:
+                # The others may still need the store that lives in this process.
+                wire.receive(channel)
             code = 0
     except BaseException:
         # A bug of this library. It must not look like the test's, so it goes to the rank's log, which a report quotes.

@@ -5,8 +5,9 @@ teardown to learn of a failure), and `done` as the last thing before it leaves. 
 test code, and test code goes wrong.
 
 The runner answers a good outcome with an instruction (`dist_testing.launch.wire`), when every rank has one: `next`,
-with another case for the same world, or `finish`, which every rank answers with `done`; then comes `leave`. So no
-rank closes its connections, or the store that it serves, under one that still needs them.
+with another case for the same world, or `finish`, which every rank answers with `done`; then comes `leave`, for
+which the rank that serves the store waits. So no rank closes its connections, or the store, under one that still
+needs them.
 """
 
 from __future__ import annotations
