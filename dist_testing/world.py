@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dist_testing.rank.environment import LOOPBACK
+from dist_testing.rank.groups import end_groups
 
 if TYPE_CHECKING:
     import torch
@@ -203,8 +204,5 @@ class World:
         self._cases += 1
 
     def finish(self) -> None:
-        """After a pass of every rank: destroy the groups that are left."""
-        import torch.distributed as dist
-
-        if dist.is_initialized():
-            dist.destroy_process_group()
+        """After a pass of every rank: end the groups that are left."""
+        end_groups()

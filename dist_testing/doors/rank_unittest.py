@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any
 
 from dist_testing.rank.bootstrap import RankStart
+from dist_testing.rank.groups import end_groups
 from dist_testing.rank.reporter import Reporter
 
 __all__ = ["UnittestDoor", "UnittestSide"]
@@ -64,11 +65,8 @@ class UnittestDoor:
         test.run(_RankResult(reporter))
 
     def finish(self) -> None:
-        """Destroy the groups that the tests left."""
-        import torch.distributed as dist
-
-        if dist.is_available() and dist.is_initialized():
-            dist.destroy_process_group()
+        """End the groups that the tests left."""
+        end_groups()
 
 
 def _in_phase(reporter: Reporter, phase: str, function: Any) -> None:

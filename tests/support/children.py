@@ -15,7 +15,16 @@ import dist_testing
 from dist_testing.spec import SCHEMA
 from tests.support.starter import LIMIT_S, Child, Starter
 
-__all__ = ["Ended", "Target", "XmlResult", "assert_no_folder_left", "run_pytest", "start_pytest", "write_file"]
+__all__ = [
+    "Ended",
+    "Target",
+    "XmlResult",
+    "assert_no_folder_left",
+    "run_cases",
+    "run_pytest",
+    "start_pytest",
+    "write_file",
+]
 
 Env = Mapping[str, str | None]
 
@@ -87,6 +96,20 @@ def run_pytest(
     return Ended(code, child.log)
 
 
+def run_cases(starter: Starter, folder: Path, source: str, *options: str, **env: str) -> Ended:
+    """`run_pytest` on one file, `test_cases.py`.
+
+    Args:
+        starter: Who starts it.
+        folder: Where the file goes.
+        source: Its content.
+        *options: Of pytest.
+        **env: Additions to the environment.
+    """
+    write_file(folder, "test_cases.py", source)
+    return run_pytest(starter, folder, "-rA", *options, "test_cases.py", env=env)
+
+
 def assert_no_folder_left(folder: Path) -> None:
     """No run's folder and no rendezvous file has been left below a child's temporary folder."""
     left = [path.name for path in (folder / "tmp").iterdir() if path.name.startswith("dist-")]
@@ -140,6 +163,9 @@ class Target:
         self.premature_exit_file = folder / "premature_exit"
         self.warnings_file = folder / "warnings"
         self.tmp = folder / "tmp"
+        # Bazel makes it.
+        self.outputs = folder / "outputs"
+        self.outputs.mkdir()
         runfiles = folder / "runfiles"
         for name, source in sources.items():
             write_file(runfiles / "_main" / "pkg", name, source)
@@ -167,7 +193,7 @@ class Target:
             "TEST_TARGET": f"//pkg:cases_{backend}",
             "TEST_TIMEOUT": "300",
             "TEST_TMPDIR": str(self.tmp),
-            "TEST_UNDECLARED_OUTPUTS_DIR": str(folder / "outputs"),
+            "TEST_UNDECLARED_OUTPUTS_DIR": str(self.outputs),
             "TEST_WARNINGS_OUTPUT_FILE": str(self.warnings_file),
             "TEST_WORKSPACE": "_main",
             "XML_OUTPUT_FILE": str(self.xml_file),

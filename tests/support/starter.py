@@ -157,11 +157,8 @@ class Starter:
         deadline = time.monotonic() + limit_s
         while pids := self.pids_left():
             if not wait_ended(pids, deadline - time.monotonic()):
-                left = _living_below(self._process.pid)
-                described = [" ".join(child.cmdline()) for child in left]
-                for child in left:
-                    child.kill()
-                raise AssertionError(f"still running after {limit_s} s, now killed: {described}")
+                left = _kill_below(self._process.pid)
+                raise AssertionError(f"still running after {limit_s} s, now killed: {left}")
 
     def _ask(self, message: Mapping[str, Any]) -> int:
         self._channel.send(json.dumps(message).encode())
@@ -215,8 +212,7 @@ def serve(channel_fd: int) -> None:
             _become(message)
             return
         channel.send(str(pid).encode())
-    for child in _living_below(os.getpid()):
-        child.kill()
+    _kill_below(os.getpid())
 
 
 def _become(message: Mapping[str, Any]) -> None:
@@ -254,6 +250,19 @@ def _base_env() -> dict[str, str]:
 
 def _living_below(pid: int) -> list[psutil.Process]:
     return [child for child in psutil.Process(pid).children(recursive=True) if _is_alive(child)]
+
+
+def _kill_below(pid: int) -> list[str]:
+    """Kill every process below this one; their command lines, shortened."""
+    killed = []
+    # Until none is left: one that is not dead yet may have started another.
+    while living := _living_below(pid):
+        for child in living:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                killed.append(f"{' '.join(child.cmdline())[:100]} (pid {child.pid})")
+                child.kill()
+        psutil.wait_procs(living, timeout=1)
+    return killed
 
 
 def _is_alive(process: psutil.Process) -> bool:
