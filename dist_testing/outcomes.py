@@ -71,7 +71,8 @@ class RankOutcome:
         signal: For SIGNALLED, the signal's number.
         collateral: "lost" or "late" if the error says no more than that a peer went away or did not come, so that it
             cannot be where the trouble began; else "".
-        operation: The operation of torch.distributed that the error came out of, such as "all_reduce"; "" if none.
+        operation: The operation of torch.distributed that the error came out of, or that the rank was waiting in, such
+            as "all_reduce"; "" if none.
     """
 
     rank: int
@@ -104,9 +105,9 @@ class RankOutcome:
             case Kind.SIGNALLED:
                 return f"was killed by {exit_name(-(self.signal or 0))} in {self.phase}"
             case Kind.HUNG:
-                return f"was still in {self.phase} at the deadline"
+                return f"was still in {self.operation or self.phase} at the deadline"
             case Kind.STOPPED:
-                return f"was in {self.phase} and was stopped by the runner"
+                return f"was in {self.operation or self.phase} and was stopped by the runner"
             case Kind.NEVER_STARTED:
                 return f"never started: {self.summary}" if self.summary else "never started"
             case Kind.UNREADABLE:
@@ -183,6 +184,10 @@ def verdict(
     if unfit:
         return _failed(every, unfit, Cause.INFRASTRUCTURE)
     if hung:
+        waiting = [outcome for outcome in hung if outcome.operation]
+        elsewhere = [outcome for outcome in hung if not outcome.operation]
+        if waiting and elsewhere:
+            return _never_arrived(waiting, elsewhere)
         return _failed(every, hung, Cause.HANG)
 
     skipped = [outcome for outcome in every if outcome.kind is Kind.SKIPPED]
@@ -209,8 +214,8 @@ def _failed(every: Sequence[RankOutcome], broken: Sequence[RankOutcome], cause: 
     ordered = sorted(roots, key=lambda outcome: (outcome.at_s, outcome.kind not in _CRASHES, outcome.rank))
     if cause is Cause.HANG and len(ordered) > 1:
         # The deadline falls on all of them at once, so none of them was first.
-        hung = ", ".join(str(outcome.rank) for outcome in broken)
-        return Verdict(Status.FAILED, cause, f"ranks {hung} were still running at the deadline")
+        where = ", ".join(f"{outcome.rank} (in {outcome.operation or outcome.phase})" for outcome in broken)
+        return Verdict(Status.FAILED, cause, f"ranks {where} were still running at the deadline")
     culprit = ordered[0]
     if culprit.kind in _CRASHES:
         cause = Cause.CRASH

@@ -25,6 +25,7 @@ from dist_testing.outcomes import Status
 from dist_testing.rank.bootstrap import RankSide
 from dist_testing.runner.case import Case
 from dist_testing.runner.engine import Engine
+from dist_testing.runner.interrupts import raise_on_termination
 from dist_testing.runner.needs import missing_need
 from dist_testing.runner.outputs import keep_logs
 from dist_testing.spec import Spec, load_spec
@@ -102,6 +103,17 @@ class FreshSession:
     def __init__(self, loader: Mapping[str, Any], then: Callable[[RankSide], NoReturn]) -> None:
         self._loader = loader
         self._then = then
+        self.errors: list[str] = []
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """Keep what went wrong: it is all that will be known of this interpreter."""
+        if report.failed:
+            self.errors.append(str(report.longrepr))
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self) -> bool:
+        """Run no tests, also with `--continue-on-collection-errors`."""
+        return True
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_configure(self, config: pytest.Config) -> None:
@@ -160,12 +172,18 @@ class _Runner:
         ours = [item for item in session.items if _MARKER_KEY in item.stash or _is_multi_process(item)]
         self._items.update({item.nodeid: item for item in ours})
         if (then := self._config.stash.get(_FRESH_KEY, None)) is not None:
-            then(self._side)
+            if not session.testsfailed:
+                then(self._side)
+            return
         if not ours or self._config.option.collectonly:
             return
         self._check_pools()
+        raise_on_termination()
         self._cases_after = dict(zip(self._items, itertools.count(len(ours) - 1, -1), strict=False))
-        launcher, _ = self._engine.prepare()
+        try:
+            launcher, _ = self._engine.prepare()
+        except LaunchError as error:
+            raise pytest.UsageError(str(error)) from error
         if reasons := launcher.unclean_reasons:
             self._config.get_terminal_writer().line(
                 f"dist_testing: ranks are forked from a fresh interpreter and not from this one: {'; '.join(reasons)}"
@@ -258,6 +276,9 @@ class _Runner:
     def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
         """Give the report of a unittest case what the ranks had to say."""
         report = yield
+        if call.excinfo is not None and isinstance(call.excinfo.value, DistTestingError):
+            # Written for the user; a traceback of this library would only stand before it.
+            report.longrepr = str(call.excinfo.value)
         if _is_multi_process(item) and call.when == "call":
             reports.add_result(report, call.excinfo, self._spec, self._outputs)
         return report

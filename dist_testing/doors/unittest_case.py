@@ -6,19 +6,22 @@ import contextlib
 import functools
 import os
 import tempfile
+import types
 import unittest
 from collections.abc import Callable
-from typing import ClassVar
+from typing import ClassVar, cast
 
-from dist_testing.doors.session import current_session
-from dist_testing.errors import CaseFailedError, UsageError
+from dist_testing.budget import MAX_TIMEOUT_S
+from dist_testing.doors.session import Session, current_session
+from dist_testing.errors import CaseFailedError, DistTestingError, UsageError
 from dist_testing.outcomes import Status
 from dist_testing.rank.bootstrap import FAILED_EXIT_CODE
 from dist_testing.runner.case import Case
 from dist_testing.runner.engine import RunningCase
 from dist_testing.runner.needs import missing_need
 from dist_testing.runner.report import failure_report
-from dist_testing.spec import DEFAULT_WORLD_SIZE
+from dist_testing.runner.running_world import check_world_size
+from dist_testing.spec import DEFAULT_WORLD_SIZE, ISOLATIONS
 
 __all__ = ["MultiProcessTestCase"]
 
@@ -94,13 +97,14 @@ class MultiProcessTestCase(unittest.TestCase):
         """What a test method becomes: in the runner, wait for the ranks; on a rank, run."""
 
         @functools.wraps(method)
-        def wrapper() -> None:
+        def wrapper(self: MultiProcessTestCase) -> None:
             if self.rank == self.MAIN_PROCESS_RANK:
                 self._join_processes(method)
             else:
                 method()
 
-        return wrapper
+        # Bound, as the method was: unittest's loader takes a plain function for a static method, and calls it.
+        return types.MethodType(wrapper, self)
 
     def _spawn_processes(self) -> None:
         """Ask for the ranks. They inherit the environment and the working directory of this moment.
@@ -115,15 +119,17 @@ class MultiProcessTestCase(unittest.TestCase):
                 "Call it once, at the end of setUp, or not at all: then the test asks for its ranks itself."
             )
         session = current_session()
-        world_size = int(self.world_size)
-        session.check_declared(self.id(), world_size)
+        try:
+            world_size, timeout_s, isolation = self._checked_attributes(session)
+        except DistTestingError as error:
+            # The text says it all; where in this library it was found out is of no use.
+            raise error.with_traceback(None) from None
         if missing := missing_need(session.engine.spec, world_size):
             if session.fail_on_missing or session.engine.spec.promises(world_size):
                 self.fail(f"promised hardware missing: {missing}")
             self.skipTest(missing)
         self._make_file()
         cls = type(self)
-        isolation = self.isolation or session.engine.spec.isolation
         case = Case(
             name=self.id(),
             world_size=world_size,
@@ -134,7 +140,7 @@ class MultiProcessTestCase(unittest.TestCase):
                 "method": self._testMethodName,
                 "attributes": {"file_name": self.file_name},
             },
-            timeout_s=session.timeout_s if self.case_timeout_s is None else self.case_timeout_s,
+            timeout_s=timeout_s,
             isolation=isolation,
             pool=f"{cls.__module__}.{cls.__qualname__}" if isolation == "pool" else "",
             init=False,
@@ -144,6 +150,30 @@ class MultiProcessTestCase(unittest.TestCase):
         # However the test ends, its ranks do not outlive it: also when setUp fails after this, or the method is not
         # run.
         self.addCleanup(self._stop_processes)
+
+    def _checked_attributes(self, session: Session) -> tuple[int, float, str]:
+        """World size, limit in seconds and isolation of this class; torch's suites give the size as a text, too."""
+        size: object = self.world_size
+        if isinstance(size, str) and size.isascii() and size.isdecimal():
+            size = int(size)
+        if type(size) is not int:
+            raise self._wrong("world_size", size, "a number of ranks")
+        check_world_size(self.id(), size)
+        session.check_declared(self.id(), size)
+        timeout_s: object = self.case_timeout_s if self.case_timeout_s is not None else session.timeout_s
+        if type(timeout_s) not in (int, float) or not 0 < cast(float, timeout_s) <= MAX_TIMEOUT_S:
+            raise self._wrong("case_timeout_s", timeout_s, f"a number of seconds above 0, up to {MAX_TIMEOUT_S}")
+        isolation: object = self.isolation or session.engine.spec.isolation
+        if isolation not in ISOLATIONS:
+            raise self._wrong("isolation", isolation, f"one of {', '.join(ISOLATIONS)}")
+        return size, float(cast(float, timeout_s)), isolation
+
+    def _wrong(self, name: str, value: object, expected: str) -> UsageError:
+        return UsageError(
+            f"{self.id()}: {name} = {value!r}; expected {expected}.\n"
+            "The attribute of the class, or the property that it overrides, gives it.\n"
+            "Correct it in the class."
+        )
 
     def _join_processes(self, method: Callable[[], None]) -> None:
         if self._running is None:
@@ -166,7 +196,9 @@ class MultiProcessTestCase(unittest.TestCase):
     def _make_file(self) -> None:
         if self.file_name:
             return
-        descriptor, self.file_name = tempfile.mkstemp(prefix="dist-rendezvous-", dir=os.environ.get("TEST_TMPDIR"))
+        # In the run's folder, which goes whatever happens to this process.
+        _, run = current_session().engine.prepare()
+        descriptor, self.file_name = tempfile.mkstemp(prefix="rendezvous-", dir=run.path)
         os.close(descriptor)
         self.addCleanup(self._remove_file)
 

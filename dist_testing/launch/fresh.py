@@ -153,7 +153,10 @@ def _load_pytest(loader: Loader, then: _Then) -> NoReturn:
 
     arguments: Sequence[str] = [*loader["arguments"], "-p", "no:cacheprovider", "--no-header", "-qq"]
     os.chdir(loader["directory"])
-    code = pytest.main([*arguments], plugins=[pytest_plugin.FreshSession(loader, then), pytest_plugin])
+    session = pytest_plugin.FreshSession(loader, then)
+    code = pytest.main([*arguments], plugins=[session, pytest_plugin])
+    if session.errors:
+        raise LaunchError("\n".join(["The tests could not be imported in a fresh interpreter.", *session.errors]))
     raise LaunchError(
         f"Collecting the tests again in a fresh interpreter ended with pytest's exit code {int(code)}.\n"
         "The test files, or what they import, behave differently in a second process.\n"

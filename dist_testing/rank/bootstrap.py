@@ -115,26 +115,31 @@ def _run(start: RankStart, reporter: Reporter, channel: socket.socket, side: Ran
         reporter.never_started(error)
         return
     reporter.ready()
-    body = start.request.body
     with _reporting(reporter):
         door.open(start, reporter)
-        state = RankState.now() if start.request.pool else None
-        while True:
+        _run_cases(start, reporter, channel, door)
+
+
+def _run_cases(start: RankStart, reporter: Reporter, channel: socket.socket, door: RankDoor) -> None:
+    state = RankState.now() if start.request.pool else None
+    body = start.request.body
+    while True:
+        with _reporting(reporter):
             door.run(body, reporter)
-            if reporter.is_forked:
-                os._exit(FAILED_EXIT_CODE if reporter.failed else 0)
-            if state is not None:
+            if state is not None and not reporter.is_forked:
                 state.verify()
                 state.rewind_generators()
-            reporter.case_over()
-            if reporter.failed or (instruction := wire.receive(channel)) is None:
-                return
-            message, _ = instruction
-            if message["do"] == "finish":
-                break
-            body = message["body"]
-        reporter.phase("destroy")
-        door.finish()
+        if reporter.is_forked:
+            os._exit(FAILED_EXIT_CODE if reporter.failed else 0)
+        reporter.case_over()
+        if reporter.failed or (instruction := wire.receive(channel)) is None:
+            return
+        message, _ = instruction
+        if message["do"] == "finish":
+            break
+        body = message["body"]
+    reporter.phase("destroy")
+    door.finish()
 
 
 @contextlib.contextmanager
@@ -143,9 +148,6 @@ def _reporting(reporter: Reporter) -> Iterator[None]:
         yield
     except BaseException as error:
         reporter.ended_by(error)
-        if reporter.is_forked:
-            os._exit(FAILED_EXIT_CODE)
-        reporter.case_over()
 
 
 def take_over(request: wire.WorldRequest) -> None:

@@ -22,11 +22,12 @@ from dist_testing.budget import Budget
 from dist_testing.errors import LaunchError
 from dist_testing.launch.fork import ForkLauncher
 from dist_testing.launch.fresh import Loader
-from dist_testing.outcomes import Cause, Kind, Status, verdict
+from dist_testing.outcomes import Cause, Kind, RankOutcome, Status, verdict
 from dist_testing.rank.bootstrap import RankSide
 from dist_testing.runner.case import Case, CaseResult
 from dist_testing.runner.run_directory import RunDirectory
 from dist_testing.runner.running_world import RunningWorld, check_world_size, start_world
+from dist_testing.runner.stack_dumps import operation_in
 from dist_testing.spec import Spec
 
 __all__ = ["Engine", "RunningCase"]
@@ -79,11 +80,17 @@ class Engine:
 
         Returns:
             The launcher and the run's folder.
+
+        Raises:
+            LaunchError: If the machine has no room for either.
         """
-        if self._directory is None:
-            self._directory = RunDirectory(os.environ)
-        if self._launcher is None:
-            self._launcher = ForkLauncher(self._side, self._loader, self._directory.all_paths)
+        try:
+            if self._directory is None:
+                self._directory = RunDirectory(os.environ)
+            if self._launcher is None:
+                self._launcher = ForkLauncher(self._side, self._loader, self._directory.all_paths)
+        except OSError as error:
+            raise _no_room("the run", error) from error
         return self._launcher, self._directory
 
     def run(self, case: Case) -> CaseResult:
@@ -120,11 +127,7 @@ class Engine:
                 self._drop_launcher()
                 raise
             except OSError as error:
-                raise LaunchError(
-                    f"{case.name}: the ranks could not be started: {error}.\n"
-                    "No room for another file or process, or a temporary folder that cannot be written.\n"
-                    "Make room, or point TMPDIR (under Bazel: --test_tmpdir) to another place."
-                ) from error
+                raise _no_room(case.name, error) from error
         world.supervisor.begin_case(limit_s, keep=bool(case.pool), expected_exits=case.expected_exits, body=body)
         return RunningCase(case, world, started_s, limit_s)
 
@@ -138,7 +141,10 @@ class Engine:
         supervisor = world.supervisor
         with self._closing_if_over(world):
             supervisor.wait_case()
-            outcomes = tuple(record.outcome() for record in supervisor.records)
+            outcomes = tuple(
+                _with_operation(record.outcome(), supervisor.stacks.get(record.rank, ""))
+                for record in supervisor.records
+            )
         result = verdict(
             outcomes,
             world_size=case.world_size,
@@ -225,6 +231,21 @@ class Engine:
         if self._launcher is not None:
             launcher, self._launcher = self._launcher, None
             launcher.close()
+
+
+def _with_operation(outcome: RankOutcome, stack: str) -> RankOutcome:
+    """What a rank that could not say so itself was waiting in."""
+    if outcome.kind in (Kind.HUNG, Kind.STOPPED):
+        return dataclasses.replace(outcome, operation=operation_in(stack))
+    return outcome
+
+
+def _no_room(subject: str, error: OSError) -> LaunchError:
+    return LaunchError(
+        f"{subject}: no ranks could be started: {error}.\n"
+        "No room for another file or process, or a temporary folder that cannot be written.\n"
+        "Make room, or point TMPDIR (under Bazel: --test_tmpdir) to another place."
+    )
 
 
 def _tail(path: Path) -> str:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
-from typing import NoReturn
 
-from dist_testing.errors import DistTestingError, InterruptedRunError, SpecError
-from dist_testing.outcomes import exit_name
+from dist_testing.errors import DistTestingError, SpecError
 from dist_testing.runner.bazel import Protocol, read_protocol
+from dist_testing.runner.interrupts import raise_on_termination
 from dist_testing.spec import Spec, load_spec
 
 __all__ = ["SPEC_VARIABLE", "main"]
@@ -80,7 +77,7 @@ def _run(spec: Spec, files: Sequence[str], protocol: Protocol, arguments: Sequen
 
     from dist_testing.doors import bazel_session, pytest_plugin
 
-    _raise_on_termination()
+    raise_on_termination()
     session = bazel_session.BazelSession(spec, protocol)
     print(bazel_session.banner(spec), flush=True)
     command = [
@@ -109,14 +106,3 @@ def _root(files: Sequence[str]) -> str:
     if workspace and source:
         return os.path.join(source, workspace)
     return os.path.commonpath([os.path.dirname(file) for file in files])
-
-
-def _raise_on_termination() -> None:
-    """Have SIGTERM end the run as Ctrl-C does: ranks killed, XML written, failures printed."""
-
-    def interrupt(number: int, _: FrameType | None) -> NoReturn:
-        # Once: a second signal must not break the clean-up of the first.
-        signal.signal(number, signal.SIG_IGN)
-        raise InterruptedRunError(f"the runner got {exit_name(-number)}")
-
-    signal.signal(signal.SIGTERM, interrupt)

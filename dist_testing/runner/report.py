@@ -18,7 +18,6 @@ _LOG_TAIL_LINES = 40
 # Of a traceback that is not the culprit's: its end says most.
 _OTHER_TEXT_LINES = 20
 _RULE = "-" * 100
-_OPERATION = re.compile(r"torch/distributed/distributed_c10d\.py\", line \d+ in ([a-z]\w*)")
 _FRAME = re.compile(r'  File ".*", line \d+ in ')
 _THREAD_ADDRESS = re.compile("hread 0x[0-9a-f]+")
 _BELOW_TEST = re.compile(r"[/](_pytest/python|_pytest/fixtures|unittest/case|dist_testing/rank/bootstrap)\.py\"")
@@ -54,7 +53,9 @@ def failure_report(result: CaseResult, *, target: str = "", reproduce: str = "")
     lines += [
         f"Rank {outcome.rank} {outcome.describe()}."
         for outcome in result.outcomes
-        if outcome.rank not in told and outcome.kind is not Kind.PASSED and verdict.cause is not Cause.DISAGREEMENT
+        if outcome.rank not in told
+        and outcome.kind not in (Kind.PASSED, Kind.HUNG)
+        and verdict.cause is not Cause.DISAGREEMENT
     ]
     if result.leaked and verdict.cause is not Cause.LEAK:
         lines.append(f"Processes left behind, now killed: {'; '.join(result.leaked)}.")
@@ -98,9 +99,7 @@ _EXPLANATIONS = {
 def _victims(result: CaseResult) -> str:
     by_fate: dict[str, list[str]] = defaultdict(list)
     for rank in result.verdict.victims:
-        waited = _OPERATION.findall(result.stacks.get(rank, ""))
-        fate = f"waited in {waited[-1]}" if waited else result.outcomes[rank].describe()
-        by_fate[fate].append(str(rank))
+        by_fate[result.outcomes[rank].describe()].append(str(rank))
     return "; ".join(
         f"rank{'s' if len(ranks) > 1 else ''} {', '.join(ranks)} {fate}" for fate, ranks in by_fate.items()
     )

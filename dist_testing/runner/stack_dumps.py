@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import os
+import re
 import select
 import time
 from collections.abc import Callable, Mapping
 
-__all__ = ["collect_stacks"]
+__all__ = ["collect_stacks", "operation_in"]
+
+# The public operation of torch.distributed that a stack by faulthandler goes through, the outermost last.
+_OPERATION = re.compile(r"torch/distributed/distributed_c10d\.py\", line \d+ in ([a-z]\w*)")
 
 # faulthandler does not say when it has finished. Silence of this length after the first line counts as the end.
 # Seconds.
 _QUIET_S = 0.1
+
+
+def operation_in(stack: str) -> str:
+    """The operation of torch.distributed that a rank with this stack is waiting in, such as "all_reduce"; "" if none."""
+    operations: list[str] = _OPERATION.findall(stack)
+    return operations[-1] if operations else ""
 
 
 def collect_stacks(fds: Mapping[int, int], ask: Callable[[], None], limit_s: float) -> dict[int, str]:

@@ -149,7 +149,7 @@ class Supervisor:
             for fd, _ in events:
                 if fd == self._launcher.fileno():
                     self._hear_template(now_s)
-                elif (record := self._by_fd.get(fd)) and not record.read(now_s):
+                elif (record := self._by_fd.get(fd)) and (not record.read(now_s) or record.is_done):
                     self._forget(fd)
             if not self.is_over:
                 self._decide(now_s)

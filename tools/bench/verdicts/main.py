@@ -1,0 +1,161 @@
+"""Runs the table: options, one child after the other, and what is written."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from figures import machine_facts, write_json
+from options import add_common, count, require_torch_needs
+
+from dist_testing.rank.process import become_subreaper
+from verdicts.bodies import order_env
+from verdicts.cases import CASES, Case
+from verdicts.judge import LIBRARY, TORCH, Dialect, Finding, NothingHappenedError, judge
+from verdicts.page import page, table
+from verdicts.watch import Observed, watch
+
+__all__ = ["main"]
+
+_BENCH = Path(__file__).resolve().parents[1]
+_REPOSITORY = _BENCH.parents[1]
+_PAGE = _REPOSITORY / "docs" / "compared_with_torch.md"
+
+_LIMIT_S = 20
+# For the ranks to start, which on a busy machine takes torch's class many times what it takes on a quiet one. Seconds.
+_START_LIMIT_S = 40.0
+# torch's classes wait for one thing after the other, each with the full limit.
+_LIMITS_BEFORE_VERDICT = 4
+# torch's clock runs while the ranks start: on a busy machine, its limit may pass before anything can happen.
+_ATTEMPTS = 3
+_QUICK = ("a-all_reduce", "continuous-kill", "d-sleep", "h", "k'")
+
+
+def main() -> int:
+    """Run, print and write.
+
+    Returns:
+        0 if the library was right everywhere.
+    """
+    options = _options()
+    if not become_subreaper():
+        sys.stderr.write(
+            "verdicts.py: this process cannot adopt orphans.\n"
+            "What a suite leaves behind would get out of sight, and could not be killed.\n"
+            "Run it on Linux.\n"
+        )
+        return 1
+    # A shell that starts this in the background has it ignored, and the runners would inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    dialects = [TORCH, LIBRARY] if options.torch else [LIBRARY]
+    started_s = time.monotonic()
+    findings: dict[Case, dict[str, Finding]] = {}
+    for case in options.cases:
+        findings[case] = {}
+        for dialect in dialects:
+            try:
+                finding = _finding(case, dialect, options)
+            except NothingHappenedError as error:
+                sys.stderr.write(f"verdicts.py: {error}\nOn a machine as busy as this one, set a higher --limit.\n")
+                return 1
+            findings[case][dialect.name] = finding
+            sys.stderr.write(f"{case.key}, {dialect.name}: {', '.join(finding.wrong) or 'right'}\n")
+    if options.is_whole:
+        duration_min = (time.monotonic() - started_s) / 60
+        _PAGE.write_text(page(findings, limit_s=options.limit, duration_min=duration_min), encoding="utf-8")
+        sys.stdout.write(f"written: {_PAGE.relative_to(_REPOSITORY)}\n")
+    else:
+        sys.stdout.write(table(findings))
+    if options.json:
+        cases = {case.key: of_case for case, of_case in findings.items()}
+        report = {"bench": "verdicts", "machine": machine_facts(), "limit_s": options.limit, "cases": cases}
+        write_json(options.json, report)
+    return 0 if _all_right(findings) else 1
+
+
+def _all_right(findings: Mapping[Case, Mapping[str, Finding]]) -> bool:
+    return all(of_case[LIBRARY.name].is_right for of_case in findings.values())
+
+
+def _finding(case: Case, dialect: Dialect, options: argparse.Namespace, attempts: int = _ATTEMPTS) -> Finding:
+    observed = _run(case, dialect, limit_s=options.limit)
+    if options.logs:
+        (options.logs / f"{case.key}.{dialect.name}.txt").write_text(observed.log, encoding="utf-8")
+    try:
+        return judge(case, dialect, observed)
+    except NothingHappenedError:
+        if attempts == 1:
+            raise
+        return _finding(case, dialect, options, attempts - 1)
+
+
+def _run(case: Case, dialect: Dialect, *, limit_s: int) -> Observed:
+    with tempfile.TemporaryDirectory(prefix="verdicts-") as folder:
+        bell = Path(folder, "bell")
+        env = {
+            **os.environ,
+            # Whatever way this process got at its packages (an environment, runfiles), the suites go the same.
+            "PYTHONPATH": os.pathsep.join([str(_BENCH), *filter(None, sys.path)]),
+            "PYTHONUNBUFFERED": "1",
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+            # The way to find an address by the name of the host is slow on some machines, and not what is compared.
+            "GLOO_SOCKET_IFNAME": "lo",
+            "OMP_NUM_THREADS": "1",
+            # A cache is not something that a test has left.
+            "TORCHINDUCTOR_CACHE_DIR": str(Path(folder, "cache")),
+            "DISTRIBUTED_TESTS_DEFAULT_TIMEOUT": str(limit_s),
+            **order_env(case, limit_s=limit_s, bell=bell),
+        }
+        return watch(
+            _command(dialect),
+            env,
+            bell,
+            summary=dialect.summary,
+            limit_s=_START_LIMIT_S + _LIMITS_BEFORE_VERDICT * limit_s,
+            runner_signal=case.runner_signal,
+            signal_when=case.fault_count,
+        )
+
+
+def _command(dialect: Dialect) -> list[str]:
+    folder = _BENCH / "verdicts"
+    if dialect is TORCH:
+        return [sys.executable, str(folder / "suite_torch.py")]
+    # As its users start it, but without anything that this environment configures.
+    plain = ("-c", os.devnull, "--rootdir", str(folder), "-p", "no:cacheprovider", "--color=no")
+    return [sys.executable, str(folder / "suite_library.py"), "-v", "-rs", *plain]
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Compare verdicts of torch's own test classes and of the library.")
+    parser.add_argument("--only", type=_only, metavar="ROW,...", help="rows (a, b', continuous) or cases (b-sleep)")
+    parser.add_argument(
+        "--limit", type=count, default=_LIMIT_S, help=f"of a test, in seconds, default {_LIMIT_S}; torch's is 300"
+    )
+    parser.add_argument("--logs", type=Path, metavar="FOLDER", help="also keep what every suite printed")
+    add_common(parser, quick=f"--only {','.join(_QUICK)} --no-torch")
+    options = parser.parse_args()
+    options.cases = options.only or tuple(CASES.values())
+    if options.quick:
+        options.cases, options.torch = tuple(CASES[key] for key in _QUICK), False
+    options.is_whole = options.torch and len(options.cases) == len(CASES)
+    if options.torch:
+        require_torch_needs(parser)
+    if options.logs:
+        options.logs.mkdir(parents=True, exist_ok=True)
+    return options
+
+
+def _only(text: str) -> tuple[Case, ...]:
+    names = text.split(",")
+    known = {name for case in CASES.values() for name in (case.row, case.key)}
+    if unknown := [name for name in names if name not in known]:
+        rows = ", ".join(dict.fromkeys(case.row for case in CASES.values()))
+        raise argparse.ArgumentTypeError(f"{unknown[0]!r}: expected a row ({rows}) or the name of a case")
+    return tuple(case for case in CASES.values() if case.row in names or case.key in names)
