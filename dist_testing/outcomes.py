@@ -73,6 +73,7 @@ class RankOutcome:
             cannot be where the trouble began; else "".
         operation: The operation of torch.distributed that the error came out of, or that the rank was waiting in, such
             as "all_reduce"; "" if none.
+        types: For RAISED, the names of the exception's class and its bases, separated by spaces.
     """
 
     rank: int
@@ -86,6 +87,7 @@ class RankOutcome:
     signal: int | None = None
     collateral: str = ""
     operation: str = ""
+    types: str = ""
 
     def describe(self) -> str:
         """A predicate for "rank 3 ...", in one line."""

@@ -17,7 +17,7 @@ from dist_testing.budget import Budget
 from dist_testing.doors import reports
 from dist_testing.doors.marker import MARKER_HELP, Distributed, read_marker
 from dist_testing.doors.options import add_options, read_options
-from dist_testing.doors.rank_pytest import PytestSide, current_world
+from dist_testing.doors.rank_pytest import EXPECTED, PytestSide, current_world
 from dist_testing.doors.session import Session, open_session
 from dist_testing.doors.unittest_case import MultiProcessTestCase
 from dist_testing.errors import DistTestingError, LaunchError, UsageError
@@ -139,7 +139,11 @@ class _Runner:
         self._failures: list[str] = []
         loader = {
             "door": "pytest",
-            "arguments": [str(argument) for argument in config.invocation_params.args],
+            "arguments": [
+                *(str(argument) for argument in config.invocation_params.args),
+                # A worker of pytest-xdist is told what its controller was told; it must not become one.
+                *(("-n", "0") if config.pluginmanager.hasplugin("xdist") else ()),
+            ],
             "directory": str(config.invocation_params.dir),
             "spec": str(self._spec.file) if self._spec.file else None,
         }
@@ -236,6 +240,8 @@ class _Runner:
         match result.verdict.status:
             case Status.PASSED:
                 return reports.passed(item, result.duration_s, properties)
+            case Status.SKIPPED if result.verdict.reason.startswith(EXPECTED):
+                return reports.expected_failure(item, result.verdict.reason.removeprefix(EXPECTED), result.duration_s)
             case Status.SKIPPED:
                 return reports.skipped(item, result.verdict.reason, result.duration_s, properties)
             case Status.FAILED:

@@ -20,7 +20,10 @@ from dist_testing.rank.bootstrap import RankDoor, RankStart
 from dist_testing.rank.reporter import Reporter
 from dist_testing.world import World, WorldSettings
 
-__all__ = ["PytestDoor", "PytestSide", "current_world"]
+__all__ = ["EXPECTED", "PytestDoor", "PytestSide", "current_world"]
+
+# Before the reason of a test that called `pytest.xfail`: for the runner, which has to tell it from a skip.
+EXPECTED = "expected failure: "
 
 _current: list[World] = []
 
@@ -134,7 +137,9 @@ class _Narrator:
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
         if call.excinfo is not None and not report.passed:
-            if report.skipped:
+            if isinstance(call.excinfo.value, pytest.xfail.Exception):
+                self.reporter.skipped(f"{EXPECTED}{call.excinfo.value.msg}")
+            elif report.skipped:
                 self.reporter.skipped(_skip_reason(report))
             else:
                 self.reporter.ended_by(call.excinfo.value, str(report.longrepr))

@@ -14,6 +14,9 @@ from dist_testing.rank.reporter import Reporter
 
 __all__ = ["UnittestDoor", "UnittestSide"]
 
+# unittest leaves frames of modules with this mark out of its tracebacks.
+__unittest = True
+
 _ExcInfo = tuple[type[BaseException], BaseException, TracebackType] | tuple[None, None, None]
 
 
@@ -74,6 +77,10 @@ def _in_phase(reporter: Reporter, phase: str, function: Any) -> None:
     function()
 
 
+# Named by nothing public; it is what addSubTest is given.
+_SubTest: type = unittest.case._SubTest  # type: ignore[attr-defined]
+
+
 class _RankResult(unittest.TestResult):
     def __init__(self, reporter: Reporter) -> None:
         super().__init__()
@@ -96,4 +103,6 @@ class _RankResult(unittest.TestResult):
         assert err[1] is not None
         # unittest's own text: without its frames, and with the values of a sub-test.
         text: str = self._exc_info_to_string(err, test)  # type: ignore[attr-defined]  # not in typeshed
+        if isinstance(test, _SubTest):
+            text = f"{test}\n{text}"
         self._reporter.ended_by(err[1], text)

@@ -157,7 +157,7 @@ def judge_expected(item: pytest.Item, expected: Xfail, result: CaseResult, spec:
     Only a test that raises can fail as expected: a crash, a hang or a broken machine is never what was meant.
     """
     values = properties(result)
-    if result.verdict.cause is Cause.FAILURE:
+    if result.verdict.cause is Cause.FAILURE and _is_expected(expected, result):
         return expected_failure(item, expected.reason, result.duration_s)
     if result.verdict.status is Status.FAILED:
         return failed(item, failure_text(item.nodeid, result, spec), result.duration_s, values)
@@ -166,6 +166,15 @@ def judge_expected(item: pytest.Item, expected: Xfail, result: CaseResult, spec:
     reports = passed(item, result.duration_s, values)
     reports[1].wasxfail = expected.reason
     return reports
+
+
+def _is_expected(expected: Xfail, result: CaseResult) -> bool:
+    if expected.raises is None:
+        return True
+    raises: Any = expected.raises
+    allowed = raises if isinstance(raises, tuple) else (raises,)
+    culprit = result.outcomes[result.verdict.culprit or 0]
+    return any(f"{cls.__module__}.{cls.__qualname__}" in culprit.types.split() for cls in allowed)
 
 
 def add_result(

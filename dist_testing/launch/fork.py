@@ -14,8 +14,9 @@ from dist_testing.errors import LaunchError
 from dist_testing.launch import template, wire
 from dist_testing.launch.clean import unclean_reasons
 from dist_testing.launch.fresh import Loader, command
+from dist_testing.launch.strays import kill_strays
 from dist_testing.rank.bootstrap import RankSide
-from dist_testing.rank.process import fork
+from dist_testing.rank.process import become_subreaper, fork
 
 __all__ = ["ForkLauncher"]
 
@@ -32,15 +33,18 @@ class ForkLauncher:
         unclean_reasons: Why the template is a fresh interpreter; empty when it was forked.
     """
 
-    def __init__(self, side: RankSide, loader: Loader, run_directories: Sequence[str]) -> None:
+    def __init__(self, side: RankSide, loader: Loader, run_directories: Sequence[str], temp: str) -> None:
         """Fork the template; or, if this process is not fit to be forked, start a fresh interpreter to be it.
 
         Args:
             side: What the ranks have of the run.
             loader: How a fresh interpreter finds the tests again.
             run_directories: What the run writes in; the template removes it if the runner is killed.
+            temp: The start of every rank's TMPDIR, by which what ranks have started is known.
         """
         self.unclean_reasons = unclean_reasons()
+        self._temp = temp
+        become_subreaper()
         ours, theirs = socket.socketpair()
         with theirs:
             if self.unclean_reasons:
@@ -100,7 +104,10 @@ class ForkLauncher:
                 os.kill(pid, signal.SIGKILL)
         finally:
             os.close(pidfd)
-        os.waitpid(pid, 0)
+        _, status = os.waitpid(pid, 0)
+        if status:
+            # It was killed, so it could not clean up. Linux gave what the ranks had started to this process.
+            kill_strays(self._temp)
 
     def _send(self, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
         try:

@@ -21,6 +21,7 @@ from dist_testing.launch import wire
 from dist_testing.rank.board import PhaseBoard
 from dist_testing.rank.bootstrap import RankSide, RankStart, enter, take_over
 from dist_testing.rank.capture import own_streams, redirect_output
+from dist_testing.rank.environment import torchrun_env
 from dist_testing.rank.frames import FrameWriter
 from dist_testing.rank.process import die_with_parent
 from dist_testing.rank.reporter import Reporter
@@ -79,7 +80,10 @@ def become_rank(start: RankStart, loader: Loader) -> NoReturn:
     for fd in (start.channel_fd, start.stacks_fd, start.board_fd, start.store_fd, descriptor):
         if fd is not None:
             os.set_inheritable(fd, True)
-    os.execve(arguments[0], arguments, start.request.env)
+    # What is read at import must be there before Python is.
+    request = start.request
+    place = {"RANK": str(start.rank), "LOCAL_RANK": str(start.rank)}
+    os.execve(arguments[0], arguments, request.env | torchrun_env(request.size, request.store_port) | place)
 
 
 def main(state: dict[str, Any]) -> NoReturn:

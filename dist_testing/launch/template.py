@@ -11,6 +11,7 @@ however that came about, it kills everything below it and goes too.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gc
 import os
@@ -18,25 +19,17 @@ import select
 import shutil
 import signal
 import socket
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NoReturn
 
-import psutil
-
 from dist_testing.launch import fresh, wire
+from dist_testing.launch.strays import remove_descendants
 from dist_testing.rank.bootstrap import RankSide, RankStart, enter, take_over
 from dist_testing.rank.capture import own_streams
 from dist_testing.rank.process import become_subreaper, fork
 
 __all__ = ["serve"]
-
-# What a rank leaves behind may be on its way out, as multiprocessing's resource tracker is when its last user ends.
-# Seconds until it counts as left behind.
-_LEAVING_S = 0.5
-# After a kill; only a process stuck in the kernel takes longer. Seconds.
-_KILLED_S = 5.0
 
 
 @dataclass(slots=True)
@@ -139,6 +132,11 @@ class _Template:
                 # Not reaped yet, or it would not be in the table: the pid is still the rank's.
                 os.kill(pid, number)
 
+    def kill_ranks(self) -> None:
+        """Nobody waits for them any more."""
+        if self._world is not None:
+            self._signal(list(self._world.ranks.values()), signal.SIGKILL)
+
     def _reap(self, pidfd: int) -> None:
         world = self._world
         assert world is not None
@@ -161,53 +159,7 @@ class _Template:
 
     def _over(self, world: _World) -> None:
         self._world = None
-        wire.send(self._control, {"event": "over", "world": world.number, "leaked": _remove_descendants(_LEAVING_S)})
-
-
-def _remove_descendants(leaving_s: float) -> list[str]:
-    """Kill what lives below this process and reap it.
-
-    Args:
-        leaving_s: How long a process may take to end by itself, in seconds.
-
-    Returns:
-        Command lines of those that had to be killed.
-    """
-    if not _reap_adopted():
-        return []
-    psutil.wait_procs(psutil.Process().children(recursive=True), timeout=leaving_s)
-    leaked: list[str] = []
-    deadline = time.monotonic() + _KILLED_S
-    # More than one round: between the look and the kill, a process may have made another.
-    while _reap_adopted() and time.monotonic() < deadline:
-        alive = [child for child in psutil.Process().children(recursive=True) if _is_alive(child)]
-        for child in alive:
-            try:
-                leaked.append(f"{' '.join(child.cmdline()) or child.name()} (pid {child.pid})")
-                child.kill()
-            except psutil.NoSuchProcess:
-                # It ended by itself in between.
-                pass
-        psutil.wait_procs(alive, timeout=max(0.0, deadline - time.monotonic()))
-    return leaked
-
-
-def _is_alive(process: psutil.Process) -> bool:
-    try:
-        return bool(process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
-
-
-def _reap_adopted() -> bool:
-    """Reap every dead child; say whether living ones are left."""
-    while True:
-        try:
-            pid, _ = os.waitpid(-1, os.WNOHANG)
-        except ChildProcessError:
-            return False
-        if pid == 0:
-            return True
+        wire.send(self._control, {"event": "over", "world": world.number, "leaked": remove_descendants()})
 
 
 def serve(control: socket.socket, side: RankSide, loader: fresh.Loader, run_directories: Sequence[str]) -> NoReturn:
@@ -231,8 +183,12 @@ def serve(control: socket.socket, side: RankSide, loader: fresh.Loader, run_dire
         gc.collect()
         # Frozen objects are not touched by a rank's collections, so their pages stay shared.
         gc.freeze()
-        _Template(control, side, loader).run()
-        _remove_descendants(_LEAVING_S)
+        template = _Template(control, side, loader)
+        # The runner may be gone in the middle of a message to it.
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            template.run()
+        template.kill_ranks()
+        remove_descendants()
         for path in run_directories:
             shutil.rmtree(path, ignore_errors=True)
         code = 0

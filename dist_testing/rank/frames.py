@@ -43,6 +43,7 @@ _FIELDS: dict[str, dict[str, type]] = {
         "exit_code": int,
         "collateral": str,
         "operation": str,
+        "types": str,
     },
     "done": {},
 }

@@ -100,6 +100,7 @@ class Reporter:
             text=format_error(error) if text is None else text,
             collateral=collateral(error),
             operation=_operation(error),
+            types=" ".join(f"{cls.__module__}.{cls.__qualname__}" for cls in type(error).__mro__),
         )
 
     def ended_by(self, error: BaseException, text: str | None = None) -> None:
@@ -146,6 +147,7 @@ class Reporter:
         exit_code: int = 0,
         collateral: Collateral = "",
         operation: str = "",
+        types: str = "",
     ) -> None:
         self._has_reported = True
         if self.is_forked:
@@ -161,4 +163,5 @@ class Reporter:
             exit_code=exit_code,
             collateral=collateral,
             operation=operation,
+            types=types,
         )

@@ -14,6 +14,9 @@ from dist_testing.errors import StateLeakError
 
 __all__ = ["RankState"]
 
+# torch sets it at the first call of some functions that have nothing to do with it.
+_SET_BY_TORCH = frozenset({"TORCHINDUCTOR_CACHE_DIR"})
+
 
 @dataclass(frozen=True, slots=True)
 class RankState:
@@ -70,8 +73,9 @@ class RankState:
         changes = []
         env = dict(os.environ)
         if env != self.env:
-            names = sorted(name for name in env.keys() | self.env.keys() if env.get(name) != self.env.get(name))
-            changes.append(f"environment variable(s) {', '.join(names)}")
+            names = {name for name in env.keys() | self.env.keys() if env.get(name) != self.env.get(name)}
+            if names := names - _SET_BY_TORCH:
+                changes.append(f"environment variable(s) {', '.join(sorted(names))}")
         if (cwd := os.getcwd()) != self.cwd:
             changes.append(f"working directory, now {cwd}")
         opened = [name for fd in _descriptors() - self.descriptors if (name := _descriptor_name(fd))]
@@ -94,11 +98,22 @@ class RankState:
 
 
 def _descriptors() -> frozenset[int]:
-    return frozenset(int(name) for name in os.listdir("/proc/self/fd")) if sys.platform == "linux" else frozenset()
+    if sys.platform != "linux":
+        return frozenset()
+    # Among those listed is the one that the listing itself used; it is closed by now.
+    return frozenset(fd for fd in map(int, os.listdir("/proc/self/fd")) if _is_open(fd))
+
+
+def _is_open(fd: int) -> bool:
+    try:
+        os.fstat(fd)
+    except OSError:
+        return False
+    return True
 
 
 def _descriptor_name(fd: int) -> str | None:
-    """What a descriptor is open on; None for what is not a leak, and for the listing itself, which is closed again."""
+    """What a descriptor is open on; None for what is not a leak."""
     with contextlib.suppress(OSError):
         name = os.readlink(f"/proc/self/fd/{fd}")
         if not name.startswith("anon_inode:"):

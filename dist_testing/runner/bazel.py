@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from dist_testing.errors import UsageError
+from dist_testing.errors import DistTestingError, UsageError
 
 __all__ = ["Protocol", "read_protocol"]
 
@@ -49,7 +49,12 @@ class Protocol:
             yield
             return
         self.premature_exit_file.touch()
-        yield
+        # A refusal with a text of ours is an orderly end, too.
+        try:
+            yield
+        except DistTestingError:
+            self.premature_exit_file.unlink(missing_ok=True)
+            raise
         self.premature_exit_file.unlink(missing_ok=True)
 
 

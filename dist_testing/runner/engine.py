@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dist_testing.budget import Budget
-from dist_testing.errors import LaunchError
+from dist_testing.errors import LaunchError, UsageError
 from dist_testing.launch.fork import ForkLauncher
 from dist_testing.launch.fresh import Loader
 from dist_testing.outcomes import Cause, Kind, RankOutcome, Status, verdict
@@ -88,7 +88,9 @@ class Engine:
             if self._directory is None:
                 self._directory = RunDirectory(os.environ)
             if self._launcher is None:
-                self._launcher = ForkLauncher(self._side, self._loader, self._directory.all_paths)
+                self._launcher = ForkLauncher(
+                    self._side, self._loader, self._directory.all_paths, str(self._directory.short)
+                )
         except OSError as error:
             raise _no_room("the run", error) from error
         return self._launcher, self._directory
@@ -110,6 +112,12 @@ class Engine:
             UsageError: If the world is larger than can be.
         """
         check_world_size(case.name, case.world_size)
+        if strangers := sorted(rank for rank in case.expected_exits if rank >= case.world_size):
+            raise UsageError(
+                f"{case.name}: expected_exits names rank {strangers[0]}; the world has {case.world_size} ranks.\n"
+                "The expectation could never be met, nor fail.\n"
+                "Name a rank of the world."
+            )
         limit_s = self._budget.limit_s(case.timeout_s, cases_after=self.cases_after)
         started_s = time.monotonic()
         world, self._pool = self._pool, None

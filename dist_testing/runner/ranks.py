@@ -234,6 +234,7 @@ class RankRecord:
                     exit_code=fields["exit_code"],
                     collateral=fields["collateral"],
                     operation=fields["operation"],
+                    types=fields["types"],
                 )
             case "done":
                 self.is_done = True
@@ -250,6 +251,7 @@ class RankRecord:
         exit_code: int = 0,
         collateral: str = "",
         operation: str = "",
+        types: str = "",
     ) -> None:
         if self._stopped_as is not None:
             return
@@ -268,6 +270,7 @@ class RankRecord:
             exit_code=exit_code if kind is Kind.EXITED else None,
             collateral=collateral,
             operation=operation,
+            types=types,
         )
 
     def _hang_up(self, now_s: float) -> None:

@@ -19,7 +19,7 @@ _QUIET_S = 0.1
 
 
 def operation_in(stack: str) -> str:
-    """The operation of torch.distributed that a rank with this stack is waiting in, such as "all_reduce"; "" if none."""
+    """What a rank with this stack waits in, such as "all_reduce"; "" if it is in no operation of torch.distributed."""
     operations: list[str] = _OPERATION.findall(stack)
     return operations[-1] if operations else ""
 

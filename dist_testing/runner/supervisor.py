@@ -104,9 +104,10 @@ class Supervisor:
         self._stage = _Stage.RUNNING
         self._keep = keep
         self._limit_s = limit_s
-        self._is_timed = False
         self._grace_end_s = math.inf
-        self._deadline_s = time.monotonic() + _START_LIMIT_S
+        # Kept ranks are ready already; others have to start first.
+        self._is_timed = body is not None
+        self._deadline_s = time.monotonic() + (limit_s if self._is_timed else _START_LIMIT_S)
         for record in self.records:
             record.begin_case(expected_exits.get(record.rank))
             if body is not None:

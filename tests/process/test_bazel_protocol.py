@@ -173,7 +173,6 @@ def test_broken_copy_of_a_real_scenario_fails_with_its_rank_last(starter: Starte
         },
         world_size=4,
     )
-    tests = Path(__file__).parents[1]
     ended = target.run(starter)
     assert ended.code == pytest.ExitCode.TESTS_FAILED
     (result,) = target.xml().values()

@@ -38,7 +38,7 @@ LIMIT_S = 120.0
 # Of one message: an environment and a command line.
 _MESSAGE_BYTES = 1 << 17
 # Settings of the test's own runner, which its children must not inherit.
-_OURS = ("BAZEL_", "COVERAGE", "DIST_", "PYTEST_", "RUNFILES_", "TEST_", "TESTBRIDGE_", "XML_OUTPUT_FILE")
+_OURS = ("BAZEL_", "COVERAGE", "DIST_", "PYTEST_", "PYTHONSAFEPATH", "RUNFILES_", "TEST", "XML_OUTPUT_FILE")
 
 
 @dataclass(frozen=True, slots=True)

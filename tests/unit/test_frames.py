@@ -27,6 +27,7 @@ OUTCOME: dict[str, Any] = {
     "exit_code": 0,
     "collateral": "",
     "operation": "",
+    "types": "",
 }
 # Every code point, surrogates too: a test may raise whatever it reads from somewhere.
 TEXT = st.text(st.characters(codec=None, exclude_categories=()), max_size=10)
@@ -37,12 +38,16 @@ FRAMES = st.one_of(
             "outcome",
             {
                 **dict(
-                    zip(("kind", "phase", "reason", "summary", "text", "collateral", "operation"), texts, strict=True)
+                    zip(
+                        ("kind", "phase", "reason", "summary", "text", "collateral", "operation", "types"),
+                        texts,
+                        strict=True,
+                    )
                 ),
                 "exit_code": code,
             },
         ),
-        st.lists(TEXT, min_size=7, max_size=7),
+        st.lists(TEXT, min_size=8, max_size=8),
         st.integers(),
     ),
 )

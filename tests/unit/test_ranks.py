@@ -42,7 +42,7 @@ class Rank:
 
     def outcome_frame(self, kind: str, *, phase: str = "call", exit_code: int = 0, **texts: str) -> None:
         """Send an outcome."""
-        fields = dict.fromkeys(("reason", "summary", "text", "collateral", "operation"), "") | texts
+        fields = dict.fromkeys(("reason", "summary", "text", "collateral", "operation", "types"), "") | texts
         self.frames.send("outcome", kind=kind, phase=phase, exit_code=exit_code, **fields)
 
     def start(self, *phases: str) -> None:

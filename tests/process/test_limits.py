@@ -1,0 +1,267 @@
+"""The edges of the machine: open files, processes, disk, time, and many ranks."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import stat
+import subprocess
+import tempfile
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from dist_testing.errors import LaunchError
+from dist_testing.outcomes import Status
+from dist_testing.world import World
+from tests.support.children import Ended, Target, run_pytest, write_file
+from tests.support.starter import Starter
+from tests.support.worlds import engine_for, run
+
+_SUM = """
+    import pytest
+    import torch
+    import torch.distributed as dist
+
+
+    @pytest.mark.distributed
+    @pytest.mark.parametrize("number", range(2))
+    def test_sums(world, number):
+        total = torch.ones(1)
+        dist.all_reduce(total)
+        assert total.item() == world.size
+"""
+
+
+def test_world_beyond_the_open_files_is_refused_before_anything_starts(starter: Starter, tmp_path: Path) -> None:
+    """Half a world that runs out of descriptors would hang, or fail in a hundred ways."""
+    write_file(tmp_path, "test_cases.py", _SUM)
+    limits = {resource.RLIMIT_NOFILE: 256}
+    ended = run_pytest(starter, tmp_path, "-rA", "test_cases.py", "--dist-world-size=64", limits=limits)
+    assert ended.code == pytest.ExitCode.TESTS_FAILED
+    assert "a world of 64 ranks needs about 320 open files; the limit is 256" in ended.log
+    assert "ulimit -n" in ended.log
+    assert "Traceback" not in ended.log
+    ended = run_pytest(starter, tmp_path, "-rA", "test_cases.py", "--dist-world-size=4", limits=limits)
+    assert ended.code == 0, ended.log
+
+
+def test_world_up_to_the_limit_of_open_files_works(starter: Starter, tmp_path: Path) -> None:
+    """The bound that is refused must be the one that holds."""
+    write_file(tmp_path, "test_cases.py", _SUM)
+    limits = {resource.RLIMIT_NOFILE: 4 * 12 + 64}
+    ended = run_pytest(starter, tmp_path, "-rA", "test_cases.py", "--dist-world-size=12", limits=limits)
+    assert ended.code == 0, ended.log
+
+
+def _all_meet(world: World, _: dict[str, object]) -> None:
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    assert total.item() == world.size == 64
+
+
+def test_sixty_four_ranks_in_one_case() -> None:
+    """On any machine, whatever its number of cores."""
+    with engine_for({"all meet": _all_meet}) as engine:
+        result = run(engine, "all meet", world_size=64, timeout_s=120)
+    assert result.verdict.status is Status.PASSED, result
+    assert len(result.outcomes) == 64
+
+
+def test_deadline_shorter_than_the_reserve_still_ends_in_order(starter: Starter, tmp_path: Path) -> None:
+    """One second for everything: the cases are cut, and there is a report and an XML."""
+    target = Target(
+        tmp_path,
+        {
+            "test_slow.py": """
+                import threading
+
+                import pytest
+
+
+                @pytest.mark.distributed
+                @pytest.mark.parametrize("number", range(2))
+                def test_slow(world, number):
+                    threading.Event().wait()
+            """
+        },
+    )
+    ended = target.run(starter, env={"TEST_TIMEOUT": "1"})
+    assert ended.code == pytest.ExitCode.TESTS_FAILED, ended.log
+    assert ["failure", "failure"] == [result.outcome for result in target.xml().values()]
+    assert "at the deadline" in ended.log
+
+
+def _can_mount() -> bool:
+    command = ["unshare", "--user", "--map-root-user", "--mount", "mount", "-t", "tmpfs", "none", "/mnt"]
+    try:
+        return subprocess.run(command, capture_output=True, check=False).returncode == 0
+    except FileNotFoundError:
+        return False
+
+
+# Runs in a mount namespace of its own, with a temporary folder of one megabyte and so many files.
+_ON_A_FULL_DISK = """
+    import os
+    import subprocess
+    import sys
+
+    small = os.environ["SMALL"]
+    options = f"size=1m,nr_inodes={os.environ['FILES']}"
+    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", small], check=True)
+    os.environ["TMPDIR"] = os.environ["TEST_TMPDIR"] = small
+    os.execv(sys.executable, [sys.executable, "-m", "pytest", "-rA", "-p", "no:cacheprovider", "test_cases.py"])
+"""
+
+
+def _run_on_a_small_disk(starter: Starter, folder: Path, source: str, files: int) -> Ended:
+    if not _can_mount():
+        pytest.skip("this kernel lets nobody mount a file system in a user namespace of his own")
+    (folder / "small").mkdir()
+    write_file(folder, "fill.py", _ON_A_FULL_DISK)
+    write_file(folder, "test_cases.py", source)
+    write_file(folder, "pytest.ini", "[pytest]\naddopts = -p dist_testing.doors.pytest_plugin --color=no\n")
+    write_file(
+        folder,
+        "namespace.py",
+        """
+        import os
+        import sys
+
+        os.execvp("unshare", ["unshare", "--user", "--map-root-user", "--mount", sys.executable, "fill.py"])
+        """,
+    )
+    env = {"SMALL": str(folder / "small"), "FILES": str(files)}
+    child = starter.start(["namespace.py"], folder, env=env, fresh=True)
+    return Ended(child.wait(), child.log)
+
+
+def test_full_disk_before_the_ranks_is_a_clear_error(starter: Starter, tmp_path: Path) -> None:
+    """Nothing can be written, not even the ranks' logs; people see that often enough on shared machines."""
+    ended = _run_on_a_small_disk(starter, tmp_path, _SUM, files=1)
+    assert ended.code not in (pytest.ExitCode.OK, pytest.ExitCode.INTERNAL_ERROR), ended.log
+    assert "No space left on device" in ended.log
+    assert "Traceback" not in ended.log
+    assert "INTERNALERROR" not in ended.log
+
+
+def test_disk_that_fills_up_in_a_case_costs_that_case(starter: Starter, tmp_path: Path) -> None:
+    """The rank that fills it gets the error; the next case has the disk for itself again."""
+    ended = _run_on_a_small_disk(
+        starter,
+        tmp_path,
+        """
+        import pytest
+        import torch
+        import torch.distributed as dist
+
+
+        @pytest.mark.distributed(world_size=2)
+        def test_fills(world):
+            if world.rank == 1:
+                (world.rank_tmp_path / "large").write_bytes(bytes(2 << 20))
+            dist.barrier()
+
+
+        @pytest.mark.distributed(world_size=2)
+        def test_prints(world):
+            if world.rank == 1:
+                print("x" * (2 << 20))
+                raise ValueError("planted")
+            dist.barrier()
+
+
+        @pytest.mark.distributed(world_size=2)
+        def test_next(world):
+            dist.barrier()
+        """,
+        files=1000,
+    )
+    assert ended.outcomes() == {"test_fills": "FAILED", "test_prints": "FAILED", "test_next": "PASSED"}, ended.log
+    assert "rank 1 raised OSError: [Errno 28] No space left on device" in ended.log
+
+
+# Root is not bound by the limit, so it becomes somebody else first, when everything is loaded.
+_FEW_PROCESSES = """
+    import os
+    import resource
+    import sys
+
+    import psutil
+    import torch.distributed
+
+    from dist_testing.backends import backend_named
+    from dist_testing.errors import LaunchError
+    from tests.support.worlds import engine_for, run
+
+
+    def nothing(world, body):
+        pass
+
+
+    backend_named("gloo")
+    if os.getuid() == 0:
+        os.chown(os.environ["TMPDIR"], 65534, 65534)
+        os.setgroups([])
+        os.setgid(65534)
+        os.setuid(65534)
+    os.chdir("/")
+    mine = [process for process in psutil.process_iter() if process.uids().real == os.getuid()]
+    limit = sum(process.num_threads() for process in mine) + 3
+    resource.setrlimit(resource.RLIMIT_NPROC, (limit, limit))
+    with engine_for({"nothing": nothing}) as engine:
+        try:
+            print(run(engine, "nothing", world_size=16, init=False, with_store=False))
+        except LaunchError as error:
+            print(f"refused: {error}")
+        after = run(engine, "nothing", world_size=1, init=False, with_store=False)
+        print(f"after it: {after.verdict.status.value}")
+"""
+
+
+def _is_open_to_others(path: Path) -> bool:
+    return all(folder.stat().st_mode & stat.S_IXOTH for folder in path.resolve().parents)
+
+
+def test_limit_of_processes_is_a_clear_error_and_costs_one_case(starter: Starter, tmp_path: Path) -> None:
+    """A machine at the limit of its processes must say so, and no half of a world may be left."""
+    if os.getuid() == 0 and not _is_open_to_others(Path(torch.__file__)):
+        pytest.skip("root is not bound by the limit of processes, and no other user may read this Python's packages")
+    write_file(tmp_path, "few.py", _FEW_PROCESSES)
+    with tempfile.TemporaryDirectory() as folder:
+        # pytest's own folders are closed to others.
+        child = starter.start([str(tmp_path / "few.py")], tmp_path, env={"TMPDIR": folder})
+        assert child.wait() == 0, child.log
+    assert "of 16 could not be started" in child.log, child.log
+    assert "Run fewer tests at once, or ask for a smaller world" in child.log
+    assert "after it: passed" in child.log
+
+
+def _meet(world: World, _: dict[str, object]) -> None:
+    dist.barrier()
+
+
+@pytest.mark.parametrize("allowed", [0, 2])
+def test_refused_fork_ends_the_ranks_that_were_made(monkeypatch: pytest.MonkeyPatch, allowed: int) -> None:
+    """None, or half of a world: the error is the same, nothing is left, and a smaller world works after it."""
+    forks: list[None] = []
+
+    def fork() -> int:
+        if len(forks) == allowed + 1:
+            forks.clear()
+            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+        forks.append(None)
+        return os.fork()
+
+    with engine_for({"meet": _meet}) as engine:
+        # In the template, which is forked from here.
+        monkeypatch.setattr("dist_testing.launch.template.fork", fork)
+        forks.append(None)
+        with pytest.raises(LaunchError, match=f"Rank {allowed} of 4 could not be started: .*Resource temporarily"):
+            run(engine, "meet", world_size=4)
+        if allowed:
+            result = run(engine, "meet", world_size=allowed)
+            assert result.verdict.status is Status.PASSED, result

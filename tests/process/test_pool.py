@@ -1,0 +1,349 @@
+"""Ranks that are kept for a class or module: the same processes, and still one failure costs one case."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.children import run_cases, write_file
+from tests.support.starter import Starter
+
+
+def test_ranks_are_kept_for_a_class_and_replaced_after_a_failure(starter: Starter, tmp_path: Path) -> None:
+    """Every way to fail costs the case that did it, and nothing else."""
+    ended = run_cases(
+        starter,
+        tmp_path,
+        """
+        import os
+        import random
+        import threading
+        from pathlib import Path
+
+        import pytest
+        import torch
+        import torch.distributed as dist
+
+        NOTES = Path.cwd()
+
+
+        def note(world, name):
+            numbers = f"{random.random()} {torch.rand(1).item()}"
+            (NOTES / f"note-{name}-{world.rank}").write_text(f"{os.getpid()} {numbers}")
+            total = torch.ones(1)
+            dist.all_reduce(total)
+            assert total.item() == world.size
+
+
+        @pytest.mark.distributed(world_size=2, isolation="pool")
+        class TestKept:
+            def test_1(self, world):
+                note(world, "1")
+
+            def test_2(self, world, tmp_path):
+                note(world, "2")
+
+            def test_raises(self, world):
+                if world.rank == 1:
+                    raise ValueError("planted")
+                dist.barrier()
+
+            def test_3(self, world):
+                note(world, "3")
+
+            def test_dies(self, world):
+                if world.rank == 0:
+                    os._exit(0)
+                dist.barrier()
+
+            def test_4(self, world):
+                note(world, "4")
+
+            def test_skips(self, world):
+                pytest.skip("all of them")
+
+            def test_5(self, world):
+                note(world, "5")
+
+            @pytest.mark.distributed(timeout=1)
+            def test_hangs(self, world):
+                if world.rank == 0:
+                    threading.Event().wait()
+                dist.barrier()
+
+            def test_6(self, world):
+                note(world, "6")
+
+            def test_7(self, world):
+                note(world, "7")
+
+
+        @pytest.mark.distributed(world_size=3, isolation="pool")
+        class TestOther:
+            def test_8(self, world):
+                note(world, "8")
+        """,
+    )
+    failed = {name for name, outcome in ended.outcomes().items() if outcome == "FAILED"}
+    assert failed == {"test_raises", "test_dies", "test_hangs"}, ended.log
+    assert "8 passed" in ended.log
+    assert "rank 1 raised ValueError: planted" in ended.log
+    assert "rank 0 exited with code 0 in call, without finishing the test" in ended.log
+    assert "in test_hangs" in ended.log
+    notes = {path.name.removeprefix("note-"): path.read_text().split() for path in tmp_path.glob("note-*")}
+    pids = {name: int(note[0]) for name, note in notes.items()}
+    for rank in range(2):
+        assert pids[f"1-{rank}"] == pids[f"2-{rank}"], "kept after a pass"
+        assert pids[f"6-{rank}"] == pids[f"7-{rank}"]
+        assert len({pids[f"{number}-{rank}"] for number in (1, 3, 4, 6, 8)}) == 5, "replaced after a failure"
+        drawn = {tuple(notes[f"{number}-{rank}"][1:]) for number in (1, 2)}
+        assert len(drawn) == 1, "a case's random numbers do not depend on the cases before it"
+
+
+def test_hang_of_a_later_case_names_the_rank_that_stayed_away(starter: Starter, tmp_path: Path) -> None:
+    """The group is as old as the pool; its limit must still be below that of the case."""
+    ended = run_cases(
+        starter,
+        tmp_path,
+        """
+        import threading
+
+        import pytest
+        import torch.distributed as dist
+
+
+        @pytest.mark.distributed(world_size=2, isolation="pool")
+        class TestKept:
+            def test_first(self, world):
+                dist.barrier()
+
+            @pytest.mark.distributed(timeout=1.5)
+            def test_hangs(self, world):
+                if world.rank == 1:
+                    threading.Event().wait()
+                dist.barrier()
+        """,
+    )
+    assert ended.outcomes() == {"test_first": "PASSED", "test_hangs": "FAILED"}
+    assert "rank 1 did not come to where the others waited" in ended.log
+
+
+def test_state_that_is_left_behind_fails_the_case_that_left_it(starter: Starter, tmp_path: Path) -> None:
+    """The next case would fail, and nobody would look at this one."""
+    ended = run_cases(
+        starter,
+        tmp_path,
+        """
+        import os
+        import threading
+
+        import pytest
+        import torch
+        import torch.distributed as dist
+
+        KEPT = []
+
+
+        def leave_environment(): os.environ["LEFT_BEHIND"] = "1"
+        def change_directory(): os.chdir("/")
+        def leave_thread(): threading.Thread(target=threading.Event().wait, name="left", daemon=True).start()
+        def change_dtype(): torch.set_default_dtype(torch.float64)
+        def change_device(): torch.set_default_device("meta")
+        def change_threads(): torch.set_num_threads(torch.get_num_threads() + 1)
+        def switch_gradients_off(): torch.set_grad_enabled(False)
+        def leave_group(): KEPT.append(dist.new_group())
+        def become_deterministic(): torch.use_deterministic_algorithms(True)
+
+
+        @pytest.mark.distributed(world_size=2, isolation="pool")
+        class TestState:
+            @pytest.mark.parametrize(
+                "change",
+                [
+                    leave_environment,
+                    change_directory,
+                    leave_thread,
+                    change_dtype,
+                    change_device,
+                    change_threads,
+                    switch_gradients_off,
+                    leave_group,
+                    become_deterministic,
+                ],
+            )
+            def test_leaves(self, world, change):
+                change()
+
+            def test_undoes(self, world, monkeypatch):
+                monkeypatch.setenv("LEFT_BEHIND", "1")
+                group = dist.new_group()
+                dist.destroy_process_group(group)
+                with torch.no_grad(), open(__file__):
+                    torch.rand(1)
+
+            def test_finds_nothing(self, world):
+                assert "LEFT_BEHIND" not in os.environ
+                assert torch.get_default_dtype() is torch.float32
+        """,
+    )
+    outcomes = ended.outcomes()
+    assert outcomes.pop("test_undoes") == outcomes.pop("test_finds_nothing") == "PASSED", ended.log
+    assert set(outcomes.values()) == {"FAILED"}
+    reports = {
+        report.partition(" (world of")[0].rpartition("[")[2].rstrip("]"): report
+        for report in ended.log.split(" distributed failure ")[1:]
+    }
+    for change, said in {
+        "leave_environment": "environment variable(s) LEFT_BEHIND",
+        "change_directory": "working directory, now /",
+        "leave_thread": "running thread(s) left",
+        "change_dtype": "default dtype, from torch.float32 to torch.float64",
+        "change_device": "default device, from cpu to meta",
+        "change_threads": "intra-op threads, from 1 to 2",
+        "switch_gradients_off": "gradient mode, from True to False",
+        "leave_group": "process groups, from 1 to 2",
+        "become_deterministic": "deterministic algorithms, from False to True",
+    }.items():
+        assert said in reports[change], change
+        assert "StateLeakError: changed and not undone" in reports[change]
+
+
+def test_descriptors_that_are_left_open_or_closed_fail_the_case(starter: Starter, tmp_path: Path) -> None:
+    """The next case would write into somebody else's file, or run out of descriptors in a thousand cases."""
+    ended = run_cases(
+        starter,
+        tmp_path,
+        """
+        import os
+
+        import pytest
+
+        KEPT = []
+
+
+        @pytest.mark.distributed(world_size=2, isolation="pool")
+        class TestDescriptors:
+            def test_leaves_a_file(self, world):
+                KEPT.append(open(__file__))
+
+            def test_closes_one(self, world):
+                os.close(0)
+
+            def test_neither(self, world):
+                open(__file__).close()
+        """,
+    )
+    assert ended.outcomes() == {
+        "test_leaves_a_file": "FAILED",
+        "test_closes_one": "FAILED",
+        "test_neither": "PASSED",
+    }, ended.log
+    assert f"open file(s) {tmp_path}/test_cases.py" in ended.log
+    assert "closed descriptor(s) 0" in ended.log
+
+
+def test_world_of_another_size_in_a_pool_is_refused(starter: Starter, tmp_path: Path) -> None:
+    """A pool has one size; nothing runs until that is clear."""
+    ended = run_cases(
+        starter,
+        tmp_path,
+        """
+        import pytest
+
+
+        @pytest.mark.distributed(world_size=2, isolation="pool")
+        class TestSizes:
+            def test_two(self, world):
+                pass
+
+            @pytest.mark.distributed(world_size=3)
+            def test_three(self, world):
+                pass
+        """,
+    )
+    assert ended.code == pytest.ExitCode.USAGE_ERROR, ended.log
+    assert "test_three: world_size = 3, but the pool of test_cases.py::TestSizes has 2 ranks" in ended.log
+    assert "passed" not in ended.log
+    assert "Traceback" not in ended.log
+
+
+def test_pool_that_does_not_end_is_reported_within_bounds(starter: Starter, tmp_path: Path) -> None:
+    """Its cases have passed; the clean-up has not, and the next pool is none the worse for it."""
+    write_file(
+        tmp_path,
+        "conftest.py",
+        """
+        from dist_testing.runner import engine
+
+        # Half a minute is what a user's groups may take; here one never ends.
+        engine._POOL_END_LIMIT_S = 1.0
+        """,
+    )
+    ended = run_cases(
+        starter,
+        tmp_path,
+        """
+        import threading
+
+        import pytest
+        import torch.distributed as dist
+
+        pytestmark = pytest.mark.distributed(world_size=2, isolation="pool")
+
+
+        class TestHangs:
+            def test_passes(self, world):
+                if world.rank == 1:
+                    world.finish = lambda: threading.Event().wait()
+
+
+        class TestRaises:
+            def test_passes(self, world):
+                if world.rank == 1:
+                    world.finish = lambda: 1 / 0
+
+
+        class TestNext:
+            def test_next(self, world):
+                dist.barrier()
+        """,
+    )
+    assert ended.code == pytest.ExitCode.TESTS_FAILED, ended.log
+    assert "3 passed, 2 errors" in ended.log
+    assert "the ranks of the pool test_cases.py::TestHangs did not end well: rank 1 was still in destroy" in ended.log
+    assert "the ranks of the pool test_cases.py::TestRaises did not end well: rank 1 raised ZeroDivision" in ended.log
+
+
+def test_pool_of_a_module_and_a_leaked_child(starter: Starter, tmp_path: Path) -> None:
+    """Outside classes the module is the pool; what its cases start and do not end is found when it ends."""
+    ended = run_cases(
+        starter,
+        tmp_path,
+        """
+        import os
+        import subprocess
+        import sys
+
+        import pytest
+
+        pytestmark = pytest.mark.distributed(world_size=2)
+
+
+        def test_1(world, request):
+            (request.config.rootpath / f"pid-{world.rank}").write_text(str(os.getpid()))
+
+
+        def test_2(world, request):
+            assert (request.config.rootpath / f"pid-{world.rank}").read_text() == str(os.getpid())
+
+
+        def test_leaves_a_child(world):
+            if world.rank == 0:
+                subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"], start_new_session=True)
+        """,
+        "--dist-isolation=pool",
+    )
+    assert ended.code == pytest.ExitCode.TESTS_FAILED, ended.log
+    assert "time.sleep(1000)" in ended.log
+    assert "test_1" not in [name for name, outcome in ended.outcomes().items() if outcome == "FAILED"]

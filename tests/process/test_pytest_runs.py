@@ -1,0 +1,195 @@
+"""Ways to run marked tests: in part, shared out, after an unclean import, with the package installed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+import dist_testing
+from tests.support.children import Ended, run_cases, write_file
+from tests.support.starter import Starter
+
+_MIXED = """
+    import os
+    import pytest
+
+    events = os.environ["EVENTS"]
+
+
+    def note(text):
+        with open(events, "a") as file:
+            file.write(text + "\\n")
+
+
+    @pytest.fixture(scope="module", autouse=True)
+    def of_the_module():
+        note("setup")
+        yield
+        note("teardown")
+
+
+    def test_plain_before():
+        note("plain before")
+
+
+    @pytest.mark.distributed(world_size=1)
+    def test_marked(world):
+        note("marked")
+
+
+    def test_plain_after():
+        note("plain after")
+
+
+    @pytest.mark.distributed(world_size=2)
+    def test_fails(world):
+        assert world.rank != 1
+
+
+    @pytest.mark.distributed(world_size=1)
+    def test_last(world):
+        pass
+"""
+
+
+def test_plain_and_marked_tests_live_in_one_file(starter: Starter, tmp_path: Path) -> None:
+    """A module's fixture is set up once in the runner, and once on each rank."""
+    events = tmp_path / "events"
+    ended = run_cases(starter, tmp_path, _MIXED, "-k", "not fails and not last", EVENTS=str(events))
+    assert ended.code == 0, ended.log
+    assert events.read_text().splitlines() == [
+        *("setup", "plain before"),
+        *("setup", "marked", "teardown"),
+        *("plain after", "teardown"),
+    ]
+
+
+def test_selection_by_name_failure_and_first_failure(starter: Starter, tmp_path: Path) -> None:
+    """`-k`, `-x`, `--lf` and `--collect-only` know marked tests like any other."""
+    env = {"EVENTS": str(tmp_path / "events")}
+    ended = run_cases(starter, tmp_path, _MIXED, "-k", "marked", **env)
+    assert ended.outcomes() == {"test_marked": "PASSED"}
+    ended = run_cases(starter, tmp_path, _MIXED, "-x", **env)
+    assert list(ended.outcomes()) == ["test_plain_before", "test_marked", "test_plain_after", "test_fails"]
+    assert ended.outcomes()["test_fails"] == "FAILED"
+    assert "rank 1 of 2 failed first" in ended.log
+    ended = run_cases(starter, tmp_path, _MIXED, "--lf", **env)
+    assert ended.outcomes() == {"test_fails": "FAILED"}
+    ended = run_cases(starter, tmp_path, _MIXED, "--collect-only", "-q", **env)
+    assert ended.code == 0
+    assert "test_cases.py::test_marked" in ended.log
+
+
+@pytest.mark.parametrize(
+    ("unclean", "said"),
+    [
+        ("threading.Thread(target=threading.Event().wait, name='of the import', daemon=True).start()", "of the import"),
+        (
+            "dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1)",
+            "a process group is initialised",
+        ),
+        ("torch.set_num_threads(2); torch.ones(1 << 20).exp_()", "thread(s) of native code are running"),
+    ],
+    ids=["thread", "process group", "OpenMP pool"],
+)
+def test_ranks_of_an_unclean_runner_come_from_a_fresh_interpreter(
+    starter: Starter, tmp_path: Path, unclean: str, said: str
+) -> None:
+    """Fork copies locks in whatever state they are in; the reason is in the log, and the tests pass."""
+    source = f"""
+        import os
+        import threading
+
+        import pytest
+        import torch
+        import torch.distributed as dist
+
+        if os.getpid() == int(os.environ.setdefault("RUNNER", str(os.getpid()))):
+            {unclean}
+
+
+        @pytest.mark.distributed(world_size=2)
+        def test_sums(world):
+            total = torch.ones(1 << 20)
+            dist.all_reduce(total)
+            assert total.exp().max() > 7
+    """
+    ended = run_cases(starter, tmp_path, source)
+    assert ended.code == 0, ended.log
+    assert ended.outcomes() == {"test_sums": "PASSED"}
+    assert "ranks are forked from a fresh interpreter and not from this one" in ended.log
+    assert said in ended.log
+
+
+def test_xdist_shares_the_cases_out(starter: Starter, tmp_path: Path) -> None:
+    """Each worker is a runner of its own, and the reports reach the terminal once."""
+    pytest.importorskip("xdist", reason="pytest-xdist is not installed")
+    # Controller, worker, and the fresh interpreter that a worker forks its ranks from; a second controller below them
+    # would go on for ever.
+    write_file(
+        tmp_path,
+        "conftest.py",
+        """
+        import os
+
+        depth = int(os.environ.get("DEPTH", "0")) + 1
+        os.environ["DEPTH"] = str(depth)
+        assert depth <= 3, "a template has started runners of its own"
+        """,
+    )
+    env = {"EVENTS": str(tmp_path / "events")}
+    ended = run_cases(starter, tmp_path, _MIXED, "-p", "xdist", "-n", "2", **env)
+    assert ended.code == pytest.ExitCode.TESTS_FAILED, ended.log
+    assert ended.outcomes() == {
+        "test_plain_before": "PASSED",
+        "test_marked": "PASSED",
+        "test_plain_after": "PASSED",
+        "test_fails": "FAILED",
+        "test_last": "PASSED",
+    }
+    assert ended.log.count("rank 1 of 2 failed first") == 1
+
+
+def test_installed_package_registers_itself(starter: Starter, tmp_path: Path) -> None:
+    """`pip install` is all that a machine without Bazel needs: no options, no conftest."""
+    if _major_version("setuptools") < 77 or _major_version("pip") < 21:
+        pytest.skip("building the package takes pip 21 and setuptools 77 in this environment")
+    source = Path(dist_testing.__file__).parents[1]
+    if not (source / "pyproject.toml").exists():
+        pytest.skip("the sources here are not the whole project: pyproject.toml is missing")
+    copy = tmp_path / "source"
+    shutil.copytree(source / "dist_testing", copy / "dist_testing", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(source / name, copy / name)
+    installed = tmp_path / "installed"
+    options = ["--quiet", "--no-deps", "--no-build-isolation", "--no-index", f"--target={installed}"]
+    child = starter.start(["-m", "pip", "install", *options, str(copy)], tmp_path, fresh=True)
+    assert child.wait() == 0, child.log
+
+    project = tmp_path / "project"
+    write_file(
+        project,
+        "test_cases.py",
+        "import pytest\n\n@pytest.mark.distributed(world_size=2)\ndef test_marked(world):\n    pass\n",
+    )
+    write_file(project, "pytest.ini", "[pytest]\n")
+    others = [path for path in sys.path if path and Path(path).resolve() != source.resolve()]
+    env = {"PYTHONPATH": os.pathsep.join([str(installed), *others]), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": None}
+    child = starter.start(["-m", "pytest", "-rA", "test_cases.py"], project, env=env, fresh=True)
+    assert child.wait() == 0, child.log
+    assert "plugins: " in child.log
+    assert "dist_testing-" in child.log
+    assert Ended(0, child.log).outcomes() == {"test_marked": "PASSED"}
+
+
+def _major_version(package: str) -> int:
+    """Of an installed package, without importing it; 0 if it is not there."""
+    try:
+        return int(metadata.version(package).partition(".")[0])
+    except metadata.PackageNotFoundError:
+        return 0

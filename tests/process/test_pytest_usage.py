@@ -1,0 +1,213 @@
+"""The marker and the options: every form that is right, and a clear error for every one that is not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.children import Ended, run_cases
+from tests.support.starter import Starter
+
+_HEAD = "import pytest\n\n"
+_TEST = "\ndef test_marked(world):\n    pass\n"
+
+
+def _assert_clear(ended: Ended, *said: str) -> None:
+    """The reason is there, and nothing of the library's own code is."""
+    for text in said:
+        assert text in ended.log, ended.log
+    assert "Traceback" not in ended.log
+    assert "dist_testing/" not in ended.log.replace("dist_testing/config", ""), ended.log
+
+
+def test_marker_forms(starter: Starter, tmp_path: Path) -> None:
+    """Function, class and module; one size, several, or the command line's; with and without a group."""
+    ended = run_cases(
+        starter,
+        tmp_path,
+        """
+        import pytest
+        import torch
+        import torch.distributed as dist
+
+        pytestmark = pytest.mark.distributed(timeout=30)
+
+
+        def test_default(world, world_size):
+            assert world.size == world_size == dist.get_world_size() == 3
+            total = torch.ones(1)
+            dist.all_reduce(total)
+            assert total.item() == 3
+
+
+        @pytest.mark.distributed(world_size=1)
+        def test_alone(world):
+            assert (world.rank, world.size) == (0, 1)
+
+
+        @pytest.mark.distributed(world_size=[1, 2])
+        @pytest.mark.parametrize("letter", ["a", "b"])
+        def test_sizes(world, world_size, letter):
+            assert world.size == world_size
+
+
+        @pytest.mark.distributed(init=False)
+        def test_without_group(world):
+            assert not dist.is_initialized()
+
+
+        @pytest.mark.distributed(world_size=2, expected_exits={1: -9})
+        def test_expected_exit(world):
+            import os
+            if world.rank == 1:
+                os.kill(os.getpid(), 9)
+
+
+        @pytest.mark.distributed(world_size=2)
+        class TestClass:
+            def test_inherits(self, world):
+                assert world.size == 2
+
+            @pytest.mark.distributed(world_size=1)
+            def test_says_otherwise(self, world):
+                assert world.size == 1
+
+
+        @pytest.mark.distributed(backends=["nccl"])
+        def test_elsewhere(world):
+            pass
+
+
+        @pytest.mark.distributed(backends=["gloo", "nccl"])
+        def test_here(world):
+            assert world.backend == "gloo"
+
+
+        @pytest.mark.distributed(world_size=2)
+        def test_without_the_fixture():
+            assert dist.get_world_size() == 2
+        """,
+        "--dist-world-size=3",
+    )
+    assert ended.code == 0, ended.log
+    assert ended.outcomes() == dict.fromkeys(
+        [
+            "test_default",
+            "test_alone",
+            "test_sizes[world_size=1-a]",
+            "test_sizes[world_size=2-a]",
+            "test_sizes[world_size=1-b]",
+            "test_sizes[world_size=2-b]",
+            "test_without_group",
+            "test_expected_exit",
+            "test_inherits",
+            "test_says_otherwise",
+            "test_here",
+            "test_without_the_fixture",
+        ],
+        "PASSED",
+    )
+    assert "1 deselected" in ended.log
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("4", "positional arguments (4,); name them, as in world_size=4"),
+        ("worldsize=4", "worldsize = 4; it takes world_size, init,"),
+        ("world_size=0", "world_size = 0; it is a number from 1 to 1024"),
+        ("world_size=-1", "world_size = -1"),
+        ("world_size='two'", "world_size = 'two'"),
+        ("world_size=True", "world_size = True"),
+        ("world_size=1025", "world_size = 1025"),
+        ("world_size=[]", "world_size = []"),
+        ("world_size=[2, 2]", "world_size = [2, 2]; each size makes one case"),
+        ("timeout=0", "timeout = 0; it is a number of seconds above 0"),
+        ("timeout=-1", "timeout = -1"),
+        ("timeout='long'", "timeout = 'long'"),
+        ("timeout=float('nan')", "timeout = nan"),
+        ("isolation='jail'", "isolation = 'jail'; it is one of fork, spawn, pool"),
+        ("init='no'", "init = 'no'; it is True or False"),
+        ("expected_exits={-1: 0}", "expected_exits = {-1: 0}"),
+        ("backends='gloo'", "backends = 'gloo'; it is a list of names"),
+        ("backends=['glo']", "Did you mean 'gloo'?"),
+    ],
+)
+def test_bad_marker_is_a_clear_error(starter: Starter, tmp_path: Path, arguments: str, said: str) -> None:
+    """A slip in a marker must neither run something else nor show the library's insides."""
+    ended = run_cases(starter, tmp_path, f"{_HEAD}@pytest.mark.distributed({arguments}){_TEST}")
+    assert ended.code == pytest.ExitCode.INTERRUPTED, ended.log
+    _assert_clear(ended, said, "test_cases.py::test_marked")
+
+
+def test_expected_exit_of_a_rank_outside_the_world_is_refused(starter: Starter, tmp_path: Path) -> None:
+    """What it expects can never happen, so a test that passes would have been checked for nothing."""
+    ended = run_cases(
+        starter, tmp_path, f"{_HEAD}@pytest.mark.distributed(expected_exits={{2: -9}}, world_size=2){_TEST}"
+    )
+    assert ended.code != 0, ended.log
+    _assert_clear(ended, "expected_exits = {2: -9}")
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("def test_it(world):\n    pass\n", "test_cases.py::test_it asks for `world` and is not marked"),
+        (
+            "@pytest.fixture\ndef size(world):\n    return world.size\n\ndef test_it(size):\n    pass\n",
+            "asks for `world` and is not marked",
+        ),
+    ],
+)
+def test_world_without_the_marker_is_a_clear_error(starter: Starter, tmp_path: Path, source: str, said: str) -> None:
+    """The most common slip of all."""
+    ended = run_cases(starter, tmp_path, _HEAD + source)
+    assert ended.code == pytest.ExitCode.INTERRUPTED
+    _assert_clear(ended, said, "Mark it with @pytest.mark.distributed")
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ("--dist-backend=glo", "Backend 'glo' is not declared. Did you mean 'gloo'?"),
+        ("--dist-world-size=0", "--dist-world-size=0: expected numbers from 1 to 1024"),
+        ("--dist-world-size=-1", "--dist-world-size=-1"),
+        ("--dist-world-size=two", "--dist-world-size=two"),
+        ("--dist-world-size=1,,2", "--dist-world-size=1,,2"),
+        ("--dist-timeout=abc", "--dist-timeout=abc: expected a number of seconds above 0"),
+        ("--dist-timeout=-1", "--dist-timeout=-1"),
+        ("--dist-timeout=0", "--dist-timeout=0"),
+        ("--dist-timeout=nan", "--dist-timeout=nan"),
+        ("--dist-isolation=nonsense", "--dist-isolation=nonsense: expected one of fork, spawn, pool"),
+        ("--dist-on-missing=maybe", "--dist-on-missing=maybe: expected one of skip, fail"),
+    ],
+)
+def test_bad_option_is_a_usage_error(starter: Starter, tmp_path: Path, option: str, said: str) -> None:
+    """Found before anything is collected."""
+    ended = run_cases(starter, tmp_path, f"{_HEAD}@pytest.mark.distributed{_TEST}", option)
+    assert ended.code == pytest.ExitCode.USAGE_ERROR, ended.log
+    _assert_clear(ended, said)
+
+
+def test_options_decide_what_the_tests_do_not_say(starter: Starter, tmp_path: Path) -> None:
+    """Several sizes, each a case; a limit; a backend that this machine cannot run."""
+    source = """
+        import threading
+        import pytest
+
+        @pytest.mark.distributed
+        def test_hangs(world):
+            threading.Event().wait()
+    """
+    ended = run_cases(starter, tmp_path, source, "--dist-world-size=1,2", "--dist-timeout=0.5")
+    assert ended.outcomes() == {"test_hangs[world_size=1]": "FAILED", "test_hangs[world_size=2]": "FAILED"}
+    assert "in test_hangs" in ended.log
+
+    nccl = ("--dist-backend=nccl", "--dist-world-size=2")
+    ended = run_cases(starter, tmp_path, source, *nccl, CUDA_VISIBLE_DEVICES="")
+    assert ended.code == 0
+    assert "Need at least 2 CUDA devices (found 0)" in ended.log
+    ended = run_cases(starter, tmp_path, source, *nccl, "--dist-on-missing=fail", CUDA_VISIBLE_DEVICES="")
+    assert ended.code == pytest.ExitCode.TESTS_FAILED
+    assert "promised hardware missing: Need at least 2 CUDA devices" in ended.log

@@ -1,0 +1,155 @@
+"""Faults by chance: whatever happens on whichever rank, the verdict is right and the runner is as it was."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+
+from dist_testing.outcomes import Cause, Kind, Status
+from dist_testing.runner.engine import Engine
+from dist_testing.world import World
+from tests.support.faults import FAULTS
+from tests.support.worlds import alive, engine_for, run
+
+# Small, for every run; a stress run sets a thousand.
+_CASES = int(os.environ.get("DIST_TESTING_STRESS_CASES", "40"))
+# Bazel sets it with --runs_per_test. One seed for all other runs: what failed once fails again.
+_SEED = int(os.environ.get("TEST_RANDOM_SEED", "1"))
+# For a case that has to reach its deadline. Seconds.
+_DEADLINE_S = 1.5
+
+
+@dataclass(frozen=True, slots=True)
+class _Expected:
+    """What the verdict must be.
+
+    Attributes:
+        cause: Why the case fails; `Cause.NONE` if it passes or is skipped.
+        blames: Whether the rank with the fault is the culprit.
+        alone: What it is in a world of one, if that differs.
+    """
+
+    cause: Cause
+    blames: bool = True
+    alone: Cause | None = None
+
+
+_CRASH = _Expected(Cause.CRASH)
+_FAILURE = _Expected(Cause.FAILURE)
+_HANG = _Expected(Cause.HANG)
+_LEAK = _Expected(Cause.LEAK, blames=False)
+_NONE = _Expected(Cause.NONE, blames=False)
+_EXPECTED = {
+    "abort": _CRASH,
+    "close descriptors": _CRASH,
+    "exit 0": _CRASH,
+    "exit 3": _CRASH,
+    "fill disk": _FAILURE,
+    "fork": _NONE,
+    "fork twice": _LEAK,
+    "hang in destroy": _HANG,
+    "hard exit 0": _CRASH,
+    "hard exit 3": _CRASH,
+    "hard exit 77": _CRASH,
+    "keep a thread": _NONE,
+    "keyboard interrupt": _FAILURE,
+    "kill": _CRASH,
+    "leave a session": _LEAK,
+    "loop with GIL": _HANG,
+    "nothing": _NONE,
+    "out of memory": _FAILURE,
+    "print much": _FAILURE,
+    "raise": _FAILURE,
+    "raise much": _FAILURE,
+    "raise unprintable": _FAILURE,
+    "segfault": _CRASH,
+    # In a world of one, everybody skips.
+    "skip": _Expected(Cause.DISAGREEMENT, blames=False, alone=Cause.NONE),
+    "sleep": _HANG,
+    "stop": _HANG,
+    "terminate": _CRASH,
+}
+# These end at the deadline, which costs that much time.
+_SLOW = frozenset({"hang in destroy", "loop with GIL", "sleep", "stop"})
+# What comes out of the test in a forked child as well must not meet anybody in a collective.
+_WITHOUT_PEERS = frozenset({"fork", "hang in destroy", "keep a thread"})
+
+
+def _one_fails(world: World, body: dict[str, Any]) -> None:
+    dist.barrier()
+    if world.rank == body["rank"] and body["fault"] != "nothing":
+        FAULTS[body["fault"]](world)
+    if body["peers"] == "collective":
+        dist.all_reduce(torch.ones(4))
+
+
+def _belongings() -> dict[str, frozenset[str]]:
+    """What the runner has open, runs and maps."""
+    itself = psutil.Process()
+    return {
+        "descriptors": frozenset(os.readlink(fd) for fd in Path("/proc/self/fd").iterdir() if fd.is_symlink()),
+        "threads": frozenset(str(thread.id) for thread in itself.threads()),
+        "segments": frozenset(area.path for area in itself.memory_maps() if area.path.startswith("/dev/shm")),
+    }
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    """One engine for all of them, which checks at its end that nothing is left."""
+    with engine_for({"one fails": _one_fails}) as engine:
+        yield engine
+
+
+def test_every_fault_has_an_expectation() -> None:
+    """A fault that is added and not listed would never be drawn."""
+    assert set(FAULTS) - {"wait for nobody"} == set(_EXPECTED) - {"nothing"}
+
+
+def test_random_faults_get_the_right_verdict(engine: Engine) -> None:
+    """A thousand of these are the proof that a platform team can trust a red and a green alike."""
+    chance = random.Random(_SEED)
+    print(f"seed {_SEED}: TEST_RANDOM_SEED={_SEED} repeats this run")
+    others = set(psutil.Process().children(recursive=True))
+    wrong = []
+    before: dict[str, frozenset[str]] = {}
+    for number in range(_CASES):
+        # A hang costs its deadline: one case in eight.
+        fault = chance.choice(sorted(_SLOW if chance.random() < 0.125 else _EXPECTED.keys() - _SLOW))
+        size = chance.randint(1, 4)
+        rank = chance.randrange(size)
+        peers = "done" if fault in _WITHOUT_PEERS else chance.choice(["collective", "done"])
+        result = run(
+            engine,
+            "one fails",
+            world_size=size,
+            timeout_s=_DEADLINE_S if fault in _SLOW else 60.0,
+            arguments={"fault": fault, "rank": rank, "peers": peers},
+        )
+        expected = _EXPECTED[fault]
+        cause = expected.alone if size == 1 and expected.alone else expected.cause
+        culprit = rank if expected.blames else None
+        skipped = fault == "skip" and size == 1
+        status = Status.SKIPPED if skipped else Status.PASSED if cause is Cause.NONE else Status.FAILED
+        got = result.verdict
+        if (got.status, got.cause, got.culprit) != (status, cause, culprit):
+            wrong.append(f"case {number}: {fault} on rank {rank} of {size}, peers {peers}: {got}, {result.outcomes}")
+        if len(result.outcomes) != size or any(outcome.kind is Kind.NEVER_STARTED for outcome in result.outcomes):
+            wrong.append(f"case {number}: {fault}: not every rank is accounted for: {result.outcomes}")
+        orphans = [line for line in result.leaked if alive(int(line.rpartition("pid ")[2].rstrip(")")))]
+        assert not orphans, f"case {number}: {fault}: {orphans}"
+        # The first case makes what stays for the run: the template, its socket, the folder.
+        now = _belongings()
+        before = before or now
+        assert now == before, f"case {number}: {fault} left something in the runner"
+    assert not wrong, "\n".join(wrong)
+    started = set(psutil.Process().children(recursive=True)) - others
+    assert len(started) == 1, f"beside the template: {started}"

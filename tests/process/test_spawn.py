@@ -1,0 +1,152 @@
+"""Ranks that are interpreters of their own: imports happen anew, in the environment of the moment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.children import run_pytest, write_file
+from tests.support.starter import Starter
+
+# Imported by the cases: what is here was decided at import.
+_SETTINGS = """
+    import os
+
+    pid = os.getpid()
+    mode = os.environ.get("OF_THE_MOMENT", "unset")
+"""
+
+
+def test_under_pytest(starter: Starter, tmp_path: Path) -> None:
+    """A rank must see what a freshly started program would see, and forked ones beside it what the runner saw."""
+    write_file(tmp_path, "settings.py", _SETTINGS)
+    write_file(
+        tmp_path,
+        "test_cases.py",
+        """
+        import os
+
+        import pytest
+        import settings
+        import torch
+        import torch.distributed as dist
+
+
+        @pytest.fixture(scope="module", autouse=True)
+        def of_the_moment():
+            os.environ["OF_THE_MOMENT"] = "set"
+
+
+        def test_plain():
+            assert settings.mode == "unset"
+
+
+        @pytest.mark.distributed(world_size=2, isolation="spawn")
+        def test_spawned(world, tmp_path):
+            assert settings.pid == os.getpid()
+            assert settings.mode == "set", "the environment is there before anything is imported"
+            total = torch.ones(1)
+            dist.all_reduce(total)
+            assert total.item() == 2
+
+
+        @pytest.mark.distributed(world_size=2)
+        def test_forked(world):
+            assert settings.pid != os.getpid()
+            assert settings.mode == "unset"
+            assert os.environ["OF_THE_MOMENT"] == "set"
+
+
+        @pytest.mark.distributed(world_size=2, isolation="spawn")
+        def test_fails(world):
+            print(f"said by rank {world.rank}")
+            assert world.rank == 0
+        """,
+    )
+    ended = run_pytest(starter, tmp_path, "-rA", "test_cases.py")
+    assert ended.outcomes() == {
+        "test_plain": "PASSED",
+        "test_spawned": "PASSED",
+        "test_forked": "PASSED",
+        "test_fails": "FAILED",
+    }, ended.log
+    assert "rank 1 raised AssertionError" in ended.log
+    assert "said by rank 1" in ended.log
+
+
+_UNITTEST = """
+    import os
+    import unittest
+
+    import settings
+
+    import dist_testing
+
+
+    class TestSpawned(dist_testing.MultiProcessTestCase):
+        world_size = 2
+        isolation = "spawn"
+
+        def setUp(self):
+            super().setUp()
+            os.environ["OF_THE_MOMENT"] = "set"
+            self._spawn_processes()
+
+        def test_settings(self):
+            self.assertEqual(settings.pid, os.getpid())
+            self.assertEqual(settings.mode, "set")
+
+
+    if __name__ == "__main__":
+        unittest.main()
+"""
+
+
+@pytest.mark.parametrize("arguments", [["-m", "unittest", "test_cases"], ["test_cases.py"], ["-m", "test_cases"]])
+def test_under_unittest(starter: Starter, tmp_path: Path, arguments: list[str]) -> None:
+    """The interpreter finds the tests again, whether they were imported or are the main program."""
+    write_file(tmp_path, "settings.py", _SETTINGS)
+    write_file(tmp_path, "test_cases.py", _UNITTEST)
+    child = starter.start(arguments, tmp_path, fresh=True)
+    assert child.wait() == 0, child.log
+    assert "Ran 1 test" in child.log
+
+
+@pytest.mark.parametrize("door", ["pytest", "unittest"])
+def test_import_that_fails_on_ranks_is_the_reason_in_the_report(starter: Starter, tmp_path: Path, door: str) -> None:
+    """An import is test code: what it raises is the failure, in the words of the error."""
+    write_file(
+        tmp_path,
+        "test_cases.py",
+        """
+        from pathlib import Path
+
+        import pytest
+
+        import dist_testing
+
+        try:
+            Path("imported").touch(exist_ok=False)
+        except FileExistsError:
+            raise ValueError("planted in the second import")
+
+
+        @pytest.mark.distributed(world_size=2, isolation="spawn")
+        def test_pytest(world):
+            pass
+
+
+        class TestUnittest(dist_testing.MultiProcessTestCase):
+            world_size = 2
+            isolation = "spawn"
+
+            def test_unittest(self):
+                pass
+        """,
+    )
+    ended = run_pytest(starter, tmp_path, "-rA", "test_cases.py", "-k", f"test_{door}")
+    assert ended.code == pytest.ExitCode.TESTS_FAILED, ended.log
+    assert ended.outcomes() == {f"test_{door}": "FAILED"}
+    assert "planted in the second import" in ended.log
+    assert "KeyError" not in ended.log
