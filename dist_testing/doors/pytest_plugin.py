@@ -289,10 +289,12 @@ class _Runner:
             reports.add_result(report, call.excinfo, self._spec, self._outputs)
         return report
 
+    @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Keep what is to be printed last."""
         if (text := getattr(report, "dist_failure", None)) is not None:
             self._failures.append(text)
+            reports.point_to_end(report, text)
 
     def pytest_unconfigure(self, config: pytest.Config) -> None:
         """Leave nothing behind, then print the failures, so that they are the last thing in the log."""

@@ -28,6 +28,7 @@ __all__ = [
     "judge_expected",
     "launch_failed",
     "passed",
+    "point_to_end",
     "properties",
     "skip_mark",
     "skipped",
@@ -111,7 +112,8 @@ def broken_promise(name: str, spec: Spec, missing: str) -> str:
 def launch_failed(item: pytest.Item, error: Exception) -> list[pytest.TestReport]:
     """Reports of a case whose ranks could not be had, or could not be asked for."""
     cause: Properties = [("cause", Cause.INFRASTRUCTURE.value)] if isinstance(error, LaunchError) else []
-    return failed(item, f"{item.nodeid}: {error}", 0.0, cause)
+    text = str(error)
+    return failed(item, text if text.startswith(item.nodeid) else f"{item.nodeid}: {text}", 0.0, cause)
 
 
 def passed(item: pytest.Item, duration_s: float, values: Properties) -> list[pytest.TestReport]:
@@ -135,6 +137,11 @@ def failed(
     report = _report(item, "failed", _Pointer(text), duration_s, values or [])
     report.dist_failure = text  # type: ignore[attr-defined]  # extra attributes travel with a report, also under xdist
     return _three(item, report)
+
+
+def point_to_end(report: pytest.TestReport, text: str) -> None:
+    """Have the terminal point to the end of the log, where `text` will be; under xdist a report comes as plain text."""
+    report.longrepr = _Pointer(text)
 
 
 def failed_teardown(item: pytest.Item, text: str) -> pytest.TestReport:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import sys
 from collections.abc import Mapping
 
-__all__ = ["THREAD_VARIABLES", "cpu_count", "rank_env", "threads_per_rank"]
+__all__ = ["cpu_count", "rank_env", "threads_per_rank"]
 
 # Bazel's test protocol (Test encyclopedia, "Initial conditions"). The runner alone speaks it: a rank that inherits it
 # would write the runner's XML file or shard its own cases.
@@ -28,8 +29,8 @@ _PROTOCOL = (
     "XML_OUTPUT_FILE",
 )
 
-# What decides how many threads a numeric library starts; a user who set any of them has decided.
-THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+# What decides how many threads torch starts; a user who set one of them has decided.
+_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 # Where compilers keep what they made. Per target, not per rank: the ranks of one test compile the same things.
 _CACHES = {
@@ -47,9 +48,18 @@ def cpu_count() -> int:
 
 
 def threads_per_rank(world_size: int, env: Mapping[str, str] = os.environ) -> int:
-    """Intra-op threads of each rank: a fair share of the CPUs, at least 1; 0 if the user has decided."""
-    if any(name in env for name in THREAD_VARIABLES):
-        return 0
+    """Intra-op threads of each rank: what the user has decided, else a fair share of the CPUs.
+
+    Returns:
+        At least 1; 0 if torch is not there to be told.
+    """
+    chosen = env.get("OMP_NUM_THREADS", "")
+    if re.fullmatch(r"[1-9][0-9]{0,5}", chosen):
+        return int(chosen)
+    if any(name in env for name in _THREAD_VARIABLES):
+        # Something that only the libraries understand; torch in this process has asked them.
+        torch = sys.modules.get("torch")
+        return torch.get_num_threads() if torch is not None else 0
     return max(1, cpu_count() // world_size)
 
 
@@ -71,9 +81,9 @@ def rank_env(
         # Left alone, gloo asks for the address of the hostname, which in a sandbox or on a laptop may not exist.
         for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME"):
             result.setdefault(name, loopback)
-    if threads := threads_per_rank(world_size, env):
-        for name in THREAD_VARIABLES:
-            result[name] = str(threads)
+    if not any(name in env for name in _THREAD_VARIABLES):
+        for name in (*_THREAD_VARIABLES, "OPENBLAS_NUM_THREADS"):
+            result.setdefault(name, str(threads_per_rank(world_size, env)))
     for name, value in backend_env.items():
         result.setdefault(name, value)
     if scratch is not None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import socket
+import sys
 from collections.abc import Mapping
 
 import pytest
 
 from dist_testing.runner import rank_env as module
-from dist_testing.runner.rank_env import THREAD_VARIABLES, cpu_count, rank_env, threads_per_rank
+from dist_testing.runner.rank_env import cpu_count, rank_env, threads_per_rank
 
 INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
 # Of Bazel's test encyclopedia: those that make whoever reads them write, shard, filter or stop.
@@ -79,18 +80,28 @@ def test_ranks_share_the_cpus(world_size: int, threads: int) -> None:
     """Eight ranks with eight threads each make a machine of eight CPUs crawl."""
     assert threads_per_rank(world_size, {}) == threads
     env = rank_env({}, world_size=world_size, backend_env={}, scratch=None, temp="/t")
-    assert {env[name] for name in THREAD_VARIABLES} == {str(threads)}
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        assert env[name] == str(threads)
 
 
-@pytest.mark.parametrize("name", THREAD_VARIABLES)
-def test_threads_are_the_users_as_soon_as_one_variable_is(name: str) -> None:
+@pytest.mark.parametrize(("name", "other"), [("OMP", "MKL"), ("MKL", "OMP")])
+def test_threads_are_the_users_as_soon_as_one_variable_is(name: str, other: str) -> None:
     """Half of the decision would be worse than none of it."""
-    assert threads_per_rank(2, {name: "3"}) == 0
-    env = made({name: "3"})
-    assert {other: env.get(other) for other in THREAD_VARIABLES if other != name} == dict.fromkeys(
-        other for other in THREAD_VARIABLES if other != name
-    )
-    assert env[name] == "3"
+    env = made({f"{name}_NUM_THREADS": "3"})
+    assert env[f"{name}_NUM_THREADS"] == "3"
+    assert f"{other}_NUM_THREADS" not in env
+
+
+def test_a_rank_is_told_what_the_user_has_decided() -> None:
+    """The variable alone comes too late for a library that is loaded already."""
+    assert threads_per_rank(2, {"OMP_NUM_THREADS": "3"}) == 3
+
+
+@pytest.mark.parametrize("env", [{"MKL_NUM_THREADS": "3"}, {"OMP_NUM_THREADS": "4,2"}, {"OMP_NUM_THREADS": "many"}])
+def test_what_only_the_library_understands_is_left_to_it(env: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nested levels, other libraries' variables, and nonsense."""
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    assert threads_per_rank(2, env) == 0
 
 
 def test_the_backends_variables_are_defaults() -> None:
