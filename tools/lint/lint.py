@@ -81,7 +81,7 @@ def _files(*patterns: str) -> list[str]:
 
 
 def _buildifier() -> str:
-    """From PATH, else from npm into the user's cache: npm's package holds a ready program, and the lock file its hash."""
+    """From PATH, else from npm into the user's cache: npm's package holds the program, and the lock file its hash."""
     if found := shutil.which("buildifier"):
         return found
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "dist_testing", "lint")
