@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     import torch.distributed as dist
     from torch._C._distributed_c10d import Store
 
+    from dist_testing.rank.bootstrap import RankStart
+
 __all__ = ["World", "WorldSettings"]
 
 
@@ -87,6 +89,19 @@ class World:
         self._store_port = store_port
         self._store_fd = store_fd
         self._barriers = 0
+
+    @classmethod
+    def of(cls, start: RankStart) -> World:
+        """The world that a rank was started for."""
+        request = start.request
+        return cls(
+            start.rank,
+            request.size,
+            WorldSettings.from_json(request.settings),
+            directory=Path(request.directory),
+            store_port=request.store_port,
+            store_fd=start.store_fd,
+        )
 
     def __repr__(self) -> str:
         return f"<World rank {self.rank} of {self.size}, {self.backend} on {self.device}>"

@@ -7,7 +7,6 @@ collected again.
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +17,7 @@ from dist_testing.doors.rank_unittest import UnittestDoor
 from dist_testing.errors import UsageError
 from dist_testing.rank.bootstrap import RankDoor, RankStart
 from dist_testing.rank.reporter import Reporter
-from dist_testing.world import World, WorldSettings
+from dist_testing.world import World
 
 __all__ = ["EXPECTED", "PytestDoor", "PytestSide", "current_world"]
 
@@ -77,16 +76,8 @@ class PytestDoor:
 
     def open(self, start: RankStart, reporter: Reporter) -> None:
         """Make the world."""
-        request = start.request
         reporter.phase("init")
-        self._world = World(
-            start.rank,
-            request.size,
-            WorldSettings.from_json(request.settings),
-            directory=Path(request.directory),
-            store_port=request.store_port,
-            store_fd=start.store_fd,
-        )
+        self._world = World.of(start)
         _current.append(self._world)
         self._world.prepare()
         self._narrator.reporter = reporter

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -18,7 +17,7 @@ from dist_testing.rank.reporter import Reporter
 from dist_testing.runner.case import Case, CaseResult
 from dist_testing.runner.engine import Engine
 from dist_testing.spec import Spec
-from dist_testing.world import World, WorldSettings
+from dist_testing.world import World
 
 __all__ = ["FunctionSide", "Functions", "alive", "engine_for", "run"]
 
@@ -34,16 +33,8 @@ class Functions:
 
     def open(self, start: RankStart, reporter: Reporter) -> None:
         """Make the world."""
-        request = start.request
         reporter.phase("init")
-        self._world = World(
-            start.rank,
-            request.size,
-            WorldSettings.from_json(request.settings),
-            directory=Path(request.directory),
-            store_port=request.store_port,
-            store_fd=start.store_fd,
-        )
+        self._world = World.of(start)
         self._world.prepare()
 
     def run(self, body: dict[str, Any], reporter: Reporter) -> None:

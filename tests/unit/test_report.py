@@ -17,8 +17,8 @@ Thread 0x00007f00aa (most recent call first):
   File "/lib/threading.py", line 320 in wait
 
 Current thread 0x00007f00bb (most recent call first):
-  File "/work/all_reduce.py", line 12 in all_reduce
-  File "/work/test_a.py", line 7 in test_b
+  File "/src/all_reduce.py", line 12 in all_reduce
+  File "/src/test_a.py", line 7 in test_b
   File "/lib/_pytest/python.py", line 159 in pytest_pyfunc_call
   File "/lib/pluggy/_callers.py", line 121 in _multicall
 """
