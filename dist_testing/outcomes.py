@@ -216,8 +216,7 @@ def _failed(every: Sequence[RankOutcome], broken: Sequence[RankOutcome], cause: 
     ordered = sorted(roots, key=lambda outcome: (outcome.at_s, outcome.kind not in _CRASHES, outcome.rank))
     if cause is Cause.HANG and len(ordered) > 1:
         # The deadline falls on all of them at once, so none of them was first.
-        where = ", ".join(f"{outcome.rank} (in {outcome.operation or outcome.phase})" for outcome in broken)
-        return Verdict(Status.FAILED, cause, f"ranks {where} were still running at the deadline")
+        return Verdict(Status.FAILED, cause, _still_running(broken))
     culprit = ordered[0]
     if culprit.kind in _CRASHES:
         cause = Cause.CRASH
@@ -235,6 +234,15 @@ def _failed(every: Sequence[RankOutcome], broken: Sequence[RankOutcome], cause: 
             if outcome.rank not in blamed and (outcome.collateral or outcome.kind in (Kind.STOPPED, Kind.HUNG))
         ),
     )
+
+
+def _still_running(hung: Sequence[RankOutcome]) -> str:
+    by_place: dict[str, list[str]] = {}
+    for outcome in hung:
+        by_place.setdefault(outcome.operation or outcome.phase, []).append(str(outcome.rank))
+    every = ", ".join(str(outcome.rank) for outcome in hung)
+    places = "; ".join(f"{', '.join(ranks)} in {place}" for place, ranks in by_place.items())
+    return f"ranks {every} were still running at the deadline ({places})"
 
 
 def _never_arrived(waited: Sequence[RankOutcome], missing: Sequence[RankOutcome]) -> Verdict:
