@@ -209,7 +209,7 @@ def test_hanging_target_ends_before_bazel_ends_it(starter: Starter, tmp_path: Pa
         },
     )
     # Less than one case's own limit; the child's limit here is what Bazel would allow.
-    ended = target.run(starter, env={"TEST_TIMEOUT": "10"}, limit_s=10)
+    ended = target.run(starter, env={"TEST_TIMEOUT": "30"}, limit_s=30)
     assert ended.code == pytest.ExitCode.TESTS_FAILED
     outcomes = [result.outcome for result in target.xml().values()]
     assert outcomes == ["failure", "failure", "failure", "passed"]
