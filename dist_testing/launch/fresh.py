@@ -6,6 +6,7 @@ be.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import runpy
@@ -68,18 +69,11 @@ def become_rank(start: RankStart, loader: Loader) -> NoReturn:
         {
             "role": "rank",
             "loader": dict(loader),
-            "request": start.request.to_message(),
-            "rank": start.rank,
-            "channel_fd": start.channel_fd,
-            "stacks_fd": start.stacks_fd,
-            "board_fd": start.board_fd,
-            "store_fd": start.store_fd,
-            "template_pid": start.template_pid,
+            "start": dataclasses.asdict(start),
         }
     )
-    for fd in (start.channel_fd, start.stacks_fd, start.board_fd, start.store_fd, descriptor):
-        if fd is not None:
-            os.set_inheritable(fd, True)
+    for fd in (*start.fds, descriptor):
+        os.set_inheritable(fd, True)
     # What is read at import must be there before Python is.
     request = start.request
     place = {"RANK": str(start.rank), "LOCAL_RANK": str(start.rank)}
@@ -91,22 +85,14 @@ def main(state: dict[str, Any]) -> NoReturn:
     loader = state["loader"]
     if state["role"] == "template":
         _be_template(loader, state["control_fd"], state["run_directories"], state["runner_pid"])
-    start = RankStart(
-        wire.WorldRequest.from_message(state["request"]),
-        state["rank"],
-        state["channel_fd"],
-        state["stacks_fd"],
-        state["board_fd"],
-        state["store_fd"],
-        state["template_pid"],
-    )
+    given = state["start"]
+    start = RankStart(**{**given, "request": wire.WorldRequest(**given["request"])})
     # What imports print belongs to the rank, too.
     own_streams()
     redirect_output(os.path.join(start.request.directory, f"rank-{start.rank}.log"))
     die_with_parent(start.template_pid)
-    for fd in (start.channel_fd, start.stacks_fd, start.board_fd, start.store_fd):
-        if fd is not None:
-            os.set_inheritable(fd, False)
+    for fd in start.fds:
+        os.set_inheritable(fd, False)
     try:
         _load(loader, lambda side: _enter_prepared(start, side))
     except BaseException as error:

@@ -92,7 +92,7 @@ class _Template:
             if pid == 0:
                 store = stores[0] if stores and rank == 0 else None
                 start = RankStart(request, rank, channels[rank], stacks[rank], board, store, template_pid)
-                mine = (start.channel_fd, start.stacks_fd, start.board_fd, start.store_fd)
+                mine = start.fds
                 for fd in [*fds, *world.pidfds, self._control.detach()]:
                     if fd not in mine:
                         os.close(fd)

@@ -51,6 +51,12 @@ class RankStart:
     store_fd: int | None
     template_pid: int
 
+    @property
+    def fds(self) -> tuple[int, ...]:
+        """The descriptors that are this rank's own."""
+        given = (self.channel_fd, self.stacks_fd, self.board_fd, self.store_fd)
+        return tuple(fd for fd in given if fd is not None)
+
 
 class RankDoor(Protocol):
     """A front door's half that lives on a rank. An exception out of any method is the rank's outcome."""
