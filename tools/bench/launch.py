@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
 """Measure what a distributed test case costs: the library, a bare fork, and torch's own test classes.
 
-    python tools/bench/launch.py [--worlds 2,4,8] [--cases 20] [--json FILE] [--quick]
+    python tools/bench/launch.py [--worlds 2,4,8] [--cases 20] [--body nothing] [--json FILE] [--quick]
 
 Every contestant runs the same case, one all_reduce of four numbers over gloo, in its own process, which has imported
-everything before the first turn. They take turns case by case, so that all of them meet the same noise. Nothing here
-judges a time: ratios within one run are what to compare.
+everything before the first turn. With `--body nothing` the case does nothing, so that what is left is what the
+contestant takes for itself: on ranks that are kept, the all_reduce is most of the other figure. They take turns case
+by case, so that all of them meet the same noise. Nothing here judges a time: ratios within one run are what to
+compare.
 
 Columns: `median`, `min`, `max` of what one more case costs, in milliseconds; `first` is the first case of the session,
 which for ranks that are kept pays for the ranks; `session` the whole process, from its start to its end, over its
@@ -26,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from contest import BenchError, Contestant, Run, contest, pytest_command
-from contestants.turns import MEMORY_CASE, MEMORY_FILE
+from contestants.turns import EMPTY_CASE, MEMORY_CASE, MEMORY_FILE
 from figures import Summary, machine_facts, summarise, table, write_json
 from options import add_common, count, require_torch_needs
 
@@ -36,6 +38,7 @@ RAW = (
     Contestant("raw fork, TCPStore", ("-m", "contestants.raw_fork", "tcp")),
     Contestant("raw fork, FileStore", ("-m", "contestants.raw_fork", "file")),
 )
+RAW_KEPT = Contestant("raw kept ranks", ("-m", "contestants.raw_fork", "kept"))
 TORCH_PROCESS = Contestant("torch MultiProcessTestCase", ("-m", "contestants.torch_process"))
 TORCH_CONTINUOUS = Contestant("torch MultiProcContinuousTest", ("-m", "contestants.torch_continuous"))
 TORCH_THREADED = Contestant("torch MultiThreadedTestCase", ("-m", "contestants.torch_threaded"))
@@ -75,12 +78,13 @@ def library(isolation: str) -> Contestant:
     return Contestant(f"library, {isolation}", pytest_command("test_trivial.py", f"--dist-isolation={isolation}"))
 
 
-def measure(case_counts: Mapping[Contestant, int], *, world_size: int) -> dict[str, tuple[Run, int]]:
+def measure(case_counts: Mapping[Contestant, int], *, world_size: int, body: str = "") -> dict[str, tuple[Run, int]]:
     """Run a contest.
 
     Args:
         case_counts: The contestants, each with the number of its timed cases. One more, at the end, measures memory.
         world_size: Ranks.
+        body: Before the names of the timed cases: `EMPTY_CASE`, or nothing.
 
     Returns:
         By name: how it went, and the bytes of all processes of the contestant.
@@ -88,7 +92,7 @@ def measure(case_counts: Mapping[Contestant, int], *, world_size: int) -> dict[s
     Raises:
         BenchError: If a contestant does not run its cases, or one of them does not pass.
     """
-    cases = {who: [*map(str, range(count)), MEMORY_CASE] for who, count in case_counts.items()}
+    cases = {who: [*(f"{body}{number}" for number in range(count)), MEMORY_CASE] for who, count in case_counts.items()}
     with tempfile.TemporaryDirectory(prefix="dist-bench-") as folder:
         runs = contest(cases, world_size=world_size, folder=Path(folder))
         for name, run in runs.items():
@@ -128,7 +132,7 @@ def measure_worlds(options: argparse.Namespace) -> dict[int, dict[str, Row]]:
     def case_counts(world_size: int, *, timed: int) -> dict[Contestant, int]:
         few = min(timed, options.fresh_cases)
         fresh_fits = world_size <= options.largest_fresh_world
-        counts = dict.fromkeys(RAW, timed)
+        counts = dict.fromkeys((*RAW, RAW_KEPT), timed)
         for isolation in ISOLATIONS:
             if isolation != "spawn":
                 counts[library(isolation)] = timed
@@ -144,7 +148,8 @@ def measure_worlds(options: argparse.Namespace) -> dict[int, dict[str, Row]]:
     rows = {}
     for world_size in options.worlds:
         sys.stderr.write(f"world size {world_size} ...\n")
-        runs = measure(case_counts(world_size, timed=options.cases), world_size=world_size)
+        counts = case_counts(world_size, timed=options.cases)
+        runs = measure(counts, world_size=world_size, body=EMPTY_CASE if options.body == "nothing" else "")
         rows[world_size] = {
             name: row(run, world_size=world_size, pss_bytes=pss_bytes, pss_bytes_of_one=ones[name][1])
             for name, (run, pss_bytes) in runs.items()
@@ -164,6 +169,7 @@ def ratios(rows: Mapping[str, Row]) -> dict[str, dict[str, float]]:
         (fork, yardstick(rows)),
         (TORCH_PROCESS.name, fork),
         (TORCH_PROCESS.name, spawn),
+        (pool, RAW_KEPT.name),
         (TORCH_CONTINUOUS.name, pool),
     )
     return {
@@ -231,6 +237,9 @@ def _options() -> argparse.Namespace:
         type=count,
         default=LARGEST_FRESH_WORLD,
         help=f"no larger world where every rank is an interpreter of its own, default {LARGEST_FRESH_WORLD}",
+    )
+    parser.add_argument(
+        "--body", choices=("all_reduce", "nothing"), default="all_reduce", help="what a case does, default all_reduce"
     )
     add_common(parser, quick="--worlds 2 --cases 3 --no-torch")
     options = parser.parse_args()

@@ -1,6 +1,9 @@
 """The least that a case on real processes costs: fork a process that has torch, make a group, use it, destroy it.
 
-    python -m contestants.raw_fork tcp|file
+    python -m contestants.raw_fork tcp|file|kept
+
+`kept` forks the ranks and makes their group once, and wakes them with one byte for each case: the least that a further
+case on kept ranks costs.
 
 No output is kept, nothing is watched, no error is told apart from another: a floor, and no way to run tests.
 """
@@ -76,13 +79,48 @@ def _run_on_file(case: str) -> None:
         open(file.name, "a").close()
 
 
+class _KeptRanks:
+    """Ranks and group for all cases."""
+
+    def __init__(self) -> None:
+        self._channels: list[socket.socket] = []
+        self._file = tempfile.NamedTemporaryFile()  # noqa: SIM115  # as long as the process
+        for rank in range(order().world_size):
+            mine, other = socket.socketpair()
+            if os.fork() == 0:
+                self._serve(rank, other)
+            other.close()
+            self._channels.append(mine)
+
+    def run(self, case: str) -> None:
+        """Run one case on every rank."""
+        number = order().cases.index(case).to_bytes(4, "big")
+        for channel in self._channels:
+            channel.sendall(number)
+        if not all(channel.recv(1) for channel in self._channels):
+            raise RuntimeError("a kept rank has ended")
+
+    def _serve(self, rank: int, channel: socket.socket) -> NoReturn:
+        try:
+            store = FileStore(self._file.name, order().world_size)
+            dist.init_process_group("gloo", store=store, rank=rank, world_size=order().world_size)
+            while number := channel.recv(4):
+                run_trivial(order().cases[int.from_bytes(number, "big")], rank)
+                channel.sendall(b"1")
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(0)
+
+
 def main() -> None:
     """Run the cases of the order."""
-    run = {"tcp": _run_on_tcp, "file": _run_on_file}[sys.argv[1]]
     # As whoever cares for the cost of a fork does: pages stay shared when a child collects.
     gc.collect()
     gc.freeze()
     turns().tell("imported")
+    way = sys.argv[1]
+    run = _KeptRanks().run if way == "kept" else {"tcp": _run_on_tcp, "file": _run_on_file}[way]
     for case in order().cases:
         with turns().case(case):
             run(case)

@@ -16,11 +16,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["MEMORY_CASE", "MEMORY_FILE", "Order", "Turns", "order", "turns"]
+__all__ = ["EMPTY_CASE", "MEMORY_CASE", "MEMORY_FILE", "Order", "Turns", "order", "turns"]
 
 # A case of this name also measures what the contestant and all its ranks take, and leaves it in that file.
 MEMORY_CASE = "memory"
 MEMORY_FILE = "pss-bytes"
+# Cases whose names begin so do nothing on their ranks: what is left is what the contestant itself takes.
+EMPTY_CASE = "nothing-"
 
 # The order travels in these to the contestant, and on to its ranks, however those are started.
 _WORLD_SIZE = "DIST_BENCH_WORLD_SIZE"
