@@ -1,0 +1,77 @@
+"""Who has a GPU: from the kernel's list of locks, for people who wait."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dist_testing.gpus.devices import Gpu
+
+__all__ = ["Holder", "find_holders", "holders_of"]
+
+_LOCKS = Path("/proc/locks")
+_COMMAND_CHARS = 80
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """A process with a lease.
+
+    Attributes:
+        pid: Which; 0 if it lives where this process cannot see it.
+        what: The test target that it runs, if it may be known, else its command line.
+    """
+
+    pid: int
+    what: str
+
+    def __str__(self) -> str:
+        return f"process {self.pid} ({self.what})" if self.pid else self.what
+
+
+def find_holders(gpus: Sequence[Gpu]) -> dict[Gpu, Holder]:
+    """Who has which of these GPUs; free ones are left out."""
+    nodes: dict[str, Gpu] = {}
+    for gpu in gpus:
+        with contextlib.suppress(OSError):
+            status = os.stat(gpu.node)
+            nodes[f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"] = gpu
+    holders: dict[Gpu, Holder] = {}
+    try:
+        lines = _LOCKS.read_text("ascii").splitlines()
+    except OSError:
+        return holders
+    for line in lines:
+        # "1: FLOCK  ADVISORY  WRITE 24458 fe:00:2154522 0 EOF"; of one that waits, the second word is an arrow.
+        words = line.split()
+        if len(words) >= 6 and words[1] == "FLOCK" and (held := nodes.get(words[5])) is not None:
+            holders[held] = _holder(int(words[4]))
+    return holders
+
+
+def holders_of(gpus: Sequence[Gpu]) -> str:
+    """One line: which of the GPUs are whose, apart from this process's own."""
+    by_holder: dict[Holder, list[str]] = {}
+    for gpu, holder in sorted(find_holders(gpus).items(), key=lambda item: item[0].index):
+        if holder.pid != os.getpid():
+            by_holder.setdefault(holder, []).append(str(gpu.index))
+    if not by_holder:
+        return "who has them cannot be seen from here"
+    return "; ".join(f"GPU {', '.join(indices)}: {holder}" for holder, indices in by_holder.items())
+
+
+def _holder(pid: int) -> Holder:
+    if pid <= 0:
+        return Holder(0, "a process outside this sandbox or container")
+    process = Path("/proc") / str(pid)
+    with contextlib.suppress(OSError):
+        for entry in (process / "environ").read_bytes().split(b"\0"):
+            if entry.startswith(b"TEST_TARGET="):
+                return Holder(pid, entry.partition(b"=")[2].decode(errors="replace"))
+    with contextlib.suppress(OSError):
+        command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+        return Holder(pid, command[:_COMMAND_CHARS] or "no command line")
+    return Holder(pid, "ended; a process that it started still has the lease")

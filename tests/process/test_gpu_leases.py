@@ -1,0 +1,223 @@
+"""GPUs handed out to many processes: never to two at once, never for ever, and back whatever happens."""
+
+from __future__ import annotations
+
+import fcntl
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dist_testing.errors import GpuError, LeaseTimeoutError
+from dist_testing.gpus.devices import NODES_VARIABLE, Gpu, gpus_present
+from dist_testing.gpus.holders import find_holders
+from dist_testing.gpus.lease import lease_gpus
+
+# A stress run sets hundreds.
+_CROWD = int(os.environ.get("DIST_TESTING_STRESS_LEASES", "80"))
+_GPUS = 8
+# Against a test that hangs; nothing here is asserted of the time. Seconds.
+_LIMIT_S = 120.0
+
+
+@pytest.fixture
+def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A simulated device folder."""
+    folder = tmp_path / "nodes"
+    folder.mkdir()
+    for name in ("nvidiactl", *(f"nvidia{minor}" for minor in range(_GPUS))):
+        (folder / name).touch()
+    monkeypatch.setenv(NODES_VARIABLE, str(folder))
+    return folder
+
+
+@pytest.fixture
+def pool(nodes: Path) -> tuple[Gpu, ...]:
+    """Its GPUs."""
+    return gpus_present()
+
+
+def test_a_crowd_that_crashes_at_random_is_served_in_order_and_leaves_all_gpus_free(
+    nodes: Path, pool: tuple[Gpu, ...], tmp_path: Path
+) -> None:
+    """Two tests on one GPU fail each other; a GPU that a dead test keeps is lost, as is one that waits for ever."""
+    log = tmp_path / "log"
+    command = [sys.executable, "-m", "tests.support.gpu_crowd", str(_CROWD), str(time.time_ns()), str(log)]
+    subprocess.run(
+        command, check=True, timeout=_LIMIT_S + _CROWD, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    )
+
+    events: dict[str, dict[int, tuple[int, list[int]]]] = defaultdict(dict)
+    last = 0
+    for line in log.read_text().splitlines():
+        event, who, at, *values = line.split()
+        events[event][int(who)] = (int(at), [int(value) for value in values])
+        last = max(last, int(at))
+    assert len(events["asked"]) > _CROWD // 2
+    assert events["got"]
+
+    held: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
+    for who, (at, gpus) in events["got"].items():
+        assert len(gpus) == events["asked"][who][1][0], f"{who} got a part of what it asked for"
+        for gpu in gpus:
+            # Killed at a random moment: then nobody knows until when it had them, but the next owner's start bounds it.
+            end = events["releases"].get(who, (at, []))[0]
+            held[gpu].append((at, end, who))
+    for gpu, spans in held.items():
+        spans.sort()
+        for (_, end, one), (begin, _, other) in itertools.pairwise(spans):
+            assert end <= begin, f"GPU {gpu} was had by {one} and {other} at once"
+
+    served = {who: events["served"][who][0] for who in events["got"]}
+    for who, (place_at, _) in events["queued"].items():
+        passed_by = [
+            other
+            for other, served_at in served.items()
+            if who in served and events["asked"][other][0] > place_at and served_at < served[who]
+        ]
+        assert not passed_by, f"{who} was in the queue before {passed_by} came, and was served after them"
+
+    assert not find_holders(pool)
+    with lease_gpus(_GPUS, pool, limit_s=_LIMIT_S) as lease:
+        assert lease.gpus == pool
+
+
+def test_the_lease_of_a_killed_process_goes_on_while_a_child_has_it(pool: tuple[Gpu, ...]) -> None:
+    """Ranks that outlive a killed runner for a moment still use its GPUs."""
+    gone_read, gone_write = os.pipe()
+    held_read, held_write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        lease_gpus(1, pool[:1], limit_s=_LIMIT_S)
+        if os.fork() == 0:
+            os.write(held_write, str(os.getpid()).encode())
+            os.close(gone_write)
+            # Until the test lets go.
+            os.read(gone_read, 1)
+            os._exit(0)
+        os.kill(os.getpid(), signal.SIGKILL)
+    assert os.waitpid(pid, 0)[1] == signal.SIGKILL
+    assert os.read(held_read, 20)
+    with pytest.raises(LeaseTimeoutError):
+        lease_gpus(1, pool[:1], limit_s=0)
+    os.close(gone_write)
+    lease_gpus(1, pool[:1], limit_s=_LIMIT_S).release()
+    os.close(gone_read)
+    for fd in (held_read, held_write):
+        os.close(fd)
+
+
+@pytest.fixture
+def holder(pool: tuple[Gpu, ...]) -> Iterator[subprocess.Popen[str]]:
+    """Another process with a lease on the first two GPUs, and no intention to let go."""
+    script = (
+        "from dist_testing.gpus.devices import gpus_present\n"
+        "from dist_testing.gpus.lease import lease_gpus\n"
+        "lease = lease_gpus(2, gpus_present()[:2], limit_s=60)\n"
+        "print('held', flush=True)\n"
+        "input()\n"
+    )
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TEST_TARGET": "//other:training_nccl"}
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        yield process
+        process.kill()
+
+
+def test_a_holder_that_never_lets_go_is_named_at_the_deadline(
+    pool: tuple[Gpu, ...], holder: subprocess.Popen[str]
+) -> None:
+    """A mere "timed out waiting for a GPU" sends people looking through process lists of shared machines."""
+    waits: list[str] = []
+    with pytest.raises(LeaseTimeoutError) as error:
+        lease_gpus(_GPUS, pool, limit_s=0.2, on_wait=waits.append)
+    expected = f"GPU 0, 1: process {holder.pid} (//other:training_nccl)"
+    assert expected in str(error.value)
+    assert "8 GPU(s) could not be had within 1 s: 6 of them were free" in str(error.value)
+    assert len(waits) == 1
+    assert expected in waits[0]
+    # What it had taken meanwhile is free again, and so is the queue.
+    with lease_gpus(_GPUS - 2, pool, limit_s=_LIMIT_S) as lease:
+        assert [gpu.index for gpu in lease.gpus] == [2, 3, 4, 5, 6, 7]
+
+
+def test_a_lease_that_waits_gets_the_gpus_when_their_holder_dies(
+    pool: tuple[Gpu, ...], holder: subprocess.Popen[str]
+) -> None:
+    """The machine would stand still until somebody looks."""
+    with lease_gpus(_GPUS, pool, limit_s=_LIMIT_S, on_wait=lambda _: holder.kill()) as lease:
+        assert len(lease.gpus) == _GPUS
+
+
+def test_who_asks_for_all_is_not_passed_by_by_who_asks_for_one(pool: tuple[Gpu, ...]) -> None:
+    """On a busy machine there is always a small test ready; the large one would wait for ever."""
+    first = lease_gpus(1, pool, limit_s=_LIMIT_S)
+    waiting_read, waiting_write = os.pipe()
+    order_read, order_write = os.pipe()
+
+    def start(count: int) -> int:
+        pid = os.fork()
+        if pid == 0:
+            os.close(first.fds[0])
+            lease = lease_gpus(count, pool, limit_s=_LIMIT_S, on_wait=lambda _: _tell(waiting_write, "w"))
+            _tell(order_write, str(count))
+            lease.release()
+            os._exit(0)
+        assert os.read(waiting_read, 1) == b"w"
+        return pid
+
+    pids = [start(_GPUS), start(1), start(2)]
+    first.release()
+    for pid in pids:
+        assert os.waitpid(pid, 0)[1] == 0
+    assert os.read(order_read, 9) == b"812"
+    for fd in (waiting_read, waiting_write, order_read, order_write):
+        os.close(fd)
+
+
+def _tell(fd: int, text: str) -> None:
+    os.write(fd, text.encode())
+
+
+def test_a_released_lease_is_free_also_for_a_process_that_inherited_it(pool: tuple[Gpu, ...]) -> None:
+    """A daemon that a test leaves behind must not keep the GPU for the rest of the day."""
+    lease = lease_gpus(1, pool[:1], limit_s=_LIMIT_S)
+    copy = os.dup(lease.fds[0])
+    lease.release()
+    lease_gpus(1, pool[:1], limit_s=_LIMIT_S).release()
+    os.close(copy)
+
+
+def test_more_than_there_are_is_an_error_at_once(pool: tuple[Gpu, ...]) -> None:
+    """Waiting for a ninth GPU of eight ends at the test's timeout."""
+    with pytest.raises(GpuError, match=r"9 GPU\(s\) were asked for, and this process may use 8"):
+        lease_gpus(9, pool, limit_s=_LIMIT_S)
+
+
+def test_nodes_that_cannot_be_opened_are_an_error_that_says_so(pool: tuple[Gpu, ...], nodes: Path) -> None:
+    """A container with half of the device nodes."""
+    (nodes / "nvidiactl").unlink()
+    with pytest.raises(GpuError, match="nvidiactl: No such file or directory"):
+        lease_gpus(1, pool, limit_s=_LIMIT_S)
+    (nodes / "nvidiactl").touch()
+    (nodes / "nvidia0").unlink()
+    with pytest.raises(GpuError, match="nvidia0: No such file or directory"):
+        lease_gpus(1, pool, limit_s=_LIMIT_S)
+
+
+def test_a_foreign_lock_counts_as_a_lease(pool: tuple[Gpu, ...]) -> None:
+    """Other tools lock the nodes in the same way, `flock /dev/nvidia0 command` among them."""
+    with pool[0].node.open("rb") as node:
+        fcntl.flock(node, fcntl.LOCK_EX)
+        with lease_gpus(1, pool, limit_s=_LIMIT_S) as lease:
+            assert lease.gpus == (pool[1],)

@@ -1,0 +1,233 @@
+"""torch's object-style API for groups (`torch.distributed._dist2`): a group is a value, not a global.
+
+World size and device come from the target: two ranks on gloo or on NCCL. Every rank gives and gets other numbers than
+its peers, so that a collective that mixes up ranks cannot pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Protocol
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore, PrefixStore
+from torch.distributed import _dist2 as dist2
+from torch.distributed.distributed_c10d import GroupName
+
+if TYPE_CHECKING:
+    from dist_testing import World
+
+pytestmark = pytest.mark.distributed(init=False)
+
+TIMEOUT = timedelta(seconds=60)
+# Another one, to see that a group has its own.
+SHORT_TIMEOUT = timedelta(seconds=7)
+LENGTH = 6
+
+
+class Filled(Protocol):
+    """Makes tensors on the rank's device."""
+
+    def __call__(self, value: float, *shape: int) -> torch.Tensor:
+        """A tensor of that shape, by default of `LENGTH` numbers, all of them `value`."""
+
+
+@pytest.fixture
+def group(world: World) -> Iterator[dist.ProcessGroup]:
+    """A group of all ranks, found by the variables that torchrun sets."""
+    group = dist2.new_group(world.backend, TIMEOUT, world.device)
+    yield group
+    group.shutdown()
+
+
+@pytest.fixture
+def filled(world: World) -> Filled:
+    """Tensors to communicate."""
+
+    def make(value: float, *shape: int) -> torch.Tensor:
+        return torch.full(shape or (LENGTH,), float(value), device=world.device)
+
+    return make
+
+
+def all_ranks(world: World) -> range:
+    """Every rank."""
+    return range(world.size)
+
+
+# --- Which group is current ------------------------------------------------------------------------------------------
+
+
+def test_the_context_nests_and_restores(world: World) -> None:
+    """Code that runs after a block must not go on with the block's group."""
+    store = FileStore(str(world.rank_tmp_path / "store"), 1)
+    outer, inner = (dist.ProcessGroup(PrefixStore(name, store), 0, 1) for name in ("outer", "inner"))
+    before = dist2.current_process_group()
+    with dist2.process_group(outer):
+        assert dist2.current_process_group() == outer
+        with dist2.process_group(inner):
+            assert dist2.current_process_group() == inner
+        assert dist2.current_process_group() == outer
+        with pytest.raises(LookupError), dist2.process_group(inner):
+            raise LookupError
+        assert dist2.current_process_group() == outer
+    assert dist2.current_process_group() == before
+
+
+def test_a_new_group_knows_its_rank_and_is_not_the_default_one(world: World, group: dist.ProcessGroup) -> None:
+    """RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are all that it is made from."""
+    assert (group.rank(), group.size()) == (world.rank, world.size)
+    assert not dist.is_initialized()
+
+
+def test_an_unknown_backend_is_refused(world: World) -> None:
+    """Before it waits for anybody."""
+    with pytest.raises(ValueError, match="no_such_backend"):
+        dist2.new_group("no_such_backend", TIMEOUT, world.device)
+
+
+# --- Collectives -----------------------------------------------------------------------------------------------------
+
+
+def test_allreduce(world: World, group: dist.ProcessGroup, filled: Filled) -> None:
+    """The sum, and every other operation that the backend has."""
+    value = filled(world.rank + 1)
+    group.allreduce(value, dist2.ReduceOp.SUM, TIMEOUT).wait()
+    torch.testing.assert_close(value, filled(sum(rank + 1 for rank in all_ranks(world))))
+
+    value = filled(world.rank + 1)
+    group.allreduce([value]).wait()
+    torch.testing.assert_close(value, filled(sum(rank + 1 for rank in all_ranks(world))))
+
+    value = filled(world.rank + 1)
+    group.allreduce(value, dist2.ReduceOp.MAX, TIMEOUT).wait()
+    torch.testing.assert_close(value, filled(world.size))
+
+
+def test_barrier(world: World, group: dist.ProcessGroup) -> None:
+    """Nobody leaves before everybody has come."""
+    world.store.add("came", 1)
+    group.barrier(timeout=TIMEOUT).wait()
+    assert world.store.add("came", 0) == world.size
+
+
+@pytest.mark.parametrize("root", [0, 1])
+def test_broadcast(world: World, group: dist.ProcessGroup, filled: Filled, root: int) -> None:
+    """From either rank."""
+    value = filled(world.rank)
+    group.broadcast(value, root=root, timeout=TIMEOUT).wait()
+    torch.testing.assert_close(value, filled(root))
+
+
+def test_allgather(world: World, group: dist.ProcessGroup, filled: Filled) -> None:
+    """In the order of ranks."""
+    gathered = [filled(-1) for _ in all_ranks(world)]
+    group.allgather(gathered, filled(world.rank), timeout=TIMEOUT).wait()
+    torch.testing.assert_close(gathered, [filled(rank) for rank in all_ranks(world)])
+
+
+@pytest.mark.parametrize("root", [0, 1])
+def test_gather(world: World, group: dist.ProcessGroup, filled: Filled, root: int) -> None:
+    """Only the root gets anything."""
+    gathered = [filled(-1) for _ in all_ranks(world)] if world.rank == root else []
+    group.gather(gathered, filled(world.rank), root=root, timeout=TIMEOUT).wait()
+    if world.rank == root:
+        torch.testing.assert_close(gathered, [filled(rank) for rank in all_ranks(world)])
+
+
+@pytest.mark.parametrize("root", [0, 1])
+def test_scatter(world: World, group: dist.ProcessGroup, filled: Filled, root: int) -> None:
+    """Everybody gets a part, the root too."""
+    value = filled(-1)
+    parts = [filled(10 * root + rank) for rank in all_ranks(world)] if world.rank == root else []
+    group.scatter(value, parts, root=root, timeout=TIMEOUT).wait()
+    torch.testing.assert_close(value, filled(10 * root + world.rank))
+
+
+@pytest.mark.parametrize("root", [0, 1])
+def test_reduce(world: World, group: dist.ProcessGroup, filled: Filled, root: int) -> None:
+    """The root has the sum; what the others have afterwards is not defined."""
+    value = filled(world.rank + 1)
+    group.reduce(value, root=root, op=dist2.ReduceOp.SUM, timeout=TIMEOUT).wait()
+    if world.rank == root:
+        torch.testing.assert_close(value, filled(sum(rank + 1 for rank in all_ranks(world))))
+
+
+def test_reduce_scatter(world: World, group: dist.ProcessGroup, filled: Filled) -> None:
+    """Every rank has the sum of the parts that are for it."""
+    value = filled(-1)
+    parts = [filled(10 * world.rank + rank) for rank in all_ranks(world)]
+    group.reduce_scatter(value, parts, op=dist2.ReduceOp.SUM, timeout=TIMEOUT).wait()
+    torch.testing.assert_close(value, filled(sum(10 * rank + world.rank for rank in all_ranks(world))))
+
+
+def test_alltoall_base_with_splits(world: World, group: dist.ProcessGroup) -> None:
+    """Rank r sends r + 1 numbers to rank 0, r + 2 to rank 1, and so on; both sides must count alike."""
+    sizes_in = [world.rank + rank + 1 for rank in all_ranks(world)]
+    numbers = [100.0 * world.rank + rank for rank in all_ranks(world) for _ in range(sizes_in[rank])]
+    expected = [100.0 * rank + world.rank for rank in all_ranks(world) for _ in range(rank + world.rank + 1)]
+    value = torch.tensor(numbers, device=world.device)
+    received = torch.full((len(expected),), -1.0, device=world.device)
+    sizes_out = [rank + world.rank + 1 for rank in all_ranks(world)]
+    group.alltoall_base(received, value, sizes_out, sizes_in, timeout=TIMEOUT).wait()
+    torch.testing.assert_close(received, torch.tensor(expected, device=world.device))
+
+
+def test_alltoall_base_with_equal_parts(world: World, group: dist.ProcessGroup) -> None:
+    """Without splits, every rank gets the same share."""
+    value = torch.arange(2.0 * world.size, device=world.device) + 100 * world.rank
+    received = torch.full_like(value, -1)
+    group.alltoall_base(received, value, [], [], timeout=TIMEOUT).wait()
+    expected = [100.0 * rank + 2 * world.rank + part for rank in all_ranks(world) for part in range(2)]
+    torch.testing.assert_close(received, torch.tensor(expected, device=world.device))
+
+
+# --- The life of groups ----------------------------------------------------------------------------------------------
+
+
+def test_shutting_down_is_for_every_rank_and_may_be_repeated(world: World, filled: Filled) -> None:
+    """Clean-up code often runs twice."""
+    group = dist2.new_group(world.backend, TIMEOUT, world.device)
+    group.allreduce([filled(1)]).wait()
+    world.barrier()
+    group.shutdown()
+    group.shutdown()
+
+
+def test_splitting_gives_a_group_to_its_members_alone(world: World, group: dist.ProcessGroup, filled: Filled) -> None:
+    """With a name and a time limit of its own."""
+    part = group.split_group([0], timeout=SHORT_TIMEOUT, group_name=GroupName("of_rank_0"))
+    if world.rank != 0:
+        assert part is None
+    else:
+        assert part is not None
+        assert (part.rank(), part.size()) == (0, 1)
+        assert part.group_name == "of_rank_0"
+        assert options_of(part, world)._timeout == SHORT_TIMEOUT
+        value = filled(3)
+        part.allreduce([value]).wait()
+        torch.testing.assert_close(value, filled(3))
+    group.barrier().wait()
+
+
+def test_groups_of_one_merge_through_a_store(world: World, group: dist.ProcessGroup, filled: Filled) -> None:
+    """Two jobs that have started apart become one."""
+    alone = group.split_group([0], group_name=GroupName("alone_0")) if world.rank == 0 else None
+    other = group.split_group([1], group_name=GroupName("alone_1")) if world.rank == 1 else None
+    mine = alone or other
+    assert mine is not None
+    store = PrefixStore("merge", world.store)
+    merged = mine.merge_remote_group(store, world.size, TIMEOUT, group_name=GroupName("merged"))
+    assert merged.size() == world.size
+    assert merged.group_name == "merged"
+    value = filled(merged.rank() + 1)
+    merged.allreduce([value]).wait()
+    torch.testing.assert_close(value, filled(sum(rank + 1 for rank in all_ranks(world))))
+
+
+def options_of(group: dist.ProcessGroup, world: World) -> Any:
+    """What its backend was made with. torch types it by the base of all backends' options."""
+    return group._get_backend(world.device).options
