@@ -1,5 +1,7 @@
 """How a backend is declared. The folders beside this file each hold one declaration."""
 
+load("//dist_testing/private:problems.bzl", "choice_problems", "problem")  # buildifier: disable=bzl-visibility
+
 # What a backend can do beyond moving tensors in collectives, as far as a suite must know it before
 # it starts a rank. A suite asks for a feature; it does not compare backend names.
 FEATURES = {
@@ -13,7 +15,10 @@ FEATURES = {
 }
 
 # Vendors of accelerators, as they are named in tags and flags.
-VENDORS = ["intel", "nvidia"]
+VENDORS = ["amd", "intel", "nvidia"]
+
+# How ranks can be made: the launchers of the Python side (`ISOLATIONS` in spec.py).
+ISOLATIONS = ["fork", "spawn", "pool", "thread"]
 
 _DEVICES = ["cpu", "cuda", "xpu"]
 
@@ -27,6 +32,7 @@ def declare_backend(
         vendor = "",
         register_module = "",
         timeout_s = 300,
+        isolations = ["fork", "spawn", "pool"],
         env = {}):
     """Declares one backend; Starlark and Python both read the result.
 
@@ -43,38 +49,55 @@ def declare_backend(
             this backend's targets only. Empty if torch has the backend built in.
         timeout_s: Limit of a case that names none, in seconds; operations of the default group get
             a little less. torch's default is the same (DISTRIBUTED_TESTS_DEFAULT_TIMEOUT).
+        isolations: How ranks of this backend can be made, of ISOLATIONS; the first is the one that targets
+            get which do not say. "thread" is for a backend whose group lives inside one process.
         env: Variables set on every rank unless the user's environment has them.
 
     Returns:
         A dict of plain values, ready to be written as JSON.
     """
-    subject = "//backends/{}: ".format(name)
-    for feature in features:
-        if feature not in FEATURES:
-            fail(subject + "feature \"{}\" is not one of {}. Add it to FEATURES with its meaning, or correct it.".format(
-                feature,
-                ", ".join(sorted(FEATURES)),
-            ))
-    if device not in _DEVICES:
-        fail(subject + "device \"{}\" is not one of {}.".format(device, ", ".join(_DEVICES)))
+    problems = [
+        problem(
+            "feature \"{}\"".format(feature),
+            "It is not one of {}.".format(", ".join(sorted(FEATURES))),
+            "Add it to FEATURES with its meaning, or correct it.",
+        )
+        for feature in features
+        if feature not in FEATURES
+    ]
+    problems += choice_problems("device", device, _DEVICES, "It is the type of the tensors that tests use by default.")
     if (gpus_per_rank == 0) != (device == "cpu") or gpus_per_rank < 0:
-        fail(subject + "gpus_per_rank = {} with device \"{}\". A CPU backend owns no GPU, any other at least one per rank.".format(
-            gpus_per_rank,
-            device,
+        problems.append(problem(
+            "gpus_per_rank = {} with device \"{}\"".format(gpus_per_rank, device),
+            "A CPU backend owns no GPU, any other at least one per rank.",
+            "Correct one of the two.",
         ))
     if (vendor == "") != (device == "cpu") or (vendor and vendor not in VENDORS):
-        fail(subject + "vendor \"{}\" with device \"{}\". A CPU backend has none, any other has one of {}.".format(
-            vendor,
-            device,
-            ", ".join(VENDORS),
+        problems.append(problem(
+            "vendor = \"{}\" with device \"{}\"".format(vendor, device),
+            "It is the maker of the GPUs: a CPU backend has none, any other has one of {}.".format(", ".join(VENDORS)),
+            "Correct one of the two.",
         ))
     if timeout_s <= 0:
-        fail(subject + "timeout_s = {}. It is a positive number of seconds.".format(timeout_s))
+        problems.append(problem(
+            "timeout_s = {}".format(timeout_s),
+            "It is the limit of a case that names none, in seconds.",
+            "Give a number above 0.",
+        ))
+    if not isolations or [isolation for isolation in isolations if isolation not in ISOLATIONS]:
+        problems.append(problem(
+            "isolations = {}".format(repr(isolations)),
+            "They are the ways to make the backend's ranks, the default first.",
+            "List at least one of {}.".format(", ".join(ISOLATIONS)),
+        ))
+    if problems:
+        fail("//backends/{}: {}".format(name, "\nand ".join(problems)))
     return {
         "device": device,
         "env": env,
         "features": sorted(features),
         "gpus_per_rank": gpus_per_rank,
+        "isolations": isolations,
         "name": name,
         "register_module": register_module,
         "timeout_s": timeout_s,

@@ -5,6 +5,7 @@ load("//backends/fake:backend.bzl", "FAKE")
 load("//backends/gloo:backend.bzl", "GLOO")
 load("//backends/mpi:backend.bzl", "MPI")
 load("//backends/nccl:backend.bzl", "NCCL")
+load("//backends/threaded:backend.bzl", "THREADED")
 load("//backends/ucc:backend.bzl", "UCC")
 load("//backends/xccl:backend.bzl", "XCCL")
 
@@ -23,6 +24,7 @@ BACKENDS = _by_name([
     GLOO,
     MPI,
     NCCL,
+    THREADED,
     UCC,
     XCCL,
 ])

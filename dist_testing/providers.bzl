@@ -5,7 +5,7 @@ DistTestInfo = provider(
     fields = {
         "backend": "string: name of the backend in the table of backends.",
         "gpus": "int: GPUs that the largest world of the target needs on one machine.",
-        "isolation": "string: how ranks are made; \"fork\".",
+        "isolation": "string: how ranks are made: \"fork\", \"spawn\", \"pool\" or \"thread\".",
         "nodes": "int: simulated machines that the ranks are spread over.",
         "target": "string: label of the test.",
         "world_sizes": "list of int: ranks per case; each case runs once per entry.",
@@ -15,7 +15,8 @@ DistTestInfo = provider(
 GpuCountInfo = provider(
     doc = "Value of //dist_testing/config:gpus.",
     fields = {
-        "detected": "dict of vendor to int: GPUs counted on the machine that Bazel runs on; empty under a promise.",
-        "promised": "int or None: GPUs that the machine running the tests is promised to have.",
+        "available": "dict of vendor to int: GPUs that tests can have on one machine: counted, promised, or those of the largest pool.",
+        "is_promised": "bool: they are a promise, so a GPU that is missing is a failure.",
+        "pools": "list of dict or None: the declared pools, if tests run there and not on a machine that is known.",
     },
 )

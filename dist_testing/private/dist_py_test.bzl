@@ -1,24 +1,55 @@
 """The macro dist_py_test."""
 
+load("@dist_testing_executors//:executors.bzl", "EXECUTORS")
 load("@rules_python//python:py_test.bzl", "py_test")
 load("//backends:table.bzl", "BACKENDS")
+load("//dist_testing/private:executors.bzl", "test_exec_properties")
 load("//dist_testing/private:gpus.bzl", "gpu_compatibility")
 load("//dist_testing/private:labels.bzl", "user_label")
+load("//dist_testing/private:run.bzl", "dist_test_run")
 load("//dist_testing/private:spec.bzl", "dist_test_spec")
 load("//dist_testing/private:tags.bzl", "dist_tags")
-load("//dist_testing/private:validation.bzl", "attributes_problems", "backends_problems", "env_problems", "gpu_total_problems", "gpus_per_rank_problems", "isolation_problems", "srcs_problems", "tags_problems", "time_problems", "world_size_problems")
+load(
+    "//dist_testing/private:validate_targets.bzl",
+    "attributes_problems",
+    "collision_problems",
+    "env_problems",
+    "exec_properties_problems",
+    "name_problems",
+    "shard_count_problems",
+    "srcs_problems",
+    "tags_problems",
+    "time_problems",
+)
+load(
+    "//dist_testing/private:validate_worlds.bzl",
+    "backends_problems",
+    "gpu_total_problems",
+    "gpus_per_rank_problems",
+    "isolation_problems",
+    "nodes_problems",
+    "world_size_problems",
+)
 
 # Runs the cases; starts pytest with the library's plugin on the files of the spec.
 _MAIN = Label("//dist_testing:bazel_main.py")
 _LIBRARY = Label("//dist_testing")
 
-def _for_backend(value, backend, default = None):
+# The rule writes a backend's whole declaration into the spec.
+_BACKENDS_JSON = {name: json.encode(backend) for name, backend in BACKENDS.items()}
+
+def _for_backend(value, backend, default):
     """Returns the part of an argument that is for one backend."""
-    return value.get(backend, default) if type(value) == "dict" else value
+    value = value.get(backend) if type(value) == "dict" else value
+    return default if value == None else value
 
 def _fail_on(target, problems):
     if problems:
         fail("dist_py_test {}: {}".format(target, "\nand ".join(problems)))
+
+def _kind_of_existing(name):
+    rule = native.existing_rule(name)
+    return rule["kind"] if rule else None
 
 def dist_py_test(
         *,
@@ -27,7 +58,10 @@ def dist_py_test(
         backends,
         world_size,
         gpus_per_rank = None,
-        isolation = "fork",
+        isolation = None,
+        nodes = 1,
+        shard_count = None,
+        timings = None,
         size = None,
         timeout = None,
         tags = [],
@@ -35,14 +69,16 @@ def dist_py_test(
         data = [],
         env = {},
         args = [],
+        exec_properties = {},
         target_compatible_with = [],
         visibility = None,
         **kwargs):
     """Declares tests whose cases run on every rank of a small world, one target per backend.
 
     Creates `<name>_<backend>` for every backend, and the suite `<name>` of them all, which runs only
-    when it is asked for by name. A target fails if no case is found in `srcs`. Where a target needs
-    more GPUs than the machine has, Bazel skips it (//dist_testing/config:gpus).
+    when it is asked for by name. `bazel run <name>_<backend>.run -- --rank=1` runs the same test with
+    that rank on the terminal. A target fails if no case is found in `srcs`. Where a target needs more
+    GPUs than the machine has, Bazel skips it (//dist_testing/config:gpus).
 
     Refuses every value that cannot be what was meant, and says why.
 
@@ -53,9 +89,14 @@ def dist_py_test(
         world_size: Ranks per case, 1 to 1024. A list runs each case once per entry, in one target. A
             dict gives either for each backend.
         gpus_per_rank: GPUs each rank owns alone, or a dict by backend. Default: the backend's own.
-        isolation: How the ranks of a case are made. "fork": fresh processes for each case, forked from
-            a clean one that has the test's imports; "pool": kept for the tests of a class or module;
-            "spawn": fresh interpreters.
+        isolation: How the ranks of a case are made, or a dict by backend. "fork": fresh processes for
+            each case, forked from a clean one that has the test's imports; "pool": kept for the tests of
+            a class or module; "spawn": fresh interpreters; "thread": threads of one process. Default:
+            the backend's own, which is "thread" for threaded and "fork" for the others.
+        nodes: Machines that the ranks are spread over. For now 1.
+        shard_count: Shards that whole cases are dealt to, 1 to 50, or a dict by backend. Default: one.
+        timings: File that says how long cases take, by which shards are balanced (docs/sharding.md). Default:
+            cases are dealt in turn.
         size: Bazel's test size. Default: Bazel's, which is "medium".
         timeout: Bazel's named timeout. Default: Bazel's for the size.
         tags: Added to the tags that follow from the other arguments. A `cpu:<n>` replaces ours, which
@@ -64,48 +105,61 @@ def dist_py_test(
         data: Files that the cases read.
         env: Environment of the tests. Not the variables that the library or Bazel sets.
         args: Arguments of the test program: options of pytest.
+        exec_properties: For remote executors; keys begin with `test.`. Replaces what follows from the
+            pools declared in MODULE.bazel, key by key.
         target_compatible_with: Added to the condition that follows from the GPUs.
         visibility: Of the targets and the suite.
         **kwargs: Passed to `py_test` unchanged; a name that it does not know fails there.
     """
-    suite = user_label(native.package_relative_label(":" + name))
-    problems = backends_problems(backends, BACKENDS)
+    suite = user_label(native.package_relative_label(":" + str(name)))
+    problems = name_problems(name)
+    problems += backends_problems(backends, BACKENDS)
     _fail_on(suite, problems)
     problems = world_size_problems(world_size, backends)
     problems += gpus_per_rank_problems(gpus_per_rank, backends, BACKENDS)
+    problems += isolation_problems(isolation, backends, BACKENDS)
+    problems += nodes_problems(nodes)
+    problems += shard_count_problems(shard_count, backends)
     problems += srcs_problems(srcs)
-    problems += isolation_problems(isolation)
     problems += time_problems(size, timeout)
     problems += tags_problems(tags)
     problems += env_problems(env)
+    problems += exec_properties_problems(exec_properties)
     problems += attributes_problems(kwargs)
+    names = {name: "the suite of all backends"}
+    for backend in backends:
+        test = "{}_{}".format(name, backend)
+        names |= {
+            test: "the tests with backend \"{}\"".format(backend),
+            test + ".run": "the program to debug them with",
+            test + ".spec": "what the runner reads",
+        }
+    problems += collision_problems(names, _kind_of_existing)
     _fail_on(suite, problems)
 
-    tests = []
-    for backend_name in backends:
-        backend = BACKENDS[backend_name]
-        world_sizes = _for_backend(world_size, backend_name)
+    for backend in backends:
+        world_sizes = _for_backend(world_size, backend, None)
         world_sizes = world_sizes if type(world_sizes) == "list" else [world_sizes]
-        rank_gpus = _for_backend(gpus_per_rank, backend_name)
-        rank_gpus = backend["gpus_per_rank"] if rank_gpus == None else rank_gpus
-        _fail_on(suite, gpu_total_problems(backend_name, max(world_sizes), rank_gpus))
-
-        test = "{}_{}".format(name, backend_name)
-        tests.append(":" + test)
+        rank_gpus = _for_backend(gpus_per_rank, backend, BACKENDS[backend]["gpus_per_rank"])
+        _fail_on(suite, gpu_total_problems(backend, max(world_sizes), rank_gpus))
         _one_backend(
-            name = test,
+            name = "{}_{}".format(name, backend),
             srcs = srcs,
             args = args,
-            backend = backend,
+            backend = BACKENDS[backend],
             data = data,
             deps = deps,
             env = env,
+            exec_properties = exec_properties,
             gpus_per_rank = rank_gpus,
-            isolation = isolation,
+            isolation = _for_backend(isolation, backend, BACKENDS[backend]["isolations"][0]),
+            nodes = nodes,
+            shard_count = _for_backend(shard_count, backend, None),
             size = size,
             tags = tags,
             target_compatible_with = target_compatible_with,
             timeout = timeout,
+            timings = timings,
             visibility = visibility,
             world_sizes = world_sizes,
             **kwargs
@@ -114,30 +168,56 @@ def dist_py_test(
     native.test_suite(
         name = name,
         tags = ["manual"],
-        tests = tests,
+        tests = [":{}_{}".format(name, backend) for backend in backends],
         visibility = visibility,
     )
 
-def _one_backend(*, name, srcs, backend, world_sizes, gpus_per_rank, isolation, tags, deps, data, env, target_compatible_with, **kwargs):
+def _one_backend(
+        *,
+        name,
+        srcs,
+        backend,
+        world_sizes,
+        gpus_per_rank,
+        isolation,
+        nodes,
+        tags,
+        deps,
+        data,
+        env,
+        args,
+        exec_properties,
+        target_compatible_with,
+        timings,
+        **kwargs):
+    target = user_label(native.package_relative_label(":" + name))
     spec = name + ".spec"
     gpus = max(world_sizes) * gpus_per_rank
+    vendor = backend["vendor"] if gpus else ""
     dist_test_spec(
         name = spec,
         testonly = True,
         srcs = srcs,
-        backend = json.encode(backend),
+        backend = _BACKENDS_JSON[backend["name"]],
         gpus_per_rank = gpus_per_rank,
         isolation = isolation,
+        nodes = nodes,
         tags = ["manual"],
-        target = user_label(native.package_relative_label(":" + name)),
+        target = target,
+        timings = timings,
         visibility = ["//visibility:private"],
         world_sizes = world_sizes,
     )
     py_test(
         name = name,
         srcs = srcs + [_MAIN],
+        args = args,
         data = data + [":" + spec],
         env = env | {"DIST_TESTING_SPEC": "$(rlocationpath :{})".format(spec)},
+        exec_properties = test_exec_properties(EXECUTORS, vendor, gpus) | exec_properties,
+        # Where the library's repository is called dist_testing, as without modules, an `__init__.py` that
+        # Bazel adds to its folder would be imported in the library's place.
+        legacy_create_init = 0,
         main = _MAIN,
         tags = dist_tags(
             backend = backend,
@@ -145,7 +225,18 @@ def _one_backend(*, name, srcs, backend, world_sizes, gpus_per_rank, isolation, 
             user_tags = tags,
             world_sizes = world_sizes,
         ),
-        target_compatible_with = target_compatible_with + gpu_compatibility(backend["vendor"], gpus),
+        target_compatible_with = target_compatible_with + gpu_compatibility(vendor, gpus),
         deps = deps + [_LIBRARY],
         **kwargs
+    )
+    dist_test_run(
+        name = name + ".run",
+        testonly = True,
+        # Live, because somebody is looking.
+        args = ["-s"] + args,
+        data = srcs + data if args else [],
+        tags = ["manual"],
+        target = target,
+        test = ":" + name,
+        visibility = ["//visibility:private"],
     )

@@ -1,6 +1,8 @@
 """How many GPUs a machine has, or was promised to have, and targets that need more than that."""
 
+load("//backends:declare.bzl", "VENDORS")
 load("//dist_testing:providers.bzl", "GpuCountInfo")
+load("//dist_testing/private:executors.bzl", "largest_pools")
 load("//dist_testing/private:labels.bzl", "user_label")
 
 # GPUs that one machine can have at most. A target that needs more is refused when it is loaded.
@@ -12,19 +14,31 @@ CUMULATIVE_STEPS = [1, 2, 4, 8, 16]
 def _gpu_count_flag_impl(ctx):
     value = ctx.build_setting_value
     if value == "auto":
-        return GpuCountInfo(detected = {"nvidia": ctx.attr.detected_nvidia}, promised = None)
+        return GpuCountInfo(available = json.decode(ctx.attr.detected), is_promised = False, pools = None)
+    if value == "pools":
+        pools = json.decode(ctx.attr.pools)
+        if not pools:
+            fail(("{}=pools: no pool is declared.\n" +
+                  "With this value tests run in the pools of a remote executor, which MODULE.bazel declares.\n" +
+                  "Declare them (docs/executors.md), or use \"auto\" or a number.").format(user_label(ctx.label)))
+        return GpuCountInfo(available = largest_pools(pools), is_promised = True, pools = pools)
     if not value.isdigit():
-        fail(("{}={}: neither \"auto\" nor a number.\n" +
-              "A number promises that the machine that runs the tests has that many GPUs; \"auto\" has them counted.\n" +
+        fail(("{}={}: not \"auto\", \"pools\" or a number.\n" +
+              "A number promises that the machine that runs the tests has that many GPUs; \"auto\" has them counted; " +
+              "\"pools\" takes them from the declared executors.\n" +
               "Correct the flag, or drop it for \"auto\".").format(user_label(ctx.label), value))
-    return GpuCountInfo(detected = {}, promised = int(value))
+    return GpuCountInfo(available = {vendor: int(value) for vendor in VENDORS}, is_promised = True, pools = None)
 
 gpu_count_flag = rule(
-    doc = "A flag: `auto`, or the number of GPUs that the machine running the tests is promised to have.",
+    doc = "A flag: `auto`, `pools`, or the number of GPUs that the machine running the tests is promised to have.",
     implementation = _gpu_count_flag_impl,
     attrs = {
-        "detected_nvidia": attr.int(
-            doc = "GPUs of NVIDIA's driver that were counted on the machine Bazel runs on.",
+        "detected": attr.string(
+            doc = "GPUs that were counted on the machine Bazel runs on, by vendor, as JSON.",
+            mandatory = True,
+        ),
+        "pools": attr.string(
+            doc = "Pools of the remote executor, as JSON.",
             mandatory = True,
         ),
     },
@@ -33,8 +47,10 @@ gpu_count_flag = rule(
 
 def _has_gpus_impl(ctx):
     gpus = ctx.attr.flag[GpuCountInfo]
-    available = gpus.detected.get(ctx.attr.vendor, 0) if gpus.promised == None else gpus.promised
-    return config_common.FeatureFlagInfo(value = "yes" if available >= ctx.attr.count else "no")
+
+    # What no pool can run is not skipped: its spec fails, and says which pools there are.
+    is_enough = gpus.pools != None or gpus.available.get(ctx.attr.vendor, 0) >= ctx.attr.count
+    return config_common.FeatureFlagInfo(value = "yes" if is_enough else "no")
 
 _has_gpus = rule(
     doc = "\"yes\" when at least `count` GPUs of `vendor` are there, else \"no\"; for config_setting.",

@@ -1,36 +1,165 @@
-"""The extension that finds out what the machine Bazel runs on has."""
+"""What the machine that Bazel runs on has: GPUs, their models and their driver.
+
+Device nodes and the kernel's files tell, so no GPU program is run and none needs to be installed.
+"""
+
+# Stands for `/` when it is set: facts of another machine, for tests and for builds that are only looked at.
+ROOT_VARIABLE = "DIST_TESTING_HOST_ROOT"
 
 # One device node per GPU of NVIDIA's driver. `nvidiactl`, `nvidia-uvm` and the like have no number.
-_NVIDIA_PREFIX = "nvidia"
+_NVIDIA_NODE = "nvidia"
 
-def count_nvidia_gpus(node_names):
-    """Returns how many of the names in a device folder are GPUs of NVIDIA's driver."""
-    return len([
-        name
-        for name in node_names
-        if name.startswith(_NVIDIA_PREFIX) and name[len(_NVIDIA_PREFIX):].isdigit()
-    ])
+_INTEL_PCI_VENDOR = "0x8086"
+
+# What is inside the processor sits on the first bus. It is not what a test that asks for a GPU means.
+_INTEGRATED_PCI_PREFIX = "0000:00:"
+
+def nvidia_minors(node_names):
+    """Returns the numbers of the GPUs of NVIDIA's driver among the names in a device folder."""
+    suffixes = [name[len(_NVIDIA_NODE):] for name in node_names if name.startswith(_NVIDIA_NODE)]
+    return [int(suffix) for suffix in suffixes if suffix.isdigit()]
+
+def nvidia_information(text):
+    """Reads /proc/driver/nvidia/gpus/<address>/information.
+
+    Args:
+        text: The file's content.
+
+    Returns:
+        (the number of the device node or None, the model or "unknown").
+    """
+    fields = {}
+    for line in text.splitlines():
+        key, _, value = line.partition(":")
+        fields[key.strip()] = value.strip()
+    minor = fields.get("Device Minor", "")
+    return int(minor) if minor.isdigit() else None, fields.get("Model") or "unknown"
+
+def driver_major(text):
+    """Finds the version of a driver.
+
+    Args:
+        text: What a driver says about itself.
+
+    Returns:
+        The first part of the first version number in it, or "unknown".
+    """
+    for word in text.replace("\n", " ").split(" "):
+        major, dot, rest = word.partition(".")
+        if major.isdigit() and dot and rest[:1].isdigit():
+            return major
+    return "unknown"
+
+def amd_model(properties):
+    """Reads /sys/class/kfd/kfd/topology/nodes/<n>/properties.
+
+    Args:
+        properties: The file's content.
+
+    Returns:
+        The architecture as compilers write it, such as "gfx942", or "unknown".
+    """
+    for line in properties.splitlines():
+        key, _, value = line.strip().partition(" ")
+        if key == "gfx_target_version" and value.isdigit() and int(value):
+            version = int(value)
+            return "gfx{}{}{}".format(version // 10000, version // 100 % 100, "%x" % (version % 100))
+    return "unknown"
+
+def _names(folder):
+    return sorted([entry.basename for entry in folder.readdir(watch = "no")]) if folder.exists else []
+
+def _text(repository_ctx, file):
+    # Not ctx.read(): a file that this user may not read would end the build.
+    done = repository_ctx.execute(["cat", str(file)])
+    return done.stdout if done.return_code == 0 else ""
+
+def _nvidia(repository_ctx, root):
+    minors = nvidia_minors(_names(root.get_child("dev")))
+    if not minors:
+        return None
+    proc = root.get_child("proc", "driver", "nvidia")
+    models = {minor: "unknown" for minor in minors}
+    for address in _names(proc.get_child("gpus")):
+        minor, model = nvidia_information(_text(repository_ctx, proc.get_child("gpus", address, "information")))
+
+        # A container may be shown GPUs that it has not been given.
+        if minor in models:
+            models[minor] = model
+    return _facts(models.values(), driver_major(_text(repository_ctx, proc.get_child("version"))))
+
+def _amd(repository_ctx, root):
+    if "kfd" not in _names(root.get_child("dev")):
+        return None
+    nodes = root.get_child("sys", "class", "kfd", "kfd", "topology", "nodes")
+    models = [
+        amd_model(_text(repository_ctx, nodes.get_child(name, "properties")))
+        for name in _names(nodes)
+        # Processors are nodes, too; their number is 0.
+        if _text(repository_ctx, nodes.get_child(name, "gpu_id")).strip() not in ("", "0")
+    ]
+    version = _text(repository_ctx, root.get_child("sys", "module", "amdgpu", "version"))
+    return _facts(models, driver_major(version)) if models else None
+
+def _intel(repository_ctx, root):
+    devices = root.get_child("sys", "class", "drm")
+    models = []
+    drivers = {}
+    for name in _names(devices):
+        device = devices.get_child(name, "device")
+        if not name.startswith("renderD") or _text(repository_ctx, device.get_child("vendor")).strip() != _INTEL_PCI_VENDOR:
+            continue
+        if device.realpath.basename.startswith(_INTEGRATED_PCI_PREFIX):
+            continue
+        models.append(_text(repository_ctx, device.get_child("device")).strip() or "unknown")
+        drivers[device.get_child("driver").realpath.basename] = None
+
+    # The driver is a part of the kernel and has no version of its own: "i915" or "xe".
+    return _facts(models, "+".join(sorted(drivers))) if models else None
+
+def _facts(models, driver):
+    return {"count": len(models), "driver": driver, "models": sorted(models)}
+
+def _root(repository_ctx):
+    value = repository_ctx.getenv(ROOT_VARIABLE)
+    if not value:
+        return repository_ctx.path("/")
+    if not value.startswith("/") or not repository_ctx.path(value).is_dir:
+        fail(("{}={}: not an absolute path of a folder.\n" +
+              "It stands for / where the GPUs of this machine are looked up: dev, proc and sys are expected in it.\n" +
+              "Correct it, or drop it for the machine's own facts.").format(ROOT_VARIABLE, value))
+    return repository_ctx.path(value)
 
 def _host_facts_repo_impl(repository_ctx):
-    devices = repository_ctx.path("/dev")
-    names = [entry.basename for entry in devices.readdir(watch = "no")] if devices.exists else []
-    repository_ctx.file("BUILD.bazel", "exports_files([\"facts.bzl\"])\n")
-    repository_ctx.file("facts.bzl", "\"\"\"What this machine has.\"\"\"\n\nHOST_GPU_COUNT = {}\n".format(
-        count_nvidia_gpus(names),
+    root = _root(repository_ctx)
+    found = {
+        vendor: facts
+        for vendor, facts in [
+            ("amd", _amd(repository_ctx, root)),
+            ("intel", _intel(repository_ctx, root)),
+            ("nvidia", _nvidia(repository_ctx, root)),
+        ]
+        if facts
+    }
+    repository_ctx.file("BUILD.bazel", """exports_files(["facts.bzl", "hardware.json"], visibility = ["//visibility:public"])\n""")
+    repository_ctx.file("facts.bzl", "\"\"\"GPUs of this machine by vendor.\"\"\"\n\nHOST_GPUS = {}\n".format(
+        repr({vendor: facts["count"] for vendor, facts in found.items()}),
     ))
+    repository_ctx.file("hardware.json", json.encode_indent(found, indent = "  ") + "\n")
 
-_host_facts_repo = repository_rule(
-    doc = "Writes `facts.bzl`. Looked at again whenever the Bazel server starts.",
+host_facts_repo = repository_rule(
+    doc = "Writes `facts.bzl` and `hardware.json`. The machine is looked at whenever the Bazel server starts.",
     implementation = _host_facts_repo_impl,
     # Not a function of any file: a GPU may be there after the next boot.
     configure = True,
     local = True,
 )
 
-def _host_facts_impl(_module_ctx):
-    _host_facts_repo(name = "dist_testing_host")
+def _host_facts_impl(module_ctx):
+    host_facts_repo(name = "dist_testing_host")
+    return module_ctx.extension_metadata(reproducible = True)
 
 host_facts = module_extension(
-    doc = "Creates `@dist_testing_host`, which knows how many GPUs this machine has.",
+    doc = "Creates `@dist_testing_host`, which knows the GPUs of this machine.",
     implementation = _host_facts_impl,
 )

@@ -31,7 +31,8 @@ def library_flag(*, name, package):
     unset_library(
         name = name + ".unset",
         flag = name,
-        module = native.module_name(),
+        # None without modules, where WORKSPACE has to name the repository as MODULE.bazel does.
+        module = native.module_name() or "dist_testing",
         package = package,
         # Not part of `//...`: it can only fail.
         tags = ["manual"],

@@ -1,5 +1,4 @@
-#!/usr/bin/env python3
-"""Check what a user reads when a BUILD file or the machine is wrong: `errors_check.py [bazel]`.
+"""Check what a user reads when a BUILD file or the machine is wrong: `python3 -m tests.starlark.errors_check [bazel]`.
 
 Such errors end Bazel before any test could run, so this is a program that runs Bazel: `bazel`, or
 `./bazelw` when none is named. It makes a consumer's workspace in a temporary folder, with one package
@@ -8,51 +7,49 @@ for each wrong call, and reads the error texts. Exit status 0 when each says wha
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.starlark.consumer import write_workspace
+from tests.support.nested_bazel import Done, NestedBazel, nested_bazel, scratch_folder
 
 MODULE = """\
-module(name = "consumer")
-bazel_dep(name = "dist_testing")
-local_path_override(module_name = "dist_testing", path = "{root}")
-python_env = use_extension("@dist_testing//tools/python:extensions.bzl", "python_env")
 python_env.wheels(
     name = "wheels",
     default = "cpu",
-    locks = {{
+    locks = {
         "//:bad.txt": "bad",
         "//:cpu.txt": "cpu",
         "//:unknown.txt": "unknown",
         "//:wrong_hash.txt": "wrong_hash",
-    }},
+    },
 )
-use_repo(python_env, "local_python", "wheels")
+use_repo(python_env, "wheels")
 """
-
-LOADING = 'load("@dist_testing//dist_testing:defs.bzl", "dist_py_test")\n'
 
 NO_HASH = "0" * 64
 
 
 @dataclass(frozen=True, slots=True)
 class Loading:
-    """A wrong call of dist_py_test.
+    """A wrong BUILD file.
 
     Attributes:
         name: Of the package that holds it.
-        arguments: Of the call, beside `name = "case"`.
-        expected: Parts of the text, one of which is the target.
+        arguments: Of a call of dist_py_test, beside `name = "case"`.
+        expected: Parts of the text.
+        before: What stands above the call.
+        call: In the place of the call with `arguments`.
+        subject: How the text begins; in it, `//{name}` is the package.
     """
 
     name: str
     arguments: str
     expected: tuple[str, ...]
+    before: str = ""
+    call: str = ""
+    subject: str = "dist_py_test //{name}:case: "
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +69,30 @@ class Command:
 
 RIGHT = 'srcs = ["a.py"], backends = ["gloo"], world_size = 2'
 
+WRONG_BACKEND = (
+    'name = "wrong", torch_backend = "wrong", device = "cudda", features = ["telepathy"], vendor = "nvida", '
+    'timeout_s = 0, isolations = ["fibre"]'
+)
+
 LOADING_CASES = (
     Loading(
         "unknown_backend",
         'srcs = ["a.py"], backends = ["ncl"], world_size = 2',
         ('"ncl" is not a backend. Did you mean "nccl"?',),
+    ),
+    Loading(
+        "backend_declared_wrongly",
+        "",
+        (
+            'feature "telepathy"',
+            'and device = "cudda". Did you mean "cuda"?',
+            'and gpus_per_rank = 0 with device "cudda"',
+            'and vendor = "nvida" with device "cudda"',
+            "and timeout_s = 0",
+            'and isolations = ["fibre"]',
+        ),
+        call=f"declare_backend({WRONG_BACKEND})",
+        subject="//backends/wrong: ",
     ),
     Loading("no_backend", 'srcs = ["a.py"], backends = [], world_size = 2', ("backends = []",)),
     Loading("world_of_0", 'srcs = ["a.py"], backends = ["gloo"], world_size = 0', ("world_size = 0",)),
@@ -98,6 +114,50 @@ LOADING_CASES = (
         'srcs = ["a.py"], backends = ["nccl"], world_size = 32',
         ("world_size 32 x gpus_per_rank 1 = 32 GPUs",),
     ),
+    Loading("two_machines", RIGHT + ", nodes = 2", ("nodes = 2", "not there yet")),
+    Loading("no_shard", RIGHT + ', shard_count = {"gloo": 0}', ('shard_count["gloo"] = 0',)),
+    Loading("threads_of_gloo", RIGHT + ', isolation = "thread"', ('isolation = "thread" with backend "gloo"',)),
+    Loading(
+        "property_of_every_action",
+        RIGHT + ', exec_properties = {"Pool": "gpu"}',
+        ('exec_properties: "Pool" = "gpu"', 'Write "test.Pool".'),
+    ),
+    Loading(
+        "taken_by_a_file_group",
+        RIGHT,
+        (":case_gloo is there already, a filegroup.", 'the tests with backend "gloo"'),
+        before='filegroup(name = "case_gloo")',
+    ),
+    Loading(
+        "taken_by_another_test",
+        RIGHT,
+        (":case_gloo is there already, a test_suite.", "Rename one of the two."),
+        before='dist_py_test(name = "case_gloo", srcs = ["a.py"], backends = ["mpi"], world_size = 2)',
+    ),
+    Loading(
+        "taken_later",
+        "",
+        ("'case_gloo.run' in package 'taken_later' conflicts with existing",),
+        before=f'dist_py_test(name = "case", {RIGHT})\ndist_py_test(name = "other", {RIGHT})',
+        call='filegroup(name = "case_gloo.run")',
+        subject="",
+    ),
+    Loading("name_is_a_number", "", ("name = 3",), call=f"dist_py_test(name = 3, {RIGHT})", subject="//{name}:3: "),
+    Loading(
+        "suites_of_nothing",
+        "",
+        ("No dist_py_test stands above this call.", "Put it at the end"),
+        call="dist_test_suites()",
+        subject="dist_test_suites //{name}:all: ",
+    ),
+    Loading(
+        "suite_of_another_backend",
+        "",
+        ('no test above uses "nccl"', "The tests above use: gloo."),
+        before=f'dist_py_test(name = "case", {RIGHT})',
+        call='dist_test_suites(backends = ["nccl"])',
+        subject="dist_test_suites //{name}:all: ",
+    ),
 )
 
 COMMAND_CASES = (
@@ -109,8 +169,18 @@ COMMAND_CASES = (
         ("//right:case_nccl is incompatible", "needs_2_nvidia_gpus_but_this_machine_has_fewer"),
     ),
     Command(
+        "pools that nobody declared",
+        ("build", "--nobuild", "--@dist_testing//dist_testing/config:gpus=pools", "//right:case_nccl"),
+        ("dist_testing/config:gpus=pools: no pool is declared.", "Declare them (docs/executors.md)"),
+    ),
+    Command(
+        "root of the machine that is no folder",
+        ("build", "--nobuild", "--repo_env=DIST_TESTING_HOST_ROOT=here", "//right:case_gloo"),
+        ("DIST_TESTING_HOST_ROOT=here: not an absolute path of a folder.", "drop it for the machine's own facts"),
+    ),
+    Command(
         "torch not named",
-        ("build", "--nobuild", "//right:case_gloo"),
+        ("build", "--nobuild", "--keep_going", "//right:case_gloo"),
         (
             "@dist_testing//dist_testing/config:torch is not set, so dist_testing does not know your torch.",
             "build --@dist_testing//dist_testing/config:torch=@pypi//torch",
@@ -183,10 +253,16 @@ echo '{"executable": "'"$0"'", "found": "'"$0"'", "implementation": "cpython", "
 """
 
 
-def write_workspace(folder: Path) -> None:
+def write_files(folder: Path) -> None:
     """Write the consumer's workspace."""
-    (folder / "MODULE.bazel").write_text(MODULE.format(root=ROOT), encoding="utf-8")
-    (folder / "BUILD.bazel").write_text("", encoding="utf-8")
+    packages = {
+        case.name: f"{case.before}\n" + (case.call or f'dist_py_test(name = "case", {case.arguments})')
+        for case in LOADING_CASES
+    }
+    right = 'srcs = ["a.py"], backends = ["gloo", "nccl"], world_size = 2'
+    packages["right"] = f'dist_py_test(name = "case", {right})'
+    packages["unknown_argument"] = f'dist_py_test(name = "case", {RIGHT}, wolrd_size = 4)'
+    write_workspace(folder, packages, module=MODULE)
     hashed = "iniconfig=={version} --hash=sha256:" + NO_HASH + "\n"
     (folder / "cpu.txt").write_text(hashed.format(version="2.0.0"), encoding="utf-8")
     (folder / "wrong_hash.txt").write_text(hashed.format(version="2.0.0"), encoding="utf-8")
@@ -195,47 +271,29 @@ def write_workspace(folder: Path) -> None:
     for name, script in (("python_too_old", TOO_OLD), ("python_without_pip", WITHOUT_PIP)):
         (folder / name).write_text(script, encoding="utf-8")
         (folder / name).chmod(0o755)
-    packages = {case.name: case.arguments for case in LOADING_CASES}
-    packages["right"] = 'srcs = ["a.py"], backends = ["gloo", "nccl"], world_size = 2'
-    packages["unknown_argument"] = RIGHT + ", wolrd_size = 4"
-    for package, arguments in packages.items():
-        (folder / package).mkdir()
-        (folder / package / "a.py").write_text("", encoding="utf-8")
-        call = f'{LOADING}dist_py_test(name = "case", {arguments})\n'
-        (folder / package / "BUILD.bazel").write_text(call, encoding="utf-8")
 
 
-def run(bazel: str, folder: Path, arguments: tuple[str, ...]) -> tuple[int, str]:
-    """Run Bazel in the consumer's workspace; return its exit status and everything it printed."""
-    output_root = f"--output_user_root={folder}.output"
-    given = [argument.format(workspace=folder) for argument in arguments]
-    command = [bazel, output_root, given[0], "--lockfile_mode=off", "--color=no", "--curses=no", *given[1:]]
-    done = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
-    return done.returncode, done.stdout
-
-
-def complaints(name: str, status: int, output: str, expected: tuple[str, ...]) -> list[str]:
+def complaints(name: str, done: Done, expected: tuple[str, ...]) -> list[str]:
     """Say what is wrong with one error text."""
-    if status == 0:
+    if done.status == 0:
         return [f"{name}: Bazel succeeded"]
-    return [f"{name}: the text lacks {part!r}" for part in expected if part not in output]
+    return [f"{name}: the text lacks {part!r}" for part in expected if part not in done.output]
 
 
-def check(bazel: str, folder: Path) -> list[str]:
+def check(bazel: NestedBazel) -> list[str]:
     """Run every case; return what is wrong."""
-    write_workspace(folder)
     packages = [f"//{case.name}:all" for case in LOADING_CASES]
-    status, loading = run(bazel, folder, ("query", "--keep_going", f"set({' '.join(packages)})"))
+    loading = bazel.run("query", "--keep_going", f"set({' '.join(packages)})")
     found: list[str] = []
     for case in LOADING_CASES:
-        target = f"dist_py_test //{case.name}:case: "
-        found += complaints(case.name, status, loading, (target, *case.expected))
-    shown = loading if found else ""
+        found += complaints(case.name, loading, (case.subject.format(name=case.name), *case.expected))
+    shown = loading.output if found else ""
     for command in COMMAND_CASES:
-        status, output = run(bazel, folder, command.arguments)
-        wrong = complaints(command.name, status, output, command.expected)
+        given = [argument.format(workspace=bazel.workspace) for argument in command.arguments]
+        done = bazel.run(given[0], *given[1:])
+        wrong = complaints(command.name, done, command.expected)
         found += wrong
-        shown += output if wrong else ""
+        shown += done.output if wrong else ""
     if shown:
         sys.stderr.write(shown)
     return found
@@ -243,19 +301,13 @@ def check(bazel: str, folder: Path) -> list[str]:
 
 def main() -> int:
     """Check, and report on stderr."""
-    bazel = sys.argv[1] if len(sys.argv) > 1 else str(ROOT / "bazelw")
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    cache.mkdir(parents=True, exist_ok=True)
-    # Not below /tmp: Bazel's sandbox has its own.
-    with tempfile.TemporaryDirectory(dir=cache, prefix="errors_check.") as scratch:
-        folder = Path(scratch) / "consumer"
+    program = sys.argv[1] if len(sys.argv) > 1 else ""
+    with scratch_folder("errors_check") as scratch:
+        folder = scratch / "consumer"
         folder.mkdir()
-        try:
-            found = check(bazel, folder)
-        finally:
-            run(bazel, folder, ("shutdown",))
-            # Bazel takes away the permission to write from what it fetched.
-            subprocess.run(["chmod", "-R", "u+w", scratch], check=True)
+        write_files(folder)
+        with nested_bazel(folder, scratch / "output", bazel=program) as bazel:
+            found = check(bazel)
     for complaint in found:
         sys.stderr.write(f"errors_check.py: {complaint}\n")
     count = len(LOADING_CASES) + len(COMMAND_CASES)

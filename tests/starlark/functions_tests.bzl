@@ -3,7 +3,7 @@
 load("@bazel_skylib//lib:partial.bzl", "partial")
 load("@bazel_skylib//lib:unittest.bzl", "asserts", "unittest")
 load("//backends:table.bzl", "BACKENDS")
-load("//dist_testing/private:host_facts.bzl", "count_nvidia_gpus")  # buildifier: disable=bzl-visibility
+load("//dist_testing/private:host_facts.bzl", "amd_model", "driver_major", "nvidia_information", "nvidia_minors")  # buildifier: disable=bzl-visibility
 load("//dist_testing/private:suggest.bzl", "edit_distance", "suggestion")  # buildifier: disable=bzl-visibility
 load("//dist_testing/private:tags.bzl", "dist_tags")  # buildifier: disable=bzl-visibility
 load("//tools/python/private:lock_file.bzl", "locked_names", "normalized_name")  # buildifier: disable=bzl-visibility
@@ -93,14 +93,42 @@ torch==2.13.0+cpu ; sys_platform == 'linux' \\
 
 locked_names_test = unittest.make(_locked_names_test_impl)
 
-def _count_nvidia_gpus_test_impl(ctx):
+def _nvidia_facts_test_impl(ctx):
     env = unittest.begin(ctx)
-    asserts.equals(env, 0, count_nvidia_gpus([]))
-    asserts.equals(env, 0, count_nvidia_gpus(["nvidia", "nvidia-caps", "nvidia-uvm", "nvidiactl", "null", "nvme0"]))
-    asserts.equals(env, 3, count_nvidia_gpus(["nvidia0", "nvidia1", "nvidia10", "nvidiactl"]))
+    asserts.equals(env, [], nvidia_minors([]))
+    asserts.equals(env, [], nvidia_minors(["nvidia", "nvidia-caps", "nvidia-uvm", "nvidiactl", "null", "nvme0"]))
+    asserts.equals(env, [0, 1, 10], nvidia_minors(["nvidia0", "nvidia1", "nvidia10", "nvidiactl"]))
+    information = "Model: \t\t NVIDIA H200\nIRQ:   \t\t 120\nBus Location: \t 0000:19:00.0\nDevice Minor: \t 3\n"
+    asserts.equals(env, (3, "NVIDIA H200"), nvidia_information(information))
+    asserts.equals(env, (None, "unknown"), nvidia_information(""))
+    asserts.equals(env, (None, "unknown"), nvidia_information("Model:\nDevice Minor: none\n"))
     return unittest.end(env)
 
-count_nvidia_gpus_test = unittest.make(_count_nvidia_gpus_test_impl)
+nvidia_facts_test = unittest.make(_nvidia_facts_test_impl)
+
+def _driver_major_test_impl(ctx):
+    env = unittest.begin(ctx)
+    for text, expected in [
+        ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5\nGCC version: gcc 12.3.0\n", "550"),
+        ("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build\n", "580"),
+        ("6.10.5\n", "6"),
+        ("", "unknown"),
+        ("version 7 of something. 8th", "unknown"),
+    ]:
+        asserts.equals(env, expected, driver_major(text))
+    return unittest.end(env)
+
+driver_major_test = unittest.make(_driver_major_test_impl)
+
+def _amd_model_test_impl(ctx):
+    env = unittest.begin(ctx)
+    asserts.equals(env, "gfx942", amd_model("simd_count 1216\ngfx_target_version 90402\nvendor_id 4098\n"))
+    asserts.equals(env, "gfx90a", amd_model("gfx_target_version 90010\n"))
+    asserts.equals(env, "unknown", amd_model("gfx_target_version 0\n"))
+    asserts.equals(env, "unknown", amd_model(""))
+    return unittest.end(env)
+
+amd_model_test = unittest.make(_amd_model_test_impl)
 
 def functions_test_suite(*, name):
     """Declares the tests of this file and a suite of them.
@@ -109,11 +137,13 @@ def functions_test_suite(*, name):
         name: Name of the suite.
     """
     tests = [
-        count_nvidia_gpus_test,
+        amd_model_test,
         cpu_tags_test,
+        driver_major_test,
         edit_distance_test,
         gpu_tags_test,
         locked_names_test,
+        nvidia_facts_test,
         suggestion_test,
     ]
     unittest.suite(name, *[partial.make(test, size = "small") for test in tests])

@@ -2,8 +2,8 @@
 
 load("@bazel_skylib//lib:unittest.bzl", "analysistest", "asserts", "unittest")
 load("//dist_testing:defs.bzl", "dist_py_test")
-load("//dist_testing:providers.bzl", "DistTestInfo")
-load("//dist_testing/private:gpus.bzl", "gpu_compatibility")  # buildifier: disable=bzl-visibility
+load("//dist_testing:providers.bzl", "DistTestInfo", "GpuCountInfo")
+load("//dist_testing/private:gpus.bzl", "gpu_compatibility", "gpu_count_flag")  # buildifier: disable=bzl-visibility
 load("//dist_testing/private:library_flag.bzl", "unset_library")  # buildifier: disable=bzl-visibility
 
 _GPUS_FLAG = str(Label("//dist_testing/config:gpus"))
@@ -32,6 +32,7 @@ def _cpu_spec_test_impl(ctx):
             "schema": 1,
             "srcs": ["{}/tests/starlark/cases.py".format(ctx.workspace_name)],
             "target": "//tests/starlark:subject_gloo",
+            "timings": None,
             "world_sizes": [2, 4],
         },
         spec,
@@ -138,7 +139,7 @@ no_such_gpus_test = analysistest.make(_no_such_gpus_test_impl, config_settings =
 
 def _bad_gpus_flag_test_impl(ctx):
     env = analysistest.begin(ctx)
-    asserts.expect_failure(env, "config:gpus=many: neither \"auto\" nor a number")
+    asserts.expect_failure(env, "config:gpus=many: not \"auto\", \"pools\" or a number")
     return analysistest.end(env)
 
 bad_gpus_flag_test = analysistest.make(
@@ -146,6 +147,57 @@ bad_gpus_flag_test = analysistest.make(
     config_settings = {_GPUS_FLAG: "many"},
     expect_failure = True,
 )
+
+def _flag_subject(name, pools):
+    gpu_count_flag(
+        name = name,
+        # Of an analysis test's subject the value is this one; config_settings name the real flag.
+        build_setting_default = "pools",
+        detected = json.encode({"nvidia": 2}),
+        pools = json.encode(pools),
+        tags = ["manual"],
+    )
+
+_POOLS = [
+    {"gpus": 0, "name": "cpu", "properties": {}, "vendor": ""},
+    {"gpus": 4, "name": "four", "properties": {}, "vendor": "nvidia"},
+    {"gpus": 2, "name": "two", "properties": {}, "vendor": "nvidia"},
+    {"gpus": 8, "name": "eight", "properties": {}, "vendor": "amd"},
+]
+
+def _pools_flag_test_impl(ctx):
+    env = analysistest.begin(ctx)
+    info = analysistest.target_under_test(env)[GpuCountInfo]
+    asserts.equals(env, {"amd": 8, "nvidia": 4}, info.available)
+    asserts.true(env, info.is_promised)
+    asserts.equals(env, ["cpu", "four", "two", "eight"], [pool["name"] for pool in info.pools])
+    return analysistest.end(env)
+
+pools_flag_test = analysistest.make(_pools_flag_test_impl)
+
+def _no_pools_test_impl(ctx):
+    env = analysistest.begin(ctx)
+    asserts.expect_failure(env, "=pools: no pool is declared.")
+    asserts.expect_failure(env, "Declare them (docs/executors.md), or use \"auto\" or a number.")
+    return analysistest.end(env)
+
+no_pools_test = analysistest.make(_no_pools_test_impl, expect_failure = True)
+
+# --- debugging -------------------------------------------------------------------------------------
+
+def _run_test_impl(ctx):
+    env = analysistest.begin(ctx)
+    scripts = [action.content for action in analysistest.target_actions(env) if action.mnemonic == "FileWrite"]
+    asserts.equals(env, 1, len(scripts))
+    asserts.true(env, "exec \"$RUNFILES_DIR/{}/tests/starlark/subject_gloo\"".format(ctx.workspace_name) in scripts[0], scripts[0])
+    target = analysistest.target_under_test(env)
+    asserts.equals(env, "yes", target[RunEnvironmentInfo].environment["MINE"])
+    runfiles = [file.short_path for file in target[DefaultInfo].default_runfiles.files.to_list()]
+    for needed in ["subject_gloo", "subject_gloo.spec.json", "cases.py"]:
+        asserts.true(env, "tests/starlark/" + needed in runfiles, "{} is not in the runfiles".format(needed))
+    return analysistest.end(env)
+
+run_test = analysistest.make(_run_test_impl)
 
 # --- libraries -------------------------------------------------------------------------------------
 
@@ -204,6 +256,11 @@ def targets_test_suite(*, name):
     enough_gpus_test(name = "enough_gpus_test", size = "small", target_under_test = ":two_gpus")
     lacking_gpus_test(name = "lacking_gpus_test", size = "small", target_under_test = ":two_gpus")
     no_such_gpus_test(name = "no_such_gpus_test", size = "small", target_under_test = ":intel_gpu")
+    _flag_subject("pools_flag", _POOLS)
+    _flag_subject("no_pools_flag", [])
+    pools_flag_test(name = "pools_flag_test", size = "small", target_under_test = ":pools_flag")
+    no_pools_test(name = "no_pools_test", size = "small", target_under_test = ":no_pools_flag")
+    run_test(name = "run_test", size = "small", target_under_test = ":subject_gloo.run")
     bad_gpus_flag_test(name = "bad_gpus_flag_test", size = "small", target_under_test = "//dist_testing/config:gpus")
 
     unset_library(name = "unset", flag = "torch", module = "dist_testing", package = "torch", tags = ["manual"])
@@ -219,7 +276,10 @@ def targets_test_suite(*, name):
             ":gpu_spec_test",
             ":lacking_gpus_test",
             ":largest_world_counts_test",
+            ":no_pools_test",
             ":no_such_gpus_test",
+            ":pools_flag_test",
+            ":run_test",
             ":suite_is_manual_test",
             ":suite_test",
             ":unpromised_spec_test",

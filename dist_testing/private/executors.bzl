@@ -1,0 +1,100 @@
+"""Remote executors: what each kind calls a pool and a number of GPUs, and which pool a target is for.
+
+No name is portable, and a wrong one is not an error everywhere: NativeLink lets an action with an unknown property wait
+for ever, Buildbarn refuses it. So only properties that the kind is known to understand are set, and only on the action
+that runs the test.
+"""
+
+# Of each kind, the property that names the pool and the one that counts GPUs; "" where there is none.
+#
+# buildbarn: a worker takes an action whose properties are all equal to its own, so the pool's `properties` are sent and
+#   nothing else (github.com/buildbarn/bb-remote-execution, "platform properties").
+# buildbuddy: github.com/buildbuddy-io/buildbuddy, docs/rbe-pools.md ("Pool"); `resources:<name>` is taken from what an
+#   executor was given, enterprise/server/remote_execution/platform/platform.go.
+# buildgrid: workers are matched by the keys listed in its dynamic-property-set; "Pool" has to be one.
+# engflow: docs.engflow.com/re/config/pools.html; other properties do not choose a worker.
+# nativelink: every name is the scheduler's own choice. `gpu_count` is the one in its examples, as a "minimum", which is
+#   taken from the worker while the action runs (docs.nativelink.com, "Platform properties").
+KINDS = {
+    "buildbarn": struct(gpus = "", pool = ""),
+    "buildbuddy": struct(gpus = "resources:gpu", pool = "Pool"),
+    "buildgrid": struct(gpus = "", pool = "Pool"),
+    "engflow": struct(gpus = "", pool = "Pool"),
+    "nativelink": struct(gpus = "gpu_count", pool = ""),
+}
+
+def pool_for(pools, vendor, gpus):
+    """Chooses a pool.
+
+    Args:
+        pools: Declared pools: dicts with "name", "gpus", "vendor" and "properties".
+        vendor: Maker of the GPUs; "" for a target without.
+        gpus: GPUs that the target needs.
+
+    Returns:
+        The smallest pool that has enough, so that larger ones stay free; None if there is none.
+    """
+    best = None
+    for pool in pools:
+        if pool["vendor"] == vendor and pool["gpus"] >= gpus and (best == None or pool["gpus"] < best["gpus"]):
+            best = pool
+    return best
+
+def largest_pools(pools):
+    """Looks up the largest pool of each vendor.
+
+    Args:
+        pools: Declared pools.
+
+    Returns:
+        A dict from the vendor to the pool's GPUs.
+    """
+    largest = {}
+    for pool in pools:
+        if pool["gpus"]:
+            largest[pool["vendor"]] = max(pool["gpus"], largest.get(pool["vendor"], 0))
+    return largest
+
+def test_exec_properties(executors, vendor, gpus):
+    """Computes the properties by which the action of a test reaches its pool.
+
+    Args:
+        executors: What MODULE.bazel declares: a dict with "kind" and "pools".
+        vendor: Maker of the GPUs; "" for a target without.
+        gpus: GPUs that the target needs.
+
+    Returns:
+        A dict, all of whose keys begin with `test.`; empty if no pool was declared that fits.
+    """
+    pool = pool_for(executors["pools"], vendor, gpus)
+    if pool == None:
+        return {}
+    names = KINDS[executors["kind"]]
+    properties = dict(pool["properties"])
+    if names.pool:
+        properties[names.pool] = pool["name"]
+    if names.gpus and gpus:
+        properties[names.gpus] = str(gpus)
+    return {"test." + name: value for name, value in properties.items()}
+
+def capacity_text(target, vendor, gpus, pools):
+    """Says that no pool has the GPUs that a target needs.
+
+    Args:
+        target: Label of the target.
+        vendor: Maker of the GPUs.
+        gpus: How many.
+        pools: Declared pools.
+
+    Returns:
+        A text of three lines.
+    """
+    declared = ["\"{}\" ({} {})".format(pool["name"], pool["gpus"], pool["vendor"]) for pool in pools if pool["gpus"]]
+    return ("{}: needs {} GPU(s) of {}, and no declared pool has as many.\n" +
+            "Declared in MODULE.bazel: {}. On a remote executor the test would wait for ever.\n" +
+            "Lower its world_size or gpus_per_rank, or declare a larger pool with executors.pool().").format(
+        target,
+        gpus,
+        vendor,
+        ", ".join(declared) if declared else "no pool with GPUs",
+    )

@@ -1,0 +1,58 @@
+"""The rule behind `<name>_<backend>.run`: a test on the terminal of whoever debugs it."""
+
+load("//dist_testing/private:labels.bzl", "rlocation_path")
+
+# Bazel runs a test without a terminal, and `bazel run` on a test target in the environment of a test. This starts the
+# same program in neither. The test's own runfiles are a part of this target's, so nothing is built twice.
+_SCRIPT = """\
+#!/bin/sh
+# Written by dist_py_test. Starts {test} for one person: `bazel run {test}.run -- --rank=1 -k <case>`.
+set -eu
+for argument; do
+  shift
+  case $argument in
+    --rank=*) argument=--dist-debug-rank=${{argument#--rank=}} ;;
+  esac
+  set -- "$@" "$argument"
+done
+# The tree and not its manifest, which leads into the source tree: a test has its files where Bazel has them.
+RUNFILES_DIR=$(cd "$0.runfiles" && pwd)
+export RUNFILES_DIR
+unset RUNFILES_MANIFEST_FILE
+exec "$RUNFILES_DIR/{program}" "$@"
+"""
+
+def _dist_test_run_impl(ctx):
+    test = ctx.attr.test[DefaultInfo]
+    program = test.files_to_run.executable
+    script = ctx.actions.declare_file(ctx.label.name)
+    ctx.actions.write(
+        script,
+        _SCRIPT.format(
+            program = rlocation_path(ctx, program),
+            test = ctx.attr.target,
+        ),
+        is_executable = True,
+    )
+    return [
+        DefaultInfo(
+            executable = script,
+            runfiles = ctx.runfiles([program]).merge(test.default_runfiles),
+        ),
+        ctx.attr.test[RunEnvironmentInfo],
+    ]
+
+dist_test_run = rule(
+    doc = "Runs a test as a program. `--rank=<n>` says whose terminal it is; other arguments are pytest's.",
+    implementation = _dist_test_run_impl,
+    attrs = {
+        "data": attr.label_list(allow_files = True, doc = "What `args` may name with $(location)."),
+        "target": attr.string(doc = "Label of the test, as a user writes it.", mandatory = True),
+        "test": attr.label(
+            doc = "The test.",
+            mandatory = True,
+            providers = [RunEnvironmentInfo],
+        ),
+    },
+    executable = True,
+)

@@ -1,0 +1,67 @@
+"""The macro dist_test_suites."""
+
+load("//backends:table.bzl", "BACKENDS")
+load("//dist_testing/private:labels.bzl", "user_label")
+load("//dist_testing/private:problems.bzl", "problem")
+load("//dist_testing/private:validate_targets.bzl", "name_problems")
+load("//dist_testing/private:validate_worlds.bzl", "backends_problems")
+
+_TAG = "backend:"
+
+def _used_backends():
+    """Backends of the dist_py_test calls that stand above, sorted."""
+    return sorted({
+        tag.removeprefix(_TAG): None
+        for rule in native.existing_rules().values()
+        for tag in rule.get("tags", ())
+        if tag.startswith(_TAG)
+    })
+
+def dist_test_suites(*, name = "all", backends = None, visibility = None):
+    """Declares a suite of the package's distributed tests for each backend, `<name>_<backend>`.
+
+    `bazel test //model:all_gloo` then runs every test of that package with that backend, without those that are
+    `manual`. The suites themselves are manual, so `//...` does not name a test twice.
+
+    Stands below the dist_py_test calls. Refuses a backend that none of them uses: its suite would be empty.
+
+    Args:
+        name: First part of the suites' names.
+        backends: Names of backends. Default: all that the calls above use.
+        visibility: Of the suites.
+    """
+    used = _used_backends()
+    problems = name_problems(name)
+    if not used:
+        problems.append(problem(
+            "No dist_py_test stands above this call.",
+            "A suite is made for each backend that the package's tests use, and there would be none.",
+            "Put it at the end of the BUILD file, or drop it.",
+        ))
+    elif backends != None:
+        problems += backends_problems(backends, BACKENDS)
+        if not problems:
+            problems += [
+                problem(
+                    "backends = {}: no test above uses \"{}\".".format(repr(backends), backend),
+                    "Its suite would be empty. The tests above use: {}.".format(", ".join(used)),
+                    "Drop it, or put the call below the tests.",
+                )
+                for backend in backends
+                if backend not in used
+            ]
+    if problems:
+        fail("dist_test_suites {}: {}".format(
+            user_label(native.package_relative_label(":" + str(name))),
+            "\nand ".join(problems),
+        ))
+    for backend in backends or used:
+        native.test_suite(
+            name = "{}_{}".format(name, backend),
+            # Without `tests`, a suite has the package's tests that have its tags; "manual" is no filter.
+            tags = [
+                "manual",
+                _TAG + backend,
+            ],
+            visibility = visibility,
+        )

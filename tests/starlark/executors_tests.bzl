@@ -1,0 +1,111 @@
+"""Remote executors: the pool that a target goes to, its properties, and what a declaration may not say."""
+
+load("@bazel_skylib//lib:partial.bzl", "partial")
+load("@bazel_skylib//lib:unittest.bzl", "asserts", "unittest")
+load("//dist_testing/private:executors.bzl", "KINDS", "capacity_text", "largest_pools", "pool_for", "test_exec_properties")  # buildifier: disable=bzl-visibility
+load("//dist_testing/private:executors_repo.bzl", "declared_executors_problems")  # buildifier: disable=bzl-visibility
+
+def _pool(name, gpus = 0, vendor = "nvidia", properties = {}):
+    return {"gpus": gpus, "name": name, "properties": properties, "vendor": vendor if gpus else ""}
+
+_POOLS = [_pool("cpu"), _pool("eight", 8), _pool("two", 2), _pool("amd4", 4, "amd")]
+
+def _pool_for_test_impl(ctx):
+    env = unittest.begin(ctx)
+    for vendor, gpus, expected in [
+        ("", 0, "cpu"),
+        ("nvidia", 1, "two"),
+        ("nvidia", 2, "two"),
+        ("nvidia", 3, "eight"),
+        ("amd", 4, "amd4"),
+    ]:
+        asserts.equals(env, expected, pool_for(_POOLS, vendor, gpus)["name"])
+    asserts.equals(env, None, pool_for(_POOLS, "nvidia", 9))
+    asserts.equals(env, None, pool_for(_POOLS, "intel", 1))
+    asserts.equals(env, None, pool_for([_pool("two", 2)], "", 0))
+    asserts.equals(env, {"amd": 4, "nvidia": 8}, largest_pools(_POOLS))
+    return unittest.end(env)
+
+pool_for_test = unittest.make(_pool_for_test_impl)
+
+def _properties_test_impl(ctx):
+    env = unittest.begin(ctx)
+    expected = {
+        "buildbarn": {"test.image": "cuda"},
+        "buildbuddy": {"test.Pool": "two", "test.image": "cuda", "test.resources:gpu": "1"},
+        "buildgrid": {"test.Pool": "two", "test.image": "cuda"},
+        "engflow": {"test.Pool": "two", "test.image": "cuda"},
+        "nativelink": {"test.gpu_count": "1", "test.image": "cuda"},
+    }
+    asserts.equals(env, sorted(expected), sorted(KINDS))
+    for kind, properties in expected.items():
+        executors = {"kind": kind, "pools": [_pool("two", 2, properties = {"image": "cuda"})]}
+        asserts.equals(env, properties, test_exec_properties(executors, "nvidia", 1))
+
+        # A build action that carries one of these waits for a GPU worker.
+        for pools in [_POOLS, executors["pools"]]:
+            for vendor, gpus in [("", 0), ("nvidia", 2), ("nvidia", 16)]:
+                for key in test_exec_properties({"kind": kind, "pools": pools}, vendor, gpus):
+                    asserts.true(env, key.startswith("test."), key)
+    asserts.equals(env, {}, test_exec_properties({"kind": "", "pools": []}, "nvidia", 1))
+    asserts.equals(env, {"test.Pool": "cpu"}, test_exec_properties({"kind": "engflow", "pools": _POOLS}, "", 0))
+    return unittest.end(env)
+
+properties_test = unittest.make(_properties_test_impl)
+
+def _capacity_test_impl(ctx):
+    env = unittest.begin(ctx)
+    text = capacity_text("//a:b_nccl", "nvidia", 9, _POOLS)
+    asserts.equals(env, 3, len(text.split("\n")))
+    for part in ["//a:b_nccl: needs 9 GPU(s) of nvidia", "\"eight\" (8 nvidia), \"two\" (2 nvidia), \"amd4\" (4 amd).", "wait for ever"]:
+        asserts.true(env, part in text, text)
+    asserts.true(env, "no pool with GPUs" in capacity_text("//a:b", "nvidia", 1, [_pool("cpu")]))
+    return unittest.end(env)
+
+capacity_test = unittest.make(_capacity_test_impl)
+
+def _declaration_test_impl(ctx):
+    env = unittest.begin(ctx)
+    asserts.equals(env, [], declared_executors_problems([], []))
+    asserts.equals(env, [], declared_executors_problems(["buildbuddy"], _POOLS))
+    asserts.equals(env, [], declared_executors_problems(["nativelink"], [_pool("two", 2)]))
+    asserts.equals(env, [], declared_executors_problems(["buildbarn"], [_pool("two", 2, properties = {"Pool": "a"})]))
+    negative = _pool("a", -1)
+    for kinds, pools, parts in [
+        (["engflow", "engflow"], [], ["executors.remote() is there 2 times", "Keep one"]),
+        ([], [_pool("a")], ["executors.pool(name = \"a\") without executors.remote()", "Add executors.remote"]),
+        (["bildgrid"], [], ["kind = \"bildgrid\". Did you mean \"buildgrid\"?", "buildbarn, buildbuddy, buildgrid"]),
+        (["engflow"], [_pool("")], ["executors.pool(name = \"\")"]),
+        (["engflow"], [_pool("a"), _pool("a", 2)], ["\"a\") is there twice"]),
+        (["engflow"], [_pool("a", 2), _pool("b", 2)], ["\"b\") and \"a\" both have 2 GPU(s) of nvidia.", "equally small"]),
+        (["engflow"], [_pool("a", 17)], ["gpus = 17", "up to 16"]),
+        (["engflow"], [negative], ["gpus = -1"]),
+        (["engflow"], [_pool("a", 2, "nvida")], ["vendor = \"nvida\". Did you mean \"nvidia\"?"]),
+        (["engflow"], [_pool("a") | {"vendor": "amd"}], ["vendor = \"amd\" without gpus"]),
+        (["engflow"], [_pool("a", properties = {"Pool": "b"})], ["properties has \"Pool\"", "Drop it"]),
+        (["engflow"], [_pool("a", properties = {"test.image": "b"})], ["properties has \"test.image\"", "Write \"image\""]),
+        (["nativelink"], [_pool("a", 2, properties = {"gpu_count": "2"})], ["properties has \"gpu_count\""]),
+        (["buildbarn"], [_pool("a", 2)], ["properties is empty", "buildbarn has no property that names a pool"]),
+    ]:
+        problems = declared_executors_problems(kinds, pools)
+        asserts.equals(env, 1, len(problems), "{}".format(problems))
+        asserts.equals(env, 3, len(problems[0].split("\n")), problems[0])
+        for part in parts:
+            asserts.true(env, part in problems[0], "\"{}\" is not in: {}".format(part, problems[0]))
+    return unittest.end(env)
+
+declaration_test = unittest.make(_declaration_test_impl)
+
+def executors_test_suite(*, name):
+    """Declares the tests of this file and a suite of them.
+
+    Args:
+        name: Name of the suite.
+    """
+    tests = [
+        capacity_test,
+        declaration_test,
+        pool_for_test,
+        properties_test,
+    ]
+    unittest.suite(name, *[partial.make(test, size = "small") for test in tests])

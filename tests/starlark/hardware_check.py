@@ -1,0 +1,282 @@
+"""Check what the hardware of machines and pools does to targets: `python3 -m tests.starlark.hardware_check`.
+
+Facts of machines are made up (DIST_TESTING_HOST_ROOT names a folder in the place of `/`), and tests are run as
+`true <test>`, so that no wheel is needed: what is looked at is which of them Bazel runs, skips or takes from a cache.
+Two output roots that share a disk cache stand for two machines.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.starlark.consumer import FLAG, write_stubs, write_workspace
+from tests.support.nested_bazel import Done, NestedBazel, nested_bazel, scratch_folder
+
+_MODULE = """\
+host_facts = use_extension("@dist_testing//dist_testing/private:host_facts.bzl", "host_facts")
+use_repo(host_facts, "dist_testing_host")
+executors = use_extension("@dist_testing//dist_testing:extensions.bzl", "executors")
+executors.remote(kind = "buildbuddy")
+executors.pool(name = "cpus", properties = {"container-image": "docker://plain"})
+executors.pool(name = "pair", gpus = 2)
+executors.pool(name = "four", gpus = 4, properties = {"dockerRuntime": "nvidia"})
+"""
+
+_PACKAGES = {
+    "right": """\
+dist_py_test(name = "case", srcs = ["a.py"], backends = ["gloo", "nccl"], world_size = 2)
+MINE = {"test.Pool": "mine"}
+dist_py_test(name = "own", srcs = ["a.py"], backends = ["nccl"], world_size = 3, exec_properties = MINE)
+dist_test_suites()
+""",
+    "large": """\
+dist_py_test(name = "case", srcs = ["a.py"], backends = ["gloo", "nccl"], world_size = {"gloo": 2, "nccl": 8})
+""",
+}
+
+_NVIDIA_INFORMATION = "Model: \t\t {model}\nIRQ:   \t\t 120\nDevice Minor: \t {minor}\n"
+_NVIDIA_VERSION = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {driver}.65.06  Release Build\n"
+
+
+@dataclass(slots=True)
+class Checks:
+    """What was found wrong."""
+
+    complaints: list[str] = field(default_factory=list)
+    count: int = 0
+
+    def expect(self, what: str, expected: object, found: object, shown: str = "") -> None:
+        """Compare, and remember a difference."""
+        self.count += 1
+        if expected != found:
+            self.complaints.append(f"{what}: expected {expected!r}, found {found!r}")
+            sys.stderr.write(shown)
+
+
+def _write(root: Path, files: Mapping[str, str]) -> None:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text, encoding="utf-8")
+
+
+def _nvidia(root: Path, *, models: tuple[str, ...], driver: int) -> str:
+    """Make up a machine with NVIDIA's GPUs."""
+    files = {"dev/nvidiactl": "", "proc/driver/nvidia/version": _NVIDIA_VERSION.format(driver=driver)}
+    for minor, model in enumerate(models):
+        files[f"dev/nvidia{minor}"] = ""
+        information = _NVIDIA_INFORMATION.format(model=model, minor=minor)
+        files[f"proc/driver/nvidia/gpus/0000:1{minor}:00.0/information"] = information
+    # A container sees the files of GPUs that it was not given.
+    files["proc/driver/nvidia/gpus/0000:ff:00.0/information"] = _NVIDIA_INFORMATION.format(model="Not ours", minor=7)
+    _write(root, files)
+    return f"--repo_env=DIST_TESTING_HOST_ROOT={root}"
+
+
+def _amd(root: Path) -> str:
+    nodes = "sys/class/kfd/kfd/topology/nodes"
+    _write(
+        root,
+        {
+            "dev/kfd": "",
+            f"{nodes}/0/gpu_id": "0\n",
+            f"{nodes}/0/properties": "cpu_cores_count 64\ngfx_target_version 0\n",
+            f"{nodes}/1/gpu_id": "51110\n",
+            f"{nodes}/1/properties": "simd_count 1216\ngfx_target_version 90402\n",
+            "sys/module/amdgpu/version": "6.10.5\n",
+        },
+    )
+    return f"--repo_env=DIST_TESTING_HOST_ROOT={root}"
+
+
+def _intel(root: Path) -> str:
+    """Make up a machine with one card, beside the processor's own graphics."""
+    for number, address in ((128, "0000:00:02.0"), (129, "0000:29:00.0")):
+        device = root / "sys" / "devices" / address
+        _write(device, {"vendor": "0x8086\n", "device": "0x0bd5\n"})
+        (root / "sys/bus/xe").mkdir(parents=True, exist_ok=True)
+        (device / "driver").symlink_to(root / "sys/bus/xe")
+        render = root / f"sys/class/drm/renderD{number}"
+        render.mkdir(parents=True)
+        (render / "device").symlink_to(device)
+    return f"--repo_env=DIST_TESTING_HOST_ROOT={root}"
+
+
+def _facts(bazel: NestedBazel, root: str) -> object:
+    """What the repository rule found out."""
+    bazel.run("build", "--nobuild", root, "@dist_testing_host//:hardware.json")
+    listed = bazel.run("cquery", "--output=files", root, "@dist_testing_host//:hardware.json").stdout.strip()
+    base = bazel.run("info", "output_base").stdout.strip()
+    return json.loads((Path(base) / listed).read_text(encoding="utf-8"))
+
+
+def _check_facts(checks: Checks, machine: NestedBazel, scratch: Path) -> None:
+    for what, root, expected in (
+        ("no GPU", f"--repo_env=DIST_TESTING_HOST_ROOT={scratch}", {}),
+        (
+            "two NVIDIA GPUs",
+            _nvidia(scratch / "nvidia", models=("NVIDIA H200", "NVIDIA A2"), driver=580),
+            {"nvidia": {"count": 2, "driver": "580", "models": ["NVIDIA A2", "NVIDIA H200"]}},
+        ),
+        ("an AMD GPU", _amd(scratch / "amd"), {"amd": {"count": 1, "driver": "6", "models": ["gfx942"]}}),
+        ("an Intel GPU", _intel(scratch / "intel"), {"intel": {"count": 1, "driver": "xe", "models": ["0x0bd5"]}}),
+    ):
+        checks.expect(f"facts of a machine with {what}", expected, _facts(machine, root))
+    for value in ("relative", "/nowhere/at/all"):
+        done = machine.run("build", "--nobuild", f"--repo_env=DIST_TESTING_HOST_ROOT={value}", "//right:case_gloo")
+        text = f"DIST_TESTING_HOST_ROOT={value}: not an absolute path of a folder."
+        checks.expect(f"root {value}", (True, True), (done.status != 0, text in done.output), done.output)
+
+
+def _test(bazel: NestedBazel, disk_cache: Path, *arguments: str) -> Done:
+    return bazel.run(
+        "test",
+        f"--disk_cache={disk_cache}",
+        "--run_under=/bin/true",
+        "--local_resources=gpu=2",
+        "--test_output=summary",
+        *arguments,
+        "//right:case_gloo",
+        "//right:all",
+    )
+
+
+def _ends(done: Done) -> dict[str, str]:
+    """How each target of the package `right` ended: "run", "cached" or "skipped"."""
+    words = {"": "run", "(cached) ": "cached"}
+    found = re.findall(r"^//right:(\w+) +(?:(\(cached\) )?PASSED|(SKIPPED))", done.output, re.MULTILINE)
+    return {name: "skipped" if skipped else words[cached] for name, cached, skipped in found}
+
+
+def _check_cache(checks: Checks, first: NestedBazel, second: NestedBazel, scratch: Path) -> None:
+    here = _nvidia(scratch / "here", models=("NVIDIA H200", "NVIDIA H200"), driver=580)
+    same = _nvidia(scratch / "same", models=("NVIDIA H200", "NVIDIA H200"), driver=580)
+    cache = scratch / "cache"
+    for what, machine, facts, gloo, nccl in (
+        ("a machine's first run", first, here, "run", "run"),
+        ("a second machine with the same facts", second, same, "cached", "cached"),
+        (
+            "another driver",
+            second,
+            _nvidia(scratch / "driver", models=("NVIDIA H200",) * 2, driver=590),
+            "cached",
+            "run",
+        ),
+        ("another model", second, _nvidia(scratch / "model", models=("NVIDIA A2",) * 2, driver=580), "cached", "run"),
+        ("the first facts again", second, same, "cached", "cached"),
+        ("too few GPUs", second, _nvidia(scratch / "one", models=("NVIDIA H200",), driver=580), "cached", "skipped"),
+    ):
+        done = _test(machine, cache, facts)
+        expected = {"case_gloo": gloo, "case_nccl": nccl, "own_nccl": "skipped"}
+        checks.expect(f"cache, {what}", expected, _ends(done), done.output)
+    # In a pool the machine that Bazel runs on does not matter: its facts are in no key.
+    pools = (FLAG + "gpus=pools",)
+    resources = "--local_resources=gpu=3"
+    done = _test(first, cache, here, resources, *pools)
+    checks.expect(
+        "pools, first run", {"case_gloo": "cached", "case_nccl": "run", "own_nccl": "run"}, _ends(done), done.output
+    )
+    done = _test(second, cache, f"--repo_env=DIST_TESTING_HOST_ROOT={scratch / 'cache'}", resources, *pools)
+    expected = {"case_gloo": "cached", "case_nccl": "cached", "own_nccl": "cached"}
+    checks.expect("pools, from a machine without GPUs", expected, _ends(done), done.output)
+
+
+def _check_configurations(checks: Checks, machine: NestedBazel, scratch: Path) -> None:
+    """What each named configuration of dist_testing.bazelrc makes of the package, on a machine with two GPUs."""
+    facts = _nvidia(scratch / "configurations", models=("NVIDIA H200",) * 2, driver=580)
+    for name, expected in (
+        ("gpu", {"case_gloo": "cached", "case_nccl": "skipped", "own_nccl": "skipped"}),
+        ("multi_gpu", {"case_nccl": "run", "own_nccl": "skipped"}),
+        ("ci", {"case_gloo": "cached", "case_nccl": "run", "own_nccl": "skipped"}),
+        ("remote", {"case_gloo": "cached", "case_nccl": "skipped", "own_nccl": "skipped"}),
+        ("remote_gpu", {"case_gloo": "cached", "case_nccl": "run", "own_nccl": "cached"}),
+        ("debug", {"case_gloo": "run", "case_nccl": "run", "own_nccl": "skipped"}),
+        ("stress", {"case_gloo": "run", "case_nccl": "run", "own_nccl": "skipped"}),
+    ):
+        done = _test(machine, scratch / "configurations.cache", facts, f"--config={name}", "--local_resources=gpu=3")
+        checks.expect(f"--config={name}", (0, expected), (done.status, _ends(done)), done.output)
+        checks.expect(f"--config={name} repeats", name == "stress", "Stats over 25 runs" in done.output, done.output)
+    # Nothing listens at that port, which is how it can be seen that Bazel asks there.
+    done = machine.run("test", "--config=rbe_local", "--remote_retries=0", "//right:case_gloo")
+    refused = "Failed to query remote execution capabilities" in done.output
+    checks.expect("--config=rbe_local asks this machine", True, refused, done.output)
+
+
+def _exec_properties(bazel: NestedBazel, target: str) -> object:
+    done = bazel.run("query", "--output=streamed_jsonproto", target)
+    attributes = json.loads(done.stdout)["rule"]["attribute"]
+    found = next(one for one in attributes if one["name"] == "exec_properties")
+    return {entry["key"]: entry["value"] for entry in found.get("stringDictValue", ())}
+
+
+def _check_pools(checks: Checks, machine: NestedBazel) -> None:
+    for target, expected in (
+        ("//right:case_gloo", {"test.Pool": "cpus", "test.container-image": "docker://plain"}),
+        ("//right:case_nccl", {"test.Pool": "pair", "test.resources:gpu": "2"}),
+        # What the target itself says wins; the rest is the pool's that would have been.
+        ("//right:own_nccl", {"test.Pool": "mine", "test.dockerRuntime": "nvidia", "test.resources:gpu": "3"}),
+        ("//large:case_nccl", {}),
+    ):
+        checks.expect(f"exec_properties of {target}", expected, _exec_properties(machine, target))
+    done = machine.run("build", "--nobuild", FLAG + "gpus=pools", "//large:case_nccl")
+    for part in (
+        "//large:case_nccl: needs 8 GPU(s) of nvidia, and no declared pool has as many.",
+        'Declared in MODULE.bazel: "pair" (2 nvidia), "four" (4 nvidia).',
+    ):
+        checks.expect(
+            "a target that fits no pool fails", (True, True), (done.status != 0, part in done.output), done.output
+        )
+    done = machine.run("build", "--nobuild", FLAG + "gpus=pools", "//large:case_gloo", "//right:all")
+    checks.expect("targets that fit are analysed", 0, done.status, done.output)
+
+
+def _check_suites(checks: Checks, machine: NestedBazel) -> None:
+    for suite, expected in (
+        ("all_gloo", ["//right:case_gloo"]),
+        ("all_nccl", ["//right:case_nccl", "//right:own_nccl"]),
+        ("case", ["//right:case_gloo", "//right:case_nccl"]),
+    ):
+        done = machine.run("query", f"tests(//right:{suite})")
+        checks.expect(f"tests of the suite {suite}", expected, sorted(done.stdout.split()), done.output)
+
+
+def _check_declaration(checks: Checks, machine: NestedBazel) -> None:
+    """Last: it spoils MODULE.bazel."""
+    module = machine.workspace / "MODULE.bazel"
+    text = module.read_text(encoding="utf-8")
+    module.write_text(text.replace('"buildbuddy"', '"bildbuddy"'), encoding="utf-8")
+    done = machine.run("query", "//right:all")
+    part = 'executors.remote(): kind = "bildbuddy". Did you mean "buildbuddy"?'
+    checks.expect("an unknown kind of executor", (True, True), (done.status != 0, part in done.output), done.output)
+
+
+def main() -> int:
+    """Check, and report on stderr."""
+    checks = Checks()
+    with scratch_folder("hardware_check") as scratch:
+        workspace = scratch / "consumer"
+        workspace.mkdir()
+        write_workspace(workspace, _PACKAGES, module=_MODULE)
+        write_stubs(workspace)
+        with (
+            nested_bazel(workspace, scratch / "first") as first,
+            nested_bazel(workspace, scratch / "second") as second,
+        ):
+            _check_facts(checks, first, scratch)
+            _check_suites(checks, first)
+            _check_pools(checks, first)
+            _check_cache(checks, first, second, scratch)
+            _check_configurations(checks, first, scratch)
+            _check_declaration(checks, first)
+    for complaint in checks.complaints:
+        sys.stderr.write(f"hardware_check.py: {complaint}\n")
+    sys.stderr.write(f"hardware_check.py: {checks.count} expectations, {len(checks.complaints)} complaints\n")
+    return 1 if checks.complaints else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

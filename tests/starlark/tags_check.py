@@ -1,0 +1,96 @@
+"""Check the tag linter against a fixture package: `python3 -m tests.starlark.tags_check`.
+
+It asks Bazel, so its answers are checked with one: a workspace whose tests have right and wrong tags, and two lanes.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.starlark.consumer import FLAG, write_stubs, write_workspace
+from tests.support.nested_bazel import ROOT, nested_bazel, scratch_folder
+
+_PACKAGES = {
+    "right": """\
+dist_py_test(name = "case", srcs = ["a.py"], backends = ["gloo", "nccl"], world_size = 2, tags = ["nightly"])
+dist_py_test(name = "asked", srcs = ["a.py"], backends = ["nccl"], world_size = 16, tags = ["manual"])
+""",
+    "wrong": """\
+dist_py_test(name = "typo", srcs = ["a.py"], backends = ["gloo"], world_size = 2, tags = ["nigthly"])
+dist_py_test(name = "large", srcs = ["a.py"], backends = ["nccl"], world_size = 8)
+""",
+}
+_CPU_LANE = "--lane=--config=ci"
+_GPU_LANE = f"--lane={FLAG}gpus=4 --test_tag_filters=gpu"
+
+# Arguments of the linter, its exit status, and parts of what it prints.
+_CASES: tuple[tuple[tuple[str, ...], int, tuple[str, ...]], ...] = (
+    (("--known=nightly", _CPU_LANE, _GPU_LANE, "--pattern=//right/..."), 0, ("3 tests, 2 lane(s); 0 problem(s)",)),
+    (
+        ("--known=nightly", _CPU_LANE, "--pattern=//right/..."),
+        1,
+        ("//right:case_nccl: runs nowhere: none of the lanes '--config=ci' would run it.", "1 problem(s)"),
+    ),
+    (
+        ("--known=nightly", _CPU_LANE, _GPU_LANE),
+        1,
+        (
+            "//wrong:typo_gloo: tag 'nigthly' is not documented. Did you mean 'nightly'?",
+            "//wrong:large_nccl: runs nowhere",
+            "5 tests, 2 lane(s); 2 problem(s)",
+        ),
+    ),
+    (("--pattern=//nothing/...",), 2, ("tags: bazel query 'tests(//nothing/...)' failed:",)),
+    (("--lane=--no_such_flag",), 2, ("tags: bazel test --nobuild --no_such_flag failed:", "no_such_flag")),
+)
+
+
+def main() -> int:
+    """Check, and report on stderr."""
+    complaints: list[str] = []
+    with scratch_folder("tags_check") as scratch:
+        workspace = scratch / "consumer"
+        workspace.mkdir()
+        write_workspace(workspace, _PACKAGES)
+        write_stubs(workspace)
+        # No GPU, whatever the machine of this check has.
+        (scratch / "machine").mkdir()
+        program = scratch / "bazel"
+        with nested_bazel(workspace, scratch / "output") as bazel:
+            with (workspace / ".bazelrc").open("a", encoding="utf-8") as flags:
+                flags.write(f"common --lockfile_mode=off --repo_env=DIST_TESTING_HOST_ROOT={scratch / 'machine'}\n")
+            program.write_text(
+                f'#!/bin/sh\nexec {bazel.bazel} --output_user_root={bazel.output_root} "$@"\n', encoding="utf-8"
+            )
+            program.chmod(0o755)
+            for arguments, status, parts in _CASES:
+                complaints += _complaints(program, workspace, arguments, status, parts)
+    for complaint in complaints:
+        sys.stderr.write(f"tags_check.py: {complaint}\n")
+    sys.stderr.write(f"tags_check.py: {len(_CASES)} cases, {len(complaints)} complaints\n")
+    return 1 if complaints else 0
+
+
+def _complaints(
+    program: Path, workspace: Path, arguments: tuple[str, ...], status: int, parts: tuple[str, ...]
+) -> list[str]:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "tools" / "tags" / "tags.py"), f"--bazel={program}", *arguments],
+        env={**os.environ, "BUILD_WORKSPACE_DIRECTORY": str(workspace)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    found = [f"{arguments}: exit status {done.returncode}, expected {status}"] if done.returncode != status else []
+    found += [f"{arguments}: the text lacks {part!r}" for part in parts if part not in done.stdout]
+    if found:
+        sys.stderr.write(done.stdout)
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())

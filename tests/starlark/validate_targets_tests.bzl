@@ -1,0 +1,158 @@
+"""What dist_py_test refuses about targets: every text, and every value that is close to one and is right."""
+
+load("@bazel_skylib//lib:partial.bzl", "partial")
+load("@bazel_skylib//lib:unittest.bzl", "asserts", "unittest")
+load(
+    "//dist_testing/private:validate_targets.bzl",  # buildifier: disable=bzl-visibility
+    "attributes_problems",
+    "collision_problems",
+    "env_problems",
+    "exec_properties_problems",
+    "name_problems",
+    "shard_count_problems",
+    "srcs_problems",
+    "tags_problems",
+    "time_problems",
+)
+load(":problem_asserts.bzl", "assert_accepted", "assert_refused")
+
+def _srcs_test_impl(ctx):
+    env = unittest.begin(ctx)
+    assert_accepted(env, srcs_problems(["a.py", ":b.py", "//c:d.py"]))
+    assert_refused(env, srcs_problems([]), "srcs = []", "at least one Python file")
+    assert_refused(env, srcs_problems(None), "srcs = None")
+    assert_refused(env, srcs_problems("a.py"), "srcs = \"a.py\"", "A list")
+    assert_refused(env, srcs_problems(["a.py", "b.txt"]), "\"b.txt\" is not a Python file", "data files in data")
+    assert_refused(env, srcs_problems([":library"]), "\":library\" is not a Python file", "other targets in deps")
+    assert_refused(env, srcs_problems([3]), "3 is not a Python file")
+    return unittest.end(env)
+
+srcs_test = unittest.make(_srcs_test_impl)
+
+def _shard_count_test_impl(ctx):
+    env = unittest.begin(ctx)
+    both = ["gloo", "nccl"]
+    for right in [None, 1, 50, {}, {"gloo": 4}]:
+        assert_accepted(env, shard_count_problems(right, both))
+    for wrong in [0, -1, 51, "4", True]:
+        assert_refused(env, shard_count_problems(wrong, both), "shard_count = {}\n".format(repr(wrong)), "1 to 50")
+    assert_refused(env, shard_count_problems({"nccl": 0}, both), "shard_count[\"nccl\"] = 0\n")
+    assert_refused(env, shard_count_problems({"mpi": 2}, both), "the key \"mpi\" is not in backends")
+    return unittest.end(env)
+
+shard_count_test = unittest.make(_shard_count_test_impl)
+
+def _name_test_impl(ctx):
+    env = unittest.begin(ctx)
+    assert_accepted(env, name_problems("all_reduce"))
+    for wrong in ["", None, 3]:
+        assert_refused(env, name_problems(wrong), "name = {}\n".format(repr(wrong)), "not empty")
+    return unittest.end(env)
+
+name_test = unittest.make(_name_test_impl)
+
+def _collision_test_impl(ctx):
+    env = unittest.begin(ctx)
+    names = {"a": "the suite", "a_gloo": "the tests"}
+    assert_accepted(env, collision_problems(names, {}.get))
+    assert_refused(
+        env,
+        collision_problems(names, {"a_gloo": "py_library"}.get),
+        ":a_gloo is there already, a py_library.",
+        "needs that name for the tests",
+        "Rename",
+    )
+    return unittest.end(env)
+
+collision_test = unittest.make(_collision_test_impl)
+
+def _exec_properties_test_impl(ctx):
+    env = unittest.begin(ctx)
+    assert_accepted(env, exec_properties_problems({}))
+    assert_accepted(env, exec_properties_problems({"test.Pool": "large", "test.resources:gpu": "2"}))
+    for wrong in ["Pool", "cpp_link.Pool", "test"]:
+        assert_refused(
+            env,
+            exec_properties_problems({wrong: "large"}),
+            "exec_properties: \"{}\" = \"large\"\n".format(wrong),
+            "every action of the target",
+            "Write \"test.{}\"".format(wrong),
+        )
+    assert_refused(env, exec_properties_problems(["test.Pool"]), "It is a dict")
+    assert_refused(env, exec_properties_problems(select({"//conditions:default": {}})), "= select(...)\n")
+    return unittest.end(env)
+
+exec_properties_test = unittest.make(_exec_properties_test_impl)
+
+def _time_test_impl(ctx):
+    env = unittest.begin(ctx)
+    assert_accepted(env, time_problems(None, None))
+    assert_accepted(env, time_problems("small", "short"))
+    assert_refused(env, time_problems("huge", None), "size = \"huge\"", "small, medium, large, enormous")
+    assert_refused(env, time_problems(None, "shrot"), "timeout = \"shrot\". Did you mean \"short\"?", "--test_timeout")
+    assert_refused(env, time_problems(None, 60), "timeout = 60\n", "--test_timeout")
+    asserts.equals(env, 2, len(time_problems("huge", 60)))
+    return unittest.end(env)
+
+time_test = unittest.make(_time_test_impl)
+
+def _tags_test_impl(ctx):
+    env = unittest.begin(ctx)
+    assert_accepted(env, tags_problems(["manual", "cpu:2", "gpus", "distant", "no-cache"]))
+    for wrong in ["manual", None, [3]]:
+        assert_refused(env, tags_problems(wrong), "tags = {}\n".format(repr(wrong)), "a list of texts")
+    for reserved in [
+        "backend:gloo",
+        "dist",
+        "gpu",
+        "gpus:4",
+        "gpus_ge_2",
+        "multi_gpu",
+        "requires-gpu-nvidia",
+        "requires-gpu-nvidia:2",
+        "resources:gpu:1",
+        "world_size:2",
+    ]:
+        assert_refused(env, tags_problems(["manual", reserved]), "\"{}\" is set by dist_py_test".format(reserved))
+    return unittest.end(env)
+
+tags_test = unittest.make(_tags_test_impl)
+
+def _env_test_impl(ctx):
+    env = unittest.begin(ctx)
+    assert_accepted(env, env_problems({"MY_RANK": "1", "NCCL_DEBUG": "INFO", "TORCH_DISTRIBUTED_DEBUG": "DETAIL"}))
+    for reserved in ["DIST_TESTING_SPEC", "MASTER_PORT", "RANK", "TEST_SHARD_INDEX", "WORLD_SIZE", "XML_OUTPUT_FILE"]:
+        assert_refused(env, env_problems({reserved: "x"}), "env: {} = \"x\"".format(reserved), "Drop it")
+    assert_refused(env, env_problems(["A=1"]), "env = [\"A=1\"]\n")
+    assert_refused(env, env_problems(select({"//conditions:default": {}})), "env = select(...)\n", "hide a name")
+    return unittest.end(env)
+
+env_test = unittest.make(_env_test_impl)
+
+def _attributes_test_impl(ctx):
+    env = unittest.begin(ctx)
+    assert_accepted(env, attributes_problems({"flaky": True, "shard_count": 2}))
+    for reserved in ["main", "main_module", "srcs_version"]:
+        assert_refused(env, attributes_problems({reserved: "x"}), "{} = \"x\"\n".format(reserved), "Drop it")
+    return unittest.end(env)
+
+attributes_test = unittest.make(_attributes_test_impl)
+
+def validate_targets_test_suite(*, name):
+    """Declares the tests of this file and a suite of them.
+
+    Args:
+        name: Name of the suite.
+    """
+    tests = [
+        attributes_test,
+        collision_test,
+        env_test,
+        exec_properties_test,
+        name_test,
+        shard_count_test,
+        srcs_test,
+        tags_test,
+        time_test,
+    ]
+    unittest.suite(name, *[partial.make(test, size = "small") for test in tests])

@@ -1,0 +1,168 @@
+"""What dist_py_test refuses about ranks: every text, and every value that is close to one and is right."""
+
+load("@bazel_skylib//lib:partial.bzl", "partial")
+load("@bazel_skylib//lib:unittest.bzl", "asserts", "unittest")
+load("//backends:table.bzl", "BACKENDS")
+load(
+    "//dist_testing/private:validate_worlds.bzl",  # buildifier: disable=bzl-visibility
+    "backends_problems",
+    "gpu_total_problems",
+    "gpus_per_rank_problems",
+    "isolation_problems",
+    "nodes_problems",
+    "world_size_problems",
+)
+load(":problem_asserts.bzl", "assert_accepted", "assert_refused")
+
+def _backends_test_impl(ctx):
+    env = unittest.begin(ctx)
+    assert_accepted(env, backends_problems(["gloo", "nccl"], BACKENDS))
+    assert_refused(env, backends_problems([], BACKENDS), "backends = []", "at least one", "gloo, mpi")
+    assert_refused(env, backends_problems("gloo", BACKENDS), "backends = \"gloo\"", "A list")
+    assert_refused(env, backends_problems(None, BACKENDS), "backends = None")
+    assert_refused(env, backends_problems(["glo"], BACKENDS), "\"glo\" is not a backend", "Did you mean \"gloo\"?", "nccl")
+    assert_refused(env, backends_problems(["carrier_pigeon"], BACKENDS), "\"carrier_pigeon\" is not a backend.\n")
+    assert_refused(env, backends_problems([4], BACKENDS), "4 is not a backend")
+    assert_refused(env, backends_problems(["gloo", "gloo"], BACKENDS), "\"gloo\" is there twice", "Drop one")
+    return unittest.end(env)
+
+backends_test = unittest.make(_backends_test_impl)
+
+def _world_size_test_impl(ctx):
+    env = unittest.begin(ctx)
+    both = ["gloo", "nccl"]
+    for right in [1, 1024, [1, 2, 4], {"gloo": [2, 4], "nccl": 2}]:
+        assert_accepted(env, world_size_problems(right, both))
+    for wrong in [0, -1, 1025, "two", "2", True, None, 2.0]:
+        assert_refused(env, world_size_problems(wrong, both), "world_size = {}\n".format(repr(wrong)), "1 to 1024")
+        assert_refused(env, world_size_problems([2, wrong], both), "world_size = {}\n".format(repr(wrong)))
+        assert_refused(
+            env,
+            world_size_problems({"gloo": 2, "nccl": wrong}, both),
+            "world_size[\"nccl\"] = {}\n".format(repr(wrong)),
+        )
+    assert_refused(env, world_size_problems([], both), "world_size = []", "no case would run")
+    assert_refused(env, world_size_problems([2, 4, 2], both), "2 is there twice")
+    assert_refused(env, world_size_problems({"gloo": 2}, both), "nothing for \"nccl\"", "Add \"nccl\"")
+    assert_refused(
+        env,
+        world_size_problems({"gloo": 2, "mpi": 2, "nccl": 2}, both),
+        "the key \"mpi\" is not in backends",
+    )
+    asserts.equals(env, 2, len(world_size_problems([0, -1], both)))
+    return unittest.end(env)
+
+world_size_test = unittest.make(_world_size_test_impl)
+
+def _gpus_per_rank_test_impl(ctx):
+    env = unittest.begin(ctx)
+    for right in [None, {"nccl": 2}, {"gloo": 0, "nccl": 1}]:
+        assert_accepted(env, gpus_per_rank_problems(right, ["gloo", "nccl"], BACKENDS))
+    assert_accepted(env, gpus_per_rank_problems(0, ["gloo"], BACKENDS))
+    assert_accepted(env, gpus_per_rank_problems(2, ["nccl", "cuda_gloo"], BACKENDS))
+    assert_refused(
+        env,
+        gpus_per_rank_problems(1, ["gloo", "nccl"], BACKENDS),
+        "gpus_per_rank = 1 with backend \"gloo\"",
+        "kept idle",
+        "a dict that names the GPU backends only",
+    )
+    assert_refused(
+        env,
+        gpus_per_rank_problems({"gloo": 3}, ["gloo"], BACKENDS),
+        "gpus_per_rank[\"gloo\"] = 3 with backend \"gloo\"",
+    )
+    assert_refused(
+        env,
+        gpus_per_rank_problems(1, ["threaded"], BACKENDS),
+        "gpus_per_rank = 1 with backend \"threaded\"",
+    )
+    for wrong in [-1, "1", True, [1]]:
+        assert_refused(
+            env,
+            gpus_per_rank_problems(wrong, ["nccl"], BACKENDS),
+            "gpus_per_rank = {}\n".format(repr(wrong)),
+            "0 or more",
+        )
+    assert_refused(env, gpus_per_rank_problems(0, ["nccl"], BACKENDS), "= 0 with backend \"nccl\"", "default of 1")
+    assert_refused(
+        env,
+        gpus_per_rank_problems({"nccl": 1}, ["gloo"], BACKENDS),
+        "the key \"nccl\" is not in backends",
+    )
+    return unittest.end(env)
+
+gpus_per_rank_test = unittest.make(_gpus_per_rank_test_impl)
+
+def _gpu_total_test_impl(ctx):
+    env = unittest.begin(ctx)
+    assert_accepted(env, gpu_total_problems("nccl", 16, 1))
+    assert_accepted(env, gpu_total_problems("gloo", 1024, 0))
+    assert_refused(
+        env,
+        gpu_total_problems("nccl", 9, 2),
+        "backend \"nccl\": world_size 9 x gpus_per_rank 2 = 18 GPUs",
+        "none has more than 16",
+    )
+    return unittest.end(env)
+
+gpu_total_test = unittest.make(_gpu_total_test_impl)
+
+def _isolation_test_impl(ctx):
+    env = unittest.begin(ctx)
+    both = ["gloo", "threaded"]
+    for right in [None, {}, {"gloo": "spawn"}, {"gloo": "pool", "threaded": "thread"}]:
+        assert_accepted(env, isolation_problems(right, both, BACKENDS))
+    assert_accepted(env, isolation_problems("fork", ["gloo", "nccl"], BACKENDS))
+    assert_refused(
+        env,
+        isolation_problems("frok", both, BACKENDS),
+        "isolation = \"frok\". Did you mean \"fork\"?",
+        "Use one of: fork, spawn, pool, thread.",
+    )
+    assert_refused(env, isolation_problems(3, both, BACKENDS), "isolation = 3\n")
+    assert_refused(env, isolation_problems({"gloo": "x"}, both, BACKENDS), "isolation[\"gloo\"] = \"x\"\n")
+    assert_refused(env, isolation_problems({"nccl": "fork"}, both, BACKENDS), "the key \"nccl\" is not in backends")
+    assert_refused(
+        env,
+        isolation_problems("fork", both, BACKENDS),
+        "isolation = \"fork\" with backend \"threaded\"\n",
+        "lives inside one process",
+        "one of: thread; isolation may be a dict",
+    )
+    assert_refused(
+        env,
+        isolation_problems({"gloo": "thread"}, both, BACKENDS),
+        "isolation[\"gloo\"] = \"thread\" with backend \"gloo\"\n",
+        "cannot be its ranks",
+        "one of: fork, spawn, pool;",
+    )
+    return unittest.end(env)
+
+isolation_test = unittest.make(_isolation_test_impl)
+
+def _nodes_test_impl(ctx):
+    env = unittest.begin(ctx)
+    assert_accepted(env, nodes_problems(1))
+    assert_refused(env, nodes_problems(2), "nodes = 2\n", "not there yet", "Drop it")
+    for wrong in [0, -1, "1", True, None]:
+        assert_refused(env, nodes_problems(wrong), "nodes = {}\n".format(repr(wrong)), "for now 1")
+    return unittest.end(env)
+
+nodes_test = unittest.make(_nodes_test_impl)
+
+def validate_worlds_test_suite(*, name):
+    """Declares the tests of this file and a suite of them.
+
+    Args:
+        name: Name of the suite.
+    """
+    tests = [
+        backends_test,
+        gpu_total_test,
+        gpus_per_rank_test,
+        isolation_test,
+        nodes_test,
+        world_size_test,
+    ]
+    unittest.suite(name, *[partial.make(test, size = "small") for test in tests])
