@@ -30,7 +30,7 @@ from pathlib import Path
 from contest import BenchError, Contestant, Run, contest, pytest_command
 from contestants.turns import EMPTY_CASE, MEMORY_CASE, MEMORY_FILE
 from figures import Summary, machine_facts, summarise, table, write_json
-from options import add_common, count, require_torch_needs
+from options import add_common, count, counts, require_torch_needs
 
 from dist_testing.spec import ISOLATIONS
 
@@ -75,7 +75,11 @@ class Row:
 
 def library(isolation: str) -> Contestant:
     """The library with one of its launchers."""
-    return Contestant(f"library, {isolation}", pytest_command("test_trivial.py", f"--dist-isolation={isolation}"))
+    options = [f"--dist-isolation={isolation}"]
+    if isolation == "thread":
+        # No other group connects threads; what it costs is measured by threads.py.
+        options.append("--dist-backend=threaded")
+    return Contestant(f"library, {isolation}", pytest_command("test_trivial.py", *options))
 
 
 def measure(case_counts: Mapping[Contestant, int], *, world_size: int, body: str = "") -> dict[str, tuple[Run, int]]:
@@ -224,7 +228,7 @@ def main() -> int:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Measure what a distributed test case costs.")
-    parser.add_argument("--worlds", type=_worlds, default=(2, 4, 8), help="world sizes, default 2,4,8")
+    parser.add_argument("--worlds", type=counts, default=(2, 4, 8), help="world sizes, default 2,4,8")
     parser.add_argument("--cases", type=count, default=20, help="timed cases of each contestant, default 20")
     parser.add_argument(
         "--fresh-cases",
@@ -248,10 +252,6 @@ def _options() -> argparse.Namespace:
     if options.torch:
         require_torch_needs(parser)
     return options
-
-
-def _worlds(text: str) -> tuple[int, ...]:
-    return tuple(dict.fromkeys(count(part) for part in text.split(",")))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import argparse
 import importlib.util
 from pathlib import Path
 
-__all__ = ["add_common", "count", "require_torch_needs"]
+__all__ = ["add_common", "count", "counts", "require_torch_needs"]
 
 # What torch.testing._internal.common_distributed imports beside torch.
 _TORCH_NEEDS = ("expecttest", "hypothesis", "numpy")
@@ -39,3 +39,8 @@ def count(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number from 1")
     return value
+
+
+def counts(text: str) -> tuple[int, ...]:
+    """The type of an option that is several of them, each once, in the order given."""
+    return tuple(dict.fromkeys(count(part) for part in text.split(",")))

@@ -1,4 +1,4 @@
-"""The case that `launch.py` times: one collective of four numbers and nothing else, or nothing at all."""
+"""The case that the benches time: one collective of four numbers, or many of them, or nothing at all."""
 
 from __future__ import annotations
 
@@ -11,15 +11,26 @@ import torch.distributed as dist
 
 from contestants.turns import EMPTY_CASE, MEMORY_CASE, MEMORY_FILE, order, turns
 
-__all__ = ["run_trivial"]
+__all__ = ["collectives_case", "run_trivial"]
+
+_MANY = "collectives-"
 
 _OWN_PSS = re.compile(r"^Pss_(?:Anon|Shmem): +(\d+) kB$", re.MULTILINE)
+
+
+def collectives_case(number: int) -> str:
+    """The name of a case that runs so many collectives before its own."""
+    return f"{_MANY}{number}"
 
 
 def run_trivial(case: str, rank: int) -> None:
     """Run the case on a rank, in the default group."""
     if case.startswith(EMPTY_CASE):
         return
+    if case.startswith(_MANY):
+        value = torch.zeros(4)
+        for _ in range(int(case.removeprefix(_MANY))):
+            dist.all_reduce(value)
     value = torch.ones(4)
     dist.all_reduce(value)
     assert value[0].item() == order().world_size

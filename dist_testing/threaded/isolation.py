@@ -1,0 +1,184 @@
+"""Gives every rank that is a thread a torch.distributed of its own, and takes it away without a trace.
+
+What is changed in the process while a world of threads lives, and put back when the last one has ended:
+- what `torch.distributed` keeps for the process (its default group, its groups and their names), which every rank's
+  threads then have for themselves, while all other threads see what they always saw;
+- torch's registry of groups by name, which is set to be per thread;
+- the meaning of the backend's name, which torch's own test code uses too;
+- `Thread.start`, so that threads which a rank starts are the rank's;
+- what `init_process_group` leaves in the process: an exception hook, and how it was called.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C import _distributed_c10d
+from torch.distributed import distributed_c10d
+
+from dist_testing.threaded import register
+from dist_testing.threaded.members import Member, current_member
+
+__all__ = ["destroy_groups", "enter_rank", "hold", "leave_rank", "release"]
+
+# Properties that are worked out of the others.
+_DERIVED = {"pg_config_info"}
+
+
+class _Isolation:
+    """What was there before, while worlds live."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._holders = 0
+        self._undo: list[Callable[[], None]] = []
+
+    def hold(self) -> None:
+        with self._lock:
+            self._holders += 1
+            if self._holders == 1:
+                try:
+                    self._begin()
+                except BaseException:
+                    self._holders = 0
+                    self._end()
+                    raise
+
+    def release(self) -> None:
+        with self._lock:
+            self._holders -= 1
+            if self._holders == 0:
+                self._end()
+
+    def _end(self) -> None:
+        while self._undo:
+            self._undo.pop()()
+
+    def _begin(self) -> None:
+        world = distributed_c10d._world
+        before_class = type(world)
+        world.__class__ = _routed(before_class)  # type: ignore[arg-type]  # typeshed's Hashable and classes
+        self._undo.append(lambda: setattr(world, "__class__", before_class))
+
+        _distributed_c10d._set_thread_isolation_mode(True)  # type: ignore[attr-defined]  # not in torch's stubs
+        self._undo.append(lambda: _distributed_c10d._set_thread_isolation_mode(False))  # type: ignore[attr-defined]
+
+        plugins: dict[str, Any] = dist.Backend._plugins
+        before_plugin = plugins[register.BACKEND.upper()]
+        plugins[register.BACKEND.upper()] = dist.Backend._BackendPlugin(register.create_group, True)
+        self._undo.append(lambda: plugins.__setitem__(register.BACKEND.upper(), before_plugin))
+
+        before_start = threading.Thread.start
+        start = _inheriting(before_start)
+        threading.Thread.start = start  # type: ignore[method-assign,assignment]
+        self._undo.append(lambda: _put_back_start(start, before_start))
+
+        # init_process_group wraps the hook once more for each rank.
+        before_hook = sys.excepthook
+        self._undo.append(lambda: setattr(sys, "excepthook", before_hook))
+        before_method = distributed_c10d._default_pg_init_method
+        self._undo.append(lambda: setattr(distributed_c10d, "_default_pg_init_method", before_method))
+
+
+_isolation = _Isolation()
+
+
+def hold() -> None:
+    """A world begins. Each call is to be followed by one of `release`."""
+    _isolation.hold()
+
+
+def release() -> None:
+    """A world, with all its threads, has ended."""
+    _isolation.release()
+
+
+def enter_rank() -> None:
+    """The calling thread begins as a rank."""
+    # The backward pass is to run on the rank's own thread, which knows the rank's groups. For this thread alone.
+    torch._C._set_multithreading_enabled(False)
+
+
+def destroy_groups() -> None:
+    """The calling thread's rank has passed: destroy the groups that it has left."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def leave_rank(member: Member) -> None:
+    """The calling thread ends as a rank, well or not."""
+    # It is kept by the thread's number, which another thread will get.
+    _distributed_c10d._unregister_all_process_groups()
+    member.c10d.clear()
+
+
+@functools.cache
+def _routed(world_class: type[Any]) -> type[Any]:
+    """A class like c10d's `_World` whose properties are the calling rank's, and the process's for all other threads."""
+    names = [name for name, value in vars(world_class).items() if isinstance(value, property) and name not in _DERIVED]
+    routed = {name: _routed_property(world_class, name) for name in names}
+    return type(f"_Routed{world_class.__name__}", (world_class,), routed)
+
+
+def _routed_property(world_class: type[Any], name: str) -> property:
+    of_process: property = getattr(world_class, name)
+
+    def get(world: Any) -> Any:
+        member = current_member()
+        if member is None:
+            return of_process.__get__(world)
+        try:
+            return member.c10d[name]
+        except KeyError:
+            # The same kind of thing, empty: a mapping, a list, a number, or nothing.
+            kind = type(of_process.__get__(world))
+            return member.c10d.setdefault(name, kind() if kind in (dict, list, int) else None)
+
+    def put(world: Any, value: Any) -> None:
+        member = current_member()
+        if member is None:
+            of_process.__set__(world, value)
+        else:
+            member.c10d[name] = value
+
+    return property(get, put)
+
+
+def _inheriting(start: Callable[[threading.Thread], None]) -> Callable[[threading.Thread], None]:
+    @functools.wraps(start)
+    def start_as_rank(thread: threading.Thread) -> None:
+        member = current_member()
+        if member is not None and not getattr(thread, "is_rank", False):
+            run = thread.run
+
+            def run_as_rank() -> None:
+                member.world.enter(member, is_rank_thread=False)
+                try:
+                    run()
+                finally:
+                    member.world.leave(member, is_rank_thread=False)
+
+            thread.run = run_as_rank  # type: ignore[method-assign]
+            member.world.add_thread(member)
+            try:
+                start(thread)
+            except BaseException:
+                # It was started before, or there are too many.
+                member.world.leave(member, is_rank_thread=False)
+                raise
+        else:
+            start(thread)
+
+    return start_as_rank
+
+
+def _put_back_start(ours: Any, before: Any) -> None:
+    # Somebody else may have wrapped it since; then ours stays inside, and does nothing for threads of no rank.
+    if threading.Thread.start is ours:
+        threading.Thread.start = before  # type: ignore[method-assign]

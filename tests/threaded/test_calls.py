@@ -1,0 +1,357 @@
+"""Point-to-point, works, futures, coalescing and order."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from dist_testing.errors import CollectiveMismatchError, PeerFailedError, UsageError
+from dist_testing.threaded.world import ORDER_VARIABLE, run_on_threads
+from tests.threaded.worlds_of_threads import LIMIT_S, default_group, errors_of, pass_on_threads
+
+
+def given(work: dist.Work | None) -> dist.Work:
+    """The work; c10d gives none to ranks outside of the group."""
+    assert work is not None
+    return work
+
+
+def test_a_ring_of_sends_and_receives() -> None:
+    """The simplest pattern that has both on every rank."""
+
+    def body(rank: int) -> None:
+        size = dist.get_world_size()
+        taken = torch.zeros(3)
+        sent = given(dist.isend(torch.full((3,), float(rank)), (rank + 1) % size))
+        assert (rank - 1) % size == dist.recv(taken, (rank - 1) % size)
+        sent.wait()
+        assert [float((rank - 1) % size)] * 3 == taken.tolist()
+
+    pass_on_threads(body)
+    pass_on_threads(body, 64)
+
+
+def test_transfers_of_one_tag_meet_in_order_and_tags_keep_them_apart() -> None:
+    """Otherwise pipelines mix up their stages."""
+
+    def body(rank: int) -> None:
+        if rank == 0:
+            works = [given(dist.isend(torch.tensor([number]), 1, tag=number % 2)) for number in range(6)]
+        else:
+            odd, even = ([torch.zeros(1, dtype=torch.int64) for _ in range(3)] for _ in range(2))
+            works = [given(dist.irecv(tensor, 0, tag=1)) for tensor in odd]
+            works += [given(dist.irecv(tensor, 0, tag=0)) for tensor in even]
+        for work in works:
+            work.wait()
+        if rank == 1:
+            assert [1, 3, 5] == [int(tensor) for tensor in odd]
+            assert [0, 2, 4] == [int(tensor) for tensor in even]
+
+    pass_on_threads(body, 2)
+
+
+def test_a_receive_from_anybody_tells_the_sender() -> None:
+    """Its rank is in the default group, also where the group is a part of it."""
+
+    def body(rank: int) -> None:
+        group = dist.new_group([1, 2, 3])
+        if rank == 0:
+            return
+        if rank == 1:
+            tensor = torch.zeros(1)
+            senders = [dist.recv(tensor, group=group) for _ in range(2)]
+            assert [2, 3] == sorted(senders)
+            work = given(dist.irecv(tensor, group=group))
+            work.wait()
+            assert 2 == work._source_rank()
+            assert 3 == tensor.item()
+        else:
+            dist.send(torch.tensor([1.0]), 1, group=group)
+            if rank == 3:
+                dist.send(torch.tensor([3.0]), 1, group=group)
+
+    pass_on_threads(body)
+
+
+def test_a_rank_can_send_to_itself() -> None:
+    """isend and irecv allow it."""
+
+    def body(rank: int) -> None:
+        tensor = torch.zeros(2)
+        receive = given(dist.irecv(tensor, rank))
+        given(dist.isend(torch.ones(2), rank)).wait()
+        receive.wait()
+        assert [1, 1] == tensor.tolist()
+
+    pass_on_threads(body, 2)
+
+
+def test_batches_of_transfers_go_out_together() -> None:
+    """With no thread for any of them."""
+
+    def body(rank: int) -> None:
+        size = dist.get_world_size()
+        # Every rank's thread is there.
+        dist.barrier()
+        threads = threading.active_count()
+        taken = [torch.zeros(1) for _ in range(size)]
+        ops = [dist.P2POp(dist.isend, torch.tensor([float(rank)]), peer) for peer in range(size) if peer != rank]
+        ops += [dist.P2POp(dist.irecv, taken[peer], peer) for peer in range(size) if peer != rank]
+        works = dist.batch_isend_irecv(ops)
+        assert threads >= threading.active_count()
+        for work in works:
+            work.wait()
+        assert [float(peer) if peer != rank else 0.0 for peer in range(size)] == [tensor.item() for tensor in taken]
+
+    pass_on_threads(body)
+
+
+def test_object_lists_are_sent_and_received() -> None:
+    """They are two transfers each, of sizes and of bytes."""
+
+    def body(rank: int) -> None:
+        objects: list[Any] = [{"a": 1}, "b"] if rank == 0 else [None, None]
+        if rank == 0:
+            dist.send_object_list(objects, 1)
+        else:
+            assert 0 == dist.recv_object_list(objects, 0)
+        assert [{"a": 1}, "b"] == objects
+
+    pass_on_threads(body, 2)
+
+
+@pytest.mark.parametrize("taken", [torch.zeros(3), torch.zeros(2, dtype=torch.int64)], ids=["size", "dtype"])
+def test_a_send_that_does_not_fit_its_receive_is_an_error_on_both(taken: torch.Tensor) -> None:
+    """Real groups write past the end, or cut."""
+
+    def body(rank: int) -> None:
+        with pytest.raises(CollectiveMismatchError, match=r"float32\[2\] does not fit into") as caught:
+            dist.send(torch.ones(2), 1) if rank == 0 else dist.recv(taken, 0)
+        assert "rank 0: send(to rank 1" in str(caught.value)
+        assert "rank 1: recv(from rank 0" in str(caught.value)
+
+    pass_on_threads(body, 2)
+
+
+def test_an_async_call_does_not_wait_for_the_other_ranks() -> None:
+    """And tells when it is over: that is what async_op is for."""
+    go_on = threading.Event()
+
+    def body(rank: int) -> None:
+        tensor = torch.tensor([float(rank + 1)])
+        if rank == 1:
+            assert go_on.wait(LIMIT_S)
+        work = given(dist.all_reduce(tensor, async_op=True))
+        if rank == 0:
+            assert not work.is_completed()
+            assert not work.is_success()
+            assert 1 == tensor.item()
+            go_on.set()
+        work.wait()
+        assert work.is_completed()
+        assert work.is_success()
+        assert work.exception() is None
+        assert 3 == tensor.item()
+        assert tensor is work.result()[0]
+        work.wait()
+
+    pass_on_threads(body, 2)
+
+
+def test_many_works_can_be_open_and_waited_for_in_any_order() -> None:
+    """The ranks wait in opposite orders here."""
+
+    def body(rank: int) -> None:
+        tensors = [torch.tensor([float(number)]) for number in range(10)]
+        works = [given(dist.all_reduce(tensor, async_op=True)) for tensor in tensors]
+        for work in works if rank else reversed(works):
+            work.wait()
+        assert [2.0 * number for number in range(10)] == [tensor.item() for tensor in tensors]
+
+    pass_on_threads(body, 2)
+
+
+def test_a_work_that_failed_keeps_its_error() -> None:
+    """wait raises it every time; the future has it too."""
+
+    def body(rank: int) -> None:
+        tensor = torch.ones(1)
+        work = given(dist.all_reduce(tensor, async_op=True) if rank else dist.reduce(tensor, dst=0, async_op=True))
+        future = work.get_future()
+        for wait in (work.wait, work.wait, future.wait):
+            with pytest.raises(CollectiveMismatchError):
+                wait()
+        assert work.is_completed()
+        assert not work.is_success()
+        assert isinstance(work.exception(), CollectiveMismatchError)
+
+    pass_on_threads(body, 2)
+
+
+def test_futures_give_the_tensors_and_call_back() -> None:
+    """DDP's communication hooks chain on them."""
+
+    def body(rank: int) -> None:
+        tensor = torch.tensor([float(rank + 1)])
+        work = given(dist.all_reduce(tensor, async_op=True))
+        doubled = work.get_future().then(lambda future: future.value()[0] * 2)
+        assert 3 == work.get_future().wait()[0].item()
+        assert 6 == doubled.wait().item()
+        assert work.get_future().done()
+
+    pass_on_threads(body, 2)
+
+
+def test_what_is_chained_to_a_future_sees_the_rank_that_chained_it() -> None:
+    """It runs on the thread of whichever rank comes last."""
+    seen: list[tuple[int, int]] = []
+
+    def body(rank: int) -> None:
+        work = given(dist.all_reduce(torch.ones(1), async_op=True))
+        chained = work.get_future().then(lambda _: seen.append((rank, dist.get_rank())))
+        chained.wait()
+
+    pass_on_threads(body)
+    assert [(rank, rank) for rank in range(4)] == sorted(seen)
+
+
+def test_a_future_is_woken_by_another_ranks_failure() -> None:
+    """Also one that was made by `then`, which waits in C++."""
+
+    def body(rank: int) -> None:
+        work = given(dist.all_reduce(torch.ones(1), async_op=True)) if rank else None
+        if rank == 0:
+            raise ValueError("the culprit")
+        assert work is not None
+        work.get_future().then(lambda future: future.value()).wait()
+
+    errors = errors_of(body, 2)
+    assert isinstance(errors[0], ValueError)
+    assert "Rank 0 has failed" in str(errors[1])
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_coalescing_manager_makes_one_call_of_many(is_async: bool) -> None:
+    """Its fast way (one coalesced call) and its old way (calls between start and end)."""
+
+    def body(rank: int) -> None:
+        size = dist.get_world_size()
+        tensors = [torch.full((2,), float(rank + number)) for number in range(3)]
+        with dist.distributed_c10d._coalescing_manager(async_ops=is_async) as manager:
+            for tensor in tensors:
+                dist.all_reduce(tensor)
+        if is_async:
+            manager.wait()
+        assert [6.0 + size * number for number in range(3)] == [tensor[0].item() for tensor in tensors]
+
+        outputs = [torch.zeros(size) for _ in range(2)]
+        with dist.distributed_c10d._coalescing_manager(async_ops=is_async) as manager:
+            for number, output in enumerate(outputs):
+                dist.all_gather_into_tensor(output, torch.tensor([float(rank * number)]))
+        if is_async:
+            manager.wait()
+        assert [[0.0] * size, [float(sender) for sender in range(size)]] == [output.tolist() for output in outputs]
+
+        outputs = [torch.zeros(1) for _ in range(2)]
+        with dist.distributed_c10d._coalescing_manager(async_ops=is_async) as manager:
+            for number, output in enumerate(outputs):
+                dist.reduce_scatter_tensor(output, torch.arange(size) * float(number))
+        if is_async:
+            manager.wait()
+        assert [0.0, float(size * rank)] == [output.item() for output in outputs]
+
+        group = default_group()
+        tensors = [torch.full((1,), float(rank)) for _ in range(2)]
+        with dist.distributed_c10d._coalescing_manager(device=torch.device("cpu"), async_ops=is_async) as manager:
+            for tensor in tensors:
+                group.broadcast(tensor, root=2)
+        if is_async:
+            manager.wait()
+        assert [2.0, 2.0] == [tensor.item() for tensor in tensors]
+
+    pass_on_threads(body)
+
+
+def test_the_object_style_api_takes_plain_arguments() -> None:
+    """As torch's newer examples write it."""
+
+    def body(rank: int) -> None:
+        group = default_group()
+        tensor = torch.tensor([float(rank)])
+        group.allreduce(tensor, dist.ReduceOp.MAX).wait()
+        assert 1 == tensor.item()
+        outputs = [torch.zeros(1), torch.zeros(1)]
+        group.allgather(outputs, torch.tensor([float(rank)])).wait()
+        assert [0, 1] == [output.item() for output in outputs]
+        group.scatter(tensor, outputs if rank == 0 else [], 0).wait()
+        assert rank == tensor.item()
+        group.barrier().wait()
+        assert 4 == group._get_sequence_number_for_group()
+
+    pass_on_threads(body, 2)
+
+
+def test_a_rank_that_asks_again_and_again_gives_way_in_rank_order() -> None:
+    """Otherwise it would keep the only turn for good."""
+
+    def body(rank: int) -> None:
+        work = given(dist.all_reduce(torch.ones(1), async_op=True))
+        while not work.is_completed():
+            pass
+
+    outcomes = run_on_threads(body, 3, timeout_s=LIMIT_S, in_rank_order=True)
+    assert [None] * 3 == [outcome.error for outcome in outcomes]
+
+
+@pytest.mark.parametrize("by_variable", [False, True])
+def test_ranks_can_run_one_at_a_time_in_order(by_variable: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same interleaving every time: what a user needs to find an error that depends on it."""
+    if by_variable:
+        monkeypatch.setenv(ORDER_VARIABLE, "ranks")
+
+    def run() -> list[str]:
+        notes: list[str] = []
+
+        def body(rank: int) -> None:
+            for number in range(3):
+                notes.append(f"{number}:{rank}")
+                dist.barrier()
+            if rank:
+                dist.send(torch.tensor([rank]), 0)
+            else:
+                tensor = torch.zeros(1, dtype=torch.int64)
+                notes.extend(f"from {dist.recv(tensor)}" for _ in range(3))
+
+        outcomes = run_on_threads(body, 4, timeout_s=LIMIT_S, in_rank_order=None if by_variable else True)
+        assert [None] * 4 == [outcome.error for outcome in outcomes]
+        return notes
+
+    first = run()
+    assert ["0:0", "0:1", "0:2", "0:3"] == first[:4]
+    assert ["from 1", "from 2", "from 3"] == first[12:]
+    for _ in range(5):
+        assert first == run()
+
+
+def test_a_failure_in_rank_order_still_frees_everybody() -> None:
+    """Ranks that have not had their first turn among them."""
+
+    def body(rank: int) -> None:
+        if rank == 0:
+            raise ValueError("the first of all")
+        dist.barrier()
+
+    outcomes = run_on_threads(body, 3, timeout_s=LIMIT_S, in_rank_order=True)
+    assert [ValueError, PeerFailedError, PeerFailedError] == [type(outcome.error) for outcome in outcomes]
+
+
+def test_an_unknown_order_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slip in the variable must not run something else."""
+    monkeypatch.setenv(ORDER_VARIABLE, "rank")
+    with pytest.raises(UsageError, match=f"{ORDER_VARIABLE}='rank' in the environment"):
+        run_on_threads(lambda rank: None, 2, timeout_s=LIMIT_S)
