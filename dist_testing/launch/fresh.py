@@ -7,6 +7,7 @@ be.
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
 import os
 import runpy
@@ -27,7 +28,7 @@ from dist_testing.rank.frames import FrameWriter
 from dist_testing.rank.process import die_with_parent
 from dist_testing.rank.reporter import Reporter
 
-__all__ = ["Loader", "become_rank", "command", "main", "unittest_loader"]
+__all__ = ["Loader", "become_rank", "command", "import_first", "main", "unittest_loader"]
 
 # How a fresh interpreter finds the tests: {"door": "pytest", ...} or {"door": "unittest", ...}.
 Loader = Mapping[str, Any]
@@ -43,6 +44,14 @@ _CODE = (
     "main(state)"
 )
 
+_imported_first: list[str] = []
+
+
+def import_first(module: str) -> None:
+    """Have every fresh interpreter of this run import a module before the tests, as this process did."""
+    if module not in _imported_first:
+        _imported_first.append(module)
+
 
 def command(state: Mapping[str, Any]) -> tuple[list[str], int]:
     """The command line of a fresh interpreter.
@@ -55,7 +64,8 @@ def command(state: Mapping[str, Any]) -> tuple[list[str], int]:
     """
     descriptor = os.memfd_create("dist-testing-fresh", 0)
     with open(descriptor, "w", encoding="utf-8", closefd=False) as file:
-        json.dump({**state, "sys_path": sys.path}, file)
+        loader = {**state["loader"], "import_first": _imported_first}
+        json.dump({**state, "loader": loader, "sys_path": sys.path}, file)
     os.lseek(descriptor, 0, os.SEEK_SET)
     # The flags that this interpreter was started with, as multiprocessing passes them on.
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
@@ -128,6 +138,8 @@ def _be_template(loader: Loader, control_fd: int, run_directories: Sequence[str]
 
 
 def _load(loader: Loader, then: _Then) -> NoReturn:
+    for module in loader["import_first"]:
+        importlib.import_module(module)
     if loader["door"] == "pytest":
         _load_pytest(loader, then)
     from dist_testing.doors.rank_unittest import UnittestSide

@@ -28,6 +28,7 @@ from dist_testing.launch.strays import remove_descendants
 from dist_testing.rank.bootstrap import RankSide, RankStart, enter, take_over
 from dist_testing.rank.capture import own_streams
 from dist_testing.rank.process import become_subreaper, fork
+from dist_testing.rank.threads import enter_together
 
 __all__ = ["serve"]
 
@@ -35,7 +36,7 @@ __all__ = ["serve"]
 @dataclass(slots=True)
 class _World:
     number: int
-    ranks: dict[int, int]  # pid -> rank
+    ranks: dict[int, list[int]]  # pid -> its ranks: one, unless they are threads
     pidfds: dict[int, int] = field(default_factory=dict)  # pidfd -> pid
 
 
@@ -70,10 +71,11 @@ class _Template:
         return True
 
     def _start(self, request: wire.WorldRequest, fds: Sequence[int]) -> None:
+        leases = tuple(fds[len(fds) - request.lease_fds :])
         channels, stacks, (board, *stores) = (
             fds[: request.size],
             fds[request.size : 2 * request.size],
-            fds[2 * request.size :],
+            fds[2 * request.size : len(fds) - request.lease_fds],
         )
         self._world = world = _World(request.world, {})
         template_pid = os.getpid()
@@ -82,29 +84,34 @@ class _Template:
         except OSError as error:
             self._refuse(request.world, 0, error)
             request = dataclasses.replace(request, size=0)
-        for rank in range(request.size):
+        every = list(range(request.size))
+        for ranks in [every] if request.together and every else [[rank] for rank in every]:
             try:
                 pid = fork()
             except OSError as error:
-                self._refuse(request.world, rank, error)
-                self._signal(list(world.ranks.values()), signal.SIGKILL)
+                self._refuse(request.world, ranks[0], error)
+                self.kill_ranks()
                 break
             if pid == 0:
-                store = stores[0] if stores and rank == 0 else None
-                start = RankStart(request, rank, channels[rank], stacks[rank], board, store, template_pid)
-                mine = start.fds
+                starts = []
+                for rank in ranks:
+                    store = stores[0] if stores and rank == 0 else None
+                    starts.append(
+                        RankStart(request, rank, channels[rank], stacks[rank], board, store, template_pid, leases)
+                    )
+                mine = {fd for start in starts for fd in start.fds}
                 for fd in [*fds, *world.pidfds, self._control.detach()]:
                     if fd not in mine:
                         os.close(fd)
-                self._be_rank(start)
+                self._be_ranks(starts)
             pidfd = os.pidfd_open(pid)
-            world.ranks[pid] = rank
+            world.ranks[pid] = ranks
             world.pidfds[pidfd] = pid
             self._poller.register(pidfd, select.POLLIN)
         for fd in fds:
             os.close(fd)
         if world.ranks:
-            pids = {rank: pid for pid, rank in world.ranks.items()}
+            pids = {rank: pid for pid, ranks in world.ranks.items() for rank in ranks}
             wire.send(
                 self._control,
                 {"event": "started", "world": world.number, "pids": [pids[rank] for rank in sorted(pids)]},
@@ -115,8 +122,12 @@ class _Template:
     def _refuse(self, world: int, rank: int, error: OSError) -> None:
         wire.send(self._control, {"event": "refused", "world": world, "rank": rank, "text": str(error)})
 
-    def _be_rank(self, start: RankStart) -> NoReturn:
-        if not start.request.fresh:
+    def _be_ranks(self, starts: Sequence[RankStart]) -> NoReturn:
+        request = starts[0].request
+        if request.together:
+            enter_together(starts, self._side)
+        (start,) = starts
+        if not request.fresh:
             enter(start, self._side)
         try:
             fresh.become_rank(start, self._loader)
@@ -127,15 +138,15 @@ class _Template:
     def _signal(self, ranks: Sequence[int], number: int) -> None:
         if self._world is None:
             return
-        for pid, rank in self._world.ranks.items():
-            if rank in ranks:
+        for pid, its_ranks in self._world.ranks.items():
+            if not set(ranks).isdisjoint(its_ranks):
                 # Not reaped yet, or it would not be in the table: the pid is still the rank's.
                 os.kill(pid, number)
 
     def kill_ranks(self) -> None:
         """Nobody waits for them any more."""
         if self._world is not None:
-            self._signal(list(self._world.ranks.values()), signal.SIGKILL)
+            self._signal([rank for ranks in self._world.ranks.values() for rank in ranks], signal.SIGKILL)
 
     def _reap(self, pidfd: int) -> None:
         world = self._world
@@ -144,16 +155,16 @@ class _Template:
         os.close(pidfd)
         pid = world.pidfds.pop(pidfd)
         _, status = os.waitpid(pid, 0)
-        rank = world.ranks.pop(pid)
-        wire.send(
-            self._control,
-            {
-                "event": "ended",
-                "world": world.number,
-                "rank": rank,
-                "exit_code": os.waitstatus_to_exitcode(status),
-            },
-        )
+        for rank in world.ranks.pop(pid):
+            wire.send(
+                self._control,
+                {
+                    "event": "ended",
+                    "world": world.number,
+                    "rank": rank,
+                    "exit_code": os.waitstatus_to_exitcode(status),
+                },
+            )
         if not world.pidfds:
             self._over(world)
 

@@ -36,7 +36,10 @@ class WorldRequest:
         threads: Intra-op threads of a rank, at least 1; 0 leaves torch alone.
         pool: Whether the ranks stay for more cases, so that what a case leaves behind in them matters.
         fresh: Whether each rank is a fresh interpreter instead of a fork that runs on.
+        together: Whether the ranks are threads of one process.
+        debug_rank: The rank that gets the terminal; None if nobody debugs.
         store_port: Loopback port whose listening socket travels with the request; 0 for no store.
+        lease_fds: How many descriptors, the last ones, keep the world's GPUs for it.
         settings: What the world is like: see `dist_testing.world.WorldSettings`.
     """
 
@@ -50,8 +53,11 @@ class WorldRequest:
     threads: int
     pool: bool
     fresh: bool
+    together: bool
     store_port: int
     settings: dict[str, Any] = field(default_factory=dict)
+    debug_rank: int | None = None
+    lease_fds: int = 0
 
     def to_message(self) -> dict[str, Any]:
         """The request as the template reads it."""

@@ -1,0 +1,37 @@
+"""What the runner asks of whoever makes its ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+from dist_testing.launch.wire import WorldRequest
+
+__all__ = ["Launcher"]
+
+
+class Launcher(Protocol):
+    """Makes worlds, one at a time, and says how their ranks end."""
+
+    @property
+    def unclean_reasons(self) -> Sequence[str]:
+        """Why ranks do not come from this process; empty if they do."""
+
+    def fileno(self) -> int:
+        """For polling: readable when there are events."""
+
+    def start(self, request: WorldRequest, fds: Sequence[int]) -> None:
+        """Ask for a world. The descriptors are the launcher's own copies from then on.
+
+        Raises:
+            LaunchError: If there can be none any more.
+        """
+
+    def signal(self, ranks: Sequence[int], number: int) -> None:
+        """Send a signal to those of `ranks` that still run."""
+
+    def events(self) -> Iterator[dict[str, Any]]:
+        """What there is to say since the last call: "started", "refused", "ended" and "over"."""
+
+    def close(self) -> None:
+        """Let everything go."""

@@ -1,0 +1,185 @@
+"""All ranks of a world as threads of one process: from fork to the tests' own code, and out again.
+
+The process is kept for the tests of a class or module. Each case gets new threads, a new store and new groups; what a
+case leaves behind in the process itself fails it, as on the kept ranks of a pool.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from dist_testing.budget import MAX_TIMEOUT_S
+from dist_testing.errors import LaunchError, StateLeakError
+from dist_testing.launch import wire
+from dist_testing.rank.board import PhaseBoard
+from dist_testing.rank.bootstrap import FAILED_EXIT_CODE, RankSide, RankStart, become_rank_process, own_channel
+from dist_testing.rank.capture import flush_streams, split_output
+from dist_testing.rank.coverage import RankCoverage
+from dist_testing.rank.frames import FrameWriter
+from dist_testing.rank.process import die_with_parent
+from dist_testing.rank.reporter import Reporter
+from dist_testing.rank.stacks import stack_of
+from dist_testing.rank.state import RankState
+from dist_testing.rank.thread_idents import note_rank
+from dist_testing.threaded.members import current_member
+from dist_testing.threaded.world import fail_world, run_on_threads
+
+__all__ = ["enter_together"]
+
+# Test code gets another one: see _Ranks._exit_as_rank.
+_exit = os._exit
+
+
+class _RankFailedError(Exception):
+    """Tells the world that a rank has failed; what failed has been reported."""
+
+
+def enter_together(starts: Sequence[RankStart], side: RankSide) -> NoReturn:
+    """Run the ranks and end the process. Never returns, never raises.
+
+    Args:
+        starts: One per rank, by rank.
+        side: What the ranks have of the run.
+    """
+    code = FAILED_EXIT_CODE
+    try:
+        die_with_parent(starts[0].template_pid)
+        board = PhaseBoard(starts[0].board_fd, len(starts))
+        os.close(starts[0].board_fd)
+        ranks = _Ranks(starts, board, side)
+        coverage = RankCoverage()
+        ranks.run()
+        coverage.save()
+        flush_streams()
+        ranks.end()
+        # Every rank has told how it went; the process's own end adds nothing.
+        code = 0
+    except BaseException:
+        # A bug of this library, as in `bootstrap.enter`.
+        traceback.print_exc()
+    finally:
+        _exit(code)
+
+
+class _Ranks:
+    def __init__(self, starts: Sequence[RankStart], board: PhaseBoard, side: RankSide) -> None:
+        self._starts = starts
+        self._request = starts[0].request
+        self._side = side
+        self._channels = [own_channel(start) for start in starts]
+        self._reporters = [
+            Reporter(FrameWriter(channel), board, rank, fail_world) for rank, channel in enumerate(self._channels)
+        ]
+        self._ending = threading.Lock()
+        self._running = 0
+        self._last: Reporter | None = None
+
+    @property
+    def _has_failed(self) -> bool:
+        return any(reporter.failed for reporter in self._reporters)
+
+    def run(self) -> None:
+        """Run cases until one fails, or the runner has no more."""
+        try:
+            self._become_ranks()
+        except BaseException as error:
+            for reporter in self._reporters:
+                reporter.never_started(error)
+            return
+        for reporter in self._reporters:
+            reporter.ready()
+        state = RankState.now()
+        body = self._request.body
+        while True:
+            self._run_case(body, state)
+            instructions = [] if self._has_failed else [wire.receive(channel) for channel in self._channels]
+            if not instructions or instructions[0] is None:
+                return
+            message, _ = instructions[0]
+            if message["do"] == "finish":
+                return
+            body = message["body"]
+
+    def end(self) -> None:
+        """Say the last word for every rank."""
+        for reporter in self._reporters:
+            reporter.done()
+
+    def _become_ranks(self) -> None:
+        become_rank_process(self._starts[0])
+        os._exit = self._exit_as_rank
+        # They cannot be said of a thread.
+        for name in ("RANK", "LOCAL_RANK"):
+            os.environ.pop(name, None)
+        split_output([os.path.join(self._request.directory, f"rank-{start.rank}.log") for start in self._starts])
+
+    def _run_case(self, body: dict[str, Any], state: RankState) -> None:
+        doors = self._side.thread_doors(body, len(self._starts))
+        self._running = len(self._starts)
+        self._last = None
+        for reporter in self._reporters:
+            reporter.phase("start")
+
+        def run(rank: int) -> None:
+            start, reporter = self._starts[rank], self._reporters[rank]
+            note_rank(self._request.directory, rank)
+            try:
+                doors[rank].open(start, reporter)
+                doors[rank].run(body, reporter)
+                if not reporter.failed and not reporter.is_forked:
+                    reporter.phase("destroy")
+                    doors[rank].finish()
+            except BaseException as error:
+                reporter.ended_by(error)
+            if reporter.is_forked:
+                _exit(FAILED_EXIT_CODE if reporter.failed else 0)
+            self._has_ended(reporter)
+
+        # The runner keeps the time; it kills this process at the case's deadline.
+        ended = run_on_threads(run, len(self._starts), timeout_s=MAX_TIMEOUT_S, init=False)
+        for outcome in ended:
+            if isinstance(outcome.error, LaunchError):
+                self._reporters[outcome.rank].never_started(outcome.error)
+        if any(outcome.stack for outcome in ended):
+            # Some go on although another has failed. The runner, which has been told, ends that, and says how.
+            wire.receive(self._channels[0])
+        if self._last is None or self._has_failed:
+            return
+        for thread in threading.enumerate():
+            if getattr(thread, "is_rank", False):
+                # Its last steps, which it took after it had told that it has ended.
+                thread.join()
+        # Only now nobody is changing anything any more.
+        try:
+            state.verify()
+            state.rewind_generators()
+        except StateLeakError as error:
+            text = f"{error}\nThe ranks are threads of one process, so that any of them may have done it."
+            self._last.ended_by(StateLeakError(text))
+        except BaseException as error:
+            self._last.ended_by(error)
+        self._last.case_over()
+
+    def _has_ended(self, reporter: Reporter) -> None:
+        if reporter.failed:
+            raise _RankFailedError
+        with self._ending:
+            self._running -= 1
+            is_last = self._running == 0
+        if is_last:
+            # A pass of all is known when the state of the process has been looked at.
+            self._last = reporter
+        else:
+            reporter.case_over()
+
+    def _exit_as_rank(self, status: int) -> NoReturn:
+        """`os._exit`, which ends all ranks at once: say which of them it was."""
+        member = current_member()
+        if member is not None and not (reporter := self._reporters[member.rank]).is_forked:
+            reporter.exited(status, f"os._exit({status})", stack_of(sys._getframe(1)))
+        _exit(status)

@@ -1,0 +1,94 @@
+"""Ranks that are threads of one process: which of them a stack belongs to, and which of them ended the process."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+
+from dist_testing.errors import DeadlockError
+from dist_testing.outcomes import Kind, RankOutcome
+
+__all__ = ["blame_thread", "stacks_by_rank", "waiting_for_skipped"]
+
+# How faulthandler begins the stack of a thread; the one that crashed is the current one. Python 3.14 adds a name.
+_HEAD = re.compile(r"^(Current thread|Thread) 0x([0-9a-f]+)\b.*$", re.MULTILINE)
+# Before the stacks, at a crash.
+_FATAL = "Fatal Python error: "
+_ENDED = frozenset({Kind.EXITED, Kind.SIGNALLED})
+_GOOD = frozenset({Kind.PASSED, Kind.SKIPPED})
+_DEADLOCK = f"{DeadlockError.__module__}.{DeadlockError.__qualname__}"
+
+
+def stacks_by_rank(text: str, ranks: Mapping[int, int]) -> dict[int, str]:
+    """The stacks of ranks, out of what faulthandler says of their process.
+
+    Args:
+        text: By faulthandler.
+        ranks: Thread ident to rank.
+    """
+    return {ranks[ident]: stack for ident, _, stack in _threads(text) if ident in ranks}
+
+
+def blame_thread(outcomes: Sequence[RankOutcome], ranks: Mapping[int, int], log: str) -> tuple[RankOutcome, ...]:
+    """Tell the rank that ended the process from those that went with it.
+
+    Args:
+        outcomes: One per rank, as if each had been a process: all that had not ended their part were killed, or exited.
+        ranks: Thread ident to rank.
+        log: What the process has written to its standard error.
+    """
+    gone = [outcome for outcome in outcomes if outcome.kind in _ENDED and not outcome.text]
+    if not gone:
+        return tuple(outcomes)
+    told = [outcome.rank for outcome in outcomes if outcome.kind in _ENDED and outcome.text]
+    stacks = {}
+    if not told:
+        crash = log.rpartition(_FATAL)[2] if _FATAL in log else ""
+        stacks = {ranks[ident]: stack for ident, is_current, stack in _threads(crash) if is_current and ident in ranks}
+    culprits = {*told, *stacks}
+    return tuple(
+        outcome if outcome not in gone else _explained(outcome, culprits, stacks.get(outcome.rank, ""))
+        for outcome in outcomes
+    )
+
+
+def waiting_for_skipped(outcomes: Sequence[RankOutcome]) -> tuple[RankOutcome, ...]:
+    """Take ranks that were told that a rank which has skipped will never come for what they are: stopped.
+
+    A group of threads sees that, and tells them at once; in one of processes they would wait.
+    """
+    bad = [outcome for outcome in outcomes if outcome.kind not in _GOOD]
+    waited = [outcome for outcome in bad if outcome.collateral == "lost" or _DEADLOCK in outcome.types.split()]
+    if not any(outcome.kind is Kind.SKIPPED for outcome in outcomes) or len(waited) < len(bad):
+        return tuple(outcomes)
+    return tuple(
+        dataclasses.replace(outcome, kind=Kind.STOPPED, summary="waited for a rank that had skipped")
+        if outcome in waited
+        else outcome
+        for outcome in outcomes
+    )
+
+
+def _explained(outcome: RankOutcome, culprits: set[int], stack: str) -> RankOutcome:
+    if outcome.rank in culprits:
+        return dataclasses.replace(outcome, text=stack)
+    if culprits:
+        return dataclasses.replace(outcome, collateral="lost")
+    return dataclasses.replace(
+        outcome,
+        summary="as all ranks of its process",
+        text="The ranks are threads of one process, which has ended; nothing tells which of them ended it, if one did.",
+    )
+
+
+def _threads(text: str) -> list[tuple[int, bool, str]]:
+    """Thread ident, whether it is the current thread, and stack."""
+    heads = list(_HEAD.finditer(text))
+    ends = [*(head.start() for head in heads), len(text)][1:]
+    found = []
+    for head, end in zip(heads, ends, strict=False):
+        # What follows the last stack, such as the list of extension modules, is set off by an empty line.
+        stack = text[head.start() : end].partition("\n\n")[0]
+        found.append((int(head[2], 16), head[1] == "Current thread", stack))
+    return found

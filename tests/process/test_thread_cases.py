@@ -1,0 +1,380 @@
+"""`MultiThreadedTestCase` from the outside: ranks that fail in every way, in the runner's own process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.children import Target, assert_no_folder_left, run_cases, run_pytest, write_file
+from tests.support.starter import Starter
+
+_CASES = """
+    import sys
+    import threading
+    import unittest
+    from pathlib import Path
+
+    import torch
+    import torch.distributed as dist
+
+    import dist_testing
+
+    NOTES = Path.cwd()
+    MADE_BY_MODULE = object()
+
+
+    class TestRanks(dist_testing.MultiThreadedTestCase):
+        world_size = 3
+
+        @classmethod
+        def setUpClass(cls):
+            super().setUpClass()
+            cls.made_by_class = MADE_BY_MODULE
+
+        def setUp(self):
+            super().setUp()
+            self.assertEqual(self.rank, self.MAIN_THREAD_RANK)
+            self._spawn_threads()
+            self.after_spawn = True
+
+        def tearDown(self):
+            (NOTES / f"torn-down-in-runner{self.rank}").touch()
+            super().tearDown()
+
+        def perThreadSetUp(self):
+            self.value = self.rank
+
+        def perThreadTearDown(self):
+            dist.get_world_size()
+            (NOTES / f"torn-down-{self.rank}").touch()
+
+        def test_pass(self):
+            total = torch.ones(1)
+            dist.all_reduce(total)
+            self.assertEqual(total.item(), 3)
+            self.assertEqual(self.value, self.rank)
+            self.assertIs(self.made_by_class, MADE_BY_MODULE)
+            self.assertFalse(hasattr(self, "after_spawn"), "each rank has an instance of its own")
+            self.addCleanup((NOTES / f"cleaned-up-{self.rank}").touch)
+
+        def test_raise_on_1(self):
+            if self.rank == 1:
+                raise ValueError("planted on 1")
+            dist.barrier()
+
+        def test_raise_on_all_but_0(self):
+            if self.rank:
+                raise ValueError("planted on all but 0")
+            dist.barrier()
+
+        def test_raise_while_another_sleeps(self):
+            if self.rank == 1:
+                raise ValueError("planted beside a sleeper")
+            if self.rank == 2:
+                threading.Event().wait()
+
+        def test_skip(self):
+            self.skipTest("planted reason")
+
+        def test_skip_by_code(self):
+            sys.exit(dist_testing.TEST_SKIPS["no_cuda"].exit_code)
+
+        @unittest.skip("by decorator")
+        def test_skip_by_decorator(self):
+            raise AssertionError
+
+        def test_skip_of_one(self):
+            if self.rank == 2:
+                self.skipTest("alone")
+
+        def test_skip_of_one_for_which_others_wait(self):
+            if self.rank == 2:
+                self.skipTest("alone, waited for")
+            dist.barrier()
+
+        def test_exit_3(self):
+            if self.rank == 2:
+                sys.exit(3)
+
+        def test_exit_0(self):
+            if self.rank == 2:
+                sys.exit(0)
+
+        def test_keyboard_interrupt(self):
+            if self.rank == 1:
+                raise KeyboardInterrupt
+
+        def test_subtests(self):
+            for number in range(3):
+                with self.subTest(number=number):
+                    self.assertNotEqual((number, self.rank), (1, 1))
+
+        @unittest.expectedFailure
+        def test_expected_failure(self):
+            self.assertEqual(self.rank, 1)
+
+        @unittest.expectedFailure
+        def test_unexpected_success(self):
+            pass
+
+        def test_cleanup_fails(self):
+            self.addCleanup(int, "planted in cleanup")
+
+        def test_leaves_a_thread(self):
+            threading.Thread(target=threading.Event().wait).start()
+
+
+    class TestHangs(dist_testing.MultiThreadedTestCase):
+        world_size = 3
+        case_timeout_s = 3
+
+        def test_all_hang(self):
+            threading.Event().wait()
+
+        def test_one_hangs(self):
+            if self.rank == 1:
+                threading.Event().wait()
+            dist.barrier()
+
+        def test_deadlock(self):
+            if self.rank == 1:
+                dist.recv(torch.ones(1), src=0)
+            dist.barrier()
+
+
+    class TestLast(dist_testing.MultiThreadedTestCase):
+        world_size = "2"
+
+        def test_asks_for_ranks_by_itself(self):
+            dist.barrier()
+            self.assertEqual(dist.get_world_size(), 2)
+"""
+_PASSED = {"test_pass", "test_leaves_a_thread", "test_asks_for_ranks_by_itself"}
+_FAILED = {
+    "test_raise_on_1",
+    "test_raise_on_all_but_0",
+    "test_raise_while_another_sleeps",
+    "test_skip_of_one",
+    "test_skip_of_one_for_which_others_wait",
+    "test_exit_3",
+    "test_exit_0",
+    "test_keyboard_interrupt",
+    "test_subtests",
+    "test_unexpected_success",
+    "test_cleanup_fails",
+    "test_all_hang",
+    "test_one_hangs",
+    "test_deadlock",
+}
+_SAID = (
+    "rank 1 raised ValueError: planted on 1 in call",
+    "ranks 0, 2 lost a peer in barrier (PeerFailedError)",
+    "raised ValueError: planted on all but 0 in call",
+    "rank 1 raised ValueError: planted beside a sleeper in call",
+    "rank 2 was in call and was left behind: a thread cannot be stopped",
+    "ranks disagree about a skip: rank 0 passed; rank 1 passed; rank 2 skipped: alone",
+    "rank 0 was in barrier and waited for a rank that had skipped",
+    "rank 2 exited with code 3 in call",
+    "rank 2 exited with code 0 in call, without finishing the test",
+    "rank 1 raised KeyboardInterrupt in call",
+    "(number=1)",
+    "planted in cleanup",
+    "ranks 0, 1, 2 were still running at the deadline (0, 1, 2 in call)",
+    "stacks of rank(s) 0, 1, 2:",
+    "rank 1 did not come to where the others waited",
+    "raised DeadlockError: Deadlock:",
+)
+
+
+def _assert_right(folder: Path, log: str) -> None:
+    """What is the same in all ways to run the file."""
+    assert_no_folder_left(folder)
+    for said in _SAID:
+        assert said in log, f"{said!r} is not in:\n{log}"
+    notes = {path.name for path in folder.iterdir()}
+    assert {f"{what}-{rank}" for what in ("cleaned-up", "torn-down") for rank in range(3)} <= notes
+    assert {name for name in notes if "in-runner" in name} == {"torn-down-in-runner-1"}
+
+
+def test_under_pytest(starter: Starter, tmp_path: Path) -> None:
+    """A failing rank costs its own test and no other, is blamed by name, and the run comes to its end."""
+    write_file(tmp_path, "test_cases.py", _CASES)
+    ended = run_pytest(starter, tmp_path, "-rA", "test_cases.py")
+    assert ended.code == pytest.ExitCode.TESTS_FAILED
+    outcomes = ended.outcomes()
+    assert {name for name, outcome in outcomes.items() if outcome == "PASSED"} == _PASSED, ended.log
+    assert {name for name, outcome in outcomes.items() if outcome == "FAILED"} == _FAILED
+    assert outcomes["test_expected_failure"] == "XFAIL"
+    assert "3 skipped" in ended.log
+    assert "planted reason" in ended.log
+    assert "CUDA is not available." in ended.log
+    _assert_right(tmp_path, ended.log)
+
+
+def test_under_unittest(starter: Starter, tmp_path: Path) -> None:
+    """The same under `python -m unittest`, whose process ends although ranks are left behind in it."""
+    write_file(tmp_path, "test_cases.py", _CASES)
+    child = starter.start(["-m", "unittest", "-v", "test_cases"], tmp_path, fresh=True)
+    assert child.wait() == 1, child.log
+    assert "FAILED (failures=13, skipped=3, expected failures=1, unexpected successes=1)" in child.log, child.log
+    _assert_right(tmp_path, child.log)
+
+
+def test_under_bazel(starter: Starter, tmp_path: Path) -> None:
+    """Every case is in the XML, with the reason of a skip, and the culprit of a failure; also of a hang."""
+    target = Target(tmp_path, {"test_cases.py": _CASES}, backend="threaded", world_size=3, spec={"isolation": "thread"})
+    ended = target.run(starter)
+    assert ended.code == pytest.ExitCode.TESTS_FAILED
+    cases = target.xml()
+    assert {name for name, case in cases.items() if case.outcome == "failure"} == _FAILED, ended.log
+    assert cases["test_skip"].message == "planted reason"
+    assert cases["test_raise_on_1"].properties["culprit"] == "1"
+    assert cases["test_one_hangs"].properties["cause"] == "hang"
+    assert "stacks of rank(s)" in cases["test_all_hang"].text
+
+
+@pytest.mark.parametrize(
+    ("attribute", "said"),
+    [
+        ("world_size = 0", "world_size = 0; expected 1 to 1024"),
+        ("world_size = 'two'", "world_size = 'two'"),
+        ("world_size = 2.0", "world_size = 2.0"),
+        ("isolation = 'fork'", "isolation = 'fork'"),
+        ("case_timeout_s = 0", "case_timeout_s = 0"),
+        ("setUp = lambda self: (self._spawn_threads(), self._spawn_threads())", "was called twice"),
+        ("test_it = dist_testing.expected_exits({1: -9})(lambda self: None)", "@expected_exits"),
+        ("async def test_it(self): pass", "async def"),
+        ("_run = classmethod(lambda cls, *args: None)", "has not run"),
+    ],
+)
+def test_bad_class_is_a_clear_error(starter: Starter, tmp_path: Path, attribute: str, said: str) -> None:
+    """It must neither pass without running, nor show the library's insides."""
+    ended = run_cases(
+        starter,
+        tmp_path,
+        f"""
+        import dist_testing
+
+
+        class TestBad(dist_testing.MultiThreadedTestCase):
+            def test_it(self):
+                pass
+
+            {attribute}
+        """,
+    )
+    assert ended.code == pytest.ExitCode.TESTS_FAILED, ended.log
+    assert said in ended.log
+    assert "dist_testing/" not in ended.log, "a traceback through the library"
+
+
+def test_wrong_method_name_is_an_error(starter: Starter, tmp_path: Path) -> None:
+    """unittest's rule for names that are given by hand; a class without a name can be made, as a namespace."""
+    ended = run_cases(
+        starter,
+        tmp_path,
+        """
+        import pytest
+
+        import dist_testing
+
+
+        class Named(dist_testing.MultiThreadedTestCase):
+            __test__ = False
+
+            def test_it(self):
+                pass
+
+
+        def test_names():
+            Named()
+            assert Named("test_it")._testMethodName == "test_it"
+            assert Named(methodName="test_it")._testMethodName == "test_it"
+            assert Named(method_name="test_it")._testMethodName == "test_it"
+            with pytest.raises(ValueError, match="Named.*test_else"):
+                Named("test_else")
+        """,
+    )
+    assert ended.outcomes() == {"test_names": "PASSED"}, ended.log
+
+
+def test_class_may_run_its_tests_itself(starter: Starter, tmp_path: Path) -> None:
+    """Classes that override torch's hooks find them, and what they catch themselves still counts."""
+    ended = run_cases(
+        starter,
+        tmp_path,
+        """
+        import sys
+
+        import torch.distributed as dist
+
+        import dist_testing
+
+
+        class TestOwnRun(dist_testing.MultiThreadedTestCase):
+            world_size = 2
+
+            @classmethod
+            def _run(cls, test_name, rank, world_size, **kwargs):
+                self = cls(test_name)
+                self.rank = rank
+                self.from_run = world_size
+                self.run_test_with_threaded_pg(test_name, rank, world_size)
+
+            def test_it(self):
+                assert self.from_run == dist.get_world_size() == 2
+
+
+        class TestOwnGroup(dist_testing.MultiThreadedTestCase):
+            world_size = 2
+
+            def run_test_with_threaded_pg(self, test_name, rank, world_size):
+                dist.init_process_group("threaded", rank=rank, world_size=world_size, store=self.global_store)
+                try:
+                    getattr(self, test_name)()
+                except BaseException:
+                    self.exception_queue.put((rank, sys.exc_info()))
+                finally:
+                    dist.destroy_process_group()
+
+            def test_passes(self):
+                dist.barrier()
+
+            def test_fails(self):
+                assert self.rank == 0, "planted and caught"
+        """,
+    )
+    outcomes = ended.outcomes()
+    assert outcomes == {"test_it": "PASSED", "test_passes": "PASSED", "test_fails": "FAILED"}, ended.log
+    assert "rank 1 raised AssertionError: planted and caught" in ended.log
+
+
+def test_interrupted_runner_ends(starter: Starter, tmp_path: Path) -> None:
+    """SIGTERM in the middle of a case ends the run in order, whatever the threads are doing."""
+    write_file(
+        tmp_path,
+        "test_cases.py",
+        """
+        import os
+        import signal
+        import threading
+
+        import dist_testing
+
+
+        class TestStopped(dist_testing.MultiThreadedTestCase):
+            world_size = 2
+
+            def test_it(self):
+                if self.rank == 0:
+                    os.kill(os.getpid(), signal.SIGTERM)
+                threading.Event().wait()
+
+            def test_never_run(self):
+                pass
+        """,
+    )
+    ended = run_pytest(starter, tmp_path, "-rA", "test_cases.py")
+    assert ended.code == pytest.ExitCode.INTERRUPTED, ended.log
+    assert "SIGTERM" in ended.log

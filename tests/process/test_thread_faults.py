@@ -1,0 +1,148 @@
+"""Every fault, for real, on one rank of four that are threads of one process: the engine outlives all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from dist_testing.outcomes import Cause, Kind, Status
+from dist_testing.runner.case import CaseResult
+from dist_testing.runner.engine import Engine
+from dist_testing.runner.report import failure_report
+from dist_testing.world import World
+from tests.support.faults import FAULTS
+from tests.support.worlds import engine_for, run
+
+# For a case that has to reach its deadline. Seconds; a rank needs a fraction of one to get into its fault.
+_DEADLINE_S = 2.0
+
+
+def _one_fails(world: World, body: dict[str, Any]) -> None:
+    """One rank has the fault; the others wait for it in a collective."""
+    dist.barrier()
+    if world.rank == body["rank"]:
+        FAULTS[body["fault"]](world)
+    dist.all_reduce(torch.ones(4))
+
+
+def _one_leaves_something(world: World, body: dict[str, Any]) -> None:
+    """One rank leaves something behind, and passes."""
+    dist.barrier()
+    if world.rank == 2:
+        FAULTS[body["fault"]](world)
+    dist.barrier()
+
+
+def _good(world: World, _: dict[str, Any]) -> None:
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    assert total.item() == world.size
+
+
+@pytest.fixture(scope="module")
+def engines() -> Iterator[Engine]:
+    """One engine for all cases."""
+    functions = {"one fails": _one_fails, "one leaves something": _one_leaves_something, "good": _good}
+    with engine_for(functions, backend="threaded") as engine:
+        yield engine
+
+
+@pytest.fixture
+def engine(engines: Engine) -> Iterator[Engine]:
+    """Each fault must leave the engine fit for the next case."""
+    yield engines
+    result = run(engines, "good", isolation="thread")
+    assert result.verdict.status is Status.PASSED, failure_report(result)
+
+
+def _run(engine: Engine, fault: str, rank: int, timeout_s: float = 60.0) -> CaseResult:
+    arguments = {"fault": fault, "rank": rank}
+    return run(engine, "one fails", timeout_s=timeout_s, isolation="thread", arguments=arguments)
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+@pytest.mark.parametrize(
+    ("fault", "cause", "kind", "said"),
+    [
+        ("abort", Cause.CRASH, Kind.SIGNALLED, "SIGABRT (6)"),
+        ("exit 0", Cause.CRASH, Kind.EXITED, "exited with code 0 in call, without finishing the test"),
+        ("exit 3", Cause.CRASH, Kind.EXITED, "exited with code 3"),
+        ("fill disk", Cause.FAILURE, Kind.RAISED, "No space left on device"),
+        ("hard exit 0", Cause.CRASH, Kind.EXITED, "exited with code 0 in call, without finishing the test"),
+        ("hard exit 77", Cause.CRASH, Kind.EXITED, "exited with code 77"),
+        ("keyboard interrupt", Cause.FAILURE, Kind.RAISED, "KeyboardInterrupt"),
+        ("print much", Cause.FAILURE, Kind.RAISED, "planted after much output"),
+        ("raise much", Cause.FAILURE, Kind.RAISED, "ValueError: head"),
+        ("raise unprintable", Cause.FAILURE, Kind.RAISED, "_Unprintable"),
+        ("segfault", Cause.CRASH, Kind.SIGNALLED, "SIGSEGV (11)"),
+    ],
+)
+def test_rank_that_fails_is_the_culprit(
+    engine: Engine, fault: str, cause: Cause, kind: Kind, said: str, rank: int
+) -> None:
+    """If this fails, one thread's fault is blamed on another, although both are one process to the kernel."""
+    result = _run(engine, fault, rank)
+    verdict = result.verdict
+    assert (Status.FAILED, cause, rank) == (verdict.status, verdict.cause, verdict.culprit), failure_report(result)
+    assert kind is result.outcomes[rank].kind
+    assert said in failure_report(result).rpartition(f"rank {rank} of 4 failed first")[2]
+    assert set(range(4)) - {rank} == set(verdict.victims), failure_report(result)
+
+
+@pytest.mark.parametrize(("fault", "name"), [("kill", "SIGKILL (9)"), ("terminate", "SIGTERM (15)")])
+def test_end_from_outside_is_nobodys_for_sure(engine: Engine, fault: str, name: str) -> None:
+    """If this fails, a rank is blamed for what the kernel or another process has done."""
+    result = _run(engine, fault, 2)
+    assert result.verdict.cause is Cause.CRASH
+    report = failure_report(result)
+    assert name in report
+    assert "nothing tells which of them ended it" in report
+
+
+@pytest.mark.parametrize("fault", ["sleep", "loop with GIL", "stop", "hang in destroy"])
+def test_hang_is_told_with_stacks(engine: Engine, fault: str) -> None:
+    """If this fails, a thread that never comes back costs the runner, or nobody learns where it is."""
+    result = _run(engine, fault, 2, timeout_s=_DEADLINE_S)
+    assert result.verdict.cause is Cause.HANG, failure_report(result)
+    if fault == "stop":
+        assert "T (stopped)" in result.stacks[2]
+    else:
+        assert "wait" in result.stacks[2] or "_loop_with_gil" in result.stacks[2]
+    if fault == "sleep":
+        assert result.verdict.culprit == 2
+
+
+def test_wait_for_nobody_is_a_deadlock_at_once(engine: Engine) -> None:
+    """If this fails, a message that nobody sends costs the whole time limit."""
+    result = _run(engine, "wait for nobody", 2)
+    assert result.verdict.cause is Cause.FAILURE
+    report = failure_report(result)
+    assert "rank 2: waiting for rank 3 to send" in report, report
+
+
+@pytest.mark.parametrize("fault", ["close descriptors", "out of memory"])
+def test_ruined_process_is_a_failure(engine: Engine, fault: str) -> None:
+    """If this fails, ranks that can say nothing any more count as passed, or take the runner with them."""
+    assert _run(engine, fault, 2).verdict.status is Status.FAILED
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("leave a session", "running process(es)"),
+        ("fork", "running process(es)"),
+        ("keep a thread", "running thread(s)"),
+        ("fork twice", "children left behind"),
+    ],
+)
+def test_what_a_rank_leaves_behind_fails_the_case(engine: Engine, fault: str, said: str) -> None:
+    """If this fails, the next case runs beside it; a forked copy of a rank, as if it were one more rank."""
+    result = run(engine, "one leaves something", isolation="thread", arguments={"fault": fault})
+    assert result.verdict.status is Status.FAILED
+    report = failure_report(result)
+    assert said in report
+    assert "any of them may have done it" in report or fault == "fork twice"

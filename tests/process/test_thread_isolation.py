@@ -1,0 +1,357 @@
+"""`isolation="thread"` of the pytest door: ranks are threads of a process that is not the runner's."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.support.children import Target, run_cases, run_pytest, write_file
+from tests.support.starter import Starter
+
+_THREADED = "--dist-backend=threaded"
+
+_FAILURES = """
+    import ctypes
+    import os
+    import sys
+    import threading
+    from pathlib import Path
+
+    import pytest
+    import torch.distributed as dist
+
+    NOTES = Path.cwd()
+    pytestmark = pytest.mark.distributed(world_size=3)
+
+
+    def note(world):
+        with (NOTES / "pids").open("a") as pids:
+            pids.write(f"{os.getpid()}\\n")
+        print(f"hello from rank {world.rank}")
+        dist.barrier()
+
+
+    def test_pass_1(world):
+        note(world)
+
+    def test_pass_2(world):
+        note(world)
+
+    def test_raise(world):
+        note(world)
+        if world.rank == 1:
+            raise ValueError("planted")
+        dist.barrier()
+
+    def test_segfault(world):
+        note(world)
+        if world.rank == 2:
+            ctypes.string_at(0)
+        dist.barrier()
+
+    def test_hard_exit(world):
+        note(world)
+        if world.rank == 1:
+            os._exit(74)
+        dist.barrier()
+
+    def test_kill(world):
+        note(world)
+        if world.rank == 1:
+            os.kill(os.getpid(), 9)
+        dist.barrier()
+
+    def test_exit(world):
+        if world.rank == 1:
+            sys.exit(3)
+
+    def test_skip(world):
+        pytest.skip("planted reason")
+
+    def test_skip_by_code(world):
+        sys.exit(74)
+
+    def test_skip_of_one(world):
+        if world.rank == 1:
+            pytest.skip("alone")
+        dist.barrier()
+
+    def test_keyboard_interrupt(world):
+        if world.rank == 1:
+            raise KeyboardInterrupt
+
+    @pytest.mark.distributed(timeout=2)
+    def test_all_hang(world):
+        threading.Event().wait()
+
+    @pytest.mark.distributed(timeout=20)
+    def test_one_hangs_after_a_failure(world):
+        if world.rank == 0:
+            raise ValueError("planted beside a sleeper")
+        threading.Event().wait()
+
+    def test_leaked_thread(world):
+        if world.rank == 1:
+            threading.Thread(target=threading.Event().wait, name="leaked").start()
+
+    def test_leaked_variable(world):
+        if world.rank == 1:
+            os.environ["LEAKED"] = "1"
+
+    @pytest.mark.xfail(strict=True)
+    def test_expected_failure(world):
+        assert world.rank != 1
+
+    def test_pass_3(world):
+        note(world)
+"""
+
+
+def test_failure_costs_one_case_and_never_the_runner(starter: Starter, tmp_path: Path) -> None:
+    """A crash or a hang of a thread ends its process, is blamed on its rank, and the next test runs in a new one."""
+    ended = run_cases(starter, tmp_path, _FAILURES, _THREADED)
+    assert ended.code == pytest.ExitCode.TESTS_FAILED
+    outcomes = ended.outcomes()
+    assert {name for name, outcome in outcomes.items() if outcome == "PASSED"} == {
+        "test_pass_1",
+        "test_pass_2",
+        "test_pass_3",
+    }, ended.log
+    assert outcomes["test_expected_failure"] == "XFAIL"
+    assert "2 skipped" in ended.log
+    assert len([name for name, outcome in outcomes.items() if outcome == "FAILED"]) == 11
+    for said in (
+        "rank 1 raised ValueError: planted in call",
+        "ranks 0, 2 lost a peer in barrier (PeerFailedError)",
+        "hello from rank 1",
+        "rank 2 was killed by SIGSEGV (11) in call",
+        "ranks 0, 1 went down in call with the process that all ranks share",
+        "in test_segfault",
+        "rank 1 exited with code 74 in call",
+        "in test_hard_exit",
+        "was killed by SIGKILL (9) in call",
+        "nothing tells which of them ended it",
+        "rank 1 exited with code 3 in call",
+        "planted reason",
+        "CUDA is not available.",
+        "ranks disagree about a skip: rank 0 was in barrier and waited for a rank that had skipped",
+        "rank 1 skipped: alone",
+        "rank 1 raised KeyboardInterrupt in call",
+        "ranks 0, 1, 2 were still running at the deadline (0, 1, 2 in call)",
+        "stacks of rank(s) 0, 1, 2:",
+        "in test_all_hang",
+        "rank 0 raised ValueError: planted beside a sleeper in call",
+        "ranks 1, 2 was in call and was stopped by the runner",
+        "changed and not undone: running thread(s) leaked.",
+        "changed and not undone: environment variable(s) LEAKED.",
+    ):
+        assert said in ended.log, f"{said!r} is not in:\n{ended.log}"
+    quoted = re.findall(r"output of rank (\d):\nhello from rank (\d)\n", ended.log)
+    assert {"1", "2"} <= {rank for rank, _ in quoted}
+    assert all(rank == said for rank, said in quoted), "each rank has its own log"
+    pids = (tmp_path / "pids").read_text().split()
+    by_case = [pids[start : start + 3] for start in range(0, len(pids), 3)]
+    assert all(len(set(case)) == 1 for case in by_case), "the ranks of a case are one process"
+    assert by_case[0] == by_case[1] == by_case[2], "kept after a pass"
+    assert len({case[0] for case in by_case}) == 5, "replaced after a failure"
+
+
+def test_what_pytest_gives_is_each_ranks_own(starter: Starter, tmp_path: Path) -> None:
+    """Fixtures of every scope, also those that a test asks for by name, are resolved by and for each rank."""
+    ended = run_cases(
+        starter,
+        tmp_path,
+        """
+        import os
+        import threading
+        from pathlib import Path
+
+        import pytest
+        import torch.distributed as dist
+
+        pytestmark = pytest.mark.distributed(world_size=4)
+        NOTES = Path.cwd()
+
+
+        @pytest.fixture(scope="session")
+        def of_session():
+            yield threading.get_ident()
+            (NOTES / f"torn-down-{threading.get_ident()}").touch()
+
+
+        @pytest.fixture(scope="module", params=["a", "b"])
+        def of_module(request, of_session):
+            return request.param, of_session
+
+
+        @pytest.fixture
+        def with_teardown(world, of_module):
+            yield world.rank
+            (NOTES / f"torn-down-rank-{world.rank}-{of_module[0]}").touch()
+
+
+        @pytest.fixture
+        def by_name(request, world):
+            dist.barrier()
+            return world.rank
+
+
+        @pytest.fixture(autouse=True)
+        def always(world):
+            world.barrier()
+
+
+        def test_fixtures(world, with_teardown, of_module, request):
+            assert with_teardown == world.rank == dist.get_rank()
+            assert of_module[1] == threading.get_ident()
+            assert request.getfixturevalue("by_name") == world.rank
+            request.addfinalizer((NOTES / f"finalised-{world.rank}").touch)
+
+
+        class TestClass:
+            @pytest.fixture(autouse=True)
+            def keep(self, world):
+                self.rank = world.rank
+
+            @pytest.mark.parametrize("number", [1, 2])
+            def test_instance(self, world, number):
+                dist.barrier()
+                assert self.rank == world.rank
+
+
+        def test_folders(world, tmp_path, tmp_path_factory):
+            for path in (tmp_path, world.rank_tmp_path, tmp_path_factory.mktemp("more")):
+                assert not list(path.iterdir())
+                (path / "own").write_text(str(world.rank))
+                world.barrier()
+                assert (path / "own").read_text() == str(world.rank)
+            (world.tmp_path / f"rank-{world.rank}").touch()
+            world.barrier()
+            assert len(list(world.tmp_path.iterdir())) == 4
+
+
+        def test_folders_are_new_for_each_case(world):
+            assert not list(world.tmp_path.iterdir())
+
+
+        def test_no_variables_of_a_process(world):
+            assert "RANK" not in os.environ
+            assert os.environ["WORLD_SIZE"] == "4"
+
+
+        def test_store(world):
+            world.store.set(f"rank-{world.rank}", "here")
+            world.store.wait([f"rank-{rank}" for rank in range(world.size)])
+
+
+        @pytest.mark.distributed(init=False)
+        def test_own_group(world):
+            assert not dist.is_initialized()
+            dist.init_process_group("threaded", store=world.store, rank=world.rank, world_size=world.size)
+            dist.barrier()
+
+
+        @pytest.mark.distributed(world_size=[2, 3])
+        def test_sizes(world, world_size):
+            assert world.size == world_size == dist.get_world_size()
+        """,
+        _THREADED,
+    )
+    assert ended.code == 0, ended.log
+    notes = {path.name for path in tmp_path.iterdir()}
+    assert {f"torn-down-rank-{rank}-{param}" for rank in range(4) for param in "ab"} <= notes
+    assert {f"finalised-{rank}" for rank in range(4)} <= notes
+
+
+@pytest.mark.parametrize("fixture", ["capsys", "capfd", "caplog", "recwarn", "monkeypatch"])
+def test_fixture_of_the_process_is_refused(starter: Starter, tmp_path: Path, fixture: str) -> None:
+    """It would mix up the ranks, now and then; named as an argument or asked for while the test runs."""
+    ended = run_cases(
+        starter,
+        tmp_path,
+        f"""
+        import pytest
+
+        pytestmark = pytest.mark.distributed(world_size=2)
+
+
+        def test_named(world, {fixture}):
+            pass
+
+
+        def test_asked_for(world, request):
+            request.getfixturevalue("{fixture}")
+        """,
+        _THREADED,
+    )
+    assert ended.outcomes() == {"test_named": "FAILED", "test_asked_for": "FAILED"}, ended.log
+    assert ended.log.count(f"`{fixture}` was asked for on a rank that is a thread.") >= 2
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--dist-isolation=thread"], 'isolation "thread" with backend "gloo"'),
+        (["--dist-isolation=pool", _THREADED], 'isolation "pool" with backend "threaded"'),
+        (["--dist-isolation=spawn", _THREADED], 'isolation "spawn" with backend "threaded"'),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(starter: Starter, tmp_path: Path, options: list[str], said: str) -> None:
+    """Neither a hang in a rendezvous that cannot be, nor another backend than was asked for."""
+    write_file(tmp_path, "test_cases.py", "import pytest\n\n\n@pytest.mark.distributed\ndef test_it():\n    pass\n")
+    ended = run_pytest(starter, tmp_path, *options, "test_cases.py")
+    assert ended.code == pytest.ExitCode.USAGE_ERROR
+    assert said in ended.log
+    assert "Traceback" not in ended.log
+
+
+def test_what_threads_cannot_do_is_refused(starter: Starter, tmp_path: Path) -> None:
+    """Each with a text that says what to use instead."""
+    ended = run_cases(
+        starter,
+        tmp_path,
+        """
+        import pytest
+
+        import dist_testing
+
+
+        @pytest.mark.distributed(isolation="fork")
+        def test_fork():
+            pass
+
+
+        @pytest.mark.distributed(expected_exits={1: -9})
+        def test_expected_exits():
+            pass
+
+
+        class TestProcesses(dist_testing.MultiProcessTestCase):
+            def test_process_class(self):
+                pass
+        """,
+        _THREADED,
+    )
+    assert set(ended.outcomes().values()) == {"FAILED"}, ended.log
+    assert 'isolation "fork" with backend "threaded"' in ended.log
+    assert 'expected_exits = {1: -9} with isolation "thread"' in ended.log
+    assert "Derive the class from MultiThreadedTestCase" in ended.log
+
+
+def test_under_bazel(starter: Starter, tmp_path: Path) -> None:
+    """The XML names the culprit of a crash, and the logs of each rank are kept."""
+    target = Target(
+        tmp_path, {"test_cases.py": _FAILURES}, backend="threaded", world_size=3, spec={"isolation": "thread"}
+    )
+    ended = target.run(starter, env={"TESTBRIDGE_TEST_ONLY": "segfault or pass_3"})
+    assert ended.code == pytest.ExitCode.TESTS_FAILED, ended.log
+    cases = target.xml()
+    assert cases["test_pass_3"].outcome == "passed"
+    assert cases["test_segfault"].outcome == "failure"
+    assert cases["test_segfault"].properties["culprit"] == "2"
+    assert cases["test_segfault"].properties["cause"] == "crash"
+    logs = {path.name.rpartition(".rank-")[2]: path.read_text() for path in target.outputs.glob("*.rank-*.log")}
+    assert "hello from rank 2" in logs["2.log"]
+    assert "Segmentation fault" in logs["0.log"], "what the process writes is in the log of rank 0"

@@ -1,0 +1,95 @@
+"""`spawn_threads_and_init_comms`: what it is given, and what it makes of a function that does not end."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from dist_testing import spawn_threads_and_init_comms
+from dist_testing.errors import ThreadsFailedError, UsageError
+from dist_testing.outcomes import Cause
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"world_size": 0}, "world_size = 0"),
+        ({"world_size": 1025}, "world_size = 1025"),
+        ({"world_size": "four"}, "world_size = 'four'"),
+        ({"world_size": True}, "world_size = True"),
+        ({"timeout": 0}, "timeout = 0"),
+        ({"timeout": "soon"}, "timeout = 'soon'"),
+        ({"func": 7}, "func = 7"),
+    ],
+)
+def test_impossible_argument_is_refused_when_the_function_is_made(arguments: dict[str, Any], said: str) -> None:
+    """If this fails, a slip of the pen is a hang, or a world of another size than meant."""
+    with pytest.raises(UsageError) as caught:
+        spawn_threads_and_init_comms(**arguments)
+    assert said in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 3
+
+
+def test_function_keeps_its_name() -> None:
+    """If this fails, pytest and unittest report all decorated tests under one name."""
+
+    def original(first: int) -> None:
+        """Its text."""
+
+    decorated = spawn_threads_and_init_comms(world_size=2)(original)
+    assert (decorated.__name__, decorated.__doc__) == ("original", "Its text.")
+
+
+def test_rank_that_hangs_is_a_failure_with_its_stack() -> None:
+    """If this fails, one rank that waits for ever stops the whole run."""
+    release = threading.Event()
+
+    @spawn_threads_and_init_comms(world_size=2, timeout=1.5)
+    def hang() -> None:
+        if dist.get_rank() == 1:
+            release.wait()
+
+    try:
+        with pytest.raises(ThreadsFailedError) as caught:
+            hang()
+    finally:
+        release.set()
+    verdict = caught.value.result.verdict
+    assert (verdict.cause, verdict.culprit) == (Cause.HANG, 1)
+    assert "in hang" in caught.value.result.stacks[1]
+
+
+def test_world_inside_of_a_world_is_one_of_its_own() -> None:
+    """If this fails, a helper that makes its own world breaks the one that it is called in."""
+    seen = []
+
+    @spawn_threads_and_init_comms(world_size=2)
+    def outer() -> None:
+        rank = dist.get_rank()
+
+        @spawn_threads_and_init_comms(world_size=3)
+        def inner() -> None:
+            dist.barrier()
+            seen.append((rank, dist.get_rank(), dist.get_world_size()))
+
+        inner()
+        assert (dist.get_rank(), dist.get_world_size()) == (rank, 2)
+        dist.barrier()
+
+    outer()
+    assert sorted(seen) == [(rank, inner, 3) for rank in range(2) for inner in range(3)]
+
+
+def test_failure_is_both_an_assertion_and_a_runtime_error() -> None:
+    """If this fails, unittest counts it as an error, or `assertRaises(RuntimeError)` of existing suites breaks."""
+
+    @spawn_threads_and_init_comms(world_size=2)
+    def fail() -> None:
+        raise ValueError("planted")
+
+    with pytest.raises(RuntimeError, match="planted") as caught:
+        fail()
+    assert isinstance(caught.value, AssertionError)

@@ -1,0 +1,133 @@
+"""Which rank a stack belongs to, and which rank ended the process that all share."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from dist_testing.errors import DeadlockError
+from dist_testing.outcomes import Kind, RankOutcome, Status, verdict
+from dist_testing.rank.stacks import stack_of
+from dist_testing.rank.thread_idents import note_rank, read_ranks
+from dist_testing.runner.stack_dumps import operation_in
+from dist_testing.runner.thread_stacks import blame_thread, stacks_by_rank, waiting_for_skipped
+
+# What faulthandler writes when asked, and at a crash; with Python 3.14's name of a thread.
+_DUMP = """Thread 0x00007f00000000a1 (most recent call first):
+  File "/a/test_a.py", line 3 in test_it
+
+Thread 0x00007f00000000a2 [rank-1] (most recent call first):
+  File "/a/test_a.py", line 4 in test_it
+
+Current thread 0x00007f0000000001 (most recent call first):
+  File "/a/main.py", line 1 in main
+"""
+_CRASH = f"""printed before
+Fatal Python error: Segmentation fault
+
+{_DUMP.replace("Current thread", "Thread").replace("Thread 0x00007f00000000a2", "Current thread 0x00007f00000000a2")}
+Extension modules: numpy (total: 1)
+"""
+_RANKS = {0x7F00000000A1: 0, 0x7F00000000A2: 1}
+_DEADLOCK = f"{DeadlockError.__module__}.{DeadlockError.__qualname__} builtins.RuntimeError"
+
+
+def _killed(rank: int) -> RankOutcome:
+    return RankOutcome(rank, Kind.SIGNALLED, 1.0, signal=11)
+
+
+def test_stacks_are_told_apart_by_rank() -> None:
+    """If this fails, a hang shows one rank's stack as another's."""
+    stacks = stacks_by_rank(_DUMP, _RANKS)
+    assert list(stacks) == [0, 1]
+    assert "line 3" in stacks[0]
+    assert "line 4" in stacks[1]
+    assert "main.py" not in "".join(stacks.values())
+
+
+@pytest.mark.parametrize("text", ["", "no stacks", "Thread 0x", "Thread 0xzz (most recent call first):", _DUMP[:10]])
+def test_torn_stacks_are_nobodys(text: str) -> None:
+    """If this fails, a process that dies while it tells its stacks takes the runner with it."""
+    assert stacks_by_rank(text, _RANKS) == {}
+
+
+def test_crashed_thread_is_the_culprit_and_the_others_are_victims() -> None:
+    """If this fails, a crash on one rank is blamed on rank 0."""
+    outcomes = blame_thread([_killed(0), _killed(1), RankOutcome(2, Kind.PASSED)], _RANKS, _CRASH)
+    judged = verdict(outcomes, world_size=3)
+    assert (judged.culprit, judged.failing, judged.victims) == (1, (), (0,))
+    assert "line 4 in test_it" in outcomes[1].text
+    assert "Extension modules" not in outcomes[1].text
+    assert outcomes[0].describe() == "went down in call with the process that all ranks share"
+
+
+def test_rank_that_said_so_is_the_culprit_whatever_the_log_shows() -> None:
+    """If this fails, an old crash in the log outweighs what the rank itself has told."""
+    told = RankOutcome(0, Kind.EXITED, 1.0, exit_code=3, text="os._exit(3)")
+    judged = verdict(blame_thread([told, _killed(1)], _RANKS, _CRASH), world_size=2)
+    assert (judged.culprit, judged.victims) == (0, (1,))
+
+
+@pytest.mark.parametrize("log", ["", "Fatal Python error: Aborted", _CRASH.replace("0x00007f00000000a2", "0x77")])
+def test_unknown_culprit_is_said_to_be_unknown(log: str) -> None:
+    """If this fails, a kill from outside is blamed on a rank without a word of doubt."""
+    for outcome in blame_thread([_killed(0), _killed(1)], _RANKS, log):
+        assert outcome.kind is Kind.SIGNALLED
+        assert not outcome.collateral
+        assert "nothing tells which of them" in outcome.text
+
+
+def test_other_outcomes_are_left_alone() -> None:
+    """If this fails, what a rank has reported is overwritten."""
+    outcomes = (RankOutcome(0, Kind.RAISED, 1.0, text="boom"), RankOutcome(1, Kind.STOPPED), RankOutcome(2, Kind.HUNG))
+    assert blame_thread(outcomes, _RANKS, _CRASH) == outcomes
+    assert waiting_for_skipped(outcomes) == outcomes
+
+
+def test_waiting_for_a_rank_that_skipped_is_disagreement() -> None:
+    """If this fails, the first rank that waited is blamed, and the skip is not even mentioned."""
+    skipped = RankOutcome(0, Kind.SKIPPED, reason="alone")
+    waited = RankOutcome(1, Kind.RAISED, 1.0, types=_DEADLOCK, operation="barrier")
+    judged = verdict(waiting_for_skipped([skipped, waited]), world_size=2)
+    assert judged.status is Status.FAILED
+    assert judged.reason.startswith("ranks disagree about a skip")
+    assert "rank 1 was in barrier and waited for a rank that had skipped" in judged.reason
+
+
+def test_failure_beside_a_skip_stays_a_failure() -> None:
+    """If this fails, a skip hides an assertion that did not hold."""
+    outcomes = (
+        RankOutcome(0, Kind.SKIPPED, reason="alone"),
+        RankOutcome(1, Kind.RAISED, 1.0, types="builtins.AssertionError", text="boom"),
+        RankOutcome(2, Kind.RAISED, 1.0, types=_DEADLOCK),
+    )
+    assert waiting_for_skipped(outcomes) == outcomes
+
+
+def test_ranks_note_their_threads(tmp_path: Path) -> None:
+    """If this fails, no stack can be given to its rank."""
+    note_rank(str(tmp_path), 7)
+    assert read_ranks(tmp_path) == {threading.get_ident(): 7}
+    note_rank(str(tmp_path), 8)
+    assert read_ranks(tmp_path) == {threading.get_ident(): 8}, "the number of a thread that has ended is used again"
+
+
+def test_spoilt_notes_are_left_out(tmp_path: Path) -> None:
+    """If this fails, test code that writes into the folder brings the runner down."""
+    assert read_ranks(tmp_path) == {}
+    (tmp_path / "thread-idents").write_bytes(b"1 zz\n\xff\xfe\n12345 1\n3 ff\n4")
+    assert read_ranks(tmp_path) == {0xFF: 3}
+
+
+def test_stack_of_a_frame_reads_as_any_other() -> None:
+    """If this fails, ranks in the runner are told of in another form, and their collective is not found."""
+    text = stack_of(sys._getframe())
+    first = text.splitlines()[1]
+    assert f'"{os.path.abspath(__file__)}"' in first
+    assert first.endswith("in test_stack_of_a_frame_reads_as_any_other")
+    inside = '  File "/x/torch/distributed/distributed_c10d.py", line 5 in barrier\n'
+    assert operation_in(inside + first) == "barrier"
