@@ -33,6 +33,8 @@ class Backend:
         timeout_s: Limit of a case that names none, in seconds.
         register_module: Module whose import makes torch know the backend; "" for torch's own.
         env: Environment of every rank, unless the user has set the variable.
+        isolations: How its ranks can be made; the first is how they are made where nobody says.
+        features: What it can do, in the words of the table.
     """
 
     name: str
@@ -43,10 +45,17 @@ class Backend:
     timeout_s: int
     register_module: str
     env: Mapping[str, str]
+    isolations: tuple[str, ...]
+    features: tuple[str, ...] = ()
+
+    @property
+    def shares_gpus(self) -> bool:
+        """Whether several ranks may use one GPU, where a target says so."""
+        return "shared_gpu" in self.features
 
     @classmethod
     def from_json(cls, entry: object) -> Backend:
-        """Read one entry of the table. Keys that only Starlark needs are left to it.
+        """Read one entry of the table; keys that only the build needs are left to it.
 
         Raises:
             SpecError: If a field is missing or of the wrong type.
@@ -63,6 +72,8 @@ class Backend:
             ("timeout_s", int),
             ("register_module", str),
             ("env", dict),
+            ("isolations", list),
+            ("features", list),
         ):
             value = entry.get(name)
             if type(value) is not wanted:
@@ -72,10 +83,13 @@ class Backend:
             ("name", bool(values["name"])),
             ("gpus_per_rank", values["gpus_per_rank"] >= 0),
             ("timeout_s", values["timeout_s"] > 0),
+            ("isolations", bool(values["isolations"]) and all(isinstance(i, str) for i in values["isolations"])),
         ):
             if not holds:
                 raise SpecError(f"backend {entry.get('name')!r}: {name} = {values[name]!r} is out of range")
         values["env"] = MappingProxyType({str(key): str(value) for key, value in values["env"].items()})
+        values["isolations"] = tuple(values["isolations"])
+        values["features"] = tuple(str(feature) for feature in values["features"])
         return cls(**values)
 
 

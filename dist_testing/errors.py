@@ -12,12 +12,21 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CaseFailedError",
+    "CollectiveError",
+    "CollectiveMismatchError",
+    "CollectiveTimeoutError",
+    "DeadlockError",
     "DistTestingError",
     "FrameError",
+    "GpuError",
     "InterruptedRunError",
     "LaunchError",
+    "LeaseTimeoutError",
+    "PeerFailedError",
+    "ReportError",
     "SpecError",
     "StateLeakError",
+    "ThreadsFailedError",
     "UsageError",
 ]
 
@@ -38,8 +47,16 @@ class CaseFailedError(AssertionError):
         self.result = result
 
 
+class ThreadsFailedError(CaseFailedError, RuntimeError):
+    """What `spawn_threads_and_init_comms` has run failed on its ranks; a `RuntimeError`, as torch's users expect."""
+
+
 class SpecError(DistTestingError):
     """The spec file of a target is missing, unreadable, of a newer schema, or says something impossible."""
+
+
+class ReportError(DistTestingError):
+    """A file of results (test.xml, timings) cannot be read, or a report cannot be written."""
 
 
 class StateLeakError(DistTestingError):
@@ -63,3 +80,34 @@ class InterruptedRunError(KeyboardInterrupt):
 
     A `KeyboardInterrupt`, because that is what pytest and unittest end a session for in an orderly way.
     """
+
+
+class CollectiveError(RuntimeError):
+    """A call on the threaded backend's group cannot be completed. Raised on the ranks, and printed with a traceback.
+
+    A `RuntimeError`, because that is what torch's own groups raise.
+    """
+
+
+class CollectiveMismatchError(CollectiveError):
+    """The ranks of a group made calls that do not belong together. Raised on each of them."""
+
+
+class CollectiveTimeoutError(CollectiveError):
+    """A call was not completed within the time limit of its group, or of the wait."""
+
+
+class DeadlockError(CollectiveError):
+    """Ranks wait for what can never happen: for each other in a circle, or for a rank that has ended."""
+
+
+class PeerFailedError(CollectiveError):
+    """A call cannot be completed because another rank has failed. The rank that raises this is a victim."""
+
+
+class GpuError(LaunchError):
+    """GPUs cannot be found, or cannot be had by this process at all. The machine's fault, not the test's."""
+
+
+class LeaseTimeoutError(GpuError):
+    """Others kept the GPUs for longer than the case could wait."""

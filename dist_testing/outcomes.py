@@ -10,9 +10,10 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from dist_testing.gpus.faults import is_hardware_fault
 from dist_testing.skips import is_about_hardware
 
-__all__ = ["Cause", "Kind", "RankOutcome", "Status", "Verdict", "exit_name", "verdict"]
+__all__ = ["UNKNOWN_EXIT_CODE", "Cause", "Kind", "RankOutcome", "Status", "Verdict", "exit_name", "verdict"]
 
 
 class Kind(enum.Enum):
@@ -39,6 +40,7 @@ class Cause(enum.Enum):
     INFRASTRUCTURE = "infrastructure"
     DISAGREEMENT = "ranks disagree about a skip"
     LEAK = "children left behind"
+    GPU_MEMORY = "GPU memory left behind"
     PROMISE = "promised hardware missing"
     INTERRUPTED = "interrupted"
 
@@ -50,6 +52,9 @@ class Status(enum.Enum):
     SKIPPED = "skipped"
     FAILED = "failed"
 
+
+# Of a process that is not this one's child. No process ends with it: the kernel keeps eight bits.
+UNKNOWN_EXIT_CODE = 256
 
 _CRASHES = frozenset({Kind.EXITED, Kind.SIGNALLED})
 _INFRASTRUCTURE = frozenset({Kind.NEVER_STARTED, Kind.UNREADABLE})
@@ -101,15 +106,20 @@ class RankOutcome:
                 return f"{what} in {self.operation or self.phase} ({self.summary.partition(':')[0]})"
             case Kind.RAISED:
                 return f"raised {self.summary} in {self.phase}"
+            case Kind.EXITED | Kind.SIGNALLED if self.collateral:
+                return f"went down in {self.phase} with the process that all ranks share"
+            case Kind.EXITED if self.exit_code == UNKNOWN_EXIT_CODE:
+                return f"ended in {self.phase}, and what started it knows how"
             case Kind.EXITED:
                 ended = "" if self.exit_code else ", without finishing the test"
                 return f"exited with code {self.exit_code} in {self.phase}{ended}"
             case Kind.SIGNALLED:
-                return f"was killed by {exit_name(-(self.signal or 0))} in {self.phase}"
+                others = f", {self.summary}" if self.summary else ""
+                return f"was killed by {exit_name(-(self.signal or 0))} in {self.phase}{others}"
             case Kind.HUNG:
                 return f"was still in {self.operation or self.phase} at the deadline"
             case Kind.STOPPED:
-                return f"was in {self.operation or self.phase} and was stopped by the runner"
+                return f"was in {self.operation or self.phase} and {self.summary or 'was stopped by the runner'}"
             case Kind.NEVER_STARTED:
                 return f"never started: {self.summary}" if self.summary else "never started"
             case Kind.UNREADABLE:
@@ -153,6 +163,7 @@ def verdict(
     world_size: int,
     promised: bool = False,
     leaked: Sequence[str] = (),
+    gpu_memory: Sequence[str] = (),
 ) -> Verdict:
     """Add the outcomes of one case up.
 
@@ -164,6 +175,7 @@ def verdict(
         world_size: Ranks that the case asked for, at least 1.
         promised: The configuration says that the hardware is there, so a skip for want of it is a failure.
         leaked: Command lines of processes that the ranks left behind.
+        gpu_memory: GPUs whose memory has not come back, a text each. Counts as something left behind.
 
     Raises:
         ValueError: If there are no ranks, or `outcomes` names one twice or one outside the world. That is a bug of the
@@ -195,12 +207,10 @@ def verdict(
     skipped = [outcome for outcome in every if outcome.kind is Kind.SKIPPED]
     stopped = [outcome for outcome in every if outcome.kind is Kind.STOPPED]
     if skipped:
-        return _skipped(every, skipped, promised=promised, leaked=leaked)
+        return _skipped(every, skipped, promised=promised, left=_left(leaked, gpu_memory))
     if stopped:
         return Verdict(Status.FAILED, Cause.INTERRUPTED, "the run was stopped before the case ended")
-    if leaked:
-        return _leaked(leaked)
-    return Verdict(Status.PASSED)
+    return _left(leaked, gpu_memory) or Verdict(Status.PASSED)
 
 
 def _failed(every: Sequence[RankOutcome], broken: Sequence[RankOutcome], cause: Cause) -> Verdict:
@@ -220,6 +230,8 @@ def _failed(every: Sequence[RankOutcome], broken: Sequence[RankOutcome], cause: 
     culprit = ordered[0]
     if culprit.kind in _CRASHES:
         cause = Cause.CRASH
+    elif culprit.kind is Kind.RAISED and is_hardware_fault(culprit.summary):
+        cause = Cause.INFRASTRUCTURE
     failing = tuple(outcome.rank for outcome in ordered[1:])
     blamed = {culprit.rank, *failing}
     return Verdict(
@@ -262,19 +274,22 @@ def _skipped(
     skipped: Sequence[RankOutcome],
     *,
     promised: bool,
-    leaked: Sequence[str],
+    left: Verdict | None,
 ) -> Verdict:
     reasons = {outcome.reason for outcome in skipped}
     if len(skipped) < len(every) or len(reasons) > 1:
         sides = "; ".join(f"rank {outcome.rank} {outcome.describe()}" for outcome in every)
         return Verdict(Status.FAILED, Cause.DISAGREEMENT, f"ranks disagree about a skip: {sides}")
-    if leaked:
-        return _leaked(leaked)
+    if left is not None:
+        return left
     reason = skipped[0].reason
     if promised and is_about_hardware(reason):
         return Verdict(Status.FAILED, Cause.PROMISE, f"promised hardware missing: {reason}")
     return Verdict(Status.SKIPPED, reason=reason)
 
 
-def _leaked(leaked: Sequence[str]) -> Verdict:
-    return Verdict(Status.FAILED, Cause.LEAK, f"children left behind: {'; '.join(leaked)}")
+def _left(leaked: Sequence[str], gpu_memory: Sequence[str]) -> Verdict | None:
+    for cause, things in ((Cause.LEAK, leaked), (Cause.GPU_MEMORY, gpu_memory)):
+        if things:
+            return Verdict(Status.FAILED, cause, f"{cause.value}: {'; '.join(things)}")
+    return None

@@ -10,6 +10,8 @@ __all__ = ["run_tests"]
 
 # pytest's options whose value is a word of its own, and could look like the name of a test.
 _OPTIONS_WITH_VALUE = ("-k", "-m", "-p")
+# unittest's options that pytest knows by another name.
+_OF_UNITTEST = {"-f": "--exitfirst", "--failfast": "--exitfirst", "--locals": "--showlocals"}
 
 
 def run_tests(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -21,8 +23,8 @@ def run_tests(arguments: Sequence[str] | None = None) -> NoReturn:
             dist_testing.run_tests()
 
     Args:
-        arguments: pytest's options and, as with `unittest.main`, names such as `Class.test_method` of what to run; the
-            command line's if None.
+        arguments: pytest's options, unittest's `-f` and `--locals`, and, as with `unittest.main`, names such as
+            `Class.test_method` of what to run; the command line's if None.
     """
     import pytest
 
@@ -44,7 +46,7 @@ def run_tests(arguments: Sequence[str] | None = None) -> NoReturn:
         # As a value of `-k` it would be an expression.
         if _names_test(argument) and previous not in _OPTIONS_WITH_VALUE
     ]
-    options = [argument for argument in given if argument not in names]
+    options = [_OF_UNITTEST.get(argument, argument) for argument in given if argument not in names]
     paths = [f"{file}::{name.replace('.', '::')}" for name in names] or [file]
     raise SystemExit(int(pytest.main([*options, *paths], plugins=[pytest_plugin])))
 

@@ -13,16 +13,24 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from dist_testing.backends import Backend
-from dist_testing.errors import SpecError
+from dist_testing.errors import SpecError, UsageError
 
-__all__ = ["DEFAULT_WORLD_SIZE", "ISOLATIONS", "MAX_WORLD_SIZE", "SCHEMA", "Spec", "load_spec"]
+__all__ = [
+    "DEFAULT_WORLD_SIZE",
+    "ISOLATIONS",
+    "MAX_WORLD_SIZE",
+    "SCHEMA",
+    "Spec",
+    "check_isolation",
+    "load_spec",
+]
 
 SCHEMA = 1
 # Of one case. Far above what one machine runs well; a bound so that a slip of the pen is an error.
 MAX_WORLD_SIZE = 1024
 # Of a test that nobody gave a size; torch's.
 DEFAULT_WORLD_SIZE = 4
-ISOLATIONS = ("fork", "spawn", "pool")
+ISOLATIONS = ("fork", "spawn", "pool", "thread")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +46,8 @@ class Spec:
         srcs: Test files, as runfiles paths.
         promised_gpus: How many GPUs the configuration says the machine has; None if it says nothing.
         file: Where the spec was read from; None outside Bazel.
+        timings: File that says how long cases take, as a runfiles path; "" if there is none.
+        ranks_per_gpu: Ranks that share a GPU; 1 if each has its own.
     """
 
     target: str
@@ -48,15 +58,44 @@ class Spec:
     srcs: tuple[str, ...] = ()
     promised_gpus: int | None = None
     file: Path | None = None
+    timings: str = ""
+    ranks_per_gpu: int = 1
 
     def gpus(self, world_size: int) -> int:
         """GPUs that a world of `world_size` ranks needs."""
-        return world_size * self.gpus_per_rank
+        return -(-world_size // self.ranks_per_gpu) * self.gpus_per_rank
 
     def promises(self, world_size: int) -> bool:
         """Whether the configuration says that the machine has the GPUs of such a world."""
         gpus = self.gpus(world_size)
         return self.promised_gpus is not None and 0 < gpus <= self.promised_gpus
+
+
+def check_isolation(name: str, backend: Backend, isolation: str) -> None:
+    """Refuse ranks that the backend cannot connect.
+
+    Args:
+        name: What asks for them.
+        backend: The backend.
+        isolation: The launcher.
+
+    Raises:
+        UsageError: If they do not fit.
+    """
+    if isolation in backend.isolations:
+        return
+    if isolation == "thread":
+        raise UsageError(
+            f'{name}: isolation "thread" with backend "{backend.name}".\n'
+            "Ranks that are threads share one process: one address, one device, one environment. This backend connects "
+            "processes.\n"
+            'Use the backend "threaded" (backends = ["threaded"], or --dist-backend=threaded), or isolation "fork".'
+        )
+    raise UsageError(
+        f'{name}: isolation "{isolation}" with backend "{backend.name}".\n'
+        f"Its ranks can be made by {', '.join(backend.isolations)} only.\n"
+        f'Use isolation "{backend.isolations[0]}", or another backend, such as "gloo".'
+    )
 
 
 def load_spec(path: Path) -> Spec:
@@ -98,15 +137,24 @@ def load_spec(path: Path) -> Spec:
     )
     isolation = fields.text("isolation")
     fields.require("isolation", isolation in ISOLATIONS, f"one of {', '.join(ISOLATIONS)}")
+    backend = fields.backend()
+    fits = isolation in backend.isolations
+    fields.require("isolation", fits, f"one of {', '.join(backend.isolations)}, with backend {backend.name}")
+    gpus_per_rank = fields.number("gpus_per_rank", 0)
+    ranks_per_gpu = fields.number("ranks_per_gpu", 1) if "ranks_per_gpu" in fields.content else 1
+    is_possible = ranks_per_gpu == 1 or (backend.shares_gpus and gpus_per_rank == 1)
+    fields.require("ranks_per_gpu", is_possible, f"1, with backend {backend.name} and {gpus_per_rank} GPU(s) per rank")
     return Spec(
         target=fields.text("target"),
-        backend=fields.backend(),
+        backend=backend,
         world_sizes=tuple(world_sizes),
-        gpus_per_rank=fields.number("gpus_per_rank", 0),
+        gpus_per_rank=gpus_per_rank,
         isolation=isolation,
         srcs=tuple(fields.items("srcs", str)),
         promised_gpus=None if fields.content.get("promised_gpus") is None else fields.number("promised_gpus", 0),
         file=path,
+        timings=fields.text("timings") if fields.content.get("timings") is not None else "",
+        ranks_per_gpu=ranks_per_gpu,
     )
 
 

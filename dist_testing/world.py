@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 __all__ = ["World", "WorldSettings"]
 
+# What ranks that share a GPU may allocate of its memory together. Each of their contexts takes some hundred MiB more.
+_SHARED_MEMORY = 0.8
+
 
 @dataclass(frozen=True, slots=True)
 class WorldSettings:
@@ -32,6 +35,7 @@ class WorldSettings:
         backend: torch's backend string.
         device: Type of the ranks' device, "cpu" or "cuda".
         gpus_per_rank: GPUs of each rank; its `device` is the first of them.
+        ranks_per_gpu: Ranks that share a GPU; 1 if each has its own.
         register_module: Module whose import makes torch know the backend; "" for torch's own.
         timeout_s: Limit for store and group operations, in seconds: below the case's, so that torch speaks first.
         init: Whether the default group is made before the test runs.
@@ -43,6 +47,7 @@ class WorldSettings:
     register_module: str
     timeout_s: float
     init: bool
+    ranks_per_gpu: int = 1
 
     def to_json(self) -> dict[str, Any]:
         """As it travels."""
@@ -77,6 +82,8 @@ class World:
         directory: Path,
         store_port: int,
         store_fd: int | None,
+        store: Store | None = None,
+        cases: int = 0,
     ) -> None:
         self.rank = rank
         self.size = size
@@ -84,15 +91,23 @@ class World:
         self.node = 0
         self.backend = settings.backend
         self._directory = directory
-        self._cases = 0
+        self._cases = cases
         self._settings = settings
         self._store_port = store_port
         self._store_fd = store_fd
         self._barriers = 0
+        if store is not None:
+            self.store = store
 
     @classmethod
-    def of(cls, start: RankStart) -> World:
-        """The world that a rank was started for."""
+    def of(cls, start: RankStart, store: Store | None = None, cases: int = 0) -> World:
+        """The world that a rank was started for.
+
+        Args:
+            start: What the rank was started with.
+            store: What the ranks share; None for a store at the world's port.
+            cases: How many cases this process has run before.
+        """
         request = start.request
         return cls(
             start.rank,
@@ -101,6 +116,8 @@ class World:
             directory=Path(request.directory),
             store_port=request.store_port,
             store_fd=start.store_fd,
+            store=store,
+            cases=cases,
         )
 
     def __repr__(self) -> str:
@@ -137,11 +154,12 @@ class World:
 
         if self._settings.device == "cpu":
             return torch.device("cpu")
-        return torch.device(self._settings.device, self.local_rank * self._settings.gpus_per_rank)
+        index = self.local_rank // self._settings.ranks_per_gpu * self._settings.gpus_per_rank
+        return torch.device(self._settings.device, index)
 
     @cached_property
     def store(self) -> Store:
-        """A key-value store shared by the ranks, at `MASTER_ADDR`:`MASTER_PORT`.
+        """A key-value store shared by the ranks, at `MASTER_ADDR`:`MASTER_PORT`; in memory where ranks are threads.
 
         Rank 0 serves it on a socket that the runner bound and keeps for the case: no port is ever chosen and released.
         """
@@ -197,7 +215,11 @@ class World:
         if self._settings.device != "cpu":
             import torch
 
-            torch.get_device_module(self._settings.device).set_device(self.device)
+            module = torch.get_device_module(self._settings.device)
+            module.set_device(self.device)
+            if self._settings.ranks_per_gpu > 1:
+                # One of them must not take what the others count on.
+                module.set_per_process_memory_fraction(_SHARED_MEMORY / self._settings.ranks_per_gpu, self.device)
         if self._store_fd is not None:
             # Serve at once: another rank, or env:// in test code, may be first to need it.
             _ = self.store

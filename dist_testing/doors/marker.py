@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -68,7 +69,9 @@ def read_marker(definition: pytest.Function | Any) -> Distributed | None:
         arguments |= mark.kwargs
     known = [known.name for known in fields(Distributed)]
     if unknown := sorted(arguments.keys() - set(known)):
-        raise _wrong(definition, f"{unknown[0]} = {arguments[unknown[0]]!r}", f"it takes {', '.join(known)}")
+        near = difflib.get_close_matches(unknown[0], known, n=1)
+        hint = f"did you mean {near[0]}? It" if near else "it"
+        raise _wrong(definition, f"{unknown[0]} = {arguments[unknown[0]]!r}", f"{hint} takes {', '.join(known)}")
     return Distributed(
         world_size=_world_sizes(definition, arguments.get("world_size")),
         init=_checked(definition, arguments, "init", bool, True, "True or False"),

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 import pytest
 
-from dist_testing.backends import backend_named
+from dist_testing.backends import Backend, backend_named
 from dist_testing.budget import MAX_TIMEOUT_S
+from dist_testing.doors.debugger import debug_rank
 from dist_testing.errors import UsageError
-from dist_testing.spec import DEFAULT_WORLD_SIZE, ISOLATIONS, MAX_WORLD_SIZE, Spec
+from dist_testing.joined.place import Place
+from dist_testing.spec import (
+    DEFAULT_WORLD_SIZE,
+    ISOLATIONS,
+    MAX_WORLD_SIZE,
+    Spec,
+    check_isolation,
+)
 
 __all__ = ["Options", "add_options", "read_options"]
 
@@ -22,11 +31,13 @@ class Options:
         spec: The target's, with what the command line says in its place.
         timeout_s: Limit of a case that names none, in seconds.
         fail_on_missing: Missing hardware is a failure even if nothing was promised.
+        debug_rank: The rank that gets the terminal; None for none.
     """
 
     spec: Spec
     timeout_s: float
     fail_on_missing: bool
+    debug_rank: int | None
 
 
 def add_options(parser: pytest.Parser) -> None:
@@ -38,44 +49,67 @@ def add_options(parser: pytest.Parser) -> None:
         metavar="N[,N...]",
         help=f"ranks of tests that do not say; each number makes a case (default: {DEFAULT_WORLD_SIZE})",
     )
-    group.addoption("--dist-isolation", metavar="LAUNCHER", help=f"one of {', '.join(ISOLATIONS)} (default: fork)")
+    group.addoption(
+        "--dist-ranks-per-gpu",
+        metavar="N",
+        help="ranks that share a GPU, with a backend that can (default: 1)",
+    )
+    group.addoption(
+        "--dist-isolation",
+        metavar="LAUNCHER",
+        help=f"one of {', '.join(ISOLATIONS)} (default: the backend's, mostly fork)",
+    )
     group.addoption("--dist-timeout", metavar="SECONDS", help="limit of a case that does not say")
     group.addoption(
         "--dist-on-missing",
         metavar="skip|fail",
         help="what to do when the machine lacks what a test needs (default: skip, unless it was promised)",
     )
+    group.addoption(
+        "--dist-debug-rank",
+        metavar="RANK",
+        help="give the terminal to this rank, for breakpoint() and --pdb; nothing times out",
+    )
 
 
-def read_options(config: pytest.Config, target: Spec | None) -> Options:
+def read_options(config: pytest.Config, target: Spec | None, place: Place | None) -> Options:
     """Read the options.
 
     Args:
         config: pytest's.
         target: The spec of the Bazel target; None outside Bazel.
+        place: This process's in a world that exists; None if there is none.
 
     Raises:
         UsageError: If a value is impossible.
     """
-    spec = _spec(config, target)
+    spec = _spec(config, target, place)
     on_missing = _choice(config, "--dist-on-missing", ("skip", "fail"))
-    return Options(spec, _timeout_s(config, spec), on_missing == "fail")
+    return Options(spec, _timeout_s(config, spec), on_missing == "fail", debug_rank(config, place))
 
 
-def _spec(config: pytest.Config, spec: Spec | None) -> Spec:
+def _spec(config: pytest.Config, spec: Spec | None, place: Place | None) -> Spec:
     name = config.getoption("--dist-backend")
     backend = backend_named(name) if name else (spec.backend if spec else backend_named("gloo"))
     sizes = _sizes(config.getoption("--dist-world-size"))
     isolation = _choice(config, "--dist-isolation", ISOLATIONS)
-    return Spec(
-        target=spec.target if spec else "",
+    if isolation is None:
+        # What the target says was said of its own backend.
+        fits = spec is not None and spec.isolation in backend.isolations
+        isolation = spec.isolation if spec and fits else backend.isolations[0]
+    check_isolation("the options of this run", backend, isolation)
+    if spec is None:
+        every = place.size if place else DEFAULT_WORLD_SIZE
+        spec = Spec("", backend, (every,), backend.gpus_per_rank)
+    gpus_per_rank = backend.gpus_per_rank if name else spec.gpus_per_rank
+    shared = config.getoption("--dist-ranks-per-gpu")
+    return dataclasses.replace(
+        spec,
         backend=backend,
-        world_sizes=sizes or (spec.world_sizes if spec else (DEFAULT_WORLD_SIZE,)),
-        gpus_per_rank=backend.gpus_per_rank if name or spec is None else spec.gpus_per_rank,
-        isolation=isolation or (spec.isolation if spec else "fork"),
-        srcs=spec.srcs if spec else (),
-        promised_gpus=spec.promised_gpus if spec else None,
-        file=spec.file if spec else None,
+        world_sizes=sizes or spec.world_sizes,
+        gpus_per_rank=gpus_per_rank,
+        ranks_per_gpu=_ranks_per_gpu(shared, backend, gpus_per_rank) if shared else 1 if name else spec.ranks_per_gpu,
+        isolation=isolation,
     )
 
 
@@ -86,6 +120,19 @@ def _sizes(text: str | None) -> tuple[int, ...]:
     if not all(part.isascii() and part.isdecimal() and 1 <= int(part) <= MAX_WORLD_SIZE for part in parts):
         raise UsageError(f"--dist-world-size={text}: expected numbers from 1 to {MAX_WORLD_SIZE}, separated by commas.")
     return tuple(dict.fromkeys(int(part) for part in parts))
+
+
+def _ranks_per_gpu(text: str, backend: Backend, gpus_per_rank: int) -> int:
+    if not (text.isascii() and text.isdecimal() and 1 <= int(text) <= MAX_WORLD_SIZE):
+        raise UsageError(f"--dist-ranks-per-gpu={text}: expected a number from 1 to {MAX_WORLD_SIZE}.")
+    count = int(text)
+    if count > 1 and not (backend.shares_gpus and gpus_per_rank == 1):
+        raise UsageError(
+            f"--dist-ranks-per-gpu={count} with backend {backend.name} and {gpus_per_rank} GPU(s) per rank.\n"
+            "Ranks can share a GPU where each needs one, and the backend does not mind; NCCL refuses it.\n"
+            "Use --dist-backend=cuda_gloo, or leave the option out."
+        )
+    return count
 
 
 def _choice(config: pytest.Config, option: str, allowed: tuple[str, ...]) -> str | None:

@@ -6,34 +6,56 @@ collected again.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
-from typing import Any
+import contextlib
+import sys
+import threading
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
+import _pytest.assertion
 import pytest
 from _pytest.capture import CaptureManager
 from _pytest.runner import runtestprotocol
+from _pytest.unittest import TestCaseFunction
 
-from dist_testing.doors.rank_unittest import UnittestDoor
+from dist_testing.doors.rank_unittest import UnittestDoor, UnittestSide
+from dist_testing.doors.rank_warnings import print_warnings, recording_warnings
+from dist_testing.doors.thread_items import REFUSED_FIXTURES, ThreadItems
 from dist_testing.errors import UsageError
 from dist_testing.rank.bootstrap import RankDoor, RankStart
 from dist_testing.rank.reporter import Reporter
 from dist_testing.world import World
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
 
 __all__ = ["EXPECTED", "PytestDoor", "PytestSide", "current_world"]
 
 # Before the reason of a test that called `pytest.xfail`: for the runner, which has to tell it from a skip.
 EXPECTED = "expected failure: "
 
-_current: list[World] = []
+
+class _ThisRank(threading.local):
+    """The rank that runs on this thread: the only one of its process, or one of several."""
+
+    world: World | None = None
+    reporter: Reporter
+
+
+_this = _ThisRank()
 
 
 def current_world() -> World | None:
     """The world of this rank; None in the runner."""
-    return _current[0] if _current else None
+    return _this.world
 
 
 class PytestSide:
-    """What ranks have of a pytest session: the collected items, and a pytest that is fit for a rank."""
+    """What ranks have of a pytest session: the collected items, and a pytest that is fit for a rank.
+
+    Attributes:
+        collection_errors: What was told of files that could not be collected, where ranks collect for themselves.
+    """
 
     def __init__(self, config: pytest.Config, items: Mapping[str, pytest.Item]) -> None:
         """Keep what will be needed.
@@ -45,49 +67,158 @@ class PytestSide:
         self._config = config
         self._items = items
         self._narrator = _Narrator()
+        self._thread_items: ThreadItems | None = None
+        self._thread_cases = 0
+        self._is_joined = False
+        self._explaining: contextlib.AbstractContextManager[object] | None = None
+        self.collection_errors: list[str] = []
+
+    @property
+    def has_tests(self) -> bool:
+        """Whether any test has been collected that runs on ranks."""
+        return bool(self._items)
 
     def prepare(self) -> None:
         """Take from pytest what belongs to the runner."""
         config = self._config
         _capture_nothing(config)
-        # An expected failure is judged in the runner, where all ranks' outcomes are known.
-        config.option.runxfail = True
+        print_warnings()
+        # What pytest itself prints on a rank, such as --setup-show, goes where the rank's output goes.
+        config.get_terminal_writer()._file = sys.stdout
+        # Skip marks and expected failures are judged in the runner, once for all ranks.
+        config.pluginmanager.unregister(name="skipping")
+        if any(isinstance(item, TestCaseFunction) for item in self._items.values()):
+            UnittestSide().prepare()
         config.pluginmanager.register(self._narrator, "dist_testing_narrator")
         if not any("caplog" in getattr(item, "fixturenames", ()) for item in self._items.values()):
             # It puts handlers on each of torch's 42 loggers, three times a test. A rank's log gets warnings without it.
             config.pluginmanager.unregister(name="logging-plugin")
             self._narrator.has_caplog = False
 
+    @contextlib.contextmanager
+    def as_rank(self) -> Iterator[None]:
+        """`prepare` for a while, in a process that is the runner's, or nobody's, before and after."""
+        config, manager = self._config, self._config.pluginmanager
+        capture = manager.getplugin("capturemanager")
+        runxfail, config.option.runxfail = config.option.runxfail, True
+        _capture_nothing(config)
+        manager.register(self._narrator, "dist_testing_narrator")
+        self._is_joined = True
+        try:
+            yield
+        finally:
+            _this.world = None
+            manager.unregister(self._narrator)
+            config.option.runxfail = runxfail
+            manager.unregister(name="capturemanager")
+            manager.register(capture, "capturemanager")
+
     def door(self, body: dict[str, Any]) -> RankDoor:
         """A unittest class brings its own rules."""
         if body["door"] == "unittest":
-            return UnittestDoor()
-        return PytestDoor(self._config, self._items, self._narrator)
+            return _UnittestDoor(next(iter(self._items.values())))
+        if body["nodeid"] not in self._items:
+            raise UsageError(
+                "\n".join(
+                    [
+                        f"This rank has not collected {body['nodeid']}.",
+                        "The test files, or what they import, are different here.",
+                        *self.collection_errors,
+                    ]
+                )
+            )
+        return PytestDoor(self._config, self._items, stays=self._is_joined)
+
+    def thread_doors(self, body: dict[str, Any], world_size: int) -> Sequence[RankDoor]:
+        """Each rank gets its own of all that pytest keeps while a test runs; the store is theirs together."""
+        from torch._C._distributed_c10d import HashStore
+
+        if self._thread_items is None:
+            self._narrator.refused = REFUSED_FIXTURES
+            self._thread_items = ThreadItems(self._config, next(iter(self._items.values())).session)
+            # For all threads, until the process ends.
+            self._explaining = explain_assertions(next(iter(self._items.values())))
+            self._explaining.__enter__()
+        store = HashStore()
+        doors = [
+            PytestDoor(self._config, self._items, self._thread_items, store, self._thread_cases)
+            for _ in range(world_size)
+        ]
+        self._thread_cases += 1
+        return doors
+
+
+# In place of the hook of this name, which is not called on ranks: what `assert` says beyond the values, such as a diff.
+explain_assertions = contextlib.contextmanager(_pytest.assertion.pytest_runtest_protocol)
 
 
 class PytestDoor:
     """Runs collected items on a rank."""
 
-    def __init__(self, config: pytest.Config, items: Mapping[str, pytest.Item], narrator: _Narrator) -> None:
+    def __init__(
+        self,
+        config: pytest.Config,
+        items: Mapping[str, pytest.Item],
+        thread_items: ThreadItems | None = None,
+        store: Store | None = None,
+        cases: int = 0,
+        *,
+        stays: bool = False,
+    ) -> None:
+        """Make the door of one rank.
+
+        Args:
+            config: Of the session.
+            items: By node id.
+            thread_items: Makes a rank's own items, where ranks are threads.
+            store: What the ranks share; None for the one at the world's port.
+            cases: How many cases the process has run before.
+            stays: Whether the process was there before the world, and goes on after it.
+        """
         self._config = config
         self._items = items
-        self._narrator = narrator
+        self._thread_items = thread_items
+        self._store = store
+        self._cases = cases
+        self._stays = stays
         self._world: World | None = None
 
     def open(self, start: RankStart, reporter: Reporter) -> None:
         """Make the world."""
         reporter.phase("init")
-        self._world = World.of(start)
-        _current.append(self._world)
+        self._world = _this.world = World.of(start, self._store, self._cases)
+        _this.reporter = reporter
         self._world.prepare()
-        self._narrator.reporter = reporter
+        if start.rank != start.request.debug_rank:
+            # Without a terminal they would answer themselves, and end the test.
+            for name in ("pdbinvoke", "pdbtrace"):
+                self._config.pluginmanager.unregister(name=name)
 
     def run(self, body: dict[str, Any], reporter: Reporter) -> None:
         """Run one item as pytest would."""
         assert self._world is not None
         self._world.begin_case()
-        _keep_temporary_files_in(self._config, self._world)
-        runtestprotocol(self._items[body["nodeid"]], log=False, nextitem=None)
+        item = self._items[body["nodeid"]]
+        if self._thread_items is not None:
+            item = self._thread_items.own(item)
+        if self._stays:
+            # Fixtures were kept for a test that then was not run, if it was another one than this.
+            item.session._setupstate.teardown_exact(item)
+        else:
+            _keep_temporary_files_in(item.config, self._world)
+        # A rank's thread ends with the case, and so do all fixtures that it has.
+        follows = None if self._thread_items is not None else self._items.get(body["next"])
+        with contextlib.ExitStack() as stack:
+            if self._thread_items is None:
+                # Both are the process's, not a thread's.
+                stack.enter_context(recording_warnings(item.config, reporter, item))
+                stack.enter_context(explain_assertions(item))
+            try:
+                runtestprotocol(item, log=False, nextitem=follows)
+            except pytest.exit.Exception as error:
+                # Of `pytest.exit`, and of who leaves the debugger.
+                reporter.end_session(str(error))
+                raise
 
     def finish(self) -> None:
         """Give the groups back."""
@@ -95,14 +226,38 @@ class PytestDoor:
         self._world.finish()
 
 
+class _UnittestDoor(UnittestDoor):
+    """The unittest door on a rank of a pytest session."""
+
+    def __init__(self, item: pytest.Item) -> None:
+        """Make the door.
+
+        Args:
+            item: Any of the session.
+        """
+        super().__init__(shows_locals=bool(item.config.option.showlocals))
+        self._item = item
+
+    def run(self, body: dict[str, Any], reporter: Reporter) -> None:
+        """Run a method, with pytest's warnings."""
+        with recording_warnings(self._item.config, reporter, None), explain_assertions(self._item):
+            super().run(body, reporter)
+
+
 class _Narrator:
     """Tells the runner what pytest is doing."""
 
-    reporter: Reporter
     has_caplog = True
+    refused: Mapping[str, str] = {}
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any]) -> None:
+        if reason := self.refused.get(fixturedef.argname):
+            raise UsageError(
+                f"`{fixturedef.argname}` was asked for on a rank that is a thread.\n"
+                f"{reason}\n"
+                'Give the test ranks that are processes: isolation="fork" and a backend for them.'
+            )
         if fixturedef.argname == "caplog" and not self.has_caplog:
             raise UsageError(
                 "`caplog` was asked for by request.getfixturevalue on a rank, where pytest's log capture is off.\n"
@@ -112,15 +267,15 @@ class _Narrator:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self) -> None:
-        self.reporter.phase("setup")
+        _this.reporter.phase("setup")
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_call(self) -> None:
-        self.reporter.phase("call")
+        _this.reporter.phase("call")
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_teardown(self) -> None:
-        self.reporter.phase("teardown")
+        _this.reporter.phase("teardown")
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(
@@ -129,11 +284,11 @@ class _Narrator:
         report = yield
         if call.excinfo is not None and not report.passed:
             if isinstance(call.excinfo.value, pytest.xfail.Exception):
-                self.reporter.skipped(f"{EXPECTED}{call.excinfo.value.msg}")
+                _this.reporter.skipped(f"{EXPECTED}{call.excinfo.value.msg}")
             elif report.skipped:
-                self.reporter.skipped(_skip_reason(report))
+                _this.reporter.skipped(_skip_reason(report))
             else:
-                self.reporter.ended_by(call.excinfo.value, str(report.longrepr))
+                _this.reporter.ended_by(call.excinfo.value, str(report.longrepr))
         return report
 
 

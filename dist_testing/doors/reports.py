@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
-from _pytest._code.code import ExceptionInfo, TerminalRepr
+from _pytest._code.code import ExceptionInfo, ReprFileLocation, TerminalRepr
 from _pytest._io import TerminalWriter
 from _pytest.skipping import Xfail, evaluate_skip_marks, evaluate_xfail_marks
 
-from dist_testing.errors import CaseFailedError, LaunchError
+from dist_testing.doors.warned import warnings_of
+from dist_testing.errors import CaseFailedError, LaunchError, UsageError
 from dist_testing.outcomes import Cause, Status
 from dist_testing.runner.case import CaseResult
 from dist_testing.runner.outputs import keep_logs
@@ -25,6 +27,7 @@ __all__ = [
     "failed",
     "failed_teardown",
     "failure_text",
+    "forward_warnings",
     "judge_expected",
     "launch_failed",
     "passed",
@@ -38,11 +41,19 @@ __all__ = [
 Properties = list[tuple[str, object]]
 
 
+# Before the colon of a report's first line.
+_NAME = re.compile(r"^.*\(world of \d+\): ")
+
+
 class _Pointer(TerminalRepr):
     """A failure whose text is printed at the end of the log, once. Tools that ask for a string get all of it."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, location: tuple[str, int | None, str]) -> None:
         self._text = text
+        path, line, _ = location
+        # For the short summary and the XML's message: what happened, without the name, which stands there already.
+        message = _NAME.sub("", text.partition("\n")[0])
+        self.reprcrash = ReprFileLocation(path, (line or 0) + 1, message)
 
     def __str__(self) -> str:
         return self._text
@@ -59,8 +70,21 @@ def skip_mark(item: pytest.Item) -> str | None:
 
 
 def xfail_mark(item: pytest.Item) -> Xfail | None:
-    """The expected failure that applies to the item."""
-    return None if item.config.option.runxfail else evaluate_xfail_marks(item)
+    """The expected failure that applies to the item.
+
+    Raises:
+        UsageError: If it says what it expects by something that has to look at the exception.
+    """
+    expected = None if item.config.option.runxfail else evaluate_xfail_marks(item)
+    raises: Any = expected.raises if expected is not None else None
+    for cls in raises if isinstance(raises, tuple) else (raises,):
+        if cls is not None and not isinstance(cls, type):
+            raise UsageError(
+                f"{item.nodeid}: xfail(raises={cls!r}).\n"
+                "The exception stays on its rank; the runner knows the names of its classes, and no more.\n"
+                "Give a class, or a tuple of classes; or use the context manager in the test."
+            )
+    return expected
 
 
 def properties(result: CaseResult) -> Properties:
@@ -68,6 +92,8 @@ def properties(result: CaseResult) -> Properties:
     values: Properties = [("world_size", result.case.world_size)]
     if result.verdict.cause is not Cause.NONE:
         values.append(("cause", result.verdict.cause.value))
+    if result.gpus:
+        values += [("gpus", result.gpus), ("gpu_wait_s", f"{result.gpu_wait_s:.1f}")]
     if result.retried:
         values.append(("retried", result.retried))
     if result.verdict.culprit is not None:
@@ -88,11 +114,22 @@ def failure_text(name: str, result: CaseResult, spec: Spec) -> str:
     if spec.target:
         # Bazel hands the filter to pytest's -k, which knows names and not paths.
         reproduce = f"bazel test {spec.target} --test_filter={shlex.quote(name.rpartition('::')[2])}"
+    elif result.case.isolation == "thread" and "thread" not in spec.backend.isolations:
+        # A class of threads, which has its own backend whatever the others of this run use.
+        reproduce = f"pytest {shlex.quote(name)}"
     else:
         reproduce = (
             f"pytest {shlex.quote(name)} --dist-backend={spec.backend.name} --dist-world-size={result.case.world_size}"
         )
     return failure_report(result, target=spec.target, reproduce=reproduce)
+
+
+def forward_warnings(item: pytest.Item, result: CaseResult) -> None:
+    """Put what the ranks warned of into pytest's summary, each warning once, with its ranks."""
+    for message in warnings_of(result):
+        item.ihook.pytest_warning_recorded.call_historic(
+            kwargs={"warning_message": message, "nodeid": item.nodeid, "when": "runtest", "location": None}
+        )
 
 
 def broken_promise(name: str, spec: Spec, missing: str) -> str:
@@ -134,19 +171,19 @@ def failed(
     item: pytest.Item, text: str, duration_s: float, values: Properties | None = None
 ) -> list[pytest.TestReport]:
     """Reports of a failed case."""
-    report = _report(item, "failed", _Pointer(text), duration_s, values or [])
+    report = _report(item, "failed", _Pointer(text, item.location), duration_s, values or [])
     report.dist_failure = text  # type: ignore[attr-defined]  # extra attributes travel with a report, also under xdist
     return _three(item, report)
 
 
 def point_to_end(report: pytest.TestReport, text: str) -> None:
     """Have the terminal point to the end of the log, where `text` will be; under xdist a report comes as plain text."""
-    report.longrepr = _Pointer(text)
+    report.longrepr = _Pointer(text, report.location)
 
 
 def failed_teardown(item: pytest.Item, text: str) -> pytest.TestReport:
     """Report of a failure after the test itself was over."""
-    report = _report(item, "failed", _Pointer(text), 0.0, [], when="teardown")
+    report = _report(item, "failed", _Pointer(text, item.location), 0.0, [], when="teardown")
     report.dist_failure = text  # type: ignore[attr-defined]  # as in `failed`
     return report
 
@@ -192,7 +229,7 @@ def add_result(
         return
     result = excinfo.value.result
     text = failure_text(report.nodeid, result, spec)
-    report.longrepr = _Pointer(text)
+    report.longrepr = _Pointer(text, report.location)
     report.user_properties += properties(result)
     if outputs is not None:
         keep_logs(result, outputs)
@@ -204,7 +241,8 @@ def _three(item: pytest.Item, call: pytest.TestReport) -> list[pytest.TestReport
     return [
         _report(item, "passed", None, 0.0, [], when="setup"),
         call,
-        _report(item, "passed", None, 0.0, [], when="teardown"),
+        # pytest's XML takes the properties of a case from here.
+        _report(item, "passed", None, 0.0, list(call.user_properties), when="teardown"),
     ]
 
 

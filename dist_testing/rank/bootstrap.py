@@ -9,13 +9,16 @@ import socket
 import sys
 import tempfile
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol
 
 from dist_testing.launch import wire
 from dist_testing.rank.board import PhaseBoard
-from dist_testing.rank.capture import redirect_output
+from dist_testing.rank.capture import flush_streams, redirect_output
+from dist_testing.rank.coverage import RankCoverage
+from dist_testing.rank.debugging import set_breakpoint_hook, take_terminal
+from dist_testing.rank.device import finish_device_work
 from dist_testing.rank.environment import become, torchrun_env
 from dist_testing.rank.frames import FrameWriter
 from dist_testing.rank.process import die_with_parent
@@ -23,7 +26,17 @@ from dist_testing.rank.reporter import Reporter
 from dist_testing.rank.stacks import answer_with_stacks
 from dist_testing.rank.state import RankState
 
-__all__ = ["FAILED_EXIT_CODE", "RankDoor", "RankSide", "RankStart", "enter", "take_over"]
+__all__ = [
+    "FAILED_EXIT_CODE",
+    "RankDoor",
+    "RankSide",
+    "RankStart",
+    "become_rank_process",
+    "enter",
+    "own_channel",
+    "run_world",
+    "take_over",
+]
 
 # torch's code for "this rank's test failed" (MultiProcessTestCase.TEST_ERROR_EXIT_CODE).
 FAILED_EXIT_CODE = 10
@@ -41,6 +54,7 @@ class RankStart:
         board_fd: The board on which it writes what it is doing.
         store_fd: The listening socket of the world's store, on rank 0 only.
         template_pid: The parent, with which the rank dies.
+        lease_fds: Held open, and no more: the world's GPUs are its own until the last of its ranks has ended.
     """
 
     request: wire.WorldRequest
@@ -50,11 +64,12 @@ class RankStart:
     board_fd: int
     store_fd: int | None
     template_pid: int
+    lease_fds: Sequence[int] = ()
 
     @property
     def fds(self) -> tuple[int, ...]:
         """The descriptors that are this rank's own."""
-        given = (self.channel_fd, self.stacks_fd, self.board_fd, self.store_fd)
+        given = (self.channel_fd, self.stacks_fd, self.board_fd, self.store_fd, *self.lease_fds)
         return tuple(fd for fd in given if fd is not None)
 
 
@@ -80,6 +95,9 @@ class RankSide(Protocol):
     def door(self, body: dict[str, Any]) -> RankDoor:
         """On a rank: the door that a request's body is for."""
 
+    def thread_doors(self, body: dict[str, Any], world_size: int) -> Sequence[RankDoor]:
+        """In a process whose threads are the ranks: a door for each of them, for one case."""
+
 
 def enter(start: RankStart, side: RankSide) -> NoReturn:
     """Run the rank and end the process. Never returns, never raises.
@@ -89,18 +107,16 @@ def enter(start: RankStart, side: RankSide) -> NoReturn:
     code = FAILED_EXIT_CODE
     try:
         die_with_parent(start.template_pid)
-        # The lowest free number: the kernel closes a dying process's descriptors in order, so the runner sees this
-        # end before any peer can see a closed gloo connection.
-        channel = socket.socket(fileno=os.dup(start.channel_fd))
-        os.close(start.channel_fd)
+        channel = own_channel(start)
         reporter = Reporter(FrameWriter(channel), PhaseBoard(start.board_fd, start.request.size), start.rank)
         os.close(start.board_fd)
+        coverage = RankCoverage()
         _run(start, reporter, channel, side)
-        for stream in (sys.stdout, sys.stderr):
-            # A test may have closed or replaced it; then there is nothing left to save.
-            with contextlib.suppress(OSError, ValueError, AttributeError):
-                stream.flush()
+        coverage.save()
+        flush_streams()
         reporter.done()
+        if reporter.left_with:
+            code = reporter.left_with & 0xFF
         if not reporter.failed:
             if start.store_fd is not None:
                 # The others may still need the store that lives in this process.
@@ -113,13 +129,30 @@ def enter(start: RankStart, side: RankSide) -> NoReturn:
         os._exit(code)
 
 
+def own_channel(start: RankStart) -> socket.socket:
+    """The rank's end of its channel, under the lowest free number.
+
+    The kernel closes a dying process's descriptors in order, so the runner sees this end before any peer can see a
+    closed gloo connection.
+    """
+    channel = socket.socket(fileno=os.dup(start.channel_fd))
+    os.close(start.channel_fd)
+    return channel
+
+
 def _run(start: RankStart, reporter: Reporter, channel: socket.socket, side: RankSide) -> None:
     try:
-        _become_rank(start)
+        become_rank_process(start)
+        os.environ["RANK"] = os.environ["LOCAL_RANK"] = str(start.rank)
         door = side.door(start.request.body)
     except BaseException as error:
         reporter.never_started(error)
         return
+    run_world(start, reporter, channel, door)
+
+
+def run_world(start: RankStart, reporter: Reporter, channel: socket.socket, door: RankDoor) -> None:
+    """Run the cases of a world, in a process that is its rank already. Whatever happens is told to the runner."""
     reporter.ready()
     with _reporting(reporter):
         door.open(start, reporter)
@@ -132,8 +165,11 @@ def _run_cases(start: RankStart, reporter: Reporter, channel: socket.socket, doo
     while True:
         with _reporting(reporter):
             door.run(body, reporter)
+            if not (reporter.is_forked or reporter.failed):
+                finish_device_work()
             if state is not None and not reporter.is_forked:
-                state.verify()
+                if not body.get("keeps_state", False):
+                    state.verify(keeps_groups=body.get("keeps_groups", False))
                 state.rewind_generators()
         if reporter.is_forked:
             os._exit(FAILED_EXIT_CODE if reporter.failed else 0)
@@ -175,10 +211,17 @@ def take_over(request: wire.WorldRequest) -> None:
         torch.set_num_threads(request.threads)
 
 
-def _become_rank(start: RankStart) -> None:
+def become_rank_process(start: RankStart) -> None:
+    """Give this process a rank's signals, output and way to tell its stacks."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     redirect_output(os.path.join(start.request.directory, f"rank-{start.rank}.log"))
+    set_breakpoint_hook(start.rank, start.request.debug_rank)
+    if start.rank == start.request.debug_rank:
+        take_terminal()
     answer_with_stacks(start.stacks_fd)
-    os.environ["RANK"] = os.environ["LOCAL_RANK"] = str(start.rank)
+    if (torch := sys.modules.get("torch")) is not None:
+        # A pool of native threads does not survive the fork. torch replaces it when a thread first asks for it, and has
+        # no lock around that; several at once find none and abort the process.
+        torch.set_num_threads(torch.get_num_threads())

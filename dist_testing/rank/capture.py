@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import sys
+from collections.abc import Sequence
+from typing import Any
 
-__all__ = ["own_streams", "redirect_output"]
+from dist_testing.threaded.members import current_member
+
+__all__ = ["flush_streams", "own_streams", "redirect_output", "split_output"]
 
 
 def _stream(fd: int) -> io.TextIOWrapper:
@@ -35,3 +40,37 @@ def redirect_output(path: str) -> None:
         # A runner started with closed standard descriptors gets low numbers from open().
         if fd > 2:
             os.close(fd)
+
+
+def flush_streams() -> None:
+    """Let nothing that Python has been told to print be lost with the process."""
+    for stream in (sys.stdout, sys.stderr):
+        # A test may have closed or replaced it; then there is nothing left to save.
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+
+
+def split_output(paths: Sequence[str]) -> None:
+    """Give each rank that is a thread a log of its own, of what it and the threads that it starts print from Python.
+
+    Descriptors belong to the process, so what native code prints is in the log of rank 0, as is the output of threads
+    that are nobody's. Descriptors 1 and 2 must go there already.
+
+    Args:
+        paths: The ranks' logs, by rank.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    logs = [_stream(os.open(path, flags, 0o600)) for path in paths[1:]]
+    sys.stdout = sys.__stdout__ = _StreamOfThread([_stream(1), *logs])  # type: ignore[misc,assignment]
+    sys.stderr = sys.__stderr__ = _StreamOfThread([_stream(2), *logs])  # type: ignore[misc,assignment]
+
+
+class _StreamOfThread:
+    """Whatever is done to it is done to the stream of the calling thread's rank."""
+
+    def __init__(self, streams: Sequence[io.TextIOWrapper]) -> None:
+        self._streams = streams
+
+    def __getattr__(self, name: str) -> Any:
+        member = current_member()
+        return getattr(self._streams[0 if member is None else member.rank], name)

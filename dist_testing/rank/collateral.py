@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from dist_testing.errors import CollectiveTimeoutError, PeerFailedError
+
 __all__ = ["Collateral", "collateral"]
 
 # "lost": a peer has gone away. "late": a peer did not come in time. "": neither, the error is the rank's own.
@@ -52,6 +54,10 @@ def collateral(error: BaseException) -> Collateral:
 
     Looks at runtime and connection errors only: an assertion that quotes such a text is the test's own finding.
     """
+    if isinstance(error, PeerFailedError):
+        return "lost"
+    if isinstance(error, CollectiveTimeoutError):
+        return "late"
     if not isinstance(error, RuntimeError | ConnectionError):
         return ""
     try:

@@ -1,7 +1,8 @@
 """Frames: how a rank talks to the runner. Length-prefixed JSON over a socket pair; never pickle.
 
 A rank sends `ready` once, an `outcome` as soon as one is known (peers must not wait for a
-teardown to learn of a failure), and `done` as the last thing before it leaves. What is read is not trusted: a rank is
+teardown to learn of a failure), and `done` as the last thing before it leaves; in between, `warning` for what test code
+warns of, and `end_session` if it wants no further test to run. What is read is not trusted: a rank is
 test code, and test code goes wrong.
 
 The runner answers a good outcome with an instruction (`dist_testing.launch.wire`), when every rank has one: `next`,
@@ -22,7 +23,7 @@ from typing import Any, Literal
 
 from dist_testing.errors import FrameError
 
-__all__ = ["MAX_FRAME_BYTES", "MAX_TEXT_CHARS", "Frame", "FrameReader", "FrameWriter", "shorten"]
+__all__ = ["MAX_FRAME_BYTES", "MAX_TEXT_CHARS", "Frame", "FrameKind", "FrameReader", "FrameWriter", "shorten"]
 
 # A traceback with a big assertion fits; a rank that went mad does not fill the runner's memory.
 MAX_FRAME_BYTES = 8 * 1024 * 1024
@@ -31,7 +32,7 @@ MAX_TEXT_CHARS = 256 * 1024
 
 _LENGTH = struct.Struct(">I")
 
-FrameKind = Literal["ready", "outcome", "done"]
+FrameKind = Literal["ready", "outcome", "warning", "end_session", "done"]
 _FIELDS: dict[str, dict[str, type]] = {
     "ready": {},
     "outcome": {
@@ -45,6 +46,8 @@ _FIELDS: dict[str, dict[str, type]] = {
         "operation": str,
         "types": str,
     },
+    "warning": {"category": str, "text": str, "filename": str, "line_number": int},
+    "end_session": {"reason": str},
     "done": {},
 }
 

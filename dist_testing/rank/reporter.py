@@ -5,19 +5,23 @@ from __future__ import annotations
 import os
 import traceback
 import unittest
+import warnings
+from collections.abc import Callable
+from typing import Protocol
 
 from dist_testing.errors import DistTestingError
-from dist_testing.rank.board import PhaseBoard
 from dist_testing.rank.collateral import Collateral, collateral
-from dist_testing.rank.frames import FrameWriter, shorten
+from dist_testing.rank.frames import FrameKind, shorten
 from dist_testing.skips import skip_for_exit_code
 
-__all__ = ["Reporter", "format_error", "summarise"]
+__all__ = ["Board", "Frames", "Reporter", "format_error", "summarise"]
 
 # Where torch's collectives are.
 _COLLECTIVES = os.path.join("torch", "distributed", "distributed_c10d.py")
 # One line of a report; the whole text follows elsewhere.
 _SUMMARY_CHARS = 300
+# Different ones in one case; the runner keeps no more.
+_MAX_WARNINGS = 100
 
 
 def summarise(error: BaseException) -> str:
@@ -28,7 +32,7 @@ def summarise(error: BaseException) -> str:
     return shorten(line, _SUMMARY_CHARS).replace("\n", " ")
 
 
-def _text(error: BaseException) -> str:
+def _text(error: BaseException | str) -> str:
     try:
         return str(error)
     except Exception as broken:
@@ -55,17 +59,45 @@ def _operation(error: BaseException) -> str:
     return ""
 
 
+class Frames(Protocol):
+    """Where a rank's frames go: a `FrameWriter`, or the runner itself if the rank is one of its threads."""
+
+    def send(self, frame: FrameKind, /, **fields: object) -> None:
+        """Send one frame."""
+
+
+class Board(Protocol):
+    """Where a rank says what it is doing: a `PhaseBoard`, or the runner itself."""
+
+    def write(self, rank: int, phase: str) -> None:
+        """Rank `rank` is now doing `phase`."""
+
+
 class Reporter:
     """What a door tells the runner. The worst outcome counts, so telling more never hides a failure."""
 
-    def __init__(self, frames: FrameWriter, board: PhaseBoard, rank: int) -> None:
+    def __init__(
+        self, frames: Frames, board: Board, rank: int, on_failure: Callable[[BaseException], None] | None = None
+    ) -> None:
+        """Make the account of one rank.
+
+        Args:
+            frames: Where it goes.
+            board: Where phases go.
+            rank: Which rank.
+            on_failure: Called with the first exception that is a failure, when it has been told.
+        """
         self._frames = frames
         self._board = board
         self._rank = rank
         self._pid = os.getpid()
         self._phase = "start"
+        self._warned: list[dict[str, object]] = []
         self._has_reported = False
+        self._on_failure = on_failure
         self.failed = False
+        # What the test gave to sys.exit; None if it did not.
+        self.left_with: int | None = None
 
     @property
     def is_forked(self) -> bool:
@@ -85,6 +117,7 @@ class Reporter:
         """The case has ended on this rank; if nothing was wrong with it until now, it has passed."""
         if not self._has_reported:
             self._send("passed")
+        self._warned = []
         self._has_reported = False
 
     def skipped(self, reason: str) -> None:
@@ -102,6 +135,7 @@ class Reporter:
             operation=_operation(error),
             types=" ".join(f"{cls.__module__}.{cls.__qualname__}" for cls in type(error).__mro__),
         )
+        self._tell_peers(error)
 
     def ended_by(self, error: BaseException, text: str | None = None) -> None:
         """Report an exception by what it means: a skip, an exit, or a failure.
@@ -120,18 +154,43 @@ class Reporter:
         if skip := skip_for_exit_code(code):
             self.skipped(skip.message)
             return
+        self.left_with = code
+        self.exited(code, summarise(error), format_error(error) if text is None else text)
+        self._tell_peers(error)
+
+    def exited(self, code: int, summary: str, text: str) -> None:
+        """The rank leaves by itself, before the test has ended."""
         self.failed = True
-        self._send(
-            "exited",
-            exit_code=code,
-            summary=summarise(error),
-            text=format_error(error) if text is None else text,
-        )
+        self._send("exited", exit_code=code, summary=summary, text=text)
+
+    def _tell_peers(self, error: BaseException) -> None:
+        if self._on_failure is not None:
+            callback, self._on_failure = self._on_failure, None
+            callback(error)
 
     def never_started(self, error: BaseException) -> None:
         """Setting the rank up failed before any test code ran."""
         self.failed = True
         self._send("never_started", summary=summarise(error), text=format_error(error))
+
+    def warned(self, warning: warnings.WarningMessage) -> None:
+        """Test code has warned of something. That is no outcome."""
+        category = f"{warning.category.__module__}.{warning.category.__qualname__}"
+        fields = {
+            "category": category,
+            "text": shorten(_text(warning.message)),
+            "filename": warning.filename,
+            "line_number": warning.lineno,
+        }
+        # A loop that warns in every step has said it once.
+        if not self.is_forked and fields not in self._warned and len(self._warned) < _MAX_WARNINGS:
+            self._warned.append(fields)
+            self._frames.send("warning", **fields)
+
+    def end_session(self, reason: str) -> None:
+        """Test code wants no further test to run. What that means for this one is told besides."""
+        if not self.is_forked:
+            self._frames.send("end_session", reason=shorten(reason))
 
     def done(self) -> None:
         """The last frame."""

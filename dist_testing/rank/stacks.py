@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import faulthandler
 import signal
+from traceback import walk_stack
+from types import FrameType
 
-__all__ = ["STACKS_SIGNAL", "answer_with_stacks"]
+__all__ = ["STACKS_SIGNAL", "answer_with_stacks", "stack_of"]
 
 # faulthandler answers in the signal handler itself, so also while C code holds the GIL. A real-time signal, because
 # test code uses SIGUSR1 and SIGUSR2 for itself.
@@ -16,3 +18,9 @@ def answer_with_stacks(fd: int) -> None:
     """Write the stacks of all threads to `fd` on STACKS_SIGNAL, and to descriptor 2 on a fatal signal."""
     faulthandler.enable(file=2, all_threads=True)
     faulthandler.register(STACKS_SIGNAL, file=fd, all_threads=True, chain=False)
+
+
+def stack_of(frame: FrameType) -> str:
+    """The stack that ends in `frame`, as faulthandler would write it."""
+    frames = [f'  File "{f.f_code.co_filename}", line {line} in {f.f_code.co_name}' for f, line in walk_stack(frame)]
+    return "\n".join(["Stack (most recent call first):", *frames])

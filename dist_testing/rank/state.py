@@ -16,6 +16,7 @@ __all__ = ["RankState"]
 
 # torch sets it at the first call of some functions that have nothing to do with it.
 _SET_BY_TORCH = frozenset({"TORCHINDUCTOR_CACHE_DIR"})
+_GROUPS = "process groups"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,18 +48,21 @@ class RankState:
             _generators(),
         )
 
-    def verify(self) -> None:
+    def verify(self, *, keeps_groups: bool = False) -> None:
         """Compare the state with this one.
+
+        Args:
+            keeps_groups: Whether a case may leave process groups to the next one.
 
         Raises:
             StateLeakError: If a case has changed something; the text lists all of it.
         """
-        changes = self._changes()
+        changes = self._changes(keeps_groups)
         if changes:
             raise StateLeakError(
                 f"changed and not undone: {'; '.join(changes)}.\n"
-                "The test itself has passed, but ranks of a pool are kept, and the next test would see this.\n"
-                'Undo it in the test (monkeypatch, a fixture), or give the test ranks of its own: isolation="fork".'
+                "The test itself has passed, but these ranks are kept, and the next test would see this.\n"
+                'Undo it in the test or a fixture, or give the test ranks of its own: isolation="fork".'
             )
 
     def rewind_generators(self) -> None:
@@ -69,7 +73,7 @@ class RankState:
         if "torch" in self.generators:
             sys.modules["torch"].set_rng_state(self.generators["torch"])
 
-    def _changes(self) -> list[str]:
+    def _changes(self, keeps_groups: bool) -> list[str]:
         changes = []
         env = dict(os.environ)
         if env != self.env:
@@ -79,7 +83,12 @@ class RankState:
         if (cwd := os.getcwd()) != self.cwd:
             changes.append(f"working directory, now {cwd}")
         descriptors = _descriptors()
-        if opened := [name for fd in descriptors - self.descriptors if (name := _descriptor_name(fd))]:
+        now = _torch_state()
+        has_kept_groups = keeps_groups and now.get(_GROUPS) != self.torch.get(_GROUPS)
+        names_opened = [name for fd in descriptors - self.descriptors if (name := _descriptor_name(fd))]
+        # A group's connections, and the pipes that wake its threads, cannot be told from others.
+        allowed = ("socket:", "pipe:") if has_kept_groups else ()
+        if opened := [name for name in names_opened if not name.startswith(allowed)]:
             changes.append(f"open file(s) {', '.join(sorted(opened))}")
         if closed := self.descriptors - descriptors:
             changes.append(f"closed descriptor(s) {', '.join(map(str, sorted(closed)))}")
@@ -88,11 +97,10 @@ class RankState:
             changes.append(f"running thread(s) {', '.join(sorted(started))}")
         if left := _children() - self.children:
             changes.append(f"running process(es) {', '.join(map(str, sorted(left)))}")
-        now = _torch_state()
         changes += [
             f"{name}, from {self.torch.get(name)} to {now.get(name)}"
             for name in sorted(self.torch.keys() | now.keys())
-            if self.torch.get(name) != now.get(name)
+            if self.torch.get(name) != now.get(name) and not (has_kept_groups and name == _GROUPS)
         ]
         return changes
 
@@ -149,7 +157,7 @@ def _torch_state() -> dict[str, Any]:
         "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
         "intra-op threads": torch.get_num_threads(),
         # The public count never goes down, so a test that destroys its groups would look like one that does not.
-        "process groups": len(dist.distributed_c10d._world.pg_map) if dist.is_available() else 0,
+        _GROUPS: len(dist.distributed_c10d._world.pg_map) if dist.is_available() else 0,
     }
 
 

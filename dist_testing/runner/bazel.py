@@ -11,9 +11,22 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from dist_testing.errors import DistTestingError, UsageError
+from dist_testing.errors import UsageError
 
-__all__ = ["Protocol", "read_protocol"]
+__all__ = ["CoverageRequest", "Protocol", "read_protocol"]
+
+
+@dataclass(frozen=True, slots=True)
+class CoverageRequest:
+    """What `bazel coverage` wants.
+
+    Attributes:
+        directory: `COVERAGE_DIR`: every LCOV file in it goes into the target's report.
+        manifest: `COVERAGE_MANIFEST`: lists the sources whose coverage is wanted.
+    """
+
+    directory: Path
+    manifest: Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +43,9 @@ class Protocol:
         test_filter: `TESTBRIDGE_TEST_ONLY`: `--test_filter`.
         fail_fast: `TESTBRIDGE_TEST_RUNNER_FAIL_FAST`: `--test_runner_fail_fast`.
         shard: Which shard this is, and of how many.
+        run_number: `TEST_RUN_NUMBER`: which of `--runs_per_test` this is, from 1.
+        random_seed: `TEST_RANDOM_SEED`: as it came. Tests read it from their environment; here it is for the XML.
+        coverage: What `bazel coverage` wants.
     """
 
     timeout_s: float | None = None
@@ -41,6 +57,26 @@ class Protocol:
     test_filter: str = ""
     fail_fast: bool = False
     shard: tuple[int, int] = (0, 1)
+    run_number: int | None = None
+    random_seed: str = ""
+    coverage: CoverageRequest | None = None
+
+    @property
+    def is_whole_target(self) -> bool:
+        """Whether this run has all the target's cases, and not a shard or a selection of them."""
+        return self.shard[1] == 1 and not self.test_filter
+
+    @property
+    def properties(self) -> list[tuple[str, object]]:
+        """What tells this run of the target from others; for the XML."""
+        values: list[tuple[str, object]] = []
+        if self.shard[1] > 1:
+            values += [("shard_index", self.shard[0]), ("total_shards", self.shard[1])]
+        if self.run_number is not None:
+            values.append(("run_number", self.run_number))
+        if self.random_seed:
+            values.append(("random_seed", self.random_seed))
+        return values
 
     @contextlib.contextmanager
     def not_over_yet(self) -> Iterator[None]:
@@ -48,14 +84,12 @@ class Protocol:
         if self.premature_exit_file is None:
             yield
             return
-        self.premature_exit_file.touch()
-        # A refusal with a text of ours is an orderly end, too.
+        _touch(self.premature_exit_file, "TEST_PREMATURE_EXIT_FILE")
+        # An exception that leaves the body is an end that shows; only a process that vanishes leaves the file.
         try:
             yield
-        except DistTestingError:
+        finally:
             self.premature_exit_file.unlink(missing_ok=True)
-            raise
-        self.premature_exit_file.unlink(missing_ok=True)
 
 
 def read_protocol(env: Mapping[str, str]) -> Protocol:
@@ -66,11 +100,12 @@ def read_protocol(env: Mapping[str, str]) -> Protocol:
     """
     shard = (0, 1)
     if "TEST_TOTAL_SHARDS" in env:
+        if (status := _path(env, "TEST_SHARD_STATUS_FILE")) is not None:
+            _touch(status, "TEST_SHARD_STATUS_FILE")
         shard = (_number(env, "TEST_SHARD_INDEX", 0), _number(env, "TEST_TOTAL_SHARDS", 1))
         if shard[0] >= shard[1]:
-            raise UsageError(f"TEST_SHARD_INDEX={shard[0]} with TEST_TOTAL_SHARDS={shard[1]}: there is no such shard.")
-        if status := env.get("TEST_SHARD_STATUS_FILE"):
-            Path(status).touch()
+            raise _changed(f"TEST_SHARD_INDEX={shard[0]} with TEST_TOTAL_SHARDS={shard[1]}: there is no such shard.")
+    directory, manifest = _path(env, "COVERAGE_DIR"), _path(env, "COVERAGE_MANIFEST")
     return Protocol(
         timeout_s=float(_number(env, "TEST_TIMEOUT", 1)) if "TEST_TIMEOUT" in env else None,
         xml_file=_path(env, "XML_OUTPUT_FILE"),
@@ -81,6 +116,24 @@ def read_protocol(env: Mapping[str, str]) -> Protocol:
         test_filter=env.get("TESTBRIDGE_TEST_ONLY", ""),
         fail_fast=env.get("TESTBRIDGE_TEST_RUNNER_FAIL_FAST") == "1",
         shard=shard,
+        run_number=_number(env, "TEST_RUN_NUMBER", 0) if "TEST_RUN_NUMBER" in env else None,
+        random_seed=env.get("TEST_RANDOM_SEED", ""),
+        coverage=CoverageRequest(directory, manifest) if directory and manifest else None,
+    )
+
+
+def _touch(path: Path, name: str) -> None:
+    try:
+        path.touch()
+    except OSError as error:
+        raise _changed(f"{name}={str(path)!r}: the file cannot be made: {error}.") from error
+
+
+def _changed(observed: str) -> UsageError:
+    return UsageError(
+        f"{observed}\n"
+        "Bazel sets the variable; something between Bazel and the test has changed it.\n"
+        "Run the target with `bazel test`, without wrappers that touch TEST_ variables."
     )
 
 
@@ -91,9 +144,5 @@ def _path(env: Mapping[str, str], name: str) -> Path | None:
 def _number(env: Mapping[str, str], name: str, smallest: int) -> int:
     text = env.get(name, "")
     if re.fullmatch(r"[0-9]{1,9}", text) is None or int(text) < smallest:
-        raise UsageError(
-            f"{name}={text!r}: expected a whole number from {smallest}.\n"
-            "Bazel sets it; something between Bazel and the test has changed it.\n"
-            "Run the target with `bazel test`, without wrappers that touch TEST_ variables."
-        )
+        raise _changed(f"{name}={text!r}: expected a whole number from {smallest}.")
     return int(text)

@@ -9,7 +9,7 @@ from typing import Any
 
 from dist_testing.outcomes import RankOutcome, Verdict
 
-__all__ = ["Case", "CaseResult"]
+__all__ = ["Case", "CaseResult", "RankWarning"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +24,10 @@ class Case:
         isolation: The launcher: one of `dist_testing.spec.ISOLATIONS`.
         pool: With isolation "pool", the name of the pool: cases with one name and one size run on the same ranks.
         init: Whether the library makes the default group.
-        with_store: Whether the world has a store of the library's, at MASTER_ADDR and MASTER_PORT.
+        with_store: Whether the world has a store of the library's, at MASTER_ADDR and MASTER_PORT. Threads always
+            have one, in memory.
         expected_exits: Rank to how its process must end; a negative number is a signal, as in `subprocess`.
+        debug_rank: The rank that gets the terminal, while the others have all the time they need; None for none.
     """
 
     name: str
@@ -37,6 +39,26 @@ class Case:
     init: bool = True
     with_store: bool = True
     expected_exits: Mapping[int, int] = field(default_factory=dict)
+    debug_rank: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RankWarning:
+    """A warning, and the ranks that had it.
+
+    Attributes:
+        category: Name of its class.
+        text: What it says.
+        filename: Where it points to.
+        line_number: In that file.
+        ranks: Which ranks, ascending.
+    """
+
+    category: str
+    text: str
+    filename: str
+    line_number: int
+    ranks: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +77,11 @@ class CaseResult:
         stacks: Rank to its stacks, of ranks that were running when something went wrong.
         leaked: Command lines of processes that were left behind.
         retried: Why a first try did not count; "" if there was none.
+        warnings: What the ranks warned of, each once.
+        end_session: Why a rank wants no further test to run; "" if none does.
+        gpus: The machine's numbers of the GPUs that the ranks had, such as "0, 1"; "" for none.
+        gpu_wait_s: How long the case waited for them, in seconds.
+        notes: What else may explain a failure, a line each.
     """
 
     case: Case
@@ -68,3 +95,8 @@ class CaseResult:
     stacks: Mapping[int, str] = field(default_factory=dict)
     leaked: tuple[str, ...] = ()
     retried: str = ""
+    warnings: tuple[RankWarning, ...] = ()
+    end_session: str = ""
+    gpus: str = ""
+    gpu_wait_s: float = 0.0
+    notes: tuple[str, ...] = ()

@@ -10,25 +10,35 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib
 import os
 import shutil
+import sys
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from dist_testing.budget import Budget
-from dist_testing.errors import LaunchError, UsageError
+from dist_testing.errors import GpuError, LaunchError, UsageError
+from dist_testing.gpus.nccl import preflight, recordings
+from dist_testing.gpus.world import WorldGpus
 from dist_testing.launch.fork import ForkLauncher
 from dist_testing.launch.fresh import Loader
+from dist_testing.launch.launcher import Launcher
+from dist_testing.launch.threads import ThreadBody, run_ranks
 from dist_testing.outcomes import Cause, Kind, RankOutcome, Status, verdict
 from dist_testing.rank.bootstrap import RankSide
-from dist_testing.runner.case import Case, CaseResult
+from dist_testing.rank.thread_idents import read_ranks
+from dist_testing.runner.case import Case, CaseResult, RankWarning
+from dist_testing.runner.live import LiveOutput
+from dist_testing.runner.ranks import RankRecord
 from dist_testing.runner.run_directory import RunDirectory
 from dist_testing.runner.running_world import RunningWorld, check_world_size, start_world
 from dist_testing.runner.stack_dumps import operation_in
-from dist_testing.spec import Spec
+from dist_testing.runner.thread_stacks import blame_thread, waiting_for_skipped
+from dist_testing.spec import Spec, check_isolation
 
 __all__ = ["Engine", "RunningCase"]
 
@@ -36,6 +46,8 @@ __all__ = ["Engine", "RunningCase"]
 _LOG_TAIL_BYTES = 64 * 1024
 # For the ranks of a pool to destroy their groups and end. Seconds.
 _POOL_END_LIMIT_S = 30.0
+# While somebody debugs: what the limits of groups and stores are made from, because these must have one. Seconds.
+_DEBUG_LIMIT_S = 7 * 24 * 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +58,7 @@ class RunningCase:
     world: RunningWorld
     started_s: float
     limit_s: float
+    is_first: bool  # on these ranks
 
 
 class Engine:
@@ -54,6 +67,9 @@ class Engine:
     Attributes:
         spec: What the target asks for.
         cases_after: Cases that will come after the next one; they share the budget with it.
+        debug_rank: The rank that gets the terminal in every case; None for none.
+        show_line: Given what ranks print, line by line, as they print it; None to leave it in their logs.
+        tell: Given a line for the log about what a case has to wait for.
     """
 
     def __init__(self, spec: Spec, budget: Budget, side: RankSide, loader: Loader) -> None:
@@ -67,15 +83,18 @@ class Engine:
         """
         self.spec = spec
         self.cases_after = 0
+        self.debug_rank: int | None = None
+        self.show_line: Callable[[str], None] | None = None
+        self.tell: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True)
         self._budget = budget
         self._side = side
         self._loader = loader
-        self._launcher: ForkLauncher | None = None
+        self._launcher: Launcher | None = None
         self._pool: RunningWorld | None = None
         self._worlds = 0
         self._directory: RunDirectory | None = None
 
-    def prepare(self) -> tuple[ForkLauncher, RunDirectory]:
+    def prepare(self) -> tuple[Launcher, RunDirectory]:
         """Fork the template now, while this process is clean. Without this the first case does it.
 
         Returns:
@@ -88,12 +107,16 @@ class Engine:
             if self._directory is None:
                 self._directory = RunDirectory(os.environ)
             if self._launcher is None:
-                self._launcher = ForkLauncher(
-                    self._side, self._loader, self._directory.all_paths, str(self._directory.short)
-                )
+                self._launcher = self._make_launcher(self._directory)
         except OSError as error:
             raise _no_room("the run", error) from error
         return self._launcher, self._directory
+
+    def _make_launcher(self, directory: RunDirectory) -> Launcher:
+        # Every rank needs it, also of a test file that does not import it; loaded before the template is forked, it is
+        # loaded once.
+        importlib.import_module("torch.distributed")
+        return ForkLauncher(self._side, self._loader, directory.all_paths, str(directory.short))
 
     def run(self, case: Case) -> CaseResult:
         """`start` and `finish`, and once more if ranks could not be had although no test code has run yet."""
@@ -112,13 +135,22 @@ class Engine:
             UsageError: If the world is larger than can be.
         """
         check_world_size(case.name, case.world_size)
+        check_isolation(case.name, self.spec.backend, case.isolation)
+        if case.expected_exits and case.isolation == "thread":
+            raise UsageError(
+                f'{case.name}: expected_exits = {case.expected_exits!r} with isolation "thread".\n'
+                "Its ranks are threads of one process, which ends as a whole.\n"
+                'Give the test ranks that are processes: isolation="fork" and a backend for them.'
+            )
         if any(rank >= case.world_size for rank in case.expected_exits):
             raise UsageError(
                 f"{case.name}: expected_exits = {case.expected_exits!r} in a world of {case.world_size} ranks.\n"
                 "Of a rank that does not exist it can neither be met nor fail.\n"
                 "Name ranks of the world, from 0."
             )
-        limit_s = self._budget.limit_s(case.timeout_s, cases_after=self.cases_after)
+        if self.debug_rank is not None:
+            case = dataclasses.replace(case, debug_rank=self.debug_rank)
+        limit_s = self._limit_s(case)
         started_s = time.monotonic()
         world, self._pool = self._pool, None
         body = None
@@ -130,14 +162,22 @@ class Engine:
             self._worlds += 1
             try:
                 launcher, directory = self.prepare()
-                world = start_world(launcher, self._worlds, case, self.spec, directory, limit_s)
+                gpus = self._take_gpus(case, limit_s)
+                if gpus is not None:
+                    # Less what the wait has taken.
+                    limit_s = self._limit_s(case)
+                world = start_world(launcher, self._worlds, case, self.spec, directory, limit_s, gpus)
+                if self.show_line is not None:
+                    world.supervisor.show_output(LiveOutput(world.directory, world.size, self.show_line))
+            except GpuError:
+                raise
             except LaunchError:
                 self._drop_launcher()
                 raise
             except OSError as error:
                 raise _no_room(case.name, error) from error
         world.supervisor.begin_case(limit_s, keep=bool(case.pool), expected_exits=case.expected_exits, body=body)
-        return RunningCase(case, world, started_s, limit_s)
+        return RunningCase(case, world, started_s, limit_s, is_first=body is None)
 
     def finish(self, running: RunningCase) -> CaseResult:
         """Wait for the end of a case, at most until its deadline, and judge it.
@@ -153,11 +193,17 @@ class Engine:
                 _with_operation(record.outcome(), supervisor.stacks.get(record.rank, ""))
                 for record in supervisor.records
             )
+            if case.isolation == "thread":
+                log = _tail(world.directory / "rank-0.log")
+                outcomes = waiting_for_skipped(blame_thread(outcomes, read_ranks(world.directory), log))
+            gpus = world.gpus
+            held = gpus.memory_left() if gpus is not None and supervisor.is_over else ()
         result = verdict(
             outcomes,
             world_size=case.world_size,
             promised=self.spec.promises(case.world_size),
             leaked=supervisor.leaked,
+            gpu_memory=held,
         )
         log_files: dict[int, Path] = {}
         quoted: Sequence[int] = ()
@@ -179,6 +225,36 @@ class Engine:
             log_files=log_files,
             stacks=supervisor.stacks,
             leaked=tuple(supervisor.leaked),
+            warnings=_warnings_of(supervisor.records),
+            end_session=next((record.end_session for record in supervisor.records if record.end_session), ""),
+            gpus=gpus.names if gpus is not None else "",
+            gpu_wait_s=gpus.wait_s if gpus is not None and running.is_first else 0.0,
+            notes=self._notes(world) if result.status is Status.FAILED else (),
+        )
+
+    def run_here(self, case: Case, body: ThreadBody) -> CaseResult:
+        """Run a case on threads of this process, and judge it.
+
+        Args:
+            case: The case; its isolation is "thread".
+            body: Runs one rank.
+
+        Raises:
+            UsageError: If the world is larger than can be.
+        """
+        check_world_size(case.name, case.world_size, needs_files=False)
+        limit_s = self._budget.limit_s(case.timeout_s, cases_after=self.cases_after)
+        started_s = time.monotonic()
+        ended = run_ranks(case.world_size, body, limit_s=limit_s)
+        outcomes = tuple(_with_operation(outcome, ended.stacks.get(outcome.rank, "")) for outcome in ended.outcomes)
+        return CaseResult(
+            case=case,
+            verdict=verdict(outcomes, world_size=case.world_size, promised=self.spec.promises(case.world_size)),
+            outcomes=outcomes,
+            started_s=started_s,
+            duration_s=time.monotonic() - started_s,
+            limit_s=limit_s,
+            stacks=ended.stacks,
         )
 
     def abandon(self, running: RunningCase) -> None:
@@ -205,6 +281,30 @@ class Engine:
         if self._directory is not None:
             self._directory.remove()
             self._directory = None
+
+    def _limit_s(self, case: Case) -> float:
+        if case.debug_rank is not None:
+            return _DEBUG_LIMIT_S
+        return self._budget.limit_s(case.timeout_s, cases_after=self.cases_after)
+
+    def _take_gpus(self, case: Case, limit_s: float) -> WorldGpus | None:
+        count = self.spec.gpus(case.world_size)
+        # Nobody has leased another vendor's yet.
+        if not count or self.spec.backend.vendor != "nvidia":
+            return None
+        return WorldGpus.take(
+            count, limit_s=limit_s, on_wait=lambda line: self.tell(f"dist_testing: {case.name}: {line}")
+        )
+
+    def _notes(self, world: RunningWorld) -> tuple[str, ...]:
+        """What else may explain a failure."""
+        if self.spec.backend.torch_backend != "nccl":
+            return ()
+        seen = [
+            f"Rank {rank}'s last collectives: {text}." for rank, text in recordings(world.directory, world.size).items()
+        ]
+        lack = preflight(world.size)
+        return (*seen, *([lack] if lack else ()))
 
     def _end(self, world: RunningWorld) -> str:
         supervisor = world.supervisor
@@ -241,10 +341,19 @@ class Engine:
             launcher.close()
 
 
+def _warnings_of(records: Sequence[RankRecord]) -> tuple[RankWarning, ...]:
+    """What the ranks warned of, each warning once."""
+    ranks: dict[tuple[str, str, str, int], list[int]] = {}
+    for record in records:
+        for warning in record.warnings:
+            ranks.setdefault(warning, []).append(record.rank)
+    return tuple(RankWarning(*warning, tuple(its_ranks)) for warning, its_ranks in ranks.items())
+
+
 def _with_operation(outcome: RankOutcome, stack: str) -> RankOutcome:
     """What a rank that could not say so itself was waiting in."""
     if outcome.kind in (Kind.HUNG, Kind.STOPPED):
-        return dataclasses.replace(outcome, operation=operation_in(stack))
+        return dataclasses.replace(outcome, operation=operation_in(stack) or outcome.operation)
     return outcome
 
 

@@ -1,7 +1,8 @@
-"""The run's test.xml: one `<testcase>` per case, written by the runner, whatever happens to the ranks."""
+"""The run's test.xml, written by the runner whatever happens to the ranks, and read again by tools."""
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import tempfile
@@ -11,7 +12,17 @@ from pathlib import Path
 from typing import Literal
 from xml.etree import ElementTree
 
-__all__ = ["XmlCase", "write_xml"]
+from dist_testing.errors import ReportError
+
+__all__ = ["EXPECTED", "XmlCase", "XmlSuite", "read_xml", "write_xml"]
+
+# How the message of an expected failure begins; JUnit's format has no element for it but <skipped>.
+EXPECTED = "xfail: "
+
+Outcome = Literal["passed", "skipped", "failed", "error"]
+
+# Elements that say how a case went, the mildest first; a case without one has passed.
+_TAGS: dict[Outcome, str] = {"skipped": "skipped", "failed": "failure", "error": "error"}
 
 # XML 1.0 has no way to write these, not even escaped.
 _NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -25,7 +36,7 @@ class XmlCase:
         classname: File and class, dotted.
         name: The rest of the name, with parameters.
         outcome: How it ended; "error" if the machinery failed and not the test.
-        duration_s: Seconds.
+        duration_s: Seconds; NaN if a file that was read does not say.
         message: One line: the skip reason, or who failed and how.
         text: The whole report of a failure.
         properties: Name and value, rank by rank.
@@ -33,20 +44,48 @@ class XmlCase:
 
     classname: str
     name: str
-    outcome: Literal["passed", "skipped", "failed", "error"]
+    outcome: Outcome
     duration_s: float
     message: str = ""
     text: str = ""
     properties: Sequence[tuple[str, object]] = field(default_factory=tuple)
 
+    @property
+    def has_run(self) -> bool:
+        """Whether the test was carried out; also one that was expected to fail was."""
+        if self.outcome == "skipped":
+            return self.message.startswith(EXPECTED) and not self.message.startswith(f"{EXPECTED}[NOTRUN]")
+        return True
 
-def write_xml(path: Path, suite: str, cases: Sequence[XmlCase]) -> None:
+    @property
+    def key(self) -> str:
+        """What the case is known by from run to run."""
+        return f"{self.classname}.{self.name}" if self.classname else self.name
+
+
+@dataclass(frozen=True, slots=True)
+class XmlSuite:
+    """One `<testsuite>`, as it is read.
+
+    Attributes:
+        name: The target's label, if the runner has written the file.
+        cases: In the order of the file.
+        properties: Of the whole run.
+    """
+
+    name: str
+    cases: Sequence[XmlCase]
+    properties: Sequence[tuple[str, object]] = field(default_factory=tuple)
+
+
+def write_xml(path: Path, suite: str, cases: Sequence[XmlCase], properties: Sequence[tuple[str, object]] = ()) -> None:
     """Write the file in one step: a reader sees all of it or none.
 
     Args:
         path: Where to; its folder exists.
         suite: Name of the suite: the target's label.
         cases: In the order in which they ran.
+        properties: Of the whole run.
     """
     counts = {
         "tests": len(cases),
@@ -61,6 +100,7 @@ def write_xml(path: Path, suite: str, cases: Sequence[XmlCase]) -> None:
     }
     root = ElementTree.Element("testsuites")
     element = ElementTree.SubElement(root, "testsuite", attributes)
+    _add_properties(element, properties)
     for case in cases:
         _add_case(element, case)
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -81,14 +121,78 @@ def _add_case(suite: ElementTree.Element, case: XmlCase) -> None:
         "testcase",
         {"classname": _clean(case.classname), "name": _clean(case.name), "time": f"{case.duration_s:.3f}"},
     )
-    if case.properties:
-        properties = ElementTree.SubElement(element, "properties")
-        for name, value in case.properties:
-            ElementTree.SubElement(properties, "property", {"name": _clean(name), "value": _clean(str(value))})
-    tags = {"skipped": "skipped", "failed": "failure", "error": "error"}
-    if tag := tags.get(case.outcome):
+    _add_properties(element, case.properties)
+    if tag := _TAGS.get(case.outcome):
         ElementTree.SubElement(element, tag, {"message": _clean(case.message)}).text = _clean(case.text)
+
+
+def _add_properties(element: ElementTree.Element, values: Sequence[tuple[str, object]]) -> None:
+    if values:
+        properties = ElementTree.SubElement(element, "properties")
+        for name, value in values:
+            ElementTree.SubElement(properties, "property", {"name": _clean(name), "value": _clean(str(value))})
 
 
 def _clean(text: str) -> str:
     return _NOT_XML.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
+def read_xml(path: Path) -> list[XmlSuite]:
+    """Read a test.xml of any runner that writes JUnit's format.
+
+    Raises:
+        ReportError: If the file is not XML, or its root is something else than test suites.
+    """
+    try:
+        root = ElementTree.parse(path).getroot()
+    except (OSError, ElementTree.ParseError) as error:
+        raise ReportError(
+            f"{path}: cannot be read as XML: {error}.\n"
+            "It was cut off, or it is not a test.xml.\n"
+            "Run the target again, or leave the file out."
+        ) from error
+    if root.tag not in ("testsuite", "testsuites"):
+        raise ReportError(
+            f"{path}: the root element is <{root.tag}>.\n"
+            "A test.xml has <testsuites>.\n"
+            "Name files that Bazel calls test.xml, or folders such as bazel-testlogs."
+        )
+    return [
+        XmlSuite(
+            suite.get("name", ""),
+            tuple(_read_case(case) for case in suite.findall("testcase")),
+            _read_properties(suite),
+        )
+        for suite in root.iter("testsuite")
+    ]
+
+
+def _read_case(element: ElementTree.Element) -> XmlCase:
+    # Worst first: some runners give a case that failed twice two elements.
+    found: dict[Outcome, ElementTree.Element] = {}
+    for kind, tag in reversed(_TAGS.items()):
+        if (child := element.find(tag)) is not None:
+            found.setdefault(kind, child)
+    outcome: Outcome = next(iter(found), "passed")
+    result = found.get(outcome)
+    return XmlCase(
+        classname=element.get("classname", ""),
+        name=element.get("name", ""),
+        outcome=outcome,
+        duration_s=_seconds(element.get("time", "")),
+        message="" if result is None else result.get("message", ""),
+        text="" if result is None else result.text or "",
+        properties=_read_properties(element),
+    )
+
+
+def _read_properties(element: ElementTree.Element) -> tuple[tuple[str, object], ...]:
+    return tuple((item.get("name", ""), item.get("value", "")) for item in element.findall("properties/property"))
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        return math.nan
+    return value if value >= 0 and math.isfinite(value) else math.nan

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from dist_testing.errors import DistTestingError, SpecError
+from dist_testing.errors import DistTestingError, InterruptedRunError, ReportError, SpecError
 from dist_testing.runner.bazel import Protocol, read_protocol
-from dist_testing.runner.interrupts import raise_on_termination
+from dist_testing.runner.conclusion import FAILED, Conclusion, banner
+from dist_testing.runner.coverage import CoverageRun, start_coverage
+from dist_testing.runner.interrupts import ignore_termination, raise_on_termination
+from dist_testing.runner.log_head import LogHead
 from dist_testing.spec import Spec, load_spec
 
 __all__ = ["SPEC_VARIABLE", "main"]
 
 # Set by the build rules: the runfiles path of the target's spec.
 SPEC_VARIABLE = "DIST_TESTING_SPEC"
-# pytest's own meanings (pytest.ExitCode), plus what Bazel makes of anything but 0: a failure.
-_FAILED = 1
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -32,15 +35,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         protocol = read_protocol(os.environ)
         with protocol.not_over_yet():
-            spec, files = _find_target()
+            raise_on_termination()
+            target = _find_target()
             _limit_template_threads()
-            return _run(spec, files, protocol, list(sys.argv[1:] if arguments is None else arguments))
-    except DistTestingError as error:
+            return _run(target, protocol, list(sys.argv[1:] if arguments is None else arguments))
+    except (DistTestingError, InterruptedRunError) as error:
         print(error, file=sys.stderr)
-        return _FAILED
+        return FAILED
 
 
-def _find_target() -> tuple[Spec, list[str]]:
+@dataclass(frozen=True, slots=True)
+class _Target:
+    spec: Spec
+    files: Sequence[str]
+    rlocation: Callable[[str], str | None]
+
+
+def _find_target() -> _Target:
     from runfiles import Runfiles
 
     location = os.environ.get(SPEC_VARIABLE)
@@ -62,7 +73,7 @@ def _find_target() -> tuple[Spec, list[str]]:
                 "Build the target again."
             )
         files.append(path)
-    return spec, files
+    return _Target(spec, files, runfiles.Rlocation)
 
 
 def _limit_template_threads() -> None:
@@ -71,32 +82,62 @@ def _limit_template_threads() -> None:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
-def _run(spec: Spec, files: Sequence[str], protocol: Protocol, arguments: Sequence[str]) -> int:
+def _run(target: _Target, protocol: Protocol, arguments: Sequence[str]) -> int:
     # Not at the top: a target that cannot be found should say so at once.
     import pytest
 
     from dist_testing.doors import bazel_session, pytest_plugin
 
-    raise_on_termination()
-    session = bazel_session.BazelSession(spec, protocol)
-    print(bazel_session.banner(spec), flush=True)
-    command = [
-        *files,
-        # The sandbox is read-only, and thrown away.
-        *("-p", "no:cacheprovider"),
-        # Leaves sys.path alone: a test's folder must not shadow the consumer's packages.
-        "--import-mode=importlib",
-        f"--rootdir={_root(files)}",
-        "-rs",
-        *(("-k", protocol.test_filter) if protocol.test_filter else ()),
-        *(("--exitfirst",) if protocol.fail_fast else ()),
-        *arguments,
-    ]
+    spec = target.spec
+    head = LogHead(sys.stdout, banner(spec, protocol))
+    with contextlib.redirect_stdout(head):
+        conclusion = Conclusion(spec, protocol, head)
+        coverage = _start_coverage(target, protocol, conclusion)
+        timings = target.rlocation(spec.timings) if spec.timings else None
+        session = bazel_session.BazelSession(spec, protocol, head, conclusion, Path(timings) if timings else None)
+        command = [
+            *target.files,
+            # The sandbox is read-only, and thrown away.
+            *("-p", "no:cacheprovider"),
+            # Leaves sys.path alone: a test's folder must not shadow the consumer's packages.
+            "--import-mode=importlib",
+            f"--rootdir={_root(target.files)}",
+            "-rs",
+            *(("--exitfirst",) if protocol.fail_fast else ()),
+            *arguments,
+        ]
+        code = FAILED
+        try:
+            code = int(pytest.main(command, plugins=[session, pytest_plugin]))
+        except SystemExit as error:
+            conclusion.give_up(f"a conftest.py or a plugin has called sys.exit({error.code!r})")
+        except InterruptedRunError as error:
+            conclusion.give_up(str(error))
+        finally:
+            # What is left takes a moment, and Bazel waits for longer than that after its signal.
+            ignore_termination()
+            if coverage is not None:
+                _finish_coverage(coverage, conclusion)
+            code = conclusion.conclude(code)
+    return code
+
+
+def _start_coverage(target: _Target, protocol: Protocol, conclusion: Conclusion) -> CoverageRun | None:
+    if protocol.coverage is None:
+        return None
     try:
-        code = int(pytest.main(command, plugins=[session, pytest_plugin]))
-    finally:
-        session.write_xml()
-    return session.exit_code(code)
+        return start_coverage(protocol.coverage, target.rlocation, os.environ.get("TEST_WORKSPACE", ""))
+    except ReportError as error:
+        # It says nothing about the tests.
+        conclusion.warn(str(error))
+        return None
+
+
+def _finish_coverage(coverage: CoverageRun, conclusion: Conclusion) -> None:
+    try:
+        coverage.finish()
+    except ReportError as error:
+        conclusion.warn(str(error))
 
 
 def _root(files: Sequence[str]) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib
 
-from dist_testing.gpus.discover import gpu_count
+from dist_testing.errors import GpuError
+from dist_testing.gpus.devices import gpus_present, visible_gpus
 from dist_testing.skips import TEST_SKIPS, gpus_reason
 from dist_testing.spec import Spec
 
@@ -19,8 +20,8 @@ def missing_need(spec: Spec, world_size: int) -> str | None:
         world_size: Ranks of the case.
     """
     backend = spec.backend
-    if (gpus := spec.gpus(world_size)) and (found := gpu_count()) < gpus:
-        return f"{gpus_reason(gpus)} (found {found})"
+    if (gpus := spec.gpus(world_size)) and (lack := _lacking_gpus(gpus, backend.vendor)):
+        return lack
 
     if backend.register_module:
         try:
@@ -37,3 +38,16 @@ def missing_need(spec: Spec, world_size: int) -> str | None:
             return TEST_SKIPS["nccl"].message
         return f"{TEST_SKIPS['backend_unavailable'].message} (torch was built without {backend.torch_backend})"
     return None
+
+
+def _lacking_gpus(gpus: int, vendor: str) -> str:
+    """Why so many cannot be had, however long one waits; "" if they can."""
+    if vendor != "nvidia":
+        return f"{TEST_SKIPS['no_accelerator'].message} (GPUs by {vendor} are not looked for; nobody has tried that)"
+    try:
+        visible = visible_gpus(gpus_present())
+    except GpuError as error:
+        return f"{gpus_reason(gpus)} ({str(error).splitlines()[0]})"
+    if len(visible.gpus) >= gpus:
+        return ""
+    return f"{gpus_reason(gpus)} (found {len(visible.gpus)}{'; ' if visible.remark else ''}{visible.remark})"

@@ -14,6 +14,9 @@ __all__ = ["cpu_count", "rank_env", "threads_per_rank"]
 # would write the runner's XML file or shard its own cases.
 _PROTOCOL = (
     "BAZEL_TEST",
+    "COVERAGE_DIR",
+    "COVERAGE_MANIFEST",
+    "COVERAGE_OUTPUT_FILE",
     "TESTBRIDGE_TEST_ONLY",
     "TESTBRIDGE_TEST_RUNNER_FAIL_FAST",
     "TEST_INFRASTRUCTURE_FAILURE_FILE",
@@ -64,7 +67,13 @@ def threads_per_rank(world_size: int, env: Mapping[str, str] = os.environ) -> in
 
 
 def rank_env(
-    env: Mapping[str, str], *, world_size: int, backend_env: Mapping[str, str], scratch: str | None, temp: str
+    env: Mapping[str, str],
+    *,
+    world_size: int,
+    backend_env: Mapping[str, str],
+    scratch: str | None,
+    temp: str,
+    device_env: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
     """The runner's environment as of now, made fit for ranks.
 
@@ -74,8 +83,10 @@ def rank_env(
         backend_env: Defaults of the backend.
         scratch: Folder for compile caches, under `TEST_TMPDIR`; None leaves them where they are.
         temp: The world's own folder for temporary files, so that they go when it goes.
+        device_env: What makes the ranks see their devices, whatever the user has set.
     """
     result = {name: value for name, value in env.items() if name not in _PROTOCOL}
+    result |= device_env or {}
     result["TMPDIR"] = temp
     if loopback := _loopback_interface():
         # Left alone, gloo asks for the address of the hostname, which in a sandbox or on a laptop may not exist.

@@ -16,9 +16,10 @@ from dist_testing.rank.board import PhaseBoard
 from dist_testing.rank.frames import Frame, FrameReader
 from dist_testing.rank.stacks import STACKS_SIGNAL
 
-__all__ = ["RankRecord"]
+__all__ = ["REPORTED_KINDS", "WORST_LAST", "RankRecord"]
 
-_REPORTED = {
+# What a rank's frame says of its outcome.
+REPORTED_KINDS = {
     "passed": Kind.PASSED,
     "skipped": Kind.SKIPPED,
     "raised": Kind.RAISED,
@@ -27,8 +28,10 @@ _REPORTED = {
 }
 # Of several reports of one rank the worst counts: a teardown can fail after the test has passed.
 # A broken report after a failure that was told adds nothing to it.
-_WORST_LAST = (Kind.PASSED, Kind.SKIPPED, Kind.UNREADABLE, Kind.NEVER_STARTED, Kind.RAISED, Kind.EXITED)
+WORST_LAST = (Kind.PASSED, Kind.SKIPPED, Kind.UNREADABLE, Kind.NEVER_STARTED, Kind.RAISED, Kind.EXITED)
 _GOOD = (Kind.PASSED, Kind.SKIPPED)
+# Different ones, of one rank in one case. What is beyond says nothing new, and a rank can make up any number.
+_MAX_WARNINGS = 100
 
 
 class RankRecord:
@@ -41,6 +44,10 @@ class RankRecord:
         is_ready: Whether it has begun; time counts from when all have.
         is_done: Whether it has nothing more to say.
         first_trouble_s: When the first sign of a failure was seen, on the monotonic clock.
+        warnings: What the rank warned of in this case, in order: category, text, file, line number.
+        end_session: Why the rank wants no further test to run; "" if it does not.
+        is_patient: Whether the rank's end, however it is, is no sign of a failure in this case: the outcome still says
+            how it ended, and whoever asked for patience judges.
     """
 
     def __init__(self, rank: int, channel: socket.socket, board: PhaseBoard) -> None:
@@ -51,12 +58,16 @@ class RankRecord:
         self.is_ready = False
         self.is_done = False
         self.first_trouble_s: float | None = None
+        self.is_patient = False
         self._reader = FrameReader()
         self._report: RankOutcome | None = None
         self._expected_exit: int | None = None
         self._exit_code: int | None = None
         self._ended_s = 0.0
         self._stopped_as: Kind | None = None
+        self._stopped_in = ""
+        self.warnings: dict[tuple[str, str, str, int], None] = {}
+        self.end_session = ""
         self._is_finishing = False
         self._has_hung_up = False
 
@@ -68,7 +79,9 @@ class RankRecord:
                 signal. None if it must not end.
         """
         self._report = None
+        self.warnings = {}
         self._expected_exit = expected_exit
+        self.is_patient = False
 
     def read(self, now_s: float) -> bool:
         """Take what the channel has; False at the end of the stream.
@@ -110,7 +123,7 @@ class RankRecord:
             self.read(now_s)
         if self.channel.fileno() >= 0:
             self._hang_up(now_s)
-        if self._stopped_as is None and exit_code != (self._expected_exit or 0):
+        if self._stopped_as is None and not self.is_patient and exit_code != (self._expected_exit or 0):
             self._trouble(now_s)
 
     def stop(self, kind: Kind, now_s: float) -> None:
@@ -120,13 +133,14 @@ class RankRecord:
         """
         if self._exit_code is None and self._stopped_as is None:
             self._stopped_as = kind
+            self._stopped_in = self.phase
             if kind is Kind.HUNG:
                 self._trouble(now_s)
 
     @property
     def phase(self) -> str:
-        """What the rank said it is doing."""
-        return self._board.read(self.rank)
+        """What the rank said it is doing, or was doing when it was stopped."""
+        return self._stopped_in or self._board.read(self.rank)
 
     @property
     def has_ended(self) -> bool:
@@ -146,7 +160,7 @@ class RankRecord:
     @property
     def is_settled(self) -> bool:
         """Whether nothing more is to come of this rank in this case."""
-        return self._report is not None or self.ended_as_expected
+        return self._report is not None or self.ended_as_expected or (self.is_patient and self.has_ended)
 
     @property
     def kernel_state(self) -> str:
@@ -172,6 +186,8 @@ class RankRecord:
         """What became of the rank in this case. Ask when the case is over."""
         report = self._report
         at_s = self.first_trouble_s if self.first_trouble_s is not None else self._ended_s
+        if report is not None and report.kind is Kind.EXITED and report.exit_code == self._expected_exit:
+            return RankOutcome(self.rank, Kind.PASSED, at_s, self.phase)
         if report is not None and report.kind not in _GOOD:
             # It failed; how it left afterwards, or that it was killed while it cleaned up, adds nothing.
             return report
@@ -222,10 +238,10 @@ class RankRecord:
             case "ready":
                 self.is_ready = True
             case "outcome":
-                if fields["kind"] not in _REPORTED:
+                if fields["kind"] not in REPORTED_KINDS:
                     raise FrameError(f"an outcome of unknown kind {fields['kind']!r}")
                 self._note(
-                    _REPORTED[fields["kind"]],
+                    REPORTED_KINDS[fields["kind"]],
                     now_s,
                     phase=fields["phase"],
                     reason=fields["reason"],
@@ -236,6 +252,12 @@ class RankRecord:
                     operation=fields["operation"],
                     types=fields["types"],
                 )
+            case "warning":
+                if len(self.warnings) < _MAX_WARNINGS:
+                    # A warning that comes in every step of a loop is one.
+                    self.warnings[fields["category"], fields["text"], fields["filename"], fields["line_number"]] = None
+            case "end_session":
+                self.end_session = fields["reason"]
             case "done":
                 self.is_done = True
 
@@ -255,9 +277,11 @@ class RankRecord:
     ) -> None:
         if self._stopped_as is not None:
             return
-        if kind not in _GOOD:
+        if self._weight(kind, exit_code) > WORST_LAST.index(Kind.SKIPPED):
             self._trouble(now_s)
-        if self._report is not None and _WORST_LAST.index(kind) <= _WORST_LAST.index(self._report.kind):
+        if self._report is not None and self._weight(kind, exit_code) <= self._weight(
+            self._report.kind, self._report.exit_code or 0
+        ):
             return
         self._report = RankOutcome(
             self.rank,
@@ -279,9 +303,15 @@ class RankRecord:
         if self._reader.mid_frame:
             self._note(Kind.UNREADABLE, now_s, summary="the last frame is incomplete")
         # With an end that is expected, it takes the exit code to tell.
-        if not self.is_done and self._expected_exit is None and self._stopped_as is None:
+        if not self.is_done and self._expected_exit is None and self._stopped_as is None and not self.is_patient:
             self._has_hung_up = True
             self._trouble(now_s)
+
+    def _weight(self, kind: Kind, exit_code: int) -> int:
+        """How bad a report is; to leave the test as it was meant to is no worse than to pass it."""
+        if kind is Kind.EXITED and (self.is_patient or exit_code == self._expected_exit):
+            return 0
+        return WORST_LAST.index(kind)
 
     def _trouble(self, now_s: float) -> None:
         if self.first_trouble_s is None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from dist_testing.outcomes import Cause, Kind
 from dist_testing.runner.case import CaseResult
@@ -20,7 +20,12 @@ _OTHER_TEXT_LINES = 20
 _RULE = "-" * 100
 _FRAME = re.compile(r'  File ".*", line \d+ in ')
 _THREAD_ADDRESS = re.compile("hread 0x[0-9a-f]+")
-_BELOW_TEST = re.compile(r"[/](_pytest/python|_pytest/fixtures|unittest/case|dist_testing/rank/bootstrap)\.py\"")
+_BELOW_TEST = re.compile(
+    r"[/](_pytest/(python|fixtures)|unittest/case|"
+    r"dist_testing/(doors/(rank_\w+|spawn_threads|cases/\w+)|(joined|launch|rank|runner)/\w+))\.py\""
+)
+# A thread that is nobody's but this library's, after the rest is gone.
+_EMPTY_THREAD = re.compile(r"^Thread\b.*\n(?=\n|\Z)", re.MULTILINE)
 
 
 def failure_headline(result: CaseResult) -> str:
@@ -59,14 +64,16 @@ def failure_report(result: CaseResult, *, target: str = "", reproduce: str = "")
     ]
     if result.leaked and verdict.cause is not Cause.LEAK:
         lines.append(f"Processes left behind, now killed: {'; '.join(result.leaked)}.")
+    if result.gpus:
+        lines.append(f"GPUs of the machine: {result.gpus}; gpu wait {result.gpu_wait_s:.1f} s.")
+    lines += result.notes
     if reproduce:
         lines.append(f"This case alone: {reproduce}")
     if result.stacks:
         lines += ["", _stacks(result.stacks)]
-    for rank in verdict.failing:
-        lines += _rank_section(result, rank, "also failed", _OTHER_TEXT_LINES)
+    lines += _also_failed(result)
     if verdict.culprit is not None:
-        lines += _rank_section(result, verdict.culprit, "failed first")
+        lines += _section(result, [verdict.culprit], "failed first")
     else:
         lines += _logs(result, result.logs)
     return "\n".join(lines)
@@ -82,7 +89,7 @@ _EXPLANATIONS = {
         "Stacks of the ranks that were running are below. A longer limit: the marker's timeout, or --dist-timeout."
     ),
     Cause.INFRASTRUCTURE: (
-        "No test code is to blame for this: a rank could not be started, or its report was destroyed."
+        "No test code is to blame for this: a rank could not be started, its report was destroyed, or its GPU is broken."
     ),
     Cause.DISAGREEMENT: (
         "A skip counts only if every rank skips for the same reason; the ranks that went on would wait for the others "
@@ -91,6 +98,9 @@ _EXPLANATIONS = {
     Cause.PROMISE: (
         "The configuration of this run promises that hardware (--config=gpu, or the flag //dist_testing/config:gpus), "
         "so running without it is a failure and not a skip."
+    ),
+    Cause.GPU_MEMORY: (
+        "All ranks have ended, so a process that outlived them holds it, or the driver does. The next test would lack it."
     ),
     Cause.LEAK: "A test must end the processes that it starts. They have been killed.",
 }
@@ -129,7 +139,7 @@ def _tidied(text: str) -> str:
         is_below_test = is_frame and (is_below_test or _BELOW_TEST.search(line) is not None)
         if not is_below_test:
             lines.append(_THREAD_ADDRESS.sub("hread", line))
-    return "\n".join(lines).strip()
+    return _EMPTY_THREAD.sub("", "\n".join([*lines, ""])).strip()
 
 
 def _logs(result: CaseResult, ranks: Iterable[int]) -> list[str]:
@@ -142,11 +152,23 @@ def _logs(result: CaseResult, ranks: Iterable[int]) -> list[str]:
     return lines
 
 
-def _rank_section(result: CaseResult, rank: int, part: str, text_lines: int | None = None) -> list[str]:
-    outcome = result.outcomes[rank]
-    lines = _logs(result, [rank])
-    lines += [_RULE, f"rank {rank} of {result.case.world_size} {part}: it {outcome.describe()}"]
-    text = outcome.text.rstrip().splitlines()
+def _also_failed(result: CaseResult) -> list[str]:
+    """A section for each way in which other ranks failed, the first to fail first."""
+    alike: dict[tuple[str, str, str], list[int]] = defaultdict(list)
+    for rank in result.verdict.failing:
+        outcome = result.outcomes[rank]
+        alike[outcome.describe(), outcome.text, result.logs.get(rank, "")].append(rank)
+    return [line for ranks in alike.values() for line in _section(result, ranks, "also failed", _OTHER_TEXT_LINES)]
+
+
+def _section(result: CaseResult, ranks: Sequence[int], part: str, text_lines: int | None = None) -> list[str]:
+    """What is known of ranks that failed in one and the same way."""
+    outcome = result.outcomes[ranks[0]]
+    who = f"ranks {', '.join(map(str, ranks))}" if len(ranks) > 1 else f"rank {ranks[0]}"
+    each = "each" if len(ranks) > 1 else "it"
+    lines = _logs(result, ranks[:1])
+    lines += [_RULE, f"{who} of {result.case.world_size} {part}: {each} {outcome.describe()}"]
+    text = _tidied(outcome.text).splitlines()
     if text_lines is not None and len(text) > text_lines:
         text = [f"... {len(text) - text_lines} lines left out ...", *text[-text_lines:]]
     return [*lines, "", *text] if text else lines

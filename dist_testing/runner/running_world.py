@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dist_testing.errors import UsageError
-from dist_testing.launch.fork import ForkLauncher
+from dist_testing.gpus.nccl import recorder_env
+from dist_testing.gpus.world import WorldGpus
+from dist_testing.launch.launcher import Launcher
 from dist_testing.launch.wire import WorldRequest
 from dist_testing.rank.board import PhaseBoard
 from dist_testing.rank.environment import LOOPBACK
@@ -23,7 +25,7 @@ from dist_testing.runner.supervisor import Supervisor
 from dist_testing.spec import MAX_WORLD_SIZE, Spec
 from dist_testing.world import WorldSettings
 
-__all__ = ["RunningWorld", "check_world_size", "start_world"]
+__all__ = ["RunningWorld", "check_world_size", "group_limit_s", "start_world"]
 
 # Descriptors that the runner holds per rank: its channel and the rank's stacks, both ends while the world is started.
 _FDS_PER_RANK = 4
@@ -42,6 +44,7 @@ class RunningWorld:
         pool: Name of the pool that they are; "" if they live for one case.
         supervisor: Watches them.
         directory: The world's folder.
+        gpus: What it has leased; None for nothing.
     """
 
     pool: str
@@ -50,6 +53,7 @@ class RunningWorld:
     stacks_fds: Mapping[int, int]
     board: PhaseBoard
     store: socket.socket | None
+    gpus: WorldGpus | None
 
     @property
     def size(self) -> int:
@@ -57,7 +61,8 @@ class RunningWorld:
         return len(self.supervisor.records)
 
     def close(self) -> None:
-        """Close what the runner holds. The ranks must be gone."""
+        """Close what the runner holds. The ranks must be gone; one that could not be killed keeps the GPUs."""
+        self.supervisor.close()
         for fd in self.stacks_fds.values():
             os.close(fd)
         for record in self.supervisor.records:
@@ -65,10 +70,20 @@ class RunningWorld:
         self.board.close()
         if self.store is not None:
             self.store.close()
+        if self.gpus is not None and self.supervisor.is_over:
+            self.gpus.lease.release()
+        elif self.gpus is not None:
+            self.gpus.lease.abandon()
 
 
 def start_world(
-    launcher: ForkLauncher, number: int, case: Case, spec: Spec, run: RunDirectory, limit_s: float
+    launcher: Launcher,
+    number: int,
+    case: Case,
+    spec: Spec,
+    run: RunDirectory,
+    limit_s: float,
+    gpus: WorldGpus | None = None,
 ) -> RunningWorld:
     """Ask the launcher for the ranks of a case.
 
@@ -79,14 +94,18 @@ def start_world(
         spec: What the target asks for.
         run: Where the world's folder is made.
         limit_s: How long the case may take.
+        gpus: What has been leased for it, and is given back with it, also if it cannot be started.
 
     Raises:
         LaunchError: If the launcher is gone.
     """
     size = case.world_size
+    together = case.isolation == "thread"
     directory = run.path / str(number)
-    (directory / "temp").mkdir(parents=True)
     with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
+        if gpus is not None:
+            ours.callback(gpus.lease.release)
+        (directory / "temp").mkdir(parents=True)
         fds = []
         channels = []
         for _ in range(size):
@@ -105,10 +124,16 @@ def start_world(
         board = PhaseBoard(board_fd, size)
         ours.callback(board.close)
         store = None
-        if case.with_store:
+        # Threads share a store in memory, and the variables that lead to another could not name a rank.
+        if case.with_store and not together:
             # Bound once and kept until the world is over: the port is never free for anybody else.
             store = ours.enter_context(socket.create_server((LOOPBACK, 0), backlog=2 * size))
             fds.append(store.fileno())
+        lease_fds = gpus.lease.fds if gpus is not None else ()
+        fds += lease_fds
+        backend_env = dict(spec.backend.env)
+        if spec.backend.torch_backend == "nccl":
+            backend_env |= recorder_env(directory, limit_s)
         launcher.start(
             WorldRequest(
                 world=number,
@@ -118,35 +143,53 @@ def start_world(
                 env=rank_env(
                     os.environ,
                     world_size=size,
-                    backend_env=spec.backend.env,
+                    backend_env=backend_env,
+                    device_env=gpus.env() if gpus is not None else {},
                     scratch=os.environ.get("TEST_TMPDIR"),
                     temp=str(run.short / str(number) / "temp"),
                 ),
                 cwd=os.getcwd(),
                 umask=_umask(),
-                threads=threads_per_rank(size),
+                # Of a process: threads share a process's pool.
+                threads=threads_per_rank(1 if together else size),
                 pool=bool(case.pool),
                 fresh=case.isolation == "spawn",
+                together=together,
+                debug_rank=case.debug_rank,
                 store_port=store.getsockname()[1] if store else 0,
+                lease_fds=len(lease_fds),
                 settings=WorldSettings(
                     backend=spec.backend.torch_backend,
                     device=spec.backend.device,
                     gpus_per_rank=spec.gpus_per_rank,
+                    ranks_per_gpu=spec.ranks_per_gpu,
                     register_module=spec.backend.register_module,
-                    timeout_s=max(1.0, _GROUP_SHARE * limit_s),
+                    timeout_s=group_limit_s(limit_s),
                     init=case.init,
                 ).to_json(),
             ),
             fds,
         )
         records = [RankRecord(rank, channel, board) for rank, channel in enumerate(channels)]
-        supervisor = Supervisor(launcher, number, records, stacks_fds)
+        supervisor = Supervisor(launcher, number, records, stacks_fds, directory if together else None)
+        if case.debug_rank is not None:
+            supervisor.wait_for_debugger(case.debug_rank)
         ours.pop_all()
-    return RunningWorld(case.pool, supervisor, directory, stacks_fds, board, store)
+    return RunningWorld(case.pool, supervisor, directory, stacks_fds, board, store, gpus)
 
 
-def check_world_size(name: str, world_size: int) -> None:
+def group_limit_s(limit_s: float) -> float:
+    """The limit of a default group's operations, for a case with a limit of `limit_s`; both in seconds."""
+    return max(1.0, _GROUP_SHARE * limit_s)
+
+
+def check_world_size(name: str, world_size: int, *, needs_files: bool = True) -> None:
     """Refuse a world that cannot be, before anything is started.
+
+    Args:
+        name: Of the case.
+        world_size: Its ranks.
+        needs_files: Whether this process holds open files for each rank.
 
     Raises:
         UsageError: If the size is out of bounds, or beyond what this process may open.
@@ -159,7 +202,7 @@ def check_world_size(name: str, world_size: int) -> None:
         )
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = _FDS_PER_RANK * world_size + _FDS_SPARE
-    if limit != resource.RLIM_INFINITY and needed > limit:
+    if needs_files and limit != resource.RLIM_INFINITY and needed > limit:
         raise UsageError(
             f"{name}: a world of {world_size} ranks needs about {needed} open files; the limit is {limit}.\n"
             "Each rank has a channel to the runner and one for its stacks.\n"

@@ -11,15 +11,19 @@ import math
 import select
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from dist_testing.errors import LaunchError
-from dist_testing.launch.fork import ForkLauncher
+from dist_testing.launch.launcher import Launcher
 from dist_testing.outcomes import Kind
 from dist_testing.rank.stacks import STACKS_SIGNAL
+from dist_testing.rank.thread_idents import read_ranks
+from dist_testing.runner.live import LiveOutput
 from dist_testing.runner.ranks import RankRecord
 from dist_testing.runner.stack_dumps import collect_stacks
+from dist_testing.runner.thread_stacks import stacks_by_rank
 
 __all__ = ["PEER_GRACE_S", "Supervisor"]
 
@@ -34,6 +38,8 @@ _SKIP_GRACE_S = 5.0
 _VICTIM_STACKS_S = 0.3
 # For the stacks of ranks that are the problem. A rank that is stopped, or stuck in the kernel, never answers. Seconds.
 _HUNG_STACKS_S = 2.0
+# The kernel's timer has 31 bits of milliseconds; then the next look begins. Seconds.
+_LONGEST_POLL_S = 24 * 3600.0
 # After SIGKILL, until the kernel must have let go. Longer than the template takes to clear up. Seconds.
 _KILL_LIMIT_S = 15.0
 
@@ -57,7 +63,12 @@ class Supervisor:
     """
 
     def __init__(
-        self, launcher: ForkLauncher, world: int, records: Sequence[RankRecord], stacks_fds: Mapping[int, int]
+        self,
+        launcher: Launcher,
+        world: int,
+        records: Sequence[RankRecord],
+        stacks_fds: Mapping[int, int],
+        threads_directory: Path | None = None,
     ) -> None:
         """Watch a world that was just asked for.
 
@@ -66,6 +77,8 @@ class Supervisor:
             world: Its number.
             records: One per rank.
             stacks_fds: Rank to the descriptor that its stacks come from.
+            threads_directory: Where ranks that are threads of one process note which of them they are; None for ranks
+                that are processes.
         """
         self.records = records
         self.stacks: dict[int, str] = {}
@@ -73,17 +86,35 @@ class Supervisor:
         self._launcher = launcher
         self._world = world
         self._stacks_fds = stacks_fds
+        self._threads_directory = threads_directory
         self._stage = _Stage.BETWEEN
         self._keep = False
         self._limit_s = 0.0
         self._is_timed = False
         self._deadline_s = math.inf
         self._grace_end_s = math.inf
+        self._live: LiveOutput | None = None
+        self._debugged: RankRecord | None = None
         self._by_fd = {record.channel.fileno(): record for record in records}
         self._poller = select.poll()
         self._poller.register(launcher.fileno(), select.POLLIN)
         for fd in self._by_fd:
             self._poller.register(fd, select.POLLIN)
+
+    def show_output(self, live: LiveOutput) -> None:
+        """Show what the ranks print while they print it."""
+        self._live = live
+        if live.fileno() >= 0:
+            self._poller.register(live.fileno(), select.POLLIN)
+
+    def wait_for_debugger(self, rank: int) -> None:
+        """While this rank runs its test nothing is too late, and no failure of another rank ends it."""
+        self._debugged = self.records[rank]
+
+    def close(self) -> None:
+        """Give back what is not a rank's."""
+        if self._live is not None:
+            self._live.close()
 
     @property
     def is_over(self) -> bool:
@@ -120,6 +151,8 @@ class Supervisor:
             LaunchError: If the template ends, refuses, or cannot get rid of a rank.
         """
         self._wait(_Stage.BETWEEN)
+        if self._live is not None:
+            self._live.finish()
 
     def finish(self, limit_s: float) -> None:
         """Let the waiting ranks of a kept world end, and return when nothing of them is left.
@@ -133,6 +166,8 @@ class Supervisor:
         self._deadline_s = time.monotonic() + limit_s
         self._instruct("finish", _Stage.FINISHING)
         self._wait(_Stage.OVER)
+        if self._live is not None:
+            self._live.finish()
 
     def abort(self) -> None:
         """Kill the ranks at once and wait until they are gone: the run is being interrupted."""
@@ -140,20 +175,62 @@ class Supervisor:
             self._stop(Kind.STOPPED, time.monotonic(), None)
             self._wait(_Stage.OVER)
 
+    def be_patient(self) -> None:
+        """From now on, until the case is over: no rank's end is a reason to stop the others."""
+        for record in self.records:
+            record.is_patient = True
+
+    def wait_until(self, holds: Callable[[], bool], limit_s: float = math.inf) -> bool:
+        """Watch the case until something holds that can be seen from here, or the case is over.
+
+        Args:
+            holds: Asked after every look.
+            limit_s: Seconds to wait at most; 0 to look once.
+
+        Returns:
+            Whether it holds.
+
+        Raises:
+            LaunchError: As for `wait_case`.
+        """
+        until_s = time.monotonic() + limit_s
+        is_first = True
+        while not holds() and self._stage not in (_Stage.BETWEEN, _Stage.OVER):
+            if not is_first and time.monotonic() >= until_s:
+                return False
+            self._look(until_s)
+            is_first = False
+        return holds()
+
+    def signal(self, rank: int, number: int) -> None:
+        """Send a signal to a rank, if it still runs."""
+        if not self.is_over:
+            self._launcher.signal([rank], number)
+
+    def stacks_now(self) -> dict[int, str]:
+        """Rank to its stacks, of the ranks that have not ended their case; it goes on."""
+        return self._stacks_of([record for record in self.records if not record.is_settled], _HUNG_STACKS_S)
+
     def _wait(self, until: _Stage) -> None:
         while self._stage not in (until, _Stage.OVER):
-            limit_s = min(self._deadline_s, self._grace_end_s)
-            timeout_ms = max(0, math.ceil(1000 * (limit_s - time.monotonic())))
-            events = self._poller.poll(timeout_ms)
-            # One look, one time: what is seen together counts as happening together.
-            now_s = time.monotonic()
-            for fd, _ in events:
-                if fd == self._launcher.fileno():
-                    self._hear_template(now_s)
-                elif (record := self._by_fd.get(fd)) and (not record.read(now_s) or record.is_done):
-                    self._forget(fd)
-            if not self.is_over:
-                self._decide(now_s)
+            self._look(math.inf)
+
+    def _look(self, until_s: float) -> None:
+        """Wait for something to happen, at most until then, and draw the consequences."""
+        limit_s = min(self._deadline_s, self._grace_end_s, until_s)
+        left_s = min(max(0.0, limit_s - time.monotonic()), _LONGEST_POLL_S)
+        events = self._poller.poll(math.ceil(1000 * left_s))
+        # One look, one time: what is seen together counts as happening together.
+        now_s = time.monotonic()
+        for fd, _ in events:
+            if fd == self._launcher.fileno():
+                self._hear_template(now_s)
+            elif self._live is not None and fd == self._live.fileno():
+                self._live.pump()
+            elif (record := self._by_fd.get(fd)) and (not record.read(now_s) or record.is_done):
+                self._forget(fd)
+        if not self.is_over:
+            self._decide(now_s)
 
     def _forget(self, fd: int) -> None:
         self._poller.unregister(fd)
@@ -199,6 +276,8 @@ class Supervisor:
             self._decide_running(now_s)
         elif self._stage is _Stage.FINISHING and all(record.is_done or record.has_ended for record in records):
             self._instruct("leave", _Stage.LEAVING)
+        if self._debugged is not None and not (self._debugged.is_done or self._debugged.has_told_all):
+            self._grace_end_s = self._deadline_s = math.inf
         if now_s >= self._grace_end_s:
             in_vain = any(record.waited_in_vain for record in records)
             self._stop(Kind.STOPPED, now_s, _HUNG_STACKS_S if in_vain else _VICTIM_STACKS_S)
@@ -242,8 +321,12 @@ class Supervisor:
     def _stacks_of(self, records: Sequence[RankRecord], limit_s: float) -> dict[int, str]:
         states = {record.rank: record.kernel_state for record in records}
         # A stopped process would answer only when it is continued.
-        fds = {rank: self._stacks_fds[rank] for rank, state in states.items() if not state.startswith("T")}
+        asked = [rank for rank, state in states.items() if not state.startswith("T")]
+        # One answers for all where they are threads.
+        fds = {rank: self._stacks_fds[rank] for rank in (asked if self._threads_directory is None else asked and [0])}
         stacks = collect_stacks(fds, lambda: self._launcher.signal(list(fds), STACKS_SIGNAL), limit_s) if fds else {}
+        if self._threads_directory is not None:
+            stacks = stacks_by_rank(stacks.get(0, ""), read_ranks(self._threads_directory))
         return {rank: stacks.get(rank) or f"no answer; its state is {state}" for rank, state in states.items()}
 
     def _unkillable(self) -> str:

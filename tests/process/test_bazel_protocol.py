@@ -72,7 +72,7 @@ _MANY = """
             dist.all_reduce(torch.ones(1))
 
 
-    @pytest.mark.distributed(timeout=1.5)
+    @pytest.mark.distributed(timeout=6)
     def test_hangs(world):
         if world.rank == 1:
             threading.Event().wait()
@@ -111,7 +111,7 @@ def test_every_case_is_in_the_log_and_in_the_xml(starter: Starter, tmp_path: Pat
     assert results["test_passes"].properties == {"world_size": "2"}
     assert all(0 < results[name].time_s < 60 for name in ("test_passes", "test_fails", "test_hangs"))
     # A hang ends at its limit, and not at the group's or the backend's.
-    assert results["test_hangs"].time_s >= 1.3
+    assert results["test_hangs"].time_s >= 5
 
     fails = results["test_fails"]
     assert "rank 1 raised ValueError: planted in call" in fails.message

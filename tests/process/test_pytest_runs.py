@@ -7,6 +7,7 @@ import shutil
 import sys
 from importlib import metadata
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -83,6 +84,126 @@ def test_selection_by_name_failure_and_first_failure(starter: Starter, tmp_path:
     ended = run_cases(starter, tmp_path, _MIXED, "--collect-only", "-q", **env)
     assert ended.code == 0
     assert "test_cases.py::test_marked" in ended.log
+
+
+def test_options_about_failures(starter: Starter, tmp_path: Path) -> None:
+    """`--maxfail`, `--ff`, `--sw`: what pytest remembers of a test it remembers of a marked one."""
+    source = """
+        import pytest
+
+        pytestmark = pytest.mark.distributed(world_size=1)
+
+        def test_a(world):
+            pass
+
+        def test_b(world):
+            assert world.size == 2
+
+        def test_c(world):
+            assert world.size == 3
+
+        def test_d(world):
+            assert world.size == 4
+    """
+    ended = run_cases(starter, tmp_path, source, "--maxfail=2")
+    assert list(ended.outcomes()) == ["test_a", "test_b", "test_c"], ended.log
+    ended = run_cases(starter, tmp_path, source, "--ff", "-x", "-v")
+    assert "test_cases.py::test_b FAILED" in ended.log
+    assert "test_a" not in ended.log
+    ended = run_cases(starter, tmp_path, source, "--sw")
+    assert list(ended.outcomes()) == ["test_a", "test_b"]
+    ended = run_cases(starter, tmp_path, source, "--sw", "--sw-skip")
+    assert list(ended.outcomes()) == ["test_b", "test_c"], "one failure is passed over"
+
+
+def test_reports_for_other_programs(starter: Starter, tmp_path: Path) -> None:
+    """`--junitxml`, `--durations`, `--tb=line`: one line says what happened, and the whole report is there."""
+    source = """
+        import pytest
+
+        @pytest.mark.distributed(world_size=2)
+        def test_fails(world):
+            left = [1, world.rank]
+            if world.rank == 1:
+                assert left == [1, 2]
+            world.barrier()
+    """
+    xml = tmp_path / "out.xml"
+    ended = run_cases(starter, tmp_path, source, f"--junitxml={xml}", "--durations=0", "-vv")
+    assert "s call     test_cases.py::test_fails" in ended.log
+    said = "rank 1 raised AssertionError: assert [1, 1] == [1, 2] in call"
+    assert f"FAILED test_cases.py::test_fails - {said}" in ended.log.replace("\n", " "), ended.log
+    (case,) = ElementTree.parse(xml).iter("testcase")
+    failure = case.find("failure")
+    assert failure is not None
+    assert failure.get("message", "").startswith(said)
+    assert ">           assert left == [1, 2]" in (failure.text or ""), failure.text
+    assert "At index 1 diff: 1 != 2" in (failure.text or "")
+    assert "rank 1 of 2 failed first" in (failure.text or "")
+    assert {item.get("name"): item.get("value") for item in case.iter("property")}["culprit"] == "1"
+    ended = run_cases(starter, tmp_path, source, "--tb=line")
+    assert f"test_cases.py:4: {said}" in ended.log
+
+
+def test_parameters_and_fixtures_of_every_kind(starter: Starter, tmp_path: Path) -> None:
+    """Indirect ones, ids, autouse and usefixtures, in classes, with every way to import the file."""
+    source = """
+        import pytest
+
+        seen = []
+
+        @pytest.fixture
+        def doubled(request, world):
+            return 2 * request.param + world.rank
+
+        @pytest.fixture(autouse=True)
+        def always(request):
+            seen.append(request.node.name)
+
+        @pytest.fixture
+        def used(world):
+            seen.append("used")
+
+        @pytest.mark.distributed(world_size=2)
+        class TestIt:
+            @pytest.fixture(autouse=True)
+            def of_class(self):
+                self.value = 7
+
+            @pytest.mark.usefixtures("used")
+            @pytest.mark.parametrize("doubled", [pytest.param(1, id="one"), pytest.param(2, id="two")], indirect=True)
+            def test_both(self, world, doubled, request):
+                assert doubled in (2 + world.rank, 4 + world.rank)
+                assert seen == [request.node.name, "used"]
+                assert self.value == 7
+                assert request.getfixturevalue("world_size") == 2
+    """
+    for mode in ("prepend", "append", "importlib"):
+        ended = run_cases(starter, tmp_path, source, f"--import-mode={mode}", "-p", "no:cacheprovider")
+        assert ended.outcomes() == {"test_both[one]": "PASSED", "test_both[two]": "PASSED"}, ended.log
+    ended = run_cases(starter, tmp_path, source, "--fixtures", "-q")
+    assert "world -- " in ended.log
+    ended = run_cases(starter, tmp_path, source, "--setup-plan")
+    assert ended.code == 0, ended.log
+
+
+def test_expectation_that_needs_the_exception_itself_is_refused(starter: Starter, tmp_path: Path) -> None:
+    """It cannot be looked at where it is judged, so it would never be met."""
+    ended = run_cases(
+        starter,
+        tmp_path,
+        """
+        import pytest
+
+        @pytest.mark.xfail(raises=pytest.RaisesGroup(ValueError))
+        @pytest.mark.distributed(world_size=1)
+        def test_group(world):
+            raise ExceptionGroup("several", [ValueError("one")])
+        """,
+    )
+    assert ended.outcomes() == {"test_group": "FAILED"}
+    assert "test_cases.py::test_group: xfail(raises=RaisesGroup(ValueError))." in ended.log
+    assert "Traceback" not in ended.log
 
 
 @pytest.mark.parametrize(

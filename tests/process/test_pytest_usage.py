@@ -115,7 +115,8 @@ def test_marker_forms(starter: Starter, tmp_path: Path) -> None:
     ("arguments", "said"),
     [
         ("4", "positional arguments (4,); name them, as in world_size=4"),
-        ("worldsize=4", "worldsize = 4; it takes world_size, init,"),
+        ("worldsize=4", "worldsize = 4; did you mean world_size? It takes world_size, init,"),
+        ("colour=4", "colour = 4; it takes world_size, init,"),
         ("world_size=0", "world_size = 0; it is a number from 1 to 1024"),
         ("world_size=-1", "world_size = -1"),
         ("world_size='two'", "world_size = 'two'"),
@@ -168,6 +169,65 @@ def test_world_without_the_marker_is_a_clear_error(starter: Starter, tmp_path: P
 
 
 @pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("@marked\nasync def test_it(world):\n    pass\n", "test_it: an `async def` that is distributed"),
+        (
+            '@marked\n@pytest.mark.parametrize("a, world_size", [(1, 2)])\ndef test_it(world, a):\n    pass\n',
+            "test_it: parametrize names `world_size`",
+        ),
+        (
+            "@pytest.fixture\ndef world_size():\n    return 3\n\n@marked\ndef test_it(world, world_size):\n    pass\n",
+            "test_it: there is a fixture `world_size` that is not the library's",
+        ),
+        (
+            "@pytest.fixture\ndef world_size():\n    return 3\n\n@marked\ndef test_it(world):\n    pass\n",
+            "test_it: there is a fixture `world_size` that is not the library's",
+        ),
+        (
+            "import unittest\n\n@marked\nclass TestIt(unittest.TestCase):\n    def test_it(self):\n        pass\n",
+            "TestIt::test_it: @pytest.mark.distributed on a method of a unittest class",
+        ),
+    ],
+    ids=["async", "parametrize", "fixture", "unused fixture", "unittest"],
+)
+def test_what_cannot_run_on_ranks_is_refused_when_it_is_collected(
+    starter: Starter, tmp_path: Path, source: str, said: str
+) -> None:
+    """Each of these would run, and test something else than it says."""
+    ended = run_cases(starter, tmp_path, f"{_HEAD}marked = pytest.mark.distributed(world_size=2)\n\n{source}")
+    assert ended.code in (pytest.ExitCode.INTERRUPTED, pytest.ExitCode.USAGE_ERROR), ended.log
+    _assert_clear(ended, said)
+
+
+def test_names_of_the_fixtures_are_free_elsewhere(starter: Starter, tmp_path: Path) -> None:
+    """A project with a `world` of its own, in which the plugin happens to be installed, goes on working."""
+    ended = run_cases(
+        starter,
+        tmp_path,
+        """
+        import pytest
+
+        @pytest.fixture
+        def world():
+            return "hello"
+
+        @pytest.fixture
+        def world_size():
+            return 7
+
+        def test_it(world, world_size):
+            assert (world, world_size) == ("hello", 7)
+
+        @pytest.mark.parametrize("world_size", [8])
+        def test_parametrized(world_size):
+            assert world_size == 8
+        """,
+    )
+    assert ended.code == 0, ended.log
+
+
+@pytest.mark.parametrize(
     ("option", "said"),
     [
         ("--dist-backend=glo", "Backend 'glo' is not declared. Did you mean 'gloo'?"),
@@ -180,6 +240,10 @@ def test_world_without_the_marker_is_a_clear_error(starter: Starter, tmp_path: P
         ("--dist-timeout=0", "--dist-timeout=0"),
         ("--dist-timeout=nan", "--dist-timeout=nan"),
         ("--dist-isolation=nonsense", "--dist-isolation=nonsense: expected one of fork, spawn, pool"),
+        ("--dist-debug-rank=-1", "--dist-debug-rank=-1: expected the number of a rank, from 0."),
+        ("--dist-debug-rank=1024", "--dist-debug-rank=1024: expected the number of a rank"),
+        ("--dist-debug-rank=one", "--dist-debug-rank=one"),
+        ("--dist-debug-rank=0", "--dist-debug-rank=0: there is no terminal"),
         ("--dist-on-missing=maybe", "--dist-on-missing=maybe: expected one of skip, fail"),
     ],
 )

@@ -242,3 +242,13 @@ class Target:
                 properties=properties,
             )
         return results
+
+    def xml_keys(self) -> list[str]:
+        """What the cases in the XML are known by: class name and name."""
+        cases = ElementTree.parse(self.xml_file).iter("testcase")
+        return [f"{case.get('classname')}.{case.get('name')}" for case in cases]
+
+    def suite_properties(self) -> dict[str, str]:
+        """What the XML says of the whole run."""
+        properties = ElementTree.parse(self.xml_file).iterfind("testsuite/properties/property")
+        return {item.get("name", ""): item.get("value", "") for item in properties}

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import psutil
+from torch._C._distributed_c10d import HashStore, Store
 
 from dist_testing.backends import backend_named
 from dist_testing.budget import Budget
 from dist_testing.launch.fresh import unittest_loader
-from dist_testing.rank.bootstrap import RankStart
+from dist_testing.rank.bootstrap import RankDoor, RankStart
 from dist_testing.rank.reporter import Reporter
 from dist_testing.runner.case import Case, CaseResult
 from dist_testing.runner.engine import Engine
@@ -27,14 +28,15 @@ Function = Callable[[World, dict[str, Any]], None]
 class Functions:
     """A door whose cases are functions, found by name."""
 
-    def __init__(self, functions: Mapping[str, Function]) -> None:
+    def __init__(self, functions: Mapping[str, Function], store: Store | None = None) -> None:
         self._functions = functions
+        self._store = store
         self._world: World | None = None
 
     def open(self, start: RankStart, reporter: Reporter) -> None:
         """Make the world."""
         reporter.phase("init")
-        self._world = World.of(start)
+        self._world = World.of(start, self._store)
         self._world.prepare()
 
     def run(self, body: dict[str, Any], reporter: Reporter) -> None:
@@ -63,12 +65,19 @@ class FunctionSide:
         """The only door there is."""
         return Functions(self._functions)
 
+    def thread_doors(self, body: dict[str, Any], world_size: int) -> Sequence[RankDoor]:
+        """One for each of the threads, with a store that is theirs together."""
+        store = HashStore()
+        return [Functions(self._functions, store) for _ in range(world_size)]
+
 
 @contextmanager
-def engine_for(functions: Mapping[str, Function], *, promised_gpus: int | None = None) -> Iterator[Engine]:
-    """An engine for gloo whose cases are `functions`; checks at the end that it has left nothing behind."""
-    backend = backend_named("gloo")
-    spec = Spec("", backend, (4,), 0, promised_gpus=promised_gpus)
+def engine_for(
+    functions: Mapping[str, Function], *, promised_gpus: int | None = None, backend: str = "gloo"
+) -> Iterator[Engine]:
+    """An engine for a backend whose cases are `functions`; checks at the end that it has left nothing behind."""
+    declared = backend_named(backend)
+    spec = Spec("", declared, (4,), 0, promised_gpus=promised_gpus)
     before = set(os.listdir("/proc/self/fd"))
     others = psutil.Process().children(recursive=True)
     engine = Engine(spec, Budget(), FunctionSide(functions), unittest_loader())

@@ -9,6 +9,7 @@ import pytest
 
 from dist_testing.backends import Backend, backend_named, backends
 from dist_testing.errors import SpecError, UsageError
+from dist_testing.spec import ISOLATIONS
 
 ENTRY: dict[str, Any] = {
     "name": "new",
@@ -19,6 +20,8 @@ ENTRY: dict[str, Any] = {
     "timeout_s": 30,
     "register_module": "",
     "env": {"A": "1"},
+    "isolations": ["fork"],
+    "features": ["cpu_tensors"],
 }
 
 
@@ -37,6 +40,7 @@ def test_a_backend_is_possible(name: str) -> None:
     assert backend.timeout_s > 0
     assert backend.gpus_per_rank >= 0
     assert (backend.gpus_per_rank > 0) == bool(backend.vendor) == (backend.device != "cpu")
+    assert set(backend.isolations) <= set(ISOLATIONS)
 
 
 def test_a_backend_of_torch_on_another_device_is_a_backend_of_its_own() -> None:
@@ -62,8 +66,9 @@ def test_an_unknown_backend_is_refused_with_the_known_ones(name: str, hint: str 
 
 def test_an_entry_is_read_whole() -> None:
     """Keys that only the build needs are left to it."""
-    backend = Backend.from_json({**ENTRY, "features": ["cpu_tensors"]})
-    assert {name: getattr(backend, name) for name in ENTRY} == ENTRY
+    backend = Backend.from_json({**ENTRY, "only_the_build_needs_it": 1})
+    expected = {**ENTRY, "isolations": ("fork",), "features": ("cpu_tensors",)}
+    assert {name: getattr(backend, name) for name in ENTRY} == expected
 
 
 @pytest.mark.parametrize("name", list(ENTRY))
@@ -74,7 +79,7 @@ def test_a_missing_field_is_named(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", list(ENTRY))
-@pytest.mark.parametrize("value", [None, True, 1.5, ["x"]], ids=repr)
+@pytest.mark.parametrize("value", [None, True, 1.5, b"x"], ids=repr)
 def test_a_field_of_the_wrong_type_is_named_with_its_value(name: str, value: object) -> None:
     """`"timeout_s": true` is not one second."""
     with pytest.raises(SpecError) as caught:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dist_testing.errors import UsageError
-from dist_testing.runner.bazel import Protocol, read_protocol
+from dist_testing.runner.bazel import CoverageRequest, Protocol, read_protocol
 
 
 def test_outside_bazel_nothing_is_wanted() -> None:
@@ -28,6 +28,10 @@ def test_every_variable_is_read() -> None:
             "TESTBRIDGE_TEST_RUNNER_FAIL_FAST": "1",
             "TEST_TOTAL_SHARDS": "4",
             "TEST_SHARD_INDEX": "3",
+            "TEST_RUN_NUMBER": "7",
+            "TEST_RANDOM_SEED": "7",
+            "COVERAGE_DIR": "/c",
+            "COVERAGE_MANIFEST": "/m",
         }
     )
     assert protocol == Protocol(
@@ -39,6 +43,9 @@ def test_every_variable_is_read() -> None:
         test_filter="test_a or test_b",
         fail_fast=True,
         shard=(3, 4),
+        run_number=7,
+        random_seed="7",
+        coverage=CoverageRequest(Path("/c"), Path("/m")),
     )
 
 
@@ -140,3 +147,39 @@ def test_without_a_premature_exit_file_nothing_is_written(tmp_path: Path, monkey
     monkeypatch.chdir(tmp_path)
     with Protocol().not_over_yet():
         assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("env", [{"COVERAGE_DIR": "/c"}, {"COVERAGE_MANIFEST": "/m"}])
+def test_half_of_a_wish_for_coverage_is_none(env: dict[str, str]) -> None:
+    """People set one of them for tools of their own."""
+    assert read_protocol(env).coverage is None
+
+
+@pytest.mark.parametrize("name", ["TEST_SHARD_STATUS_FILE", "TEST_PREMATURE_EXIT_FILE"])
+def test_a_file_that_cannot_be_made_is_refused(tmp_path: Path, name: str) -> None:
+    """Not with a traceback."""
+    env = {"TEST_TOTAL_SHARDS": "2", "TEST_SHARD_INDEX": "0", name: str(tmp_path / "gone" / "file")}
+    with pytest.raises(UsageError, match=f"{name}=") as caught, read_protocol(env).not_over_yet():
+        pytest.fail("the body must not run")
+    assert len(str(caught.value).splitlines()) == 3
+
+
+@pytest.mark.parametrize(
+    ("protocol", "properties"),
+    [
+        (Protocol(), []),
+        (Protocol(shard=(1, 3)), [("shard_index", 1), ("total_shards", 3)]),
+        (Protocol(run_number=2, random_seed="2"), [("run_number", 2), ("random_seed", "2")]),
+    ],
+)
+def test_runs_of_one_target_can_be_told_apart(protocol: Protocol, properties: list[tuple[str, object]]) -> None:
+    """Shards and repeated runs each write an XML under the same name."""
+    assert protocol.properties == properties
+
+
+@pytest.mark.parametrize(
+    ("protocol", "is_whole"), [(Protocol(), True), (Protocol(shard=(0, 2)), False), (Protocol(test_filter="a"), False)]
+)
+def test_a_shard_or_a_selection_is_not_the_whole_target(protocol: Protocol, is_whole: bool) -> None:
+    """Of a part, all cases may well be skipped."""
+    assert protocol.is_whole_target is is_whole

@@ -5,13 +5,15 @@ from __future__ import annotations
 import pytest
 
 from dist_testing import errors
-from dist_testing.errors import DistTestingError, InterruptedRunError
+from dist_testing.errors import CaseFailedError, CollectiveError, DistTestingError, InterruptedRunError
 
-# These are what other runners act on: unittest on a failure, both on an interruption.
-_FOR_OTHERS = ("CaseFailedError", "InterruptedRunError")
+# These are what others act on: unittest and pytest on a failure or an interruption, test code on what a group raises.
+_FOR_OTHERS = (CaseFailedError, CollectiveError, InterruptedRunError)
 
 
-@pytest.mark.parametrize("name", [name for name in errors.__all__ if name not in _FOR_OTHERS])
+@pytest.mark.parametrize(
+    "name", [name for name in errors.__all__ if not issubclass(getattr(errors, name), _FOR_OTHERS)]
+)
 def test_every_error_has_the_common_base(name: str) -> None:
     """The doors print that base without a traceback; another error would end in one."""
     assert issubclass(getattr(errors, name), DistTestingError)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import signal
 import time
 from pathlib import Path
 
@@ -77,23 +78,23 @@ def test_who_gives_up_while_waiting_is_not_waited_for(file: Path) -> None:
 
 def test_who_dies_is_not_waited_for(file: Path) -> None:
     """A runner killed in the queue would block the machine until somebody cleans up."""
-    come, came = os.pipe()
+    read, write = os.pipe()
     pid = os.fork()
     if pid == 0:
         Place.take(file)
-        os.write(came, b"1")
-        # Killed by its parent.
-        os.read(come, 1)
+        os.write(write, b"1")
+        # Killed by its parent. Reading from the pipe, it could take its own byte away.
+        signal.pause()
         os._exit(1)
-    os.read(come, 1)
+    assert os.read(read, 1)
     place = Place.take(file)
     assert not place.is_head()
-    os.kill(pid, 9)
+    os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
     assert place.wait_head(time.monotonic() + 60)
     place.leave()
-    os.close(come)
-    os.close(came)
+    os.close(read)
+    os.close(write)
 
 
 def test_a_file_that_another_program_has_locked_whole_is_an_error(file: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 from typing import Literal
@@ -9,7 +10,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from dist_testing.runner.junit import XmlCase, write_xml
+from dist_testing.errors import ReportError
+from dist_testing.runner.junit import Outcome, XmlCase, XmlSuite, read_xml, write_xml
 
 # What XML 1.0 cannot hold in any form.
 FORBIDDEN = [*(chr(code) for code in range(0x20) if chr(code) not in "\t\n\r"), "\ud800", "\udcff", "\ufffe", "\uffff"]
@@ -122,3 +124,64 @@ def test_the_file_may_be_read_by_who_may_read_the_log(path: Path) -> None:
     finally:
         os.umask(before)
     assert path.stat().st_mode & 0o777 == 0o644
+
+
+def test_what_is_written_is_read_again(path: Path) -> None:
+    """Reports and timings are made from it."""
+    cases = (
+        XmlCase("tests.test_a", "test_ok", "passed", 0.25, properties=(("world_size", "4"),)),
+        XmlCase("tests.test_a.Class", "test_skip[2]", "skipped", 0.0, "why"),
+        XmlCase("tests.test_a", "test_bad", "failed", 1.5, "rank 1 raised", "the report"),
+        XmlCase("", "test_broken.py", "error", 0.25, "machine", "text"),
+    )
+    write_xml(path, "//tests:a_gloo", cases, [("run_number", 2)])
+    assert read_xml(path) == [XmlSuite("//tests:a_gloo", cases, (("run_number", "2"),))]
+
+
+def test_files_of_other_runners_are_read_too(path: Path) -> None:
+    """Bazel writes one itself for a test that has not, and pytest's has another root."""
+    path.write_text(
+        '<testsuite name="pytest"><testcase name="a" time="x"/><testcase classname="c" name="b" time="-1">'
+        "<system-out>said</system-out><failure>bad</failure><error message='worse'/></testcase></testsuite>",
+        encoding="utf-8",
+    )
+    (suite,) = read_xml(path)
+    first, second = suite.cases
+    assert (first.key, first.outcome, math.isnan(first.duration_s)) == ("a", "passed", True)
+    assert (second.key, second.outcome, second.message) == ("c.b", "error", "worse")
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "cannot be read as XML"),
+        (b"<testsuites><testsuite>", "cannot be read as XML"),
+        (b"\x00\xff", "cannot be read as XML"),
+        (b"<html/>", "the root element is <html>"),
+        (None, "No such file"),
+    ],
+)
+def test_a_file_that_is_not_one_is_refused(path: Path, content: bytes | None, said: str) -> None:
+    """A run that was killed leaves anything."""
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ReportError) as caught:
+        read_xml(path)
+    assert said in str(caught.value).partition("\n")[0]
+    assert len(str(caught.value).splitlines()) == 3
+
+
+@pytest.mark.parametrize(
+    ("outcome", "message", "has_run"),
+    [
+        ("passed", "", True),
+        ("failed", "", True),
+        ("error", "", True),
+        ("skipped", "no GPU", False),
+        ("skipped", "xfail: known", True),
+        ("skipped", "xfail: [NOTRUN] known", False),
+    ],
+)
+def test_an_expected_failure_has_run(outcome: Outcome, message: str, has_run: bool) -> None:
+    """A target of expected failures tests something; JUnit's format calls them skipped all the same."""
+    assert XmlCase("c", "n", outcome, 0.0, message).has_run == has_run

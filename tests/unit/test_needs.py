@@ -20,7 +20,7 @@ def spec(torch_backend: str = "gloo", *, gpus_per_rank: int = 0, register_module
     """A target for a backend that torch knows by that name."""
     env: Mapping[str, str] = {}
     device, vendor = ("cuda", "nvidia") if gpus_per_rank else ("cpu", "")
-    backend = Backend("mine", torch_backend, device, gpus_per_rank, vendor, 60, register_module, env)
+    backend = Backend("mine", torch_backend, device, gpus_per_rank, vendor, 60, register_module, env, ("fork",))
     return Spec("//t", backend, (2,), gpus_per_rank)
 
 

@@ -114,3 +114,26 @@ def test_reasons_of_a_tests_own_are_not_about_hardware(reason: str) -> None:
 def test_the_table_is_not_collected_as_a_test_class() -> None:
     """Otherwise pytest would warn in every file that imports it by its name in torch."""
     assert getattr(TestSkip, "__test__", True) is False
+
+
+@pytest.mark.parametrize("gpus", [9, 16, 25])
+def test_more_gpus_than_torch_has_rows_for_have_one_of_their_own(gpus: int) -> None:
+    """Torch's table ends in a KeyError; tests leave with the row's code, and it must lead back to the reason."""
+    row = TEST_SKIPS[f"multi-gpu-{gpus}"]
+    assert row.message == f"Need at least {gpus} CUDA devices"
+    assert skip_for_exit_code(row.exit_code) == row
+    assert row.exit_code not in {code for code, _ in TABLE.values()}
+
+
+def test_any_number_of_gpus_has_a_row() -> None:
+    """Codes are few, reasons are not; a code that shells use for other ends is never one."""
+    row = TEST_SKIPS["multi-gpu-64"]
+    assert row == TestSkip(TEST_SKIPS["generic"].exit_code, "Need at least 64 CUDA devices")
+    assert skip_for_exit_code(126) is skip_for_exit_code(137) is skip_for_exit_code(108) is None
+
+
+@pytest.mark.parametrize("name", ["multi-gpu-0", "multi-gpu-09", "multi-gpu-", "multi-gpu-9x", "no_such_reason"])
+def test_names_that_are_none_are_missed(name: str) -> None:
+    """A reason that is mistyped must not become a skip."""
+    with pytest.raises(KeyError, match=name):
+        TEST_SKIPS[name]

@@ -17,6 +17,7 @@ BACKEND: dict[str, Any] = {
     "env": {"GLOO_SOCKET_IFNAME": "lo"},
     "features": ["cpu_tensors"],
     "gpus_per_rank": 0,
+    "isolations": ["fork", "spawn", "pool"],
     "name": "gloo",
     "register_module": "",
     "timeout_s": 60,
@@ -61,6 +62,15 @@ def test_a_good_file_is_read_whole(path: Path) -> None:
     assert dict(spec.backend.env) == BACKEND["env"]
     assert (spec.target, spec.world_sizes, spec.srcs) == ("//tests:a_gloo", (2, 4), ("_main/tests/test_a.py",))
     assert (spec.gpus_per_rank, spec.isolation, spec.promised_gpus) == (0, "fork", None)
+
+
+@pytest.mark.parametrize(
+    ("fields", "timings"), [({}, ""), ({"timings": None}, ""), ({"timings": "_main/a/t.json"}, "_main/a/t.json")]
+)
+def test_a_file_of_timings_may_be_named(path: Path, fields: dict[str, str | None], timings: str) -> None:
+    """Targets without one are dealt out in turn."""
+    path.write_text(json.dumps({**GOOD, **fields}), encoding="utf-8")
+    assert load_spec(path).timings == timings
 
 
 def test_a_promise_is_read(path: Path) -> None:
@@ -145,6 +155,8 @@ def test_a_newer_schema_is_refused_with_both_numbers(path: Path) -> None:
         ("srcs", []),
         ("srcs", "test_a.py"),
         ("srcs", [1]),
+        ("timings", ""),
+        ("timings", 5),
         ("promised_gpus", -1),
         ("promised_gpus", "8"),
         ("promised_gpus", False),

@@ -38,6 +38,7 @@ def request(**changes: Any) -> WorldRequest:
         "threads": 1,
         "pool": False,
         "fresh": True,
+        "together": False,
         "store_port": 29500,
         "settings": {"timeout_s": 1.5},
     }

@@ -1,0 +1,90 @@
+"""How ranks end, in the terms of exit codes that unittest classes use."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar, cast
+
+from dist_testing.errors import UsageError
+from dist_testing.outcomes import Kind, RankOutcome
+from dist_testing.rank.bootstrap import FAILED_EXIT_CODE
+from dist_testing.skips import TEST_SKIPS
+
+__all__ = ["declared_exits", "exit_code", "expected_exits", "forgiven", "names_of"]
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+# Part of a function's __dict__, which functools.wraps copies.
+_MARK = "__dist_expected_exits__"
+_STOPPED_BY_RUNNER = -9
+
+
+def expected_exits(exits: Mapping[int, int]) -> Callable[[_Function], _Function]:
+    """Declare how the processes of some ranks must end in a fault test; the test fails if they end otherwise.
+
+    Args:
+        exits: Rank to exit code; a negative one is a signal, as in `subprocess`: `{1: -signal.SIGKILL}`.
+
+    Raises:
+        UsageError: If it is not such a table.
+    """
+    if (
+        not isinstance(exits, Mapping)
+        or not exits
+        or not all(isinstance(rank, int) and rank >= 0 and isinstance(code, int) for rank, code in exits.items())
+    ):
+        raise UsageError(
+            f"@expected_exits({exits!r}): expected a rank, or several, each with an exit code.\n"
+            "Ranks are numbers from 0; a negative exit code is a signal.\n"
+            "Write @expected_exits({1: -9}), for example."
+        )
+
+    def decorator(function: _Function) -> _Function:
+        setattr(function, _MARK, {int(rank): int(code) for rank, code in exits.items()})
+        return function
+
+    return decorator
+
+
+def declared_exits(function: Callable[..., Any]) -> Mapping[int, int]:
+    """What `expected_exits` says of a test method; nothing if it is not decorated."""
+    return cast(Mapping[int, int], getattr(function, _MARK, {}))
+
+
+def exit_code(outcome: RankOutcome) -> int:
+    """The exit code that stands for an outcome; a negative one is a signal."""
+    match outcome.kind:
+        case Kind.PASSED:
+            return 0
+        case Kind.SKIPPED:
+            codes = {skip.message: skip.exit_code for skip in TEST_SKIPS.values()}
+            return codes.get(outcome.reason, TEST_SKIPS["generic"].exit_code)
+        case Kind.EXITED:
+            return outcome.exit_code or 0
+        case Kind.SIGNALLED:
+            return -(outcome.signal or 0)
+        case Kind.HUNG | Kind.STOPPED:
+            return _STOPPED_BY_RUNNER
+        case _:
+            return FAILED_EXIT_CODE
+
+
+def forgiven(outcome: RankOutcome, required: int | None) -> RankOutcome:
+    """The outcome, or a pass in place of an end that is allowed.
+
+    Args:
+        outcome: What became of a rank.
+        required: The code that is allowed; None for any code or signal.
+    """
+    ended = outcome.kind in (Kind.EXITED, Kind.SIGNALLED)
+    if ended and (required is None or exit_code(outcome) == required):
+        return dataclasses.replace(outcome, kind=Kind.PASSED)
+    return outcome
+
+
+def names_of(method: Callable[..., Any]) -> tuple[Callable[..., Any], ...]:
+    """What a list or a dict of test methods may call this one: bound or not, decorated or not."""
+    names = [method, getattr(method, "__func__", method)]
+    while (inner := getattr(names[-1], "__wrapped__", None)) is not None:
+        names.append(inner)
+    return tuple(names)

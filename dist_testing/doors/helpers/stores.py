@@ -1,0 +1,83 @@
+"""Stores and gloo devices of a test's own."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from dist_testing.errors import UsageError
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import TCPStore
+
+__all__ = ["create_device", "create_tcp_store"]
+
+_LOOPBACK = "127.0.0.1"
+
+
+def create_tcp_store(
+    addr: str = "localhost",
+    world_size: int = 1,
+    is_master: bool = True,
+    timeout: timedelta = timedelta(minutes=5),
+    wait_for_workers: bool = True,
+    jit_class: bool = False,
+    use_libuv: bool = True,
+) -> TCPStore:
+    """A TCP store whose server lives in this process, on a port that is bound once and never free for anybody else.
+
+    Args:
+        addr: Where it listens; by default on loopback only.
+        world_size: Users that the store waits for if `wait_for_workers`.
+        is_master: Must be True: a client needs the port of a server, which the server's `port` says.
+        timeout: Of the store's operations.
+        wait_for_workers: Return only when all users are there.
+        jit_class: Must be False: torch has no other class any more.
+        use_libuv: The server's kind.
+
+    Raises:
+        UsageError: If `is_master` is False, or `jit_class` is True.
+    """
+    from torch._C._distributed_c10d import TCPStore
+
+    if not is_master:
+        raise UsageError(
+            "create_tcp_store(is_master=False): there is no port to connect to.\n"
+            "The function makes a server, on a port that nobody knows before.\n"
+            "For a client write TCPStore(addr, server.port, ...), with the port of the server."
+        )
+    if jit_class:
+        raise UsageError(
+            "create_tcp_store(jit_class=True): torch has no TorchScript class of TCP stores any more.\n"
+            "Releases of torch before those that this library is for had one.\n"
+            "Leave jit_class out, for torch.distributed.TCPStore."
+        )
+    listening = socket.create_server((_LOOPBACK if addr == "localhost" else addr, 0))
+    return TCPStore(
+        addr,
+        listening.getsockname()[1],
+        world_size,
+        True,
+        timeout=timeout,
+        wait_for_workers=wait_for_workers,
+        # The store's own from here on.
+        master_listen_fd=listening.detach(),
+        use_libuv=use_libuv,
+    )
+
+
+def create_device(interface: str | None = None, lazy_init: bool = False) -> Any:
+    """A gloo device, for the options of a gloo group.
+
+    Args:
+        interface: Name of a network interface; None, or any name on Windows, for loopback.
+        lazy_init: Connect when the first message goes out.
+    """
+    import torch.distributed as dist
+
+    gloo: Any = dist.ProcessGroupGloo
+    if interface is None or sys.platform == "win32":
+        return gloo.create_device(hostname=_LOOPBACK, lazy_init=lazy_init)
+    return gloo.create_device(interface=interface, lazy_init=lazy_init)

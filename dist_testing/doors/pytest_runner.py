@@ -1,0 +1,314 @@
+"""The runner's half of the pytest door: owns the engine, and runs a marked test on its ranks instead of here.
+
+Everything that pytest decides about a test (collection, selection, skip marks, expected failures, reporting) stays in
+the runner; the test itself, with its fixtures, runs on the ranks (`rank_pytest`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import unittest
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+from dist_testing.budget import Budget
+from dist_testing.doors import reports, torchrun
+from dist_testing.doors.cases.world import WorldCase
+from dist_testing.doors.collection import check_item
+from dist_testing.doors.debugger import check_world, leave_ranks_to_ranks
+from dist_testing.doors.marker import Distributed, read_marker
+from dist_testing.doors.options import read_options
+from dist_testing.doors.rank_pytest import EXPECTED, PytestSide
+from dist_testing.doors.requirements.decision import unmet_requirement
+from dist_testing.doors.session import Session, open_session
+from dist_testing.errors import DistTestingError, LaunchError, UsageError
+from dist_testing.joined.engine import JoinedEngine
+from dist_testing.joined.place import Place, place_in
+from dist_testing.outcomes import Status
+from dist_testing.rank.bootstrap import RankSide
+from dist_testing.runner.case import Case
+from dist_testing.runner.engine import Engine
+from dist_testing.runner.interrupts import raise_on_termination
+from dist_testing.runner.needs import missing_need
+from dist_testing.runner.outputs import keep_logs
+from dist_testing.skips import is_about_hardware
+from dist_testing.spec import MAX_WORLD_SIZE, Spec
+
+__all__ = ["BUDGET_KEY", "FRESH_KEY", "OUTPUTS_KEY", "SPEC_KEY", "Runner"]
+
+# Set by the Bazel main before pytest starts; outside Bazel the options take their place.
+SPEC_KEY = pytest.StashKey[Spec]()
+BUDGET_KEY = pytest.StashKey[Budget]()
+OUTPUTS_KEY = pytest.StashKey[Path | None]()
+# Set in a fresh interpreter: what to do with the tests, instead of running them.
+FRESH_KEY = pytest.StashKey[Callable[[RankSide], NoReturn]]()
+_MARKER_KEY = pytest.StashKey[Distributed]()
+
+
+class Runner:
+    """The runner's half: owns the engine of the session."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        target = config.stash.get(SPEC_KEY, None)
+        # Bazel starts one process, whatever its environment says; and a fresh interpreter is a rank of this library's.
+        self._place: Place | None = None
+        self._place_error: UsageError | None = None
+        if target is None and FRESH_KEY not in config.stash:
+            try:
+                self._place = place_in(os.environ)
+            except UsageError as error:
+                # Nobody's business in a session without a distributed test.
+                self._place_error = error
+        options = read_options(config, target, self._place)
+        self._spec = options.spec
+        self._timeout_s = options.timeout_s
+        self._fail_on_missing = options.fail_on_missing
+        self._outputs = config.stash.get(OUTPUTS_KEY, None)
+        self._items: dict[str, pytest.Item] = {}
+        self._side = PytestSide(config, self._items)
+        self._cases_after: dict[str, int] = {}
+        self._failures: list[str] = []
+        self._engine = self._make_engine()
+        self._engine.debug_rank = options.debug_rank
+        if not hasattr(config, "workerinput"):
+            self._engine.tell = self._show_line
+            if config.option.capture == "no":
+                self._engine.show_line = self._show_line
+        self._session = Session(self._engine, self._timeout_s, self._fail_on_missing)
+        open_session(self._session)
+
+    def _make_engine(self) -> Engine:
+        config = self._config
+        budget = config.stash.get(BUDGET_KEY, Budget())
+        if self._place is not None:
+            torchrun.check_options(config)
+            engine = JoinedEngine(self._spec, budget, self._side, self._place, self._side.as_rank)
+            torchrun.join(config, self._place, self._side, engine)
+            return engine
+        loader = {
+            "door": "pytest",
+            "arguments": [
+                *(str(argument) for argument in config.invocation_params.args),
+                # A worker of pytest-xdist is told what its controller was told; it must not become one.
+                *(("-n", "0") if config.pluginmanager.hasplugin("xdist") else ()),
+            ],
+            "directory": str(config.invocation_params.dir),
+            "spec": str(self._spec.file) if self._spec.file else None,
+        }
+        return Engine(self._spec, budget, self._side, loader)
+
+    def _show_line(self, line: str) -> None:
+        """A line below what pytest has begun to say of the test: what it waits for or, with -s, a rank's output."""
+        reporter: Any = self._config.pluginmanager.getplugin("terminalreporter")
+        reporter.ensure_newline()
+        reporter._tw.line(line)
+        reporter._tw.flush()
+
+    def world_sizes(self, nodeid: str, marker: Distributed) -> tuple[int, ...]:
+        """The worlds that a marked test runs on."""
+        for size in marker.world_size:
+            self._session.check_declared(nodeid, size)
+        return marker.world_size or self._spec.world_sizes
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """Leave out tests that are for other backends."""
+        other: list[pytest.Item] = []
+        for item in items:
+            if isinstance(item, pytest.Function) and (marker := read_marker(item)) is not None:
+                try:
+                    check_item(item)
+                except UsageError as error:
+                    raise pytest.UsageError(str(error)) from error
+                item.stash[_MARKER_KEY] = marker
+                if marker.backends and self._spec.backend.name not in marker.backends:
+                    other.append(item)
+        if other:
+            items[:] = [item for item in items if item not in other]
+            self._config.hook.pytest_deselected(items=other)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        """Fork the template: the tests are imported, and nothing of them has run."""
+        ours = [item for item in session.items if _MARKER_KEY in item.stash or _is_multi_process(item)]
+        self._items.update({item.nodeid: item for item in ours})
+        if (then := self._config.stash.get(FRESH_KEY, None)) is not None:
+            if not session.testsfailed:
+                then(self._side)
+            return
+        if self._config.option.collectonly or (self._place and self._place.rank):
+            return
+        # A rank that has collected nothing because of an error has peers that wait.
+        if not ours and not (self._place and session.testsfailed):
+            return
+        if self._place_error is not None:
+            raise pytest.UsageError(str(self._place_error))
+        self._check_pools()
+        try:
+            check_world(self._config, self._engine.debug_rank, map(self._world_of, ours))
+        except UsageError as error:
+            raise pytest.UsageError(str(error)) from error
+        leave_ranks_to_ranks(self._config)
+        raise_on_termination()
+        self._cases_after = dict(zip(self._items, itertools.count(len(ours) - 1, -1), strict=False))
+        try:
+            launcher, _ = self._engine.prepare()
+        except LaunchError as error:
+            raise pytest.UsageError(str(error)) from error
+        if reasons := launcher.unclean_reasons:
+            self._config.get_terminal_writer().line(
+                f"dist_testing: ranks are forked from a fresh interpreter and not from this one: {'; '.join(reasons)}"
+            )
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
+        """Run a marked test on the ranks instead of here."""
+        self._engine.cases_after = self._cases_after.get(item.nodeid, 0)
+        if _MARKER_KEY not in item.stash:
+            return None
+        item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+        for report in self._reports(item, item.stash[_MARKER_KEY], nextitem):
+            item.ihook.pytest_runtest_logreport(report=report)
+        item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+        if nextitem is None or self._pool_of(nextitem) != self._pool_of(item):
+            self._end_pool(item)
+        # Nothing of this item was set up here, but an earlier one's module may be waiting for its teardown.
+        item.session._setupstate.teardown_exact(nextitem)
+        return True
+
+    def _reports(self, item: pytest.Item, marker: Distributed, nextitem: pytest.Item | None) -> list[pytest.TestReport]:
+        if reason := reports.skip_mark(item):
+            return reports.skipped(item, reason)
+        try:
+            expected = reports.xfail_mark(item)
+        except UsageError as error:
+            return reports.launch_failed(item, error)
+        if expected is not None and not expected.run:
+            return reports.expected_failure(item, f"[NOTRUN] {expected.reason}", 0.0)
+        size = _world_size(item)
+        needed_by = getattr(item, "obj", None)
+        unmet = needed_by and unmet_requirement(needed_by, os.environ | {"WORLD_SIZE": str(size)})
+        if missing := missing_need(self._spec, size) or unmet:
+            if is_about_hardware(missing) and (self._fail_on_missing or self._spec.promises(size)):
+                return reports.failed(item, reports.broken_promise(item.nodeid, self._spec, missing), 0.0)
+            return reports.skipped(item, missing)
+        case = Case(
+            name=item.nodeid,
+            world_size=size,
+            body={
+                "door": "pytest",
+                "nodeid": item.nodeid,
+                # Where ranks outlive a case, so do the fixtures that the next one shares.
+                "next": nextitem.nodeid if self._place and nextitem else None,
+            },
+            timeout_s=marker.timeout or self._timeout_s,
+            isolation=marker.isolation or self._spec.isolation,
+            pool=self._pool_of(item),
+            init=marker.init,
+            expected_exits=marker.expected_exits,
+        )
+        try:
+            result = self._engine.run(case)
+        except unittest.SkipTest as skip:
+            return reports.skipped(item, str(skip))
+        except (LaunchError, UsageError) as error:
+            return reports.launch_failed(item, error)
+        reports.forward_warnings(item, result)
+        if result.end_session:
+            item.session.shouldstop = result.end_session
+        properties = reports.properties(result)
+        if expected is not None and result.verdict.status is not Status.SKIPPED:
+            return reports.judge_expected(item, expected, result, self._spec)
+        match result.verdict.status:
+            case Status.PASSED:
+                return reports.passed(item, result.duration_s, properties)
+            case Status.SKIPPED if result.verdict.reason.startswith(EXPECTED):
+                return reports.expected_failure(item, result.verdict.reason.removeprefix(EXPECTED), result.duration_s)
+            case Status.SKIPPED:
+                return reports.skipped(item, result.verdict.reason, result.duration_s, properties)
+            case Status.FAILED:
+                if self._outputs is not None:
+                    keep_logs(result, self._outputs)
+                text = reports.failure_text(item.nodeid, result, self._spec)
+                return reports.failed(item, text, result.duration_s, properties)
+
+    def _world_of(self, item: pytest.Item) -> tuple[str, int, str]:
+        """Name, size and isolation. A unittest class says its size when it asks for its ranks."""
+        marker = item.stash.get(_MARKER_KEY, None)
+        if marker is None:
+            return item.nodeid, MAX_WORLD_SIZE, self._spec.isolation
+        return item.nodeid, _world_size(item), marker.isolation or self._spec.isolation
+
+    def _pool_of(self, item: pytest.Item) -> str:
+        """The ranks that run the item and are kept: its class's, or its module's; "" for ranks of its own."""
+        marker = item.stash.get(_MARKER_KEY, None)
+        isolation = marker and (marker.isolation or self._spec.isolation)
+        if marker is None or isolation not in ("pool", "thread"):
+            return ""
+        assert item.parent is not None
+        pool = item.parent.nodeid if marker.init else f"{item.parent.nodeid} without a group"
+        # Threads are new for each case; their process is kept while it is for the same number of them.
+        return pool if isolation == "pool" else f"{pool}, {_world_size(item)} threads"
+
+    def _check_pools(self) -> None:
+        sizes: dict[str, int] = {}
+        for item in self._items.values():
+            if pool := self._pool_of(item):
+                size = _world_size(item)
+                if sizes.setdefault(pool, size) != size:
+                    raise pytest.UsageError(
+                        f"{item.nodeid}: world_size = {size}, but the pool of {pool} has {sizes[pool]} ranks.\n"
+                        "The tests of a class, or of a module outside classes, share the ranks of one pool.\n"
+                        'Give the test a class of its own, or isolation="fork".'
+                    )
+
+    def _end_pool(self, item: pytest.Item) -> None:
+        try:
+            trouble = self._engine.end_pool()
+        except LaunchError as error:
+            trouble = str(error)
+        if trouble:
+            item.ihook.pytest_runtest_logreport(report=reports.failed_teardown(item, f"{item.nodeid}: {trouble}"))
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
+        """Give the report of a unittest case what the ranks had to say."""
+        report = yield
+        if call.excinfo is not None and isinstance(call.excinfo.value, DistTestingError):
+            # Written for the user; a traceback of this library would only stand before it.
+            report.longrepr = str(call.excinfo.value)
+        if call.when == "call":
+            reports.add_result(report, call.excinfo, self._spec, self._outputs)
+        return report
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Keep what is to be printed last."""
+        if (text := getattr(report, "dist_failure", None)) is not None:
+            self._failures.append(text)
+            reports.point_to_end(report, text)
+
+    def pytest_unconfigure(self, config: pytest.Config) -> None:
+        """Leave nothing behind, then print the failures, so that they are the last thing in the log."""
+        self._engine.close()
+        if self._failures and not hasattr(config, "workerinput"):
+            writer = config.get_terminal_writer()
+            for text in self._failures:
+                writer.line()
+                writer.sep("=", "distributed failure")
+                writer.line(text)
+
+
+def _world_size(item: pytest.Item) -> int:
+    size: int = item.callspec.params["world_size"]  # type: ignore[attr-defined]  # pytest_generate_tests sets it
+    return size
+
+
+def _is_multi_process(item: pytest.Item) -> bool:
+    cls = getattr(item, "cls", None)
+    return isinstance(cls, type) and issubclass(cls, WorldCase)

@@ -1,0 +1,99 @@
+"""How a requirement is decided: in the runner before ranks start, where it can be; else on the rank, by skipping.
+
+A decorated function carries its requirements with it, also through other decorators that use `functools.wraps`. The
+runner asks `unmet_requirement` before it asks for ranks; the function asks again when it is called, for whoever runs
+it in another way.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import unittest
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar, cast
+
+from dist_testing.errors import UsageError
+
+__all__ = ["Decide", "check_count", "requirement", "unmet_requirement"]
+
+# unittest leaves frames of modules with this mark out of its tracebacks.
+__unittest = True
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+# Given the environment of the ranks, why the test cannot run; None if it can, or if the environment does not say.
+Decide = Callable[[Mapping[str, str]], str | None]
+
+# Part of a function's __dict__, which functools.wraps copies.
+_MARK = "__dist_requirements__"
+
+
+def requirement(decide: Decide, *, on_rank_only: bool = False) -> Callable[[_Function], _Function]:
+    """A decorator that skips a test for the reason that `decide` gives.
+
+    On a rank the skip is raised as `unittest.SkipTest` with the reason, unless the test's instance has a method
+    `_handle_test_skip(reason)`: then that is called in place of the test.
+
+    Args:
+        decide: Gives the reason, or None.
+        on_rank_only: Do not ask in the runner, which the answer would make unfit to be forked: it imports things, or
+            initialises CUDA. For a class it is asked at once.
+    """
+
+    def decorator(function: _Function) -> _Function:
+        if isinstance(function, type):
+            if on_rank_only:
+                reason = decide(os.environ)
+                return unittest.skipIf(reason is not None, reason or "")(function)
+            raise UsageError(
+                f"{function.__qualname__} is a class; this decorator is for functions and test methods.\n"
+                "It decides for each test when that is about to run.\n"
+                "Decorate the methods, or use one that is decided once, such as requires_nccl()."
+            )
+
+        @functools.wraps(function)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            reason = decide(os.environ)
+            if reason is None:
+                return function(*args, **kwargs)
+            handle = getattr(args[0], "_handle_test_skip", None) if args else None
+            if handle is None:
+                raise unittest.SkipTest(reason)
+            handle(reason)
+            return None
+
+        if not on_rank_only:
+            # The outermost decides first, as when the function is called.
+            setattr(wrapper, _MARK, (decide, *getattr(function, _MARK, ())))
+        return cast(_Function, wrapper)
+
+    return decorator
+
+
+def unmet_requirement(function: Callable[..., Any], environment: Mapping[str, str]) -> str | None:
+    """Why `function` would skip on ranks with this environment; None if nothing is known to be missing.
+
+    Args:
+        function: A test function or method, decorated or not.
+        environment: What the ranks will find in `os.environ`.
+    """
+    if getattr(function, "__unittest_skip__", False):
+        return str(getattr(function, "__unittest_skip_why__", ""))
+    decisions: tuple[Decide, ...] = getattr(function, _MARK, ())
+    return next((reason for decide in decisions if (reason := decide(environment)) is not None), None)
+
+
+def check_count(decorator: str, count: object, what: str) -> None:
+    """Refuse what is not a number, above all a function: a decorator with arguments, used without them.
+
+    Raises:
+        UsageError: At the import of the test file.
+    """
+    if type(count) is not int or count < 0:
+        given = f"the function {count.__qualname__}" if hasattr(count, "__qualname__") else repr(count)
+        raise UsageError(
+            f"@{decorator}: {given} where the number of {what} belongs.\n"
+            "The decorator takes the number in parentheses.\n"
+            f"Write @{decorator}(2), for example."
+        )

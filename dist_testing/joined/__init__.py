@@ -1,0 +1,1 @@
+"""Worlds whose ranks exist already, because torchrun has started them."""

@@ -1,0 +1,187 @@
+"""What a whole run comes to: the XML, the warnings, and the answer to Bazel."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dist_testing.errors import ReportError
+from dist_testing.runner.bazel import Protocol
+from dist_testing.runner.junit import XmlCase, write_xml
+from dist_testing.runner.log_head import LogHead
+from dist_testing.spec import Spec
+
+__all__ = ["FAILED", "Conclusion", "banner"]
+
+# pytest's own meanings (`pytest.ExitCode`); to Bazel anything but 0 is a failure.
+FAILED = 1
+_NO_TESTS_COLLECTED = 5
+# Of different skip reasons, in one line.
+_MAX_REASONS = 3
+
+
+def banner(spec: Spec, protocol: Protocol) -> str:
+    """The beginning of the log's first line: what is about to run."""
+    sizes = ", ".join(str(size) for size in spec.world_sizes)
+    gpus = f", {spec.gpus_per_rank} GPU(s) per rank" if spec.gpus_per_rank else ""
+    index, total = protocol.shard
+    shard = f", shard {index + 1} of {total}" if total > 1 else ""
+    run = f", run {protocol.run_number}" if protocol.run_number is not None else ""
+    return f"dist_testing: {spec.target}: {spec.backend.name}, world size {sizes}{gpus}, {spec.isolation}{shard}{run}"
+
+
+class Conclusion:
+    """Collects the results of a run, and says in the end what they mean.
+
+    Attributes:
+        cases: What has been reported.
+        running: Class name and name of the case that is being run.
+        interruption: Why the run has ended early; "" if it has not.
+    """
+
+    def __init__(self, spec: Spec, protocol: Protocol, head: LogHead) -> None:
+        """Begin with nothing.
+
+        Args:
+            spec: What the target asks for.
+            protocol: What Bazel wants.
+            head: The log's first line.
+        """
+        self.cases: list[XmlCase] = []
+        self.running: tuple[str, str] | None = None
+        self.interruption = ""
+        self._spec = spec
+        self._protocol = protocol
+        self._head = head
+        self._is_promised = any(spec.promises(size) for size in spec.world_sizes)
+        self._to_come = 0
+        self._warnings: list[str] = []
+
+    def expect(self, count: int) -> None:
+        """So many cases will run."""
+        self._to_come = count
+
+    def finished(self) -> None:
+        """The running case has ended."""
+        self.running = None
+        self._to_come -= 1
+
+    def warn(self, text: str) -> None:
+        """Say something in the log, and have Bazel say it."""
+        print(f"WARNING: {text}")
+        self._warnings.append(text)
+
+    def give_up(self, why: str) -> None:
+        """The run has ended before pytest could answer."""
+        self.interruption = why
+        text = (
+            f"{self._spec.target}: the run ended before its cases did: {why}.\n"
+            "What has not run is neither a pass nor a skip.\n"
+            "Find who ended it in the log above."
+        )
+        self._head.end_line()
+        print(text)
+        self._blame_run(text)
+
+    def tell_infrastructure(self, message: str) -> None:
+        """Let the executor know that the machine failed, and not the test; the first time is enough."""
+        path = self._protocol.infrastructure_file
+        if path is not None and not path.exists():
+            self._write(path, f"dist_testing\n{message}\n")
+
+    def conclude(self, code: int) -> int:
+        """Write everything that Bazel wants.
+
+        Args:
+            code: What pytest has ended with.
+
+        Returns:
+            What Bazel is told: 0 for a pass.
+
+        Raises:
+            ReportError: If the XML cannot be written.
+        """
+        if self.running is not None:
+            text = f"the case had not ended when the run did: {self.interruption or 'for a reason that is in the log'}"
+            self.cases.append(XmlCase(*self.running, "error", 0.0, text, text))
+            self.finished()
+        if code in (0, _NO_TESTS_COLLECTED):
+            if self.interruption:
+                # `pytest.exit` takes any exit code.
+                self.give_up(self.interruption)
+                code = FAILED
+            elif not self.cases:
+                code = self._judge_empty_run()
+            elif not any(case.has_run for case in self.cases):
+                code = self._judge_skipped_run()
+        elif all(case.outcome in ("passed", "skipped") for case in self.cases):
+            # A wrong option, a broken conftest.py, a signal between two cases.
+            self._blame_run(f"the run failed outside its cases (pytest's exit code {code}); the log says why")
+        self._head.end_line()
+        if self._warnings and self._protocol.warnings_file is not None:
+            self._write(self._protocol.warnings_file, "".join(f"{warning}\n" for warning in self._warnings))
+        self._write_xml()
+        return code
+
+    def _judge_empty_run(self) -> int:
+        index, total = self._protocol.shard
+        if self._protocol.test_filter or (total > 1 and index > 0):
+            # A filter may match nothing in this target, and there may be fewer cases than shards.
+            return 0
+        text = (
+            f"{self._spec.target}: nothing ran: there was no case for backend {self._spec.backend.name}.\n"
+            "A target that runs nothing would be green for ever.\n"
+            f"Add tests to {', '.join(self._spec.srcs)}, or remove the target."
+        )
+        self._head.end_line()
+        print(text)
+        self._blame_run(text)
+        return _NO_TESTS_COLLECTED
+
+    def _judge_skipped_run(self) -> int:
+        # In one line, whatever the tests say.
+        reasons = sorted({" ".join(case.message.split()) or "without a reason" for case in self.cases})
+        shown = "; ".join(reasons[:_MAX_REASONS])
+        if len(reasons) > _MAX_REASONS:
+            shown += f"; and {len(reasons) - _MAX_REASONS} more"
+        self._head.end_line(f": EVERY CASE WAS SKIPPED: {shown}")
+        whose = "" if self._protocol.is_whole_target else "the selected part of "
+        # Of a part, all cases may well be skipped; a lack of hardware has failed each of them by name already.
+        if not (self._is_promised and self._protocol.is_whole_target):
+            self.warn(f"every case of {whose}{self._spec.target} was skipped: {shown}")
+            return 0
+        text = (
+            f"{self._spec.target}: promised hardware, and every case was skipped: {shown}.\n"
+            "Where the hardware is there, a GPU target that runs nothing tests nothing; a skip mark of its own may ask "
+            "for something else.\n"
+            "Repair what the reasons name, remove the target, or run it without the promise."
+        )
+        print(text)
+        self._blame_run(text)
+        return FAILED
+
+    def _blame_run(self, text: str) -> None:
+        """Have the XML show a failure that is no case's."""
+        self.cases.append(XmlCase("", self._spec.target, "error", 0.0, text.partition("\n")[0], text))
+
+    def _write_xml(self) -> None:
+        path = self._protocol.xml_file
+        if path is None:
+            return
+        properties = self._protocol.properties
+        if self.interruption:
+            properties += [("interrupted", self.interruption), ("not_run", self._to_come)]
+        try:
+            write_xml(path, self._spec.target, self.cases, properties)
+        except OSError as error:
+            raise ReportError(
+                f"{path}: the results cannot be written: {error}.\n"
+                "The disk is full, or a test has removed the folder.\n"
+                "Make room, and run the target again; what is in the log stays true."
+            ) from error
+
+    def _write(self, path: Path, text: str) -> None:
+        try:
+            path.write_text(text, encoding="utf-8")
+        except OSError as error:
+            # For the log alone; it decides nothing.
+            print(f"WARNING: {path} cannot be written: {error}")

@@ -1,0 +1,73 @@
+"""How long the cases of targets take: a file that `//tools/report:timings` writes and sharding reads."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+from dist_testing.errors import ReportError
+
+__all__ = ["Timings", "read_timings", "write_timings"]
+
+_SCHEMA = 1
+
+# Target's label -> case's key (`XmlCase.key`) -> seconds.
+Timings = Mapping[str, Mapping[str, float]]
+
+
+def read_timings(path: Path) -> Timings:
+    """Read a file of timings.
+
+    Raises:
+        ReportError: If it is missing, cut off, of another schema, or holds anything but durations.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise _unusable(path, f"{error}") from error
+    if not isinstance(content, dict) or content.get("schema") != _SCHEMA:
+        found = content.get("schema") if isinstance(content, dict) else content
+        raise _unusable(path, f"schema = {found!r:.60}, and this version reads schema {_SCHEMA}")
+    targets = content.get("targets")
+    if not isinstance(targets, dict):
+        raise _unusable(path, f"targets = {targets!r:.60}, and not an object")
+    for target, cases in targets.items():
+        if not isinstance(cases, dict):
+            raise _unusable(path, f"{target} = {cases!r:.60}, and not an object")
+        for case, seconds in cases.items():
+            # bool is an int to isinstance, and JSON as Python reads it has NaN.
+            is_number = type(seconds) in (int, float) and math.isfinite(seconds)
+            if not (is_number and seconds >= 0):
+                raise _unusable(path, f"{target}, {case}: {seconds!r:.60}, and not a number of seconds")
+    return targets
+
+
+def write_timings(path: Path, timings: Timings) -> None:
+    """Write the file, sorted, so that a change of it in review shows what became slower.
+
+    Raises:
+        ReportError: If it cannot be written.
+    """
+    rounded = {
+        target: {case: round(seconds, 3) for case, seconds in sorted(cases.items())}
+        for target, cases in sorted(timings.items())
+    }
+    text = json.dumps({"schema": _SCHEMA, "targets": rounded}, indent=2, ensure_ascii=False)
+    try:
+        path.write_text(f"{text}\n", encoding="utf-8")
+    except OSError as error:
+        raise ReportError(
+            f"{path}: the timings cannot be written: {error}.\n"
+            "The folder is missing or read-only, or the disk is full.\n"
+            "Name another file."
+        ) from error
+
+
+def _unusable(path: Path, problem: str) -> ReportError:
+    return ReportError(
+        f"{path}: no usable timings: {problem}.\n"
+        "It was edited by hand or cut off, or another version wrote it.\n"
+        "Write it anew: bazel run @dist_testing//tools/report:timings"
+    )

@@ -1,0 +1,135 @@
+"""`bazel coverage`: what the ranks have executed is in the target's LCOV file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import dist_testing
+from tests.support.children import Target
+from tests.support.starter import Starter
+
+_CASES = """
+    import pytest
+
+
+    def on_rank(rank):
+        if rank == 0:
+            return "first"
+        return "second"
+
+
+    def nowhere():
+        return "never"
+
+
+    @pytest.mark.distributed
+    def test_on_ranks(world):
+        assert on_rank(world.rank)
+
+
+    def test_in_runner():
+        assert "in runner"
+"""
+
+
+def _coverage_env(target: Target, *sources: str) -> dict[str, str | None]:
+    directory = target.folder / "coverage"
+    directory.mkdir()
+    manifest = target.folder / "manifest"
+    manifest.write_text("".join(f"{source}\n" for source in sources), encoding="utf-8")
+    return {"COVERAGE_DIR": str(directory), "COVERAGE_MANIFEST": str(manifest)}
+
+
+def _hits(lcov: Path) -> dict[str, dict[int, int]]:
+    """Source to line to count."""
+    result: dict[str, dict[int, int]] = {}
+    lines: dict[int, int] = {}
+    for record in lcov.read_text(encoding="utf-8").splitlines():
+        kind, _, value = record.partition(":")
+        if kind == "SF":
+            assert value not in result, "one section for each source"
+            lines = result.setdefault(value, {})
+        elif kind == "DA":
+            number, count, *_ = value.split(",")
+            lines[int(number)] = int(count)
+    return result
+
+
+def _count(hits: dict[int, int], source: str, code: str) -> int:
+    (line,) = [number for number, line in enumerate(source.splitlines(), start=1) if code in line]
+    return hits[line]
+
+
+@pytest.mark.parametrize("isolation", ["fork", "pool", "spawn"])
+def test_lines_that_only_a_rank_executes_are_counted(starter: Starter, tmp_path: Path, isolation: str) -> None:
+    """Ranks end without exit handlers; without care everything that a distributed test tests would be uncovered."""
+    target = Target(tmp_path, {"test_cases.py": _CASES}, spec={"isolation": isolation})
+    env = _coverage_env(target, "pkg/test_cases.py", "pkg/gone.py", "pkg/data.txt")
+    ended = target.run(starter, env=env)
+    assert ended.code == 0, ended.log
+    (lcov,) = (tmp_path / "coverage").iterdir()
+    assert lcov.name == "dist_testing.dat", "one file, and what it was made of is gone"
+    hits = _hits(lcov)
+    assert set(hits) == {"pkg/test_cases.py"}, "named as Bazel names it"
+    counts = {
+        code: _count(hits["pkg/test_cases.py"], _CASES, code)
+        for code in ('return "first"', 'return "second"', 'return "never"', "on_rank(world.rank)", '"in runner"')
+    }
+    assert list(counts.values()) == [1, 1, 0, 1, 1], counts
+    assert "WARNING" not in ended.log
+
+
+def test_ranks_of_a_failed_case_are_counted_as_far_as_they_came(starter: Starter, tmp_path: Path) -> None:
+    """A rank that dies takes its counts with it; that must not cost those of the others."""
+    source = """
+        import os
+
+        import pytest
+
+
+        @pytest.mark.distributed(expected_exits={1: 3})
+        def test_dies(world):
+            if world.rank == 1:
+                os._exit(3)
+            assert "alive"
+    """
+    target = Target(tmp_path, {"test_cases.py": source})
+    ended = target.run(starter, env=_coverage_env(target, "pkg/test_cases.py"))
+    assert ended.code == 0, ended.log
+    hits = _hits(tmp_path / "coverage" / "dist_testing.dat")["pkg/test_cases.py"]
+    counts = [_count(hits, source, code) for code in ("if world.rank", "os._exit", '"alive"')]
+    assert counts == [1, 0, 1]
+
+
+def test_ranks_are_counted_where_the_toolchain_measures_the_runner(starter: Starter, tmp_path: Path) -> None:
+    """Rules of Python can bring a coverage tool of their own; a process has one tracer, and theirs was first."""
+    target = Target(tmp_path, {"test_cases.py": _CASES})
+    env = {**target.env, **_coverage_env(target, "pkg/test_cases.py")}
+    main = Path(dist_testing.__file__).with_name("bazel_main.py")
+    child = starter.start(["-m", "coverage", "run", "--branch", "--data-file=theirs", str(main)], tmp_path, env=env)
+    assert child.wait() == 0, child.log
+    hits = _hits(tmp_path / "coverage" / "dist_testing.dat")["pkg/test_cases.py"]
+    assert [_count(hits, _CASES, code) for code in ('return "first"', 'return "second"')] == [1, 1]
+    assert _count(hits, _CASES, '"in runner"') == 0, "which theirs has"
+    assert (tmp_path / "theirs").stat().st_size
+
+
+def test_nothing_wanted_is_nothing_written(starter: Starter, tmp_path: Path) -> None:
+    """`--instrumentation_filter` may leave out everything that a target uses."""
+    target = Target(tmp_path, {"test_cases.py": _CASES})
+    ended = target.run(starter, env=_coverage_env(target))
+    assert ended.code == 0, ended.log
+    assert list((tmp_path / "coverage").iterdir()) == []
+
+
+def test_coverage_that_cannot_be_measured_is_a_warning(starter: Starter, tmp_path: Path) -> None:
+    """It says nothing about the tests, but an empty report should not be a riddle."""
+    target = Target(tmp_path, {"test_cases.py": _CASES})
+    env = {"COVERAGE_DIR": str(tmp_path / "gone"), "COVERAGE_MANIFEST": str(tmp_path / "gone" / "manifest")}
+    ended = target.run(starter, env=env)
+    assert ended.code == 0, ended.log
+    assert "WARNING: coverage is not measured:" in ended.log
+    assert "coverage is not measured:" in target.warnings_file.read_text(encoding="utf-8")
+    assert "Traceback" not in ended.log

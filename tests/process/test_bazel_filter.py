@@ -1,0 +1,84 @@
+"""`--test_filter`: names as people copy them, and pytest's expressions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.children import Target
+from tests.support.starter import Starter
+
+_CASES = """
+    import unittest
+
+    import pytest
+
+
+    def test_one():
+        pass
+
+
+    def test_one_more():
+        pass
+
+
+    @pytest.mark.parametrize("value", ["a b", "c::d", "(e)"])
+    def test_with(value):
+        pass
+
+
+    class PlainTest(unittest.TestCase):
+        def test_one(self):
+            pass
+
+        def test_two(self):
+            pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("wanted", "ran"),
+    [
+        ("test_one_more", ["test_one_more"]),
+        # By itself a name means that name, in whatever class; not all that begin with it.
+        ("test_one", ["test_one", "PlainTest.test_one"]),
+        ("PlainTest.test_one", ["PlainTest.test_one"]),
+        ("PlainTest::test_two", ["PlainTest.test_two"]),
+        ("PlainTest", ["PlainTest.test_one", "PlainTest.test_two"]),
+        ("test_cases.PlainTest.test_two", ["PlainTest.test_two"]),
+        ("pkg.test_cases.PlainTest.test_two", ["PlainTest.test_two"]),
+        ("pkg/test_cases.py::test_one", ["test_one"]),
+        ("test_with", ["test_with[a b]", "test_with[c::d]", "test_with[(e)]"]),
+        ("test_with[a b]", ["test_with[a b]"]),
+        ("test_with[c::d]", ["test_with[c::d]"]),
+        ("test_with[(e)]", ["test_with[(e)]"]),
+        # pytest's expressions.
+        ("PlainTest and not two", ["PlainTest.test_one"]),
+        ("one_mo or two", ["test_one_more", "PlainTest.test_two"]),
+        ("nothing_like_it", []),
+    ],
+)
+def test_filter_runs_what_it_means(starter: Starter, tmp_path: Path, wanted: str, ran: list[str]) -> None:
+    """The report of a failure quotes such a name; a filter that runs other cases, or none, looks like a repair."""
+    target = Target(tmp_path, {"test_cases.py": _CASES})
+    ended = target.run(starter, env={"TESTBRIDGE_TEST_ONLY": wanted})
+    assert ended.code == 0, ended.log
+    assert [name.removeprefix("pkg.test_cases.") for name in target.xml_keys()] == ran
+
+
+def test_filter_is_added_to_the_targets_own_selection(starter: Starter, tmp_path: Path) -> None:
+    """`args` of a BUILD file leave cases out for a reason; and the filter must not be lost behind them."""
+    target = Target(tmp_path, {"test_cases.py": _CASES})
+    ended = target.run(starter, "-k", "not two", env={"TESTBRIDGE_TEST_ONLY": "one_more or two"})
+    assert ended.code == 0, ended.log
+    assert target.xml_keys() == ["pkg.test_cases.test_one_more"]
+
+
+def test_filter_that_is_no_expression_says_so(starter: Starter, tmp_path: Path) -> None:
+    """It is neither a name nor an expression, and must not pass as one that matches nothing."""
+    target = Target(tmp_path, {"test_cases.py": _CASES})
+    ended = target.run(starter, env={"TESTBRIDGE_TEST_ONLY": "test_one and ("})
+    assert ended.code == pytest.ExitCode.USAGE_ERROR
+    assert "test_one and (" in ended.log
+    assert "Traceback" not in ended.log

@@ -1,0 +1,263 @@
+"""What Bazel is left with when a run ends: results, files, exit code. However it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.support.bell import Bell
+from tests.support.children import Target, run_pytest, write_file
+from tests.support.starter import Starter
+
+_HOLDING = """
+    import threading
+
+    import pytest
+
+    from tests.support.bell import ring
+
+
+    @pytest.mark.distributed
+    def test_before(world):
+        pass
+
+
+    @pytest.mark.distributed
+    def test_hangs(world):
+        ring("hangs")
+        threading.Event().wait()
+
+
+    @pytest.mark.distributed
+    @pytest.mark.parametrize("number", range(3))
+    def test_after(world, number):
+        pass
+"""
+
+
+def test_interrupted_run_names_the_case_that_it_was_in(starter: Starter, tmp_path: Path) -> None:
+    """Without it the XML of a run that Bazel has timed out looks like a pass of everything in it."""
+    target = Target(tmp_path, {"test_cases.py": _HOLDING})
+    with Bell(tmp_path) as bell:
+        child = target.start(starter, env=bell.env)
+        bell.wait(2, child)
+    child.send_group_signal(signal.SIGTERM)
+    assert child.wait() == pytest.ExitCode.INTERRUPTED, child.log
+    results = target.xml()
+    assert {name: result.outcome for name, result in results.items()} == {
+        "test_before": "passed",
+        "test_hangs": "error",
+    }
+    assert "the runner got SIGTERM (15)" in results["test_hangs"].message
+    assert target.suite_properties() == {"interrupted": "the runner got SIGTERM (15)", "not_run": "3"}
+    assert not target.premature_exit_file.exists()
+
+
+def test_hang_in_the_middle_costs_that_case_and_not_the_target(starter: Starter, tmp_path: Path) -> None:
+    """The case's share of Bazel's time ends; the cases after it have results, and the log has the stacks."""
+    target = Target(tmp_path, {"test_cases.py": _HOLDING})
+    with Bell(tmp_path) as bell:
+        ended = target.run(starter, env={**bell.env, "TEST_TIMEOUT": "20"}, limit_s=20)
+    assert ended.code == pytest.ExitCode.TESTS_FAILED, ended.log
+    assert {name: result.outcome for name, result in target.xml().items()} == {
+        "test_before": "passed",
+        "test_hangs": "failure",
+        **{f"test_after[{number}]": "passed" for number in range(3)},
+    }
+    assert "stacks of rank(s) 0, 1:" in ended.log
+    assert "in test_hangs" in ended.log
+    assert target.suite_properties() == {}
+
+
+@pytest.mark.parametrize("code", [0, 7])
+def test_exit_of_a_conftest_is_no_pass(starter: Starter, tmp_path: Path, code: int) -> None:
+    """`sys.exit(0)` before the first case would be green for ever."""
+    target = Target(
+        tmp_path,
+        {
+            "conftest.py": f"import sys\n\nsys.exit({code})\n",
+            "test_cases.py": "def test_never():\n    pass\n",
+        },
+        spec={"srcs": ["_main/pkg/test_cases.py"]},
+    )
+    ended = target.run(starter)
+    assert ended.code == pytest.ExitCode.TESTS_FAILED, ended.log
+    assert f"sys.exit({code})" in ended.log
+    assert "Traceback" not in ended.log
+    (result,) = target.xml().values()
+    assert result.outcome == "error"
+
+
+def test_exit_of_a_test_file_is_no_pass(starter: Starter, tmp_path: Path) -> None:
+    """The same, one step later."""
+    target = Target(tmp_path, {"test_cases.py": "import sys\n\nsys.exit(0)\n"})
+    ended = target.run(starter)
+    assert ended.code not in (0, None)
+    assert all(result.outcome == "error" for result in target.xml().values())
+
+
+@pytest.mark.parametrize("option", ["--no-such-option", "--dist-world-size=0"])
+def test_run_that_fails_before_its_cases_has_a_failure_in_the_xml(
+    starter: Starter, tmp_path: Path, option: str
+) -> None:
+    """Dashboards count what is in the file; an empty one looks like a target without tests."""
+    target = Target(tmp_path, {"test_cases.py": "def test_never():\n    pass\n"})
+    ended = target.run(starter, option)
+    assert ended.code == pytest.ExitCode.USAGE_ERROR, ended.log
+    (result,) = target.xml().values()
+    assert result.outcome == "error"
+    assert "outside its cases" in result.message
+    assert option in ended.log
+
+
+def test_run_that_a_test_ends_is_no_pass(starter: Starter, tmp_path: Path) -> None:
+    """`pytest.exit` with 0 would make a pass of all cases that it keeps from running."""
+    source = """
+        import pytest
+
+
+        def test_ends_everything():
+            pytest.exit("enough", returncode=0)
+
+
+        def test_never():
+            raise ValueError
+    """
+    target = Target(tmp_path, {"test_cases.py": source})
+    ended = target.run(starter)
+    assert ended.code == pytest.ExitCode.TESTS_FAILED, ended.log
+    assert "the run ended before its cases did: enough" in ended.log
+    assert target.xml()["test_ends_everything"].outcome == "error"
+    assert target.suite_properties() == {"interrupted": "enough", "not_run": "1"}
+
+
+def test_repeated_runs_can_be_told_apart(starter: Starter, tmp_path: Path) -> None:
+    """`--runs_per_test`: ranks find the seed, and the results say which run they are of."""
+    source = """
+        import os
+
+        import pytest
+
+
+        @pytest.mark.distributed
+        def test_seed(world):
+            assert os.environ["TEST_RANDOM_SEED"] == "3"
+    """
+    target = Target(tmp_path, {"test_cases.py": source})
+    ended = target.run(starter, env={"TEST_RUN_NUMBER": "3", "TEST_RANDOM_SEED": "3"})
+    assert ended.code == 0, ended.log
+    assert ended.log.startswith("dist_testing: //pkg:cases_gloo: gloo, world size 2, fork, run 3\n")
+    assert target.suite_properties() == {"run_number": "3", "random_seed": "3"}
+
+
+def test_results_that_cannot_be_written_fail_the_run(starter: Starter, tmp_path: Path) -> None:
+    """Green without results would be a lie to whoever counts them."""
+    source = """
+        import os
+        import shutil
+
+
+        def test_removes():
+            shutil.rmtree(os.path.dirname(os.environ["XML_OUTPUT_FILE"]))
+    """
+    target = Target(tmp_path, {"test_cases.py": source})
+    (tmp_path / "results").mkdir()
+    ended = target.run(starter, env={"XML_OUTPUT_FILE": str(tmp_path / "results" / "test.xml")})
+    assert ended.code == pytest.ExitCode.TESTS_FAILED
+    assert "test.xml: the results cannot be written" in ended.log
+    assert "Traceback" not in ended.log
+
+
+def test_failed_cases_leave_their_logs_and_passed_ones_do_not(starter: Starter, tmp_path: Path) -> None:
+    """Undeclared outputs: in one level, and of what somebody will want to read."""
+    source = """
+        import pytest
+
+
+        @pytest.mark.distributed
+        @pytest.mark.parametrize("value", ["a/b", "a b", "fine"])
+        def test_says(world, value):
+            print(f"{value} said by rank {world.rank}")
+            assert value == "fine" or world.rank != 1
+    """
+    target = Target(tmp_path, {"test_cases.py": source})
+    ended = target.run(starter)
+    assert ended.code == pytest.ExitCode.TESTS_FAILED
+    case = "pkg-test_cases.py-test_says-a-b"
+    assert {path.name for path in target.outputs.iterdir()} == {
+        f"{case}{number}.rank-{rank}.log" for number in ("", ".2") for rank in (0, 1)
+    }
+    first = target.outputs / f"{case}.rank-1.log"
+    assert "a/b said by rank 1" in first.read_text(encoding="utf-8")
+
+
+def test_end_of_what_ranks_are_made_from_is_told_to_the_executor(starter: Starter, tmp_path: Path) -> None:
+    """`TEST_INFRASTRUCTURE_FAILURE_FILE`: the kernel's out-of-memory killer is no bug of the test."""
+    source = """
+        import os
+        import threading
+
+        import pytest
+
+
+        @pytest.mark.distributed
+        def test_loses_its_parent(world):
+            if world.rank == 0:
+                os.kill(os.getppid(), 9)
+            threading.Event().wait()
+    """
+    target = Target(tmp_path, {"test_cases.py": source})
+    infrastructure = tmp_path / "infrastructure"
+    ended = target.run(starter, env={"TEST_INFRASTRUCTURE_FAILURE_FILE": str(infrastructure)})
+    assert ended.code == pytest.ExitCode.TESTS_FAILED, ended.log
+    said = infrastructure.read_text(encoding="utf-8")
+    assert said.startswith("dist_testing\n")
+    assert "The process that ranks are forked from" in said
+
+
+def test_without_bazel_nobody_speaks_its_protocol(starter: Starter, tmp_path: Path) -> None:
+    """A test that is started by hand in a shell with such variables must not overwrite the results of another."""
+    write_file(
+        tmp_path,
+        "test_cases.py",
+        """
+        import pytest
+
+        import dist_testing
+
+
+        @pytest.mark.distributed(world_size=2)
+        def test_fails(world):
+            assert world.rank == 0
+
+
+        if __name__ == "__main__":
+            dist_testing.run_tests()
+        """,
+    )
+    (tmp_path / "outputs").mkdir()
+    names = (
+        "XML_OUTPUT_FILE",
+        "TEST_PREMATURE_EXIT_FILE",
+        "TEST_WARNINGS_OUTPUT_FILE",
+        "TEST_SHARD_STATUS_FILE",
+        "TEST_INFRASTRUCTURE_FAILURE_FILE",
+    )
+    env = {
+        **{name: str(tmp_path / name) for name in names},
+        "TEST_UNDECLARED_OUTPUTS_DIR": str(tmp_path / "outputs"),
+        "TEST_TOTAL_SHARDS": "2",
+        "TEST_SHARD_INDEX": "1",
+        "TESTBRIDGE_TEST_ONLY": "nothing",
+        "COVERAGE_DIR": str(tmp_path / "outputs"),
+        "COVERAGE_MANIFEST": os.devnull,
+    }
+    child = starter.start(["test_cases.py"], tmp_path, env=env)
+    assert child.wait() == pytest.ExitCode.TESTS_FAILED, child.log
+    ended = run_pytest(starter, tmp_path, "test_cases.py", env=env)
+    assert "1 failed" in ended.log
+    assert [name for name in names if (tmp_path / name).exists()] == []
+    assert list((tmp_path / "outputs").iterdir()) == []

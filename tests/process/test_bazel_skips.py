@@ -1,0 +1,189 @@
+"""Skips as a contract: what did not run is said first, counts as a failure where it was promised, and hides nowhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.children import Target
+from tests.support.starter import Starter
+
+_NO_GPUS = {"CUDA_VISIBLE_DEVICES": ""}
+
+_ON_RANKS = """
+    import pytest
+
+
+    @pytest.mark.distributed
+    def test_skips(world):
+        pytest.skip("no such thing here")
+"""
+
+_MODULE = """
+    import pytest
+
+    pytest.importorskip("package_of_this_name_is_nowhere")
+
+
+    @pytest.mark.distributed
+    def test_never(world):
+        pass
+"""
+
+_NEEDS = """
+    import pytest
+
+
+    @pytest.mark.distributed
+    def test_on_gpus(world):
+        pass
+
+
+    @pytest.mark.distributed
+    def test_on_gpus_too(world):
+        pass
+"""
+
+# A mark of the user's own, which the library cannot know to be about hardware.
+_OWN_MARK = """
+    import pytest
+    import torch
+
+
+    @pytest.mark.skipif(not torch.cuda.is_available(), reason="our own check")
+    @pytest.mark.distributed(init=False)
+    def test_on_gpus(world):
+        pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "backend", "reason"),
+    [
+        (_ON_RANKS, "gloo", "no such thing here"),
+        (_MODULE, "gloo", "could not import 'package_of_this_name_is_nowhere'"),
+        (_NEEDS, "nccl", "Need at least 2 CUDA devices (found 0)"),
+        (_OWN_MARK, "nccl", "our own check"),
+    ],
+    ids=["on ranks", "module", "needs", "own mark"],
+)
+def test_target_that_skips_everything_says_so_in_the_first_line(
+    starter: Starter, tmp_path: Path, source: str, backend: str, reason: str
+) -> None:
+    """Green, and nothing was tested: the first line is the one that is read."""
+    target = Target(tmp_path, {"test_skips.py": source}, backend=backend)
+    ended = target.run(starter, env=_NO_GPUS)
+    assert ended.code == 0, ended.log
+    first = ended.log.partition("\n")[0]
+    assert first.startswith(f"dist_testing: //pkg:cases_{backend}: {backend}, world size 2")
+    assert f": EVERY CASE WAS SKIPPED: {reason}" in first
+    assert f"every case of //pkg:cases_{backend} was skipped: {reason}" in target.warnings_file.read_text()
+    results = target.xml().values()
+    assert results
+    assert all(result.outcome == "skipped" and reason in result.message for result in results)
+
+
+def test_reasons_are_in_one_line_whatever_they_are(starter: Starter, tmp_path: Path) -> None:
+    """The first line must stay one."""
+    source = "import pytest\n\n@pytest.mark.parametrize('why', ['a\\nb', 'c', 'd', 'e'])\n"
+    source += "def test_skips(why):\n    pytest.skip(why)\n"
+    target = Target(tmp_path, {"test_skips.py": source})
+    ended = target.run(starter)
+    assert ended.code == 0, ended.log
+    first = ended.log.partition("\n")[0]
+    assert first.endswith(": EVERY CASE WAS SKIPPED: a b; c; d; and 1 more")
+
+
+def test_needs_are_looked_at_before_a_rank_starts(starter: Starter, tmp_path: Path) -> None:
+    """Ranks that start only to find that out cost seconds each, and may each find something else."""
+    source = """
+        import os
+
+        import pytest
+
+        RUNNER = os.getpid()
+
+        os.register_at_fork(after_in_child=lambda: os.write(2, b"a process was forked\\n"))
+
+
+        @pytest.mark.distributed
+        @pytest.mark.parametrize("number", range(3))
+        def test_on_gpus(world, number):
+            pass
+    """
+    target = Target(tmp_path, {"test_gpus.py": source}, backend="nccl")
+    ended = target.run(starter, env=_NO_GPUS)
+    assert ended.code == 0, ended.log
+    # The template; no rank.
+    assert ended.log.count("a process was forked") <= 1
+    assert {result.message for result in target.xml().values()} == {"Need at least 2 CUDA devices (found 0)"}
+
+
+def test_target_that_runs_something_does_not_cry_wolf(starter: Starter, tmp_path: Path) -> None:
+    """A skipped case beside one that runs is in the summary, with its reason."""
+    source = _ON_RANKS + "\n\n    def test_plain():\n        pass\n"
+    target = Target(tmp_path, {"test_skips.py": source})
+    ended = target.run(starter)
+    assert ended.code == 0, ended.log
+    assert ended.log.startswith("dist_testing: //pkg:cases_gloo: gloo, world size 2, fork\n")
+    assert "1 passed, 1 skipped" in ended.log
+    assert "no such thing here" in ended.log
+    assert not target.warnings_file.exists()
+
+
+def test_expected_failures_have_run(starter: Starter, tmp_path: Path) -> None:
+    """JUnit's format calls them skipped; nobody else should."""
+    source = "import pytest\n\n@pytest.mark.xfail(reason='known')\ndef test_known():\n    raise ValueError\n"
+    target = Target(tmp_path, {"test_known.py": source})
+    ended = target.run(starter)
+    assert ended.code == 0, ended.log
+    assert "EVERY CASE" not in ended.log
+    assert not target.warnings_file.exists()
+
+
+@pytest.mark.parametrize(
+    ("promised", "env", "fails"),
+    [
+        (2, {}, True),
+        (1, {}, False),
+        (None, {}, False),
+        # Of a part, every case may well be skipped: what hardware lacks has failed by name.
+        (2, {"TESTBRIDGE_TEST_ONLY": "test_on_gpus"}, False),
+        (2, {"TEST_TOTAL_SHARDS": "2", "TEST_SHARD_INDEX": "0"}, False),
+    ],
+    ids=["promised", "too few promised", "not promised", "filter", "shard"],
+)
+def test_promised_hardware_and_nothing_ran_is_a_failure(
+    starter: Starter, tmp_path: Path, promised: int | None, env: dict[str, str], fails: bool
+) -> None:
+    """A check of the user's own would turn a GPU lane green for ever, although the library's own checks do not."""
+    target = Target(tmp_path, {"test_gpus.py": _OWN_MARK}, backend="nccl", promised_gpus=promised)
+    ended = target.run(starter, env={**_NO_GPUS, **env})
+    assert ended.code == int(fails), ended.log
+    assert "EVERY CASE WAS SKIPPED: our own check" in ended.log.partition("\n")[0]
+    outcomes = {name: result.outcome for name, result in target.xml().items()}
+    if fails:
+        assert outcomes == {"test_on_gpus": "skipped", "//pkg:cases_nccl": "error"}
+        assert "promised hardware, and every case was skipped: our own check" in ended.log
+    else:
+        assert outcomes == {"test_on_gpus": "skipped"}
+
+
+def test_ranks_that_disagree_about_a_skip_fail(starter: Starter, tmp_path: Path) -> None:
+    """The ranks that go on would wait for those that left, or worse, pass without them."""
+    source = """
+        import pytest
+
+
+        @pytest.mark.distributed
+        def test_disagrees(world):
+            if world.rank == 1:
+                pytest.skip("not here")
+    """
+    target = Target(tmp_path, {"test_skips.py": source})
+    ended = target.run(starter)
+    assert ended.code == pytest.ExitCode.TESTS_FAILED
+    (result,) = target.xml().values()
+    assert result.outcome == "failure"
+    assert "not here" in result.text

@@ -1,0 +1,152 @@
+"""The debugger on one rank: it has the terminal, and the others wait for as long as it takes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.children import assert_no_folder_left, run_cases, start_pytest, write_file
+from tests.support.starter import Starter
+from tests.support.terminal import Terminal
+
+_PROMPT = "(Pdb) "
+_BREAKPOINT = """
+    import pytest
+    import dist_testing
+    import torch.distributed as dist
+
+    @pytest.mark.distributed(world_size=3, timeout=1)
+    def test_stops(world):
+        secret = 40 + world.rank
+        breakpoint()
+        dist.barrier()
+
+    @pytest.mark.distributed(world_size=3)
+    def test_next(world):
+        world.barrier()
+"""
+
+
+def test_breakpoint_of_one_rank(starter: Starter, tmp_path: Path) -> None:
+    """Longer than the case's limit, and than the group's: a person thinks."""
+    write_file(tmp_path, "test_cases.py", _BREAKPOINT)
+    with Terminal(tmp_path) as terminal:
+        child = start_pytest(starter, tmp_path, "-rA", "--dist-debug-rank=1", "test_cases.py", env=terminal.env)
+        shown = terminal.wait(_PROMPT, child)
+        assert "test_stops()" in shown
+        terminal.type("p secret")
+        assert "41" in terminal.wait(_PROMPT, child)
+        terminal.type("import time; time.sleep(1.5)")
+        terminal.wait(_PROMPT, child)
+        terminal.type("c")
+        assert child.wait() == 0, child.log
+    assert "2 passed" in child.log
+    assert_no_folder_left(tmp_path)
+
+
+def test_quitting_ends_the_session(starter: Starter, tmp_path: Path) -> None:
+    """As in plain pytest; the ranks that waited are stopped, and called victims."""
+    write_file(tmp_path, "test_cases.py", _BREAKPOINT)
+    with Terminal(tmp_path) as terminal:
+        child = start_pytest(starter, tmp_path, "-rA", "--dist-debug-rank=1", "test_cases.py", env=terminal.env)
+        terminal.wait(_PROMPT, child)
+        terminal.type("q")
+        assert child.wait() == pytest.ExitCode.INTERRUPTED, child.log
+    assert "Quitting debugger" in child.log
+    assert "test_next" not in child.log.partition("short test summary")[2].partition("distributed failure")[0]
+    assert "rank 1 of 3 failed first" in child.log
+    assert "Victims: " in child.log
+    assert_no_folder_left(tmp_path)
+
+
+def test_post_mortem_of_a_rank_though_all_have_failed(starter: Starter, tmp_path: Path) -> None:
+    """The others fail at the same moment; that must not take the prompt away."""
+    write_file(
+        tmp_path,
+        "test_cases.py",
+        """
+        import pytest
+        import dist_testing
+
+        @pytest.mark.distributed(world_size=3)
+        def test_fails(world):
+            left = [1, world.rank]
+            assert left == [1, 9]
+
+        @pytest.mark.distributed(world_size=3)
+        def test_next(world):
+            pass
+
+        class UnittestTest(dist_testing.MultiProcessTestCase):
+            world_size = 2
+
+            def test_fails(self):
+                self.fail("no prompt for this in the runner")
+        """,
+    )
+    with Terminal(tmp_path) as terminal:
+        child = start_pytest(
+            starter, tmp_path, "-rA", "--pdb", "--dist-debug-rank=1", "test_cases.py", env=terminal.env
+        )
+        assert "assert [1, 1] == [1, 9]" in terminal.wait(_PROMPT, child)
+        terminal.type("import time; time.sleep(1); print('left is', left)")
+        assert "left is [1, 1]" in terminal.wait(_PROMPT, child)
+        terminal.type("c")
+        assert child.wait() == pytest.ExitCode.TESTS_FAILED, child.log
+    assert "2 failed, 1 passed" in child.log
+    assert_no_folder_left(tmp_path)
+
+
+def test_breakpoint_without_a_terminal_is_a_clear_error(starter: Starter, tmp_path: Path) -> None:
+    """A prompt that nobody sees waits until the deadline, or takes the end of its input for an answer."""
+    ended = run_cases(starter, tmp_path, _BREAKPOINT)
+    assert ended.outcomes()["test_stops"] == "FAILED"
+    assert "which has no terminal" in ended.log
+    assert "Say which: pytest --dist-debug-rank=" in ended.log
+
+
+@pytest.mark.parametrize("option", ["--pdb", "--trace"])
+def test_prompts_need_a_rank(starter: Starter, tmp_path: Path, option: str) -> None:
+    """pytest's own options say nothing of ranks."""
+    ended = run_cases(starter, tmp_path, _BREAKPOINT, option)
+    assert ended.code == pytest.ExitCode.USAGE_ERROR, ended.log
+    assert f"{option}: test_cases.py::test_stops runs on ranks" in ended.log
+    assert "--dist-debug-rank=0" in ended.log
+
+
+def test_rank_outside_the_world_and_threads_are_refused(starter: Starter, tmp_path: Path) -> None:
+    """Nobody would ever get the terminal."""
+    write_file(tmp_path, "test_cases.py", _BREAKPOINT)
+    for arguments, said in (
+        (["--dist-debug-rank=3"], "--dist-debug-rank=3: test_cases.py::test_stops runs on 3 ranks."),
+        (["--dist-debug-rank=1", "--dist-backend=threaded"], 'test_stops has isolation "thread"'),
+    ):
+        with Terminal(tmp_path) as terminal:
+            child = start_pytest(starter, tmp_path, *arguments, "test_cases.py", env=terminal.env)
+            assert child.wait() == pytest.ExitCode.USAGE_ERROR, child.log
+        assert said in child.log
+
+
+def test_pytest_exit_on_a_rank_ends_the_session(starter: Starter, tmp_path: Path) -> None:
+    """As in plain pytest: no test after it is run."""
+    ended = run_cases(
+        starter,
+        tmp_path,
+        """
+        import pytest
+
+        @pytest.mark.distributed(world_size=2)
+        def test_exits(world):
+            if world.rank == 1:
+                pytest.exit("enough for today")
+            world.barrier()
+
+        @pytest.mark.distributed(world_size=2)
+        def test_next(world):
+            pass
+        """,
+    )
+    assert ended.code == pytest.ExitCode.INTERRUPTED, ended.log
+    assert ended.outcomes() == {"test_exits": "FAILED"}
+    assert "Interrupted: enough for today" in ended.log, ended.log[-3000:]

@@ -1,0 +1,152 @@
+"""`-s`: what ranks print, while they print it."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+from tests.support.bell import Bell
+from tests.support.children import run_cases, start_pytest, write_file
+from tests.support.starter import LIMIT_S, Starter
+
+_MANY = 2000
+
+
+def test_every_line_comes_whole_with_its_rank_and_in_order(starter: Starter, tmp_path: Path) -> None:
+    """Python's print, a child's and a descriptor's; lines of one rank never in the middle of another's; none lost."""
+    ended = run_cases(
+        starter,
+        tmp_path,
+        f"""
+        import os
+        import subprocess
+        import sys
+
+        import pytest
+
+        @pytest.mark.distributed(world_size=3)
+        def test_prints(world):
+            for number in range({_MANY}):
+                print(f"{{world.rank}}-{{number}}-" + "x" * 50)
+            os.write(2, b"by descriptor\\n")
+            subprocess.run([sys.executable, "-S", "-c", "print('of a child')"], check=True)
+            sys.stdout.write("without an end")
+        """,
+        "-s",
+    )
+    assert ended.outcomes() == {"test_prints": "PASSED"}, ended.log
+    lines = ended.log.splitlines()
+    for rank in range(3):
+        own = [line.removeprefix(f"[rank {rank}] ") for line in lines if line.startswith(f"[rank {rank}] ")]
+        numbered = [f"{rank}-{number}-{'x' * 50}" for number in range(_MANY)]
+        assert own == [*numbered, "by descriptor", "of a child", "without an end"]
+    assert not [line for line in lines if "xxxx" in line and not line.startswith("[rank ")]
+
+
+def test_output_is_there_while_the_test_runs(starter: Starter, tmp_path: Path) -> None:
+    """What is shown only at the end is of no use to who waits for a test that hangs."""
+    write_file(
+        tmp_path,
+        "test_cases.py",
+        """
+        import pytest
+
+        from tests.support.bell import ring
+
+        @pytest.mark.distributed(world_size=2)
+        def test_waits(world):
+            print(f"now at {world.rank}")
+            ring("printed")
+            with open("go_on"):
+                pass
+        """,
+    )
+    go_on = tmp_path / "go_on"
+    os.mkfifo(go_on)
+    with Bell(tmp_path) as bell:
+        child = start_pytest(starter, tmp_path, "-s", "test_cases.py", env=bell.env)
+        bell.wait(2, child)
+        # Nothing says when the runner has printed; it has nothing else to do.
+        deadline = time.monotonic() + LIMIT_S
+        while not all(f"[rank {rank}] now at {rank}\n" in child.log for rank in range(2)):
+            assert time.monotonic() < deadline, child.log
+            time.sleep(0.02)
+        # Open for both ranks, whenever they come.
+        held = os.open(go_on, os.O_RDWR)
+        try:
+            assert child.wait() == 0, child.log
+        finally:
+            os.close(held)
+
+
+def test_crash_loses_nothing(starter: Starter, tmp_path: Path) -> None:
+    """The last words of a rank are what matters; they are live, and in the report."""
+    ended = run_cases(
+        starter,
+        tmp_path,
+        """
+        import os
+        import pytest
+
+        @pytest.mark.distributed(world_size=2)
+        def test_dies(world):
+            if world.rank == 1:
+                os.write(1, b"x\\xff\\n")
+                print("last words", end="", flush=True)
+                os.kill(os.getpid(), 9)
+            world.barrier()
+        """,
+        "-s",
+    )
+    assert ended.outcomes() == {"test_dies": "FAILED"}
+    assert "[rank 1] x\ufffd\n[rank 1] last words\n" in ended.log
+    assert "output of rank 1:\nx\ufffd\nlast words" in ended.log
+
+
+def test_kept_ranks_unittest_and_setup_show_are_live_too(starter: Starter, tmp_path: Path) -> None:
+    """Whoever made the ranks, and whoever prints."""
+    ended = run_cases(
+        starter,
+        tmp_path,
+        """
+        import pytest
+        import dist_testing
+
+        @pytest.mark.distributed(world_size=2, isolation="pool")
+        class TestPool:
+            def test_first(self, world):
+                print("first")
+
+            def test_second(self, world):
+                print("second")
+
+        class UnittestTest(dist_testing.MultiProcessTestCase):
+            world_size = 2
+
+            def test_method(self):
+                print("of a method")
+        """,
+        "-s",
+        "--setup-show",
+    )
+    assert ended.code == 0, ended.log
+    for rank in range(2):
+        own = [line for line in ended.log.splitlines() if line.startswith(f"[rank {rank}] ")]
+        for text in ("first", "second", "of a method"):
+            assert sum(line.endswith(text) for line in own) == 1, ended.log
+        assert f"[rank {rank}]         SETUP    F world" in own
+
+
+def test_without_the_option_output_stays_in_the_logs(starter: Starter, tmp_path: Path) -> None:
+    """A test that passes is one dot."""
+    source = """
+        import pytest
+
+        @pytest.mark.distributed(world_size=2)
+        def test_prints(world):
+            print("hidden")
+    """
+    ended = run_cases(starter, tmp_path, source)
+    assert ended.code == 0
+    assert "hidden" not in ended.log

@@ -1,0 +1,95 @@
+"""Warnings on ranks: shown, filtered and turned into errors as anywhere in pytest."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.support.children import run_cases
+from tests.support.starter import Starter
+
+_SOURCE = """
+    import unittest
+    import warnings
+
+    import pytest
+
+    import dist_testing
+
+    class OwnWarning(UserWarning):
+        pass
+
+    @pytest.mark.distributed(world_size=3)
+    def test_all_warn(world):
+        for _ in range(5):
+            warnings.warn("of all of them")
+
+    @pytest.mark.distributed(world_size=3)
+    def test_one_warns(world):
+        if world.rank == 1:
+            warnings.warn("of one of them", OwnWarning)
+
+    @pytest.mark.distributed(world_size=2)
+    @pytest.mark.filterwarnings("ignore:nobody sees")
+    def test_filtered(world):
+        warnings.warn("nobody sees this")
+
+    @pytest.mark.distributed(world_size=2)
+    @pytest.mark.filterwarnings("error:an error here")
+    def test_error(world):
+        if world.rank == 1:
+            warnings.warn("an error here")
+
+    @pytest.mark.distributed(world_size=2)
+    def test_fixtures(world, recwarn):
+        warnings.warn("the test has it")
+        assert len(recwarn) == 1
+        with pytest.deprecated_call():
+            warnings.warn("old", DeprecationWarning)
+
+    class UnittestTest(dist_testing.MultiProcessTestCase):
+        world_size = 2
+
+        def test_warns(self):
+            warnings.warn("of a method")
+"""
+
+
+def test_warnings_of_ranks_are_in_the_summary(starter: Starter, tmp_path: Path) -> None:
+    """Each once, with the ranks that had it: four times the same text would hide all others."""
+    ended = run_cases(starter, tmp_path, _SOURCE)
+    assert ended.outcomes() == {
+        "test_all_warn": "PASSED",
+        "test_one_warns": "PASSED",
+        "test_filtered": "PASSED",
+        "test_error": "FAILED",
+        "test_fixtures": "PASSED",
+        "test_warns": "PASSED",
+    }, ended.log
+    summary = ended.log[ended.log.index("warnings summary") :]
+    assert "UserWarning: of all of them [ranks 0, 1, 2]" in summary
+    assert summary.count("of all of them [") == 1
+    assert "OwnWarning: of one of them [rank 1]" in summary
+    assert "UserWarning: of a method [ranks 0, 1]" in summary
+    assert "test_cases.py::test_one_warns\n" in summary
+    assert "nobody sees" not in summary
+    assert "the test has it" not in summary
+    assert "rank 1 raised UserWarning: an error here in call" in ended.log
+
+
+def test_warnings_can_be_errors_or_nothing(starter: Starter, tmp_path: Path) -> None:
+    """`-W` and `-p no:warnings` hold on ranks as they do in the runner."""
+    ended = run_cases(starter, tmp_path, _SOURCE, "-W", "error", "-k", "all_warn or filtered or UnittestTest")
+    assert ended.outcomes() == {"test_all_warn": "FAILED", "test_filtered": "PASSED", "test_warns": "FAILED"}, ended.log
+    assert "raised UserWarning: of all of them in call" in ended.log
+
+    source = """
+        import warnings
+        import pytest
+
+        @pytest.mark.distributed(world_size=2)
+        def test_warns(world):
+            warnings.warn("of a rank")
+    """
+    ended = run_cases(starter, tmp_path, source, "-p", "no:warnings")
+    assert ended.outcomes() == {"test_warns": "PASSED"}, ended.log
+    assert "warnings summary" not in ended.log

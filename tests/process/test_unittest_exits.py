@@ -1,0 +1,231 @@
+"""How ranks end: what a test declares, what its runner half sees, with real ranks that end in these ways."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.children import run_cases
+from tests.support.starter import Starter
+
+
+def test_declared_ends_are_passes_and_others_are_not(starter: Starter, tmp_path: Path) -> None:
+    """A fault test says how ranks must end. If nothing looked at the codes, it would pass without the fault."""
+    ended = run_cases(
+        starter,
+        tmp_path,
+        """
+        import functools
+        import os
+        import signal
+        import sys
+        import threading
+
+        import dist_testing
+
+
+        def decorated(function):
+            @functools.wraps(function)
+            def wrapper(self):
+                function(self)
+
+            return wrapper
+
+
+        class Base(dist_testing.MultiProcessTestCase):
+            world_size = 2
+
+
+        class TestExpected(Base):
+            @dist_testing.expected_exits({1: -signal.SIGKILL})
+            def test_signal_passes(self):
+                if self.rank == 1:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+            @decorated
+            @dist_testing.expected_exits({0: 3, 1: 4})
+            def test_codes_pass(self):
+                sys.exit(3) if self.rank == 0 else os._exit(4)
+
+            @dist_testing.expected_exits({1: 3})
+            def test_other_code_fails(self):
+                if self.rank == 1:
+                    sys.exit(4)
+
+            @dist_testing.expected_exits({1: 3})
+            def test_no_end_fails(self):
+                pass
+
+            @dist_testing.expected_exits({1: 3})
+            def test_teardown_fails(self):
+                if self.rank == 1:
+                    self.addCleanup(int, "planted")
+                    sys.exit(3)
+
+
+        class TestTables(Base):
+            def setUp(self):
+                super().setUp()
+                self._spawn_processes()
+                test = getattr(self, self._testMethodName)
+                if "any" in self._testMethodName:
+                    self.skip_return_code_checks = [test.__wrapped__]
+                if "six" in self._testMethodName:
+                    self.special_return_code_checks = {test.__wrapped__: signal.SIGABRT}
+
+            def test_any_end_passes(self):
+                os._exit(self.rank + 1)
+
+            def test_any_raise_fails(self):
+                if self.rank == 1:
+                    raise ValueError("planted")
+
+            @decorated
+            def test_six_of_all_passes(self):
+                sys.exit(6)
+
+            def test_six_of_first_passes(self):
+                if self.rank == 0:
+                    os._exit(6)
+
+            def test_six_of_second_fails(self):
+                if self.rank == 1:
+                    os._exit(6)
+
+            def test_six_and_another_fails(self):
+                os._exit(6 if self.rank == 0 else 7)
+
+            def test_six_and_a_raise_fails(self):
+                if self.rank == 0:
+                    os._exit(6)
+                raise ValueError("planted")
+
+
+        class TestUndeclared(Base):
+            def test_exit_3_fails(self):
+                if self.rank == 1:
+                    sys.exit(3)
+
+            def test_exit_0_fails(self):
+                if self.rank == 1:
+                    sys.exit(0)
+
+
+        class TestAsTorchCounts(Base):
+            exit_0_passes = True
+
+            def test_exit_0_passes(self):
+                if self.rank == 1:
+                    sys.exit(0)
+
+
+        del Base
+        """,
+    )
+    outcomes = ended.outcomes()
+    assert outcomes, ended.log
+    wrong = {name: outcome for name, outcome in outcomes.items() if ("fails" in name) != (outcome == "FAILED")}
+    assert not wrong, ended.log
+    assert len(outcomes) == 15
+    assert "rank 1 exited with code 4" in ended.log
+    assert "expected to end by exit code 3, but it ended the test (passed)" in ended.log
+    assert "rank 0 ended by exit code 0; expected exit code 6" in ended.log
+
+
+def test_bad_expected_exits_are_refused_at_import(starter: Starter, tmp_path: Path) -> None:
+    """Else the fault test would expect nothing, or something that cannot be."""
+    ended = run_cases(
+        starter,
+        tmp_path,
+        """
+        import dist_testing
+
+
+        class TestBad(dist_testing.MultiProcessTestCase):
+            @dist_testing.expected_exits(-9)
+            def test_it(self):
+                pass
+        """,
+    )
+    assert ended.code == pytest.ExitCode.INTERRUPTED
+    assert "@expected_exits(-9): expected a rank, or several, each with an exit code" in ended.log
+
+
+def test_handles_show_the_ranks(starter: Starter, tmp_path: Path) -> None:
+    """A test's runner half can look at its ranks, wait for one, end one, and judge the codes itself."""
+    ended = run_cases(
+        starter,
+        tmp_path,
+        """
+        import os
+        import signal
+        import threading
+
+        import torch.distributed as dist
+
+        import dist_testing
+
+
+        class TestHandles(dist_testing.MultiProcessTestCase):
+            world_size = 2
+
+            def setUp(self):
+                super().setUp()
+                self.assertEqual(self.processes, [])
+                self._spawn_processes()
+
+            def _join_processes(self, fn):
+                first, second = self.processes
+                self.assertNotEqual(first.pid, second.pid)
+                first.join()
+                self.assertEqual(first.exitcode, 0)
+                self.assertFalse(first.is_alive())
+                self.assertTrue(second.is_alive())
+                self.assertEqual(set(self.pid_to_pipe), {first.pid, second.pid})
+                pipe = self.pid_to_pipe[second.pid]
+                pipe.send(self.Event.GET_TRACEBACK)
+                self.assertTrue(pipe.poll(5))
+                self.assertIn("test_waits", pipe.recv())
+                self._get_timedout_process_traceback()
+                second.join(0.01)
+                self.assertIsNone(second.exitcode)
+                second.kill()
+                second.join()
+                super()._join_processes(fn)
+
+            def _check_return_codes(self, fn, elapsed_time):
+                self.assertEqual([handle.exitcode for handle in self.processes], [0, -signal.SIGKILL])
+                self.assertGreater(elapsed_time, 0)
+
+            def test_waits(self):
+                store = dist.FileStore(self.file_name, self.world_size)
+                if self.rank == 1:
+                    store.set("here", "")
+                    threading.Event().wait()
+                store.wait(["here"])
+
+
+        class TestOneArgument(dist_testing.MultiProcessTestCase):
+            world_size = 2
+
+            def _check_return_codes(self, elapsed_time):
+                self.assertEqual([handle.exitcode for handle in self.processes], [3, 0])
+                self._check_no_test_errors(elapsed_time)
+
+            def test_first_ends_early_and_second_goes_on(self):
+                if self.rank == 0:
+                    os._exit(3)
+
+            def test_error_is_seen(self):
+                if self.rank == 0:
+                    os._exit(3)
+                raise ValueError("planted")
+        """,
+    )
+    assert ended.outcomes() == {
+        "test_waits": "PASSED",
+        "test_first_ends_early_and_second_goes_on": "PASSED",
+        "test_error_is_seen": "FAILED",
+    }, ended.log
+    assert "[3, 10] != [3, 0]" in ended.log

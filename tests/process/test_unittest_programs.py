@@ -1,0 +1,86 @@
+"""Options that people give to a unittest file, in each of the ways to run one: right tests, right exit code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.children import assert_no_folder_left, write_file
+from tests.support.starter import Starter
+
+_CASES = """
+    import unittest
+
+    import dist_testing
+
+
+    class TestFirst(dist_testing.MultiProcessTestCase):
+        world_size = 2
+
+        def test_a_pass(self):
+            self.assertIn(self.rank, range(2))
+
+        def test_b_fail(self):
+            planted_local = 40 + 2
+            self.assertEqual(self.rank, 0, "planted")
+
+
+    class TestSecond(dist_testing.MultiProcessTestCase):
+        world_size = 2
+        isolation = "spawn"
+
+        def test_c_pass(self):
+            self.assertEqual(type(self).__name__, "TestSecond")
+"""
+_UNITTEST = "unittest.main()"
+_OURS = "dist_testing.run_tests()"
+
+
+@pytest.mark.parametrize(
+    ("ending", "options", "code", "said"),
+    [
+        (_UNITTEST, ["-v", "TestFirst.test_a_pass"], 0, "Ran 1 test"),
+        (_UNITTEST, ["-v", "TestSecond"], 0, "Ran 1 test"),
+        (_UNITTEST, ["-k", "pass"], 0, "Ran 2 tests"),
+        (_UNITTEST, ["-f"], 1, "Ran 2 tests"),
+        (_UNITTEST, ["--locals", "TestFirst"], 1, "planted_local = 42"),
+        (_UNITTEST, ["TestFirst.test_missing"], 1, "has no attribute 'test_missing'"),
+        (_OURS, ["-v", "TestFirst.test_a_pass"], 0, "1 passed"),
+        (_OURS, ["-k", "pass"], 0, "2 passed, 1 deselected"),
+        (_OURS, ["-f", "TestFirst"], 1, "1 failed, 1 passed"),
+        (_OURS, ["--failfast", "--locals", "TestFirst.test_b_fail"], 1, "planted_local = 42"),
+        (_OURS, ["-v", "TestFirst.test_missing"], 4, "not found"),
+    ],
+)
+def test_program_takes_options(
+    starter: Starter, tmp_path: Path, ending: str, options: list[str], code: int, said: str
+) -> None:
+    """`python test_cases.py` is how test files are run by hand; an option that is not understood stops that."""
+    file = write_file(tmp_path, "test_cases.py", _CASES)
+    file.write_text(f'{file.read_text()}\n\nif __name__ == "__main__":\n    {ending}\n')
+    child = starter.start(["test_cases.py", *options], tmp_path)
+    assert child.wait() == code, child.log
+    assert said in child.log, child.log
+    assert_no_folder_left(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "said"),
+    [
+        (["test_cases.TestFirst.test_a_pass"], 0, "Ran 1 test"),
+        (["-f", "test_cases.TestFirst", "test_cases.TestSecond"], 1, "Ran 2 tests"),
+        (["-k", "test_?_pass", "test_cases"], 0, "Ran 2 tests"),
+        (["discover", "-p", "test_cases.py", "-k", "a_pass"], 0, "Ran 1 test"),
+        (["--locals", "test_cases.TestFirst.test_b_fail"], 1, "planted_local = 42"),
+    ],
+)
+def test_unittest_module_takes_options(
+    starter: Starter, tmp_path: Path, options: list[str], code: int, said: str
+) -> None:
+    """`python -m unittest`, as editors and CI jobs call it."""
+    write_file(tmp_path, "test_cases.py", _CASES)
+    child = starter.start(["-m", "unittest", *options], tmp_path)
+    assert child.wait() == code, child.log
+    assert said in child.log, child.log
+    assert_no_folder_left(tmp_path)

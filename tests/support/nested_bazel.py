@@ -1,0 +1,113 @@
+"""Bazel in a workspace of its own, for checks of what a consumer of the module gets.
+
+In its sandbox no Bazel finds what a machine's Bazel needs, so such checks are programs and not tests: `python3 -m
+e2e.check`, and the like, from the root of the repository.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["ROOT", "Done", "NestedBazel", "nested_bazel", "scratch_folder"]
+
+# Of the repository. A program that `bazel run` starts is not in the source tree.
+ROOT = Path(os.environ.get("BUILD_WORKSPACE_DIRECTORY") or Path(__file__).resolve().parents[2])
+
+# One command may install torch's wheel and run tests. Seconds.
+COMMAND_LIMIT_S = 900
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A command that has ended.
+
+    Attributes:
+        status: Bazel's exit status.
+        stdout: What it answered.
+        stderr: What it said beside it.
+    """
+
+    status: int
+    stdout: str
+    stderr: str
+
+    @property
+    def output(self) -> str:
+        """All of it."""
+        return self.stdout + self.stderr
+
+
+@dataclass(frozen=True, slots=True)
+class NestedBazel:
+    """A workspace and the server that belongs to it.
+
+    Attributes:
+        workspace: Folder of the workspace.
+        output_root: Below which the server keeps everything.
+        bazel: The program.
+        startup: More options before the command.
+        common: More options after every command.
+    """
+
+    workspace: Path
+    output_root: Path
+    bazel: str
+    startup: tuple[str, ...] = ()
+    common: tuple[str, ...] = ()
+
+    def run(self, command: str, *arguments: str) -> Done:
+        """Run one command, however it ends.
+
+        Raises:
+            subprocess.TimeoutExpired: After COMMAND_LIMIT_S.
+        """
+        call = [self.bazel, f"--output_user_root={self.output_root}", *self.startup, command]
+        call += ["--color=no", "--curses=no", "--lockfile_mode=off"]
+        done = subprocess.run(
+            [*call, *self.common, *arguments],
+            cwd=self.workspace,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=COMMAND_LIMIT_S,
+        )
+        return Done(done.returncode, done.stdout, done.stderr)
+
+
+@contextmanager
+def nested_bazel(
+    workspace: Path, output_root: Path, *, bazel: str = "", startup: tuple[str, ...] = (), common: tuple[str, ...] = ()
+) -> Iterator[NestedBazel]:
+    """Give a workspace a server, which ends with the block.
+
+    Args:
+        workspace: Folder of the workspace.
+        output_root: Where the server keeps everything; not below /tmp, because the sandbox has its own.
+        bazel: The program; bazelw if empty.
+        startup: More options before the command.
+        common: More options after every command.
+    """
+    nested = NestedBazel(workspace, output_root, bazel or str(ROOT / "bazelw"), startup, common)
+    try:
+        yield nested
+    finally:
+        nested.run("shutdown")
+
+
+@contextmanager
+def scratch_folder(name: str) -> Iterator[Path]:
+    """Make a folder in the user's cache, which is gone after the block."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    cache.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=cache, prefix=f"{name}.") as folder:
+        try:
+            yield Path(folder)
+        finally:
+            # Bazel takes away the permission to write from what it fetched.
+            subprocess.run(["chmod", "-R", "u+w", folder], check=True)

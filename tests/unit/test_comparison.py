@@ -1,0 +1,177 @@
+"""`assertEqual` of the unittest door: tensors by torch's rules, all else by unittest's."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import Any
+
+import numpy
+import pytest
+import torch
+
+from dist_testing.doors.cases.comparison import TensorComparisons
+from dist_testing.errors import UsageError
+
+_CASE = TensorComparisons()
+
+
+def _is_equal(first: Any, second: Any, **rules: Any) -> bool:
+    """Whether assertEqual passes; assertNotEqual must say the opposite."""
+    try:
+        _CASE.assertEqual(first, second, **rules)
+    except AssertionError:
+        _CASE.assertNotEqual(first, second, **rules)
+        return False
+    with pytest.raises(AssertionError):
+        _CASE.assertNotEqual(first, second, **rules)
+    return True
+
+
+_ONE = torch.tensor([1.0, 2.0])
+_NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (_ONE, torch.tensor([1.0, 2.0])),
+        (_ONE, torch.tensor([1.0, 2.0 + 1e-6])),
+        (_ONE, [1.0, 2.0]),
+        ((1, 2), _ONE),
+        (torch.zeros(0), []),
+        (torch.zeros(2, 1), [[0], [0]]),
+        (torch.tensor(2), 2),
+        (2, torch.tensor([2.0])),
+        (torch.tensor(0.1, dtype=torch.bfloat16), 0.1),
+        (torch.tensor(True), True),
+        (torch.tensor([_NAN]), torch.tensor([_NAN])),
+        (torch.tensor([1j]), [1j]),
+        ({"a": _ONE, "b": 1}, {"b": 1, "a": _ONE.clone()}),
+        ([_ONE, "text", None], (_ONE.clone(), "text", None)),
+        ({"a": [{"b": _ONE}]}, {"a": [{"b": [1.0, 2.0]}]}),
+        (_ONE.to_sparse(), _ONE.to_sparse()),
+        (numpy.array([1.0, 2.0]), torch.tensor([1.0, 2.0], dtype=torch.float64)),
+        (numpy.array([1, 2]), numpy.array([1, 2])),
+        (torch.nn.Parameter(_ONE), _ONE),
+    ],
+)
+def test_equal(first: Any, second: Any) -> None:
+    """A test that is right must not fail."""
+    assert _is_equal(first, second)
+    assert _is_equal(second, first)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (_ONE, torch.tensor([1.0, 2.1])),
+        (_ONE, torch.tensor([1.0, 2.0], dtype=torch.float64)),
+        (_ONE, torch.tensor([[1.0, 2.0]])),
+        (_ONE, 1.0),
+        (_ONE, [1.0]),
+        (_ONE, None),
+        (_ONE, "text"),
+        (_ONE, {"a": 1}),
+        (torch.tensor([1, 2]), [1.5, 2]),
+        (torch.tensor(2), 2.5),
+        (torch.zeros(2, 2), [[0, 0], [0]]),
+        ({"a": _ONE}, {"b": _ONE}),
+        ([_ONE], [_ONE, _ONE]),
+        ([_ONE, 1], [_ONE, 2]),
+        ([_ONE], {"a": _ONE}),
+        (numpy.array([1.0]), numpy.array([2.0])),
+        (numpy.array(["a"]), _ONE),
+    ],
+)
+def test_not_equal(first: Any, second: Any) -> None:
+    """A test that is wrong must not pass: nothing is rounded, cut off or broadcast on the way."""
+    assert not _is_equal(first, second)
+    assert not _is_equal(second, first)
+
+
+def test_rules() -> None:
+    """The keywords that users of torch's class pass mean the same here."""
+    near = _ONE + 0.1
+    assert _is_equal(_ONE, near, atol=0.2, rtol=0)
+    assert not _is_equal(_ONE, near, atol=0.01, rtol=0)
+    assert _is_equal([1.0, _NAN, 1j], [1.1, _NAN, 1.1j], atol=0.2, rtol=0)
+    assert _is_equal(100.0, 101.0, atol=0, rtol=0.1)
+    assert not _is_equal(float("inf"), 1.0, atol=1, rtol=1)
+    assert not _is_equal([1.0], [1.1, 1.1], atol=0.2, rtol=0)
+    assert not _is_equal("a", "b", atol=1, rtol=1)
+    assert not _is_equal([_NAN], [_NAN], atol=1, rtol=0, equal_nan=False)
+    assert _is_equal(_ONE, _ONE.double(), exact_dtype=False)
+    assert not _is_equal(_ONE, _ONE.to("meta"), exact_device=True)
+    assert not _is_equal(_ONE.to_sparse(), _ONE, exact_layout=True)
+    assert not _is_equal(torch.zeros(2, 3), torch.zeros(3, 2).t(), exact_stride=True)
+    with pytest.raises(UsageError, match=r"atol = 0.1, rtol = None; expected both or neither"):
+        _CASE.assertEqual(_ONE, near, atol=0.1)
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        *(torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128),
+        *(torch.bool, torch.uint8, torch.int16, torch.int64, torch.uint16, torch.float8_e4m3fn),
+    ],
+)
+def test_tolerances_are_torchs(dtype: torch.dtype) -> None:
+    """Ordinary tensors do not take the way through `assert_close`; what is close must be the same."""
+    one = torch.ones(1).to(dtype)
+    outcomes = []
+    for exponent in range(1, 30):
+        other = (torch.ones(1, dtype=torch.float64) + 2.0**-exponent).to(dtype)
+        try:
+            torch.testing.assert_close(one, other)
+            is_close = True
+        except AssertionError:
+            is_close = False
+        assert _is_equal(one, other) == is_close, other
+        outcomes.append(is_close)
+    assert outcomes[-1]
+
+
+def test_ordinary_tensors_need_no_more_than_torch() -> None:
+    """What `assert_close` imports takes most of a second, and every fresh rank would pay for it."""
+    program = (
+        "import sys, torch\n"
+        "from dist_testing.doors.cases.comparison import TensorComparisons\n"
+        "case = TensorComparisons()\n"
+        "case.assertEqual(torch.ones(2), torch.ones(2))\n"
+        "case.assertEqual([torch.ones(2)], [[1, 1 + 1e-7]])\n"
+        "case.assertEqual(torch.ones(1), 1)\n"
+        "assert 'torch.distributed.tensor' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, env={**os.environ, "PYTHONPATH": ":".join(sys.path)})
+
+
+def test_everything_else_is_unittests() -> None:
+    """Where no tensor is involved, unittest's own comparison and its texts must be there."""
+    assert _is_equal([1], [1])
+    assert not _is_equal([1], (1,))
+    assert not _is_equal(1.0, 1.0 + 1e-9)
+    assert not _is_equal(_NAN, float("nan"))
+    with pytest.raises(AssertionError, match=r"(?s)Lists differ: \[1, 2\] != \[1, 3\].*- \[1, 2\].*: why"):
+        _CASE.assertEqual([1, 2], [1, 3], "why")
+
+
+def test_failure_says_where_and_why() -> None:
+    """In a nest of dicts and lists, a difference of two tensors alone says little."""
+    with pytest.raises(AssertionError, match=r"(?s)^\['a'\]\[1\]: Tensor-likes are not close!.*index \(1,\).*: why$"):
+        _CASE.assertEqual({"a": [1, _ONE]}, {"a": [1, torch.tensor([1.0, 3.0])]}, "why")
+    with pytest.raises(AssertionError, match=r"^\[0\]: 1 != 2; why$"):
+        _CASE.assertEqual([1, _ONE], [2, _ONE], lambda text: f"{text}; why")
+    with pytest.raises(AssertionError, match=r"^1 != 2; why$"):
+        _CASE.assertEqual(1, 2, lambda text: f"{text}; why")
+    with pytest.raises(AssertionError, match=r"^tensor\(\[1., 2.\]\) == tensor\(\[1., 2.\]\) : why$"):
+        _CASE.assertNotEqual(_ONE, _ONE, "why")
+
+
+def test_needs_no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test without tensors does not pay for torch's import."""
+    monkeypatch.delitem(sys.modules, "torch")
+    assert _is_equal([1], [1])
+    assert _is_equal(1.0, 1.1, atol=0.2, rtol=0)
+    assert "torch" not in sys.modules

@@ -1,0 +1,69 @@
+"""Outcomes in the terms of exit codes, as the unittest door tells them to classes that ask."""
+
+from __future__ import annotations
+
+import pytest
+
+from dist_testing.doors.cases.exits import declared_exits, exit_code, expected_exits, forgiven, names_of
+from dist_testing.errors import UsageError
+from dist_testing.outcomes import Kind, RankOutcome
+from dist_testing.skips import TEST_SKIPS
+
+
+@pytest.mark.parametrize(
+    ("code", "outcome"),
+    [
+        (0, RankOutcome(0, Kind.PASSED)),
+        (73, RankOutcome(0, Kind.SKIPPED, reason=TEST_SKIPS["small_worldsize"].message)),
+        (86, RankOutcome(0, Kind.SKIPPED, reason="another")),
+        (10, RankOutcome(0, Kind.RAISED)),
+        (3, RankOutcome(0, Kind.EXITED, exit_code=3)),
+        (0, RankOutcome(0, Kind.EXITED, exit_code=0)),
+        (-11, RankOutcome(0, Kind.SIGNALLED, signal=11)),
+        (-9, RankOutcome(0, Kind.HUNG)),
+        (-9, RankOutcome(0, Kind.STOPPED)),
+        (10, RankOutcome(0, Kind.NEVER_STARTED)),
+        (10, RankOutcome(0, Kind.UNREADABLE)),
+    ],
+)
+def test_every_outcome_has_an_exit_code(code: int, outcome: RankOutcome) -> None:
+    """Suites compare `processes[0].exitcode` with the codes that torch's class gives."""
+    assert exit_code(outcome) == code
+
+
+def test_only_ends_are_forgiven() -> None:
+    """A declared exit code must not hide an exception, a hang, or another code."""
+    for kind in Kind:
+        outcome = RankOutcome(0, kind, exit_code=6, signal=6)
+        assert (forgiven(outcome, None) != outcome) == (kind in (Kind.EXITED, Kind.SIGNALLED))
+        assert (forgiven(outcome, 6) != outcome) == (kind is Kind.EXITED)
+        assert (forgiven(outcome, -6) != outcome) == (kind is Kind.SIGNALLED)
+        assert forgiven(outcome, 7) == outcome
+
+
+def test_methods_go_by_several_names() -> None:
+    """A table of test methods names them bound or unbound, and from inside or outside of decorators."""
+
+    class Case:
+        @expected_exits({1: -9})
+        def test_it(self) -> None:
+            """Not called."""
+
+    inner = Case.test_it
+
+    def outer(self: Case) -> None:
+        inner(self)
+
+    outer.__wrapped__ = inner  # type: ignore[attr-defined]
+    outer.__dict__.update(inner.__dict__)
+    bound = outer.__get__(Case())
+    assert names_of(bound) == (bound, outer, inner)
+    assert declared_exits(bound) == {1: -9}
+    assert declared_exits(test_methods_go_by_several_names) == {}
+
+
+@pytest.mark.parametrize("exits", [None, {}, [1], {-1: 0}, {"1": 0}, {1: "SIGKILL"}, {1: None}])
+def test_bad_declaration_is_refused(exits: object) -> None:
+    """A fault test with a slip in its table would expect nothing."""
+    with pytest.raises(UsageError, match="expected a rank, or several, each with an exit code"):
+        expected_exits(exits)  # type: ignore[arg-type]

@@ -1,0 +1,322 @@
+"""Helpers of test authors: stores, limits, environments, inputs."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+import unittest
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed
+
+from dist_testing.doors import helpers
+from dist_testing.doors.helpers import limits, transports
+from dist_testing.doors.helpers.backend_features import DistTestCases
+from dist_testing.doors.helpers.models import SaveForwardInputsModel
+from dist_testing.doors.helpers.queues import retrieve_result_from_completion_queue
+from dist_testing.doors.helpers.temp_directories import current_temp_dir
+from dist_testing.errors import UsageError
+
+# Much of it is public, but not in its __all__.
+dist: Any = torch.distributed
+
+
+@pytest.fixture
+def group_of_one() -> Iterator[None]:
+    """A default group with nobody else in it."""
+    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+    yield
+    dist.destroy_process_group()
+
+
+def test_a_tcp_store_serves_on_a_port_of_its_own() -> None:
+    """Two of them at once must not meet, and the port must be the server's from the start."""
+    first, second = helpers.create_tcp_store(), helpers.create_tcp_store(timeout=timedelta(seconds=7))
+    assert first.port != second.port
+    assert second.timeout == timedelta(seconds=7)  # type: ignore[attr-defined]  # not in torch's stubs
+    client = dist.TCPStore("localhost", first.port, 1, False)
+    first.set("key", "value")
+    assert client.get("key") == b"value"
+    assert not second.check(["key"])
+
+
+def test_a_tcp_store_listens_on_loopback_alone() -> None:
+    """Anybody on the network could write into it otherwise."""
+    store = helpers.create_tcp_store()
+    listening = [
+        line.split()[1]
+        for name in ("tcp", "tcp6")
+        for line in Path("/proc/self/net", name).read_text(encoding="ascii").splitlines()[1:]
+        if line.split()[1].endswith(f":{store.port:04X}") and line.split()[3] == "0A"
+    ]
+    assert listening == [f"0100007F:{store.port:04X}"]
+
+
+@pytest.mark.parametrize("options", [{"use_libuv": False}, {"wait_for_workers": False}])
+def test_every_kind_of_tcp_store_works(options: dict[str, Any]) -> None:
+    """Suites ask for each of them."""
+    store: Any = helpers.create_tcp_store(**options)
+    store.set("key", "value")
+    assert bytes(store.get("key")) == b"value"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"is_master": False}, "no port to connect to"), ({"jit_class": True}, "no TorchScript class")],
+)
+def test_tcp_stores_that_cannot_be_are_refused(options: dict[str, Any], message: str) -> None:
+    """A client would wait for five minutes for a server that cannot be there."""
+    with pytest.raises(UsageError, match=message) as error:
+        helpers.create_tcp_store(**options)
+    assert len(str(error.value).splitlines()) == 3
+
+
+@pytest.mark.parametrize("options", [{}, {"interface": "lo"}, {"lazy_init": True}])
+def test_gloo_devices_are_made(options: dict[str, Any]) -> None:
+    """They go into the options of gloo groups."""
+    assert isinstance(helpers.create_device(**options), dist.ProcessGroupGloo.Device)
+
+
+def test_limits_go_by_the_name_of_the_method(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test with a longer limit would be stopped as hung."""
+    assert helpers.get_timeout("__main__.Case.test_ddp_uneven_inputs") == 400
+    assert helpers.get_timeout("__main__.Case.test_other") == limits.TIMEOUT_DEFAULT
+    monkeypatch.setitem(limits.TIMEOUT_OVERRIDE, "test_other", 7)
+    assert helpers.get_timeout("__main__.Case.test_other") == 7
+
+
+@pytest.mark.parametrize(
+    ("env", "seconds"),
+    [
+        ({}, 300),
+        ({"DISTRIBUTED_TESTS_DEFAULT_TIMEOUT": "20"}, 20),
+        ({"PYTORCH_TEST_WITH_TSAN": "1", "DISTRIBUTED_TESTS_DEFAULT_TIMEOUT": "20"}, 500),
+    ],
+)
+def test_the_default_limit_comes_from_the_environment(env: dict[str, str], seconds: int) -> None:
+    """CI lanes set it."""
+    assert limits.default_timeout(env) == seconds
+
+
+@pytest.mark.parametrize("value", ["", "0", "-1", "1.5", "five", "²"])
+def test_a_default_limit_that_is_none_is_refused(value: str) -> None:
+    """A traceback out of int(), or a limit of 0 that stops every test at once."""
+    with pytest.raises(UsageError, match="expected a number of seconds") as error:
+        limits.default_timeout({"DISTRIBUTED_TESTS_DEFAULT_TIMEOUT": value})
+    assert len(str(error.value).splitlines()) == 3
+
+
+def test_temporary_folders_are_made_and_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes that a test starts by hand find each other there."""
+    for name in ("TEMP_DIR", "INIT_METHOD"):
+        monkeypatch.setenv(name, "")
+    helpers.initialize_temp_directories()
+    folder = Path(os.environ["TEMP_DIR"])
+    assert {path.name for path in folder.iterdir()} == {"barrier", "init_dir", "test_dir"}
+    assert os.environ["INIT_METHOD"] == f"file://{folder}/init_dir/shared_init_file"
+    helpers.initialize_temp_directories("tcp://localhost:0")
+    second = Path(os.environ["TEMP_DIR"])
+    assert os.environ["INIT_METHOD"] == "tcp://localhost:0"
+    assert current_temp_dir() is not None
+    helpers.cleanup_temp_dir()
+    assert not folder.exists()
+    assert not second.exists()
+    assert current_temp_dir() is None
+    helpers.cleanup_temp_dir()
+
+
+def test_nccl_waits_are_blocking_for_one_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A variable that stays set changes every test after it; torch's decorator leaves one that was not set before."""
+    monkeypatch.delenv("TORCH_NCCL_BLOCKING_WAIT", raising=False)
+    monkeypatch.setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "3")
+
+    @helpers.with_nccl_blocking_wait
+    def body() -> None:
+        assert os.environ["TORCH_NCCL_BLOCKING_WAIT"] == "1"
+        assert "TORCH_NCCL_ASYNC_ERROR_HANDLING" not in os.environ
+        raise ValueError("boom")
+
+    with pytest.raises(ValueError, match="boom"):
+        body()
+    assert "TORCH_NCCL_BLOCKING_WAIT" not in os.environ
+    assert os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "3"
+
+
+@pytest.mark.usefixtures("group_of_one")
+@pytest.mark.parametrize("fails", [False, True])
+def test_debug_levels_are_each_run_and_then_undone(fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test that fails at one level must not leave it to the next test."""
+    monkeypatch.delenv("TORCH_DISTRIBUTED_DEBUG", raising=False)
+    seen = []
+
+    @helpers.with_dist_debug_levels(["INFO", "DETAIL"])
+    def body() -> str:
+        seen.append((os.environ["TORCH_DISTRIBUTED_DEBUG"], dist.get_debug_level()))
+        if fails:
+            raise ValueError("boom")
+        return "last"
+
+    if fails:
+        with pytest.raises(ValueError, match="boom"):
+            body()
+    else:
+        assert body() == "last"
+    expected = [("INFO", dist.DebugLevel.INFO), ("DETAIL", dist.DebugLevel.DETAIL)]
+    assert seen == expected[: 1 if fails else 2]
+    assert "TORCH_DISTRIBUTED_DEBUG" not in os.environ
+    assert dist.get_debug_level() == dist.DebugLevel.OFF
+
+
+def test_output_is_captured() -> None:
+    """Tests of what is printed compare it."""
+    with helpers.captured_output() as (out, err):
+        print("one")
+        print("two", file=sys.stderr)
+    assert (out.getvalue(), err.getvalue()) == ("one\n", "two\n")
+
+
+@pytest.mark.parametrize("num_inputs", [1, 2])
+def test_sparse_sums_are_what_adding_gives(num_inputs: int) -> None:
+    """A wrong expectation passes a wrong reduction."""
+    world_size = 3
+    per_rank = [helpers.simple_sparse_reduce_tests(rank, world_size, num_inputs) for rank in range(world_size)]
+    assert len(per_rank[0]) == 6
+    dense_and_sparse = set()
+    for case in range(6):
+        inputs = [tensor.to_dense() for rank in per_rank for tensor in rank[case][0]]
+        assert len(inputs) == world_size * num_inputs
+        assert [bool(tensor.any()) for tensor in inputs] == [True] * len(inputs)
+        total = torch.stack(inputs).sum(0)
+        for rank in per_rank:
+            assert [torch.equal(tensor.to_dense(), total) for tensor in rank[case][1]] == [True] * num_inputs
+        tensor = per_rank[0][case][0][0]
+        dense_and_sparse.add((tensor.sparse_dim(), tensor.dense_dim()))
+    assert dense_and_sparse == {(1, 0), (2, 0), (3, 0), (1, 1), (1, 2), (1, 3)}
+
+
+@pytest.mark.usefixtures("group_of_one")
+def test_subtests_run_for_every_combination(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is left out is never tested; ranks that do not meet in between mix their messages up."""
+    calls: list[Any] = []
+    monkeypatch.setattr(dist, "barrier", lambda: calls.append("barrier"))
+
+    class Case(unittest.TestCase):
+        def test(self) -> None:
+            helpers.run_subtests(self, {"a": [1, 2], "b": ["x"]}, self.body, 0, more=True)
+
+        def body(self, first: int, *, more: bool, a: int, b: str) -> None:
+            calls.append((first, more, a, b))
+            if a == 1:
+                raise ValueError("boom")
+
+    result = unittest.TestResult()
+    Case("test").run(result)
+    assert calls == [(0, True, 1, "x"), "barrier", (0, True, 2, "x"), "barrier"]
+    assert [str(test).partition("(a")[2] for test, _ in result.errors] == ["=1, b='x')"]
+
+
+class _Model:
+    def __init__(self, data: dict[str, Any]) -> None:
+        self._data = data
+
+    def _get_ddp_logging_data(self) -> dict[str, Any]:
+        return self._data
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"iteration": 1}, "no has_error, error"),
+        ({"iteration": 1, "has_error": 1, "error": "other"}, "another error than 'boom': other"),
+    ],
+)
+def test_an_error_that_ddp_has_not_logged_is_missed(data: dict[str, Any], message: str) -> None:
+    """The check would pass whatever DDP logs."""
+    model: Any = _Model(data)
+    with pytest.raises(AssertionError, match=message):
+        helpers.verify_ddp_error_logged(model, "boom")
+
+
+def test_an_error_that_ddp_has_logged_is_found_without_its_stack() -> None:
+    """Stacks differ from run to run."""
+    model: Any = _Model({"iteration": 1, "has_error": 1, "error": "x boom y"})
+    helpers.verify_ddp_error_logged(model, "boom\nException raised from somewhere")
+
+
+def test_a_missing_program_means_no_efa(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Most machines have neither."""
+    transports.has_efa.cache_clear()
+    monkeypatch.setenv("PATH", "")
+    assert not helpers.has_efa()
+    assert helpers.tp_transports() is None
+    transports.has_efa.cache_clear()
+
+
+def test_efa_is_found_by_its_program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """TensorPipe takes it for InfiniBand, and fails."""
+    transports.has_efa.cache_clear()
+    program = tmp_path / "fi_info"
+    program.write_text("#!/bin/sh\nexit 0\n", encoding="ascii")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    assert helpers.tp_transports() == ["shm", "uv"]
+    transports.has_efa.cache_clear()
+
+
+@pytest.mark.parametrize("cast", [False, True])
+def test_models_keep_their_inputs(cast: bool) -> None:
+    """Tests of mixed precision look at the types."""
+    inputs: dict[torch.nn.Module, torch.Tensor] = {}
+    model = SaveForwardInputsModel(inputs, cast_forward_inputs=cast)
+    given = torch.ones(1, 100, dtype=torch.float64 if cast else torch.float32)
+    output = model(given)
+    assert list(inputs) == [model, model.c1, model.c2]
+    assert inputs[model] is inputs[model.c1] is given
+    assert output.dtype is torch.float32
+
+
+def test_features_of_backends_are_tables() -> None:
+    """Suites read them for the backend of the lane."""
+    assert "nccl" in DistTestCases.skip_collective["sendrecv anysource"]
+    assert "gloo" in DistTestCases.backend_feature["subgroup"]
+
+
+def _put(queue: Any, value: int) -> None:
+    queue.put(value)
+
+
+def test_results_come_from_the_queue_of_a_process() -> None:
+    """A process that ends at once may have left its result behind."""
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    process = context.Process(target=_put, args=(queue, 7))
+    process.start()
+    assert retrieve_result_from_completion_queue(process, queue, timeout=60) == 7
+    process.join()
+    ended = retrieve_result_from_completion_queue(process, queue, timeout=60)
+    assert isinstance(ended, RuntimeError)
+    assert str(ended) == "Exited with 0"
+    process.close()
+    queue.close()
+
+
+def test_a_result_that_does_not_come_in_time_is_an_error_value() -> None:
+    """Callers compare what they get; torch returns the error, too."""
+    context = multiprocessing.get_context("spawn")
+    queue, never = context.Queue(), context.Queue()
+    process = context.Process(target=never.get)
+    process.start()
+    try:
+        late = retrieve_result_from_completion_queue(process, queue, timeout=0.01)
+        assert isinstance(late, RuntimeError)
+        assert str(late).startswith("Process timed out after 0.")
+    finally:
+        process.kill()
+        process.join()
+        process.close()

@@ -1,0 +1,59 @@
+"""What a process's environment says of a world that has been made."""
+
+from __future__ import annotations
+
+import pytest
+
+from dist_testing.errors import UsageError
+from dist_testing.joined.place import Place, place_in
+
+_GIVEN = {
+    "RANK": "1",
+    "WORLD_SIZE": "4",
+    "LOCAL_WORLD_SIZE": "4",
+    "MASTER_ADDR": "localhost",
+    "MASTER_PORT": "29500",
+    "TORCHELASTIC_USE_AGENT_STORE": "True",
+    "TORCHELASTIC_RUN_ID": "run",
+    "TORCHELASTIC_RESTART_COUNT": "2",
+}
+
+
+def test_no_rank_no_world() -> None:
+    """Without RANK the library starts its own ranks, whatever else is set."""
+    assert place_in({name: value for name, value in _GIVEN.items() if name != "RANK"}) is None
+
+
+def test_torchruns_variables_are_understood() -> None:
+    """A restart of the world must not meet what an earlier one has left in the store."""
+    assert place_in(_GIVEN) == Place(1, 4, "localhost", 29500, is_served=True, attempt="run/2")
+
+
+def test_variables_set_by_hand_are_enough() -> None:
+    """Four of them, as `env://` needs them; then rank 0 serves the store."""
+    by_hand = {name: _GIVEN[name] for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")}
+    assert place_in(by_hand) == Place(1, 4, "localhost", 29500, is_served=False, attempt="/0")
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"WORLD_SIZE": None}, "RANK=1 is set, and WORLD_SIZE not."),
+        ({"MASTER_ADDR": None, "MASTER_PORT": None}, "RANK=1 is set, and MASTER_ADDR, MASTER_PORT not."),
+        ({"RANK": "4"}, "RANK='4': expected a number from 0 to 3."),
+        ({"RANK": "-1"}, "RANK='-1'"),
+        ({"RANK": ""}, "RANK=''"),
+        ({"WORLD_SIZE": "0"}, "WORLD_SIZE='0': expected a number from 1 to"),
+        ({"WORLD_SIZE": "four"}, "WORLD_SIZE='four'"),
+        ({"MASTER_PORT": "65536"}, "MASTER_PORT='65536': expected a number from 1 to 65535."),
+        ({"WORLD_SIZE": "8"}, "WORLD_SIZE=8 and LOCAL_WORLD_SIZE=4: the world spans several machines."),
+    ],
+)
+def test_what_cannot_be_is_a_clear_error(changed: dict[str, str | None], said: str) -> None:
+    """Three lines: what is set, what that means, and the way out."""
+    given = {name: value for name, value in {**_GIVEN, **changed}.items() if value is not None}
+    with pytest.raises(UsageError) as caught:
+        place_in(given)
+    text = str(caught.value)
+    assert text.startswith(said)
+    assert len(text.splitlines()) == 3

@@ -1,0 +1,82 @@
+"""The file that says how long cases take."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dist_testing.errors import ReportError
+from dist_testing.runner.timings import read_timings, write_timings
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """The file."""
+    return tmp_path / "timings.json"
+
+
+def test_what_is_written_is_read_again(path: Path) -> None:
+    """One program writes it, another one reads it."""
+    write_timings(path, {"//b:b": {"b.test_2": 0.5, "b.test_1[\u00fc]": 12}, "//a:a": {}})
+    assert read_timings(path) == {"//a:a": {}, "//b:b": {"b.test_1[\u00fc]": 12, "b.test_2": 0.5}}
+
+
+def test_the_file_is_the_same_for_the_same_timings(path: Path) -> None:
+    """It is checked in; a new order would be a change to review, and new cache keys."""
+    write_timings(path, {"//b:b": {"y": 1.0004, "x": 2.0}, "//a:a": {"z": 3.0}})
+    first = path.read_text(encoding="utf-8")
+    write_timings(path, {"//a:a": {"z": 3.0}, "//b:b": {"x": 2.0, "y": 1.0001}})
+    assert path.read_text(encoding="utf-8") == first
+    assert first.endswith("}\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "Expecting value"),
+        ('{"schema": 1, "targets": {"//a:a": {', "Expecting property name"),
+        ("[]", "schema = []"),
+        ("{}", "schema = None"),
+        ('{"schema": 2, "targets": {}}', "schema = 2, and this version reads schema 1"),
+        ('{"schema": 1}', "targets = None"),
+        ('{"schema": 1, "targets": {"//a:a": [1]}}', "//a:a = [1], and not an object"),
+        *(
+            (f'{{"schema": 1, "targets": {{"//a:a": {{"c": {value}}}}}}}', "//a:a, c: ")
+            for value in ('"1"', "-1", "NaN", "Infinity", "true", "null", "1e999")
+        ),
+        ("[" * 100_000, ""),
+    ],
+)
+def test_a_file_that_is_not_one_is_refused(path: Path, text: str, said: str) -> None:
+    """People merge it by hand; a wrong number would put everything into one shard."""
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(ReportError) as caught:
+        read_timings(path)
+    first, *rest = str(caught.value).splitlines()
+    assert first.startswith(f"{path}: no usable timings: ")
+    assert said in first
+    assert len(rest) == 2
+
+
+@pytest.mark.parametrize("content", [None, b"\xff\xfe"])
+def test_a_file_that_cannot_be_read_is_refused(path: Path, content: bytes | None) -> None:
+    """The same text, whatever is wrong with it."""
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ReportError, match="no usable timings"):
+        read_timings(path)
+
+
+def test_a_file_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    """Not with a traceback."""
+    with pytest.raises(ReportError, match="cannot be written"):
+        write_timings(tmp_path / "no" / "such" / "folder.json", {})
+
+
+def test_the_file_is_for_people_too(path: Path) -> None:
+    """A review shows what has become slower."""
+    write_timings(path, {"//a:a": {"c": 1.23456}})
+    assert json.loads(path.read_text(encoding="utf-8"))["targets"] == {"//a:a": {"c": 1.235}}
+    assert '      "c": 1.235\n' in path.read_text(encoding="utf-8")
