@@ -1,0 +1,26 @@
+"""A case that hangs, between cases that do not."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+import dist_testing
+
+
+@pytest.mark.distributed
+def test_before(world: dist_testing.World) -> None:
+    """Has a result before the other hangs."""
+
+
+@pytest.mark.distributed
+def test_hangs(world: dist_testing.World) -> None:
+    """Ends at its share of Bazel's time."""
+    threading.Event().wait()
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("number", range(2))
+def test_after(world: dist_testing.World, number: int) -> None:
+    """Has a result all the same."""

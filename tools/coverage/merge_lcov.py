@@ -1,0 +1,125 @@
+"""Merge LCOV files into one: what Bazel runs after each test of `bazel coverage`, and for `--combined_report=lcov`.
+
+In the place of Bazel's own programs, which are written in Java and fetched from a server of their own. The options are
+those that Bazel gives; C++ reports in gcov's own format are not merged.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+@dataclass(slots=True)
+class Source:
+    """What is known of one source file. Counts of several reports add up.
+
+    Attributes:
+        lines: Line number to how often it was executed.
+        branches: Line, block and branch, as they are written, to how often it was taken; None for a branch of a line
+            that was never reached.
+        functions: Name to the rest of its record: its first line, and its last if the report says.
+        calls: Name to how often it was called.
+    """
+
+    lines: dict[int, int] = field(default_factory=dict)
+    branches: dict[str, int | None] = field(default_factory=dict)
+    functions: dict[str, str] = field(default_factory=dict)
+    calls: dict[str, int] = field(default_factory=dict)
+
+    def add(self, kind: str, value: str) -> None:
+        """Add a record. Totals are left out: they are counted again.
+
+        Raises:
+            ValueError: If it is not what LCOV writes.
+        """
+        if kind == "DA":
+            line, count, *_ = value.split(",")
+            self.lines[int(line)] = self.lines.get(int(line), 0) + int(count)
+        elif kind == "BRDA":
+            branch, _, taken = value.rpartition(",")
+            known = self.branches.get(branch)
+            self.branches[branch] = known if taken == "-" else (known or 0) + int(taken)
+        elif kind == "FN":
+            place, _, name = value.rpartition(",")
+            self.functions[name] = place
+        elif kind == "FNDA":
+            count_text, _, name = value.partition(",")
+            self.calls[name] = self.calls.get(name, 0) + int(count_text)
+
+    def records(self, name: str) -> Iterable[str]:
+        """The section of this file in a report."""
+        yield f"SF:{name}"
+        yield from (f"FN:{place},{function}" for function, place in self.functions.items())
+        yield from (f"FNDA:{count},{function}" for function, count in self.calls.items())
+        if self.functions:
+            yield f"FNF:{len(self.functions)}"
+            yield f"FNH:{sum(count > 0 for count in self.calls.values())}"
+        yield from (f"BRDA:{key},{'-' if taken is None else taken}" for key, taken in self.branches.items())
+        if self.branches:
+            yield f"BRF:{len(self.branches)}"
+            yield f"BRH:{sum(bool(taken) for taken in self.branches.values())}"
+        yield from (f"DA:{line},{count}" for line, count in sorted(self.lines.items()))
+        yield f"LH:{sum(count > 0 for count in self.lines.values())}"
+        yield f"LF:{len(self.lines)}"
+        yield "end_of_record"
+
+
+def merge(reports: Iterable[str]) -> dict[str, Source]:
+    """Read reports, and add up what they say of each source.
+
+    Raises:
+        ValueError: If one of them is not LCOV.
+    """
+    sources: dict[str, Source] = {}
+    for report in reports:
+        source = Source()
+        for line in report.splitlines():
+            kind, _, value = line.partition(":")
+            if kind == "SF":
+                source = sources.setdefault(value, Source())
+            else:
+                source.add(kind, value)
+    return sources
+
+
+def main() -> int:
+    """Merge, and write the file that Bazel expects, even if there is nothing to write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument("--coverage_dir", type=Path, help="every *.dat in it is a report")
+    where.add_argument("--reports_file", type=Path, help="lists the reports, one in a line")
+    parser.add_argument("--output_file", type=Path, required=True)
+    parser.add_argument("--filter_sources", action="append", default=[], help="expressions of sources to leave out")
+    parser.add_argument("--source_file_manifest", type=Path, help="lists the sources that are wanted")
+    given = parser.parse_args()
+    files: list[Path] = []
+    try:
+        if given.reports_file is not None:
+            files = [Path(line) for line in given.reports_file.read_text(encoding="utf-8").splitlines()]
+        else:
+            files = sorted(path for path in given.coverage_dir.rglob("*.dat") if path != given.output_file)
+        sources = merge(path.read_text(encoding="utf-8") for path in files)
+        if given.source_file_manifest is not None:
+            wanted = set(given.source_file_manifest.read_text(encoding="utf-8").split("\n"))
+            sources = {name: source for name, source in sources.items() if name in wanted}
+        for pattern in given.filter_sources:
+            sources = {name: source for name, source in sources.items() if not re.fullmatch(pattern, name)}
+        lines = [record for name, source in sorted(sources.items()) for record in source.records(name)]
+        given.output_file.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    except (OSError, ValueError) as error:
+        sys.stderr.write(
+            f"merge_lcov: {', '.join(str(path) for path in files)}: {error}\n"
+            "A report is cut off or of another format, or the disk is full.\n"
+            "Run the target again; VERBOSE_COVERAGE=1 shows what it writes.\n"
+        )
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

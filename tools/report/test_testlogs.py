@@ -1,0 +1,91 @@
+"""Where results are found, and whose they are."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from testlogs import Results, read_results
+
+from dist_testing.errors import ReportError
+from dist_testing.runner.junit import XmlCase, write_xml
+
+
+def _write(path: Path, suite: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_xml(path, suite, [XmlCase("c", "n", "passed", 1.0)])
+    return path
+
+
+def _targets(results: Results) -> list[str]:
+    return [run.target for run in results.runs]
+
+
+@pytest.mark.parametrize(
+    ("place", "suite", "target"),
+    [
+        ("pkg/sub/name", "//other:label", "//other:label"),
+        ("pkg/sub/name", "@@repo//other:label", "@@repo//other:label"),
+        # Bazel's own, for a test that wrote none: named after the program.
+        ("pkg/sub/name", "pkg/sub/name", "//pkg/sub:name"),
+        ("pkg/name/shard_1_of_2", "x", "//pkg:name"),
+        ("pkg/name/run_2_of_3", "x", "//pkg:name"),
+        ("pkg/name/shard_1_of_2_run_2_of_3", "x", "//pkg:name"),
+        ("name", "x", "//:name"),
+    ],
+)
+def test_results_belong_to_their_target(tmp_path: Path, place: str, suite: str, target: str) -> None:
+    """Shards and repeated runs lie in folders of their own, and not every file names its target."""
+    _write(tmp_path / "testlogs" / place / "test.xml", suite)
+    assert _targets(read_results([tmp_path])) == [target]
+
+
+def test_folders_and_files_can_be_named(tmp_path: Path) -> None:
+    """bazel-testlogs is a link, and CI keeps single files."""
+    _write(tmp_path / "testlogs" / "a" / "test.xml", "//a:a")
+    single = _write(tmp_path / "kept.xml", "//b:b")
+    link = tmp_path / "bazel-testlogs"
+    link.symlink_to(tmp_path / "testlogs")
+    assert _targets(read_results([link, single])) == ["//a:a", "//b:b"]
+
+
+def _event(kind: str, label: str, **event: object) -> dict[str, object]:
+    return {"id": {kind: {"label": label}}, **event}
+
+
+def test_build_events_say_what_one_invocation_did(tmp_path: Path) -> None:
+    """The folder also has the results of runs before it."""
+    file = _write(tmp_path / "with space" / "test.xml", "//of:runner")
+    output = {"name": "test.xml", "uri": file.as_uri()}
+    remote = {"name": "test.xml", "uri": "bytestream://cache/blobs/1/2"}
+    events = [
+        {"id": {"started": {}}, "started": {}},
+        _event("testResult", "//a:a", testResult={"testActionOutput": [{"name": "test.log"}, output]}),
+        _event("testResult", "//far:away", testResult={"testActionOutput": [remote]}),
+        _event("targetCompleted", "//a:gpu", aborted={"reason": "SKIPPED"}),
+        _event("targetCompleted", "//a:broken", aborted={"reason": "ANALYSIS_FAILURE"}),
+    ]
+    path = tmp_path / "events.json"
+    path.write_text("".join(f"{json.dumps(event)}\n" for event in events), encoding="utf-8")
+    results = read_results([path])
+    assert _targets(results) == ["//a:a"]
+    assert (results.incompatible, results.unread) == (["//a:gpu"], ["//far:away"])
+
+
+@pytest.mark.parametrize("content", ["no json", "[1]\n", '{"no": "id"}\n', b"\xff"])
+def test_what_is_no_result_is_refused(tmp_path: Path, content: str | bytes) -> None:
+    """Somebody names the wrong file; nothing found is not nothing wrong."""
+    path = tmp_path / "file.json"
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    with pytest.raises(ReportError, match="build events"):
+        read_results([path])
+
+
+@pytest.mark.parametrize("name", ["empty", "gone", "gone.xml"])
+def test_nothing_is_refused(tmp_path: Path, name: str) -> None:
+    """A check that looks into an empty folder would be green for ever."""
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ReportError) as caught:
+        read_results([tmp_path / name])
+    assert len(str(caught.value).splitlines()) == 3

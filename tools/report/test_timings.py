@@ -1,0 +1,74 @@
+"""From results to timings."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import timings
+
+from dist_testing.runner.junit import Outcome, XmlCase, write_xml
+
+
+def _run(folder: Path, number: int, seconds: dict[str, float], outcome: Outcome = "passed") -> None:
+    path = folder / "testlogs" / "a" / f"run_{number}_of_9" / "test.xml"
+    path.parent.mkdir(parents=True)
+    write_xml(path, "//a:a", [XmlCase("a", name, outcome, value) for name, value in seconds.items()])
+
+
+def _main(folder: Path, *options: str) -> dict[str, dict[str, float]]:
+    out = folder / "timings.json"
+    assert timings.main([f"--out={out}", *options, str(folder / "testlogs")]) == 0
+    found: dict[str, dict[str, float]] = json.loads(out.read_text(encoding="utf-8"))["targets"]
+    return found
+
+
+def test_of_several_runs_the_median_counts(tmp_path: Path) -> None:
+    """One run on a busy machine says little."""
+    for number, seconds in enumerate([1.0, 30.0, 2.0]):
+        _run(tmp_path, number, {"test_x[1]": seconds})
+    assert _main(tmp_path) == {"//a:a": {"a.test_x[1]": 2.0}}
+
+
+def test_only_cases_that_passed_count(tmp_path: Path) -> None:
+    """A failure may take no time at all, or all the time there is."""
+    _run(tmp_path, 1, {"x": 1.0})
+    _run(tmp_path, 2, {"x": 300.0, "y": 1.0}, "failed")
+    _run(tmp_path, 3, {"x": 0.0}, "skipped")
+    assert _main(tmp_path) == {"//a:a": {"a.x": 1.0}}
+
+
+def test_what_was_not_measured_stays_unless_the_file_is_made_anew(tmp_path: Path) -> None:
+    """A run of some targets must not forget the others."""
+    old = {"schema": 1, "targets": {"//b:b": {"b.z": 3.0}, "//a:a": {"a.x": 9.0, "a.other": 4.0}}}
+    (tmp_path / "timings.json").write_text(json.dumps(old), encoding="utf-8")
+    _run(tmp_path, 1, {"x": 1.0})
+    assert _main(tmp_path) == {"//a:a": {"a.other": 4.0, "a.x": 1.0}, "//b:b": {"b.z": 3.0}}
+    assert _main(tmp_path, "--anew") == {"//a:a": {"a.x": 1.0}}
+
+
+def test_paths_mean_what_they_mean_in_the_shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`bazel run` starts programs in a folder of its own."""
+    _run(tmp_path, 1, {"x": 1.0})
+    (tmp_path / "testlogs").rename(tmp_path / "bazel-testlogs")
+    # The program goes there; back to where it was afterwards.
+    monkeypatch.chdir(tmp_path.parent)
+    monkeypatch.setenv("BUILD_WORKING_DIRECTORY", str(tmp_path))
+    monkeypatch.setenv("BUILD_WORKSPACE_DIRECTORY", str(tmp_path))
+    assert timings.main(["--out=timings.json"]) == 0
+    assert (tmp_path / "timings.json").exists()
+
+
+@pytest.mark.parametrize("broken", ["timings.json", "testlogs/a/run_1_of_9/test.xml"])
+def test_a_broken_file_is_named_and_nothing_is_written(
+    tmp_path: Path, broken: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Half of the results would be timings, too, but not of this repository."""
+    _run(tmp_path, 1, {"x": 1.0})
+    (tmp_path / broken).write_text("<", encoding="utf-8")
+    out = tmp_path / "timings.json"
+    before = out.read_text(encoding="utf-8") if out.exists() else None
+    assert timings.main([f"--out={out}", str(tmp_path / "testlogs")]) == 1
+    assert str(tmp_path / broken) in capsys.readouterr().err
+    assert (out.read_text(encoding="utf-8") if out.exists() else None) == before

@@ -1,0 +1,147 @@
+"""The results of an invocation: from folders such as bazel-testlogs, from single test.xml files, or as build events."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from dist_testing.errors import ReportError
+from dist_testing.runner.junit import XmlCase, read_xml
+
+__all__ = ["Results", "Run", "go_where_the_user_is", "read_results"]
+
+# Bazel's folders for the shards and the repeated runs of a target.
+_PART = re.compile(r"(shard_\d+_of_\d+)?_?(run_\d+_of_\d+)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One test.xml: a run of a target, or of one of its shards.
+
+    Attributes:
+        target: Its label.
+        cases: What the file says.
+    """
+
+    target: str
+    cases: Sequence[XmlCase]
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """What is known of an invocation, or of several.
+
+    Attributes:
+        runs: All that were found.
+        incompatible: Targets that Bazel itself has skipped; known from build events only.
+        unread: Targets whose results are elsewhere, such as in a remote cache.
+    """
+
+    runs: Sequence[Run]
+    incompatible: Sequence[str] = ()
+    unread: Sequence[str] = ()
+
+
+def go_where_the_user_is() -> Path:
+    """Under `bazel run`, make relative paths mean what they mean in the user's shell.
+
+    Returns:
+        The results of the last invocations, where Bazel links them.
+    """
+    if directory := os.environ.get("BUILD_WORKING_DIRECTORY"):
+        os.chdir(directory)
+    return Path(os.environ.get("BUILD_WORKSPACE_DIRECTORY") or ".", "bazel-testlogs")
+
+
+def read_results(paths: Sequence[Path]) -> Results:
+    """Read everything in `paths`.
+
+    Args:
+        paths: Folders to search for test.xml files, such files, or files of build events
+            (`--build_event_json_file`), which say exactly what one invocation did.
+
+    Raises:
+        ReportError: If there is nothing, or something else.
+    """
+    runs: list[Run] = []
+    incompatible: list[str] = []
+    unread: list[str] = []
+    for path in paths:
+        if path.is_dir():
+            files = sorted(Path(path).rglob("test.xml"))
+            if not files:
+                raise _nothing(path, "the folder has no test.xml in it")
+            runs += [run for file in files for run in _read_file(file)]
+        elif path.suffix == ".xml":
+            runs += _read_file(path)
+        elif path.is_file():
+            found = _read_events(path)
+            runs += found.runs
+            incompatible += found.incompatible
+            unread += found.unread
+        else:
+            raise _nothing(path, "there is no such file or folder")
+    return Results(runs, incompatible, unread)
+
+
+def _read_file(path: Path, target: str = "") -> list[Run]:
+    return [
+        Run(target or (suite.name if suite.name.startswith(("//", "@")) else _label(path)), suite.cases)
+        for suite in read_xml(path)
+    ]
+
+
+def _label(path: Path) -> str:
+    """The target whose results lie at a path; needed for files that Bazel has written itself."""
+    parts = path.resolve().parent.parts
+    if parts and _PART.fullmatch(parts[-1]):
+        parts = parts[:-1]
+    if "testlogs" not in parts:
+        return str(path)
+    start = len(parts) - parts[::-1].index("testlogs")
+    *package, name = parts[start:]
+    return f"//{'/'.join(package)}:{name}"
+
+
+def _read_events(path: Path) -> Results:
+    runs: list[Run] = []
+    incompatible: list[str] = []
+    unread: list[str] = []
+    for event in _events(path):
+        identity = event.get("id", {})
+        if "testResult" in event and "testResult" in identity:
+            label = identity["testResult"]["label"]
+            outputs = event["testResult"].get("testActionOutput", [])
+            uri = next((output.get("uri", "") for output in outputs if output.get("name") == "test.xml"), "")
+            file = Path(unquote(urlsplit(uri).path)) if uri.startswith("file:") else None
+            if file is not None and file.exists():
+                runs += _read_file(file, label)
+            else:
+                unread.append(label)
+        elif event.get("aborted", {}).get("reason") == "SKIPPED" and "targetCompleted" in identity:
+            incompatible.append(identity["targetCompleted"]["label"])
+    return Results(runs, sorted(set(incompatible)), sorted(set(unread)))
+
+
+def _events(path: Path) -> Iterable[Mapping[str, Any]]:
+    try:
+        events = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line]
+    except (OSError, ValueError) as error:
+        raise _nothing(path, f"it is no file of build events: {error}") from error
+    if not all(isinstance(event, dict) and isinstance(event.get("id"), dict) for event in events):
+        raise _nothing(path, "it is JSON, and not build events")
+    return events
+
+
+def _nothing(path: Path, why: str) -> ReportError:
+    return ReportError(
+        f"{path}: {why}.\n"
+        "Results come from folders such as bazel-testlogs, from test.xml files, or from build events.\n"
+        "Run `bazel test` first, with --build_event_json_file=<file> if the results of that run alone are wanted."
+    )

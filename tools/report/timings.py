@@ -1,0 +1,68 @@
+"""Write how long cases take, for sharding: `bazel run @dist_testing//tools/report:timings -- --out=FILE [RESULTS...]`.
+
+Durations come from the test.xml files of finished runs: of each case the median of the runs in which it passed. What
+the file says of cases that are not among the results stays; `--anew` starts without it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+import sys
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from testlogs import Results, go_where_the_user_is, read_results
+
+from dist_testing.errors import ReportError
+from dist_testing.runner.timings import Timings, read_timings, write_timings
+
+
+def measured(results: Results) -> dict[str, dict[str, float]]:
+    """The median duration of every case that passed: target -> case -> seconds."""
+    seconds: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for run in results.runs:
+        for case in run.cases:
+            # A failure may have taken no time at all, or all the time there was.
+            if case.outcome == "passed" and not math.isnan(case.duration_s):
+                seconds[run.target][case.key].append(case.duration_s)
+    return {
+        target: {case: statistics.median(values) for case, values in cases.items()} for target, cases in seconds.items()
+    }
+
+
+def merged(old: Timings, new: Mapping[str, Mapping[str, float]]) -> Timings:
+    """The new timings, and the old ones of what was not measured."""
+    return {target: {**old.get(target, {}), **new.get(target, {})} for target in {*old, *new}}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write the file.
+
+    Returns:
+        0 if it was written.
+    """
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--out", type=Path, required=True, metavar="FILE", help="the file to write, or to bring up to date"
+    )
+    parser.add_argument("--anew", action="store_true", help="forget what the file says")
+    parser.add_argument("paths", nargs="*", type=Path, help="results (default: bazel-testlogs of this workspace)")
+    given = parser.parse_args(arguments)
+    try:
+        usual = go_where_the_user_is()
+        new = measured(read_results(given.paths or [usual]))
+        old = {} if given.anew or not given.out.exists() else read_timings(given.out)
+        write_timings(given.out, merged(old, new))
+    except ReportError as error:
+        sys.stderr.write(f"timings: {error}\n")
+        return 1
+    count = sum(len(cases) for cases in new.values())
+    sys.stderr.write(f"timings: wrote {given.out}: {count} cases of {len(new)} targets measured\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
