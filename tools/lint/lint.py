@@ -1,6 +1,6 @@
 """Every static check of this repository: `./bazelw run //tools/lint`, or with `-- --fix` what can be fixed by itself.
 
-Python: ruff (rules and form), mypy (strict). Starlark: buildifier. CI runs the same command.
+Python: ruff (rules and form), mypy (strict). Starlark: buildifier. Pages: links. CI runs the same command.
 """
 
 from __future__ import annotations
@@ -13,13 +13,19 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from links import broken_links
+
 # Programs that run on their own have their folder on the path, and may name their modules as they like; so each group
 # is checked by itself. Group -> folders that are on its path.
 _MYPY_GROUPS: dict[tuple[str, ...], tuple[str, ...]] = {
-    ("dist_testing", "tests"): (".",),
+    ("dist_testing", "e2e/check.py", "e2e/questions.py", "tests"): (".",),
     ("tools/bazel",): ("tools/bazel", "tools/bazel/tests"),
     ("tools/bench",): (".", "tools/bench"),
-    ("tools/golden", "tools/lint", "tools/python"): ("tools/python",),
+    ("tools/docs",): ("tools/docs",),
+    ("tools/coverage",): ("tools/coverage",),
+    ("tools/report",): (".", "tools/report"),
+    ("tools/tags",): ("tools/tags",),
+    ("tools/golden", "tools/lint", "tools/python"): ("tools/lint", "tools/python"),
 }
 # Bazel's links, and fixtures that are no code of this repository.
 _STARLARK = ("*.bzl", "*.bazel", "WORKSPACE")
@@ -51,7 +57,10 @@ def main() -> int:
             failed.append(step)
     for step in failed:
         print(f"lint: failed: {' '.join(step[:6])}{' ...' if len(step) > 6 else ''}")
-    return 1 if failed else 0
+    broken = broken_links(_files("*.md"))
+    for complaint in broken:
+        print(f"lint: {complaint}")
+    return 1 if failed or broken else 0
 
 
 def _fails(step: Sequence[str], **env: str) -> bool:

@@ -1,0 +1,1 @@
+"""This consumer's own package of that name; the library has a folder `tests`, too."""

@@ -1,0 +1,172 @@
+"""Check what consumers of the module get: `python3 -m e2e.check [name ...]`, from the root of the repository.
+
+Each folder beside this file is a workspace of its own, which uses the library as a stranger does:
+
+bzlmod      With modules: its own toolchain and hub, its own packages of the same names as the library's folders.
+workspace   Without modules, which Bazel 7 is the last to allow.
+queries     Its targets are asked about and never run: every command of docs/queries.md is.
+
+No test can start Bazel, so this is a program. Exit status 0 when everything is as expected.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from e2e.questions import answers_problems
+from tests.support.nested_bazel import ROOT, Done, NestedBazel, nested_bazel, scratch_folder
+
+# As the lock file of these workspaces has it.
+TORCH = "torch==2.13.0+cpu"
+
+# Of Bazel's output, in a complaint. Characters.
+SHOWN = 6000
+
+# Bazel's exit status when tests failed.
+TESTS_FAILED = 3
+
+REPORT = (
+    r"wrong_gloo, case {file}::test_wrong \(world of 2\): rank 1 raised AssertionError: rank 1 is wrong on purpose",
+    r"This case alone: bazel test {label} --test_filter=test_wrong$",
+)
+
+
+def problems(what: str, done: Done, *, status: int, parts: Sequence[str]) -> list[str]:
+    """Say what is wrong with a command.
+
+    Args:
+        what: Names the command.
+        done: How it ended.
+        status: Expected exit status.
+        parts: Regular expressions; each has to match somewhere in the output.
+
+    Returns:
+        Nothing, or one text with the end of the output.
+    """
+    missing = [part for part in parts if re.search(part, done.output, re.MULTILINE) is None]
+    if done.status == status and not missing:
+        return []
+    said = f"exit status {done.status}, expected {status}; not in the output: {missing}"
+    return [f"{what}: {said}\n{done.output[-SHOWN:]}"]
+
+
+def check_bzlmod(bazel: NestedBazel) -> list[str]:
+    """A consumer with modules."""
+    found = problems(
+        "bzlmod: everything",
+        bazel.run("test", "--test_output=errors", "//..."),
+        status=0,
+        parts=(r"^//tests:sum_gloo +PASSED", r"^//tests:sum_nccl +SKIPPED", "1 test passes and 1 was skipped"),
+    )
+    found += problems(
+        "bzlmod: a test that fails",
+        bazel.run("test", "--test_output=errors", "//tests:wrong_gloo"),
+        status=TESTS_FAILED,
+        parts=[part.format(file=r"tests/test_wrong\.py", label="//tests:wrong_gloo") for part in REPORT],
+    )
+    promise = "--@dist_testing//dist_testing/config:gpus=16"
+    found += problems(
+        "bzlmod: promised GPUs that are not there",
+        bazel.run("test", "--test_output=errors", "--config=gpu", promise, "//tests:sum_nccl"),
+        status=TESTS_FAILED,
+        parts=(r"promised", r"^//tests:sum_nccl +FAILED"),
+    )
+    asked = bazel.run("query", 'attr(tags, "gpus_ge_16", tests(//...))')
+    return found + problems("bzlmod: a query", asked, status=0, parts=(r"\A//tests:sum_nccl\n(?!/)",))
+
+
+def check_workspace(bazel: NestedBazel) -> list[str]:
+    """A consumer without modules."""
+    done = bazel.run("test", "--test_output=errors", "--keep_going", "//...", "//:wrong_gloo")
+    verdicts = (r"^//:sum_gloo +PASSED", r"^//:sum_nccl +SKIPPED", r"^//:wrong_gloo +FAILED")
+    report = [part.format(file=r"test_wrong\.py", label="//:wrong_gloo") for part in REPORT]
+    return problems("workspace: everything", done, status=TESTS_FAILED, parts=(*verdicts, *report))
+
+
+def check_queries(bazel: NestedBazel) -> list[str]:
+    """The commands of docs/queries.md."""
+    return answers_problems(bazel, ROOT / "docs" / "queries.md")
+
+
+def page_problems(page: Path) -> list[str]:
+    """Say which lines of docs/consumers.md no consumer here has: each block of code names the file that it shows."""
+    blocks = re.findall(
+        r"^<!-- (\S+) -->\n```\w*\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+    )
+    found = [] if blocks else [f"{page.name}: no block of code names its file"]
+    for name, block in blocks:
+        lines = set((ROOT / name).read_text(encoding="utf-8").splitlines())
+        found += [f"{page.name}: {name} has no line {line!r}" for line in block.splitlines() if line not in lines]
+    return found
+
+
+CHECKS: dict[str, Callable[[NestedBazel], list[str]]] = {
+    "bzlmod": check_bzlmod,
+    "workspace": check_workspace,
+    "queries": check_queries,
+}
+
+
+def index_options() -> tuple[str, ...]:
+    """Options that name PyTorch's own index, if the machine's pip does not find torch's CPU build without it."""
+    command = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--no-deps", "--quiet", TORCH]
+    found = subprocess.run(command, capture_output=True, check=False).returncode == 0
+    return () if found else ("--config=pytorch_index",)
+
+
+def repository_options(bazel: NestedBazel) -> tuple[str, ...]:
+    """Options that take the rules from where the machine's Bazel takes them as modules.
+
+    A Bazel from bazelw may bring its own rules, because it cannot download any; it says so in options for modules,
+    which repositories without modules do not see. Any other Bazel needs none of this.
+
+    Raises:
+        SystemExit: If Bazel does not tell its options.
+    """
+    done = bazel.run("info", "--announce_rc", "release")
+    if done.status:
+        raise SystemExit(f"e2e.check: Bazel does not tell its options\n{done.output[-SHOWN:]}")
+    overrides = re.findall(r"--override_module=(.+?)(?= --|$)", done.stderr, re.MULTILINE)
+    options = [f"--override_repository={override}" for override in overrides]
+    # Given after all files of options, one of which may have switched it off.
+    return ("--enable_workspace", *options) if options else ()
+
+
+def main() -> int:
+    """Run the checks that were asked for."""
+    parser = argparse.ArgumentParser(description="Check what consumers of the module get.")
+    parser.add_argument("names", nargs="*", metavar="name", help=f"of {', '.join(CHECKS)}; default: all")
+    parser.add_argument("--bazel", default="", help="default: ./bazelw")
+    parser.add_argument("--output", type=Path, metavar="FOLDER", help="keep Bazel's outputs here, for the next run")
+    options = parser.parse_args()
+    if unknown := sorted(set(options.names) - set(CHECKS)):
+        parser.error(f"no consumer is named {', '.join(unknown)}; there are {', '.join(CHECKS)}")
+    found = page_problems(ROOT / "docs" / "consumers.md")
+    with ExitStack() as stack:
+        output = options.output.absolute() if options.output else stack.enter_context(scratch_folder("e2e"))
+        index = index_options()
+        for name in options.names or CHECKS:
+            start = time.monotonic()
+            common = index if name != "queries" else ()
+            if name == "workspace":
+                with nested_bazel(ROOT / "e2e" / "queries", output, bazel=options.bazel) as other:
+                    common += repository_options(other)
+            with nested_bazel(ROOT / "e2e" / name, output, bazel=options.bazel, common=common) as bazel:
+                wrong = CHECKS[name](bazel)
+            took = f"{time.monotonic() - start:.0f} s"
+            sys.stderr.write(f"e2e.check: {name}: {'as expected' if not wrong else 'WRONG'} after {took}\n")
+            found += wrong
+    for text in found:
+        sys.stderr.write(f"e2e.check: {text}\n")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Never run: the targets of this workspace are only asked about."""

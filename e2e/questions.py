@@ -1,0 +1,120 @@
+"""What the commands of docs/queries.md have to answer in the workspace `queries`."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import tempfile
+from pathlib import Path
+
+from tests.support.nested_bazel import COMMAND_LIMIT_S, NestedBazel
+
+# Command to the lines of its answer. Blanks in a row count as one, and the order does not count.
+ANSWERS: dict[str, tuple[str, ...]] = {
+    """bazel query 'attr(tags, "gpus_ge_4", tests(//...))'""": (
+        "//model:tensor_nccl",
+        "//train:ddp_nccl",
+        "//train:fsdp_nccl",
+    ),
+    r"""bazel query 'attr(tags, "backend:gloo\b", tests(//...))'""": (
+        "//model:slow_gloo",
+        "//model:tensor_gloo",
+        "//train:ddp_gloo",
+    ),
+    r"""bazel query 'attr(tags, "world_size:4\b", tests(//...))'""": ("//model:slow_gloo", "//train:ddp_nccl"),
+    """bazel query 'attr(tags, "dist", tests(//...)) except attr(tags, "gpu", tests(//...))'""": (
+        "//model:slow_gloo",
+        "//model:tensor_gloo",
+        "//train:ddp_gloo",
+    ),
+    "bazel test //... --test_tag_filters=gpus_ge_4,-backend:gloo": (
+        "//model:tensor_nccl",
+        "//train:ddp_nccl",
+        "//train:fsdp_nccl",
+    ),
+    "bazel test //... --test_tag_filters=backend:gloo,backend:nccl,-gpus_ge_8": (
+        "//model:tensor_gloo",
+        "//model:tensor_nccl",
+        "//train:ddp_gloo",
+        "//train:ddp_nccl",
+    ),
+    "bazel cquery --config=table 'kind(dist_test_spec, //...)' | sort | column -t": (
+        "//model:slow_gloo gloo 4 0 1 fork",
+        "//model:tensor_gloo gloo 2 0 1 fork",
+        "//model:tensor_nccl nccl 2 4 1 fork",
+        "//train:ddp_cuda_gloo cuda_gloo 2 2 1 fork",
+        "//train:ddp_gloo gloo 2,40 0 1 fork",
+        "//train:ddp_nccl nccl 4 4 1 fork",
+        "//train:fsdp_nccl nccl 8 8 1 pool",
+    ),
+    "bazel cquery --config=skipped --config=gpu 'tests(//...)' | grep . | sort -u": (
+        "//model:tensor_nccl",
+        "//train:ddp_cuda_gloo",
+        "//train:ddp_nccl",
+        "//train:fsdp_nccl",
+    ),
+    "bazel cquery --config=skipped --@dist_testing//dist_testing/config:gpus=4 'tests(//...)' | grep . | sort -u": (
+        "//train:fsdp_nccl",
+    ),
+}
+
+
+def answers_problems(bazel: NestedBazel, page: Path) -> list[str]:
+    """Run every command of a page, and say which do not answer as they should.
+
+    Args:
+        bazel: Of the workspace that is asked about.
+        page: With the commands, in blocks of code.
+    """
+    commands = re.findall(r"^bazel .+$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    untested = sorted(set(commands) - set(ANSWERS))
+    gone = sorted(set(ANSWERS) - set(commands))
+    found = [f"queries: {page.name} has a command whose answer nobody expects: {command}" for command in untested]
+    found += [f"queries: an answer is expected that {page.name} does not ask for: {command}" for command in gone]
+    with tempfile.TemporaryDirectory(prefix="dist-e2e-") as folder:
+        # Stands for the user's Bazel, so that the lines run as they are, pipes and all.
+        program = Path(folder, "bazel")
+        call = [bazel.bazel, f"--output_user_root={bazel.output_root}", *bazel.startup]
+        # bazelw looks for Bazel on PATH, and must not find this.
+        path = shlex.quote(os.environ["PATH"])
+        program.write_text(f'#!/bin/sh\nPATH={path} exec {shlex.join(call)} "$@"\n', encoding="utf-8")
+        program.chmod(0o755)
+        for command in set(commands) & set(ANSWERS):
+            status, answer, said = _ask(command, bazel.workspace, Path(folder))
+            if status or answer != sorted(ANSWERS[command]):
+                lines = "\n".join(answer)
+                found.append(f"queries: {command}\nended with {status} and answered\n{lines}\n{said[-4000:]}")
+    return found
+
+
+def _ask(command: str, workspace: Path, folder: Path) -> tuple[int, list[str], str]:
+    """Run a command; return its status, the lines of its answer, sorted, and what it said beside it."""
+    events = folder / "events.json"
+    is_test = command.startswith("bazel test ")
+    if is_test:
+        # Which tests it would run is known after the analysis.
+        build = f"bazel build --nobuild --build_tests_only --build_event_json_file={events} "
+        command = build + command.removeprefix("bazel test ")
+    done = subprocess.run(
+        ["bash", "-c", command],
+        cwd=workspace,
+        env={**os.environ, "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=COMMAND_LIMIT_S,
+    )
+    lines = _selected(events) if is_test and done.returncode == 0 else done.stdout.splitlines()
+    return done.returncode, sorted(" ".join(line.split()) for line in lines), done.stderr
+
+
+def _selected(events: Path) -> list[str]:
+    """The targets that a pattern was expanded to, after the filters."""
+    for line in events.read_text(encoding="utf-8").splitlines():
+        event = json.loads(line)
+        if "pattern" in event["id"]:
+            return [child["targetConfigured"]["label"] for child in event.get("children", ())]
+    return []

@@ -1,0 +1,1 @@
+../bzlmod/tests/test_wrong.py

@@ -1,0 +1,317 @@
+#!/usr/bin/env python3
+"""Measure what `dist_py_test` costs Bazel before anything runs: loading, analysis, and the server's memory.
+
+    ./bazelw run //tools/bench:analysis -- [--calls 500,2000] [--runs 3] [--json FILE] [--bazel PROGRAM]
+
+A workspace is generated with as many calls of dist_py_test as asked for, of three backends each, and with the same
+number of targets as plain `py_test`, which have the same sources and the packages of the hub as deps. A turn starts a
+new server, lets it load the rules and analyse one call, and times `bazel build --nobuild` of the rest. The contestants
+take turns, so that all of them meet the same noise. A machine with sixteen GPUs is promised: no target is skipped.
+
+Columns: median, fastest and slowest turn in seconds; `CPU` the median of the server's processor seconds, which other
+work on the machine disturbs least; `ms/target` the median time over the targets; `heap` what the targets
+added to the server's heap after a garbage collection, `heap, all` what it came to, `peak` the most memory that the
+server's process ever had, medians in MB. Peaks depend on when the collector ran: the other two tell more. (Bazel's own
+`peak-heap-size` is unknown while no full collection happened.)
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import re
+import statistics
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from figures import summarise, table, write_json
+from options import count
+
+from tests.support.nested_bazel import ROOT, NestedBazel, nested_bazel, scratch_folder
+
+BACKENDS = ("gloo", "mpi", "nccl")
+PACKAGES = ("psutil", "pytest", "runfiles", "torch")
+# As a package of a large repository has them.
+CALLS_PER_PACKAGE = 20
+GPUS = 16
+# The kernel's kB are 1024 bytes, and Bazel's MB are a million.
+KB_PER_MB = 1.024e-3
+
+MODULE = """\
+module(name = "analysed")
+bazel_dep(name = "rules_python", version = "1.0.0")
+bazel_dep(name = "dist_testing", version = "0.1.0")
+local_path_override(module_name = "dist_testing", path = "{root}")
+"""
+
+# Stands for a hub, whose packages are one target each at best.
+HUB = """\
+load("@rules_python//python:py_library.bzl", "py_library")
+[py_library(name = name, srcs = [name + ".py"], visibility = ["//visibility:public"]) for name in {packages}]
+"""
+
+LIBRARY_CALL = """\
+dist_py_test(
+    name = "case_{call}",
+    size = "small",
+    srcs = ["test_{call}.py"],
+    backends = {backends},
+    world_size = 4,
+    deps = ["//hub:torch"],
+)
+"""
+
+PLAIN_CALL = """\
+py_test(
+    name = "case_{call}_{backend}",
+    size = "small",
+    srcs = ["test_{call}.py"],
+    env = {{"BACKEND": "{backend}"}},
+    main = "test_{call}.py",
+    tags = ["cpu:4"],
+    deps = {deps},
+)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Contestant:
+    """A way to write the same tests.
+
+    Attributes:
+        name: In the tables.
+        folder: Of its packages.
+        load: First line of its BUILD files.
+    """
+
+    name: str
+    folder: str
+    load: str
+
+
+LIBRARY = Contestant("dist_py_test", "library", 'load("@dist_testing//dist_testing:defs.bzl", "dist_py_test")\n')
+PLAIN = Contestant("py_test", "plain", 'load("@rules_python//python:py_test.bzl", "py_test")\n')
+CONTESTANTS = (LIBRARY, PLAIN)
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One fresh server.
+
+    Attributes:
+        duration_s: Of loading and analysing the targets.
+        cpu_s: Processor time of the server for it, all threads.
+        heap_added_mb: What they added to the heap, after a garbage collection.
+        heap_mb: The heap after it.
+        peak_mb: Most resident memory of the server since it started.
+    """
+
+    duration_s: float
+    cpu_s: float
+    heap_added_mb: float
+    heap_mb: float
+    peak_mb: float
+
+
+class AnalysisError(Exception):
+    """Bazel did not do what is measured."""
+
+
+def write_workspace(folder: Path, calls: Sequence[int]) -> None:
+    """Write a workspace with packages for every contestant, and for every number of calls."""
+    (folder / "hub").mkdir(parents=True)
+    (folder / "MODULE.bazel").write_text(MODULE.format(root=ROOT), encoding="utf-8")
+    (folder / "BUILD.bazel").write_text("", encoding="utf-8")
+    (folder / "hub" / "BUILD.bazel").write_text(HUB.format(packages=list(PACKAGES)), encoding="utf-8")
+    for package in PACKAGES:
+        (folder / "hub" / f"{package}.py").write_text("", encoding="utf-8")
+    for contestant in CONTESTANTS:
+        _write_packages(folder / contestant.folder / "first", contestant, calls=1)
+        for number in calls:
+            _write_packages(folder / contestant.folder / str(number), contestant, calls=number)
+
+
+def _write_packages(folder: Path, contestant: Contestant, *, calls: int) -> None:
+    for start in range(0, calls, CALLS_PER_PACKAGE):
+        package = folder / f"package_{start}"
+        package.mkdir(parents=True)
+        text = contestant.load
+        for call in range(start, min(start + CALLS_PER_PACKAGE, calls)):
+            (package / f"test_{call}.py").write_text("", encoding="utf-8")
+            text += _call(contestant, call)
+        (package / "BUILD.bazel").write_text(text, encoding="utf-8")
+
+
+def _call(contestant: Contestant, call: int) -> str:
+    if contestant is LIBRARY:
+        return LIBRARY_CALL.format(call=call, backends=_starlark(BACKENDS))
+    deps = _starlark([f"//hub:{package}" for package in PACKAGES])
+    return "".join(PLAIN_CALL.format(call=call, backend=backend, deps=deps) for backend in BACKENDS)
+
+
+def _starlark(names: Sequence[str]) -> str:
+    return "[" + ", ".join(f'"{name}"' for name in names) + "]"
+
+
+def _info(bazel: NestedBazel, key: str, pattern: str) -> int:
+    done = bazel.run("info", key)
+    answer = re.fullmatch(pattern, done.stdout.strip())
+    if done.status or answer is None:
+        raise AnalysisError(f"`bazel info {key}` ended with {done.status}:\n{done.output}")
+    return int(answer[1])
+
+
+def _heap_mb(bazel: NestedBazel) -> int:
+    return _info(bazel, "used-heap-size-after-gc", r"(\d+)MB")
+
+
+def _cpu_s(server: Path) -> float:
+    # The name of the process, the second field, may hold spaces; it ends with the last bracket.
+    fields = (server / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    user_ticks, system_ticks = map(int, fields[11:13])
+    return (user_ticks + system_ticks) / os.sysconf("SC_CLK_TCK")
+
+
+def _peak_mb(server: Path) -> float:
+    status = (server / "status").read_text(encoding="utf-8")
+    peak = re.search(r"^VmHWM:\s+(\d+) kB$", status, re.MULTILINE)
+    if peak is None:
+        raise AnalysisError(f"the kernel tells no peak of memory:\n{status}")
+    return int(peak[1]) * KB_PER_MB
+
+
+def _analyse(bazel: NestedBazel, pattern: str, *, targets: int) -> float:
+    start = time.monotonic()
+    done = bazel.run("build", "--nobuild", "--build_tests_only", pattern)
+    elapsed_s = time.monotonic() - start
+    # Fewer would be a measurement of something else.
+    if done.status or f"Analyzed {targets} targets" not in done.output:
+        raise AnalysisError(f"Bazel did not analyse {targets} targets of {pattern}:\n{done.output[-4000:]}")
+    return elapsed_s
+
+
+def take_turn(bazel: NestedBazel, contestant: Contestant, *, calls: int) -> Turn:
+    """Measure with a server of its own.
+
+    Raises:
+        AnalysisError: If Bazel did not analyse every target.
+    """
+    bazel.run("shutdown")
+    _analyse(bazel, f"//{contestant.folder}/first/...", targets=len(BACKENDS))
+    before_mb = _heap_mb(bazel)
+    server = Path("/proc", str(_info(bazel, "server_pid", r"(\d+)")))
+    cpu_before_s = _cpu_s(server)
+    duration_s = _analyse(bazel, f"//{contestant.folder}/{calls}/...", targets=calls * len(BACKENDS))
+    cpu_s = _cpu_s(server) - cpu_before_s
+    peak_mb = _peak_mb(server)
+    after_mb = _heap_mb(bazel)
+    return Turn(duration_s, cpu_s, after_mb - before_mb, after_mb, peak_mb)
+
+
+def measure(bazel: NestedBazel, *, calls: Sequence[int], runs: int) -> dict[int, dict[str, list[Turn]]]:
+    """Return every turn, by number of calls and contestant."""
+    turns: dict[int, dict[str, list[Turn]]] = {number: {each.name: [] for each in CONTESTANTS} for number in calls}
+    for run in range(runs):
+        for number in calls:
+            for contestant in CONTESTANTS:
+                turn = take_turn(bazel, contestant, calls=number)
+                turns[number][contestant.name].append(turn)
+                sys.stderr.write(f"run {run + 1}: {number} calls, {contestant.name}: {turn.duration_s:.1f} s\n")
+    return turns
+
+
+def medians(turns: Sequence[Turn]) -> Turn:
+    """The median of each figure."""
+    return Turn(
+        statistics.median(turn.duration_s for turn in turns),
+        statistics.median(turn.cpu_s for turn in turns),
+        statistics.median(turn.heap_added_mb for turn in turns),
+        statistics.median(turn.heap_mb for turn in turns),
+        statistics.median(turn.peak_mb for turn in turns),
+    )
+
+
+def ratios(turns: Mapping[str, Sequence[Turn]]) -> dict[str, float]:
+    """The library's medians over those of plain py_test."""
+    library, plain = medians(turns[LIBRARY.name]), medians(turns[PLAIN.name])
+    return {
+        "time": library.duration_s / plain.duration_s,
+        "CPU": library.cpu_s / plain.cpu_s,
+        "heap": library.heap_added_mb / plain.heap_added_mb,
+        "heap, all": library.heap_mb / plain.heap_mb,
+        "peak": library.peak_mb / plain.peak_mb,
+    }
+
+
+def calls_table(calls: int, turns: Mapping[str, Sequence[Turn]]) -> str:
+    """The table of one number of calls, with its ratios."""
+    targets = calls * len(BACKENDS)
+    rows = []
+    for name, of_name in turns.items():
+        seconds, middle = summarise([turn.duration_s for turn in of_name]), medians(of_name)
+        times = [f"{value:.2f}" for value in (seconds.median, seconds.smallest, seconds.largest, middle.cpu_s)]
+        memory = [f"{value:.0f}" for value in (middle.heap_added_mb, middle.heap_mb, middle.peak_mb)]
+        rows.append([name, *times, f"{1000 * seconds.median / targets:.2f}", *memory])
+    header = [f"{targets} targets", "median", "min", "max", "CPU", "ms/target", "heap", "heap, all", "peak"]
+    shown = ", ".join(f"{what} {ratio:.2f}" for what, ratio in ratios(turns).items())
+    return table(header, rows) + f"{LIBRARY.name} / {PLAIN.name}: {shown}\n"
+
+
+def growth(turns: Mapping[int, Mapping[str, Sequence[Turn]]]) -> dict[str, dict[str, float]]:
+    """What a target costs in the largest workspace over what it costs in the smallest; 1 is linear."""
+    few, many = min(turns), max(turns)
+    factors = {}
+    for contestant in CONTESTANTS:
+        small, large = medians(turns[few][contestant.name]), medians(turns[many][contestant.name])
+        factors[contestant.name] = {
+            "time": large.duration_s / small.duration_s * few / many,
+            "CPU": large.cpu_s / small.cpu_s * few / many,
+            "heap": large.heap_added_mb / small.heap_added_mb * few / many,
+        }
+    return factors
+
+
+def main() -> int:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description="Measure what dist_py_test costs Bazel before anything runs.")
+    parser.add_argument("--calls", type=_numbers, default=(500, 2000), help="of dist_py_test, default 500,2000")
+    parser.add_argument("--runs", type=count, default=3, help="turns of each, default 3")
+    parser.add_argument("--bazel", default=str(ROOT / "bazelw"), help="default: ./bazelw")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write every figure to this file")
+    options = parser.parse_args()
+    flags = [f"--@dist_testing//dist_testing/config:{package}=//hub:{package}" for package in PACKAGES]
+    flags.append(f"--@dist_testing//dist_testing/config:gpus={GPUS}")
+    with scratch_folder("analysis-bench") as scratch:
+        workspace = scratch / "workspace"
+        write_workspace(workspace, options.calls)
+        # In the rc file, because `info` and `shutdown` know none of them.
+        (workspace / ".bazelrc").write_text("".join(f"build {flag}\n" for flag in flags), encoding="utf-8")
+        with nested_bazel(workspace, scratch / "output", bazel=options.bazel) as bazel:
+            try:
+                turns = measure(bazel, calls=options.calls, runs=options.runs)
+            except AnalysisError as error:
+                sys.stderr.write(f"analysis.py: {error}\n")
+                return 1
+    sys.stdout.write("\n".join(calls_table(number, of_number) for number, of_number in turns.items()))
+    factors = growth(turns)
+    if len(turns) > 1:
+        for name, factor in factors.items():
+            shown = ", ".join(f"{what} {value:.2f}" for what, value in factor.items())
+            sys.stdout.write(f"a target among {max(turns)} calls over one among {min(turns)}, {name}: {shown}\n")
+    if options.json:
+        by_calls = {number: {"turns": of_number, "ratios": ratios(of_number)} for number, of_number in turns.items()}
+        machine = {"cpus": len(os.sched_getaffinity(0)), "machine": platform.machine()}
+        write_json(options.json, {"bench": "analysis", "calls": by_calls, "growth": factors, "machine": machine})
+    return 0
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(sorted({count(part) for part in text.split(",")}))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,77 @@
+"""Docstrings in Google's form, as Markdown."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator, Sequence
+
+__all__ = ["entries", "escaped", "markdown", "split"]
+
+# Sections whose lines are `name: text`.
+_LISTS = ("Args", "Attributes", "Raises")
+_SECTIONS = (*_LISTS, "Returns", "Yields")
+
+_HEADING = re.compile(rf"^({'|'.join(_SECTIONS)}):$")
+_ENTRY = re.compile(r"^(\*{0,2}[\w.]+): (.*)$")
+
+
+def split(docstring: str) -> tuple[str, dict[str, str]]:
+    """Divide a docstring.
+
+    Returns:
+        What comes before the first section, and the sections by name, all without their indentation.
+    """
+    parts: dict[str, list[str]] = {"": []}
+    current = parts[""]
+    for line in inspect.cleandoc(docstring).splitlines():
+        if heading := _HEADING.match(line):
+            current = parts.setdefault(heading[1], [])
+        else:
+            current.append(line)
+    text = {name: inspect.cleandoc("\n".join(["", *lines])).strip() for name, lines in parts.items()}
+    return text.pop(""), text
+
+
+def entries(section: str) -> dict[str, str]:
+    """The entries of a section, each on one line."""
+    found: dict[str, str] = {}
+    name = ""
+    for line in section.splitlines():
+        if entry := _ENTRY.match(line):
+            name = entry[1]
+            found[name] = entry[2]
+        elif name:
+            found[name] += f" {line.strip()}"
+    return found
+
+
+def escaped(text: str) -> str:
+    """Text for a cell of a table."""
+    return " ".join(text.split()).replace("|", r"\|")
+
+
+def markdown(docstring: str, *, without: Sequence[str] = ()) -> str:
+    """Write a docstring as Markdown.
+
+    Args:
+        docstring: As it is in the source.
+        without: Sections to leave out.
+
+    Returns:
+        Paragraphs and lists; no line break at the end.
+    """
+    text, sections = split(docstring)
+    return "\n\n".join(_blocks(text, {name: body for name, body in sections.items() if name not in without}))
+
+
+def _blocks(text: str, sections: dict[str, str]) -> Iterator[str]:
+    if text:
+        # A paragraph that ends so is followed by code in reStructuredText; Markdown needs the indentation only.
+        yield re.sub(r"::$", ":", text, flags=re.MULTILINE)
+    for name, body in sections.items():
+        if name in _LISTS:
+            items = "\n".join(f"- `{entry}`: {' '.join(told.split())}" for entry, told in entries(body).items())
+            yield f"{name}:\n\n{items}"
+        else:
+            yield f"{name}: {' '.join(body.split())}"

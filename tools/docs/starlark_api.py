@@ -1,0 +1,218 @@
+"""The page of the Starlark API, from the sources: `starlark_api.py <page> <public file> ...`.
+
+The files are read and not loaded, because Bazel's own extractor (`starlark_doc_extract`) wants a target for every file
+that is loaded on the way, which rule sets of other repositories do not offer in every release. Starlark's grammar is a
+part of Python's. What a file exports is what it binds without a leading underscore.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import docstrings
+
+HEADER = """\
+# Starlark API
+
+<!-- Generated from the sources. Write it anew: ./bazelw run //tools/docs:starlark -->
+"""
+
+# What a rule or an extension is made with, and what it is called on the page.
+_KINDS = {
+    "module_extension": "module extension",
+    "provider": "provider",
+    "repository_rule": "repository rule",
+    "rule": "rule",
+}
+
+
+class ApiError(Exception):
+    """A source is not in the form that this program can read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A Starlark file.
+
+    Attributes:
+        label: As a BUILD file of this repository loads it.
+        tree: Its syntax.
+        values: Top-level names to what they are bound to.
+        loaded: Names that are loaded, to the file's label and the name there.
+    """
+
+    label: str
+    tree: ast.Module
+    values: dict[str, ast.expr | ast.FunctionDef]
+    loaded: dict[str, tuple[str, str]]
+
+
+def read_source(label: str) -> Source:
+    """Read the file with a label of this repository."""
+    package, name = label.removeprefix("//").split(":")
+    tree = ast.parse(Path(package, name).read_text(encoding="utf-8"), filename=label)
+    values: dict[str, ast.expr | ast.FunctionDef] = {}
+    loaded: dict[str, tuple[str, str]] = {}
+    for statement in tree.body:
+        if isinstance(statement, ast.FunctionDef):
+            values[statement.name] = statement
+        elif isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
+            values[statement.targets[0].id] = statement.value
+        elif isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
+            loaded |= _loads(statement.value)
+    return Source(label, tree, values, loaded)
+
+
+def _loads(call: ast.Call) -> dict[str, tuple[str, str]]:
+    if not isinstance(call.func, ast.Name) or call.func.id != "load":
+        return {}
+    file, *names = [_text(argument) for argument in call.args]
+    return {name: (file, name) for name in names} | {
+        keyword.arg: (file, _text(keyword.value)) for keyword in call.keywords if keyword.arg is not None
+    }
+
+
+def _text(node: ast.expr | None) -> str:
+    """The value of a string, which may be put together with `+`."""
+    if node is None:
+        return ""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        return _text(node.left) + _text(node.right)
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value
+    raise ApiError(f"line {node.lineno}: a plain string is expected, not {ast.unparse(node)}")
+
+
+def _resolve(source: Source, name: str) -> tuple[Source, ast.expr | ast.FunctionDef]:
+    """What a name stands for, in this file or in the one it is loaded from."""
+    value = source.values.get(name)
+    if value is None and name in source.loaded:
+        label, there = source.loaded[name]
+        return _resolve(read_source(label), there)
+    if isinstance(value, ast.Name):
+        return _resolve(source, value.id)
+    if value is None:
+        raise ApiError(f"{source.label}: nothing defines {name}")
+    return source, value
+
+
+def _call_arguments(call: ast.Call) -> dict[str, ast.expr]:
+    return {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg is not None}
+
+
+def _dict_items(node: ast.expr | None) -> Iterator[tuple[str, ast.expr]]:
+    if isinstance(node, ast.Dict):
+        for key, value in zip(node.keys, node.values, strict=True):
+            yield _text(key), value
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(map(docstrings.escaped, line))} |" for line in lines)
+
+
+def _function_blocks(name: str, function: ast.FunctionDef) -> Iterator[str]:
+    docstring = ast.get_docstring(function)
+    if docstring is None:
+        raise ApiError(f"{name} has no docstring")
+    defaults = {argument.arg: default for argument, default in _defaults(function.args)}
+    names = [argument.arg for argument in (*function.args.args, *function.args.kwonlyargs)]
+    shown = [name if defaults[name] is None else f"{name} = {_unparse(defaults[name])}" for name in names]
+    if function.args.kwonlyargs:
+        shown.insert(len(function.args.args), "*")
+    if function.args.kwarg:
+        shown.append(f"**{function.args.kwarg.arg}")
+    lines = "".join(f"    {argument},\n" for argument in shown)
+    yield f"```starlark\n{name}(\n{lines})\n```" if shown else f"```starlark\n{name}()\n```"
+    yield docstrings.markdown(docstring, without=["Args"])
+    told = docstrings.entries(docstrings.split(docstring)[1].get("Args", ""))
+    if missing := set(names) - set(told):
+        raise ApiError(f"the docstring of {name} does not tell what {', '.join(sorted(missing))} is")
+    if told:
+        yield _table(["argument", "what"], [[f"`{argument}`", text] for argument, text in told.items()])
+
+
+def _defaults(arguments: ast.arguments) -> Iterator[tuple[ast.arg, ast.expr | None]]:
+    missing = len(arguments.args) - len(arguments.defaults)
+    yield from zip(arguments.args, [*[None] * missing, *arguments.defaults], strict=True)
+    yield from zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+
+
+def _unparse(node: ast.expr | None) -> str:
+    # Starlark's formatter writes strings with double quotes.
+    return "" if node is None else ast.unparse(node).replace("'", '"')
+
+
+def _fields_table(node: ast.expr) -> str:
+    return _table(["field", "what"], [[f"`{name}`", _text(value)] for name, value in _dict_items(node)])
+
+
+def _attributes_table(node: ast.expr | None) -> str:
+    rows = []
+    for name, value in _dict_items(node):
+        if not isinstance(value, ast.Call):
+            raise ApiError(f"line {value.lineno}: attribute {name} is not made by a call of attr")
+        arguments = _call_arguments(value)
+        kind = ast.unparse(value.func).removeprefix("attr.")
+        needed = "mandatory" in arguments and ast.unparse(arguments["mandatory"]) == "True"
+        rows.append([f"`{name}`", f"{kind}, mandatory" if needed else kind, _text(arguments.get("doc"))])
+    return _table(["attribute", "type", "what"], rows)
+
+
+def _call_blocks(source: Source, call: ast.Call) -> Iterator[str]:
+    arguments = _call_arguments(call)
+    kind = _KINDS.get(ast.unparse(call.func))
+    if kind is None:
+        raise ApiError(f"{source.label}: line {call.lineno}: no page can be made of {ast.unparse(call.func)}(...)")
+    yield f"*{kind[0].upper()}{kind[1:]}.* {_text(arguments.get('doc'))}"
+    if "fields" in arguments:
+        yield _fields_table(arguments["fields"])
+    if "attrs" in arguments:
+        yield _attributes_table(arguments["attrs"])
+    for name, value in _dict_items(arguments.get("tag_classes")):
+        tag = _resolve(source, value.id)[1] if isinstance(value, ast.Name) else value
+        if isinstance(tag, ast.Call):
+            tag_arguments = _call_arguments(tag)
+            yield f"#### `{name}`\n\n{_text(tag_arguments.get('doc'))}"
+            yield _attributes_table(tag_arguments.get("attrs"))
+
+
+def page(labels: Sequence[str]) -> str:
+    """Write the page of some public files."""
+    blocks = [HEADER.rstrip()]
+    for label in labels:
+        source = read_source(label)
+        blocks.append(f"## `@dist_testing{label}`")
+        blocks.append(docstrings.markdown(ast.get_docstring(source.tree) or ""))
+        for name in sorted(source.values):
+            if name.startswith("_"):
+                continue
+            where, value = _resolve(source, name)
+            blocks.append(f"### {name}")
+            if isinstance(value, ast.FunctionDef):
+                blocks += _function_blocks(name, value)
+            elif isinstance(value, ast.Call):
+                blocks += _call_blocks(where, value)
+            else:
+                raise ApiError(f"{label}: {name} is neither a function nor a rule")
+    return "\n\n".join(blocks) + "\n"
+
+
+def main() -> int:
+    """Write the page."""
+    target, *labels = sys.argv[1:]
+    try:
+        text = page(labels)
+    except ApiError as error:
+        sys.stderr.write(f"starlark_api.py: {error}.\nThe page is made of what the sources say.\nSay it there.\n")
+        return 1
+    Path(target).write_text(text, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
