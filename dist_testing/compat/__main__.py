@@ -1,0 +1,50 @@
+"""`python -m dist_testing.compat FILE [ARGUMENTS]`: run a torch-style test file, unchanged, on this library's classes.
+
+The file runs as `__main__`, as if Python had been started with it; what stands at its end (`run_tests()`,
+`unittest.main()`) sees the arguments and decides the exit code.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+from pathlib import Path
+
+from dist_testing import compat
+from dist_testing.errors import DistTestingError
+
+_USAGE = "usage: python -m dist_testing.compat FILE [ARGUMENTS]"
+
+
+def main() -> None:
+    """Run the file that the command line names."""
+    if len(sys.argv) < 2 or sys.argv[1].startswith("-"):
+        given = f"got {sys.argv[1]!r} in its place" if sys.argv[1:] else "got none"
+        print(
+            f"python -m dist_testing.compat: expected a test file; {given}.\n"
+            "Options of the file's own come after it.\n"
+            f"{_USAGE}",
+            file=sys.stderr,
+        )
+        raise SystemExit(2)
+    path = Path(sys.argv[1])
+    if not path.is_file():
+        print(
+            f"python -m dist_testing.compat: {path}: no such file.\nIt is looked for from {os.getcwd()}.\n{_USAGE}",
+            file=sys.stderr,
+        )
+        raise SystemExit(2)
+    try:
+        compat.install()
+    except DistTestingError as error:
+        print(error, file=sys.stderr)
+        raise SystemExit(2) from None
+    sys.argv = sys.argv[1:]
+    # Before the working directory, which `-m` has put there, and from which this package may come.
+    sys.path.insert(0, str(path.resolve().parent))
+    runpy.run_path(str(path), run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""torch's base classes: the mixins of the unittest door, on torch's own `TestCase`."""
+
+from __future__ import annotations
+
+import os
+import unittest
+from typing import TYPE_CHECKING, ClassVar
+
+from dist_testing.doors.cases.continuous import ContinuousCase
+from dist_testing.doors.cases.device import DeviceCase
+from dist_testing.doors.cases.process import ProcessCase
+from dist_testing.doors.cases.threads import ThreadCase
+from dist_testing.doors.cases.world import WorldCase
+from dist_testing.doors.helpers.limits import get_timeout
+from dist_testing.errors import UsageError
+from dist_testing.launch.clean import spare_cuda
+
+__all__ = [
+    "DistributedTestBase",
+    "MultiProcContinuousTest",
+    "MultiProcessTestCase",
+    "MultiThreadedTestCase",
+    "TestCase",
+    "common_utils",
+]
+
+# torch's module asks for devices when it is imported.
+spare_cuda()
+
+try:
+    from torch.testing._internal import common_utils
+except ImportError as error:
+    raise UsageError(
+        f"dist_testing.compat: torch.testing._internal.common_utils cannot be imported: {error}.\n"
+        "torch's TestCase, the base of the classes, needs the packages expecttest and numpy, which torch does not "
+        "bring.\n"
+        "Install them: pip install expecttest numpy."
+    ) from error
+
+if TYPE_CHECKING:
+    # torch's module is not typed.
+    class TestCase(unittest.TestCase):
+        """torch's own."""
+else:
+    TestCase = common_utils.TestCase
+
+
+# What torchrun sets, and so does the engine. torch's classes do not, and their tests count on it; all but WORLD_SIZE,
+# which its decorators read.
+_TORCHRUN_VARIABLES = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
+
+
+class _TorchBehaviour(WorldCase):
+    """What torch's classes do and ours do not."""
+
+    # `sys.exit(0)` on a rank is a pass of that rank.
+    exit_0_passes: ClassVar[bool] = True
+
+    @property
+    def case_timeout_s(self) -> float:  # type: ignore[override]  # differs from method to method
+        """The limit by the method's name, as `TIMEOUT_OVERRIDE` and `DISTRIBUTED_TESTS_DEFAULT_TIMEOUT` say."""
+        return float(get_timeout(self.id()))
+
+    def _should_stop_test_suite(self) -> bool:
+        # Asks CUDA, which the runner leaves alone.
+        return False
+
+
+class _TorchEnvironment(_TorchBehaviour):
+    """Ranks with the environment of the runner, and nothing of torchrun's."""
+
+    @classmethod
+    def _open_rank(cls, rank: int, world_size: int, directory: str) -> None:
+        for name in _TORCHRUN_VARIABLES:
+            os.environ.pop(name, None)
+        super()._open_rank(rank, world_size, directory)
+
+
+class MultiProcessTestCase(_TorchEnvironment, ProcessCase, TestCase):
+    """Each test runs on the processes of a fresh world; see `dist_testing.MultiProcessTestCase`."""
+
+
+class DistributedTestBase(DeviceCase, MultiProcessTestCase):
+    """Tests that are made for each kind of device; see `dist_testing.DistributedTestBase`."""
+
+
+class MultiThreadedTestCase(_TorchBehaviour, ThreadCase, TestCase):
+    """Each test runs on threads of this process; see `dist_testing.MultiThreadedTestCase`."""
+
+
+class MultiProcContinuousTest(_TorchEnvironment, ContinuousCase, TestCase):
+    """The tests of a class share the processes of one world; see `dist_testing.MultiProcContinuousTest`."""
+
+    keeps_state: ClassVar[bool] = True
+    # Simulations of a world in one process derive from this class, and ask it before they set it.
+    _processes_spawned: ClassVar[bool] = False

@@ -1,0 +1,116 @@
+"""Names for tests of the torchcomms package, which brings back ends of its own."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+from torch.distributed import distributed_c10d
+
+from dist_testing.compat.classes import MultiProcContinuousTest, common_utils
+from dist_testing.compat.unknown import torchs_own
+from dist_testing.spec import DEFAULT_WORLD_SIZE
+
+__all__ = [
+    "TORCHCOMM_HAS_GLOO",
+    "TORCHCOMM_HAS_NCCL",
+    "TORCHCOMM_HAS_NCCLX",
+    "TORCHCOMM_HAS_RCCL",
+    "TORCHCOMM_HAS_RCCLX",
+    "TORCHCOMM_HAS_XCCL",
+    "C10dTorchCommsTestBase",
+    "setup_torchcomms_pg",
+]
+
+
+# Not typed.
+find_free_port: Any = common_utils.find_free_port
+
+
+def _has(backend: str) -> bool:
+    # Since torch 2.13.
+    if not getattr(distributed_c10d, "_TORCHCOMM_AVAILABLE", False):
+        return False
+    import torchcomms  # type: ignore[import-not-found]
+
+    return bool(torchcomms.is_backend_built(backend))
+
+
+TORCHCOMM_HAS_GLOO = _has("gloo")
+TORCHCOMM_HAS_NCCL = _has("nccl")
+TORCHCOMM_HAS_NCCLX = _has("ncclx")
+# torch does not ask for this one.
+TORCHCOMM_HAS_RCCL = False
+TORCHCOMM_HAS_RCCLX = _has("rcclx")
+TORCHCOMM_HAS_XCCL = _has("xccl")
+
+_IS_BUILT = {
+    "gloo": TORCHCOMM_HAS_GLOO,
+    "nccl": TORCHCOMM_HAS_NCCL,
+    "ncclx": TORCHCOMM_HAS_NCCLX,
+    "rccl": TORCHCOMM_HAS_RCCL,
+    "rcclx": TORCHCOMM_HAS_RCCLX,
+    "xccl": TORCHCOMM_HAS_XCCL,
+}
+
+
+class C10dTorchCommsTestBase(MultiProcContinuousTest):
+    """Tests of a back end of torchcomms, on ranks that the class keeps; skipped if the back end is not built."""
+
+    world_size = DEFAULT_WORLD_SIZE
+
+    @staticmethod
+    def backend(device: str) -> str:
+        """The back end for a kind of device."""
+        return next((name for kind, name in _BACKENDS.items() if kind in device), "gloo")
+
+    @classmethod
+    def backend_str(cls) -> str:
+        """The back end for the class's device."""
+        return cls.backend(cls._device_kind())
+
+    @classmethod
+    def _device_kind(cls) -> str:
+        device_type: Any = cls.device_type
+        return str(device_type() if callable(device_type) else device_type)
+
+    def setUp(self) -> None:
+        """Skip without the back end."""
+        self._skip_if_backend_unavailable(self._device_kind())
+        super().setUp()
+
+    def _skip_if_backend_unavailable(self, device: str) -> None:
+        backend = self.backend(device)
+        if not _IS_BUILT.get(backend, True):
+            self.skipTest(f"torchcomms {backend} backend is not available")
+
+    @classmethod
+    def _init_pg(cls, rank: int, world_size: int, rdvz_file: str | None) -> None:
+        torch.distributed.config.use_torchcomms = True
+        os.environ["MASTER_ADDR"] = "localhost"
+        os.environ["MASTER_PORT"] = str(find_free_port())
+        os.environ["TORCHCOMM_RANK"] = str(rank)
+        os.environ["TORCHCOMM_SIZE"] = str(world_size)
+        os.environ["TORCHCOMM_STORE_PATH"] = str(rdvz_file)
+        super()._init_pg(rank, world_size, rdvz_file)
+        if cls.backend_str() != "gloo":
+            accelerator = torch.accelerator.current_accelerator()
+            assert accelerator is not None, f"{cls.backend_str()} without an accelerator"
+            torch.set_default_device(torch.device(accelerator.type, rank))
+            torch.accelerator.set_device_index(rank)
+
+    def rank_to_device(self, device: str) -> dict[int, list[int]]:
+        """Rank to the index of its device, dealt in turn."""
+        count = torch.get_device_module(device).device_count()
+        return {rank: [rank % count] for rank in range(self.world_size)}
+
+
+# Part of a device's name to its back end.
+_BACKENDS = {"cuda": "nccl", "hpu": "hccl", "xpu": "xccl"}
+
+
+def setup_torchcomms_pg(*args: Any, **kwargs: Any) -> torch.distributed.ProcessGroup:
+    """torch's own: a process group around a communicator of torchcomms. Nothing of this library is in it."""
+    group: torch.distributed.ProcessGroup = torchs_own().setup_torchcomms_pg(*args, **kwargs)
+    return group

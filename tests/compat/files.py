@@ -1,0 +1,31 @@
+"""Runs a torch-style test file through `python -m dist_testing.compat`, and reads what unittest says of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.support.children import Ended, assert_no_folder_left, write_file
+from tests.support.starter import Starter
+
+__all__ = ["outcomes", "run_file"]
+
+_WORDS = {"ok": "PASSED", "FAIL": "FAILED", "ERROR": "ERROR", "skipped": "SKIPPED"}
+
+
+def run_file(starter: Starter, folder: Path, source: str, *arguments: str) -> Ended:
+    """`python -m dist_testing.compat test_file.py ...`, to the end; nothing may be left of it."""
+    write_file(folder, "test_file.py", source)
+    child = starter.start(["-m", "dist_testing.compat", "test_file.py", *arguments], folder)
+    ended = Ended(child.wait(), child.log)
+    assert_no_folder_left(folder)
+    return ended
+
+
+def outcomes(log: str) -> dict[str, str]:
+    """What `unittest -v` says: the name of each test, to how it went."""
+    found = {}
+    for line in log.splitlines():
+        name, separator, rest = line.partition(" (__main__.")
+        if separator and name.startswith("test_") and " ... " in rest:
+            found[name] = _WORDS[rest.rpartition(" ... ")[2].partition(" ")[0]]
+    return found

@@ -1,0 +1,233 @@
+"""torch-style test files, unchanged, on this library: installed in torch's place, in each of the ways there are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.compat.files import outcomes, run_file
+from tests.support.children import run_pytest, write_file
+from tests.support.starter import Starter
+
+# As its authors wrote it: nothing in it knows of this library.
+_FILE = """
+    import os
+    import sys
+
+    import torch
+    import torch.distributed as c10d
+    from torch.testing._internal.common_distributed import (
+        MultiProcessTestCase, MultiThreadedTestCase, TEST_SKIPS, requires_gloo, skip_if_lt_x_gpu,
+        spawn_threads_and_init_comms,
+    )
+    from torch.testing._internal.common_utils import TestCase, run_tests
+
+
+    class ProcessTest(MultiProcessTestCase):
+        @property
+        def world_size(self):
+            return 2
+
+        def setUp(self):
+            super().setUp()
+            os.environ["SET_IN_SETUP"] = "yes"
+            self._spawn_processes()
+
+        def tearDown(self):
+            super().tearDown()
+            try:
+                os.remove(self.file_name)
+            except OSError:
+                pass
+
+        @requires_gloo()
+        def test_pass(self):
+            self.assertEqual(os.environ["SET_IN_SETUP"], "yes")
+            self.assertNotIn("LOCAL_RANK", os.environ)
+            store = c10d.FileStore(self.file_name, self.world_size)
+            c10d.init_process_group("gloo", store=store, rank=self.rank, world_size=self.world_size)
+            value = torch.full((2,), float(self.rank))
+            c10d.all_reduce(value)
+            self.assertEqual(value, torch.ones(2))
+
+        def test_fail(self):
+            self.assertEqual(self.rank, 0)
+
+        def test_exit_0(self):
+            sys.exit(0)
+
+        def test_exit_code_of_a_skip(self):
+            sys.exit(TEST_SKIPS["odd_worldsize"].exit_code)
+
+        @skip_if_lt_x_gpu(99)
+        def test_gpus(self):
+            raise AssertionError("no rank was to be started")
+
+
+    class ThreadTest(MultiThreadedTestCase):
+        @property
+        def world_size(self):
+            return 2
+
+        def setUp(self):
+            super().setUp()
+            self._spawn_threads()
+
+        def test_threads(self):
+            value = torch.full((2,), float(self.rank))
+            c10d.all_reduce(value)
+            self.assertEqualOnRank(value, torch.ones(2))
+
+
+    class WrappedTest(TestCase):
+        @spawn_threads_and_init_comms(world_size=2)
+        def test_wrapped(self):
+            self.assertEqual(c10d.get_world_size(), 2)
+
+
+    if __name__ == "__main__":
+        run_tests()
+"""
+_EXPECTED = {
+    "test_pass": "PASSED",
+    "test_fail": "FAILED",
+    "test_exit_0": "PASSED",
+    "test_exit_code_of_a_skip": "SKIPPED",
+    "test_gpus": "SKIPPED",
+    "test_threads": "PASSED",
+    "test_wrapped": "PASSED",
+}
+
+
+def test_a_file_runs_unchanged_as_a_program(starter: Starter, tmp_path: Path) -> None:
+    """Nobody comes over if hundreds of files have to be edited first."""
+    ended = run_file(starter, tmp_path, _FILE, "-v")
+    assert outcomes(ended.log) == _EXPECTED, ended.log
+    assert ended.code == 1
+    assert "(world of 2): rank 1 raised AssertionError" in ended.log
+    assert "skipped 'Need at least 99 CUDA devices'" in ended.log
+
+
+def test_a_program_gets_its_arguments_and_gives_its_exit_code(starter: Starter, tmp_path: Path) -> None:
+    """CI goes by the code, and people run one test."""
+    ended = run_file(starter, tmp_path, _FILE, "-v", "ProcessTest.test_pass")
+    assert outcomes(ended.log) == {"test_pass": "PASSED"}
+    assert ended.code == 0
+
+
+def test_a_file_runs_unchanged_under_pytest(starter: Starter, tmp_path: Path) -> None:
+    """Most teams run pytest."""
+    write_file(tmp_path, "test_file.py", _FILE)
+    ended = run_pytest(starter, tmp_path, "-rA", "-p", "dist_testing.compat.pytest_install", "test_file.py")
+    # Its summary does not name skipped tests.
+    assert ended.outcomes() == {name: how for name, how in _EXPECTED.items() if how != "SKIPPED"}, ended.log
+    assert "2 skipped" in ended.log
+    assert ended.code == 1
+
+
+def test_a_conftest_can_install_too(starter: Starter, tmp_path: Path) -> None:
+    """One line for a whole folder of tests."""
+    write_file(tmp_path, "test_file.py", _FILE)
+    write_file(tmp_path, "conftest.py", "import dist_testing.compat\n\ndist_testing.compat.install()\n")
+    ended = run_pytest(starter, tmp_path, "-rA", "test_file.py", "-k", "test_exit_0 or test_threads")
+    assert ended.outcomes() == {"test_exit_0": "PASSED", "test_threads": "PASSED"}, ended.log
+
+
+def test_ranks_that_are_fresh_interpreters_have_it_installed(starter: Starter, tmp_path: Path) -> None:
+    """They import the file again: on torch's own classes it would start ranks of ranks."""
+    source = _FILE.replace("return 2", "return 2\n\n        isolation = 'spawn'", 1)
+    ended = run_file(starter, tmp_path, source, "-v", "ProcessTest")
+    assert outcomes(ended.log) == {name: _EXPECTED[name] for name in outcomes(ended.log)}, ended.log
+    assert len(outcomes(ended.log)) == 5
+
+
+def test_a_runner_that_cannot_be_forked_has_a_template_with_it_installed(starter: Starter, tmp_path: Path) -> None:
+    """A module that starts a thread when it is imported is enough for that."""
+    source = _FILE.replace(
+        "import sys\n", "import sys\n    import threading\n    threading.Thread(target=input, daemon=True).start()\n", 1
+    ).replace("target=input", "target=threading.Event().wait")
+    ended = run_file(starter, tmp_path, source, "-v", "ProcessTest.test_pass", "ProcessTest.test_exit_0")
+    assert outcomes(ended.log) == {"test_pass": "PASSED", "test_exit_0": "PASSED"}, ended.log
+
+
+_ORDER = """
+    import sys
+    import warnings
+
+    {before}
+    import dist_testing.compat
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        dist_testing.compat.install()
+        dist_testing.compat.install()
+    for warning in caught:
+        print("warned:", *str(warning.message).splitlines(), sep="|")
+
+    import dist_testing.compat.common_distributed as ours
+    import torch.testing._internal.common_distributed as by_path
+    from torch.testing._internal import common_distributed as by_name
+    from torch.testing._internal.common_distributed import MultiProcessTestCase
+    from torch.testing._internal.distributed._tensor.common_dtensor import DTensorTestBase
+
+    print(by_path is ours, by_name is ours, MultiProcessTestCase is ours.MultiProcessTestCase)
+    print("dtensor:", issubclass(DTensorTestBase, ours.MultiProcessTestCase))
+    print("installed:", dist_testing.compat.is_installed())
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "warned"),
+    [
+        ("", None),
+        # Nobody has taken anything from it by name.
+        ("import torch.testing._internal.common_distributed", None),
+        (
+            "from torch.testing._internal.common_distributed import MultiProcessTestCase as Theirs",
+            "in use before dist_testing.compat.install(): __main__ keep torch's.",
+        ),
+    ],
+)
+def test_it_can_be_installed_before_and_after_torchs_own_was_imported(
+    starter: Starter, tmp_path: Path, before: str, warned: str | None
+) -> None:
+    """What was taken by name before stays torch's: then half of the tests would run on it, and nobody would know."""
+    write_file(tmp_path, "order.py", _ORDER.format(before=before))
+    child = starter.start(["order.py"], tmp_path)
+    assert child.wait() == 0, child.log
+    assert "True True True\ndtensor: True\ninstalled: True\n" in child.log
+    lines = [line for line in child.log.splitlines() if line.startswith("warned:")]
+    if warned is None:
+        assert lines == []
+    else:
+        assert len(lines) == 1
+        assert warned in lines[0]
+        assert lines[0].count("|") == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [([], "expected a test file; got none."), (["-v"], "got '-v' in its place"), (["no.py"], "no.py: no such file.")],
+)
+def test_a_command_line_without_a_file_is_refused(
+    starter: Starter, tmp_path: Path, arguments: list[str], message: str
+) -> None:
+    """A traceback of ours says nothing about what was mistyped."""
+    child = starter.start(["-m", "dist_testing.compat", *arguments], tmp_path)
+    assert child.wait() == 2
+    assert message in child.log
+    assert len(child.log.splitlines()) == 3
+
+
+@pytest.mark.parametrize(
+    "start", [("-m", "dist_testing.compat"), ("-m", "pytest", "-p", "dist_testing.compat.pytest_install")]
+)
+def test_what_torchs_testcase_needs_is_named(starter: Starter, tmp_path: Path, start: tuple[str, ...]) -> None:
+    """torch does not bring it, and says only that a module is missing, deep in a traceback."""
+    write_file(tmp_path, "expecttest.py", "raise ImportError(\"No module named 'expecttest'\")\n")
+    write_file(tmp_path, "test_file.py", _FILE)
+    child = starter.start([*start, "test_file.py"], tmp_path, env={"PYTHONPATH": str(tmp_path)})
+    assert child.wait() != 0
+    assert "needs the packages expecttest and numpy" in child.log
+    assert "Traceback" not in child.log

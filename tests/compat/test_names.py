@@ -1,0 +1,204 @@
+"""The names of torch's module, and ours."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import subprocess
+import sys
+import unittest
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import torch
+
+from dist_testing.compat import common_distributed, unknown, versions
+from dist_testing.compat.unknown import is_unknown, torchs_own
+from dist_testing.errors import UsageError
+from tests.compat.names_page import DIFFERENCES, PAGE, REPAIR, page, public_names
+
+
+@pytest.fixture(scope="module")
+def theirs() -> ModuleType:
+    """torch's own module."""
+    return torchs_own()
+
+
+def test_every_public_name_of_the_installed_torch_is_here(theirs: ModuleType) -> None:
+    """A test file that imports one of them would not even be collected; or would fail in the middle of a run."""
+    missing = [name for name in public_names(theirs) if is_unknown(getattr(common_distributed, name))]
+    assert not missing, f"torch {torch.__version__} has names that dist_testing.compat does not: {missing}"
+
+
+def test_the_page_of_names_is_true(theirs: ModuleType) -> None:
+    """Users decide by it whether they can come over."""
+    written = PAGE.read_text(encoding="utf-8")
+    version = f"torch {str(torch.__version__).partition('+')[0]} "
+    if version not in written:
+        pytest.skip(f"{PAGE} was written for another torch than {version}")
+    differences = "\n".join(difflib.unified_diff(written.splitlines(), page().splitlines(), lineterm=""))
+    assert not differences, f"{PAGE} is not what the modules say. Write it anew: {REPAIR}\n{differences}"
+
+
+def test_every_difference_on_the_page_is_of_a_name(theirs: ModuleType) -> None:
+    """What is said of a name that is gone is read by nobody, and stays for ever."""
+    assert DIFFERENCES.keys() <= set(public_names(theirs))
+
+
+def test_the_module_lists_all_its_names() -> None:
+    """Editors and `dir()` show what is there."""
+    names = dir(common_distributed)
+    assert {"DynamoDistributedMultiProcTestCase", "MultiProcessTestCase", "tmp_dir"} <= set(names)
+    assert all(hasattr(common_distributed, name) for name in common_distributed.__all__)
+
+
+def test_classes_are_derived_from_each_other_as_in_torch(theirs: ModuleType) -> None:
+    """Test files ask with issubclass, and mix them."""
+    classes = [name for name in public_names(theirs) if isinstance(getattr(theirs, name), type)]
+    cases = [name for name in classes if issubclass(getattr(theirs, name), unittest.TestCase)]
+    assert len(cases) > 7
+    for name in cases:
+        bases = {base.__name__ for base in getattr(theirs, name).__mro__ if base.__name__ in cases}
+        assert bases <= {base.__name__ for base in getattr(common_distributed, name).__mro__}, name
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["MultiProcessTestCase", "MultiThreadedTestCase", "MultiProcContinuousTest", "DistributedTestBase"],
+)
+def test_classes_have_the_members_of_torchs(theirs: ModuleType, name: str) -> None:
+    """Test files override them, call them and look at them. What is not here belongs to a way of doing it."""
+    elsewhere = {
+        # Workers, queues and pipes of torch's continuous class.
+        "_ensure_processes_spawned",
+        "_get_world_size",
+        "_run_test_given_id",
+        "_spawn_processes",
+        "_worker_loop",
+        "_worker_run_main_wait",
+        # Ranks ask for their stacks themselves.
+        "_event_listener",
+    }
+    members = {
+        member for base in getattr(theirs, name).__mro__ for member in vars(base) if base.__module__ == theirs.__name__
+    }
+    missing = {member for member in members - elsewhere if not member.startswith("__")} - set(
+        dir(getattr(common_distributed, name))
+    )
+    assert not missing
+
+
+def python(code: str) -> str:
+    """What a fresh interpreter prints."""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    env.pop("PYTORCH_NVML_BASED_CUDA_CHECK", None)
+    return subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True, env=env).stdout
+
+
+def test_nothing_slow_is_imported_before_it_is_used() -> None:
+    """torch._dynamo takes a second, on every rank that is a fresh interpreter."""
+    code = """if True:
+        import sys
+        import dist_testing.compat.common_distributed as ours
+        before = "torch._dynamo" in sys.modules
+        ours.DynamoDistributedSingleProcTestCase
+        print(before, "torch._dynamo" in sys.modules)
+    """
+    assert python(code) == "False True\n"
+
+
+def test_gpus_are_counted_without_cuda() -> None:
+    """Torch's own module initialises the driver when it is imported: then no rank that is forked can use a GPU."""
+    code = """if True:
+        import torch
+
+        def never(*_):
+            raise SystemError("CUDA was initialised")
+
+        torch.cuda._is_compiled = lambda: True
+        torch.cuda._device_count_nvml = lambda: 2
+        torch._C._cuda_getDeviceCount = torch.cuda._lazy_init = never
+
+        import dist_testing.compat
+        import dist_testing.compat.common_distributed as ours
+
+        dist_testing.compat.install()
+        import torch.testing._internal.common_fsdp
+        print(ours.TEST_CUDA, ours.at_least_x_gpu(2), ours.at_least_x_gpu(3))
+    """
+    assert python(code) == "True True False\n"
+
+
+def test_the_folder_for_temporary_files_is_always_the_current_one() -> None:
+    """torch's name stays what it was when the file imported it: None."""
+    assert common_distributed.tmp_dir is None
+    common_distributed.initialize_temp_directories()
+    folder = common_distributed.tmp_dir
+    assert folder is not None
+    assert Path(folder.name).is_dir()
+    common_distributed.cleanup_temp_dir()
+    assert common_distributed.tmp_dir is None
+
+
+@pytest.fixture
+def newer_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A torch that has one more name than we know."""
+    monkeypatch.setattr(unknown, "_torchs_names", lambda: frozenset({"brand_new"}))
+
+
+@pytest.mark.usefixtures("newer_torch")
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda name: name(),
+        lambda name: name.attribute,
+        lambda name: exec("class Case(name): pass", {"name": name}),
+        lambda name: bool(name),
+        lambda name: list(name),
+        lambda name: name["key"],
+    ],
+)
+def test_a_name_that_only_torch_has_fails_when_it_is_used(use: object) -> None:
+    """The rest of the file goes on to work, and who meets the failure learns what to do."""
+    name = common_distributed.brand_new
+    assert is_unknown(name)
+    assert callable(use)
+    with pytest.raises(UsageError, match=r"brand_new: torch .* has this name") as error:
+        use(name)
+    assert len(str(error.value).splitlines()) == 3
+    assert "torchs_own().brand_new" in str(error.value)
+
+
+def test_a_name_that_nobody_has_is_an_import_error() -> None:
+    """As for any module."""
+    with pytest.raises(ImportError, match="cannot import name 'no_such_name'"):
+        exec("from dist_testing.compat.common_distributed import no_such_name")
+    assert not hasattr(common_distributed, "__wrapped__")
+
+
+@pytest.mark.parametrize(
+    ("version", "is_tested"),
+    [
+        ("2.9.1", False),
+        ("2.10.0", True),
+        ("2.13.0+cpu", True),
+        ("2.14.0a0+git123", False),
+        ("3.0", False),
+        ("x", False),
+    ],
+)
+def test_versions_that_are_tested_are_told_apart(version: str, is_tested: bool) -> None:
+    """An old or a new torch may have other names."""
+    assert versions.is_tested(version) == is_tested
+
+
+def test_an_untested_torch_is_warned_of_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A failure may come from that; but most things work."""
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(__version__="3.1.0"))
+    versions.warn_if_untested.cache_clear()
+    with pytest.warns(RuntimeWarning, match=r"torch 3.1.0: dist_testing is tested with torch 2.10 to 2.13"):
+        versions.warn_if_untested()
+    # A warning is an error in these tests.
+    versions.warn_if_untested()
+    versions.warn_if_untested.cache_clear()

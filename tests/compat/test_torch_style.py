@@ -1,0 +1,281 @@
+"""What torch's own test files do with the classes, helpers and hooks: one file that does it all, run once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.compat.files import outcomes, run_file
+from tests.support.children import write_file
+from tests.support.starter import Starter
+
+_FILE = """
+    import os
+    import pickle
+    import sys
+    import time
+    import unittest
+
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+    from torch.testing._internal.common_device_type import instantiate_device_type_tests
+    from torch.testing._internal.common_distributed import (
+        TEST_SKIPS, C10dTorchCommsTestBase, DistributedTestBase, DynamoDistributedMultiProcTestCase,
+        DynamoDistributedSingleProcTestCase, MultiProcContinousTest, MultiProcContinuousTest, MultiProcessTestCase,
+        _dynamo_dist_per_rank_init, run_subtests, skip_if_lt_x_gpu, with_dist_debug_levels,
+    )
+    from torch.testing._internal.common_utils import instantiate_parametrized_tests, parametrize, run_tests
+    from torch.testing._internal.distributed._tensor.common_dtensor import (
+        DTensorOpTestBase, DTensorTestBase, create_local_tensor_test_class, with_comms,
+    )
+
+
+    class Spawning(MultiProcessTestCase):
+        world_size = "2"
+
+        def setUp(self):
+            super().setUp()
+            self._spawn_processes()
+
+        def init(self, name=""):
+            store = dist.FileStore(self.file_name + name, 2)
+            dist.init_process_group("gloo", store=store, rank=self.rank, world_size=2)
+
+
+    class Helpers(Spawning):
+        def test_subtests(self):
+            self.init()
+            run_subtests(self, {"a": [1, 2], "b": [3]}, self.sum, 5)
+
+        def sum(self, five, *, a, b):
+            value = torch.full((1,), float(a * b * five))
+            dist.all_reduce(value)
+            self.assertEqual(value.item(), 2 * a * b * five)
+
+        def test_methods_travel(self):
+            # As RPC and multiprocessing send them.
+            travelled = pickle.loads(pickle.dumps(self.add_rank))
+            self.assertEqual(travelled(40), 40 + self.rank)
+
+        def add_rank(self, value):
+            with self.subTest(value=value):
+                return value + self.rank
+
+        @with_dist_debug_levels(levels=["OFF", "DETAIL"])
+        def test_debug_levels(self):
+            self.init(os.environ["TORCH_DISTRIBUTED_DEBUG"])
+            dist.barrier()
+            dist.destroy_process_group()
+
+        def test_dynamo_init(self):
+            with unittest.mock.patch("torch.accelerator.set_device_index"):
+                for _ in range(2):
+                    with _dynamo_dist_per_rank_init(self.rank, 2, backend="gloo"):
+                        dist.barrier()
+            with _dynamo_dist_per_rank_init(self.rank, 2, fake_pg=True):
+                self.assertEqual(dist.get_backend(), "fake")
+
+
+    class Exits(Spawning):
+        def __init__(self, method_name="runTest", methodName="runTest"):
+            super().__init__(method_name, methodName)
+
+        def setUp(self):
+            super().setUp()
+            self.skip_return_code_checks = [self.test_any_code.__wrapped__]
+            self.special_return_code_checks = {self.test_special_code.__wrapped__: 7}
+
+        @skip_if_lt_x_gpu(0)
+        def test_any_code(self):
+            os._exit(5)
+
+        @skip_if_lt_x_gpu(0)
+        def test_special_code(self):
+            os._exit(7)
+
+        def test_unknown_code(self):
+            sys.exit(91)
+
+        def test_many_gpus_code(self):
+            sys.exit(TEST_SKIPS["multi-gpu-12"].exit_code)
+
+
+    class OwnRun(MultiProcessTestCase):
+        world_size = 2
+
+        def setUp(self):
+            super().setUp()
+            self._spawn_processes()
+
+        @property
+        def destroy_pg_upon_exit(self):
+            return False
+
+        @classmethod
+        def _run(cls, rank, test_name, file_name, pipe, **kwargs):
+            self = cls(test_name)
+            self.rank = rank
+            self.file_name = file_name
+            if test_name == "test_skipped_before":
+                sys.exit(TEST_SKIPS["backend_unavailable"].exit_code)
+            dist.init_process_group("gloo", init_method=f"file://{file_name}", rank=rank, world_size=2)
+            self.run_test(test_name, pipe)
+            dist.barrier()
+            dist.destroy_process_group()
+
+        def test_own_run(self):
+            self.assertEqual(dist.get_world_size(), 2)
+
+        def test_skipped_before(self):
+            raise AssertionError
+
+
+    class Continuous(MultiProcContinuousTest):
+        world_size = 2
+
+        @classmethod
+        def backend_str(cls):
+            return "gloo"
+
+        @parametrize("n", [1, 2])
+        def test_sum(self, n):
+            value = torch.full((1,), n)
+            dist.all_reduce(value, group=self.pg)
+            self.assertEqual(value.item(), 2 * n)
+
+        def test_a_failure(self):
+            self.assertEqual(self.rank, 0)
+
+        def test_b_leaves_a_variable(self):
+            os.environ["LEFT_BY_B"] = "1"
+
+        def test_c_finds_it(self):
+            self.assertIn("LEFT_BY_B", os.environ)
+
+        def test_skip(self):
+            self.skipTest("because")
+
+        @skip_if_lt_x_gpu(99)
+        def test_gpus(self):
+            raise AssertionError
+
+
+    instantiate_parametrized_tests(Continuous)
+    assert MultiProcContinousTest is MultiProcContinuousTest
+
+
+    class OnDevice(DistributedTestBase):
+        world_size = 2
+
+        def test_on_device(self, device):
+            self.create_pg(device)
+            value = torch.ones(1, device=device)
+            dist.all_reduce(value)
+            self.assertEqual(value.item(), 2)
+
+
+    instantiate_device_type_tests(OnDevice, globals(), only_for=["cpu"])
+
+
+    class Tensors(DTensorTestBase):
+        @with_comms
+        def test_dtensor(self):
+            mesh = self.build_device_mesh()
+            sharded = distribute_tensor(torch.arange(8.0), mesh, [Shard(0)])
+            self.assertEqual(sharded.full_tensor(), torch.arange(8.0))
+
+
+    class TensorsOnThreads(DTensorOpTestBase):
+        def test_dtensor_on_threads(self):
+            sharded = distribute_tensor(torch.arange(8.0), self.build_device_mesh(), [Shard(0)])
+            self.assertEqual(sharded.sum().full_tensor().item(), 28.0)
+
+
+    class InOneProcess(DTensorTestBase):
+        @with_comms
+        def test_dtensor_in_one_process(self):
+            sharded = distribute_tensor(torch.arange(8.0), self.build_device_mesh(), [Shard(0)])
+            self.assertEqual(sharded.full_tensor(), torch.arange(8.0))
+
+        @skip_if_lt_x_gpu(99)
+        def test_handles_its_skip(self):
+            raise AssertionError
+
+
+    InOneProcessWithLocalTensor = create_local_tensor_test_class(InOneProcess)
+    del InOneProcess
+
+
+    class Compiled(DynamoDistributedMultiProcTestCase):
+        @skip_if_lt_x_gpu(99)
+        def test_compiled(self):
+            raise AssertionError
+
+
+    class Comms(C10dTorchCommsTestBase):
+        def test_comms(self):
+            raise AssertionError
+
+
+    class Limits(Spawning):
+        def test_hang(self):
+            if self.rank == 1:
+                time.sleep(600)
+
+
+    if __name__ == "__main__":
+        run_tests()
+"""
+_EXPECTED = {
+    "test_subtests": "PASSED",
+    "test_methods_travel": "PASSED",
+    "test_debug_levels": "PASSED",
+    "test_dynamo_init": "PASSED",
+    "test_any_code": "PASSED",
+    "test_special_code": "PASSED",
+    "test_unknown_code": "FAILED",
+    "test_many_gpus_code": "SKIPPED",
+    "test_own_run": "PASSED",
+    "test_skipped_before": "SKIPPED",
+    "test_sum_n_1": "PASSED",
+    "test_sum_n_2": "PASSED",
+    "test_a_failure": "FAILED",
+    "test_b_leaves_a_variable": "PASSED",
+    "test_c_finds_it": "PASSED",
+    "test_skip": "SKIPPED",
+    "test_gpus": "SKIPPED",
+    "test_on_device_cpu": "PASSED",
+    "test_dtensor": "PASSED",
+    "test_dtensor_on_threads": "PASSED",
+    "test_dtensor_in_one_process": "PASSED",
+    "test_handles_its_skip": "SKIPPED",
+    "test_compiled": "SKIPPED",
+    "test_comms": "SKIPPED",
+}
+
+
+def test_torchs_ways_with_the_classes_work(starter: Starter, tmp_path: Path) -> None:
+    """Each is from a file of torch's test tree; one that does not work stops somebody from coming over."""
+    classes = [line.split()[1].partition("(")[0] for line in _FILE.splitlines() if line.startswith("    class ")]
+    # The name under which a class is made from this one.
+    made = {"OnDevice": "OnDeviceCPU", "InOneProcess": "InOneProcessWithLocalTensor"}
+    names = [made.get(name, name) for name in classes if name not in ("Spawning", "Limits")]
+    ended = run_file(starter, tmp_path, _FILE, "-v", *names)
+    assert outcomes(ended.log) == _EXPECTED, ended.log
+    assert "rank 1 raised AssertionError" in ended.log
+    assert "exited with code 91" in ended.log
+    for reason in ("Need at least 12 CUDA devices", "because", "torchcomms gloo backend is not available"):
+        assert f"skipped '{reason}'" in ended.log
+
+
+def test_the_limit_is_torchs_variable(starter: Starter, tmp_path: Path) -> None:
+    """CI lanes set it; a hang would take five minutes where twenty seconds were asked for."""
+    write_file(tmp_path, "test_file.py", _FILE)
+    # Long enough for ranks on a busy machine to come to where one of them hangs.
+    env = {"DISTRIBUTED_TESTS_DEFAULT_TIMEOUT": "10"}
+    arguments = ["-m", "dist_testing.compat", "test_file.py", "-v", "Limits"]
+    # The variable is read once, so not in a process that has read it.
+    child = starter.start(arguments, tmp_path, env=env, fresh=True)
+    assert child.wait() == 1
+    assert outcomes(child.log) == {"test_hang": "FAILED"}, child.log
+    assert "rank 1 was still in call at the deadline" in child.log

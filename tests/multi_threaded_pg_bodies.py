@@ -1,0 +1,230 @@
+"""What every rank of a world of threads runs: scenarios that pass, for each door to run in its own way.
+
+Values are what plain arithmetic on the rank numbers gives.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+import threading
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch.testing import assert_close
+
+__all__ = ["BODIES"]
+
+
+def _size() -> int:
+    return dist.get_world_size()
+
+
+def _rank() -> int:
+    return dist.get_rank()
+
+
+def _full(value: float, count: int = 3) -> torch.Tensor:
+    return torch.full((count,), float(value))
+
+
+def broadcast_object_list() -> None:
+    """Objects, and not only tensors, come from the source."""
+    objects: list[object] = [{"from": _rank()}, (_rank(),)]
+    dist.broadcast_object_list(objects, src=1)
+    assert objects == [{"from": 1}, (1,)]
+
+
+def all_to_all_single_with_tensor_sizes() -> None:
+    """Sizes that were computed are tensors' items; each rank sends one, two, ... rows."""
+    size, rank = _size(), _rank()
+    rows = torch.arange(1, size + 1)
+    sent = torch.repeat_interleave(torch.arange(size), rows).float() + 10 * rank
+    output = torch.empty(size * (rank + 1))
+    dist.all_to_all_single(output, sent, [int(rows[rank].item())] * size, [int(count.item()) for count in rows])
+    assert_close(output, torch.cat([_full(rank + 10 * source, rank + 1) for source in range(size)]))
+
+
+def all_to_all_single_with_list_sizes() -> None:
+    """Each rank sends nothing to itself and two rows to the next."""
+    size, rank = _size(), _rank()
+    sizes_in = [2 if peer == (rank + 1) % size else 0 for peer in range(size)]
+    sizes_out = [2 if peer == (rank - 1) % size else 0 for peer in range(size)]
+    output = torch.empty(2)
+    dist.all_to_all_single(output, _full(rank, 2), sizes_out, sizes_in)
+    assert_close(output, _full((rank - 1) % size, 2))
+
+
+def all_to_all_single_without_sizes() -> None:
+    """Without sizes, each rank gets an equal share of every other."""
+    size, rank = _size(), _rank()
+    output = torch.empty(size)
+    dist.all_to_all_single(output, torch.arange(size).float() + 10 * rank)
+    assert_close(output, torch.tensor([rank + 10.0 * source for source in range(size)]))
+
+
+def all_to_all() -> None:
+    """Lists of tensors cross."""
+    size, rank = _size(), _rank()
+    output = [torch.empty(3) for _ in range(size)]
+    dist.all_to_all(output, [_full(peer + 10 * rank) for peer in range(size)])
+    for source, tensor in enumerate(output):
+        assert_close(tensor, _full(rank + 10 * source))
+
+
+def all_gather() -> None:
+    """Everybody has what everybody had."""
+    output = [torch.empty(3) for _ in range(_size())]
+    dist.all_gather(output, _full(_rank()))
+    for source, tensor in enumerate(output):
+        assert_close(tensor, _full(source))
+
+
+def gather() -> None:
+    """One rank has what everybody had."""
+    output = [torch.empty(3) for _ in range(_size())] if _rank() == 1 else None
+    dist.gather(_full(_rank()), output, dst=1)
+    for source, tensor in enumerate(output or []):
+        assert_close(tensor, _full(source))
+
+
+def broadcast_from_every_rank() -> None:
+    """Whoever is the source."""
+    for source in range(_size()):
+        tensor = _full(_rank())
+        dist.broadcast(tensor, src=source)
+        assert_close(tensor, _full(source))
+
+
+def scatter() -> None:
+    """Each rank gets its own."""
+    for source in range(_size()):
+        parts = [_full(peer + 10 * source) for peer in range(_size())] if _rank() == source else None
+        output = torch.empty(3)
+        dist.scatter(output, parts, src=source)
+        assert_close(output, _full(_rank() + 10 * source))
+
+
+def reduce_scatter_sum() -> None:
+    """Each rank gets its part of the sum."""
+    output = torch.empty(3)
+    dist.reduce_scatter(output, [_full(part + _rank()) for part in range(_size())])
+    assert_close(output, _full(_size() * _rank() + sum(range(_size()))))
+
+
+def reduce_scatter_avg() -> None:
+    """Each rank gets its part of the mean."""
+    output = torch.empty(3)
+    dist.reduce_scatter(output, [_full(part + _rank()) for part in range(_size())], op=dist.ReduceOp.AVG)
+    assert_close(output, _full(_rank() + sum(range(_size())) / _size()))
+
+
+def all_reduce_sum() -> None:
+    """The most used collective of all."""
+    tensor = _full(_rank() + 1)
+    dist.all_reduce(tensor)
+    assert_close(tensor, _full(sum(range(1, _size() + 1))))
+
+
+def all_reduce_with_arithmetic_ops() -> None:
+    """Product, minimum, maximum."""
+    values = range(1, _size() + 1)
+    for op, expected in (
+        (dist.ReduceOp.PRODUCT, math.prod(values)),
+        (dist.ReduceOp.MIN, 1),
+        (dist.ReduceOp.MAX, _size()),
+    ):
+        tensor = _full(_rank() + 1)
+        dist.all_reduce(tensor, op=op)
+        assert_close(tensor, _full(expected))
+
+
+def all_reduce_with_bitwise_ops() -> None:
+    """And, or, exclusive or; on integers."""
+    values = [(1 << 8) | (1 << rank) for rank in range(_size())]
+    for op, function in (
+        (dist.ReduceOp.BAND, operator.and_),
+        (dist.ReduceOp.BOR, operator.or_),
+        (dist.ReduceOp.BXOR, operator.xor),
+    ):
+        tensor = torch.tensor([values[_rank()]] * 3)
+        dist.all_reduce(tensor, op=op)
+        assert tensor.tolist() == [functools.reduce(function, values)] * 3
+
+
+def all_reduce_coalesced() -> None:
+    """Several tensors in one call."""
+    tensors = [_full(_rank()), _full(_rank() + 1, 5)]
+    dist.all_reduce_coalesced(tensors)
+    total = sum(range(_size()))
+    assert_close(tensors[0], _full(total))
+    assert_close(tensors[1], _full(total + _size(), 5))
+
+
+def sub_groups() -> None:
+    """Ranks of two halves reduce among themselves, at the same time."""
+    ranks = list(range(_size()))
+    halves = [ranks[::2], ranks[1::2]]
+    groups = [dist.new_group(half) for half in halves]
+    mine = _rank() % 2
+    tensor = _full(_rank())
+    dist.all_reduce(tensor, group=groups[mine])
+    assert_close(tensor, _full(sum(halves[mine])))
+    assert dist.get_group_rank(groups[mine], _rank()) == _rank() // 2
+
+
+def group_from_another_thread() -> None:
+    """A thread that a rank starts is that rank's, as it would be in a process."""
+    seen: list[tuple[int, float]] = []
+
+    def reduce() -> None:
+        tensor = _full(_rank())
+        dist.all_reduce(tensor)
+        seen.append((_rank(), tensor[0].item()))
+
+    thread = threading.Thread(target=reduce)
+    thread.start()
+    thread.join()
+    assert seen == [(_rank(), sum(range(_size())))]
+
+
+def autograd_backward_sees_the_group() -> None:
+    """A backward pass runs on the rank's own thread, so that collectives in it find the rank's group."""
+    where: list[tuple[int, int]] = []
+
+    def hook(gradient: torch.Tensor) -> torch.Tensor:
+        where.append((threading.get_ident(), _rank()))
+        reduced = gradient.clone()
+        dist.all_reduce(reduced)
+        return reduced
+
+    weight = torch.ones(2, requires_grad=True)
+    weight.register_hook(hook)  # type: ignore[no-untyped-call]  # in torch
+    (weight * (_rank() + 1)).sum().backward()  # type: ignore[no-untyped-call]  # in torch
+    assert where == [(threading.get_ident(), _rank())]
+    assert weight.grad is not None
+    assert_close(weight.grad, _full(sum(range(1, _size() + 1)), 2))
+
+
+BODIES: tuple[Callable[[], None], ...] = (
+    broadcast_object_list,
+    all_to_all_single_with_tensor_sizes,
+    all_to_all_single_with_list_sizes,
+    all_to_all_single_without_sizes,
+    all_to_all,
+    all_gather,
+    gather,
+    broadcast_from_every_rank,
+    scatter,
+    reduce_scatter_sum,
+    reduce_scatter_avg,
+    all_reduce_sum,
+    all_reduce_with_arithmetic_ops,
+    all_reduce_with_bitwise_ops,
+    all_reduce_coalesced,
+    sub_groups,
+    group_from_another_thread,
+    autograd_backward_sees_the_group,
+)
