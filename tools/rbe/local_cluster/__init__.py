@@ -1,0 +1,1 @@
+"""A remote-execution cluster on this machine."""

@@ -1,0 +1,358 @@
+"""Clusters as commands see them: start one, find one, end one, clean up after one that was killed."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import select
+import signal
+import stat
+import tempfile
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from local_cluster import database, processes
+from local_cluster.errors import ClusterError
+from local_cluster.places import SCRATCH_PARENT, SCRATCH_PREFIX, ClusterFiles, Scratch, remove_files
+from local_cluster.plan import Plan, reserve_port
+from local_cluster.pools import Worker
+from local_cluster.supervisor import DownError, Supervisor
+
+# `down` waits as long for the supervisor before it does the work itself. Seconds.
+_DOWN_LIMIT_S = 30.0
+
+
+def start_cluster(
+    files: ClusterFiles,
+    *,
+    name: str,
+    port: int,
+    workers: tuple[Worker, ...],
+    find_programs: Callable[[], tuple[Path, Path]],
+    tell: Callable[[str], None],
+) -> str:
+    """Start a cluster, which goes on after this process has ended.
+
+    Args:
+        files: Where it keeps its files.
+        name: Its name.
+        port: Where its server listens; 0 for any free port.
+        workers: All of them.
+        find_programs: Returns the directories of BuildBox and PostgreSQL; called once nothing else is in the way.
+        tell: Called with what happens.
+
+    Returns:
+        Its endpoint.
+
+    Raises:
+        ClusterError: If there is one already, or this one does not come up. Nothing is left then.
+    """
+    lock = _lock(files)
+    if lock is None:
+        state = _read_state(files)
+        where = state.get("endpoint", "an endpoint that it has not told yet")
+        raise ClusterError(
+            f"the cluster '{name}' is there already, at {where}.",
+            "One runs under each name.",
+            "End it with `down`, or give this one another: --name.",
+        )
+    scratch: Scratch | None = None
+    try:
+        clean_up(files, tell)
+        files.root.mkdir(parents=True, exist_ok=True)
+        with reserve_port(port) as reservation:
+            buildbox, postgres = find_programs()
+            chosen = reservation.getsockname()[1]
+            scratch = Scratch(Path(tempfile.mkdtemp(prefix=SCRATCH_PREFIX, dir=SCRATCH_PARENT)))
+            plan = Plan(name, chosen, workers, buildbox, postgres)
+            _fork_supervisor(plan, files, scratch, keep=(lock, reservation.fileno()), tell=tell)
+        return plan.endpoint
+    except BaseException:
+        # Nothing of it was started, or the supervisor has tidied up.
+        if not files.state.exists():
+            remove_files(files, scratch)
+        raise
+    finally:
+        os.close(lock)
+
+
+def find_cluster(files: ClusterFiles, name: str) -> Scratch:
+    """Return where a running cluster takes requests.
+
+    Raises:
+        ClusterError: If it does not run.
+    """
+    state = _read_state(files)
+    if not _is_running(state):
+        left = " Something is left of one that was killed; `down` removes it." if state else ""
+        raise ClusterError(
+            f"there is no cluster '{name}'.{left}",
+            "It was not started, or not under this name or by this user, or it has ended.",
+            "Start it: ./bazelw run //tools/rbe -- up",
+        )
+    return _scratch(state)
+
+
+def end_cluster(files: ClusterFiles, name: str, tell: Callable[[str], None]) -> None:
+    """End a cluster, or what is left of a killed one.
+
+    Raises:
+        ClusterError: If there is none, or something cannot be ended.
+    """
+    state = _read_state(files)
+    if not state:
+        # Says that there is none.
+        find_cluster(files, name)
+    pidfd = _supervisor_pidfd(state)
+    if pidfd is not None:
+        try:
+            signal.pidfd_send_signal(pidfd, signal.SIGTERM)
+            if not select.select([pidfd], [], [], _DOWN_LIMIT_S)[0]:
+                tell(f"the supervisor has not ended within {_DOWN_LIMIT_S:.0f} s; it is being killed")
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+                select.select([pidfd], [], [], _DOWN_LIMIT_S)
+        finally:
+            os.close(pidfd)
+    lock = _lock(files)
+    if lock is None:
+        raise ClusterError(
+            f"the cluster '{name}' does not end.",
+            f"Its lock '{files.lock}' is still held, and not by the supervisor that it had.",
+            f"`fuser {files.lock}` names the holder.",
+        )
+    try:
+        clean_up(files, tell)
+        remove_files(files, None)
+    finally:
+        os.close(lock)
+
+
+def clean_up(files: ClusterFiles, tell: Callable[[str], None]) -> None:
+    """Remove what a killed cluster has left: processes, shared memory, files. The caller holds the lock.
+
+    Raises:
+        ClusterError: If something cannot be ended.
+    """
+    state = _read_state(files)
+    if state:
+        scratch = _scratch(state)
+        tell("removing what a killed cluster has left")
+        processes.kill_all(lambda: processes.marked(scratch))
+        database.remove_shared_memory(scratch)
+        remove_files(files, scratch)
+
+
+def _fork_supervisor(
+    plan: Plan, files: ClusterFiles, scratch: Scratch, *, keep: tuple[int, ...], tell: Callable[[str], None]
+) -> None:
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            os.close(reader)
+            status = _supervise(plan, files, scratch, keep=(*keep, writer), pipe=writer)
+        finally:
+            os._exit(status)
+    os.close(writer)
+    with os.fdopen(reader, encoding="utf-8") as messages:
+        try:
+            for line in messages:
+                message = json.loads(line)
+                if "failed" in message:
+                    os.waitpid(child, 0)
+                    raise ClusterError(*message["failed"])
+                if "ready" in message:
+                    return
+                tell(message["note"])
+        except KeyboardInterrupt:
+            os.kill(child, signal.SIGTERM)
+            os.waitpid(child, 0)
+            raise
+    _, status = os.waitpid(child, 0)
+    raise ClusterError(
+        f"the supervisor ended with status {os.waitstatus_to_exitcode(status)} and said nothing.",
+        "It was killed: perhaps the machine has no memory left.",
+        "`down` removes what is left of it.",
+    )
+
+
+def _supervise(plan: Plan, files: ClusterFiles, scratch: Scratch, *, keep: tuple[int, ...], pipe: int) -> int:
+    """Be the supervisor, until the cluster has ended."""
+    os.setsid()
+    os.chdir("/")
+    files.logs.mkdir(parents=True, exist_ok=True)
+    _let_go_of_descriptors(files.logs / "supervisor.log", keep)
+
+    def send(**message: Any) -> None:
+        os.write(pipe, json.dumps(message).encode() + b"\n")
+
+    supervisor = Supervisor(plan, files, scratch, lambda text: send(note=text))
+    failure: ClusterError | None = None
+    try:
+        _write_state(files, scratch, plan)
+        supervisor.come_up()
+        send(ready=True)
+        os.close(pipe)
+        pipe = -1
+        supervisor.serve()
+    except ClusterError as error:
+        failure = error
+    except DownError:
+        failure = ClusterError(
+            f"the cluster '{plan.name}' was told to end before it was there.",
+            "Somebody used `down`, or ended the process.",
+            "`up` starts it again.",
+        )
+    except BrokenPipeError:
+        # Whoever wanted the cluster is gone.
+        failure = None
+    except BaseException as error:
+        traceback.print_exc()
+        failure = ClusterError(
+            f"the supervisor failed: {type(error).__name__}: {error}.",
+            "It was interrupted, or this is a fault in it.",
+            "Try again; if it repeats, report it.",
+        )
+    supervisor.go_down()
+    if failure is not None and pipe >= 0:
+        with suppress(BrokenPipeError):
+            send(failed=[failure.what, failure.cause, failure.way_out])
+    return 0 if failure is None else 1
+
+
+def _let_go_of_descriptors(log: Path, keep: tuple[int, ...]) -> None:
+    """Keep nothing open that belongs to the caller: a pipe held open would make its reader wait for ever."""
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(nothing, 0)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    for name in os.listdir("/proc/self/fd"):
+        descriptor = int(name)
+        if descriptor > 2 and descriptor not in keep:
+            # The listing's own is closed already.
+            with suppress(OSError):
+                os.close(descriptor)
+
+
+def _lock(files: ClusterFiles) -> int | None:
+    """Return a descriptor that holds the cluster's lock; None if somebody else holds it.
+
+    Raises:
+        ClusterError: If the user cache cannot be written.
+    """
+    while True:
+        try:
+            files.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            descriptor = os.open(files.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except FileNotFoundError:
+            # Somebody's `down` has removed the directory meanwhile.
+            continue
+        except OSError as error:
+            raise ClusterError(
+                f"'{error.filename}' cannot be written: {error.strerror}.",
+                "The cluster keeps its files in the user cache.",
+                "Make it writable, or set XDG_CACHE_HOME to another directory.",
+            ) from error
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(descriptor)
+            if error.errno in (errno.EAGAIN, errno.EACCES):
+                return None
+            raise
+        # `down` removes the file with the rest: a lock on a removed file is none.
+        with suppress(FileNotFoundError):
+            if os.stat(files.lock).st_ino == os.fstat(descriptor).st_ino:
+                return descriptor
+        os.close(descriptor)
+
+
+def _is_running(state: dict[str, Any]) -> bool:
+    pidfd = _supervisor_pidfd(state) if state else None
+    if pidfd is None:
+        return False
+    os.close(pidfd)
+    return True
+
+
+def _write_state(files: ClusterFiles, scratch: Scratch, plan: Plan) -> None:
+    process = psutil.Process()
+    state = {
+        "supervisor": process.pid,
+        "started": process.create_time(),
+        "scratch": str(scratch.root),
+        "endpoint": plan.endpoint,
+    }
+    draft = files.state.with_suffix(".draft")
+    draft.write_text(json.dumps(state), encoding="utf-8")
+    draft.replace(files.state)
+
+
+def _read_state(files: ClusterFiles) -> dict[str, Any]:
+    """Return what the supervisor wrote; empty if there is none.
+
+    Raises:
+        ClusterError: If it cannot be understood.
+    """
+    try:
+        state = json.loads(files.state.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise _bad_state(files, str(error)) from error
+    if not isinstance(state, dict) or not all(
+        isinstance(state.get(key), kind)
+        for key, kind in (("supervisor", int), ("started", float), ("scratch", str), ("endpoint", str))
+    ):
+        raise _bad_state(files, "a part of it is missing")
+    return state
+
+
+def _scratch(state: dict[str, Any]) -> Scratch:
+    """Return the scratch directory, which is going to be removed: nothing but one that `up` made may pass."""
+    root = Path(state["scratch"])
+    if root.parent != SCRATCH_PARENT or not root.name.startswith(SCRATCH_PREFIX):
+        raise ClusterError(
+            f"the state of the cluster names '{root}', which is no directory of a cluster's.",
+            "The file was changed by hand.",
+            f"Remove '{root}' by hand if it is a cluster's, and the directory of the state.",
+        )
+    with suppress(FileNotFoundError):
+        found = root.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+            raise ClusterError(
+                f"'{root}' is no directory of this user's.",
+                "Another user has made it after a restart of the machine.",
+                "Remove the directory of the state in the user cache.",
+            )
+    return Scratch(root)
+
+
+def _bad_state(files: ClusterFiles, reason: str) -> ClusterError:
+    return ClusterError(
+        f"'{files.state}' cannot be read: {reason}.",
+        "The file was changed by hand, or the disk was full.",
+        f"End what is left of the cluster by hand, and remove '{files.root}'.",
+    )
+
+
+def _supervisor_pidfd(state: dict[str, Any]) -> int | None:
+    """Return a descriptor of the supervisor; None if it has ended, also if another process has its number now."""
+    try:
+        pidfd = os.pidfd_open(state["supervisor"])
+    except ProcessLookupError:
+        return None
+    with suppress(psutil.NoSuchProcess):
+        if psutil.Process(state["supervisor"]).create_time() == state["started"]:
+            return pidfd
+    os.close(pidfd)
+    return None

@@ -1,0 +1,182 @@
+"""The cluster's PostgreSQL: its files, its health, and what it tells about queued and running jobs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psycopg2
+
+from local_cluster.errors import ClusterError
+from local_cluster.parts import NOBODY, as_database_user, has_user_namespaces
+from local_cluster.places import Scratch
+
+_USER = "bgd"
+# A question to a database that hangs must not make the supervisor hang. Seconds.
+_LIMIT_S = 5
+
+# Stages of a job, as the Remote Execution API numbers them.
+_QUEUED = 2
+_EXECUTING = 3
+# Status of a healthy worker, as the Remote Workers API numbers it.
+_HEALTHY = 1
+
+# Jobs shown; a client may queue thousands.
+MAX_JOBS_SHOWN = 50
+
+_JOBS = """
+SELECT jobs.name, jobs.stage, jobs.command, jobs.worker_name,
+       EXTRACT(EPOCH FROM (now() AT TIME ZONE 'UTC') - jobs.queued_timestamp),
+       array_agg(ARRAY[property.key, property.value]) FILTER (WHERE property.key IS NOT NULL),
+       jobs.n_tries
+FROM jobs
+LEFT JOIN job_platforms AS link ON link.job_name = jobs.name
+LEFT JOIN platform_properties AS property ON property.id = link.platform_id
+WHERE jobs.stage IN (%(queued)s, %(executing)s) AND NOT jobs.cancelled
+GROUP BY jobs.name ORDER BY jobs.queued_timestamp LIMIT %(limit)s
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """An action that is queued or runs.
+
+    Attributes:
+        name: The server's name for it.
+        is_running: Whether a worker has it.
+        command: What it runs, shortened by the server.
+        worker: Name of the worker; "" while it is queued.
+        age_s: Time since it was queued, in seconds.
+        wanted: Properties that its worker must have.
+        tries: How many workers it was given to.
+    """
+
+    name: str
+    is_running: bool
+    command: str
+    worker: str
+    age_s: float
+    wanted: tuple[tuple[str, str], ...]
+    tries: int
+
+
+def database_address(scratch: Scratch) -> str:
+    """Return SQLAlchemy's address of the database; the driver is named because not every one has notifications."""
+    return f"postgresql+psycopg2://{_USER}@/postgres?host={scratch.database}"
+
+
+def create_database(programs: Path, scratch: Scratch, log: Path) -> None:
+    """Make an empty database.
+
+    Raises:
+        ClusterError: If PostgreSQL refuses.
+    """
+    scratch.database.mkdir(mode=0o700)
+    if os.geteuid() == 0 and not has_user_namespaces():
+        os.chown(scratch.database, NOBODY, NOBODY)
+    # Whoever may enter the directory may use the database.
+    options = ["--username", _USER, "--auth=trust", "--no-sync", "--locale=C", "--encoding=UTF8"]
+    command = [*as_database_user(), str(programs / "initdb"), "-D", str(scratch.database), *options]
+    environment = {"PATH": "/usr/bin:/bin", "LC_ALL": "C", "TZ": "GMT"}
+    try:
+        done = subprocess.run(command, cwd="/", env=environment, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise _refused(f"{command[0]}: {error.strerror}", programs) from error
+    log.write_text(done.stdout + done.stderr, encoding="utf-8")
+    if done.returncode:
+        said = " ".join(done.stderr.split())[-400:]
+        raise _refused(f"initdb ended with status {done.returncode}: {said}", programs)
+
+
+def is_database_ready(scratch: Scratch) -> bool:
+    """Say whether it answers."""
+    try:
+        _ask(scratch, "SELECT 1")
+    except psycopg2.Error:
+        return False
+    return True
+
+
+def worker_sessions(scratch: Scratch) -> dict[str, str]:
+    """Return the sessions of healthy workers: the server's name for each, and the worker's.
+
+    A worker that was killed has one until the server misses it; started again, it has a second one.
+
+    Raises:
+        ClusterError: If the database does not answer.
+    """
+    rows = _ask_or_explain(scratch, "SELECT name, bot_id FROM bots WHERE bot_status = %(healthy)s", healthy=_HEALTHY)
+    return dict(rows)
+
+
+def open_jobs(scratch: Scratch) -> list[Job]:
+    """Return the jobs that are queued or run, the oldest first.
+
+    Raises:
+        ClusterError: If the database does not answer.
+    """
+    rows = _ask_or_explain(scratch, _JOBS, queued=_QUEUED, executing=_EXECUTING, limit=MAX_JOBS_SHOWN)
+    return [
+        Job(
+            name=name,
+            is_running=stage == _EXECUTING,
+            command=" ".join(str(command).split())[:120],
+            worker=worker or "",
+            age_s=float(age_s),
+            wanted=tuple(sorted((key, value) for key, value in wanted or ())),
+            tries=tries,
+        )
+        for name, stage, command, worker, age_s, wanted, tries in rows
+    ]
+
+
+def remove_shared_memory(scratch: Scratch) -> None:
+    """Remove the segment that a killed PostgreSQL leaves in the kernel; its number is in its own files."""
+    with suppress(OSError):
+        lines = (scratch.database / "postmaster.pid").read_text(encoding="utf-8").splitlines()
+        # "key number", the seventh line.
+        words = lines[6].split() if len(lines) > 6 else []
+        ipcrm = shutil.which("ipcrm")
+        if len(words) == 2 and words[1].isdigit() and ipcrm is not None:
+            # It may be gone already, which is what is wanted.
+            subprocess.run([ipcrm, "-m", words[1]], capture_output=True, check=False)
+
+
+def _ask(scratch: Scratch, question: str, **values: object) -> Sequence[Any]:
+    options = f"-c statement_timeout={_LIMIT_S * 1000}"
+    with (
+        closing(
+            psycopg2.connect(
+                host=str(scratch.database), user=_USER, dbname="postgres", connect_timeout=_LIMIT_S, options=options
+            )
+        ) as connection,
+        connection.cursor() as cursor,
+    ):
+        cursor.execute(question, values)
+        return list(cursor.fetchall())
+
+
+def _ask_or_explain(scratch: Scratch, question: str, **values: object) -> Sequence[Any]:
+    try:
+        return _ask(scratch, question, **values)
+    except psycopg2.Error as error:
+        said = " ".join(str(error).split())
+        raise ClusterError(
+            f"the database does not answer: {said}.",
+            "It has ended, or it is overloaded.",
+            "`logs database` has its own words; `down` and `up` make a new one.",
+        ) from error
+
+
+def _refused(what: str, programs: Path) -> ClusterError:
+    return ClusterError(
+        f"no database could be made with '{programs}': {what}.",
+        "PostgreSQL is broken or too old, or this user is in no list of users (/etc/passwd).",
+        "Remedy what it names; `initdb` has to work by hand.",
+    )

@@ -1,0 +1,19 @@
+"""Every exception of the cluster."""
+
+from __future__ import annotations
+
+
+class ClusterError(Exception):
+    """A failure that the user is told about in three lines: what, why, way out.
+
+    Args:
+        what: Subject and observed values.
+        cause: The likely cause.
+        way_out: What the user can do.
+    """
+
+    def __init__(self, what: str, cause: str, way_out: str) -> None:
+        super().__init__(f"{what}\n  {cause}\n  {way_out}")
+        self.what = what
+        self.cause = cause
+        self.way_out = way_out

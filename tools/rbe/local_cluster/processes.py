@@ -1,0 +1,115 @@
+"""Which processes belong to a cluster, and how they are ended: also those whose parents are gone."""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+
+import psutil
+
+from local_cluster.errors import ClusterError
+from local_cluster.parts import MARK, WORKER_MARK
+from local_cluster.places import Scratch
+
+# A process that the kernel cannot end within it hangs in a device or a file system. Seconds.
+_END_LIMIT_S = 10.0
+
+
+def descendants() -> list[psutil.Process]:
+    """Return the children of this process, their children and so on; none that has ended."""
+    return descendants_of(os.getpid())
+
+
+def descendants_of(pid: int) -> list[psutil.Process]:
+    """Return the children of a process, their children and so on; none that has ended."""
+    with suppress(psutil.NoSuchProcess):
+        return _select(psutil.Process(pid).children(recursive=True), lambda _process: True)
+    return []
+
+
+def ended_children() -> list[int]:
+    """Return the numbers of this process's children that have ended and were not reaped."""
+    ended = []
+    for process in psutil.Process().children():
+        with suppress(psutil.Error):
+            if process.status() == psutil.STATUS_ZOMBIE:
+                ended.append(process.pid)
+    return ended
+
+
+def marked(scratch: Scratch) -> list[psutil.Process]:
+    """Return the processes that were started for a cluster, by what is in their environment.
+
+    PostgreSQL overwrites its own, and is known by its directory.
+    """
+    database = str(scratch.database)
+
+    def belongs(process: psutil.Process) -> bool:
+        return process.environ().get(MARK) == str(scratch.root) or process.cwd().rstrip("/") == database
+
+    return _select(psutil.process_iter(), belongs)
+
+
+def of_worker(worker: str, candidates: Iterable[psutil.Process]) -> list[psutil.Process]:
+    """Return those of `candidates` that a worker, or one of its actions, has started."""
+    return _select(candidates, lambda process: process.environ().get(WORKER_MARK) == worker)
+
+
+def kill_all(find: Callable[[], list[psutil.Process]]) -> None:
+    """Kill what `find` finds, until it finds nothing: what is killed may have started more meanwhile.
+
+    Raises:
+        ClusterError: If some of it cannot be ended.
+    """
+    while processes := find():
+        # None of them can start another once all of them stand still.
+        for process in processes:
+            with suppress(psutil.NoSuchProcess):
+                process.suspend()
+        for process in processes:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        if alive := _still_alive(processes):
+            named = ", ".join(f"{process.pid} ({_state(process)})" for process in alive)
+            raise ClusterError(
+                f"processes do not end after SIGKILL: {named}.",
+                "They wait in the kernel, for a device or a file system.",
+                "See `ps -o pid,stat,wchan,args` for them; a restart of the machine ends them.",
+            )
+
+
+def _still_alive(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
+    """Wait for killed processes to end. None of them is reaped: that is their parents' right."""
+    deadline = time.monotonic() + _END_LIMIT_S
+    alive = []
+    for process in processes:
+        try:
+            pidfd = os.pidfd_open(process.pid)
+        except ProcessLookupError:
+            continue
+        try:
+            left_s = max(0.0, deadline - time.monotonic())
+            if not select.select([pidfd], [], [], left_s)[0]:
+                alive.append(process)
+        finally:
+            os.close(pidfd)
+    return alive
+
+
+def _state(process: psutil.Process) -> str:
+    with suppress(psutil.Error):
+        return f"{process.name()}, {process.status()}"
+    return "gone"
+
+
+def _select(candidates: Iterable[psutil.Process], belongs: Callable[[psutil.Process], bool]) -> list[psutil.Process]:
+    found = []
+    for process in candidates:
+        # Other users' processes are not ours, and a zombie has no environment.
+        with suppress(psutil.Error, OSError):
+            if process.status() != psutil.STATUS_ZOMBIE and belongs(process):
+                found.append(process)
+    return found

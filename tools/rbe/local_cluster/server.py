@@ -1,0 +1,20 @@
+"""BuildGrid's server, with the tables of its database made first: one start of Python instead of two.
+
+Usage: python -m local_cluster.server DATABASE CONFIG
+"""
+
+from __future__ import annotations
+
+import sys
+
+from buildgrid.server.app import cli
+
+
+def main(database: str, config: str) -> None:
+    """Make or update the tables, then serve until SIGTERM."""
+    cli.main(["migrate", "apply", database], standalone_mode=False)
+    cli.main(["server", "start", config], standalone_mode=False)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

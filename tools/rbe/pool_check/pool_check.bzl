@@ -1,0 +1,55 @@
+"""Targets that look at one pool of a remote executor."""
+
+load("@rules_python//python:py_test.bzl", "py_test")
+
+_PROBE = Label("//tools/rbe/pool_check:probe.py")
+_FINDING = Label("//tools/rbe/pool_check:finding")
+
+# How many actions look at the pool at once: more than one, so that several workers are seen.
+_WORKERS = 4
+
+def pool_check(*, name, gpus = 0, exec_properties = {}, tags = [], **kwargs):
+    """Declares the tests that look at one pool.
+
+    `name` is the test. The others are `bazel run //tools/rbe/pool_check:table`'s, and wait for it: `name.grace` always
+    runs out of time, `name.spread` measures how many actions run at once, `name.leave` leaves a process behind,
+    `name.look` looks for it.
+
+    Args:
+        name: Name of the test.
+        gpus: GPUs that a worker of the pool must have.
+        exec_properties: How the executor finds the pool; keys with the prefix `test.`.
+        tags: Added to all of them.
+        **kwargs: Passed to every `py_test` unchanged.
+    """
+    common = dict(
+        srcs = [_PROBE],
+        main = _PROBE,
+        deps = [_FINDING],
+        exec_properties = exec_properties,
+        # It is the worker of this very minute that is asked about.
+        tags = tags + [
+            "external",
+            # Not a test of this code.
+            "manual",
+        ],
+        **kwargs
+    )
+    py_test(
+        name = name,
+        size = "small",
+        args = ["inside", "--gpus={}".format(gpus)],
+        **common
+    )
+    for what, more in {
+        "grace": {},
+        "leave": {"shard_count": _WORKERS},
+        "look": {"shard_count": _WORKERS},
+        "spread": {"shard_count": _WORKERS},
+    }.items():
+        py_test(
+            name = "{}.{}".format(name, what),
+            size = "small",
+            args = [what],
+            **(common | more)
+        )

@@ -1,0 +1,387 @@
+"""Runs on a worker and looks around. Standard library only."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fcntl
+import json
+import os
+import re
+import resource
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from xml.etree import ElementTree
+
+from finding import Finding, table
+
+# Ranks of a large world on one machine.
+_PROCESSES = 32
+# Below it NCCL's ranks do not find room to talk to each other. Bytes; containers often have 64 MB.
+_SHARED_BYTES = 1 << 30
+_OPEN_FILES = 1024
+# How long an answer on the loopback interface, or from a child, may take. Seconds.
+_ANSWER_LIMIT_S = 20.0
+# How long a shard holds its place, so that those that run at once are seen to. Seconds.
+_HOLD_S = 6.0
+# A process that is left behind goes by itself after it. Seconds.
+_LEFT_S = 120
+_LEFT_MARK = "dist-testing-pool-check-left-behind"
+
+
+class Missing(Exception):
+    """The pool lacks what the library relies on."""
+
+
+class Noted(Exception):
+    """The pool lacks what only some tests need."""
+
+
+def check_protocol() -> str:
+    """Bazel's variables: without them there is no deadline and no report."""
+    names = ("TEST_TMPDIR", "TEST_SRCDIR", "TEST_TIMEOUT", "XML_OUTPUT_FILE", "TEST_UNDECLARED_OUTPUTS_DIR")
+    if missing := [name for name in names if not os.environ.get(name)]:
+        raise Missing(f"not set: {', '.join(missing)}")
+    return f"TEST_TIMEOUT={os.environ['TEST_TIMEOUT']}"
+
+
+def check_outputs() -> str:
+    """Undeclared outputs: logs of ranks go there."""
+    folder = Path(os.environ.get("TEST_UNDECLARED_OUTPUTS_DIR", "/nonexistent"))
+    _write(folder / "written.txt")
+    return "can be written"
+
+
+def check_tmp() -> str:
+    """Scratch space: per test, and /tmp for sockets, whose paths must be short."""
+    for folder in (os.environ.get("TEST_TMPDIR", "/nonexistent"), tempfile.gettempdir()):
+        _write(Path(folder) / f"pool-check-{os.getpid()}", remove=True)
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        path = Path(folder) / "locked"
+        with path.open("w") as one, path.open("w") as other:
+            fcntl.flock(one, fcntl.LOCK_EX)
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                raise Missing("a file below /tmp can be locked twice: flock does nothing there")
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(f"{folder}/socket")
+    free = shutil.disk_usage(tempfile.gettempdir()).free
+    return f"can be written, locks and sockets work, {free / 1e9:.1f} GB free"
+
+
+def check_shared_memory() -> str:
+    """/dev/shm: NCCL and torch's data loaders exchange data there."""
+    try:
+        with tempfile.NamedTemporaryFile(dir="/dev/shm") as file:
+            file.write(b"x")
+        size = shutil.disk_usage("/dev/shm").total
+    except OSError as error:
+        raise Noted(f"/dev/shm: {error.strerror}; NCCL and data loaders need it") from error
+    if size < _SHARED_BYTES:
+        raise Noted(f"{size / 1e6:.0f} MB; NCCL and data loaders may need more (docker: --shm-size)")
+    return f"{size / 1e9:.1f} GB"
+
+
+def check_loopback() -> str:
+    """The loopback interface: ranks find each other there."""
+    with socket.socket() as listener, socket.socket() as client:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        client.settimeout(_ANSWER_LIMIT_S)
+        client.connect(listener.getsockname())
+        server, _ = listener.accept()
+        with server:
+            server.sendall(b"x")
+            if client.recv(1) != b"x":
+                raise Missing("what is sent to 127.0.0.1 does not arrive")
+    return "127.0.0.1 works"
+
+
+def check_host_name() -> str:
+    """The host's own name: gloo looks it up unless it is told an interface."""
+    name = socket.gethostname()
+    try:
+        return f"{name} is {socket.gethostbyname(name)}"
+    except OSError as error:
+        raise Noted(f"the name of the host, '{name}', is unknown ({error.strerror}); ours do not need it") from error
+
+
+def check_processes() -> str:
+    """Processes: one for each rank, all at once, watched and ended by number."""
+    reader, writer = os.pipe()
+    hold, release = os.pipe()
+    children = []
+    try:
+        for _ in range(_PROCESSES):
+            child = os.fork()
+            if child == 0:
+                os.close(release)
+                os.write(writer, b"x")
+                # Ends with the test, whatever happens to it.
+                os.read(hold, 1)
+                os._exit(0)
+            children.append(child)
+        seen = b""
+        while len(seen) < _PROCESSES and select.select([reader], [], [], _ANSWER_LIMIT_S)[0]:
+            seen += os.read(reader, _PROCESSES)
+        if len(seen) < _PROCESSES:
+            raise Missing(f"of {_PROCESSES} processes only {len(seen)} ran at once")
+        for child in children:
+            pidfd = os.pidfd_open(child)
+            try:
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+                if not select.select([pidfd], [], [], _ANSWER_LIMIT_S)[0]:
+                    raise Missing(f"process {child} does not end after SIGKILL")
+            finally:
+                os.close(pidfd)
+    except OSError as error:
+        raise Missing(f"{len(children)} of {_PROCESSES} processes could be started and watched: {error}") from error
+    finally:
+        for descriptor in (reader, writer, hold, release):
+            os.close(descriptor)
+        for child in children:
+            os.waitpid(child, 0)
+    return f"{_PROCESSES} at once, watched and ended by pidfd"
+
+
+def check_proc() -> str:
+    """/proc: what a test leaves behind is found there."""
+    try:
+        mine = Path(f"/proc/{os.getpid()}/stat").read_text(encoding="utf-8")
+        Path("/proc/self/environ").read_bytes()
+    except OSError as error:
+        raise Missing(f"/proc cannot be read: {error}") from error
+    if not mine.startswith(f"{os.getpid()} "):
+        raise Missing("/proc is another process namespace's")
+    return "is there, and this process namespace's"
+
+
+def check_cpus() -> str:
+    """CPUs: a share of them goes to each rank."""
+    quota = ""
+    with contextlib.suppress(OSError, ValueError):
+        limit, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="utf-8").split()
+        quota = "" if limit == "max" else f", of which the container may use {int(limit) / int(period):.1f}"
+    return f"{len(os.sched_getaffinity(0))}{quota}"
+
+
+def check_memory() -> str:
+    """Memory: every rank has torch in it."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = ""
+    with contextlib.suppress(OSError):
+        text = Path("/sys/fs/cgroup/memory.max").read_text(encoding="utf-8").strip()
+        limit = "" if text == "max" else f", of which the container may use {int(text) / 1e9:.1f} GB"
+    return f"{total / 1e9:.1f} GB{limit}"
+
+
+def check_files() -> str:
+    """Open files: a pipe and a socket for each pair of ranks."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < _OPEN_FILES:
+        raise Noted(f"{soft} (up to {hard}); worlds of many ranks need more")
+    return f"{soft} (up to {hard})"
+
+
+def check_user() -> str:
+    """The user: some programs refuse to run as root, or as nobody in particular."""
+    return f"{os.getuid()}, home {os.environ.get('HOME', 'not set')}"
+
+
+def check_network_namespaces() -> str:
+    """Network namespaces: tests with `nodes` above 1 run each node in one."""
+    command = ["unshare", "--user", "--map-root-user", "--net", "true"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except FileNotFoundError as error:
+        raise Noted("no program `unshare`; tests with nodes > 1 are skipped") from error
+    if done.returncode:
+        raise Noted(f"{done.stderr.strip() or 'refused'}; tests with nodes > 1 are skipped")
+    return "can be made"
+
+
+def check_environment() -> str:
+    """The worker's own variables: a test that sees them is not the same on every worker, and no cache knows."""
+    ours = re.compile(r"TEST_|BAZEL|RUNFILES|JAVA_|PYTHON|GTEST_|XML_|COVERAGE|EXPERIMENTAL_|BASH_FUNC|RUN_UNDER")
+    usual = {"PATH", "PWD", "OLDPWD", "SHLVL", "TZ", "USER", "LOGNAME", "_", "HOME", "LC_ALL", "LANG", "TMPDIR"}
+    foreign = sorted(name for name in os.environ if name not in usual and not ours.match(name))
+    if foreign:
+        raise Noted(f"tests see these of the worker: {', '.join(foreign)}")
+    return "nothing of the worker's"
+
+
+def check_gpus(wanted: int) -> str:
+    """GPUs: as many as the pool is declared to have."""
+    # As dist_testing/gpus finds them, which needs torch to be imported.
+    folder = os.environ.get("DIST_TESTING_GPU_NODES")
+    nodes = [name for name in os.listdir(folder or "/dev") if re.fullmatch(r"nvidia[0-9]+", name)]
+    kind = "simulated GPU(s)" if folder else "GPU(s)"
+    if len(nodes) < wanted:
+        raise Missing(f"{len(nodes)} {kind}, and {wanted} are declared: the pool does not keep its promise")
+    return f"{len(nodes)} {kind}, {wanted} declared"
+
+
+def look_around(gpus: int) -> Iterator[Finding]:
+    """Check everything.
+
+    Args:
+        gpus: How many the pool is declared to have.
+    """
+    checks: dict[str, Callable[[], str]] = {
+        "test protocol": check_protocol,
+        "undeclared outputs": check_outputs,
+        "writable tmp": check_tmp,
+        "loopback network": check_loopback,
+        "processes": check_processes,
+        "/proc": check_proc,
+        "gpus": lambda: check_gpus(gpus),
+        "/dev/shm": check_shared_memory,
+        "host name": check_host_name,
+        "cpus": check_cpus,
+        "memory": check_memory,
+        "open files": check_files,
+        "user": check_user,
+        "network namespaces": check_network_namespaces,
+        "environment": check_environment,
+    }
+    for name, check in checks.items():
+        try:
+            yield Finding(name, "ok", check())
+        except Missing as reason:
+            yield Finding(name, "FAILED", str(reason))
+        except Noted as reason:
+            yield Finding(name, "note", str(reason))
+        except OSError as error:
+            yield Finding(name, "FAILED", f"{type(error).__name__}: {error}")
+
+
+def report(findings: Sequence[Finding]) -> int:
+    """Write the table, for people and for programs, and Bazel's test.xml.
+
+    Returns:
+        The exit status of the test.
+    """
+    sys.stdout.write(table(findings))
+    with contextlib.suppress(OSError):
+        # Where it cannot be written, the table says so.
+        folder = Path(os.environ["TEST_UNDECLARED_OUTPUTS_DIR"])
+        (folder / "pool.md").write_text(table(findings), encoding="utf-8")
+        (folder / "pool.json").write_text(json.dumps([asdict(one) for one in findings], indent=2), encoding="utf-8")
+    failed = sum(one.verdict == "FAILED" for one in findings)
+    suite = ElementTree.Element("testsuite", name="pool_check", tests=str(len(findings)), failures=str(failed))
+    for one in findings:
+        case = ElementTree.SubElement(suite, "testcase", classname="pool_check", name=one.name)
+        if one.verdict == "FAILED":
+            ElementTree.SubElement(case, "failure", message=one.text)
+        else:
+            ElementTree.SubElement(case, "system-out").text = one.text
+    if xml := os.environ.get("XML_OUTPUT_FILE"):
+        ElementTree.ElementTree(suite).write(xml, encoding="utf-8", xml_declaration=True)
+    if failed:
+        sys.stdout.write(
+            f"{failed} of {len(findings)} properties that the library relies on are missing (FAILED above).\n"
+            "The workers of this pool are set up otherwise than its tests need.\n"
+            "Change them, or send the tests to another pool (docs/executors.md).\n"
+        )
+    return 1 if failed else 0
+
+
+def wait_for_the_end() -> int:
+    """Run out of time, and tell by the log what happens then: it is all that comes back."""
+    told = {"at": 0.0}
+
+    def on_term(_number: int, _frame: object) -> None:
+        told["at"] = told["at"] or time.monotonic()
+        _tell("grace: SIGTERM")
+
+    signal.signal(signal.SIGTERM, on_term)
+    _tell("grace: waiting")
+    until = time.monotonic() + float(os.environ.get("TEST_TIMEOUT", "60")) + 60
+    beat = 0
+    while time.monotonic() < until:
+        time.sleep(0.25)
+        if told["at"] and time.monotonic() - told["at"] > beat + 1:
+            beat += 1
+            _tell(f"grace: still running after {beat} s")
+    _tell("grace: nobody ended this test")
+    return 1
+
+
+def hold_a_place() -> int:
+    """Be there for a while, and tell from when to when."""
+    start = time.time()
+    time.sleep(_HOLD_S)
+    _tell(json.dumps({"start": start, "end": time.time(), "worker": _worker()}))
+    return 0
+
+
+def leave_a_process() -> int:
+    """Leave a process behind that no process group and no parent leads to."""
+    code = f"import time; time.sleep({_LEFT_S})  # {_LEFT_MARK}"
+    subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    _tell(json.dumps({"worker": _worker()}))
+    return 0
+
+
+def look_for_it() -> int:
+    """Say whether the process that another test has left is still there, and end it."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if entry.name.isdigit() and _LEFT_MARK.encode() in (entry / "cmdline").read_bytes():
+                found.append(int(entry.name))
+                os.kill(int(entry.name), signal.SIGKILL)
+    _tell(json.dumps({"worker": _worker(), "found": len(found)}))
+    return 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Do one of the things above."""
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser.add_argument("what", choices=("inside", "grace", "spread", "leave", "look"))
+    parser.add_argument("--gpus", type=int, default=0)
+    options = parser.parse_args(arguments)
+    if status := os.environ.get("TEST_SHARD_STATUS_FILE"):
+        Path(status).touch()
+    if options.what == "inside":
+        return report(list(look_around(options.gpus)))
+    others = {"grace": wait_for_the_end, "spread": hold_a_place, "leave": leave_a_process, "look": look_for_it}
+    return others[options.what]()
+
+
+def _tell(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def _worker() -> str:
+    """The host, and on a cluster of tools/rbe, which has several workers on one host, the worker."""
+    return f"{socket.gethostname()} {os.environ.get('DIST_TESTING_RBE_WORKER', '')}".strip()
+
+
+def _write(path: Path, *, remove: bool = False) -> None:
+    try:
+        path.write_text("x", encoding="utf-8")
+        if remove:
+            path.unlink()
+    except OSError as error:
+        raise Missing(f"'{path.parent}' cannot be written: {error.strerror}") from error
+
+
+if __name__ == "__main__":
+    sys.exit(main())
