@@ -11,6 +11,7 @@ FEATURES = {
     "monitored_barrier": "monitored_barrier() names the ranks that did not arrive",
     "moves_data": "what one rank sends is what another receives",
     "recv_any_source": "recv() may leave the sender open",
+    "shared_gpu": "several ranks may use one GPU, if a target says so",
     "xpu_tensors": "collectives accept XPU tensors",
 }
 

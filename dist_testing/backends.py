@@ -110,5 +110,8 @@ def backend_named(name: str) -> Backend:
     if name in table:
         return table[name]
     near = difflib.get_close_matches(name, table, n=1)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
-    raise UsageError(f"Backend {name!r} is not declared.{hint} Declared are {', '.join(sorted(table))}.")
+    raise UsageError(
+        f"Backend {name!r} is not declared.\n"
+        f"Declared are {', '.join(sorted(table))}.\n"
+        f"{f'Did you mean {near[0]!r}?' if near else 'Name one of them.'}"
+    )

@@ -6,6 +6,7 @@ not been said by then is lost.
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
 
@@ -35,6 +36,11 @@ class Budget:
         if total_s is None:
             return cls()
         return cls(time.monotonic() + total_s - min(REPORT_RESERVE_S, _RESERVE_SHARE * total_s))
+
+    @property
+    def latest_s(self) -> float:
+        """`end_s`, or infinity."""
+        return math.inf if self.end_s is None else self.end_s
 
     def limit_s(self, own_limit_s: float, *, cases_after: int) -> float:
         """How long the next case may run, in seconds; 0 if nothing is left.

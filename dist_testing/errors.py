@@ -23,6 +23,7 @@ __all__ = [
     "LaunchError",
     "LeaseTimeoutError",
     "PeerFailedError",
+    "PromiseError",
     "ReportError",
     "SpecError",
     "StateLeakError",
@@ -69,6 +70,10 @@ class UsageError(DistTestingError):
 
 class LaunchError(DistTestingError):
     """Ranks could not be started. No test code has run: the infrastructure failed, not the test."""
+
+
+class PromiseError(DistTestingError, AssertionError):
+    """Hardware is missing that the configuration of the run promises: a failure of the test, to unittest as well."""
 
 
 class FrameError(DistTestingError):

@@ -79,6 +79,8 @@ class RankOutcome:
         operation: The operation of torch.distributed that the error came out of, or that the rank was waiting in, such
             as "all_reduce"; "" if none.
         types: For RAISED, the names of the exception's class and its bases, separated by spaces.
+        further: What else failed on the rank: later sub-tests, the teardown. They have no `further` themselves.
+        more_count: How many failures like those are left out of `further`.
     """
 
     rank: int
@@ -93,6 +95,8 @@ class RankOutcome:
     collateral: str = ""
     operation: str = ""
     types: str = ""
+    further: tuple[RankOutcome, ...] = ()
+    more_count: int = 0
 
     def describe(self) -> str:
         """A predicate for "rank 3 ...", in one line."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -12,19 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dist_testing.rank.environment import LOOPBACK
-from dist_testing.rank.groups import end_groups
 
 if TYPE_CHECKING:
     import torch
     import torch.distributed as dist
     from torch._C._distributed_c10d import Store
 
-    from dist_testing.rank.bootstrap import RankStart
-
 __all__ = ["World", "WorldSettings"]
-
-# What ranks that share a GPU may allocate of its memory together. Each of their contexts takes some hundred MiB more.
-_SHARED_MEMORY = 0.8
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +26,7 @@ class WorldSettings:
 
     Attributes:
         backend: torch's backend string.
-        device: Type of the ranks' device, "cpu" or "cuda".
+        device: Type of the ranks' device, as torch calls it: "cpu", "cuda", "xpu".
         gpus_per_rank: GPUs of each rank; its `device` is the first of them.
         ranks_per_gpu: Ranks that share a GPU; 1 if each has its own.
         register_module: Module whose import makes torch know the backend; "" for torch's own.
@@ -99,27 +92,6 @@ class World:
         if store is not None:
             self.store = store
 
-    @classmethod
-    def of(cls, start: RankStart, store: Store | None = None, cases: int = 0) -> World:
-        """The world that a rank was started for.
-
-        Args:
-            start: What the rank was started with.
-            store: What the ranks share; None for a store at the world's port.
-            cases: How many cases this process has run before.
-        """
-        request = start.request
-        return cls(
-            start.rank,
-            request.size,
-            WorldSettings.from_json(request.settings),
-            directory=Path(request.directory),
-            store_port=request.store_port,
-            store_fd=start.store_fd,
-            store=store,
-            cases=cases,
-        )
-
     def __repr__(self) -> str:
         return f"<World rank {self.rank} of {self.size}, {self.backend} on {self.device}>"
 
@@ -141,11 +113,6 @@ class World:
         path = self._directory / f"tmp-{self._cases}-rank-{self.rank}"
         path.mkdir(exist_ok=True)
         return path
-
-    @property
-    def pytest_tmp_path(self) -> Path:
-        """Where pytest's `tmp_path` fixtures of this rank go; made when one is used."""
-        return self._directory / f"tmp-{self._cases}-pytest-{self.rank}"
 
     @property
     def device(self) -> torch.device:
@@ -188,7 +155,9 @@ class World:
         group = dist.group.WORLD
         if group is None:
             raise ValueError(
-                f"rank {self.rank} has no default group. The test is marked with init=False, or it destroyed the group."
+                f"Rank {self.rank} of {self.size} has no default group.\n"
+                "The test is marked with init=False, or it destroyed the group.\n"
+                "Make one first, as by init_process_group(store=world.store, rank=world.rank, world_size=world.size)."
             )
         return group
 
@@ -207,39 +176,3 @@ class World:
     @property
     def _timeout(self) -> timedelta:
         return timedelta(seconds=self._settings.timeout_s)
-
-    def prepare(self) -> None:
-        """Once, before the first case: device, store, and the default group if it is wanted."""
-        if self._settings.register_module:
-            importlib.import_module(self._settings.register_module)
-        if self._settings.device != "cpu":
-            import torch
-
-            module = torch.get_device_module(self._settings.device)
-            module.set_device(self.device)
-            if self._settings.ranks_per_gpu > 1:
-                # One of them must not take what the others count on.
-                module.set_per_process_memory_fraction(_SHARED_MEMORY / self._settings.ranks_per_gpu, self.device)
-        if self._store_fd is not None:
-            # Serve at once: another rank, or env:// in test code, may be first to need it.
-            _ = self.store
-        if self._settings.init:
-            import torch.distributed as dist
-
-            dist.init_process_group(
-                self.backend,
-                store=self.store,
-                rank=self.rank,
-                world_size=self.size,
-                timeout=self._timeout,
-                # Without it NCCL guesses the device at the first collective, and warns that it does.
-                device_id=self.device if self.backend == "nccl" else None,
-            )
-
-    def begin_case(self) -> None:
-        """Another case: folders of its own."""
-        self._cases += 1
-
-    def finish(self) -> None:
-        """After a pass of every rank: end the groups that are left."""
-        end_groups()

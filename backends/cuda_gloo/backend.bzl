@@ -12,6 +12,7 @@ CUDA_GLOO = declare_backend(
         "monitored_barrier",
         "moves_data",
         "recv_any_source",
+        "shared_gpu",
     ],
     gpus_per_rank = 1,
     vendor = "nvidia",

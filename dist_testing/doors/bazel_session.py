@@ -27,6 +27,8 @@ __all__ = ["BazelSession"]
 # Launchers that keep ranks for the cases of a class, or of a module outside classes.
 _KEEPING = ("pool", "thread")
 _SKIPPED = "Skipped: "
+# Causes of which the executor is told: another machine may do better.
+_OF_THE_MACHINE = (Cause.INFRASTRUCTURE, Cause.PROMISE)
 
 
 class BazelSession:
@@ -117,7 +119,7 @@ class BazelSession:
             message = f"{EXPECTED}{report.wasxfail}"
         elif report.skipped:
             message = _skip_reason(report.longrepr)
-        if report.failed and ("cause", Cause.INFRASTRUCTURE.value) in report.user_properties:
+        if report.failed and any(("cause", cause.value) in report.user_properties for cause in _OF_THE_MACHINE):
             self._conclusion.tell_infrastructure(message)
         classname, name = _named(report.nodeid)
         self._add(XmlCase(classname, name, outcome, report.duration, message, text, tuple(report.user_properties)))

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from dist_testing.doors.cases.world import WorldCase
 from dist_testing.doors.marker import Distributed, read_marker
 from dist_testing.errors import UsageError
 
@@ -55,10 +56,15 @@ def check_item(item: pytest.Item) -> None:
     """
     cls = getattr(item, "cls", None)
     if isinstance(cls, type) and issubclass(cls, unittest.TestCase):
+        way_out = (
+            "Take the marker off, also from the module: attributes of the class, such as world_size, say the same."
+            if issubclass(cls, WorldCase)
+            else "Derive the class from dist_testing.MultiProcessTestCase, or make it a class without a base."
+        )
         raise UsageError(
             f"{item.nodeid}: @pytest.mark.distributed on a method of a unittest class.\n"
             "The marker is for functions and for classes that pytest runs; unittest has its own way to run a method.\n"
-            "Derive the class from dist_testing.MultiProcessTestCase, or make it a class without a base."
+            f"{way_out}"
         )
 
 

@@ -65,13 +65,22 @@ def read_marker(definition: pytest.Function | Any) -> Distributed | None:
         return None
     for mark in reversed(marks):
         if mark.args:
-            raise _wrong(definition, f"positional arguments {mark.args!r}", "name them, as in world_size=4")
+            raise _wrong(
+                definition,
+                f"positional arguments {mark.args!r}",
+                "It takes named ones only",
+                "Write world_size=4, for example.",
+            )
         arguments |= mark.kwargs
     known = [known.name for known in fields(Distributed)]
     if unknown := sorted(arguments.keys() - set(known)):
         near = difflib.get_close_matches(unknown[0], known, n=1)
-        hint = f"did you mean {near[0]}? It" if near else "it"
-        raise _wrong(definition, f"{unknown[0]} = {arguments[unknown[0]]!r}", f"{hint} takes {', '.join(known)}")
+        raise _wrong(
+            definition,
+            f"{unknown[0]} = {arguments[unknown[0]]!r}",
+            f"It takes {', '.join(known)}",
+            f"Did you mean {near[0]}?" if near else "Leave it out.",
+        )
     return Distributed(
         world_size=_world_sizes(definition, arguments.get("world_size")),
         init=_checked(definition, arguments, "init", bool, True, "True or False"),
@@ -90,10 +99,10 @@ def _world_sizes(definition: Any, value: object) -> tuple[int, ...]:
         raise _wrong(
             definition,
             f"world_size = {value!r}",
-            f"it is a number from 1 to {MAX_WORLD_SIZE}, or a list of such numbers",
+            f"It is a number from 1 to {MAX_WORLD_SIZE}, or a list of such numbers",
         )
     if len(set(sizes)) < len(sizes):
-        raise _wrong(definition, f"world_size = {value!r}", "each size makes one case, so name it once")
+        raise _wrong(definition, f"world_size = {value!r}", "Each size makes one case", "Name each once.")
     return tuple(sizes)
 
 
@@ -101,7 +110,7 @@ def _timeout(definition: Any, value: object) -> float | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= MAX_TIMEOUT_S:
-        raise _wrong(definition, f"timeout = {value!r}", f"it is a number of seconds above 0, up to {MAX_TIMEOUT_S}")
+        raise _wrong(definition, f"timeout = {value!r}", f"It is a number of seconds above 0, up to {MAX_TIMEOUT_S}")
     return float(value)
 
 
@@ -109,7 +118,7 @@ def _isolation(definition: Any, value: object) -> str:
     if value is None:
         return ""
     if not isinstance(value, str) or value not in ISOLATIONS:
-        raise _wrong(definition, f"isolation = {value!r}", f"it is one of {', '.join(ISOLATIONS)}")
+        raise _wrong(definition, f"isolation = {value!r}", f"It is one of {', '.join(ISOLATIONS)}")
     return value
 
 
@@ -120,7 +129,7 @@ def _exits(definition: Any, value: object) -> dict[int, int]:
         type(rank) is int and type(code) is int and rank >= 0 for rank, code in value.items()
     ):
         raise _wrong(
-            definition, f"expected_exits = {value!r}", "it maps ranks to exit codes; a negative code is a signal"
+            definition, f"expected_exits = {value!r}", "It maps ranks to exit codes; a negative code is a signal"
         )
     return value
 
@@ -134,23 +143,25 @@ def _names(definition: Any, value: object) -> tuple[str, ...]:
         or not value
         or not all(isinstance(n, str) for n in value)
     ):
-        raise _wrong(definition, f"backends = {value!r}", 'it is a list of names, such as ["gloo"]')
+        raise _wrong(definition, f"backends = {value!r}", 'It is a list of names, such as ["gloo"]')
     from dist_testing.backends import backend_named
 
     for name in value:
         try:
             backend_named(name)
         except UsageError as error:
-            raise _wrong(definition, f"backends = {value!r}", str(error)) from error
+            raise UsageError(
+                f"{definition.nodeid}: @pytest.mark.distributed with backends = {value!r}.\n{error}"
+            ) from error
     return tuple(value)
 
 
 def _checked(definition: Any, arguments: dict[str, Any], name: str, wanted: type, default: Any, expected: str) -> Any:
     value = arguments.get(name, default)
     if type(value) is not wanted:
-        raise _wrong(definition, f"{name} = {value!r}", f"it is {expected}")
+        raise _wrong(definition, f"{name} = {value!r}", f"It is {expected}")
     return value
 
 
-def _wrong(definition: Any, what: str, expected: str) -> UsageError:
-    return UsageError(f"{definition.nodeid}: @pytest.mark.distributed with {what}; {expected}.")
+def _wrong(definition: Any, what: str, rule: str, way_out: str = "Correct it, or leave it out.") -> UsageError:
+    return UsageError(f"{definition.nodeid}: @pytest.mark.distributed with {what}.\n{rule}.\n{way_out}")

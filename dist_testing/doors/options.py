@@ -20,7 +20,15 @@ from dist_testing.spec import (
     check_isolation,
 )
 
-__all__ = ["Options", "add_options", "read_options"]
+__all__ = ["Options", "add_options", "check_plugins", "read_options"]
+
+# What `-p no:...` calls a plugin of pytest, and what it is registered as.
+_NEEDED_PLUGINS = {
+    "capture": "capturemanager",
+    "debugging": "debugging",
+    "skipping": "skipping",
+    "terminal": "terminalreporter",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +96,21 @@ def read_options(config: pytest.Config, target: Spec | None, place: Place | None
     return Options(spec, _timeout_s(config, spec), on_missing == "fail", debug_rank(config, place))
 
 
+def check_plugins(config: pytest.Config) -> None:
+    """Refuse to go without what pytest is known to bring.
+
+    Raises:
+        UsageError: If a plugin of pytest itself is missing.
+    """
+    for option, name in _NEEDED_PLUGINS.items():
+        if not config.pluginmanager.has_plugin(name):
+            raise UsageError(
+                f"-p no:{option}: the plugin {name} of pytest is missing.\n"
+                "A distributed test is reported, skipped and debugged by pytest's own means, and this is one of them.\n"
+                f"Run distributed tests without -p no:{option}."
+            )
+
+
 def _spec(config: pytest.Config, spec: Spec | None, place: Place | None) -> Spec:
     name = config.getoption("--dist-backend")
     backend = backend_named(name) if name else (spec.backend if spec else backend_named("gloo"))
@@ -102,13 +125,16 @@ def _spec(config: pytest.Config, spec: Spec | None, place: Place | None) -> Spec
         every = place.size if place else DEFAULT_WORLD_SIZE
         spec = Spec("", backend, (every,), backend.gpus_per_rank)
     gpus_per_rank = backend.gpus_per_rank if name else spec.gpus_per_rank
-    shared = config.getoption("--dist-ranks-per-gpu")
+    shared: str | None = config.getoption("--dist-ranks-per-gpu")
+    ranks_per_gpu = 1 if name else spec.ranks_per_gpu
+    if shared is not None:
+        ranks_per_gpu = _ranks_per_gpu(shared, backend, gpus_per_rank)
     return dataclasses.replace(
         spec,
         backend=backend,
         world_sizes=sizes or spec.world_sizes,
         gpus_per_rank=gpus_per_rank,
-        ranks_per_gpu=_ranks_per_gpu(shared, backend, gpus_per_rank) if shared else 1 if name else spec.ranks_per_gpu,
+        ranks_per_gpu=ranks_per_gpu,
         isolation=isolation,
     )
 
@@ -118,13 +144,21 @@ def _sizes(text: str | None) -> tuple[int, ...]:
         return ()
     parts = text.split(",")
     if not all(part.isascii() and part.isdecimal() and 1 <= int(part) <= MAX_WORLD_SIZE for part in parts):
-        raise UsageError(f"--dist-world-size={text}: expected numbers from 1 to {MAX_WORLD_SIZE}, separated by commas.")
+        raise UsageError(
+            f"--dist-world-size={text}: expected numbers from 1 to {MAX_WORLD_SIZE}, separated by commas.\n"
+            "Each is the size of a world, and makes a case of every test that does not say its own.\n"
+            "Write --dist-world-size=4, or --dist-world-size=2,4."
+        )
     return tuple(dict.fromkeys(int(part) for part in parts))
 
 
 def _ranks_per_gpu(text: str, backend: Backend, gpus_per_rank: int) -> int:
     if not (text.isascii() and text.isdecimal() and 1 <= int(text) <= MAX_WORLD_SIZE):
-        raise UsageError(f"--dist-ranks-per-gpu={text}: expected a number from 1 to {MAX_WORLD_SIZE}.")
+        raise UsageError(
+            f"--dist-ranks-per-gpu={text}: expected a number from 1 to {MAX_WORLD_SIZE}.\n"
+            "It says how many ranks share a GPU; by default each has its own.\n"
+            "Write --dist-ranks-per-gpu=2, for example."
+        )
     count = int(text)
     if count > 1 and not (backend.shares_gpus and gpus_per_rank == 1):
         raise UsageError(
@@ -138,7 +172,11 @@ def _ranks_per_gpu(text: str, backend: Backend, gpus_per_rank: int) -> int:
 def _choice(config: pytest.Config, option: str, allowed: tuple[str, ...]) -> str | None:
     value: str | None = config.getoption(option)
     if value is not None and value not in allowed:
-        raise UsageError(f"{option}={value}: expected one of {', '.join(allowed)}.")
+        raise UsageError(
+            f"{option}={value}: expected one of {', '.join(allowed)}.\n"
+            "The option has no other values.\n"
+            f"Write {option}={allowed[0]}, for example, or leave it out."
+        )
     return value
 
 
@@ -151,5 +189,9 @@ def _timeout_s(config: pytest.Config, spec: Spec) -> float:
     except ValueError:
         value = -1.0
     if not 0 < value <= MAX_TIMEOUT_S:
-        raise UsageError(f"--dist-timeout={text}: expected a number of seconds above 0, up to {MAX_TIMEOUT_S}.")
+        raise UsageError(
+            f"--dist-timeout={text}: expected a number of seconds above 0, up to {MAX_TIMEOUT_S}.\n"
+            "It is the limit of each case that does not say its own.\n"
+            f"Write --dist-timeout=60, for example; without it the limit is {spec.backend.timeout_s} s."
+        )
     return value

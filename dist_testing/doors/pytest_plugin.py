@@ -60,8 +60,11 @@ def world() -> World:
     """This rank's view of the world (`dist_testing.World`)."""
     world = current_world()
     if world is None:
-        # Reached through another fixture, in a test that runs in the runner.
-        raise UsageError("`world` exists on ranks only: mark the test with @pytest.mark.distributed.")
+        raise UsageError(
+            "The fixture `world` was asked for in a test that runs in the runner.\n"
+            "Only ranks have a world, and request.getfixturevalue does not make any.\n"
+            "Mark the test with @pytest.mark.distributed."
+        )
     return world
 
 

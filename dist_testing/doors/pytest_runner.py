@@ -6,6 +6,7 @@ the runner; the test itself, with its fixtures, runs on the ranks (`rank_pytest`
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import unittest
@@ -21,13 +22,14 @@ from dist_testing.doors.cases.world import WorldCase
 from dist_testing.doors.collection import check_item
 from dist_testing.doors.debugger import check_world, leave_ranks_to_ranks
 from dist_testing.doors.marker import Distributed, read_marker
-from dist_testing.doors.options import read_options
+from dist_testing.doors.options import check_plugins, read_options
 from dist_testing.doors.rank_pytest import EXPECTED, PytestSide
 from dist_testing.doors.requirements.decision import unmet_requirement
 from dist_testing.doors.session import Session, open_session
-from dist_testing.errors import DistTestingError, LaunchError, UsageError
+from dist_testing.errors import DistTestingError, LaunchError, PromiseError, UsageError
 from dist_testing.joined.engine import JoinedEngine
 from dist_testing.joined.place import Place, place_in
+from dist_testing.launch.clean import spare_cuda
 from dist_testing.outcomes import Status
 from dist_testing.rank.bootstrap import RankSide
 from dist_testing.runner.case import Case
@@ -35,6 +37,7 @@ from dist_testing.runner.engine import Engine
 from dist_testing.runner.interrupts import raise_on_termination
 from dist_testing.runner.needs import missing_need
 from dist_testing.runner.outputs import keep_logs
+from dist_testing.runner.report import broken_promise
 from dist_testing.skips import is_about_hardware
 from dist_testing.spec import MAX_WORLD_SIZE, Spec
 
@@ -53,6 +56,7 @@ class Runner:
     """The runner's half: owns the engine of the session."""
 
     def __init__(self, config: pytest.Config) -> None:
+        spare_cuda()
         self._config = config
         target = config.stash.get(SPEC_KEY, None)
         # Bazel starts one process, whatever its environment says; and a fresh interpreter is a rank of this library's.
@@ -76,8 +80,8 @@ class Runner:
         self._engine = self._make_engine()
         self._engine.debug_rank = options.debug_rank
         if not hasattr(config, "workerinput"):
-            self._engine.tell = self._show_line
-            if config.option.capture == "no":
+            self._engine.tell = self._tell
+            if config.getoption("capture", "no") == "no":
                 self._engine.show_line = self._show_line
         self._session = Session(self._engine, self._timeout_s, self._fail_on_missing)
         open_session(self._session)
@@ -103,11 +107,17 @@ class Runner:
         return Engine(self._spec, budget, self._side, loader)
 
     def _show_line(self, line: str) -> None:
-        """A line below what pytest has begun to say of the test: what it waits for or, with -s, a rank's output."""
+        """With -s: a line of a rank's output, below what pytest has begun to say of the test."""
         reporter: Any = self._config.pluginmanager.getplugin("terminalreporter")
         reporter.ensure_newline()
         reporter._tw.line(line)
         reporter._tw.flush()
+
+    def _tell(self, line: str) -> None:
+        """At once, also from within a unittest class, whose output pytest keeps back."""
+        capture: Any = self._config.pluginmanager.getplugin("capturemanager")
+        with capture.global_and_fixture_disabled() if capture is not None else contextlib.nullcontext():
+            self._show_line(line)
 
     def world_sizes(self, nodeid: str, marker: Distributed) -> tuple[int, ...]:
         """The worlds that a marked test runs on."""
@@ -150,6 +160,7 @@ class Runner:
             raise pytest.UsageError(str(self._place_error))
         self._check_pools()
         try:
+            check_plugins(self._config)
             check_world(self._config, self._engine.debug_rank, map(self._world_of, ours))
         except UsageError as error:
             raise pytest.UsageError(str(error)) from error
@@ -182,12 +193,12 @@ class Runner:
         return True
 
     def _reports(self, item: pytest.Item, marker: Distributed, nextitem: pytest.Item | None) -> list[pytest.TestReport]:
-        if reason := reports.skip_mark(item):
-            return reports.skipped(item, reason)
         try:
-            expected = reports.xfail_mark(item)
+            skip_reason, expected = reports.skip_mark(item), reports.xfail_mark(item)
         except UsageError as error:
-            return reports.launch_failed(item, error)
+            return reports.not_run(item, error)
+        if skip_reason is not None:
+            return reports.skipped(item, skip_reason)
         if expected is not None and not expected.run:
             return reports.expected_failure(item, f"[NOTRUN] {expected.reason}", 0.0)
         size = _world_size(item)
@@ -195,7 +206,7 @@ class Runner:
         unmet = needed_by and unmet_requirement(needed_by, os.environ | {"WORLD_SIZE": str(size)})
         if missing := missing_need(self._spec, size) or unmet:
             if is_about_hardware(missing) and (self._fail_on_missing or self._spec.promises(size)):
-                return reports.failed(item, reports.broken_promise(item.nodeid, self._spec, missing), 0.0)
+                return reports.not_run(item, PromiseError(broken_promise(item.nodeid, self._spec, missing)))
             return reports.skipped(item, missing)
         case = Case(
             name=item.nodeid,
@@ -217,7 +228,7 @@ class Runner:
         except unittest.SkipTest as skip:
             return reports.skipped(item, str(skip))
         except (LaunchError, UsageError) as error:
-            return reports.launch_failed(item, error)
+            return reports.not_run(item, error)
         reports.forward_warnings(item, result)
         if result.end_session:
             item.session.shouldstop = result.end_session
@@ -280,8 +291,7 @@ class Runner:
         """Give the report of a unittest case what the ranks had to say."""
         report = yield
         if call.excinfo is not None and isinstance(call.excinfo.value, DistTestingError):
-            # Written for the user; a traceback of this library would only stand before it.
-            report.longrepr = str(call.excinfo.value)
+            reports.add_error(report, call.excinfo.value)
         if call.when == "call":
             reports.add_result(report, call.excinfo, self._spec, self._outputs)
         return report

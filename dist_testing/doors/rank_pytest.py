@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import _pytest.assertion
 import pytest
 from _pytest.capture import CaptureManager
+from _pytest.fixtures import FixtureLookupError
 from _pytest.runner import runtestprotocol
 from _pytest.unittest import TestCaseFunction
 
@@ -24,6 +25,7 @@ from dist_testing.doors.thread_items import REFUSED_FIXTURES, ThreadItems
 from dist_testing.errors import UsageError
 from dist_testing.rank.bootstrap import RankDoor, RankStart
 from dist_testing.rank.reporter import Reporter
+from dist_testing.rank.world import RankWorld
 from dist_testing.world import World
 
 if TYPE_CHECKING:
@@ -40,6 +42,8 @@ class _ThisRank(threading.local):
 
     world: World | None = None
     reporter: Reporter
+    is_in_test = False
+    sub_test_error: BaseException | None = None
 
 
 _this = _ThisRank()
@@ -123,6 +127,7 @@ class PytestSide:
                     [
                         f"This rank has not collected {body['nodeid']}.",
                         "The test files, or what they import, are different here.",
+                        "Give all ranks the same files, and collect the same tests in every process.",
                         *self.collection_errors,
                     ]
                 )
@@ -181,12 +186,12 @@ class PytestDoor:
         self._store = store
         self._cases = cases
         self._stays = stays
-        self._world: World | None = None
+        self._world: RankWorld | None = None
 
     def open(self, start: RankStart, reporter: Reporter) -> None:
         """Make the world."""
         reporter.phase("init")
-        self._world = _this.world = World.of(start, self._store, self._cases)
+        self._world = _this.world = RankWorld.of(start, self._store, self._cases)
         _this.reporter = reporter
         self._world.prepare()
         if start.rank != start.request.debug_rank:
@@ -218,7 +223,8 @@ class PytestDoor:
             except pytest.exit.Exception as error:
                 # Of `pytest.exit`, and of who leaves the debugger.
                 reporter.end_session(str(error))
-                raise
+                if not reporter.failed:
+                    reporter.raised(error, str(item.repr_failure(pytest.ExceptionInfo.from_exception(error))))
 
     def finish(self) -> None:
         """Give the groups back."""
@@ -269,9 +275,14 @@ class _Narrator:
     def pytest_runtest_setup(self) -> None:
         _this.reporter.phase("setup")
 
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_call(self) -> None:
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_call(self) -> Generator[None, object, object]:
         _this.reporter.phase("call")
+        _this.is_in_test = True
+        try:
+            return (yield)
+        finally:
+            _this.is_in_test = False
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_teardown(self) -> None:
@@ -282,7 +293,13 @@ class _Narrator:
         self, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
-        if call.excinfo is not None and not report.passed:
+        if _this.is_in_test:
+            # Of a sub-test; which one, its own report will say.
+            _this.sub_test_error = call.excinfo and call.excinfo.value
+        elif call.excinfo is not None and not report.passed:
+            if isinstance(call.excinfo.value, FixtureLookupError):
+                # It would show the request.
+                call.excinfo.value.args = (call.excinfo.value.msg or f"no fixture {call.excinfo.value.argname!r}",)
             if isinstance(call.excinfo.value, pytest.xfail.Exception):
                 _this.reporter.skipped(f"{EXPECTED}{call.excinfo.value.msg}")
             elif report.skipped:
@@ -290,6 +307,13 @@ class _Narrator:
             else:
                 _this.reporter.ended_by(call.excinfo.value, str(report.longrepr))
         return report
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """A sub-test has ended: nobody logs other reports on a rank. A skip of one is no skip of the test."""
+        error, _this.sub_test_error = _this.sub_test_error, None
+        if error is not None and report.failed:
+            _this.reporter.ended_by(error, f"{report.head_line}\n{report.longrepr}")
 
 
 def _skip_reason(report: pytest.TestReport) -> str:
@@ -309,7 +333,7 @@ def _capture_nothing(config: pytest.Config) -> None:
     fresh.start_global_capturing()
 
 
-def _keep_temporary_files_in(config: pytest.Config, world: World) -> None:
+def _keep_temporary_files_in(config: pytest.Config, world: RankWorld) -> None:
     # `tmp_path` would otherwise make a numbered folder per rank outside the run's own, which nobody removes. pytest
     # makes the folder when a test asks for it.
     factory: Any = getattr(config, "_tmp_path_factory", None)

@@ -13,23 +13,23 @@ from _pytest._io import TerminalWriter
 from _pytest.skipping import Xfail, evaluate_skip_marks, evaluate_xfail_marks
 
 from dist_testing.doors.warned import warnings_of
-from dist_testing.errors import CaseFailedError, LaunchError, UsageError
-from dist_testing.outcomes import Cause, Status
+from dist_testing.errors import CaseFailedError, DistTestingError, LaunchError, PromiseError, UsageError
+from dist_testing.outcomes import Cause, RankOutcome, Status
 from dist_testing.runner.case import CaseResult
 from dist_testing.runner.outputs import keep_logs
 from dist_testing.runner.report import failure_report
 from dist_testing.spec import Spec
 
 __all__ = [
+    "add_error",
     "add_result",
-    "broken_promise",
     "expected_failure",
     "failed",
     "failed_teardown",
     "failure_text",
     "forward_warnings",
     "judge_expected",
-    "launch_failed",
+    "not_run",
     "passed",
     "point_to_end",
     "properties",
@@ -64,8 +64,15 @@ class _Pointer(TerminalRepr):
 
 
 def skip_mark(item: pytest.Item) -> str | None:
-    """Why the item's own marks skip it; None if they do not."""
-    skip = evaluate_skip_marks(item)
+    """Why the item's own marks skip it; None if they do not.
+
+    Raises:
+        UsageError: If a mark cannot be judged: its condition fails, or it has no reason where it needs one.
+    """
+    try:
+        skip = evaluate_skip_marks(item)
+    except (pytest.fail.Exception, TypeError) as error:
+        raise _unjudged(item, error) from error
     return skip.reason if skip is not None else None
 
 
@@ -73,9 +80,12 @@ def xfail_mark(item: pytest.Item) -> Xfail | None:
     """The expected failure that applies to the item.
 
     Raises:
-        UsageError: If it says what it expects by something that has to look at the exception.
+        UsageError: If a mark cannot be judged, or says what it expects by something that has to look at the exception.
     """
-    expected = None if item.config.option.runxfail else evaluate_xfail_marks(item)
+    try:
+        expected = None if item.config.option.runxfail else evaluate_xfail_marks(item)
+    except (pytest.fail.Exception, TypeError) as error:
+        raise _unjudged(item, error) from error
     raises: Any = expected.raises if expected is not None else None
     for cls in raises if isinstance(raises, tuple) else (raises,):
         if cls is not None and not isinstance(cls, type):
@@ -85,6 +95,14 @@ def xfail_mark(item: pytest.Item) -> Xfail | None:
                 "Give a class, or a tuple of classes; or use the context manager in the test."
             )
     return expected
+
+
+def _unjudged(item: pytest.Item, error: BaseException) -> UsageError:
+    return UsageError(
+        f"{item.nodeid}: a skip or xfail mark of the test cannot be judged.\n"
+        f"{error}\n"
+        "Correct the mark of the test, its class or its module; nothing has run."
+    )
 
 
 def properties(result: CaseResult) -> Properties:
@@ -112,8 +130,8 @@ def failure_text(name: str, result: CaseResult, spec: Spec) -> str:
         spec: What the target asked for.
     """
     if spec.target:
-        # Bazel hands the filter to pytest's -k, which knows names and not paths.
-        reproduce = f"bazel test {spec.target} --test_filter={shlex.quote(name.rpartition('::')[2])}"
+        # Without the path, which differs from one place to the next.
+        reproduce = f"bazel test {spec.target} --test_filter={shlex.quote(name.partition('::')[2])}"
     elif result.case.isolation == "thread" and "thread" not in spec.backend.isolations:
         # A class of threads, which has its own backend whatever the others of this run use.
         reproduce = f"pytest {shlex.quote(name)}"
@@ -132,25 +150,16 @@ def forward_warnings(item: pytest.Item, result: CaseResult) -> None:
         )
 
 
-def broken_promise(name: str, spec: Spec, missing: str) -> str:
-    """The text for a machine without what it was said to have."""
-    promise = (
-        f"promises {spec.promised_gpus} GPU(s) (--config=gpu, or the flag //dist_testing/config:gpus)"
-        if spec.promised_gpus is not None
-        else "asks for a failure in that case (--dist-on-missing=fail)"
-    )
-    return (
-        f"{name}: {Cause.PROMISE.value}: {missing}\n"
-        f"The configuration of this run {promise}, so it is a failure and not a skip.\n"
-        "Run it on a machine that has the hardware, or without the promise."
-    )
-
-
-def launch_failed(item: pytest.Item, error: Exception) -> list[pytest.TestReport]:
+def not_run(item: pytest.Item, error: DistTestingError) -> list[pytest.TestReport]:
     """Reports of a case whose ranks could not be had, or could not be asked for."""
-    cause: Properties = [("cause", Cause.INFRASTRUCTURE.value)] if isinstance(error, LaunchError) else []
     text = str(error)
-    return failed(item, text if text.startswith(item.nodeid) else f"{item.nodeid}: {text}", 0.0, cause)
+    return failed(item, text if text.startswith(item.nodeid) else f"{item.nodeid}: {text}", 0.0, _cause_of(error))
+
+
+def _cause_of(error: DistTestingError) -> Properties:
+    if isinstance(error, PromiseError):
+        return [("cause", Cause.PROMISE.value)]
+    return [("cause", Cause.INFRASTRUCTURE.value)] if isinstance(error, LaunchError) else []
 
 
 def passed(item: pytest.Item, duration_s: float, values: Properties) -> list[pytest.TestReport]:
@@ -201,7 +210,7 @@ def judge_expected(item: pytest.Item, expected: Xfail, result: CaseResult, spec:
     Only a test that raises can fail as expected: a crash, a hang or a broken machine is never what was meant.
     """
     values = properties(result)
-    if result.verdict.cause is Cause.FAILURE and _is_expected(expected, result):
+    if result.has_only_raised and all(_is_expected(expected, failure) for failure in result.failures):
         return expected_failure(item, expected.reason, result.duration_s)
     if result.verdict.status is Status.FAILED:
         return failed(item, failure_text(item.nodeid, result, spec), result.duration_s, values)
@@ -212,13 +221,19 @@ def judge_expected(item: pytest.Item, expected: Xfail, result: CaseResult, spec:
     return reports
 
 
-def _is_expected(expected: Xfail, result: CaseResult) -> bool:
+def _is_expected(expected: Xfail, failure: RankOutcome) -> bool:
     if expected.raises is None:
         return True
     raises: Any = expected.raises
     allowed = raises if isinstance(raises, tuple) else (raises,)
-    culprit = result.outcomes[result.verdict.culprit or 0]
-    return any(f"{cls.__module__}.{cls.__qualname__}" in culprit.types.split() for cls in allowed)
+    return any(f"{cls.__module__}.{cls.__qualname__}" in failure.types.split() for cls in allowed)
+
+
+def add_error(report: pytest.TestReport, error: DistTestingError) -> None:
+    """Have the report say what the error says and no more: it is written for the user."""
+    report.dist_failure = str(error)  # type: ignore[attr-defined]  # as above
+    report.longrepr = _Pointer(str(error), report.location)
+    report.user_properties += _cause_of(error)
 
 
 def add_result(

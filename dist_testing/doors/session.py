@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import atexit
+import os
 from dataclasses import dataclass
 
 from dist_testing.backends import backend_named
 from dist_testing.budget import Budget
 from dist_testing.doors.rank_unittest import UnittestSide
 from dist_testing.errors import UsageError
+from dist_testing.joined.place import Place, place_in
 from dist_testing.launch.fresh import unittest_loader
 from dist_testing.runner.engine import Engine
 from dist_testing.spec import DEFAULT_WORLD_SIZE, Spec
@@ -24,11 +26,27 @@ class Session:
         engine: Runs the cases.
         timeout_s: Limit of a case that names none, in seconds.
         fail_on_missing: Missing hardware is a failure even if nothing was promised.
+        ignored_place: This process's in a world that exists, and that the session has not joined; None if there is
+            none.
     """
 
     engine: Engine
     timeout_s: float
     fail_on_missing: bool = False
+    ignored_place: Place | None = None
+
+    def check_place(self, name: str) -> None:
+        """Refuse to make a world in each process of one that exists.
+
+        Raises:
+            UsageError: If this is such a process.
+        """
+        if (place := self.ignored_place) is not None:
+            raise UsageError(
+                f"{name}: unittest, in a process that is rank {place.rank} of {place.size} already (RANK is set).\n"
+                "It would make a world of its own in each of these processes, and a verdict.\n"
+                "Use pytest or dist_testing.run_tests(), which join the ranks that exist; or unset RANK."
+            )
 
     def check_declared(self, name: str, world_size: int) -> None:
         """Refuse a world that is larger than the target declares.
@@ -60,5 +78,13 @@ def current_session() -> Session:
         spec = Spec("", backend, (DEFAULT_WORLD_SIZE,), backend.gpus_per_rank)
         engine = Engine(spec, Budget(), UnittestSide(), unittest_loader())
         atexit.register(engine.close)
-        open_session(Session(engine, float(backend.timeout_s)))
+        open_session(Session(engine, float(backend.timeout_s), ignored_place=_place()))
     return _sessions[0]
+
+
+def _place() -> Place | None:
+    try:
+        return place_in(os.environ)
+    except UsageError:
+        # RANK alone, or one that cannot be: nobody has made a world.
+        return None

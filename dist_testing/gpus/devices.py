@@ -2,7 +2,9 @@
 
     device nodes -> which GPUs are there        CUDA_VISIBLE_DEVICES -> which of them this process may use
 
-Nothing here loads a vendor's library; what the driver says in files is enough to count, to name and to lease.
+What the driver says in files is enough to count, to name and to lease. Where those are hidden, as in some containers,
+NVIDIA's management library is asked for the names. Only NVIDIA's GPUs are found; those of AMD and Intel would need the
+same of their own: nodes, names, and the variable that chooses among them. Nobody has tried that yet.
 """
 
 from __future__ import annotations
@@ -14,12 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dist_testing.errors import GpuError
+from dist_testing.gpus.nvml import open_nvml
+from dist_testing.gpus.simulated import NODES_VARIABLE, is_simulated
 
-__all__ = ["NODES_VARIABLE", "Gpu", "VisibleGpus", "gpus_present", "node_directory", "visible_gpus"]
-
-# Another folder with device nodes, for tests of schedulers and of this library on machines without GPUs. What is in it
-# is simulated: files named like NVIDIA's nodes.
-NODES_VARIABLE = "DIST_TESTING_GPU_NODES"
+__all__ = ["Gpu", "VisibleGpus", "gpus_present", "node_directory", "visible_gpus"]
 
 _NODE = re.compile(r"nvidia([0-9]{1,4})")
 _SMALL_NUMBER = re.compile(r"[0-9]{1,9}")
@@ -45,6 +45,11 @@ class Gpu:
     uuid: str = ""
     model: str = ""
     is_simulated: bool = False
+
+    @property
+    def minor(self) -> int:
+        """The number of its device node."""
+        return int(self.node.name.removeprefix("nvidia"))
 
     @property
     def name(self) -> str:
@@ -77,22 +82,24 @@ def gpus_present(env: Mapping[str, str] = os.environ) -> tuple[Gpu, ...]:
         GpuError: If the folder of the nodes cannot be read, or a simulated one does not exist.
     """
     nodes = node_directory(env)
-    is_simulated = NODES_VARIABLE in env
+    simulated = is_simulated(env)
     try:
         names = os.listdir(nodes)
     except FileNotFoundError as error:
-        if not is_simulated:
+        if not simulated:
             return ()
         raise _unreadable(nodes, error) from error
     except OSError as error:
         raise _unreadable(nodes, error) from error
     minors = sorted(int(match[1]) for name in names if (match := _NODE.fullmatch(name)))
-    if is_simulated:
+    if simulated:
         return tuple(
             Gpu(index, nodes / f"nvidia{minor}", f"GPU-simulated-{minor}", "simulated GPU", is_simulated=True)
             for index, minor in enumerate(minors)
         )
     told = _told_by_driver()
+    if any(minor not in told or not told[minor].uuid for minor in minors):
+        told |= _told_by_library(env)
     by_address = sorted(minors, key=lambda minor: (told[minor].address if minor in told else "~", minor))
     return tuple(
         Gpu(
@@ -172,6 +179,12 @@ def _told_by_driver(directory: Path = _DRIVER_DIRECTORY) -> dict[int, _Told]:
             # Until something has opened the GPU, the driver writes question marks.
             told[int(minor)] = _Told(address, "" if "?" in uuid else uuid, facts.get("Model", ""))
     return told
+
+
+def _told_by_library(env: Mapping[str, str]) -> dict[int, _Told]:
+    with open_nvml(env) as library:
+        gpus = library.gpus() if library is not None else ()
+    return {gpu.minor: _Told(gpu.address, gpu.uuid, gpu.model) for gpu in gpus}
 
 
 def _unreadable(nodes: Path, error: OSError) -> GpuError:

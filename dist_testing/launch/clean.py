@@ -2,12 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import sys
 import threading
 
-__all__ = ["unclean_reasons"]
+__all__ = ["spare_cuda", "unclean_reasons"]
+
+# Opened by CUDA's initialisation, and not by the management library.
+_CUDA_NODE = "/dev/nvidia-uvm"
+
+
+def spare_cuda() -> None:
+    """From now on, have `torch.cuda.is_available()` ask the management library, unless the user has decided.
+
+    Test files call it at import. It would initialise CUDA otherwise, and no fork of such a process can use a GPU.
+    """
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+
+
+def _is_cuda_in_use() -> bool:
+    for fd in os.listdir("/proc/self/fd"):
+        # The one that the list was read from is closed.
+        with contextlib.suppress(FileNotFoundError):
+            if os.readlink(f"/proc/self/fd/{fd}") == _CUDA_NODE:
+                return True
+    return False
 
 
 def _openblas_threads() -> int:
@@ -55,6 +76,8 @@ def unclean_reasons() -> list[str]:
     if torch is not None:
         if torch.cuda.is_initialized():
             reasons.append("CUDA is initialised")
+        elif sys.platform == "linux" and _is_cuda_in_use():
+            reasons.append("CUDA's driver is in use (an import that counts devices?)")
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             reasons.append("a process group is initialised")
     return reasons

@@ -12,7 +12,7 @@ from typing import Any
 
 from dist_testing.errors import LaunchError
 from dist_testing.launch import template, wire
-from dist_testing.launch.clean import unclean_reasons
+from dist_testing.launch.clean import spare_cuda, unclean_reasons
 from dist_testing.launch.fresh import Loader, command
 from dist_testing.launch.strays import kill_strays
 from dist_testing.rank.bootstrap import RankSide
@@ -45,6 +45,7 @@ class ForkLauncher:
         self.unclean_reasons = unclean_reasons()
         self._temp = temp
         become_subreaper()
+        spare_cuda()
         ours, theirs = socket.socketpair()
         with theirs:
             if self.unclean_reasons:

@@ -27,6 +27,7 @@ from dist_testing.rank.environment import torchrun_env
 from dist_testing.rank.frames import FrameWriter
 from dist_testing.rank.process import die_with_parent
 from dist_testing.rank.reporter import Reporter
+from dist_testing.rank.stacks import answer_with_stacks
 
 __all__ = ["Loader", "become_rank", "command", "import_first", "main", "unittest_loader"]
 
@@ -103,6 +104,8 @@ def main(state: dict[str, Any]) -> NoReturn:
     die_with_parent(start.template_pid)
     for fd in start.fds:
         os.set_inheritable(fd, False)
+    # Imports can hang, too.
+    answer_with_stacks(start.stacks_fd)
     try:
         _load(loader, lambda side: _enter_prepared(start, side))
     except BaseException as error:

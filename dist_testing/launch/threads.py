@@ -16,7 +16,7 @@ from dist_testing.outcomes import Kind, RankOutcome
 from dist_testing.rank.bootstrap import FAILED_EXIT_CODE
 from dist_testing.rank.frames import FrameKind
 from dist_testing.rank.reporter import Reporter, summarise
-from dist_testing.runner.ranks import REPORTED_KINDS, WORST_LAST
+from dist_testing.runner.ranks import REPORTED_KINDS, WORST_LAST, worst_of
 from dist_testing.runner.thread_stacks import waiting_for_skipped
 from dist_testing.threaded.world import fail_world, run_on_threads
 
@@ -67,12 +67,11 @@ class _Account:
         if frame != "outcome":
             return
         kind = REPORTED_KINDS[str(fields.pop("kind"))]
-        if self.outcome is not None and WORST_LAST.index(kind) <= WORST_LAST.index(self.outcome.kind):
-            return
         told = cast(dict[str, Any], fields)
         if kind is not Kind.EXITED:
             told["exit_code"] = None
-        self.outcome = RankOutcome(self.rank, kind, time.monotonic(), **told)
+        outcome = RankOutcome(self.rank, kind, time.monotonic(), **told)
+        self.outcome = worst_of(self.outcome, outcome, lambda outcome: WORST_LAST.index(outcome.kind))
 
 
 def run_ranks(world_size: int, body: ThreadBody, *, limit_s: float) -> ThreadsEnded:

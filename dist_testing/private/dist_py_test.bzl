@@ -4,7 +4,7 @@ load("@dist_testing_executors//:executors.bzl", "EXECUTORS")
 load("@rules_python//python:py_test.bzl", "py_test")
 load("//backends:table.bzl", "BACKENDS")
 load("//dist_testing/private:executors.bzl", "test_exec_properties")
-load("//dist_testing/private:gpus.bzl", "gpu_compatibility")
+load("//dist_testing/private:gpus.bzl", "gpu_compatibility", "gpus_of_world")
 load("//dist_testing/private:labels.bzl", "user_label")
 load("//dist_testing/private:run.bzl", "dist_test_run")
 load("//dist_testing/private:spec.bzl", "dist_test_spec")
@@ -15,6 +15,7 @@ load(
     "collision_problems",
     "env_problems",
     "exec_properties_problems",
+    "lists_problems",
     "name_problems",
     "shard_count_problems",
     "srcs_problems",
@@ -28,6 +29,7 @@ load(
     "gpus_per_rank_problems",
     "isolation_problems",
     "nodes_problems",
+    "ranks_per_gpu_problems",
     "world_size_problems",
 )
 
@@ -58,6 +60,7 @@ def dist_py_test(
         backends,
         world_size,
         gpus_per_rank = None,
+        ranks_per_gpu = None,
         isolation = None,
         nodes = 1,
         shard_count = None,
@@ -89,6 +92,8 @@ def dist_py_test(
         world_size: Ranks per case, 1 to 1024. A list runs each case once per entry, in one target. A
             dict gives either for each backend.
         gpus_per_rank: GPUs each rank owns alone, or a dict by backend. Default: the backend's own.
+        ranks_per_gpu: Ranks that share a GPU, or a dict by backend. Each may then allocate its part of the
+            memory. Only for backends that can, such as cuda_gloo. Default: 1, each has its own.
         isolation: How the ranks of a case are made, or a dict by backend. "fork": fresh processes for
             each case, forked from a clean one that has the test's imports; "pool": kept for the tests of
             a class or module; "spawn": fresh interpreters; "thread": threads of one process. Default:
@@ -117,10 +122,12 @@ def dist_py_test(
     _fail_on(suite, problems)
     problems = world_size_problems(world_size, backends)
     problems += gpus_per_rank_problems(gpus_per_rank, backends, BACKENDS)
+    problems += ranks_per_gpu_problems(ranks_per_gpu, backends, BACKENDS)
     problems += isolation_problems(isolation, backends, BACKENDS)
     problems += nodes_problems(nodes)
     problems += shard_count_problems(shard_count, backends)
     problems += srcs_problems(srcs)
+    problems += lists_problems({"args": args, "data": data, "deps": deps, "target_compatible_with": target_compatible_with})
     problems += time_problems(size, timeout)
     problems += tags_problems(tags)
     problems += env_problems(env)
@@ -141,7 +148,8 @@ def dist_py_test(
         world_sizes = _for_backend(world_size, backend, None)
         world_sizes = world_sizes if type(world_sizes) == "list" else [world_sizes]
         rank_gpus = _for_backend(gpus_per_rank, backend, BACKENDS[backend]["gpus_per_rank"])
-        _fail_on(suite, gpu_total_problems(backend, max(world_sizes), rank_gpus))
+        gpu_ranks = _for_backend(ranks_per_gpu, backend, 1)
+        _fail_on(suite, gpu_total_problems(backend, max(world_sizes), rank_gpus, gpu_ranks))
         _one_backend(
             name = "{}_{}".format(name, backend),
             srcs = srcs,
@@ -154,6 +162,7 @@ def dist_py_test(
             gpus_per_rank = rank_gpus,
             isolation = _for_backend(isolation, backend, BACKENDS[backend]["isolations"][0]),
             nodes = nodes,
+            ranks_per_gpu = gpu_ranks,
             shard_count = _for_backend(shard_count, backend, None),
             size = size,
             tags = tags,
@@ -179,6 +188,7 @@ def _one_backend(
         backend,
         world_sizes,
         gpus_per_rank,
+        ranks_per_gpu,
         isolation,
         nodes,
         tags,
@@ -192,7 +202,7 @@ def _one_backend(
         **kwargs):
     target = user_label(native.package_relative_label(":" + name))
     spec = name + ".spec"
-    gpus = max(world_sizes) * gpus_per_rank
+    gpus = gpus_of_world(max(world_sizes), gpus_per_rank, ranks_per_gpu)
     vendor = backend["vendor"] if gpus else ""
     dist_test_spec(
         name = spec,
@@ -202,6 +212,7 @@ def _one_backend(
         gpus_per_rank = gpus_per_rank,
         isolation = isolation,
         nodes = nodes,
+        ranks_per_gpu = ranks_per_gpu,
         tags = ["manual"],
         target = target,
         timings = timings,

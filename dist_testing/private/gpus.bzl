@@ -8,6 +8,19 @@ load("//dist_testing/private:labels.bzl", "user_label")
 # GPUs that one machine can have at most. A target that needs more is refused when it is loaded.
 MAX_GPUS = 16
 
+def gpus_of_world(world_size, gpus_per_rank, ranks_per_gpu):
+    """How many GPUs a world needs.
+
+    Args:
+        world_size: Its ranks.
+        gpus_per_rank: GPUs of each.
+        ranks_per_gpu: Ranks that share one; 1 if each has its own.
+
+    Returns:
+        Their number.
+    """
+    return (world_size + ranks_per_gpu - 1) // ranks_per_gpu * gpus_per_rank
+
 # Steps of the cumulative tags: a target with 4 GPUs has gpus_ge_1, gpus_ge_2 and gpus_ge_4.
 CUMULATIVE_STEPS = [1, 2, 4, 8, 16]
 

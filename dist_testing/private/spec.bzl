@@ -2,6 +2,7 @@
 
 load("//dist_testing:providers.bzl", "DistTestInfo", "GpuCountInfo")
 load("//dist_testing/private:executors.bzl", "capacity_text", "pool_for")
+load("//dist_testing/private:gpus.bzl", "gpus_of_world")
 load("//dist_testing/private:labels.bzl", "rlocation_path")
 
 # Version of the file's format. The runner refuses one that is newer than itself.
@@ -10,7 +11,7 @@ SPEC_SCHEMA = 1
 def _dist_test_spec_impl(ctx):
     backend = json.decode(ctx.attr.backend)
     vendor = backend["vendor"]
-    gpus = max(ctx.attr.world_sizes) * ctx.attr.gpus_per_rank
+    gpus = gpus_of_world(max(ctx.attr.world_sizes), ctx.attr.gpus_per_rank, ctx.attr.ranks_per_gpu)
     inputs = []
 
     # Targets without GPUs record neither the promise nor the hardware: their results are the same under any, and cached.
@@ -30,6 +31,7 @@ def _dist_test_spec_impl(ctx):
         "isolation": ctx.attr.isolation,
         "nodes": ctx.attr.nodes,
         "promised_gpus": promised,
+        "ranks_per_gpu": ctx.attr.ranks_per_gpu,
         "schema": SPEC_SCHEMA,
         "srcs": [rlocation_path(ctx, file) for file in ctx.files.srcs],
         "target": ctx.attr.target,
@@ -60,6 +62,7 @@ dist_test_spec = rule(
         "gpus_per_rank": attr.int(mandatory = True),
         "isolation": attr.string(mandatory = True),
         "nodes": attr.int(mandatory = True),
+        "ranks_per_gpu": attr.int(mandatory = True),
         "srcs": attr.label_list(allow_files = [".py"], mandatory = True),
         "target": attr.string(doc = "Label of the test, as a user writes it.", mandatory = True),
         "timings": attr.label(allow_single_file = [".json"]),

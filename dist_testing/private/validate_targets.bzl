@@ -25,7 +25,7 @@ _RANK_VARIABLES = [
     "RANK",
     "WORLD_SIZE",
 ]
-_RUNNER_PREFIXES = ["DIST_TESTING_SPEC", "TEST_", "XML_OUTPUT_FILE"]
+_RUNNER_PREFIXES = ["COVERAGE_", "DIST_TESTING_SPEC", "RUNFILES_", "TESTBRIDGE_", "TEST_", "XML_OUTPUT_FILE"]
 
 # Attributes of py_test that the macro sets.
 _MACRO_ATTRIBUTES = {
@@ -81,6 +81,25 @@ def srcs_problems(srcs):
         )
         for source in srcs
         if type(source) not in ("string", "Label") or not str(source).endswith(".py")
+    ]
+
+def lists_problems(arguments):
+    """Checks arguments that the macro adds to before Bazel sees them.
+
+    Args:
+        arguments: Their values by name.
+
+    Returns:
+        A list of texts.
+    """
+    return [
+        problem(
+            "{} = {}".format(name, repr(value)),
+            "It is a list, or a select() of lists.",
+            "Write the labels or texts in brackets, or drop it for none.",
+        )
+        for name, value in arguments.items()
+        if type(value) not in ("list", "select")
     ]
 
 def time_problems(size, timeout):

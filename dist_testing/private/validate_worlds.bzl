@@ -4,7 +4,7 @@ Every function here returns a list of texts (see problems.bzl). An empty list me
 """
 
 load("//backends:declare.bzl", "ISOLATIONS")
-load("//dist_testing/private:gpus.bzl", "MAX_GPUS")
+load("//dist_testing/private:gpus.bzl", "MAX_GPUS", "gpus_of_world")
 load("//dist_testing/private:problems.bzl", "by_backend", "choice_problems", "is_int", "problem")
 load("//dist_testing/private:suggest.bzl", "suggestion")
 
@@ -132,18 +132,58 @@ def gpus_per_rank_problems(gpus_per_rank, backends, known):
             ))
     return problems
 
-def gpu_total_problems(backend, world_size, gpus_per_rank):
+def ranks_per_gpu_problems(ranks_per_gpu, backends, known):
+    """Checks the argument `ranks_per_gpu`: None, an int, or a dict of int by backend.
+
+    Args:
+        ranks_per_gpu: The argument.
+        backends: The target's backends, already checked.
+        known: The table: name -> declaration.
+
+    Returns:
+        A list of texts.
+    """
+    if ranks_per_gpu == None:
+        return []
+    values, problems = by_backend("ranks_per_gpu", ranks_per_gpu, backends)
+    for argument, value, backend in values:
+        if not is_int(value) or value < 1:
+            problems.append(problem(
+                "{} = {}".format(argument, repr(value)),
+                "It is the number of ranks that share a GPU: a whole number, 1 or more.",
+                "Use a number or a dict by backend, or drop it: then each rank has its own.",
+            ))
+        elif value > 1 and "shared_gpu" not in known[backend]["features"]:
+            problems.append(problem(
+                "{} = {} with backend \"{}\"".format(argument, value, backend),
+                "Its ranks cannot share a GPU: NCCL refuses a device that two ranks name, and a CPU backend has none.",
+                "Use a dict that names only {}.".format(", ".join([
+                    name
+                    for name in sorted(known)
+                    if "shared_gpu" in known[name]["features"]
+                ])),
+            ))
+    return problems
+
+def gpu_total_problems(backend, world_size, gpus_per_rank, ranks_per_gpu = 1):
     """Checks that one machine can have the GPUs of the largest world.
 
     Args:
         backend: Name of the backend.
         world_size: Ranks of the largest world.
         gpus_per_rank: GPUs of each.
+        ranks_per_gpu: Ranks that share one.
 
     Returns:
         A list of texts.
     """
-    total = world_size * gpus_per_rank
+    if ranks_per_gpu > 1 and gpus_per_rank > 1:
+        return [problem(
+            "backend \"{}\": ranks_per_gpu = {} and gpus_per_rank = {}".format(backend, ranks_per_gpu, gpus_per_rank),
+            "A rank either shares a GPU or has several of its own.",
+            "Drop one of the two for this backend; either may be a dict by backend.",
+        )]
+    total = gpus_of_world(world_size, gpus_per_rank, ranks_per_gpu)
     if total <= MAX_GPUS:
         return []
     return [problem(

@@ -167,10 +167,10 @@ def _run_cases(start: RankStart, reporter: Reporter, channel: socket.socket, doo
             door.run(body, reporter)
             if not (reporter.is_forked or reporter.failed):
                 finish_device_work()
-            if state is not None and not reporter.is_forked:
-                if not body.get("keeps_state", False):
-                    state.verify(keeps_groups=body.get("keeps_groups", False))
-                state.rewind_generators()
+                if state is not None:
+                    if not body.get("keeps_state", False):
+                        state.verify(keeps_groups=body.get("keeps_groups", False))
+                    state.rewind_generators()
         if reporter.is_forked:
             os._exit(FAILED_EXIT_CODE if reporter.failed else 0)
         reporter.case_over()

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dist_testing.outcomes import RankOutcome, Verdict
+from dist_testing.outcomes import Cause, Kind, RankOutcome, Verdict
 
 __all__ = ["Case", "CaseResult", "RankWarning"]
 
@@ -100,3 +100,21 @@ class CaseResult:
     gpus: str = ""
     gpu_wait_s: float = 0.0
     notes: tuple[str, ...] = ()
+
+    @property
+    def failures(self) -> list[RankOutcome]:
+        """What failed by itself, all of it, rank by rank: the culprit, then the other ranks. No victims."""
+        verdict = self.verdict
+        ranks = [] if verdict.culprit is None else [verdict.culprit, *verdict.failing]
+        return [
+            failure
+            for rank in ranks
+            for failure in (self.outcomes[rank], *self.outcomes[rank].further)
+            # The teardown of a rank that failed may well miss its peers.
+            if failure is self.outcomes[rank] or not failure.collateral
+        ]
+
+    @property
+    def has_only_raised(self) -> bool:
+        """Whether it failed by exceptions and nothing else: the one way in which a failure can be expected."""
+        return self.verdict.cause is Cause.FAILURE and all(failure.kind is Kind.RAISED for failure in self.failures)

@@ -115,7 +115,8 @@ class Conclusion:
                 code = self._judge_skipped_run()
         elif all(case.outcome in ("passed", "skipped") for case in self.cases):
             # A wrong option, a broken conftest.py, a signal between two cases.
-            self._blame_run(f"the run failed outside its cases (pytest's exit code {code}); the log says why")
+            why = self.interruption or f"pytest's exit code {code}"
+            self._blame_run(f"the run failed outside its cases ({why}); the log says why")
         self._head.end_line()
         if self._warnings and self._protocol.warnings_file is not None:
             self._write(self._protocol.warnings_file, "".join(f"{warning}\n" for warning in self._warnings))

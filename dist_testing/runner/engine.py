@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib
+import math
 import os
 import shutil
 import sys
@@ -176,7 +177,13 @@ class Engine:
                 raise
             except OSError as error:
                 raise _no_room(case.name, error) from error
-        world.supervisor.begin_case(limit_s, keep=bool(case.pool), expected_exits=case.expected_exits, body=body)
+        world.supervisor.begin_case(
+            limit_s,
+            latest_s=math.inf if case.debug_rank is not None else self._budget.latest_s,
+            keep=bool(case.pool),
+            expected_exits=case.expected_exits,
+            body=body,
+        )
         return RunningCase(case, world, started_s, limit_s, is_first=body is None)
 
     def finish(self, running: RunningCase) -> CaseResult:

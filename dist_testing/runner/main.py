@@ -13,7 +13,7 @@ from dist_testing.errors import DistTestingError, InterruptedRunError, ReportErr
 from dist_testing.runner.bazel import Protocol, read_protocol
 from dist_testing.runner.conclusion import FAILED, Conclusion, banner
 from dist_testing.runner.coverage import CoverageRun, start_coverage
-from dist_testing.runner.interrupts import ignore_termination, raise_on_termination
+from dist_testing.runner.interrupts import ExitGuard, ignore_termination, raise_on_termination
 from dist_testing.runner.log_head import LogHead
 from dist_testing.spec import Spec, load_spec
 
@@ -32,16 +32,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         0 if every case passed or was skipped, and at least one was collected.
     """
+    guard = ExitGuard(FAILED)
     try:
         protocol = read_protocol(os.environ)
         with protocol.not_over_yet():
             raise_on_termination()
             target = _find_target()
             _limit_template_threads()
-            return _run(target, protocol, list(sys.argv[1:] if arguments is None else arguments))
+            given = list(sys.argv[1:] if arguments is None else arguments)
+            return guard.conclude(_run(target, protocol, given, guard))
     except (DistTestingError, InterruptedRunError) as error:
         print(error, file=sys.stderr)
-        return FAILED
+        return guard.conclude(FAILED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +84,7 @@ def _limit_template_threads() -> None:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
-def _run(target: _Target, protocol: Protocol, arguments: Sequence[str]) -> int:
+def _run(target: _Target, protocol: Protocol, arguments: Sequence[str], guard: ExitGuard) -> int:
     # Not at the top: a target that cannot be found should say so at once.
     import pytest
 
@@ -116,6 +118,7 @@ def _run(target: _Target, protocol: Protocol, arguments: Sequence[str]) -> int:
         finally:
             # What is left takes a moment, and Bazel waits for longer than that after its signal.
             ignore_termination()
+            conclusion.interruption = guard.cause or conclusion.interruption
             if coverage is not None:
                 _finish_coverage(coverage, conclusion)
             code = conclusion.conclude(code)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import select
 import signal
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from dist_testing.errors import FrameError
@@ -16,7 +17,7 @@ from dist_testing.rank.board import PhaseBoard
 from dist_testing.rank.frames import Frame, FrameReader
 from dist_testing.rank.stacks import STACKS_SIGNAL
 
-__all__ = ["REPORTED_KINDS", "WORST_LAST", "RankRecord"]
+__all__ = ["REPORTED_KINDS", "WORST_LAST", "RankRecord", "worst_of"]
 
 # What a rank's frame says of its outcome.
 REPORTED_KINDS = {
@@ -30,8 +31,35 @@ REPORTED_KINDS = {
 # A broken report after a failure that was told adds nothing to it.
 WORST_LAST = (Kind.PASSED, Kind.SKIPPED, Kind.UNREADABLE, Kind.NEVER_STARTED, Kind.RAISED, Kind.EXITED)
 _GOOD = (Kind.PASSED, Kind.SKIPPED)
+# Of one rank in one case, beside the first. A loop of sub-tests can fail any number of times.
+_MAX_FURTHER = 20
 # Different ones, of one rank in one case. What is beyond says nothing new, and a rank can make up any number.
 _MAX_WARNINGS = 100
+
+
+def worst_of(known: RankOutcome | None, told: RankOutcome, weigh: Callable[[RankOutcome], int]) -> RankOutcome:
+    """What a rank's reports add up to: the worst of them, the first of equals, with the other failures.
+
+    Args:
+        known: The reports until now; None if there are none.
+        told: One more.
+        weigh: How bad an outcome is: its place in `WORST_LAST`, if nothing else is said of the case.
+    """
+    if known is None:
+        return told
+    worst, other = (told, known) if weigh(told) > weigh(known) else (known, told)
+    if weigh(other) < WORST_LAST.index(Kind.RAISED):
+        return worst
+    further = (*known.further, dataclasses.replace(other, further=(), more_count=0))
+    more_count = known.more_count
+    # Only one that says something new of what failed is kept beyond that number: a verdict may hang on it.
+    if len(further) > _MAX_FURTHER and any(_is_like(other, kept) for kept in known.further):
+        further, more_count = known.further, more_count + 1
+    return dataclasses.replace(worst, further=further, more_count=more_count)
+
+
+def _is_like(outcome: RankOutcome, kept: RankOutcome) -> bool:
+    return (outcome.kind, outcome.phase, outcome.types) == (kept.kind, kept.phase, kept.types)
 
 
 class RankRecord:
@@ -279,11 +307,7 @@ class RankRecord:
             return
         if self._weight(kind, exit_code) > WORST_LAST.index(Kind.SKIPPED):
             self._trouble(now_s)
-        if self._report is not None and self._weight(kind, exit_code) <= self._weight(
-            self._report.kind, self._report.exit_code or 0
-        ):
-            return
-        self._report = RankOutcome(
+        told = RankOutcome(
             self.rank,
             kind,
             now_s if self.first_trouble_s is None else self.first_trouble_s,
@@ -296,6 +320,7 @@ class RankRecord:
             operation=operation,
             types=types,
         )
+        self._report = worst_of(self._report, told, lambda outcome: self._weight(outcome.kind, outcome.exit_code or 0))
 
     def _hang_up(self, now_s: float) -> None:
         """Nothing more will come from the channel."""

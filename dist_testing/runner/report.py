@@ -11,8 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from dist_testing.outcomes import Cause, Kind
 from dist_testing.runner.case import CaseResult
+from dist_testing.spec import Spec
 
-__all__ = ["failure_headline", "failure_report"]
+__all__ = ["broken_promise", "failure_headline", "failure_report"]
 
 _LOG_TAIL_LINES = 40
 # Of a traceback that is not the culprit's: its end says most.
@@ -26,6 +27,26 @@ _BELOW_TEST = re.compile(
 )
 # A thread that is nobody's but this library's, after the rest is gone.
 _EMPTY_THREAD = re.compile(r"^Thread\b.*\n(?=\n|\Z)", re.MULTILINE)
+
+
+def broken_promise(name: str, spec: Spec, missing: str) -> str:
+    """The text for a machine without what it was said to have; no rank was started.
+
+    Args:
+        name: Of the case.
+        spec: What the target asks for.
+        missing: What there is not.
+    """
+    promise = (
+        f"promises {spec.promised_gpus} GPU(s) (--config=gpu, or the flag //dist_testing/config:gpus)"
+        if spec.promised_gpus is not None
+        else "asks for a failure in that case (--dist-on-missing=fail)"
+    )
+    return (
+        f"{name}: {Cause.PROMISE.value}: {missing}\n"
+        f"The configuration of this run {promise}, so it is a failure and not a skip.\n"
+        "Run it on a machine that has the hardware, or without the promise."
+    )
 
 
 def failure_headline(result: CaseResult) -> str:
@@ -89,7 +110,8 @@ _EXPLANATIONS = {
         "Stacks of the ranks that were running are below. A longer limit: the marker's timeout, or --dist-timeout."
     ),
     Cause.INFRASTRUCTURE: (
-        "No test code is to blame for this: a rank could not be started, its report was destroyed, or its GPU is broken."
+        "No test code is to blame for this: a rank could not be started, its report was destroyed, or its GPU is "
+        "broken."
     ),
     Cause.DISAGREEMENT: (
         "A skip counts only if every rank skips for the same reason; the ranks that went on would wait for the others "
@@ -100,7 +122,8 @@ _EXPLANATIONS = {
         "so running without it is a failure and not a skip."
     ),
     Cause.GPU_MEMORY: (
-        "All ranks have ended, so a process that outlived them holds it, or the driver does. The next test would lack it."
+        "All ranks have ended, so a process that outlived them holds it, or the driver does. The next test would lack "
+        "it."
     ),
     Cause.LEAK: "A test must end the processes that it starts. They have been killed.",
 }
@@ -154,10 +177,11 @@ def _logs(result: CaseResult, ranks: Iterable[int]) -> list[str]:
 
 def _also_failed(result: CaseResult) -> list[str]:
     """A section for each way in which other ranks failed, the first to fail first."""
-    alike: dict[tuple[str, str, str], list[int]] = defaultdict(list)
+    alike: dict[tuple[str, ...], list[int]] = defaultdict(list)
     for rank in result.verdict.failing:
         outcome = result.outcomes[rank]
-        alike[outcome.describe(), outcome.text, result.logs.get(rank, "")].append(rank)
+        texts = [outcome.describe(), outcome.text, result.logs.get(rank, "")]
+        alike[(*texts, *(failure.describe() for failure in outcome.further))].append(rank)
     return [line for ranks in alike.values() for line in _section(result, ranks, "also failed", _OTHER_TEXT_LINES)]
 
 
@@ -171,4 +195,12 @@ def _section(result: CaseResult, ranks: Sequence[int], part: str, text_lines: in
     text = _tidied(outcome.text).splitlines()
     if text_lines is not None and len(text) > text_lines:
         text = [f"... {len(text) - text_lines} lines left out ...", *text[-text_lines:]]
-    return [*lines, "", *text] if text else lines
+    if text:
+        lines += ["", *text]
+    for further in outcome.further:
+        lines += ["", f"then it {further.describe()}"]
+        if text_lines is None:
+            lines += ["", *_tidied(further.text).splitlines()]
+    if outcome.more_count:
+        lines += ["", f"then it failed {outcome.more_count} more times like this"]
+    return lines

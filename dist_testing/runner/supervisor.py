@@ -30,6 +30,8 @@ __all__ = ["PEER_GRACE_S", "Supervisor"]
 # From fork to "ready" a rank does almost nothing; on a machine that swaps it still takes a while. A fresh interpreter
 # imports torch first, all ranks at once. Seconds.
 _START_LIMIT_S = 120.0
+# Also when the run's own time is over: otherwise a case that is out of time looks like a machine that makes no ranks.
+_LEAST_START_S = 1.0
 # After the first failure, how long the other ranks may take to tell their side of it. Seconds.
 PEER_GRACE_S = 0.5
 # After the first skip. Ranks reach the same decision at different times, and nothing is broken. Seconds.
@@ -90,6 +92,7 @@ class Supervisor:
         self._stage = _Stage.BETWEEN
         self._keep = False
         self._limit_s = 0.0
+        self._latest_s = math.inf
         self._is_timed = False
         self._deadline_s = math.inf
         self._grace_end_s = math.inf
@@ -122,12 +125,19 @@ class Supervisor:
         return self._stage is _Stage.OVER
 
     def begin_case(
-        self, limit_s: float, *, keep: bool, expected_exits: Mapping[int, int], body: Mapping[str, Any] | None
+        self,
+        limit_s: float,
+        *,
+        latest_s: float,
+        keep: bool,
+        expected_exits: Mapping[int, int],
+        body: Mapping[str, Any] | None,
     ) -> None:
         """A case begins.
 
         Args:
             limit_s: Seconds that it may take, from when every rank is ready.
+            latest_s: When it must have ended in any case, on the monotonic clock.
             keep: Keep the ranks for another case if this one passes.
             expected_exits: Rank to how its process must end in this case.
             body: What to run, if the ranks are waiting for it; None if they were started with it.
@@ -135,10 +145,13 @@ class Supervisor:
         self._stage = _Stage.RUNNING
         self._keep = keep
         self._limit_s = limit_s
+        self._latest_s = latest_s
         self._grace_end_s = math.inf
+        now_s = time.monotonic()
         # Kept ranks are ready already; others have to start first.
         self._is_timed = body is not None
-        self._deadline_s = time.monotonic() + (limit_s if self._is_timed else _START_LIMIT_S)
+        start_limit_s = min(_START_LIMIT_S, max(_LEAST_START_S, latest_s - now_s))
+        self._deadline_s = now_s + (limit_s if self._is_timed else start_limit_s)
         for record in self.records:
             record.begin_case(expected_exits.get(record.rank))
             if body is not None:
@@ -268,7 +281,7 @@ class Supervisor:
             return
         if self._stage is _Stage.RUNNING and not self._is_timed and all(record.is_ready for record in records):
             self._is_timed = True
-            self._deadline_s = now_s + self._limit_s
+            self._deadline_s = min(now_s + self._limit_s, self._latest_s)
         if any(record.first_trouble_s is not None for record in records):
             grace_s = 0.0 if all(record.has_told_all for record in records) else PEER_GRACE_S
             self._grace_end_s = min(self._grace_end_s, now_s + grace_s)

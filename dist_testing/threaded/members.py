@@ -105,11 +105,6 @@ class ThreadWorld:
         # Threads of ranks that wait for nothing that we know of. At 0, nobody is left who could complete a wait.
         self._busy = 0
 
-    def rank_of_current_thread(self) -> int | None:
-        """The rank that the calling thread is or was started by; None if it has nothing to do with this world."""
-        member = _current.member
-        return member.rank if member is not None and member.world is self else None
-
     def new_name(self) -> str:
         """A name that nothing in this process has had."""
         return f"threads-{next(_names)}"

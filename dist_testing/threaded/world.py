@@ -22,8 +22,6 @@ __all__ = [
     "ORDER_VARIABLE",
     "PEER_GRACE_S",
     "ThreadOutcome",
-    "ThreadWorld",
-    "current_world",
     "fail_world",
     "run_on_threads",
 ]
@@ -53,12 +51,6 @@ class ThreadOutcome:
     error: BaseException | None
     is_victim: bool
     stack: str
-
-
-def current_world() -> ThreadWorld | None:
-    """The world of the calling thread, which is one of its ranks or was started by one; None outside of any."""
-    member = current_member()
-    return None if member is None else member.world
 
 
 def fail_world(error: BaseException) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -82,3 +84,29 @@ def test_filter_that_is_no_expression_says_so(starter: Starter, tmp_path: Path) 
     assert ended.code == pytest.ExitCode.USAGE_ERROR
     assert "test_one and (" in ended.log
     assert "Traceback" not in ended.log
+
+
+def test_command_of_a_report_runs_that_case_alone(starter: Starter, tmp_path: Path) -> None:
+    """Whoever copies it wants to see the failure again, and not a pass of something else, or of nothing."""
+    source = """
+        import pytest
+
+
+        class TestOne:
+            @pytest.mark.distributed(world_size=1)
+            @pytest.mark.parametrize("value", ["c::d"])
+            def test_fails(self, world, value):
+                raise ValueError("planted")
+
+
+        class TestOther:
+            def test_fails(self):
+                pass
+    """
+    target = Target(tmp_path, {"test_cases.py": source})
+    ended = target.run(starter)
+    (command,) = re.findall(r"^This case alone: (.*)$", ended.log, re.MULTILINE)
+    wanted = shlex.split(command)[-1].removeprefix("--test_filter=")
+    ended = target.run(starter, env={"TESTBRIDGE_TEST_ONLY": wanted})
+    assert ended.code == pytest.ExitCode.TESTS_FAILED, ended.log
+    assert target.xml_keys() == ["pkg.test_cases.TestOne.test_fails[c::d]"]

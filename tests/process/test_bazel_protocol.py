@@ -353,22 +353,35 @@ def test_target_that_skips_everything_passes_with_a_warning(starter: Starter, tm
     assert f"WARNING: {warning}" in ended.log
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import pytest\n\n@pytest.mark.distributed\ndef test_on_gpus(world):\n    pass\n",
+        "import dist_testing\n\nclass TestGpus(dist_testing.MultiProcessTestCase):\n    def test_on_gpus(self):\n"
+        "        pass\n",
+    ],
+    ids=["pytest", "unittest"],
+)
 @pytest.mark.parametrize(("promised", "outcome", "code"), [(2, "failure", 1), (1, "skipped", 0), (None, "skipped", 0)])
 def test_missing_gpus_are_a_failure_only_where_they_were_promised(
-    starter: Starter, tmp_path: Path, promised: int | None, outcome: str, code: int
+    starter: Starter, tmp_path: Path, source: str, promised: int | None, outcome: str, code: int
 ) -> None:
     """A pool that has lost its GPUs must not turn every GPU test green."""
-    source = "import pytest\n\n@pytest.mark.distributed\ndef test_on_gpus(world):\n    pass\n"
     target = Target(tmp_path, {"test_gpus.py": source}, backend="nccl", promised_gpus=promised)
+    infrastructure = tmp_path / "infrastructure"
     # Also on a machine with GPUs.
-    ended = target.run(starter, env={"CUDA_VISIBLE_DEVICES": ""})
+    env = {"CUDA_VISIBLE_DEVICES": "", "TEST_INFRASTRUCTURE_FAILURE_FILE": str(infrastructure)}
+    ended = target.run(starter, env=env)
     assert ended.code == code, ended.log
     (result,) = target.xml().values()
     assert result.outcome == outcome
+    # The executor is told that it is the machine's fault, and that of no test.
+    assert infrastructure.exists() == (outcome == "failure")
+    lacking = "Need at least 2 CUDA devices (found 0; CUDA_VISIBLE_DEVICES='' hides every device)"
     if promised == 2:
-        assert "promised hardware missing: Need at least 2 CUDA devices (found 0)" in result.message
+        assert f"promised hardware missing: {lacking}" in result.message
     else:
-        assert result.message == "Need at least 2 CUDA devices (found 0)"
+        assert result.message == lacking
 
 
 def test_arguments_of_the_target_go_to_pytest(starter: Starter, tmp_path: Path) -> None:

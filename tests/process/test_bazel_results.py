@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -72,6 +73,32 @@ def test_hang_in_the_middle_costs_that_case_and_not_the_target(starter: Starter,
     assert target.suite_properties() == {}
 
 
+def test_ranks_that_never_get_ready_cost_no_more_than_the_run_has(starter: Starter, tmp_path: Path) -> None:
+    """An import that hangs on fresh interpreters would be told by nobody: Bazel ends the runner first."""
+    source = f"""
+        import os
+        import threading
+
+        import pytest
+
+        try:
+            os.close(os.open({str(tmp_path / "imported")!r}, os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            threading.Event().wait()
+
+
+        @pytest.mark.distributed(isolation="spawn")
+        def test_starts(world):
+            pass
+    """
+    target = Target(tmp_path, {"test_cases.py": source})
+    ended = target.run(starter, env={"TEST_TIMEOUT": "20"}, limit_s=20)
+    assert ended.code == pytest.ExitCode.TESTS_FAILED, ended.log
+    assert {name: result.outcome for name, result in target.xml().items()} == {"test_starts": "failure"}
+    assert "ranks 0, 1 were still running at the deadline (0, 1 in start)" in ended.log
+    assert re.search(r"test_cases\.py\", line \d+ in <module>", ended.log)
+
+
 @pytest.mark.parametrize("code", [0, 7])
 def test_exit_of_a_conftest_is_no_pass(starter: Starter, tmp_path: Path, code: int) -> None:
     """`sys.exit(0)` before the first case would be green for ever."""
@@ -97,6 +124,125 @@ def test_exit_of_a_test_file_is_no_pass(starter: Starter, tmp_path: Path) -> Non
     ended = target.run(starter)
     assert ended.code not in (0, None)
     assert all(result.outcome == "error" for result in target.xml().values())
+
+
+_EXITS_AT_IMPORT = """
+    import os
+
+    os._exit(0)
+
+
+    def test_never():
+        pass
+"""
+_EXITS_IN_A_PLAIN_TEST = """
+    import os
+
+    import pytest
+
+
+    @pytest.mark.distributed
+    def test_before(world):
+        pass
+
+
+    def test_exits():
+        os._exit(0)
+
+
+    def test_never():
+        pass
+"""
+_EXITS_IN_A_THREAD = """
+    import os
+    import threading
+
+
+    def test_exits():
+        threading.Thread(target=os._exit, args=(0,)).start()
+        threading.Event().wait()
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "outcomes", "not_run"),
+    [
+        (_EXITS_AT_IMPORT, ["error"], "0"),
+        (_EXITS_IN_A_PLAIN_TEST, ["error", "passed"], "1"),
+        (_EXITS_IN_A_THREAD, ["error"], "0"),
+    ],
+    ids=["import", "plain test", "thread"],
+)
+def test_exit_of_the_runner_without_clean_up_is_no_pass(
+    starter: Starter, tmp_path: Path, source: str, outcomes: list[str], not_run: str
+) -> None:
+    """Bazel 7 does not look at the premature-exit file: with exit code 0 the target would be green."""
+    target = Target(tmp_path, {"test_cases.py": source})
+    ended = target.run(starter)
+    assert ended.code == pytest.ExitCode.INTERRUPTED, ended.log
+    results = target.xml()
+    assert sorted(result.outcome for result in results.values()) == outcomes
+    (error,) = (result for result in results.values() if result.outcome == "error")
+    assert "has called os._exit(0) in the runner" in error.message
+    assert target.suite_properties()["not_run"] == not_run
+
+
+@pytest.mark.parametrize(("is_right", "status", "code"), [(False, 0, 1), (True, 0, 0), (True, 3, 3)])
+def test_exit_handler_cannot_make_a_pass_of_a_failure(
+    starter: Starter, tmp_path: Path, is_right: bool, status: int, code: int
+) -> None:
+    """`os._exit(0)` at the end, to get around a crash in some library's clean-up, would hide every failure."""
+    source = f"""
+        import atexit
+        import os
+
+        atexit.register(os._exit, {status})
+
+
+        def test_decides():
+            assert {is_right}
+    """
+    ended = Target(tmp_path, {"test_cases.py": source}).run(starter)
+    assert ended.code == code, ended.log
+
+
+@pytest.mark.parametrize("call", ["threading.Thread(target={}).start()", "atexit.register({})"])
+def test_runner_that_does_not_end_says_what_keeps_it(starter: Starter, tmp_path: Path, call: str) -> None:
+    """Bazel would wait until its timer goes off, and then say no more than that."""
+    source = f"""
+        import atexit
+        import threading
+
+
+        def waits():
+            threading.Event().wait()
+
+
+        def test_passes():
+            {call.format("waits")}
+    """
+    target = Target(tmp_path, {"test_cases.py": source})
+    ended = target.run(starter, env={"TEST_TIMEOUT": "300"}, limit_s=120)
+    assert ended.code == pytest.ExitCode.TESTS_FAILED, ended.log
+    assert "the process had not ended" in ended.log
+    assert re.search(r"test_cases\.py\", line \d+ in waits", ended.log), ended.log
+    assert {name: result.outcome for name, result in target.xml().items()} == {"test_passes": "passed"}
+
+
+def test_children_of_tests_have_the_real_exit(starter: Starter, tmp_path: Path) -> None:
+    """What guards the runner must not change how other processes end."""
+    source = """
+        import os
+
+
+        def test_forks():
+            child = os.fork()
+            if child == 0:
+                os._exit(7)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    """
+    ended = Target(tmp_path, {"test_cases.py": source}).run(starter)
+    assert ended.code == 0, ended.log
 
 
 @pytest.mark.parametrize("option", ["--no-such-option", "--dist-world-size=0"])

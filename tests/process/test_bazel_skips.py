@@ -10,6 +10,7 @@ from tests.support.children import Target
 from tests.support.starter import Starter
 
 _NO_GPUS = {"CUDA_VISIBLE_DEVICES": ""}
+_LACKING = "Need at least 2 CUDA devices (found 0; CUDA_VISIBLE_DEVICES='' hides every device)"
 
 _ON_RANKS = """
     import pytest
@@ -63,7 +64,7 @@ _OWN_MARK = """
     [
         (_ON_RANKS, "gloo", "no such thing here"),
         (_MODULE, "gloo", "could not import 'package_of_this_name_is_nowhere'"),
-        (_NEEDS, "nccl", "Need at least 2 CUDA devices (found 0)"),
+        (_NEEDS, "nccl", _LACKING),
         (_OWN_MARK, "nccl", "our own check"),
     ],
     ids=["on ranks", "module", "needs", "own mark"],
@@ -117,7 +118,7 @@ def test_needs_are_looked_at_before_a_rank_starts(starter: Starter, tmp_path: Pa
     assert ended.code == 0, ended.log
     # The template; no rank.
     assert ended.log.count("a process was forked") <= 1
-    assert {result.message for result in target.xml().values()} == {"Need at least 2 CUDA devices (found 0)"}
+    assert {result.message for result in target.xml().values()} == {_LACKING}
 
 
 def test_target_that_runs_something_does_not_cry_wolf(starter: Starter, tmp_path: Path) -> None:

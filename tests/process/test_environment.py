@@ -18,8 +18,6 @@ from dist_testing.outcomes import Status
 from dist_testing.runner.case import CaseResult
 from dist_testing.runner.engine import Engine
 from dist_testing.world import World
-from tests.support.children import run_pytest, write_file
-from tests.support.starter import Starter
 from tests.support.worlds import engine_for, run
 
 
@@ -184,31 +182,3 @@ def test_temporary_files_of_ranks_go_with_the_case(engine: Engine, tmp_path: Pat
     _assert_passed(run(engine, "leave files", arguments={"answers": str(tmp_path)}))
     for rank in range(4):
         assert not Path((tmp_path / f"{rank}.txt").read_text()).exists()
-
-
-def test_torch_is_loaded_once_also_if_no_test_imports_it(starter: Starter, tmp_path: Path) -> None:
-    """Loaded by each rank of each case, it makes a case of 0.1 s one of two seconds of every core."""
-    write_file(
-        tmp_path,
-        "test_cases.py",
-        """
-        import os
-        import sys
-
-        import pytest
-
-        assert "torch" not in sys.modules
-        os.register_at_fork(
-            after_in_child=lambda: os.write(2, f"forked, torch is loaded: {'torch' in sys.modules}\\n".encode())
-        )
-
-
-        @pytest.mark.distributed(world_size=2)
-        def test_meets(world):
-            world.barrier()
-        """,
-    )
-    ended = run_pytest(starter, tmp_path, "-s", "test_cases.py", fresh=True)
-    assert ended.code == 0, ended.log
-    assert "forked, torch is loaded: True" in ended.log
-    assert "forked, torch is loaded: False" not in ended.log

@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 import pytest
 
 import dist_testing
-from tests.support.children import Ended, run_cases, write_file
+from tests.support.children import Ended, run_cases, run_pytest, write_file
 from tests.support.starter import Starter
 
 _MIXED = """
@@ -187,6 +187,103 @@ def test_parameters_and_fixtures_of_every_kind(starter: Starter, tmp_path: Path)
     assert ended.code == 0, ended.log
 
 
+def test_expected_failure_covers_all_that_failed(starter: Starter, tmp_path: Path) -> None:
+    """A teardown that breaks after the expected failure is another failure; who looks at the first only misses it."""
+    ended = run_cases(
+        starter,
+        tmp_path,
+        """
+        import pytest
+
+        pytestmark = [pytest.mark.distributed(world_size=2), pytest.mark.xfail(raises=ValueError)]
+
+
+        @pytest.fixture
+        def breaks(world):
+            yield
+            raise OSError("planted in the teardown")
+
+
+        def test_expected(world):
+            raise ValueError
+
+
+        def test_and_teardown(world, breaks):
+            raise ValueError("planted in the test")
+        """,
+    )
+    assert ended.outcomes() == {"test_expected": "XFAIL", "test_and_teardown": "FAILED"}, ended.log
+    assert ended.log.count("then it raised OSError: planted in the teardown in teardown") == 2, ended.log
+
+
+def test_sub_tests_of_pytest(starter: Starter, tmp_path: Path) -> None:
+    """Each failure says of which; and a skip of one is not a skip of the test, which would hide that it has run."""
+    pytest.importorskip("_pytest.subtests", reason="of pytest 9")
+    ended = run_cases(
+        starter,
+        tmp_path,
+        """
+        import pytest
+
+        pytestmark = pytest.mark.distributed(world_size=2)
+
+
+        def test_skips_one(world, subtests):
+            with subtests.test(number=1):
+                pytest.skip("planted")
+            with subtests.test(number=2):
+                pass
+
+
+        def test_fails(world, subtests):
+            for number in range(4):
+                with subtests.test(number=number):
+                    assert number % 2 == 0
+
+
+        def test_fails_after_it(world, subtests):
+            with subtests.test(number=1):
+                pass
+            raise ValueError("after the sub-test")
+        """,
+    )
+    assert ended.outcomes() == {"test_skips_one": "PASSED", "test_fails": "FAILED", "test_fails_after_it": "FAILED"}
+    for text in ("(number=1)", "(number=3)", "raised ValueError: after the sub-test"):
+        assert text in ended.log, ended.log
+
+
+def test_exit_is_told_where_it_stands(starter: Starter, tmp_path: Path) -> None:
+    """`pytest.exit` is the test's decision; the way to it through pytest and this library says nothing."""
+    ended = run_cases(
+        starter,
+        tmp_path,
+        """
+        import pytest
+
+        pytestmark = pytest.mark.distributed(world_size=2)
+
+
+        def test_leaves(world):
+            pytest.exit("planted reason")
+
+
+        def test_never(world): ...
+        """,
+    )
+    assert ended.code == pytest.ExitCode.INTERRUPTED
+    assert ended.outcomes() == {"test_leaves": "FAILED"}
+    assert 'pytest.exit("planted reason")' in ended.log
+    assert "pluggy" not in ended.log.partition("distributed failure")[2], ended.log
+
+
+def test_missing_fixture_is_named(starter: Starter, tmp_path: Path) -> None:
+    """In the summary, where the request object would stand in its place."""
+    source = "import pytest\n\n@pytest.mark.distributed(world_size=1)\ndef test_it(world, nothing): ...\n"
+    ended = run_cases(starter, tmp_path, source)
+    assert ended.outcomes() == {"test_it": "FAILED"}
+    assert "FixtureLookupError: no fixture 'nothing' in setup" in ended.log, ended.log
+
+
 def test_expectation_that_needs_the_exception_itself_is_refused(starter: Starter, tmp_path: Path) -> None:
     """It cannot be looked at where it is judged, so it would never be met."""
     ended = run_cases(
@@ -245,6 +342,31 @@ def test_ranks_of_an_unclean_runner_come_from_a_fresh_interpreter(
     assert ended.outcomes() == {"test_sums": "PASSED"}
     assert "ranks are forked from a fresh interpreter and not from this one" in ended.log
     assert said in ended.log
+
+
+def test_torch_is_loaded_once_also_if_no_test_imports_it(starter: Starter, tmp_path: Path) -> None:
+    """Loaded by each rank of each case, it makes a case of 0.1 s one of two seconds of every core."""
+    source = """
+        import os
+        import sys
+
+        import pytest
+
+        assert "torch" not in sys.modules
+        os.register_at_fork(
+            after_in_child=lambda: os.write(2, f"forked, torch is loaded: {'torch' in sys.modules}\\n".encode())
+        )
+
+
+        @pytest.mark.distributed(world_size=2)
+        def test_meets(world):
+            world.barrier()
+    """
+    write_file(tmp_path, "test_cases.py", source)
+    ended = run_pytest(starter, tmp_path, "-s", "test_cases.py", fresh=True)
+    assert ended.code == 0, ended.log
+    assert "forked, torch is loaded: True" in ended.log
+    assert "forked, torch is loaded: False" not in ended.log
 
 
 def test_xdist_shares_the_cases_out(starter: Starter, tmp_path: Path) -> None:

@@ -114,24 +114,24 @@ def test_marker_forms(starter: Starter, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ("4", "positional arguments (4,); name them, as in world_size=4"),
-        ("worldsize=4", "worldsize = 4; did you mean world_size? It takes world_size, init,"),
-        ("colour=4", "colour = 4; it takes world_size, init,"),
-        ("world_size=0", "world_size = 0; it is a number from 1 to 1024"),
+        ("4", "positional arguments (4,).\nIt takes named ones only.\nWrite world_size=4, for example."),
+        ("worldsize=4", "worldsize = 4.\nIt takes world_size, init,"),
+        ("colour=4", "colour = 4.\nIt takes world_size, init,"),
+        ("world_size=0", "world_size = 0.\nIt is a number from 1 to 1024"),
         ("world_size=-1", "world_size = -1"),
         ("world_size='two'", "world_size = 'two'"),
         ("world_size=True", "world_size = True"),
         ("world_size=1025", "world_size = 1025"),
         ("world_size=[]", "world_size = []"),
-        ("world_size=[2, 2]", "world_size = [2, 2]; each size makes one case"),
-        ("timeout=0", "timeout = 0; it is a number of seconds above 0"),
+        ("world_size=[2, 2]", "world_size = [2, 2].\nEach size makes one case"),
+        ("timeout=0", "timeout = 0.\nIt is a number of seconds above 0"),
         ("timeout=-1", "timeout = -1"),
         ("timeout='long'", "timeout = 'long'"),
         ("timeout=float('nan')", "timeout = nan"),
-        ("isolation='jail'", "isolation = 'jail'; it is one of fork, spawn, pool"),
-        ("init='no'", "init = 'no'; it is True or False"),
+        ("isolation='jail'", "isolation = 'jail'.\nIt is one of fork, spawn, pool"),
+        ("init='no'", "init = 'no'.\nIt is True or False"),
         ("expected_exits={-1: 0}", "expected_exits = {-1: 0}"),
-        ("backends='gloo'", "backends = 'gloo'; it is a list of names"),
+        ("backends='gloo'", "backends = 'gloo'.\nIt is a list of names"),
         ("backends=['glo']", "Did you mean 'gloo'?"),
     ],
 )
@@ -188,8 +188,13 @@ def test_world_without_the_marker_is_a_clear_error(starter: Starter, tmp_path: P
             "import unittest\n\n@marked\nclass TestIt(unittest.TestCase):\n    def test_it(self):\n        pass\n",
             "TestIt::test_it: @pytest.mark.distributed on a method of a unittest class",
         ),
+        (
+            "from dist_testing import MultiProcessTestCase\n\n"
+            "@marked\nclass TestIt(MultiProcessTestCase):\n    def test_it(self):\n        pass\n",
+            "Take the marker off, also from the module: attributes of the class, such as world_size, say the same.",
+        ),
     ],
-    ids=["async", "parametrize", "fixture", "unused fixture", "unittest"],
+    ids=["async", "parametrize", "fixture", "unused fixture", "unittest", "unittest on ranks"],
 )
 def test_what_cannot_run_on_ranks_is_refused_when_it_is_collected(
     starter: Starter, tmp_path: Path, source: str, said: str
@@ -198,6 +203,54 @@ def test_what_cannot_run_on_ranks_is_refused_when_it_is_collected(
     ended = run_cases(starter, tmp_path, f"{_HEAD}marked = pytest.mark.distributed(world_size=2)\n\n{source}")
     assert ended.code in (pytest.ExitCode.INTERRUPTED, pytest.ExitCode.USAGE_ERROR), ended.log
     _assert_clear(ended, said)
+
+
+def test_mark_that_cannot_be_judged_costs_its_test(starter: Starter, tmp_path: Path) -> None:
+    """A slip in one condition must not take the whole session with it, nor let the test run."""
+    ended = run_cases(
+        starter,
+        tmp_path,
+        """
+        import pytest
+
+        pytestmark = pytest.mark.distributed(world_size=1)
+
+
+        @pytest.mark.skipif("no_such_name > 3")
+        def test_condition(world): ...
+
+
+        @pytest.mark.skipif(True)
+        def test_no_reason(world): ...
+
+
+        @pytest.mark.skip(raeson="misspelt")
+        def test_misspelt(world): ...
+
+
+        @pytest.mark.xfail("world.rank == 0")
+        def test_of_a_rank(world): ...
+
+
+        @pytest.mark.skip(reason="")
+        def test_empty_reason(world):
+            assert False
+
+
+        def test_next(world): ...
+        """,
+    )
+    assert ended.outcomes() == {
+        **dict.fromkeys(["test_condition", "test_no_reason", "test_misspelt", "test_of_a_rank"], "FAILED"),
+        "test_empty_reason": "SKIPPED",
+        "test_next": "PASSED",
+    }, ended.log
+    _assert_clear(
+        ended,
+        "test_condition: a skip or xfail mark of the test cannot be judged.",
+        "NameError: name 'no_such_name' is not defined",
+        "you need to specify reason=STRING when using booleans as conditions",
+    )
 
 
 def test_names_of_the_fixtures_are_free_elsewhere(starter: Starter, tmp_path: Path) -> None:
@@ -230,7 +283,7 @@ def test_names_of_the_fixtures_are_free_elsewhere(starter: Starter, tmp_path: Pa
 @pytest.mark.parametrize(
     ("option", "said"),
     [
-        ("--dist-backend=glo", "Backend 'glo' is not declared. Did you mean 'gloo'?"),
+        ("--dist-backend=glo", "Backend 'glo' is not declared.\nDeclared are cuda_gloo,"),
         ("--dist-world-size=0", "--dist-world-size=0: expected numbers from 1 to 1024"),
         ("--dist-world-size=-1", "--dist-world-size=-1"),
         ("--dist-world-size=two", "--dist-world-size=two"),
@@ -245,6 +298,9 @@ def test_names_of_the_fixtures_are_free_elsewhere(starter: Starter, tmp_path: Pa
         ("--dist-debug-rank=one", "--dist-debug-rank=one"),
         ("--dist-debug-rank=0", "--dist-debug-rank=0: there is no terminal"),
         ("--dist-on-missing=maybe", "--dist-on-missing=maybe: expected one of skip, fail"),
+        ("-pno:skipping", "-p no:skipping: the plugin skipping of pytest is missing."),
+        ("-pno:debugging", "-p no:debugging: the plugin debugging of pytest is missing."),
+        ("-pno:capture", "-p no:capture: the plugin capturemanager of pytest is missing."),
     ],
 )
 def test_bad_option_is_a_usage_error(starter: Starter, tmp_path: Path, option: str, said: str) -> None:
@@ -271,7 +327,7 @@ def test_options_decide_what_the_tests_do_not_say(starter: Starter, tmp_path: Pa
     nccl = ("--dist-backend=nccl", "--dist-world-size=2")
     ended = run_cases(starter, tmp_path, source, *nccl, CUDA_VISIBLE_DEVICES="")
     assert ended.code == 0
-    assert "Need at least 2 CUDA devices (found 0)" in ended.log
+    assert "Need at least 2 CUDA devices (found 0; CUDA_VISIBLE_DEVICES='' hides every device)" in ended.log
     ended = run_cases(starter, tmp_path, source, *nccl, "--dist-on-missing=fail", CUDA_VISIBLE_DEVICES="")
     assert ended.code == pytest.ExitCode.TESTS_FAILED
     assert "promised hardware missing: Need at least 2 CUDA devices" in ended.log

@@ -129,3 +129,25 @@ def test_missing_gpus_are_a_failure_where_they_may_not_be_missing(starter: Start
     assert ended.outcomes() == expected, ended.log
     assert "1 skipped" in ended.log
     assert "promised hardware missing: Need at least 99 CUDA devices" in ended.log
+    assert "dist_testing/" not in ended.log, "a traceback through the library"
+
+
+def test_missing_gpus_are_not_the_failure_that_was_expected(starter: Starter, tmp_path: Path) -> None:
+    """A test that is known to fail would be green on a lane without GPUs, and nobody would see that it never runs."""
+    source = """
+        import unittest
+
+        import dist_testing
+
+
+        class TestKnownBug(dist_testing.MultiProcessTestCase):
+            world_size = 2
+
+            @unittest.expectedFailure
+            @dist_testing.skip_if_lt_x_gpu(99)
+            def test_known_bug(self):
+                self.fail("the bug")
+    """
+    ended = run_cases(starter, tmp_path, source, "--dist-on-missing=fail", CUDA_VISIBLE_DEVICES="")
+    assert ended.outcomes() == {"test_known_bug": "FAILED"}, ended.log
+    assert "test_known_bug: promised hardware missing: Need at least 99 CUDA devices" in ended.log

@@ -317,11 +317,12 @@ def test_sub_test_is_named(starter: Starter, tmp_path: Path) -> None:
                 for number in range(4):
                     with self.subTest(number=number):
                         print(f"number {number}")
-                        self.assertFalse(number == 2 and self.rank == 1)
+                        self.assertFalse(number in (1, 2) and self.rank == 1)
         """,
     )
     assert ended.code == pytest.ExitCode.TESTS_FAILED
-    assert "number=2" in ended.log
+    assert "(number=1)" in ended.log
+    assert "(number=2)" in ended.log
     assert "number 3" in ended.log
 
 

@@ -423,7 +423,7 @@ def test_class_that_a_rank_cannot_have_is_a_clear_error(starter: Starter, tmp_pa
 
 
 def test_expected_failure_is_no_crash(starter: Starter, tmp_path: Path) -> None:
-    """The decorator is for a test that fails; a rank that dies instead must not be counted as that."""
+    """The decorator is for a method that fails; what dies instead, or fails around it, must not be counted as that."""
     ended = run_cases(
         starter,
         tmp_path,
@@ -444,9 +444,21 @@ def test_expected_failure_is_no_crash(starter: Starter, tmp_path: Path) -> None:
             @unittest.expectedFailure
             def test_dies(self):
                 os.abort()
+
+            @unittest.expectedFailure
+            def test_cleanup_fails(self):
+                self.addCleanup(self.fail, "in a cleanup")
+
+            @unittest.expectedFailure
+            def test_cleanup_fails_too(self):
+                self.addCleanup(self.fail, "in a cleanup")
+                self.fail("planted")
         """,
     )
-    assert ended.outcomes() == {"test_fails": "XFAIL", "test_dies": "FAILED"}, ended.log
+    assert ended.outcomes() == {
+        "test_fails": "XFAIL",
+        **dict.fromkeys(["test_dies", "test_cleanup_fails", "test_cleanup_fails_too"], "FAILED"),
+    }, ended.log
 
 
 def test_constructor_takes_both_names_of_its_argument() -> None:

@@ -84,3 +84,15 @@ def test_unittest_module_takes_options(
     assert child.wait() == code, child.log
     assert said in child.log, child.log
     assert_no_folder_left(tmp_path)
+
+
+def test_unittest_does_not_make_worlds_of_ranks(starter: Starter, tmp_path: Path) -> None:
+    """Under torchrun each process would run all tests on a world of its own, and give a verdict."""
+    file = write_file(tmp_path, "test_cases.py", _CASES)
+    file.write_text(f'{file.read_text()}\n\nif __name__ == "__main__":\n    {_UNITTEST}\n')
+    place = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    child = starter.start(["test_cases.py", "TestFirst.test_a_pass"], tmp_path, env=place)
+    assert child.wait() == 1, child.log
+    assert "TestFirst.test_a_pass: unittest, in a process that is rank 1 of 2 already (RANK is set)." in child.log
+    assert "Use pytest or dist_testing.run_tests(), which join the ranks that exist; or unset RANK." in child.log
+    assert_no_folder_left(tmp_path)

@@ -103,6 +103,7 @@ LOADING_CASES = (
         RIGHT + ", gpus_per_rank = 1",
         ('gpus_per_rank = 1 with backend "gloo"', "kept idle"),
     ),
+    Loading("no_list", RIGHT + ", deps = None", ("deps = None", "a list, or a select() of lists")),
     Loading("no_srcs", 'srcs = [], backends = ["gloo"], world_size = 2', ("srcs = []",)),
     Loading("unknown_isolation", RIGHT + ', isolation = "frok"', ('Did you mean "fork"?',)),
     Loading("own_tag", RIGHT + ', tags = ["gpus:4"]', ('"gpus:4" is set by dist_py_test',)),

@@ -29,6 +29,7 @@ def _cpu_spec_test_impl(ctx):
             "nodes": 1,
             # A promise of GPUs must not change the key of a test that has none.
             "promised_gpus": None,
+            "ranks_per_gpu": 1,
             "schema": 1,
             "srcs": ["{}/tests/starlark/cases.py".format(ctx.workspace_name)],
             "target": "//tests/starlark:subject_gloo",

@@ -8,6 +8,7 @@ load(
     "collision_problems",
     "env_problems",
     "exec_properties_problems",
+    "lists_problems",
     "name_problems",
     "shard_count_problems",
     "srcs_problems",
@@ -28,6 +29,16 @@ def _srcs_test_impl(ctx):
     return unittest.end(env)
 
 srcs_test = unittest.make(_srcs_test_impl)
+
+def _lists_test_impl(ctx):
+    env = unittest.begin(ctx)
+    assert_accepted(env, lists_problems({"args": ["-x"], "data": [], "deps": select({"//conditions:default": ["//a"]})}))
+    assert_refused(env, lists_problems({"data": [], "deps": None}), "deps = None\n", "It is a list", "drop it")
+    assert_refused(env, lists_problems({"args": "-x"}), "args = \"-x\"\n", "in brackets")
+    asserts.equals(env, 2, len(lists_problems({"args": None, "target_compatible_with": "//a"})))
+    return unittest.end(env)
+
+lists_test = unittest.make(_lists_test_impl)
 
 def _shard_count_test_impl(ctx):
     env = unittest.begin(ctx)
@@ -121,7 +132,18 @@ tags_test = unittest.make(_tags_test_impl)
 def _env_test_impl(ctx):
     env = unittest.begin(ctx)
     assert_accepted(env, env_problems({"MY_RANK": "1", "NCCL_DEBUG": "INFO", "TORCH_DISTRIBUTED_DEBUG": "DETAIL"}))
-    for reserved in ["DIST_TESTING_SPEC", "MASTER_PORT", "RANK", "TEST_SHARD_INDEX", "WORLD_SIZE", "XML_OUTPUT_FILE"]:
+    for reserved in [
+        "COVERAGE_DIR",
+        "DIST_TESTING_SPEC",
+        "MASTER_PORT",
+        "RANK",
+        "RUNFILES_DIR",
+        # A filter in a BUILD file would leave cases out for ever, and a target without cases green.
+        "TESTBRIDGE_TEST_ONLY",
+        "TEST_SHARD_INDEX",
+        "WORLD_SIZE",
+        "XML_OUTPUT_FILE",
+    ]:
         assert_refused(env, env_problems({reserved: "x"}), "env: {} = \"x\"".format(reserved), "Drop it")
     assert_refused(env, env_problems(["A=1"]), "env = [\"A=1\"]\n")
     assert_refused(env, env_problems(select({"//conditions:default": {}})), "env = select(...)\n", "hide a name")
@@ -149,6 +171,7 @@ def validate_targets_test_suite(*, name):
         collision_test,
         env_test,
         exec_properties_test,
+        lists_test,
         name_test,
         shard_count_test,
         srcs_test,

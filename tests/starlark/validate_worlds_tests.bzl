@@ -10,6 +10,7 @@ load(
     "gpus_per_rank_problems",
     "isolation_problems",
     "nodes_problems",
+    "ranks_per_gpu_problems",
     "world_size_problems",
 )
 load(":problem_asserts.bzl", "assert_accepted", "assert_refused")
@@ -94,6 +95,33 @@ def _gpus_per_rank_test_impl(ctx):
 
 gpus_per_rank_test = unittest.make(_gpus_per_rank_test_impl)
 
+def _ranks_per_gpu_test_impl(ctx):
+    env = unittest.begin(ctx)
+    for right in [None, {}, 1, {"cuda_gloo": 4}]:
+        assert_accepted(env, ranks_per_gpu_problems(right, ["gloo", "cuda_gloo", "nccl"], BACKENDS))
+    assert_refused(
+        env,
+        ranks_per_gpu_problems(2, ["nccl"], BACKENDS),
+        "ranks_per_gpu = 2 with backend \"nccl\"",
+        "a dict that names only cuda_gloo",
+    )
+    assert_refused(env, ranks_per_gpu_problems(2, ["gloo"], BACKENDS), "a CPU backend has none")
+    for wrong in [0, -1, "1", True, [1]]:
+        assert_refused(
+            env,
+            ranks_per_gpu_problems(wrong, ["cuda_gloo"], BACKENDS),
+            "ranks_per_gpu = {}\n".format(repr(wrong)),
+            "1 or more",
+        )
+    assert_refused(
+        env,
+        ranks_per_gpu_problems({"cuda_gloo": 2}, ["gloo"], BACKENDS),
+        "the key \"cuda_gloo\" is not in backends",
+    )
+    return unittest.end(env)
+
+ranks_per_gpu_test = unittest.make(_ranks_per_gpu_test_impl)
+
 def _gpu_total_test_impl(ctx):
     env = unittest.begin(ctx)
     assert_accepted(env, gpu_total_problems("nccl", 16, 1))
@@ -104,6 +132,8 @@ def _gpu_total_test_impl(ctx):
         "backend \"nccl\": world_size 9 x gpus_per_rank 2 = 18 GPUs",
         "none has more than 16",
     )
+    assert_accepted(env, gpu_total_problems("cuda_gloo", 64, 1, 4))
+    assert_refused(env, gpu_total_problems("cuda_gloo", 4, 2, 2), "ranks_per_gpu = 2 and gpus_per_rank = 2")
     return unittest.end(env)
 
 gpu_total_test = unittest.make(_gpu_total_test_impl)
@@ -163,6 +193,7 @@ def validate_worlds_test_suite(*, name):
         gpus_per_rank_test,
         isolation_test,
         nodes_test,
+        ranks_per_gpu_test,
         world_size_test,
     ]
     unittest.suite(name, *[partial.make(test, size = "small") for test in tests])

@@ -60,7 +60,7 @@ def _take_part(number: int, chance: random.Random, log: int) -> NoReturn:
 
     code = 1
     try:
-        leasing.Place = LoggedPlace  # type: ignore[misc]  # to see when a place is taken
+        leasing.Place = LoggedPlace  # type: ignore[attr-defined]  # to see when a place is taken
         if chance.random() < _KILLED_SHARE:
             # Nobody handles it, so it kills.
             signal.setitimer(signal.ITIMER_REAL, max(1e-6, chance.random() * _LATEST_KILL_S))

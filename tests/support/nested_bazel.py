@@ -105,9 +105,10 @@ def scratch_folder(name: str) -> Iterator[Path]:
     """Make a folder in the user's cache, which is gone after the block."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     cache.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=cache, prefix=f"{name}.") as folder:
-        try:
-            yield Path(folder)
-        finally:
-            # Bazel takes away the permission to write from what it fetched.
-            subprocess.run(["chmod", "-R", "u+w", folder], check=True)
+    folder = Path(tempfile.mkdtemp(dir=cache, prefix=f"{name}."))
+    try:
+        yield folder
+    finally:
+        # Bazel takes away the permission to write from what it fetched. There may be 100,000 files.
+        subprocess.run(["chmod", "-R", "u+w", str(folder)], check=True)
+        subprocess.run(["rm", "-rf", str(folder)], check=True)

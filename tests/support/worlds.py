@@ -10,11 +10,12 @@ from typing import Any
 import psutil
 from torch._C._distributed_c10d import HashStore, Store
 
-from dist_testing.backends import backend_named
+from dist_testing.backends import Backend, backend_named
 from dist_testing.budget import Budget
 from dist_testing.launch.fresh import unittest_loader
 from dist_testing.rank.bootstrap import RankDoor, RankStart
 from dist_testing.rank.reporter import Reporter
+from dist_testing.rank.world import RankWorld
 from dist_testing.runner.case import Case, CaseResult
 from dist_testing.runner.engine import Engine
 from dist_testing.spec import Spec
@@ -31,12 +32,12 @@ class Functions:
     def __init__(self, functions: Mapping[str, Function], store: Store | None = None) -> None:
         self._functions = functions
         self._store = store
-        self._world: World | None = None
+        self._world: RankWorld | None = None
 
     def open(self, start: RankStart, reporter: Reporter) -> None:
         """Make the world."""
         reporter.phase("init")
-        self._world = World.of(start, self._store)
+        self._world = RankWorld.of(start, self._store)
         self._world.prepare()
 
     def run(self, body: dict[str, Any], reporter: Reporter) -> None:
@@ -73,11 +74,16 @@ class FunctionSide:
 
 @contextmanager
 def engine_for(
-    functions: Mapping[str, Function], *, promised_gpus: int | None = None, backend: str = "gloo"
+    functions: Mapping[str, Function],
+    *,
+    promised_gpus: int | None = None,
+    backend: str | Backend = "gloo",
+    gpus_per_rank: int = 0,
+    ranks_per_gpu: int = 1,
 ) -> Iterator[Engine]:
     """An engine for a backend whose cases are `functions`; checks at the end that it has left nothing behind."""
-    declared = backend_named(backend)
-    spec = Spec("", declared, (4,), 0, promised_gpus=promised_gpus)
+    declared = backend_named(backend) if isinstance(backend, str) else backend
+    spec = Spec("", declared, (4,), gpus_per_rank, promised_gpus=promised_gpus, ranks_per_gpu=ranks_per_gpu)
     before = set(os.listdir("/proc/self/fd"))
     others = psutil.Process().children(recursive=True)
     engine = Engine(spec, Budget(), FunctionSide(functions), unittest_loader())

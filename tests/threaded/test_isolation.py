@@ -20,7 +20,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
 from dist_testing.errors import UsageError
-from dist_testing.threaded.world import current_world, run_on_threads
+from dist_testing.threaded.members import current_member
+from dist_testing.threaded.world import run_on_threads
 from tests.threaded.worlds_of_threads import LIMIT_S, default_group, pass_on_threads
 
 
@@ -52,15 +53,15 @@ def test_each_rank_sees_its_own_world_and_the_process_sees_its_own() -> None:
         assert rank == dist.get_rank()
         assert 4 == dist.get_world_size()
         assert "threaded" == dist.get_backend()
-        world = current_world()
-        assert world is not None
-        assert (rank, 4) == (world.rank_of_current_thread(), world.size)
+        member = current_member()
+        assert member is not None
+        assert (rank, 4) == (member.rank, member.world.size)
         dist.new_group([0, 1])
         assert 2 == dist.get_pg_count()
 
     pass_on_threads(body)
     assert before == process_state()
-    assert current_world() is None
+    assert current_member() is None
 
 
 def test_the_process_is_as_before_after_a_failure_too() -> None:
@@ -344,11 +345,11 @@ def test_sub_groups_meet_on_their_own() -> None:
             if rank < 2:
                 dist.barrier(group)
                 dist.destroy_process_group(group)
-        members = current_world()
-        assert members is not None
+        member = current_member()
+        assert member is not None
         dist.barrier()
         # Groups that all have destroyed are gone.
-        assert 10 > len(members.groups)
+        assert 10 > len(member.world.groups)
 
     pass_on_threads(body)
 

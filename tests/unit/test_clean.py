@@ -7,11 +7,12 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-from dist_testing.launch.clean import unclean_reasons
+from dist_testing.launch.clean import spare_cuda, unclean_reasons
 
 
 @pytest.fixture
@@ -47,6 +48,28 @@ def test_a_running_thread_is_named(release: threading.Event) -> None:
         release.set()
         thread.join()
     assert not [reason for reason in unclean_reasons() if "a pool of mine" in reason]
+
+
+def test_cuda_in_use_by_a_mere_count_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`torch.cuda.is_available()` at import: torch calls CUDA uninitialised, and no rank could use a GPU."""
+    node = tmp_path / "nvidia-uvm"
+    node.touch()
+    fake_torch(monkeypatch)
+    monkeypatch.setattr("dist_testing.launch.clean._CUDA_NODE", str(node))
+    assert not [reason for reason in unclean_reasons() if "CUDA" in reason]
+    with node.open():
+        assert [reason for reason in unclean_reasons() if "CUDA's driver is in use" in reason]
+
+
+def test_torch_is_told_to_count_without_cuda_unless_the_user_has_decided(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fresh interpreter that takes the place of an unclean process imports the same files."""
+    name = "PYTORCH_NVML_BASED_CUDA_CHECK"
+    monkeypatch.delenv(name, raising=False)
+    spare_cuda()
+    assert os.environ[name] == "1"
+    monkeypatch.setenv(name, "0")
+    spare_cuda()
+    assert os.environ[name] == "0"
 
 
 def test_every_running_thread_is_named(release: threading.Event) -> None:

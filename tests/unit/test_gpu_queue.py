@@ -33,10 +33,15 @@ def test_whoever_came_first_of_those_who_are_left_is_head(file: Path, steps: lis
     """Somebody who asked for all GPUs would wait for ever behind those who want one."""
     with contextlib.ExitStack() as left_over:
         queue: list[Place] = []
+
+        def leave_if_queued(place: Place) -> None:
+            if place in queue:
+                place.leave()
+
         for step in steps:
             if isinstance(step, str):
                 place = Place.take(file)
-                left_over.callback(lambda place=place: place in queue and place.leave())
+                left_over.callback(leave_if_queued, place)
                 queue.append(place)
             elif queue:
                 queue.pop(step % len(queue)).leave()

@@ -4,37 +4,51 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
 
 from dist_testing.backends import Backend
 from dist_testing.errors import DistTestingError
-from dist_testing.runner import needs
+from dist_testing.gpus.simulated import NODES_VARIABLE
 from dist_testing.runner.needs import missing_need
 from dist_testing.skips import TEST_SKIPS, is_about_hardware
 from dist_testing.spec import Spec
 
 
-def spec(torch_backend: str = "gloo", *, gpus_per_rank: int = 0, register_module: str = "") -> Spec:
+def spec(
+    torch_backend: str = "gloo",
+    *,
+    gpus_per_rank: int = 0,
+    register_module: str = "",
+    ranks_per_gpu: int = 1,
+    vendor: str = "nvidia",
+) -> Spec:
     """A target for a backend that torch knows by that name."""
     env: Mapping[str, str] = {}
-    device, vendor = ("cuda", "nvidia") if gpus_per_rank else ("cpu", "")
+    device, vendor = ("cuda", vendor) if gpus_per_rank else ("cpu", "")
     backend = Backend("mine", torch_backend, device, gpus_per_rank, vendor, 60, register_module, env, ("fork",))
-    return Spec("//t", backend, (2,), gpus_per_rank)
+    return Spec("//t", backend, (2,), gpus_per_rank, ranks_per_gpu=ranks_per_gpu)
 
 
 @pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> SimpleNamespace:
     """A machine without GPUs whose torch has gloo, both as the case wants them."""
-    machine = SimpleNamespace(gpus=0, has_distributed=True, backends={"gloo"})
+
+    def have(gpus: int) -> None:
+        for minor in range(gpus):
+            (tmp_path / f"nvidia{minor}").touch()
+
+    machine = SimpleNamespace(have=have, nodes=tmp_path, has_distributed=True, backends={"gloo"})
+    monkeypatch.setenv(NODES_VARIABLE, str(tmp_path))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     torch, distributed = ModuleType("torch"), ModuleType("torch.distributed")
     distributed.is_available = lambda: machine.has_distributed  # type: ignore[attr-defined]
     distributed.is_backend_available = lambda name: name in machine.backends  # type: ignore[attr-defined]
     torch.distributed = distributed  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "torch", torch)
     monkeypatch.setitem(sys.modules, "torch.distributed", distributed)
-    monkeypatch.setattr(needs, "gpu_count", lambda: machine.gpus)
     return machine
 
 
@@ -58,11 +72,53 @@ def test_a_gpu_world_needs_one_for_each_rank(
     machine: SimpleNamespace, found: int, per_rank: int, world_size: int, expected: str | None
 ) -> None:
     """What is there and what is wanted, in one reason."""
-    machine.gpus = found
+    machine.have(found)
     machine.backends = {"nccl"}
     reason = missing_need(spec("nccl", gpus_per_rank=per_rank), world_size)
     assert reason == expected
     assert reason is None or is_about_hardware(reason)
+
+
+@pytest.mark.parametrize(("ranks", "missing"), [(4, False), (5, True)])
+def test_ranks_that_share_a_gpu_need_fewer(machine: SimpleNamespace, ranks: int, missing: bool) -> None:
+    """Four ranks of gloo on the only GPU would be skipped."""
+    machine.have(1)
+    reason = missing_need(spec(gpus_per_rank=1, ranks_per_gpu=4), ranks)
+    assert reason == ("Need at least 2 CUDA devices (found 1)" if missing else None)
+
+
+def test_the_reason_says_what_the_variable_has_to_do_with_it(
+    machine: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eight GPUs in nvidia-smi, and "found 1" in the log."""
+    machine.have(8)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,9,4")
+    reason = missing_need(spec(gpus_per_rank=1), 2)
+    assert reason == (
+        "Need at least 2 CUDA devices "
+        "(found 1; CUDA_VISIBLE_DEVICES='3,9,4': '9' is no device here, and CUDA ignores what follows)"
+    )
+    assert is_about_hardware(reason)
+
+
+def test_a_folder_of_nodes_that_cannot_be_read_is_a_reason_and_no_traceback(
+    machine: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An exception here ends the whole run."""
+    monkeypatch.setenv(NODES_VARIABLE, str(machine.nodes / "missing"))
+    reason = missing_need(spec(gpus_per_rank=1), 1)
+    assert reason is not None
+    assert reason.startswith("Need at least 1 CUDA device (The GPUs of this machine cannot be counted")
+    assert is_about_hardware(reason)
+
+
+def test_gpus_of_vendors_that_nobody_has_tried_are_said_not_to_be_looked_for(machine: SimpleNamespace) -> None:
+    """NVIDIA's nodes say nothing about Intel's GPUs."""
+    machine.have(8)
+    reason = missing_need(spec(gpus_per_rank=1, vendor="intel"), 1)
+    assert reason is not None
+    assert "intel" in reason
+    assert is_about_hardware(reason)
 
 
 def test_a_torch_without_distributed_is_told(machine: SimpleNamespace) -> None:
@@ -73,7 +129,7 @@ def test_a_torch_without_distributed_is_told(machine: SimpleNamespace) -> None:
 
 def test_a_torch_without_nccl_is_told_in_torchs_words(machine: SimpleNamespace) -> None:
     """People search for them."""
-    machine.gpus = 2
+    machine.have(2)
     reason = missing_need(spec("nccl", gpus_per_rank=1), 2)
     assert reason == TEST_SKIPS["nccl"].message
 

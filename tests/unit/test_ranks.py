@@ -257,6 +257,18 @@ def test_the_first_of_two_failures_counts(rank: Rank) -> None:
     rank.outcome_frame("raised", phase="teardown", summary="second")
     outcome = rank.end(10, 3.0)
     assert (outcome.summary, outcome.phase) == ("first", "call")
+    assert [(further.summary, further.phase) for further in outcome.further] == [("second", "teardown")]
+
+
+def test_of_many_failures_every_kind_is_kept(rank: Rank) -> None:
+    """A loop of sub-tests must not fill the runner's memory, nor hide that the teardown failed as nobody expected."""
+    rank.start("call")
+    for _ in range(100):
+        rank.outcome_frame("raised", types="AssertionError")
+    rank.outcome_frame("raised", phase="teardown", types="OSError")
+    outcome = rank.end(10, 3.0)
+    assert (len(outcome.further) + outcome.more_count, outcome.more_count > 70) == (100, True)
+    assert (outcome.further[-1].phase, outcome.further[-1].types) == ("teardown", "OSError")
 
 
 def test_a_worse_report_does_not_make_the_trouble_younger(rank: Rank) -> None:

@@ -149,6 +149,19 @@ def test_other_failing_ranks_are_quoted_by_their_ends() -> None:
     assert "... 80 lines left out ..." in text
 
 
+def test_what_else_failed_on_a_rank_is_told() -> None:
+    """Other sub-tests, or a teardown that leaves the machine as it should not: whole for the culprit, else in a line."""
+    further = raised(0, 101.0, phase="teardown", summary="OSError: disk", text="the disk's traceback")
+    culprit = replace(raised(0, 101.0), further=(further,), more_count=3)
+    report = failure_report(result([culprit, replace(raised(1, 102.0), further=(further,))]))
+    peer, _, own = report.partition("rank 0 of 2 failed first")
+    for part in (peer, own):
+        assert "then it raised OSError: disk in teardown" in part
+    assert "the disk's traceback" in own
+    assert "the disk's traceback" not in peer
+    assert report.endswith("then it failed 3 more times like this")
+
+
 def test_the_culprit_is_quoted_whole() -> None:
     """However long it is, it is what people came for."""
     long = "\n".join(f"line {number}" for number in range(500))

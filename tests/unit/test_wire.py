@@ -41,6 +41,8 @@ def request(**changes: Any) -> WorldRequest:
         "together": False,
         "store_port": 29500,
         "settings": {"timeout_s": 1.5},
+        "debug_rank": 1,
+        "lease_fds": 2,
     }
     return WorldRequest(**{**values, **changes})
 

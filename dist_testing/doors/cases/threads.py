@@ -19,7 +19,7 @@ from dist_testing.doors.rank_unittest import RankPipe, seed_generators
 from dist_testing.doors.requirements.decision import unmet_requirement
 from dist_testing.doors.session import current_session
 from dist_testing.errors import CaseFailedError, DistTestingError, UsageError
-from dist_testing.outcomes import Cause, Status
+from dist_testing.outcomes import Status
 from dist_testing.rank.reporter import Reporter
 from dist_testing.runner.case import Case, CaseResult
 from dist_testing.runner.report import failure_report
@@ -150,8 +150,7 @@ class ThreadCase(WorldCase):
         try:
             self._join_threads(self.threads, fn)
         except CaseFailedError as error:
-            if error.result.verdict.cause is not Cause.FAILURE:
-                self._expect_no_failure()
+            self._expect_nothing_but_failures(error.result)
             raise
 
     @classmethod

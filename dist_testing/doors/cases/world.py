@@ -22,13 +22,13 @@ from dist_testing.doors.rank_unittest import RankPipe
 from dist_testing.doors.requirements.decision import unmet_requirement
 from dist_testing.doors.session import Session, current_session
 from dist_testing.doors.warned import warnings_of
-from dist_testing.errors import CaseFailedError, DistTestingError, UsageError
-from dist_testing.outcomes import Cause, Status, Verdict
+from dist_testing.errors import CaseFailedError, DistTestingError, PromiseError, UsageError
+from dist_testing.outcomes import Status, Verdict
 from dist_testing.rank.bootstrap import FAILED_EXIT_CODE
 from dist_testing.runner.case import Case, CaseResult
 from dist_testing.runner.engine import RunningCase
 from dist_testing.runner.needs import missing_need
-from dist_testing.runner.report import failure_report
+from dist_testing.runner.report import broken_promise, failure_report
 from dist_testing.runner.running_world import check_world_size
 from dist_testing.skips import is_about_hardware
 from dist_testing.spec import ISOLATIONS
@@ -158,6 +158,7 @@ class WorldCase(unittest.TestCase):
             timeout_s = self._checked_timeout(session)
             launcher = self._checked_isolation(session, isolation)
             self._check_method(method)
+            session.check_place(self.id())
         except DistTestingError as error:
             # The text says it all; where in this library it was found out is of no use.
             raise error.with_traceback(None) from None
@@ -193,7 +194,8 @@ class WorldCase(unittest.TestCase):
     def _lack(self, what: str, *, promised: bool) -> NoReturn:
         """Skip for what the machine does not have; fail if it was said to have it."""
         if promised:
-            self.fail(f"{Cause.PROMISE.value}: {what}")
+            self._expect_no_failure()
+            raise PromiseError(broken_promise(self.id(), current_session().engine.spec, what))
         self.skipTest(what)
 
     def _wait_for_ranks(self) -> CaseResult:
@@ -220,12 +222,16 @@ class WorldCase(unittest.TestCase):
             case Status.SKIPPED:
                 self.skipTest(verdict.reason)
             case Status.FAILED:
-                if verdict.cause is not Cause.FAILURE:
-                    self._expect_no_failure()
+                self._expect_nothing_but_failures(result)
                 raise CaseFailedError(failure_report(result, target=current_session().engine.spec.target), result)
 
+    def _expect_nothing_but_failures(self, result: CaseResult) -> None:
+        # `expectedFailure` is about a method that fails. A crash, a hang or a broken machine is never what was meant,
+        # nor, to unittest, what fails around the method.
+        if not (result.has_only_raised and all(failure.phase == "call" for failure in result.failures)):
+            self._expect_no_failure()
+
     def _expect_no_failure(self) -> None:
-        # `expectedFailure` is about a test that fails. A crash, a hang or a broken machine is never what was meant.
         if (outcome := self._outcome) is not None:  # type: ignore[attr-defined]  # unittest's own, not in typeshed
             outcome.expecting_failure = False
 

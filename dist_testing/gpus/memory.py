@@ -1,0 +1,175 @@
+"""Memory of leased GPUs: free before a world starts, and free again after it.
+
+The driver takes its time to give back the memory of a process that has ended, and programs without a lease may use a
+GPU as well. A test that starts too early fails for want of memory, and blames itself.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import psutil
+
+from dist_testing.errors import GpuError
+from dist_testing.gpus.devices import Gpu
+from dist_testing.gpus.nvml import Nvml, NvmlGpu, NvmlProcess, lost_error
+
+__all__ = ["MemoryUse", "memory_left", "wait_for_memory"]
+
+# Share of a GPU's memory that is waited for, and share without which nothing is started.
+_WANTED_FREE = 0.9
+_NEEDED_FREE = 0.5
+# A GPU whose use has not changed for this long belongs to somebody who stays. Seconds.
+_STEADY_S = 2.0
+# For memory to come free before a world. Seconds.
+_BEFORE_LIMIT_S = 30.0
+# For the driver to take back what ended processes had. Seconds.
+_AFTER_LIMIT_S = 10.0
+# The driver's own use varies by less. Bytes.
+_TOLERANCE_BYTES = 64 << 20
+# The library has no event for memory that comes free, so it has to be asked again and again. Seconds.
+_POLL_S = 0.05
+_GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryUse:
+    """What is used of a GPU's memory, in bytes.
+
+    Attributes:
+        used: By everybody.
+        by_process: Process number to its part, as far as the driver tells.
+    """
+
+    used: int
+    by_process: Mapping[int, int]
+
+
+def wait_for_memory(
+    nvml: Nvml, gpus: Sequence[Gpu], *, limit_s: float, on_wait: Callable[[str], None]
+) -> dict[Gpu, MemoryUse]:
+    """Wait until the memory of these GPUs is free, or it is clear that it will not be.
+
+    Args:
+        nvml: The open library.
+        gpus: Leased by this process.
+        limit_s: How long to wait at most, in seconds; never longer than half a minute.
+        on_wait: Called with one line, if there is something to wait for.
+
+    Returns:
+        What is still used, of those GPUs that the library tells of.
+
+    Raises:
+        GpuError: If less than half of a GPU's memory is free in the end, or a GPU is gone.
+    """
+    deadline_s = time.monotonic() + min(limit_s, _BEFORE_LIMIT_S)
+    shown = _by_gpu(nvml, gpus)
+    if nvml.lost_count and (missing := [gpu for gpu in gpus if gpu not in shown]):
+        raise lost_error(", ".join(f"GPU {gpu.index} ({gpu.node})" for gpu in missing))
+    known = {gpu: its for gpu, its in shown.items() if nvml.memory(its) is not None}
+    used = _used(nvml, known)
+    changed_s = time.monotonic()
+    has_told = False
+    while busy := {gpu: free for gpu, free in _free_shares(nvml, known).items() if free < _WANTED_FREE}:
+        now_s = time.monotonic()
+        if not has_told:
+            on_wait(f"waiting for memory; {_users(nvml, known, busy)}")
+            has_told = True
+        if now_s >= deadline_s or now_s - changed_s >= _STEADY_S:
+            break
+        time.sleep(_POLL_S)
+        if (later := _used(nvml, known)) != used:
+            used, changed_s = later, time.monotonic()
+    if full := {gpu: free for gpu, free in busy.items() if free < _NEEDED_FREE}:
+        raise GpuError(
+            f"{_users(nvml, known, full)}: less than half of the memory is free.\n"
+            "A program that takes no lease uses the GPU, or one that has ended still has its memory.\n"
+            "Stop it, give it another GPU, or leave this one out of CUDA_VISIBLE_DEVICES."
+        )
+    return {
+        gpu: MemoryUse(used, {process.pid: process.used or 0 for process in nvml.processes(known[gpu])})
+        for gpu, used in _used(nvml, known).items()
+    }
+
+
+def memory_left(nvml: Nvml, before: Mapping[Gpu, MemoryUse], *, started_s: float) -> list[str]:
+    """What a world that is over has not given back.
+
+    Args:
+        nvml: The open library.
+        before: What `wait_for_memory` has returned for the world.
+        started_s: When the world was started, in seconds since the epoch. What processes use that are older is theirs.
+
+    Returns:
+        One text for each GPU; empty if everything is back.
+    """
+    known = _by_gpu(nvml, list(before))
+    deadline_s = time.monotonic() + _AFTER_LIMIT_S
+    while True:
+        more = {
+            gpu: more
+            for gpu, used in _used(nvml, known).items()
+            if (more := _grown(before[gpu], used, nvml.processes(known[gpu]), started_s)) > _TOLERANCE_BYTES
+        }
+        if not more or time.monotonic() >= deadline_s:
+            break
+        time.sleep(_POLL_S)
+    return [
+        f"GPU {gpu.index}: {size / _GIB:.1f} GiB more than before ({_names(nvml.processes(known[gpu]))})"
+        for gpu, size in more.items()
+    ]
+
+
+def _by_gpu(nvml: Nvml, gpus: Sequence[Gpu]) -> dict[Gpu, NvmlGpu]:
+    by_minor = {gpu.minor: gpu for gpu in nvml.gpus()}
+    return {gpu: by_minor[gpu.minor] for gpu in gpus if gpu.minor in by_minor}
+
+
+def _used(nvml: Nvml, known: Mapping[Gpu, NvmlGpu]) -> dict[Gpu, int]:
+    return {gpu: memory.used for gpu, its in known.items() if (memory := nvml.memory(its)) is not None}
+
+
+def _free_shares(nvml: Nvml, known: Mapping[Gpu, NvmlGpu]) -> dict[Gpu, float]:
+    return {
+        gpu: 1 - memory.used / memory.total
+        for gpu, its in known.items()
+        if (memory := nvml.memory(its)) is not None and memory.total
+    }
+
+
+def _grown(before: MemoryUse, used: int, processes: Sequence[NvmlProcess], started_s: float) -> int:
+    """Bytes that have come since, but for those of processes that were there before the world was."""
+    others = sum(
+        (process.used or 0) - before.by_process.get(process.pid, 0)
+        for process in processes
+        if _created_s(process.pid) < started_s
+    )
+    return used - before.used - others
+
+
+def _created_s(pid: int) -> float:
+    try:
+        return float(psutil.Process(pid).create_time())
+    except psutil.Error:
+        return float("inf")
+
+
+def _users(nvml: Nvml, known: Mapping[Gpu, NvmlGpu], free: Mapping[Gpu, float]) -> str:
+    return "; ".join(
+        f"GPU {gpu.index} has {share:.0%} of its memory free ({_names(nvml.processes(known[gpu]))})"
+        for gpu, share in free.items()
+    )
+
+
+def _names(processes: Sequence[NvmlProcess]) -> str:
+    names = []
+    for process in processes:
+        try:
+            name = psutil.Process(process.pid).name()
+        except psutil.Error:
+            name = "not to be seen from here"
+        size = f", {process.used / _GIB:.1f} GiB" if process.used is not None else ""
+        names.append(f"process {process.pid}: {name}{size}")
+    return "; ".join(names) or "by whom the driver does not tell"

@@ -1,0 +1,121 @@
+"""What NCCL needs of the machine, and what its flight recorder has seen when a case fails.
+
+torch keeps a record of the last collectives of each rank, and its watchdog writes it to a file when one of them takes
+longer than the group's limit. The file comes from a rank, so it is data: it is written in Python's pickle format, and
+read here without unpickling.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from dist_testing.gpus.plain_pickle import read_plain_pickle
+
+__all__ = ["preflight", "recorder_env", "recordings"]
+
+# The start of the files' names in a world's folder; the rank follows.
+_PREFIX = "flight-record-"
+
+_SHARED_MEMORY = Path("/dev/shm")
+# NCCL's segments take some ten MB for each connection between ranks that cannot reach each other's memory; a
+# container's usual 64 MiB is too little for a few. Bytes per rank.
+_SHARED_MEMORY_PER_RANK = 64 << 20
+_MIB = 1 << 20
+# Collectives that the recorder keeps; torch's own default.
+_RECORDED = 2000
+# torch waits four times this long for all ranks' files before it ends the process. The group's limit leaves a tenth of
+# the case's, of which this is to take less than half. A share of the case's limit.
+_DUMP_WAIT_SHARE = 0.01
+_LONGEST_DUMP_WAIT_S = 15.0
+# Nothing that a recorder writes comes near it. Bytes.
+_MAX_RECORDING = 64 << 20
+# Of a record, in a report.
+_LAST_SHOWN = 3
+_TENSORS_SHOWN = 4
+_NAME_CHARS = 80
+_NOT_PLAIN = re.compile(r"[^\w .-]")
+
+
+def preflight(world_size: int, shared_memory: Path = _SHARED_MEMORY) -> str:
+    """What may make NCCL fail here, for people who look at a failure; "" if nothing is known.
+
+    Args:
+        world_size: Ranks.
+        shared_memory: Where the kernel keeps shared memory.
+    """
+    if world_size < 2:
+        return ""
+    try:
+        space = os.statvfs(shared_memory)
+    except OSError as error:
+        return f"NCCL: {shared_memory} cannot be used ({error.strerror}), and ranks may need it to reach each other."
+    free = space.f_bavail * space.f_frsize
+    if free >= world_size * _SHARED_MEMORY_PER_RANK:
+        return ""
+    return (
+        f"NCCL: {shared_memory} has {free // _MIB} MiB free for {world_size} ranks, which may be too little: "
+        "'unhandled system error' then means this. A container gets more with --shm-size=1g or --ipc=host."
+    )
+
+
+def recorder_env(directory: Path, limit_s: float) -> dict[str, str]:
+    """Variables by which torch writes its record where `recordings` finds it; the user's own come first.
+
+    Args:
+        directory: The world's folder.
+        limit_s: The case's limit, in seconds.
+    """
+    wait_s = min(_LONGEST_DUMP_WAIT_S, _DUMP_WAIT_SHARE * limit_s)
+    return {
+        "TORCH_FR_BUFFER_SIZE": str(_RECORDED),
+        "TORCH_FR_DUMP_TEMP_FILE": str(directory / _PREFIX),
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+        "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": str(max(1, round(1000 * wait_s))),
+    }
+
+
+def recordings(directory: Path, world_size: int) -> dict[int, str]:
+    """Rank to what its recorder has seen last, in one line, of ranks that have left a file."""
+    found = {}
+    for rank in range(world_size):
+        path = directory / f"{_PREFIX}{rank}"
+        try:
+            if not path.is_file() or path.is_symlink():
+                continue
+            with path.open("rb") as file:
+                content = file.read(_MAX_RECORDING + 1)
+        except OSError as error:
+            found[rank] = f"its flight record cannot be read: {error.strerror}"
+            continue
+        try:
+            if len(content) > _MAX_RECORDING:
+                raise ValueError("it is too large")
+            found[rank] = _summary(read_plain_pickle(content))
+        except (ValueError, KeyError, TypeError, IndexError, OverflowError) as error:
+            found[rank] = f"its flight record is not one: {error}"
+    return found
+
+
+def _summary(record: Any) -> str:
+    entries = record["entries"] if isinstance(record, dict) else None
+    if not isinstance(entries, list):
+        raise ValueError("it has no list of entries")
+    return "; ".join(_collective(entry) for entry in entries[-_LAST_SHOWN:]) or "no collective"
+
+
+def _collective(entry: Any) -> str:
+    """Such as `#12 all_reduce [[3, 4]] completed`."""
+    name, state, sizes = entry["profiling_name"], entry["state"], entry["input_sizes"]
+    number = int(entry["collective_seq_id"])
+    if not (isinstance(name, str) and isinstance(state, str) and isinstance(sizes, list)):
+        raise ValueError("an entry has values of other types")
+    # A list may hold itself; numbers are all that is looked for.
+    shapes = [[n for n in size if isinstance(n, int)] for size in sizes[:_TENSORS_SHOWN] if isinstance(size, list)]
+    return f"#{number} {_plain(name.rpartition(':')[2])} {shapes} {_plain(state)}"
+
+
+def _plain(text: str) -> str:
+    return _NOT_PLAIN.sub("", text)[:_NAME_CHARS]

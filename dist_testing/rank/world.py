@@ -1,0 +1,86 @@
+"""A rank's world, with what the library does to it and test authors have no use for."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dist_testing.rank.groups import end_groups
+from dist_testing.world import World, WorldSettings
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
+    from dist_testing.rank.bootstrap import RankStart
+
+__all__ = ["RankWorld"]
+
+# What ranks that share a GPU may allocate of its memory together. Each of their contexts takes some hundred MiB more.
+_SHARED_MEMORY = 0.8
+
+
+class RankWorld(World):
+    """The world as the rank's front door has it: made and prepared once, then given to one case after the other."""
+
+    @classmethod
+    def of(cls, start: RankStart, store: Store | None = None, cases: int = 0) -> RankWorld:
+        """The world that a rank was started for.
+
+        Args:
+            start: What the rank was started with.
+            store: What the ranks share; None for a store at the world's port.
+            cases: How many cases this process has run before.
+        """
+        request = start.request
+        return cls(
+            start.rank,
+            request.size,
+            WorldSettings.from_json(request.settings),
+            directory=Path(request.directory),
+            store_port=request.store_port,
+            store_fd=start.store_fd,
+            store=store,
+            cases=cases,
+        )
+
+    @property
+    def pytest_tmp_path(self) -> Path:
+        """Where pytest's `tmp_path` fixtures of this rank go; made when one is used."""
+        return self._directory / f"tmp-{self._cases}-pytest-{self.rank}"
+
+    def prepare(self) -> None:
+        """Once, before the first case: device, store, and the default group if it is wanted."""
+        if self._settings.register_module:
+            importlib.import_module(self._settings.register_module)
+        if self._settings.device != "cpu":
+            import torch
+
+            module = torch.get_device_module(self._settings.device)
+            module.set_device(self.device)
+            if self._settings.ranks_per_gpu > 1:
+                # One of them must not take what the others count on.
+                module.set_per_process_memory_fraction(_SHARED_MEMORY / self._settings.ranks_per_gpu, self.device)
+        if self._store_fd is not None:
+            # Serve at once: another rank, or env:// in test code, may be first to need it.
+            _ = self.store
+        if self._settings.init:
+            import torch.distributed as dist
+
+            dist.init_process_group(
+                self.backend,
+                store=self.store,
+                rank=self.rank,
+                world_size=self.size,
+                timeout=self._timeout,
+                # Without it NCCL guesses the device at the first collective, and warns that it does.
+                device_id=self.device if self.backend == "nccl" else None,
+            )
+
+    def begin_case(self) -> None:
+        """Another case: folders of its own."""
+        self._cases += 1
+
+    def finish(self) -> None:
+        """After a pass of every rank: end the groups that are left."""
+        end_groups()

@@ -1,0 +1,172 @@
+"""GPU cases through the front doors, on a machine whose GPUs are simulated: what users see of leases and of a lack."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from dist_testing.errors import LeaseTimeoutError
+from dist_testing.gpus.devices import gpus_present
+from dist_testing.gpus.lease import lease_gpus
+from dist_testing.gpus.simulated import NODES_VARIABLE
+from tests.support.bell import Bell
+from tests.support.children import Ended, run_cases, start_pytest, write_file
+from tests.support.starter import LIMIT_S, Starter
+
+# Its ranks are not asked to touch their device, as those of a marked test are.
+_CASES = """
+    import os
+
+    from dist_testing import MultiProcessTestCase
+
+
+    class WrapperTest(MultiProcessTestCase):
+        world_size = 2
+        isolation = {isolation!r}
+
+        def test_devices(self):
+            nodes = os.environ["DIST_TESTING_GPU_NODES"]
+            paths = ["/proc/self/fd/" + fd for fd in os.listdir("/proc/self/fd")]
+            opened = {{os.readlink(path): path for path in paths if os.path.exists(path)}}
+            held = {{file: path for file, path in opened.items() if file.startswith(nodes)}}
+            assert sorted(held) == [nodes + "/nvidia0", nodes + "/nvidia1"], opened
+            assert os.environ["CUDA_VISIBLE_DEVICES"] == "GPU-simulated-0,GPU-simulated-1"
+            # Programs that a test runs, and leaves behind, must not keep the lease.
+            assert not any(os.get_inheritable(int(os.path.basename(path))) for path in held.values())
+"""
+
+
+@pytest.fixture
+def nodes(tmp_path: Path) -> Path:
+    """Two simulated GPUs."""
+    folder = tmp_path / "nodes"
+    folder.mkdir()
+    for name in ("nvidiactl", "nvidia0", "nvidia1"):
+        (folder / name).touch()
+    return folder
+
+
+def run_on_gpus(starter: Starter, folder: Path, nodes: Path, *options: str, isolation: str = "fork") -> Ended:
+    """Run the cases with a backend that has GPUs."""
+    source = _CASES.format(isolation=isolation)
+    env = {NODES_VARIABLE: str(nodes)}
+    return run_cases(starter, folder, source, "--dist-backend=cuda_gloo", *options, **env)
+
+
+@pytest.mark.parametrize("isolation", ["fork", "spawn", "pool"])
+def test_ranks_hold_their_lease_however_they_are_made(
+    starter: Starter, tmp_path: Path, nodes: Path, isolation: str
+) -> None:
+    """Ranks that outlive a killed runner for a moment still use its GPUs."""
+    ended = run_on_gpus(starter, tmp_path, nodes, isolation=isolation)
+    assert ended.code == 0, ended.log
+    lease_gpus(2, gpus_present({NODES_VARIABLE: str(nodes)}), limit_s=0).release()
+
+
+def test_a_wait_is_one_line_of_the_log(starter: Starter, tmp_path: Path, nodes: Path) -> None:
+    """A log that ends in the middle of a line of dots, for minutes."""
+    write_file(tmp_path, "test_cases.py", _CASES.format(isolation="fork"))
+    options = ("-rA", "--dist-backend=cuda_gloo", "test_cases.py")
+    with lease_gpus(1, gpus_present({NODES_VARIABLE: str(nodes)}), limit_s=0):
+        child = start_pytest(starter, tmp_path, *options, env={NODES_VARIABLE: str(nodes)})
+        deadline_s = time.monotonic() + LIMIT_S
+        # A file has nothing to wait on; the line is what the test is about.
+        while "waiting for" not in child.log and time.monotonic() < deadline_s:
+            time.sleep(0.05)
+    assert child.wait() == 0, child.log
+    (line,) = [line for line in child.log.splitlines() if "waiting for" in line]
+    assert line.startswith(
+        "dist_testing: test_cases.WrapperTest.test_devices: waiting for 1 of 2 GPU(s); GPU 0: process "
+    )
+
+
+def test_gpus_that_others_keep_fail_the_case_and_are_named(starter: Starter, tmp_path: Path, nodes: Path) -> None:
+    """Nobody learns from "timed out" whom to ask."""
+    with lease_gpus(1, gpus_present({NODES_VARIABLE: str(nodes)}), limit_s=0):
+        ended = run_on_gpus(starter, tmp_path, nodes, "--dist-timeout=0.5")
+    assert ended.code == 1
+    assert "2 GPU(s) could not be had within 1 s: 1 of them were free; GPU 0: process " in ended.log
+    assert "Traceback" not in ended.log
+
+
+@pytest.mark.parametrize(("promise", "code", "outcome"), [("skip", 0, "SKIPPED"), ("fail", 1, "FAILED")])
+def test_more_gpus_than_there_are_is_told_at_once(
+    starter: Starter, tmp_path: Path, nodes: Path, promise: str, code: int, outcome: str
+) -> None:
+    """Waiting for a second GPU of one ends at the timeout, and then blames somebody."""
+    (nodes / "nvidia1").unlink()
+    ended = run_on_gpus(starter, tmp_path, nodes, f"--dist-on-missing={promise}")
+    assert ended.code == code
+    assert "Need at least 2 CUDA devices (found 1)" in ended.log
+    assert outcome in ended.log
+    assert "Traceback" not in ended.log
+
+
+def test_a_folder_of_nodes_that_is_not_there_is_no_traceback(starter: Starter, tmp_path: Path) -> None:
+    """A slip of the pen in a variable."""
+    ended = run_on_gpus(starter, tmp_path, tmp_path / "missing", "--dist-on-missing=fail")
+    assert ended.code == 1
+    assert "cannot be counted" in ended.log
+    assert "Traceback" not in ended.log
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (("--dist-backend=nccl", "--dist-ranks-per-gpu=2"), "NCCL refuses it"),
+        (("--dist-backend=gloo", "--dist-ranks-per-gpu=2"), "backend gloo and 0 GPU(s) per rank"),
+        (("--dist-backend=cuda_gloo", "--dist-ranks-per-gpu=0"), "expected a number from 1"),
+        (("--dist-backend=cuda_gloo", "--dist-ranks-per-gpu=two"), "expected a number from 1"),
+    ],
+)
+def test_ranks_that_cannot_share_are_refused(
+    starter: Starter, tmp_path: Path, options: tuple[str, ...], text: str
+) -> None:
+    """NCCL says "Duplicate GPU detected" after a minute."""
+    ended = run_cases(starter, tmp_path, "def test_x(): pass", *options)
+    assert ended.code == 4
+    assert text in ended.log
+    assert "Traceback" not in ended.log
+
+
+_HELD = """
+    import os
+    import signal
+
+    from dist_testing import MultiProcessTestCase
+    from tests.support.bell import ring
+
+
+    class HeldTest(MultiProcessTestCase):
+        world_size = 2
+
+        def test_waits(self):
+            ring(str(os.getppid()))
+            signal.pause()
+"""
+
+
+def test_the_lease_of_a_killed_runner_lasts_as_long_as_its_ranks(starter: Starter, tmp_path: Path, nodes: Path) -> None:
+    """The next test would start on GPUs that are in use."""
+    pool = gpus_present({NODES_VARIABLE: str(nodes)})
+    write_file(tmp_path, "test_cases.py", _HELD)
+    with Bell(tmp_path) as bell:
+        env = {**bell.env, NODES_VARIABLE: str(nodes)}
+        child = start_pytest(starter, tmp_path, "--dist-backend=cuda_gloo", "test_cases.py", env=env)
+        template = int(bell.wait(2, child)[0])
+    # It cleans up at once otherwise.
+    os.kill(template, signal.SIGSTOP)
+    try:
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+        for gpu in pool:
+            with pytest.raises(LeaseTimeoutError, match="a process that it started still has the lease"):
+                lease_gpus(1, (gpu,), limit_s=0)
+    finally:
+        os.kill(template, signal.SIGCONT)
+    starter.wait_nothing_left(LIMIT_S)
+    lease_gpus(2, pool, limit_s=0).release()

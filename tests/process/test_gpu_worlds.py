@@ -1,0 +1,289 @@
+"""Worlds that have GPUs, which are simulated: their ranks compute on the CPU, and everything else is as always."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from dist_testing.backends import Backend
+from dist_testing.doors.reports import properties
+from dist_testing.errors import GpuError, LaunchError, LeaseTimeoutError
+from dist_testing.gpus import memory
+from dist_testing.gpus.devices import Gpu, gpus_present
+from dist_testing.gpus.lease import lease_gpus
+from dist_testing.gpus.simulated import NODES_VARIABLE, NVML_VARIABLE
+from dist_testing.outcomes import Cause, Status
+from dist_testing.runner.engine import Engine
+from dist_testing.runner.report import failure_report
+from dist_testing.world import World
+from tests.support.fake_nvml import STATE_VARIABLE, build_fake_nvml
+from tests.support.worlds import engine_for, run
+
+# Against a test that hangs; nothing is asserted of the time. Seconds.
+_LIMIT_S = 60.0
+_HOLD = (
+    "from dist_testing.gpus.devices import gpus_present\n"
+    "from dist_testing.gpus.lease import lease_gpus\n"
+    "lease = lease_gpus(4, gpus_present(), limit_s=60)\n"
+    "print('held', flush=True)\n"
+    "input()\n"
+)
+
+
+def backend(torch_backend: str = "gloo") -> Backend:
+    """A backend whose ranks need a GPU each, and do not touch it."""
+    return Backend("fake_gpu", torch_backend, "cpu", 1, "nvidia", 60, "", {}, ("fork", "pool"), ("shared_gpu",))
+
+
+@pytest.fixture(autouse=True)
+def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Gpu, ...]:
+    """Four simulated GPUs, and no library that knows more."""
+    nodes = tmp_path / "nodes"
+    nodes.mkdir()
+    for name in ("nvidiactl", *(f"nvidia{minor}" for minor in range(4))):
+        (nodes / name).touch()
+    monkeypatch.setenv(NODES_VARIABLE, str(nodes))
+    monkeypatch.setenv(NVML_VARIABLE, "/no/such/library")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    return gpus_present()
+
+
+def is_free(gpus: tuple[Gpu, ...]) -> bool:
+    """Whether nobody has any of them."""
+    try:
+        lease_gpus(len(gpus), gpus, limit_s=0).release()
+    except LeaseTimeoutError:
+        return False
+    return True
+
+
+def report_devices(world: World, body: dict[str, Any]) -> None:
+    """Note what the rank sees, and which nodes it keeps open."""
+    nodes = os.environ[NODES_VARIABLE]
+    links = [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if _is_open(fd)]
+    held = sorted(Path(link).name for link in links if link.startswith(nodes))
+    names = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "LOCAL_RANK")
+    line = " ".join([*(os.environ[name] for name in names), *held])
+    Path(body["notes"], str(world.rank)).write_text(line)
+
+
+def _is_open(fd: str) -> bool:
+    return os.path.exists(f"/proc/self/fd/{fd}")
+
+
+def die(world: World, body: dict[str, Any]) -> None:
+    """Rank 1 is killed while the others wait for it."""
+    if world.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.barrier()
+
+
+def do_nothing(world: World, body: dict[str, Any]) -> None:
+    """Pass."""
+
+
+def fill_memory(world: World, body: dict[str, Any]) -> None:
+    """Have the library tell that something of this case stays in the GPU's memory."""
+    if world.rank == 0:
+        Path(os.environ[STATE_VARIABLE]).write_text(body["state"])
+
+
+def fail_on_device(world: World, body: dict[str, Any]) -> None:
+    """Queue something that fails after the test has ended."""
+
+    def synchronize(device: object = None) -> None:
+        raise torch.AcceleratorError(body["error"])
+
+    torch.cuda.is_initialized = lambda: True
+    torch.cuda.current_device = lambda: 0
+    torch.cuda.synchronize = synchronize
+
+
+def record(world: World, body: dict[str, Any]) -> None:
+    """Leave a flight record as torch's watchdog does, and fail."""
+    # Private: what writes the file otherwise runs only with NCCL. The format is the same.
+    from torch._C._distributed_c10d import _dump_fr_trace  # type: ignore[attr-defined]
+
+    dist.init_process_group("gloo", store=world.store, rank=world.rank, world_size=world.size)
+    dist.all_reduce(torch.ones(3, 4))
+    Path(f"{os.environ['TORCH_FR_DUMP_TEMP_FILE']}{world.rank}").write_bytes(
+        _dump_fr_trace() if world.rank == 0 else body["hostile"].encode("latin-1")
+    )
+    dist.barrier()
+    raise ValueError("planted")
+
+
+_FUNCTIONS = {
+    function.__name__: function for function in (report_devices, die, do_nothing, fill_memory, fail_on_device, record)
+}
+
+
+def engine(**more: Any) -> Any:
+    """An engine whose worlds have GPUs."""
+    return engine_for(_FUNCTIONS, **{"backend": backend(), "gpus_per_rank": 1, **more})
+
+
+def test_every_rank_sees_the_gpus_of_its_world_and_holds_their_lease(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pool: tuple[Gpu, ...]
+) -> None:
+    """Ranks on each other's devices, or on those of another test; a lease that a killed runner takes with it."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1,2")
+    with engine() as worlds:
+        result = run(worlds, "report_devices", world_size=2, arguments={"notes": str(tmp_path)})
+    assert result.verdict.status is Status.PASSED, result.outcomes
+    for rank in range(2):
+        expected = f"GPU-simulated-1,GPU-simulated-3 PCI_BUS_ID {rank} nvidia1 nvidia3"
+        assert (tmp_path / str(rank)).read_text() == expected
+    assert dict(properties(result)) == {"world_size": 2, "gpus": "1, 3", "gpu_wait_s": f"{result.gpu_wait_s:.1f}"}
+    assert is_free(pool)
+
+
+def test_ranks_that_share_have_one_gpu_together(tmp_path: Path) -> None:
+    """With one GPU in the machine, gloo on CUDA tensors could not be tested at all."""
+    with engine(ranks_per_gpu=4) as worlds:
+        result = run(worlds, "report_devices", world_size=4, arguments={"notes": str(tmp_path)})
+    assert result.gpus == "0"
+    assert [(tmp_path / str(rank)).read_text().split()[0] for rank in range(4)] == ["GPU-simulated-0"] * 4
+
+
+def test_the_gpus_are_free_after_a_failure(pool: tuple[Gpu, ...]) -> None:
+    """One crash would cost the machine its GPUs."""
+    with engine() as worlds:
+        result = run(worlds, "die", world_size=4)
+        assert result.verdict.cause is Cause.CRASH
+        assert "GPUs of the machine: 0, 1, 2, 3; gpu wait 0.0 s." in failure_report(result)
+        assert is_free(pool)
+
+
+def test_the_gpus_are_free_if_the_world_cannot_be_started(
+    pool: tuple[Gpu, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next case finds them leased by its own runner, and waits for itself."""
+    with engine() as worlds:
+        run(worlds, "do_nothing", world_size=2)
+        launcher, _ = worlds.prepare()
+
+        def start(*_: object) -> None:
+            raise LaunchError("planted")
+
+        monkeypatch.setattr(launcher, "start", start)
+        with pytest.raises(LaunchError, match="planted"):
+            run(worlds, "do_nothing", world_size=2)
+        assert is_free(pool)
+
+
+def test_kept_ranks_keep_their_gpus(pool: tuple[Gpu, ...]) -> None:
+    """Their contexts and communicators live on those devices; another test must not get them in between."""
+    with engine() as worlds:
+        for _ in range(2):
+            result = run(worlds, "do_nothing", world_size=2, isolation="pool", pool="class")
+            assert result.verdict.status is Status.PASSED
+            assert result.gpus == "0, 1"
+            assert not is_free(pool[:1])
+            assert not is_free(pool[1:2])
+            assert is_free(pool[2:])
+        assert worlds.end_pool() == ""
+        assert is_free(pool)
+
+
+@pytest.fixture
+def holder() -> Any:
+    """Another process with all GPUs and no intention to let go."""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TEST_TARGET": "//other:training_nccl"}
+    command = [sys.executable, "-c", _HOLD]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        yield process
+        process.kill()
+
+
+def _told(worlds: Engine, then: Callable[[], None] = lambda: None) -> list[str]:
+    lines: list[str] = []
+
+    def tell(line: str) -> None:
+        lines.append(line)
+        then()
+
+    worlds.tell = tell
+    return lines
+
+
+def test_a_case_waits_for_gpus_and_says_for_whom(pool: tuple[Gpu, ...], holder: subprocess.Popen[str]) -> None:
+    """A target that stands still without a word gets killed by people."""
+    with engine() as worlds:
+        lines = _told(worlds, holder.kill)
+        result = run(worlds, "do_nothing", world_size=2)
+    assert result.verdict.status is Status.PASSED
+    assert result.gpu_wait_s > 0
+    whose = f"GPU 0, 1, 2, 3: process {holder.pid} (//other:training_nccl)"
+    assert lines == [f"dist_testing: do_nothing: waiting for 2 of 2 GPU(s); {whose}"]
+
+
+def test_a_holder_that_never_lets_go_is_the_machines_fault_at_the_deadline(
+    holder: subprocess.Popen[str], pool: tuple[Gpu, ...]
+) -> None:
+    """The case gets a verdict within its own time, and the run goes on."""
+    with engine() as worlds:
+        _told(worlds)
+        with pytest.raises(GpuError, match=f"process {holder.pid} .//other:training_nccl."):
+            run(worlds, "do_nothing", world_size=2, timeout_s=0.3)
+        holder.kill()
+        holder.wait()
+        assert run(worlds, "do_nothing", world_size=2).verdict.status is Status.PASSED
+
+
+def test_memory_that_a_case_leaves_behind_fails_that_case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise it fails the next one, which runs out of memory."""
+    library = build_fake_nvml(tmp_path)
+    if library is None:
+        pytest.skip("there is no C compiler here")
+    state = tmp_path / "state"
+    state.write_text("gpu 0 GPU-a 00000000:3b:00.0 100000000000 0")
+    monkeypatch.setenv(NVML_VARIABLE, str(library))
+    monkeypatch.setenv(STATE_VARIABLE, str(state))
+    monkeypatch.setattr(memory, "_AFTER_LIMIT_S", 0.2)
+    with engine() as worlds:
+        assert run(worlds, "do_nothing", world_size=1).verdict.status is Status.PASSED
+        more = {"state": "gpu 0 GPU-a 00000000:3b:00.0 100000000000 5368709120"}
+        result = run(worlds, "fill_memory", world_size=1, arguments=more)
+        assert (result.verdict.status, result.verdict.cause) == (Status.FAILED, Cause.GPU_MEMORY)
+        assert "GPU memory left behind: GPU 0: 5.0 GiB more than before" in failure_report(result)
+
+
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [
+        ("CUDA error: device-side assert triggered\nCompile with `TORCH_USE_CUDA_DSA`", Cause.FAILURE),
+        ("CUDA error: uncorrectable ECC error encountered\nSearch for it", Cause.INFRASTRUCTURE),
+        ("CUDA error: uncorrectable ECC error encountered here", Cause.FAILURE),
+    ],
+)
+@pytest.mark.parametrize("isolation", ["fork", "pool"])
+def test_what_fails_on_the_device_fails_the_case_that_queued_it(isolation: str, error: str, cause: Cause) -> None:
+    """A kernel's error comes out at the next call; with nobody left to call it is lost, or the next case's."""
+    pool = "class" if isolation == "pool" else ""
+    with engine() as worlds:
+        result = run(worlds, "fail_on_device", world_size=2, isolation=isolation, pool=pool, arguments={"error": error})
+        assert result.verdict.cause is cause, result.verdict
+        assert "CUDA error" in failure_report(result)
+        assert run(worlds, "do_nothing", world_size=2, isolation=isolation, pool=pool).verdict.status is Status.PASSED
+
+
+def test_flight_records_are_in_the_report_of_a_failure() -> None:
+    """Which rank is behind, and in which collective, is what one asks first of a hang in NCCL."""
+    hostile = "cposix\nsystem\n(S'touch /tmp/x'\ntR."
+    with engine(backend=backend("nccl")) as worlds:
+        result = run(worlds, "record", world_size=2, init=False, arguments={"hostile": hostile})
+    text = failure_report(result)
+    assert "Rank 0's last collectives: #1 all_reduce [[3, 4]] " in text
+    assert "Rank 1's last collectives: its flight record is not one: GLOBAL is not plain data." in text

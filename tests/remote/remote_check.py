@@ -1,0 +1,449 @@
+"""Check tests on a real remote-execution cluster on this machine: `python3 -m tests.remote.remote_check`.
+
+Two clients, each a Bazel server with an output base of its own, work in a copy of the repository with the cluster that
+`//tools/rbe` starts. Wheels are taken from this workspace's own server. Nothing of all that is left. Exit status 0 when
+everything is as it should be; takes a few minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.support.nested_bazel import ROOT, Done, NestedBazel, nested_bazel, scratch_folder
+
+# Read by the second client from the cache, too.
+SUITE = ("//tests:all", "//tests/threaded:all", "//tests/unit:all", "//tests/bazel:counting_gloo", "//tools/python:all")
+POOLS = ("cpu=2", "gpu2=1:gpus=2", "gpu8=1:gpus=8")
+
+WHEELS = ("pypi", "pypi_archive", "pypi_rbe", "pypi_unit", "pypi_unit_archive")
+
+# Bazel's exit statuses.
+TESTS_FAILED = 3
+REMOTE_ERROR = 34
+
+# Until a test waits for its bell: also the second time, after its worker's death has been noticed. Seconds.
+START_LIMIT_S = 120.0
+# The error of an executor that is not there. Seconds.
+DOWN_LIMIT_S = 10.0
+
+_SHOWN = 6000
+
+
+class ComplaintError(Exception):
+    """Something is not as it should be."""
+
+
+def expect(what: str, expected: object, found: object, output: str = "") -> None:
+    """Compare."""
+    if expected != found:
+        sys.stderr.write(output[-_SHOWN:])
+        raise ComplaintError(f"{what}: expected {expected!r}, found {found!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A test action, by the build events: its status, and whether it "ran" or came from a "remote" or "local" cache."""
+
+    status: str
+    origin: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tested:
+    """A `bazel test` that has ended.
+
+    Attributes:
+        done: Its status and output.
+        results: Of every target with a result, those of its shards.
+    """
+
+    done: Done
+    results: dict[str, list[Result]]
+
+    @property
+    def origins(self) -> set[str]:
+        """Where results come from."""
+        return {result.origin for results in self.results.values() for result in results}
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """The cluster.
+
+    Attributes:
+        name: By which its commands know it.
+        program: `//tools/rbe`, built.
+        endpoint: For Bazel.
+    """
+
+    name: str
+    program: Path
+    endpoint: str = ""
+
+    def call(self, command: str, *arguments: str) -> str:
+        """Run one of its commands; returns what it answers.
+
+        Raises:
+            ComplaintError: If it fails.
+        """
+        done = subprocess.run(
+            [str(self.program), command, "--name", self.name, *arguments], capture_output=True, text=True, check=False
+        )
+        expect(f"rbe {command} {' '.join(arguments)}", 0, done.returncode, done.stderr)
+        return done.stdout
+
+
+@dataclass(slots=True)
+class Client:
+    """Somebody who uses the cluster."""
+
+    bazel: NestedBazel
+    scratch: Path
+    count: int = field(default=0)
+
+    def test(self, *arguments: str) -> Tested:
+        """Run `bazel test --config=rbe_local`, however it ends."""
+        self.count += 1
+        events = self.scratch / f"events-{self.bazel.output_root.name}-{self.count}.json"
+        done = self.bazel.run("test", "--config=rbe_local", f"--build_event_json_file={events}", *arguments)
+        return Tested(done, _results(events))
+
+
+def _results(events: Path) -> dict[str, list[Result]]:
+    results: dict[str, list[Result]] = {}
+    for line in events.read_text(encoding="utf-8").splitlines():
+        event = json.loads(line)
+        if "testResult" in event["id"] and "testResult" in event:
+            result = event["testResult"]
+            is_remote = result.get("executionInfo", {}).get("cachedRemotely", False)
+            origin = "remote" if is_remote else "local" if result.get("cachedLocally") else "ran"
+            results.setdefault(event["id"]["testResult"]["label"], []).append(Result(result["status"], origin))
+    return results
+
+
+# --- What is checked -------------------------------------------------------------------------------------------------
+
+
+def check_lane(client: Client, ci: Path) -> None:
+    """The recipe runs the suite on the cluster, and is green."""
+    program = client.scratch / "bazel"
+    # The recipe gives a command and its options; which server it is, is not its business.
+    start = f'exec {client.bazel.bazel} --output_user_root={client.bazel.output_root} "$@"'
+    program.write_text(f"#!/bin/sh\n{start}\n", encoding="utf-8")
+    program.chmod(0o755)
+    done = subprocess.run(
+        [str(ci), f"--bazel={program}", "--config=rbe_local", *SUITE],
+        cwd=client.bazel.workspace,
+        env={**os.environ, "BUILD_WORKSPACE_DIRECTORY": str(client.bazel.workspace)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    expect("the lane's exit status", 0, done.returncode, done.stdout + done.stderr)
+    expect("the lane is green", True, "\nci: green: " in done.stdout, done.stdout)
+    print("\n".join(done.stdout.splitlines()[-4:]), flush=True)
+
+
+def check_cache(client: Client) -> None:
+    """Somebody else gets every result from the cache, and an edit costs its own targets."""
+    began = time.monotonic()
+    tested = client.test(*SUITE)
+    expect("the suite from the cache", 0, tested.done.status, tested.done.output)
+    expect("where its results come from", {"remote"}, tested.origins, tested.done.output)
+    _say(f"{len(tested.results)} targets from the cache, in an empty output base: {time.monotonic() - began:.1f} s")
+    edited = client.bazel.workspace / "tests" / "test_dist2.py"
+    edited.write_text(edited.read_text(encoding="utf-8") + "\n# An edit.\n", encoding="utf-8")
+    tested = client.test(*SUITE)
+    expect("the suite after an edit", 0, tested.done.status, tested.done.output)
+    ran = {label for label, results in tested.results.items() if any(result.origin == "ran" for result in results)}
+    expect("what an edit of its source runs", {"//tests:dist2_gloo"}, ran, tested.done.output)
+
+
+def check_routing(client: Client) -> None:
+    """Tests run in the smallest pool that has their GPUs, builds and tests without GPUs in none of those."""
+    expected = {
+        "//tests:pg_wrapper_gloo": "cpu",
+        "//tests:multi_threaded_pg_threaded": "cpu",
+        "//tests:dist2_nccl": "gpu2",
+        "//tests:pg_wrapper_nccl": "gpu2",
+        "//tests:pg_wrapper_cuda_gloo": "gpu8",
+    }
+    tested = client.test(
+        "--//dist_testing/config:gpus=pools",
+        # Instead of the test, whose GPUs are simulated: its properties are the same.
+        "--run_under=sh -c 'echo worker=$DIST_TESTING_RBE_WORKER' --",
+        "--test_output=all",
+        *expected,
+    )
+    expect("the status of a look at workers", 0, tested.done.status, tested.done.output)
+    found = {}
+    target = ""
+    for line in tested.done.output.splitlines():
+        if line.startswith("==================== Test output for "):
+            target = line.removeprefix("==================== Test output for ").rstrip(":")
+        elif line.startswith("worker="):
+            found[target] = line.removeprefix("worker=").rpartition("-")[0]
+    expect("pools of tests", expected, found, tested.done.output)
+    built = client.bazel.run("build", "--config=rbe_local", "//tests/remote:built")
+    expect("a build", 0, built.status, built.output)
+    folder = Path(client.bazel.run("info", "bazel-bin").stdout.strip(), "tests", "remote")
+    pools = {file.read_text(encoding="utf-8").strip().rpartition("-")[0] for file in folder.glob("built_*.txt")}
+    expect("pools of builds", {"cpu"}, pools, built.output)
+
+
+def check_failures(client: Client) -> None:
+    """A failure is not remembered."""
+    for turn in ("first", "second"):
+        tested = client.test("//tests/remote:failing_gloo")
+        expect(f"a failing test, {turn} time", TESTS_FAILED, tested.done.status, tested.done.output)
+        expect("its result", {"//tests/remote:failing_gloo": [Result("FAILED", "ran")]}, tested.results)
+
+
+def check_promises(clients: Sequence[Client], scratch: Path) -> None:
+    """A skip that was remembered is nothing to somebody who was promised the GPUs."""
+    host = scratch / "host"
+    (host / "dev").mkdir(parents=True)
+    for number in range(2):
+        (host / "dev" / f"nvidia{number}").touch()
+    target = "//tests/bazel:skipping_nccl"
+    own = ("--test_env=CUDA_VISIBLE_DEVICES=", f"--repo_env=DIST_TESTING_HOST_ROOT={host}")
+    unpromised = (*own, "--//dist_testing/config:gpus=auto")
+    promised = (*own, "--//dist_testing/config:gpus=pools")
+    first, second = clients
+    for what, client, options, expected in (
+        ("not promised", first, unpromised, Result("PASSED", "ran")),
+        ("not promised, somebody else", second, unpromised, Result("PASSED", "remote")),
+        ("promised", second, promised, Result("FAILED", "ran")),
+        ("promised, once more", first, promised, Result("FAILED", "ran")),
+    ):
+        tested = client.test(*options, target)
+        expect(f"a test that skips, {what}", {target: [expected]}, tested.results, tested.done.output)
+
+
+@contextmanager
+def _bell(scratch: Path, name: str) -> Iterator[Path]:
+    bell = scratch / name
+    try:
+        yield bell
+    finally:
+        # Whatever has happened: nobody waits for its whole time.
+        bell.touch()
+
+
+def _wait_started(bell: Path, besides: str = "") -> str:
+    """The name of a worker on which the test waits."""
+    deadline = time.monotonic() + START_LIMIT_S
+    while time.monotonic() < deadline:
+        for file in bell.parent.glob(f"{bell.name}.*"):
+            worker = file.suffix.lstrip(".")
+            if worker != besides:
+                return worker
+        time.sleep(0.1)
+    raise ComplaintError(f"no test has reached a worker{f' besides {besides}' if besides else ''}")
+
+
+def check_lost_worker(client: Client, cluster: Cluster, pool: ThreadPoolExecutor) -> None:
+    """The test runs again elsewhere, and its result is right."""
+    with _bell(client.scratch, "lost-worker") as bell:
+        running = pool.submit(client.test, f"--test_env=DIST_TESTING_BELL={bell}", "//tests/remote:waiting_gloo")
+        worker = _wait_started(bell)
+        began = time.monotonic()
+        cluster.call("kill-worker", worker)
+        other = _wait_started(bell, besides=worker)
+        elapsed_s = time.monotonic() - began
+        _say(f"a test whose worker {worker} was killed began again on {other} after {elapsed_s:.0f} s")
+    tested = running.result()
+    expect("a test whose worker was killed", 0, tested.done.status, tested.done.output)
+    expect("its result", {"//tests/remote:waiting_gloo": [Result("PASSED", "ran")]}, tested.results)
+    cluster.call("restart", worker)
+
+
+def check_lost_server(client: Client, cluster: Cluster, pool: ThreadPoolExecutor) -> None:
+    """A build whose server is restarted ends right or says what is wrong; nothing that failed passes."""
+    targets = ("//tests/remote:waiting_gloo", "//tests/remote:failing_gloo")
+    with _bell(client.scratch, "lost-server") as bell:
+        options = (f"--test_env=DIST_TESTING_BELL={bell}", "--keep_going")
+        running = pool.submit(client.test, *options, *targets)
+        _wait_started(bell)
+        cluster.call("restart", "server")
+    tested = running.result()
+    passed = {label for label, results in tested.results.items() if any(one.status == "PASSED" for one in results)}
+    expect("what passed beside //tests/remote:waiting_gloo", set(), passed - {targets[0]}, tested.done.output)
+    expect(
+        f"the status {tested.done.status} is of failed tests or of the executor",
+        True,
+        tested.done.status in (TESTS_FAILED, REMOTE_ERROR),
+        tested.done.output,
+    )
+    if tested.done.status == REMOTE_ERROR:
+        expect("the executor's error is told", True, "UNAVAILABLE" in tested.done.output, tested.done.output)
+    _say(f"server restarted in the middle of a build: exit status {tested.done.status}, passed: {len(passed)} of 1")
+    # And it serves again.
+    tested = client.test(*options, *targets)
+    expect("the same again", TESTS_FAILED, tested.done.status, tested.done.output)
+    statuses = {label: results[0].status for label, results in tested.results.items()}
+    expect("its results", {targets[0]: "PASSED", targets[1]: "FAILED"}, statuses, tested.done.output)
+
+
+def check_two_at_once(clients: Sequence[Client], pool: ThreadPoolExecutor) -> None:
+    """Clients do not get in each other's way."""
+    options = ("--test_env=DIST_TESTING_TWO_AT_ONCE=1", "//tests/unit:test_wire", "//tests/threaded:all")
+    running = [pool.submit(client.test, *options) for client in clients]
+    for tested in (one.result() for one in running):
+        expect("one of two clients at once", 0, tested.done.status, tested.done.output)
+
+
+def check_down(client: Client) -> None:
+    """An executor that is not there is an error at once."""
+    with socket.socket() as nobody:
+        # Bound, and nobody listens.
+        nobody.bind(("127.0.0.1", 0))
+        began = time.monotonic()
+        done = client.bazel.run(
+            "test",
+            "--config=rbe_local",
+            f"--remote_executor=grpc://127.0.0.1:{nobody.getsockname()[1]}",
+            "--nocache_test_results",
+            "//tests/unit:test_wire",
+        )
+        elapsed_s = time.monotonic() - began
+    expect("an executor that is down", REMOTE_ERROR, done.status, done.output)
+    told = "ERROR: Failed to query remote execution capabilities" in done.output
+    expect("the error is told", True, told, done.output)
+    expect(f"{elapsed_s:.1f} s are less than {DOWN_LIMIT_S} s", True, elapsed_s < DOWN_LIMIT_S, done.output)
+
+
+# --- What it is checked with -----------------------------------------------------------------------------------------
+
+
+def _copy_workspace(folder: Path) -> None:
+    """Copy what git knows or would know, so that edits are nobody's."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    for name in filter(None, listed.stdout.split("\0")):
+        if (ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, folder / name)
+    # The machine's own flags are not git's business.
+    if (ROOT / "user.bazelrc").exists():
+        shutil.copy(ROOT / "user.bazelrc", folder)
+
+
+def _bazelw(*arguments: str) -> str:
+    done = subprocess.run([str(ROOT / "bazelw"), *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+    expect(f"bazelw {' '.join(arguments)}", 0, done.returncode, done.stderr)
+    return done.stdout.strip()
+
+
+def _shared_wheels() -> list[str]:
+    """Options by which a server uses the wheels that this workspace's own has installed."""
+    _bazelw("build", "--//tools/python:wheels=archive", "@pypi//pytest", "@pypi_unit//hypothesis")
+    _bazelw("build", "@pypi_rbe//buildgrid")
+    external = Path(_bazelw("info", "output_base"), "external")
+    return [f"--override_repository=+python_env+{name}={external}/+python_env+{name}" for name in WHEELS]
+
+
+@contextmanager
+def _running_cluster(program: Path) -> Iterator[Cluster]:
+    cluster = Cluster(f"check-{os.getpid()}", program)
+    pools = [argument for pool in POOLS for argument in ("--pool", pool)]
+    try:
+        yield Cluster(cluster.name, program, cluster.call("up", "--port", "0", *pools).strip())
+    finally:
+        cluster.call("down")
+
+
+def _say(text: str) -> None:
+    print(f"remote_check.py: {text}", flush=True)
+
+
+CHECKS = (
+    "lane",
+    "cache",
+    "routing",
+    "failures",
+    "promises",
+    "two_at_once",
+    "lost_worker",
+    "lost_server",
+    "down",
+)
+
+
+def _add_flags(workspace: Path, flags: Sequence[str]) -> None:
+    with (workspace / "user.bazelrc").open("a", encoding="utf-8") as file:
+        file.write("\n" + "\n".join(flags) + "\n")
+
+
+def _check(wanted: Sequence[str], stack: ExitStack) -> None:
+    scratch = stack.enter_context(scratch_folder("remote_check"))
+    # Workers' actions have to reach it, too.
+    bells = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dist-remote-check-")))
+    workspace = scratch / "workspace"
+    _copy_workspace(workspace)
+    # Two clients of one workspace must not fight for its links.
+    _add_flags(workspace, [*(f"common {option}" for option in _shared_wheels()), "build --symlink_prefix=/"])
+    first, second = (
+        Client(stack.enter_context(nested_bazel(workspace, scratch / name)), bells) for name in ("first", "second")
+    )
+    built = first.bazel.run("build", "//tools/rbe", "//tools/ci")
+    expect("building the programs", 0, built.status, built.output)
+    programs = Path(first.bazel.run("info", "bazel-bin").stdout.strip(), "tools")
+    cluster = stack.enter_context(_running_cluster(programs / "rbe" / "rbe"))
+    _add_flags(workspace, [f"build:rbe_local --remote_executor={cluster.endpoint}"])
+    pool = stack.enter_context(ThreadPoolExecutor())
+    checks: dict[str, Callable[[], None]] = {
+        "lane": lambda: check_lane(first, programs / "ci" / "ci"),
+        "cache": lambda: check_cache(second),
+        "routing": lambda: check_routing(second),
+        "failures": lambda: check_failures(second),
+        "promises": lambda: check_promises((first, second), scratch),
+        "two_at_once": lambda: check_two_at_once((first, second), pool),
+        "lost_worker": lambda: check_lost_worker(first, cluster, pool),
+        "lost_server": lambda: check_lost_server(first, cluster, pool),
+        "down": lambda: check_down(first),
+    }
+    for name in wanted:
+        began = time.monotonic()
+        checks[name]()
+        _say(f"{name.replace('_', ' ')}: as it should be ({time.monotonic() - began:.0f} s)")
+
+
+def main() -> int:
+    """Check, and report."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("checks", nargs="*", metavar="CHECK", help=f"default: all, which are {', '.join(CHECKS)}")
+    wanted = parser.parse_args().checks or CHECKS
+    if unknown := [name for name in wanted if name not in CHECKS]:
+        parser.error(f"there is no check {', '.join(unknown)}; there are {', '.join(CHECKS)}")
+    if "cache" in wanted and "lane" not in wanted:
+        parser.error("the check `cache` looks for what `lane` has left there: name both")
+    try:
+        with ExitStack() as stack:
+            _check(wanted, stack)
+    except ComplaintError as complaint:
+        sys.stderr.write(f"remote_check.py: {complaint}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

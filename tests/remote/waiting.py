@@ -1,0 +1,26 @@
+"""A case that says that it has begun, and ends when it may: by files, so its worker has to be on this machine."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+import dist_testing
+
+# Long enough for a lost worker to be noticed on a busy machine. Seconds.
+_LIMIT_S = 200.0
+
+
+@pytest.mark.distributed
+def test_waits(world: dist_testing.World) -> None:
+    """Passes on every worker that is left alone."""
+    bell = Path(os.environ["DIST_TESTING_BELL"])
+    bell.with_suffix(f".{os.environ['DIST_TESTING_RBE_WORKER']}").touch()
+    deadline = time.monotonic() + _LIMIT_S
+    while not bell.exists():
+        assert time.monotonic() < deadline, f"nobody has made {bell}"
+        time.sleep(0.05)
+    world.barrier()

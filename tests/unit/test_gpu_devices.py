@@ -1,0 +1,167 @@
+"""Which GPUs there are, and which of them a process may use."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from dist_testing.errors import GpuError
+from dist_testing.gpus import devices
+from dist_testing.gpus.devices import Gpu, gpus_present, node_directory, visible_gpus
+from dist_testing.gpus.simulated import NODES_VARIABLE
+
+_UUIDS = ("GPU-8932f937-aaaa", "GPU-8932f937-bbbb", "GPU-5c1b4a2e-cccc", "GPU-77777777-dddd")
+
+
+def gpus(*uuids: str) -> tuple[Gpu, ...]:
+    """GPUs with these UUIDs."""
+    return tuple(Gpu(index, Path(f"/dev/nvidia{index}"), uuid) for index, uuid in enumerate(uuids))
+
+
+def seen(visible: str) -> list[int]:
+    """Indices that a value of the variable leaves of four GPUs."""
+    found = visible_gpus(gpus(*_UUIDS), {"CUDA_VISIBLE_DEVICES": visible})
+    return [gpu.index for gpu in found.gpus]
+
+
+@pytest.fixture
+def nodes(tmp_path: Path) -> Path:
+    """A folder like /dev on a machine with four GPUs."""
+    for name in ("nvidia0", "nvidia1", "nvidia2", "nvidia3", "nvidiactl", "nvidia-uvm", "nvidia0.old", "null"):
+        (tmp_path / name).touch()
+    (tmp_path / "nvidia-caps").mkdir()
+    return tmp_path
+
+
+def test_only_nodes_of_gpus_count(nodes: Path) -> None:
+    """The driver's own nodes exist on machines without a GPU, too."""
+    assert [gpu.node.name for gpu in gpus_present({NODES_VARIABLE: str(nodes)})] == [f"nvidia{n}" for n in range(4)]
+
+
+def test_gaps_in_the_numbers_do_not_matter(tmp_path: Path) -> None:
+    """A container may be given the third and the eleventh GPU; CUDA counts them from 0."""
+    for name in ("nvidia10", "nvidia2"):
+        (tmp_path / name).touch()
+    found = gpus_present({NODES_VARIABLE: str(tmp_path)})
+    assert [(gpu.index, gpu.minor, gpu.is_simulated) for gpu in found] == [(0, 2, True), (1, 10, True)]
+
+
+def test_a_machine_without_nodes_has_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The variable allows GPUs; it does not make them."""
+    assert gpus_present({NODES_VARIABLE: str(tmp_path)}) == ()
+    assert visible_gpus((), {"CUDA_VISIBLE_DEVICES": "0,1"}).gpus == ()
+    monkeypatch.setattr(devices, "node_directory", lambda env: tmp_path / "missing")
+    assert gpus_present({}) == ()
+
+
+def test_an_empty_variable_is_none(tmp_path: Path) -> None:
+    """`DIST_TESTING_GPU_NODES= pytest` is how people unset a variable."""
+    assert node_directory({NODES_VARIABLE: ""}) == Path("/dev")
+
+
+def test_a_simulated_folder_that_is_missing_or_unreadable_is_an_error(tmp_path: Path) -> None:
+    """A slip of the pen would count no GPU and skip everything."""
+    file = tmp_path / "file"
+    file.touch()
+    for folder, why in ((tmp_path / "missing", "No such file"), (file, "Not a directory")):
+        with pytest.raises(GpuError, match=why) as error:
+            gpus_present({NODES_VARIABLE: str(folder)})
+        assert str(folder) in str(error.value)
+        assert NODES_VARIABLE in str(error.value)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read every folder")
+def test_a_folder_that_this_user_may_not_read_is_an_error(tmp_path: Path) -> None:
+    """No GPU found and no reason given."""
+    tmp_path.chmod(0)
+    try:
+        with pytest.raises(GpuError, match="Permission denied"):
+            gpus_present({NODES_VARIABLE: str(tmp_path)})
+    finally:
+        tmp_path.chmod(0o700)
+
+
+@pytest.mark.parametrize(
+    ("visible", "expected"),
+    [
+        ("", []),
+        (" ", []),
+        (",", []),
+        ("-1", []),
+        ("NoDevFiles", []),
+        ("none", []),
+        ("0", [0]),
+        ("4", []),
+        ("0,1,2,3,4", [0, 1, 2, 3]),
+        (" 0 , 2 ", [0, 2]),
+        ("3,1", [3, 1]),
+        ("0,-1,1", [0]),
+        ("0,,1", [0]),
+        ("0,x,1", [0]),
+        ("+1", []),
+        ("\u0661", []),
+        ("9" * 5000, []),
+        ("GPU-5c1b4a2e", [2]),
+        ("GPU-5", [2]),
+        ("GPU-77777777-dddd,0", [3, 0]),
+        ("GPU-8932f937", []),
+        ("GPU-8932f937-b", [1]),
+        ("gpu-5c1b4a2e", []),
+        ("GPU-00000000", []),
+        ("0,0", []),
+        ("0,1,0", []),
+        ("2,GPU-5c1b4a2e", []),
+        ("MIG-GPU-8932f937/1/0", []),
+        ("0,MIG-1", []),
+    ],
+    ids=lambda value: repr(value)[:24],
+)
+def test_the_variable_allows_some_of_them_as_in_cuda(visible: str, expected: list[int]) -> None:
+    """Counting more than CUDA would turn a skip into a failure, counting fewer a failure into a skip."""
+    assert seen(visible) == expected
+
+
+def test_without_the_variable_all_are_allowed() -> None:
+    """Unset and empty are opposites."""
+    found = visible_gpus(gpus(*_UUIDS), {})
+    assert (len(found.gpus), found.remark) == (4, "")
+
+
+@pytest.mark.parametrize(
+    ("visible", "remark"),
+    [
+        ("", "hides every device"),
+        ("1,7", "'7' is no device here"),
+        ("1,1", "names device 1 twice"),
+        ("MIG-1", "MIG instance"),
+        ("0,1", ""),
+    ],
+)
+def test_what_the_variable_takes_away_is_explained(visible: str, remark: str) -> None:
+    """A skip for want of GPUs on a machine full of them is a riddle."""
+    found = visible_gpus(gpus(*_UUIDS), {"CUDA_VISIBLE_DEVICES": visible})
+    assert remark in found.remark
+    assert bool(remark) == bool(found.remark)
+
+
+def test_the_driver_tells_names_and_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The numbers of device nodes may be in another order than the one in which CUDA counts."""
+    nodes, driver = tmp_path / "dev", tmp_path / "proc"
+    nodes.mkdir()
+    for address, minor, uuid in (("0000:3b:00.0", 1, "GPU-b"), ("0000:86:00.0", 0, "GPU-????????")):
+        (nodes / f"nvidia{minor}").touch()
+        (driver / address).mkdir(parents=True)
+        text = f"Model: \t\t NVIDIA H200\nIRQ:   \t\t 16\nGPU UUID: \t {uuid}\nDevice Minor: \t {minor}\nno colon\n"
+        (driver / address / "information").write_text(text)
+    (driver / "0000:99:00.0").mkdir()
+    told = devices._told_by_driver
+    monkeypatch.setattr(devices, "node_directory", lambda env: nodes)
+    monkeypatch.setattr(devices, "_told_by_driver", lambda: told(driver))
+    found = gpus_present({"DIST_TESTING_NVML": "/no/such/library"})
+    assert [(gpu.index, gpu.minor, gpu.name, gpu.model) for gpu in found] == [
+        (0, 1, "GPU-b", "NVIDIA H200"),
+        # Nothing has opened it yet, so its UUID is not known, and CUDA is told its number.
+        (1, 0, "1", "NVIDIA H200"),
+    ]

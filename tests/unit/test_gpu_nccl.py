@@ -1,0 +1,127 @@
+"""What is known of NCCL before it fails, and what its flight recorder leaves."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dist_testing.gpus.nccl import preflight, recorder_env, recordings
+from dist_testing.gpus.plain_pickle import read_plain_pickle
+from dist_testing.runner.running_world import group_limit_s
+
+_MIB = 1 << 20
+_PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner) | st.tuples(inner, inner) | st.tuples(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=20,
+)
+
+
+@given(value=_PLAIN, protocol=st.integers(min_value=2, max_value=5))
+def test_plain_data_is_read_as_pickle_would(value: object, protocol: int) -> None:
+    """A record that is read wrong blames the wrong rank."""
+    # What torch writes has no frames and few opcodes; Python's own has them all.
+    assert read_plain_pickle(pickle.dumps(value, protocol)) == value
+
+
+@given(content=st.binary(max_size=200))
+def test_garbage_is_refused_and_nothing_else_happens(content: bytes) -> None:
+    """The file comes from a rank that has just gone wrong."""
+    with contextlib.suppress(ValueError):
+        read_plain_pickle(content)
+
+
+@given(value=_PLAIN, cut=st.integers(min_value=0, max_value=200))
+def test_a_pickle_that_is_cut_off_is_refused(value: object, cut: int) -> None:
+    """The rank was killed while it wrote."""
+    content = pickle.dumps(value, 2)
+    if cut < len(content) - 1:
+        with pytest.raises(ValueError, match=r"\w"):
+            read_plain_pickle(content[:cut])
+
+
+@pytest.mark.parametrize("value", [os.system, SimpleNamespace(a=1), {1, 2}, complex(1, 2)])
+def test_a_pickle_that_would_call_something_is_refused(value: object) -> None:
+    """Unpickling what a rank sent is running what a rank sent."""
+    for protocol in range(2, 6):
+        if isinstance(value, set) and protocol > 3:
+            continue
+        with pytest.raises(ValueError, match="not plain data"):
+            read_plain_pickle(pickle.dumps(value, protocol))
+
+
+def _entry(**changes: object) -> dict[str, object]:
+    entry = {"collective_seq_id": 7, "profiling_name": "nccl:all_gather", "state": "started", "input_sizes": [[2, 3]]}
+    return {**entry, **changes}
+
+
+def _write(folder: Path, rank: int, value: object) -> None:
+    (folder / f"flight-record-{rank}").write_bytes(pickle.dumps(value, 2))
+
+
+def test_the_last_collectives_of_each_rank_are_summarised(tmp_path: Path) -> None:
+    """Rank 1 is one collective behind: that is the answer."""
+    _write(tmp_path, 0, {"entries": [_entry(collective_seq_id=n) for n in range(9)]})
+    _write(tmp_path, 1, {"entries": [_entry(profiling_name="nccl:\\x1b[31mred", input_sizes=[])]})
+    _write(tmp_path, 2, {"entries": []})
+    found = recordings(tmp_path, 4)
+    assert found == {
+        0: "#6 all_gather [[2, 3]] started; #7 all_gather [[2, 3]] started; #8 all_gather [[2, 3]] started",
+        1: "#7 x1b31mred [] started",
+        2: "no collective",
+    }
+
+
+def test_a_record_of_another_shape_is_told_as_such(tmp_path: Path) -> None:
+    """A newer torch, or a rank that writes what it likes, must not end the report."""
+    cycle: list[object] = []
+    cycle.append(cycle)
+    values = [{}, [], {"entries": 1}, {"entries": [1]}, {"entries": [_entry(state=1)]}, {"entries": [{}]}]
+    values += [{"entries": [_entry(collective_seq_id="x")]}, {"entries": [_entry(input_sizes="x")]}]
+    for rank, value in enumerate(values):
+        _write(tmp_path, rank, value)
+    found = recordings(tmp_path, len(values))
+    assert len(found) == len(values)
+    assert all(text.startswith("its flight record is not one") for text in found.values()), found
+    _write(tmp_path, 0, {"entries": [_entry(input_sizes=[cycle])]})
+    assert recordings(tmp_path, 1) == {0: "#7 all_gather [[]] started"}
+
+
+def test_a_link_in_place_of_a_record_is_not_followed(tmp_path: Path) -> None:
+    """A rank could have the report quote any file."""
+    (tmp_path / "flight-record-0").symlink_to("/etc/passwd")
+    assert recordings(tmp_path, 1) == {}
+
+
+@pytest.mark.parametrize("limit_s", [1.0, 10.0, 300.0, 7 * 24 * 3600.0])
+def test_records_are_written_before_the_case_is_over(tmp_path: Path, limit_s: float) -> None:
+    """torch's default is to wait a minute after its own timeout; the runner would have killed the rank by then."""
+    env = recorder_env(tmp_path, limit_s)
+    # What torch waits after its timeout, which is the group's.
+    wait_s = 4 * int(env["TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC"]) / 1000
+    if limit_s > 10:
+        assert group_limit_s(limit_s) + wait_s < limit_s
+    assert Path(f"{env['TORCH_FR_DUMP_TEMP_FILE']}3") == tmp_path / "flight-record-3"
+
+
+def test_too_little_shared_memory_is_told_with_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NCCL says "unhandled system error"."""
+    space = SimpleNamespace(f_bavail=64 * _MIB // 4096, f_frsize=4096)
+    monkeypatch.setattr(os, "statvfs", lambda path: space)
+    assert preflight(1) == ""
+    assert "64 MiB free for 2 ranks" in preflight(2)
+    assert "--shm-size" in preflight(2)
+    space.f_bavail *= 100
+    assert preflight(2) == ""
+
+
+def test_a_machine_without_shared_memory_is_told(tmp_path: Path) -> None:
+    """Some containers have none."""
+    assert "No such file" in preflight(2, tmp_path / "missing")

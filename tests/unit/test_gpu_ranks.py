@@ -1,0 +1,141 @@
+"""What a rank does with its device."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from dist_testing.gpus.faults import is_hardware_fault
+from dist_testing.outcomes import Cause, Kind, RankOutcome, verdict
+from dist_testing.rank.device import finish_device_work
+from dist_testing.rank.world import RankWorld
+from dist_testing.world import WorldSettings
+
+
+def world(rank: int, *, gpus_per_rank: int = 1, ranks_per_gpu: int = 1) -> RankWorld:
+    """A rank of a world of four on CUDA."""
+    settings = WorldSettings("gloo", "cuda", gpus_per_rank, "", 60.0, False, ranks_per_gpu)
+    return RankWorld(rank, 4, settings, directory=Path(), store_port=0, store_fd=None)
+
+
+@pytest.mark.parametrize(
+    ("gpus_per_rank", "ranks_per_gpu", "expected"),
+    [(1, 1, [0, 1, 2, 3]), (2, 1, [0, 2, 4, 6]), (1, 2, [0, 0, 1, 1]), (1, 4, [0, 0, 0, 0]), (1, 3, [0, 0, 0, 1])],
+)
+def test_a_ranks_device_is_one_of_its_own(gpus_per_rank: int, ranks_per_gpu: int, expected: list[int]) -> None:
+    """Two NCCL ranks on one device are an error, and a device that is not there is one, too."""
+    ranks = [world(rank, gpus_per_rank=gpus_per_rank, ranks_per_gpu=ranks_per_gpu) for rank in range(4)]
+    assert [rank.device for rank in ranks] == [torch.device("cuda", index) for index in expected]
+
+
+@pytest.mark.parametrize(("ranks_per_gpu", "fractions"), [(1, []), (4, [(0.2, torch.device("cuda", 0))])])
+def test_ranks_that_share_get_a_part_of_the_memory_each(
+    monkeypatch: pytest.MonkeyPatch, ranks_per_gpu: int, fractions: list[tuple[float, torch.device]]
+) -> None:
+    """One rank with a leak would fail the others, and the report would blame them."""
+    told: list[tuple[float, torch.device]] = []
+    module = SimpleNamespace(
+        set_device=lambda device: None,
+        set_per_process_memory_fraction=lambda fraction, device: told.append((fraction, device)),
+    )
+    monkeypatch.setattr(torch, "get_device_module", lambda device: module)
+    world(0, ranks_per_gpu=ranks_per_gpu).prepare()
+    assert told == fractions
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A CUDA whose device is busy until the end of the test, or fails as the test says."""
+    release = threading.Event()
+    fake = SimpleNamespace(error=None, is_busy=False, initialised=True, device=None)
+
+    def synchronize(device: int) -> None:
+        fake.device = device
+        if fake.is_busy:
+            release.wait()
+        if fake.error is not None:
+            raise fake.error
+
+    module = ModuleType("torch")
+    module.cuda = SimpleNamespace(  # type: ignore[attr-defined]
+        is_initialized=lambda: fake.initialised, current_device=lambda: 3, synchronize=synchronize
+    )
+    monkeypatch.setitem(sys.modules, "torch", module)
+    yield fake
+    release.set()
+    for thread in threading.enumerate():
+        if thread.name == "waits for the device":
+            thread.join()
+
+
+def test_errors_of_the_device_are_raised(cuda: Any) -> None:
+    """A device-side assert in the last kernel of a test would be nobody's."""
+    cuda.error = RuntimeError("CUDA error: device-side assert triggered")
+    with pytest.raises(RuntimeError, match="device-side assert"):
+        finish_device_work()
+    # A new thread's own device is the first one, and to ask that one would make a context on it.
+    assert cuda.device == 3
+
+
+def test_a_device_that_stays_busy_is_left_alone(cuda: Any) -> None:
+    """A test about a peer that never comes leaves a kernel that waits for it, and is over all the same."""
+    cuda.is_busy = True
+    finish_device_work(limit_s=0.01)
+
+
+def test_a_rank_without_cuda_does_not_start_it(cuda: Any) -> None:
+    """Most ranks have none."""
+    cuda.initialised = False
+    cuda.error = RuntimeError("touched")
+    finish_device_work()
+
+
+@pytest.mark.parametrize(
+    ("summary", "expected"),
+    [
+        ("AcceleratorError: CUDA error: uncorrectable ECC error encountered", True),
+        ("RuntimeError: CUDA error: CUDA-capable device(s) is/are busy or unavailable", True),
+        ("AcceleratorError: CUDA error: an illegal memory access was encountered", False),
+        ("AcceleratorError: CUDA error: device-side assert triggered", False),
+        ("AcceleratorError: CUDA error: out of memory", False),
+        ("OutOfMemoryError: CUDA out of memory", False),
+        ("AcceleratorError: CUDA error: unspecified launch failure", False),
+        ("AssertionError: CUDA error: uncorrectable ECC error encountered", False),
+        ("AcceleratorError: it said: CUDA error: uncorrectable ECC error encountered", False),
+        ("AcceleratorError: CUDA error: uncorrectable ECC error encountered by my test", False),
+        ("", False),
+    ],
+)
+def test_only_what_accuses_the_hardware_alone_is_a_fault_of_it(summary: str, expected: bool) -> None:
+    """Blaming the machine for a test's own illegal access hides a bug for ever."""
+    assert is_hardware_fault(summary) is expected
+    outcomes = [RankOutcome(0, Kind.RAISED, summary=summary), RankOutcome(1, Kind.PASSED)]
+    cause = verdict(outcomes, world_size=2).cause
+    assert cause is (Cause.INFRASTRUCTURE if expected else Cause.FAILURE)
+
+
+@pytest.mark.parametrize(
+    ("kind", "cause"),
+    [
+        (Kind.PASSED, Cause.GPU_MEMORY),
+        (Kind.SKIPPED, Cause.GPU_MEMORY),
+        (Kind.RAISED, Cause.FAILURE),
+        (Kind.SIGNALLED, Cause.CRASH),
+        (Kind.HUNG, Cause.HANG),
+    ],
+)
+def test_memory_left_behind_is_no_excuse_for_anything_worse(kind: Kind, cause: Cause) -> None:
+    """What went wrong first explains the rest."""
+    outcome = RankOutcome(0, kind, reason="r", signal=9)
+    found = verdict([outcome], world_size=1, gpu_memory=["GPU 0: 3.0 GiB more"])
+    assert found.cause is cause
+    assert verdict([outcome], world_size=1, gpu_memory=["g"], leaked=["sleep"]).cause is (
+        Cause.LEAK if cause is Cause.GPU_MEMORY else cause
+    )

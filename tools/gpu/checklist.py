@@ -1,0 +1,185 @@
+"""Runs what only a machine with a GPU can show, and prints what it saw. Needs pytest, psutil and a torch with CUDA.
+
+    PYTHONPATH=. python tools/gpu/checklist.py [--only STEP,...]
+
+No Bazel. Each step is a command that can be repeated by hand; it is printed before its output. The exit code is 1 if a
+step did not end as it should. Without a GPU it says so, and exits with 1: nothing has been shown then.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dist_testing.errors import DistTestingError
+from dist_testing.gpus.devices import gpus_present, visible_gpus
+from dist_testing.gpus.lease import lease_gpus
+
+_ROOT = Path(__file__).resolve().parents[2]
+_CASES = "tools/gpu/checklist_cases.py"
+# For one step: contexts are made in seconds, and torch's first import on a cold disk takes a minute. Seconds.
+_LIMIT_S = 300.0
+_NCCL = f"{_CASES}::test_a_world_of_nccl"
+_SHARED = ("--dist-backend=cuda_gloo", "--dist-ranks-per-gpu=4", "--dist-world-size=4")
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One thing to see.
+
+    Attributes:
+        name: What `--only` calls it.
+        shows: What it shows.
+        command: What is run, after the interpreter.
+        code: The exit code that it must end with.
+        output: What it must print, as a regular expression.
+        keeps_gpu: Whether this process holds the first GPU meanwhile.
+        env: Additions to the environment.
+    """
+
+    name: str
+    shows: str
+    command: Sequence[str]
+    code: int = 0
+    output: str = ""
+    keeps_gpu: bool = False
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+def _pytest(*arguments: str) -> list[str]:
+    # Files of this name are collected when they are named.
+    return ["-m", "pytest", "-q", "-rA", "-p", "no:cacheprovider", "--durations=0", *arguments]
+
+
+def _steps() -> list[Step]:
+    cases = [
+        Step(
+            f"shared_{isolation}",
+            f"four ranks of gloo share the first GPU, made by {isolation}; the times are those of one case",
+            _pytest(*_SHARED, f"--dist-isolation={isolation}", "--dist-on-missing=fail", _CASES),
+        )
+        for isolation in ("fork", "spawn", "pool")
+    ]
+    return [
+        Step("listing", "discovery, without a CUDA context", ["-m", "dist_testing.gpus"], output=r"[1-9]\d* GPU\(s\)"),
+        *cases,
+        Step(
+            "suite",
+            "the wrapper's suite on CUDA tensors, four ranks on one GPU",
+            _pytest(*_SHARED, "--dist-on-missing=fail", "tests/test_pg_wrapper.py"),
+        ),
+        Step(
+            "nccl",
+            "a world of one rank of NCCL",
+            _pytest(
+                "--dist-backend=nccl",
+                "--dist-world-size=1",
+                "--dist-on-missing=fail",
+                _NCCL,
+            ),
+        ),
+        Step(
+            "nccl_skips",
+            "why larger worlds of NCCL do not run here (on a machine with two GPUs or more they do)",
+            _pytest("--dist-backend=nccl", "--dist-world-size=64", _NCCL),
+            output=r"Need at least 64 CUDA devices \(found \d+\)",
+        ),
+        Step(
+            "lease",
+            "a case that finds the GPU leased by this process says by whom, and fails at its limit",
+            _pytest(
+                "--dist-backend=nccl",
+                "--dist-world-size=1",
+                "--dist-timeout=3",
+                _NCCL,
+            ),
+            code=1,
+            output=r"could not be had within 3 s.*GPU 0: process \d+",
+            keeps_gpu=True,
+            env={"CUDA_VISIBLE_DEVICES": "0"},
+        ),
+        Step(
+            "visible",
+            "a machine whose GPUs are hidden: a failure, because they were promised",
+            _pytest(
+                "--dist-backend=nccl",
+                "--dist-world-size=1",
+                "--dist-on-missing=fail",
+                _NCCL,
+            ),
+            code=1,
+            output=r"found 0; CUDA_VISIBLE_DEVICES='' hides every device",
+            env={"CUDA_VISIBLE_DEVICES": ""},
+        ),
+    ]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the steps.
+
+    Args:
+        arguments: The command line's if None.
+
+    Returns:
+        0 if every step ended as it should.
+    """
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    names = [step.name for step in _steps()]
+    parser.add_argument("--only", metavar="STEP[,STEP...]", help=f"of {', '.join(names)}")
+    only = parser.parse_args(arguments).only
+    chosen = only.split(",") if only is not None else names
+    if unknown := [name for name in chosen if name not in names]:
+        parser.error(f"--only: no step {', '.join(map(repr, unknown))}; there are {', '.join(names)}")
+    try:
+        visible = visible_gpus(gpus_present())
+        if not visible.gpus:
+            print(f"There is no GPU here to see anything on ({visible.remark or 'no device node'}).", file=sys.stderr)
+            return 1
+        failed = [step.name for step in _steps() if step.name in chosen and not _run(step)]
+    except DistTestingError as error:
+        print(error, file=sys.stderr)
+        return 1
+    print(f"\n{len(chosen) - len(failed)} of {len(chosen)} steps ended as they should.")
+    if failed:
+        print(f"Not: {', '.join(failed)}")
+    return 1 if failed else 0
+
+
+def _run(step: Step) -> bool:
+    print(f"\n=== {step.name}: {step.shows}\n$ {' '.join(['python', *step.command])}", flush=True)
+    lease = lease_gpus(1, visible_gpus(gpus_present()).gpus[:1], limit_s=_LIMIT_S) if step.keeps_gpu else None
+    began_s = time.monotonic()
+    path = os.pathsep.join([str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    try:
+        ended = subprocess.run(
+            [sys.executable, *step.command],
+            cwd=_ROOT,
+            env={**os.environ, "PYTHONPATH": path, **step.env},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            timeout=_LIMIT_S,
+        )
+        code, output = ended.returncode, ended.stdout
+    except subprocess.TimeoutExpired as error:
+        code, output = -1, f"{error.stdout or b''!r}\nstopped after {_LIMIT_S:.0f} s"
+    finally:
+        if lease is not None:
+            lease.release()
+    print(output.rstrip())
+    is_good = code == step.code and re.search(step.output, output, re.DOTALL) is not None
+    wanted = f"exit code {step.code}" + (f" and {step.output!r}" if step.output else "")
+    print(f"--- {'good' if is_good else 'BAD'}: exit code {code}, {time.monotonic() - began_s:.1f} s; wanted: {wanted}")
+    return is_good
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,10 @@
+"""`./bazelw run //tools/gpu`: the same as `python -m dist_testing.gpus`."""
+
+from __future__ import annotations
+
+import sys
+
+from dist_testing.gpus.__main__ import main
+
+if __name__ == "__main__":
+    sys.exit(main())
