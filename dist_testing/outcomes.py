@@ -13,7 +13,18 @@ from dataclasses import dataclass
 from dist_testing.gpus.faults import is_hardware_fault
 from dist_testing.skips import is_about_hardware
 
-__all__ = ["UNKNOWN_EXIT_CODE", "Cause", "Kind", "RankOutcome", "Status", "Verdict", "exit_name", "verdict"]
+__all__ = [
+    "CRASHES",
+    "GOOD",
+    "UNKNOWN_EXIT_CODE",
+    "Cause",
+    "Kind",
+    "RankOutcome",
+    "Status",
+    "Verdict",
+    "exit_name",
+    "verdict",
+]
 
 
 class Kind(enum.Enum):
@@ -56,7 +67,9 @@ class Status(enum.Enum):
 # Of a process that is not this one's child. No process ends with it: the kernel keeps eight bits.
 UNKNOWN_EXIT_CODE = 256
 
-_CRASHES = frozenset({Kind.EXITED, Kind.SIGNALLED})
+# Ways to end that are no failure; and to die.
+GOOD = frozenset({Kind.PASSED, Kind.SKIPPED})
+CRASHES = frozenset({Kind.EXITED, Kind.SIGNALLED})
 _INFRASTRUCTURE = frozenset({Kind.NEVER_STARTED, Kind.UNREADABLE})
 
 
@@ -193,7 +206,7 @@ def verdict(
         raise ValueError(f"outcomes of ranks {ranks} do not fit a world of {world_size}")
     every = [by_rank.get(rank, RankOutcome(rank, Kind.NEVER_STARTED)) for rank in range(world_size)]
 
-    failed = [outcome for outcome in every if outcome.kind in _CRASHES or outcome.kind is Kind.RAISED]
+    failed = [outcome for outcome in every if outcome.kind in CRASHES or outcome.kind is Kind.RAISED]
     unfit = [outcome for outcome in every if outcome.kind in _INFRASTRUCTURE]
     hung = [outcome for outcome in every if outcome.kind is Kind.HUNG]
     # A rank that lost a peer, beside one that never was a peer, only says so.
@@ -227,12 +240,12 @@ def _failed(every: Sequence[RankOutcome], broken: Sequence[RankOutcome], cause: 
             if missing := [outcome for outcome in every if outcome.kind in kinds]:
                 return _never_arrived(broken, missing)
     roots = roots or list(broken)
-    ordered = sorted(roots, key=lambda outcome: (outcome.at_s, outcome.kind not in _CRASHES, outcome.rank))
+    ordered = sorted(roots, key=lambda outcome: (outcome.at_s, outcome.kind not in CRASHES, outcome.rank))
     if cause is Cause.HANG and len(ordered) > 1:
         # The deadline falls on all of them at once, so none of them was first.
         return Verdict(Status.FAILED, cause, _still_running(broken))
     culprit = ordered[0]
-    if culprit.kind in _CRASHES:
+    if culprit.kind in CRASHES:
         cause = Cause.CRASH
     elif culprit.kind is Kind.RAISED and is_hardware_fault(culprit.summary):
         cause = Cause.INFRASTRUCTURE

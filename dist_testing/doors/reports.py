@@ -100,7 +100,7 @@ def xfail_mark(item: pytest.Item) -> Xfail | None:
 def _unjudged(item: pytest.Item, error: BaseException) -> UsageError:
     return UsageError(
         f"{item.nodeid}: a skip or xfail mark of the test cannot be judged.\n"
-        f"{error}\n"
+        f"{str(error).rstrip()}\n"
         "Correct the mark of the test, its class or its module; nothing has run."
     )
 

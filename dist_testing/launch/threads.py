@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-from dist_testing.outcomes import Kind, RankOutcome
+from dist_testing.outcomes import GOOD, Kind, RankOutcome
 from dist_testing.rank.bootstrap import FAILED_EXIT_CODE
 from dist_testing.rank.frames import FrameKind
 from dist_testing.rank.reporter import Reporter, summarise
@@ -24,8 +24,6 @@ __all__ = ["ThreadBody", "ThreadsEnded", "run_ranks"]
 
 # Runs one rank: its number, whom it tells how it goes, and the case's limit in seconds. What it raises is its outcome.
 ThreadBody = Callable[[int, Reporter, float], None]
-
-_GOOD = (Kind.PASSED, Kind.SKIPPED)
 
 # Of a rank that had not ended when another failed; in the words of `RankOutcome.describe`.
 _LEFT_BEHIND = "was left behind: a thread cannot be stopped"
@@ -103,13 +101,13 @@ def run_ranks(world_size: int, body: ThreadBody, *, limit_s: float) -> ThreadsEn
 
     ended = run_on_threads(run, world_size, timeout_s=limit_s, init=False)
     seen_s = min(time.monotonic(), deadline_s)
-    has_failed = any(account.outcome is not None and account.outcome.kind not in _GOOD for account in accounts)
+    has_failed = any(account.outcome is not None and account.outcome.kind not in GOOD for account in accounts)
     outcomes = []
     for account, rank in zip(accounts, ended, strict=True):
         told = account.outcome
         if told is None and rank.error is not None:
             told = RankOutcome(account.rank, Kind.NEVER_STARTED, summary=summarise(rank.error), text=str(rank.error))
-        elif told is None or (rank.stack and told.kind in _GOOD):
+        elif told is None or (rank.stack and told.kind in GOOD):
             told = RankOutcome(account.rank, Kind.HUNG, seen_s, account.phase)
             if has_failed:
                 told = dataclasses.replace(told, kind=Kind.STOPPED, summary=_LEFT_BEHIND)

@@ -41,8 +41,8 @@ def _interrupt(number: int, _: FrameType | None) -> NoReturn:
 class ExitGuard:
     """Sees to it that the runner ends when its run does, and with its verdict, whatever test files are up to.
 
-    Stands for `os._exit`: Bazel before 8 takes exit code 0 for a pass whatever `TEST_PREMATURE_EXIT_FILE` says. Child
-    processes have the real function.
+    Stands for `os._exit`: Bazel before 8 takes exit code 0 for a pass whatever `TEST_PREMATURE_EXIT_FILE` says. In
+    child processes it is as ever.
 
     Attributes:
         cause: Who has called it while the run was not over; "" if nobody has.
@@ -57,8 +57,8 @@ class ExitGuard:
         self.cause = ""
         self._failed = failed
         self._verdict: int | None = None
+        self._runner = os.getpid()
         os._exit = self._exit_as_runner
-        os.register_at_fork(after_in_child=_unguard)
 
     def conclude(self, verdict: int) -> int:
         """The run is over, and its exit code known: what is left to do are exit handlers, and not for long."""
@@ -80,13 +80,15 @@ class ExitGuard:
         _exit(self._verdict or self._failed)
 
     def _exit_as_runner(self, status: int) -> NoReturn:
+        if os.getpid() != self._runner:
+            _exit(status)
         if self._verdict is not None:
             sys.stdout.flush()
             sys.stderr.flush()
             # It may make a failure of a pass, and not the other way round.
             _exit(self._verdict or status)
         caller = sys._getframe(1)
-        place = f"{os.path.relpath(caller.f_code.co_filename)}:{caller.f_lineno}"
+        place = f"{caller.f_code.co_filename}:{caller.f_lineno}"
         self.cause = f"{place} has called os._exit({status}) in the runner"
         main = threading.main_thread()
         if threading.current_thread() is main:
@@ -94,7 +96,3 @@ class ExitGuard:
         # Ends whatever the main thread waits for, and then this thread alone.
         signal.pthread_kill(main.ident or 0, signal.SIGTERM)
         sys.exit(status)
-
-
-def _unguard() -> None:
-    os._exit = _exit

@@ -12,7 +12,7 @@ from typing import Any
 
 from dist_testing.errors import FrameError
 from dist_testing.launch import wire
-from dist_testing.outcomes import Kind, RankOutcome, exit_name
+from dist_testing.outcomes import GOOD, Kind, RankOutcome, exit_name
 from dist_testing.rank.board import PhaseBoard
 from dist_testing.rank.frames import Frame, FrameReader
 from dist_testing.rank.stacks import STACKS_SIGNAL
@@ -30,7 +30,6 @@ REPORTED_KINDS = {
 # Of several reports of one rank the worst counts: a teardown can fail after the test has passed.
 # A broken report after a failure that was told adds nothing to it.
 WORST_LAST = (Kind.PASSED, Kind.SKIPPED, Kind.UNREADABLE, Kind.NEVER_STARTED, Kind.RAISED, Kind.EXITED)
-_GOOD = (Kind.PASSED, Kind.SKIPPED)
 # Of one rank in one case, beside the first. A loop of sub-tests can fail any number of times.
 _MAX_FURTHER = 20
 # Different ones, of one rank in one case. What is beyond says nothing new, and a rank can make up any number.
@@ -203,7 +202,7 @@ class RankRecord:
     @property
     def has_told_all(self) -> bool:
         """Whether nothing that the rank may still do can change its outcome: it is gone, or waits with a good one."""
-        return self.has_ended or self.reported in _GOOD
+        return self.has_ended or self.reported in GOOD
 
     @property
     def waited_in_vain(self) -> bool:
@@ -216,7 +215,7 @@ class RankRecord:
         at_s = self.first_trouble_s if self.first_trouble_s is not None else self._ended_s
         if report is not None and report.kind is Kind.EXITED and report.exit_code == self._expected_exit:
             return RankOutcome(self.rank, Kind.PASSED, at_s, self.phase)
-        if report is not None and report.kind not in _GOOD:
+        if report is not None and report.kind not in GOOD:
             # It failed; how it left afterwards, or that it was killed while it cleaned up, adds nothing.
             return report
         if self._expected_exit is not None and self._stopped_as is None:

@@ -180,8 +180,8 @@ def _also_failed(result: CaseResult) -> list[str]:
     alike: dict[tuple[str, ...], list[int]] = defaultdict(list)
     for rank in result.verdict.failing:
         outcome = result.outcomes[rank]
-        texts = [outcome.describe(), outcome.text, result.logs.get(rank, "")]
-        alike[(*texts, *(failure.describe() for failure in outcome.further))].append(rank)
+        texts = (outcome.describe(), outcome.text, result.logs.get(rank, ""))
+        alike[texts + tuple(failure.describe() for failure in outcome.further)].append(rank)
     return [line for ranks in alike.values() for line in _section(result, ranks, "also failed", _OTHER_TEXT_LINES)]
 
 

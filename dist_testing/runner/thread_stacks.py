@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from dist_testing.errors import DeadlockError
-from dist_testing.outcomes import Kind, RankOutcome
+from dist_testing.outcomes import CRASHES, GOOD, Kind, RankOutcome
 
 __all__ = ["blame_thread", "stacks_by_rank", "waiting_for_skipped"]
 
@@ -15,8 +15,6 @@ __all__ = ["blame_thread", "stacks_by_rank", "waiting_for_skipped"]
 _HEAD = re.compile(r"^(Current thread|Thread) 0x([0-9a-f]+)\b.*$", re.MULTILINE)
 # Before the stacks, at a crash.
 _FATAL = "Fatal Python error: "
-_ENDED = frozenset({Kind.EXITED, Kind.SIGNALLED})
-_GOOD = frozenset({Kind.PASSED, Kind.SKIPPED})
 _DEADLOCK = f"{DeadlockError.__module__}.{DeadlockError.__qualname__}"
 
 
@@ -38,10 +36,10 @@ def blame_thread(outcomes: Sequence[RankOutcome], ranks: Mapping[int, int], log:
         ranks: Thread ident to rank.
         log: What the process has written to its standard error.
     """
-    gone = [outcome for outcome in outcomes if outcome.kind in _ENDED and not outcome.text]
+    gone = [outcome for outcome in outcomes if outcome.kind in CRASHES and not outcome.text]
     if not gone:
         return tuple(outcomes)
-    told = [outcome.rank for outcome in outcomes if outcome.kind in _ENDED and outcome.text]
+    told = [outcome.rank for outcome in outcomes if outcome.kind in CRASHES and outcome.text]
     stacks = {}
     if not told:
         crash = log.rpartition(_FATAL)[2] if _FATAL in log else ""
@@ -58,7 +56,7 @@ def waiting_for_skipped(outcomes: Sequence[RankOutcome]) -> tuple[RankOutcome, .
 
     A group of threads sees that, and tells them at once; in one of processes they would wait.
     """
-    bad = [outcome for outcome in outcomes if outcome.kind not in _GOOD]
+    bad = [outcome for outcome in outcomes if outcome.kind not in GOOD]
     waited = [outcome for outcome in bad if outcome.collateral == "lost" or _DEADLOCK in outcome.types.split()]
     if not any(outcome.kind is Kind.SKIPPED for outcome in outcomes) or len(waited) < len(bad):
         return tuple(outcomes)

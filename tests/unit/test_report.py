@@ -150,7 +150,7 @@ def test_other_failing_ranks_are_quoted_by_their_ends() -> None:
 
 
 def test_what_else_failed_on_a_rank_is_told() -> None:
-    """Other sub-tests, or a teardown that leaves the machine as it should not: whole for the culprit, else in a line."""
+    """Other sub-tests, or a teardown that leaves something behind: whole for the culprit, else in a line."""
     further = raised(0, 101.0, phase="teardown", summary="OSError: disk", text="the disk's traceback")
     culprit = replace(raised(0, 101.0), further=(further,), more_count=3)
     report = failure_report(result([culprit, replace(raised(1, 102.0), further=(further,))]))

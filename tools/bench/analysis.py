@@ -18,6 +18,7 @@ server's process ever had, medians in MB. Peaks depend on when the collector ran
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import platform
 import re
@@ -235,13 +236,18 @@ def medians(turns: Sequence[Turn]) -> Turn:
     )
 
 
+def _over(value: float, base: float) -> float:
+    # Bazel tells whole megabytes, and a collection may leave fewer of them than there were: few targets have no ratio.
+    return value / base if base > 0 else math.nan
+
+
 def ratios(turns: Mapping[str, Sequence[Turn]]) -> dict[str, float]:
     """The library's medians over those of plain py_test."""
     library, plain = medians(turns[LIBRARY.name]), medians(turns[PLAIN.name])
     return {
         "time": library.duration_s / plain.duration_s,
-        "CPU": library.cpu_s / plain.cpu_s,
-        "heap": library.heap_added_mb / plain.heap_added_mb,
+        "CPU": _over(library.cpu_s, plain.cpu_s),
+        "heap": _over(library.heap_added_mb, plain.heap_added_mb),
         "heap, all": library.heap_mb / plain.heap_mb,
         "peak": library.peak_mb / plain.peak_mb,
     }
@@ -269,8 +275,8 @@ def growth(turns: Mapping[int, Mapping[str, Sequence[Turn]]]) -> dict[str, dict[
         small, large = medians(turns[few][contestant.name]), medians(turns[many][contestant.name])
         factors[contestant.name] = {
             "time": large.duration_s / small.duration_s * few / many,
-            "CPU": large.cpu_s / small.cpu_s * few / many,
-            "heap": large.heap_added_mb / small.heap_added_mb * few / many,
+            "CPU": _over(large.cpu_s, small.cpu_s) * few / many,
+            "heap": _over(large.heap_added_mb, small.heap_added_mb) * few / many,
         }
     return factors
 

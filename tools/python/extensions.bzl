@@ -5,6 +5,7 @@ their own packages, and never meet it.
 """
 
 load("//tools/python/private:local_python_repo.bzl", "local_python_repo")
+load("//tools/python/private:wheels_archive_repo.bzl", "wheels_archive_repo")
 load("//tools/python/private:wheels_repo.bzl", "wheels_repo")
 
 # The one interpreter of the tests; wheels are installed by it and for it.
@@ -36,8 +37,15 @@ def _python_env_impl(module_ctx):
     local_python_repo(name = _INTERPRETER_REPO)
     for module in module_ctx.modules:
         for wheels in module.tags.wheels:
+            archive = wheels.name + "_archive"
+            wheels_archive_repo(
+                name = archive,
+                installed = "@{}//:installed.json".format(wheels.name),
+                interpreter = "@{}//:interpreter.json".format(_INTERPRETER_REPO),
+            )
             wheels_repo(
                 name = wheels.name,
+                archive = "@{}//:archive".format(archive),
                 default = wheels.default,
                 extra_index_url = wheels.extra_index_url,
                 interpreter = "@{}//:interpreter.json".format(_INTERPRETER_REPO),

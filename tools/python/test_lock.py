@@ -50,7 +50,7 @@ def test_digests_of_another_version_are_refused() -> None:
         lock.add_digests(pinned, f"{DIGEST_A}  torch-2.0+cpu-cp311-x.whl\n")
 
 
-@pytest.mark.parametrize("name", ["requirements", "requirements_cuda", "requirements_lint", "requirements_unit"])
+@pytest.mark.parametrize("name", lock.LOCKS)
 def test_every_pin_has_a_hash_and_no_place(name: str) -> None:
     """A pin without hash cannot be installed; an address would fail on every other network."""
     text = (ROOT / f"{name}.txt").read_text(encoding="utf-8")

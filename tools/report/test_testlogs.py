@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -71,6 +72,37 @@ def test_build_events_say_what_one_invocation_did(tmp_path: Path) -> None:
     results = read_results([path])
     assert _targets(results) == ["//a:a"]
     assert (results.incompatible, results.unread) == (["//a:gpu"], ["//far:away"])
+
+
+@pytest.mark.parametrize(
+    ("label", "place"),
+    [
+        ("//pkg/sub:name", "pkg/sub/name/test.xml"),
+        ("//pkg/sub:name", "pkg/sub/name/shard_1_of_2/test.xml"),
+        ("//pkg/sub:name", "pkg/sub/name/test_attempts/attempt_1.xml"),
+        ("//:name", "name/test.xml"),
+        ("@@other+//pkg:name", "external/other+/pkg/name/test.xml"),
+    ],
+)
+def test_results_that_an_executor_keeps_are_read_where_bazel_has_fetched_them(
+    tmp_path: Path, label: str, place: str
+) -> None:
+    """After a remote run everything would count as unknown; or results of an earlier run would count as this one's."""
+    file = _write(tmp_path / "bazel-out" / "k8" / "testlogs" / place, label)
+    content = file.read_bytes()
+    for digest, found in ((hashlib.sha256(content).hexdigest(), True), ("0" * 64, False)):
+        uri = f"bytestream://host:1/instance/blobs/{digest}/{len(content)}"
+        result = {"testActionOutput": [{"name": "test.xml", "uri": uri}]}
+        identity = {"label": label, "configuration": {"id": "c"}}
+        events = [
+            {"id": {"workspace": {}}, "workspaceInfo": {"localExecRoot": str(tmp_path)}},
+            {"id": {"configuration": {"id": "c"}}, "configuration": {"mnemonic": "k8"}},
+            {"id": {"testResult": identity}, "testResult": result},
+        ]
+        path = tmp_path / "events.json"
+        path.write_text("".join(f"{json.dumps(event)}\n" for event in events), encoding="utf-8")
+        results = read_results([path])
+        assert (_targets(results), results.unread) == (([label], []) if found else ([], [label]))
 
 
 @pytest.mark.parametrize("content", ["no json", "[1]\n", '{"no": "id"}\n', b"\xff"])

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-from urllib.parse import unquote, urlsplit
+
+from build_events import read_invocation
 
 from dist_testing.errors import ReportError
 from dist_testing.runner.junit import XmlCase, read_xml
@@ -111,32 +110,14 @@ def _label(path: Path) -> str:
 
 def _read_events(path: Path) -> Results:
     runs: list[Run] = []
-    incompatible: list[str] = []
-    unread: list[str] = []
-    for event in _events(path):
-        identity = event.get("id", {})
-        if "testResult" in event and "testResult" in identity:
-            label = identity["testResult"]["label"]
-            outputs = event["testResult"].get("testActionOutput", [])
-            uri = next((output.get("uri", "") for output in outputs if output.get("name") == "test.xml"), "")
-            file = Path(unquote(urlsplit(uri).path)) if uri.startswith("file:") else None
-            if file is not None and file.exists():
-                runs += _read_file(file, label)
-            else:
-                unread.append(label)
-        elif event.get("aborted", {}).get("reason") == "SKIPPED" and "targetCompleted" in identity:
-            incompatible.append(identity["targetCompleted"]["label"])
-    return Results(runs, sorted(set(incompatible)), sorted(set(unread)))
-
-
-def _events(path: Path) -> Iterable[Mapping[str, Any]]:
-    try:
-        events = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line]
-    except (OSError, ValueError) as error:
-        raise _nothing(path, f"it is no file of build events: {error}") from error
-    if not all(isinstance(event, dict) and isinstance(event.get("id"), dict) for event in events):
-        raise _nothing(path, "it is JSON, and not build events")
-    return events
+    unread: set[str] = set()
+    invocation = read_invocation(path)
+    for attempt in invocation.attempts:
+        if attempt.xml is not None:
+            runs += _read_file(attempt.xml, attempt.target)
+        else:
+            unread.add(attempt.target)
+    return Results(runs, invocation.incompatible, sorted(unread))
 
 
 def _nothing(path: Path, why: str) -> ReportError:

@@ -40,7 +40,7 @@ def page(findings: Mapping[Case, Mapping[str, Finding]], *, limit_s: int, durati
 
 Every row is a real fault in a real test, run once with torch's class and once with the library's, with the same body:
 gloo, a FileStore, 3 ranks unless said, all of which pass one barrier first. Rows of `MultiProcContinuousTest` are
-compared with ranks that are kept (`isolation = "pool"`). Threaded tests will follow.
+compared with ranks that are kept (`isolation = "pool"`). Ranks are processes in every row.
 
 Written by `python tools/bench/verdicts.py` with torch {torch} in {duration_min:.0f} minutes. Do not edit.
 

@@ -4,6 +4,13 @@
 # user.bazelrc: `common --repo_env=DIST_TESTING_PYTHON=python3.12`.
 _OVERRIDE = "DIST_TESTING_PYTHON"
 
+# The interpreter of remote workers, as an absolute path there, if it is not where this machine has its own.
+_REMOTE = "DIST_TESTING_REMOTE_PYTHON"
+
+# How the wheels of the configuration come to a test, and so where it runs.
+_DIRECTORY = str(Label("//tools/python:directory"))
+_ARCHIVE = str(Label("//tools/python:archive"))
+
 # Searched on PATH in this order. Plain `python3` first: it is what the user's own pip belongs to.
 _CANDIDATES = ["python3", "python3.13", "python3.12", "python3.11", "python3.14", "python3.10"]
 
@@ -31,24 +38,29 @@ _BUILD = """\
 load("@rules_python//python:py_runtime.bzl", "py_runtime")
 load("@rules_python//python:py_runtime_pair.bzl", "py_runtime_pair")
 
+exports_files(["interpreter.json"])
+"""
+
+# One for each value of //tools/python:wheels.
+_TOOLCHAIN = """\
+
 py_runtime(
-    name = "runtime",
+    name = "{name}_runtime",
     interpreter_path = "{executable}",
     python_version = "PY3",
 )
 
 py_runtime_pair(
-    name = "runtime_pair",
-    py3_runtime = ":runtime",
+    name = "{name}_runtime_pair",
+    py3_runtime = ":{name}_runtime",
 )
 
 toolchain(
-    name = "toolchain",
-    toolchain = ":runtime_pair",
+    name = "{name}",
+    target_settings = ["{setting}"],
+    toolchain = ":{name}_runtime_pair",
     toolchain_type = "@rules_python//python:toolchain_type",
 )
-
-exports_files(["interpreter.json"])
 """
 
 def _describe(repository_ctx, path):
@@ -118,7 +130,20 @@ def _local_python_repo_impl(repository_ctx):
             continue
         repository_ctx.watch(facts["executable"])
         _make_environment(repository_ctx, facts)
-        repository_ctx.file("BUILD.bazel", _BUILD.format(executable = repository_ctx.path(_ENVIRONMENT + "/bin/python3")))
+        toolchain = _TOOLCHAIN.format(
+            name = "toolchain",
+            executable = repository_ctx.path(_ENVIRONMENT + "/bin/python3"),
+            setting = _DIRECTORY,
+        )
+
+        # No other machine has the environment, nor has another output base it at the same path: there the path would
+        # make another cache key. Workers are known to have the interpreter itself.
+        remote_toolchain = _TOOLCHAIN.format(
+            name = "remote_toolchain",
+            executable = repository_ctx.getenv(_REMOTE, "") or facts["executable"],
+            setting = _ARCHIVE,
+        )
+        repository_ctx.file("BUILD.bazel", _BUILD + toolchain + remote_toolchain)
         repository_ctx.file("interpreter.json", json.encode(facts))
         return
     _fail_without_interpreter(override, tried)

@@ -23,10 +23,21 @@ package(default_visibility = ["//visibility:public"])
 
 # Every wheel at once: one directory is one input, whatever is in it.
 py_library(
-    name = "site_packages",
+    name = "directory",
     data = ["site-packages"],
     imports = ["site-packages"],
 )
+
+# A remote worker gets them as one file.
+alias(
+    name = "site_packages",
+    actual = select({{
+        "{archive_setting}": "{archive}",
+        "//conditions:default": ":directory",
+    }}),
+)
+
+exports_files(["installed.json"])
 """
 
 _PACKAGE_BUILD = """\
@@ -154,7 +165,16 @@ def _wheels_repo_impl(repository_ctx):
     repository_ctx.report_progress("Compiling the wheels of {}".format(lock.basename))
     _compile(repository_ctx, interpreter["executable"])
 
-    repository_ctx.file("BUILD.bazel", _ROOT_BUILD)
+    repository_ctx.file("BUILD.bazel", _ROOT_BUILD.format(
+        archive = repository_ctx.attr.archive,
+        archive_setting = str(Label("//tools/python:archive")),
+    ))
+
+    # Another lock file or interpreter makes another archive.
+    repository_ctx.file("installed.json", json.encode({
+        "interpreter": interpreter,
+        "lock": repository_ctx.read(lock),
+    }))
     for name in locked_names(repository_ctx.read(lock)):
         repository_ctx.file("{}/BUILD.bazel".format(name), _PACKAGE_BUILD.format(name = name))
 
@@ -164,6 +184,7 @@ wheels_repo = repository_rule(
     pip's own configuration decides where the wheels come from; hashes decide what is accepted.""",
     implementation = _wheels_repo_impl,
     attrs = {
+        "archive": attr.string(doc = "Label of the same wheels as an archive.", mandatory = True),
         "default": attr.string(mandatory = True),
         "extra_index_url": attr.string(),
         "interpreter": attr.label(mandatory = True),

@@ -1,0 +1,112 @@
+"""Turn an installed site-packages into one archive that a remote worker unpacks once: run by `wheels_archive_repo`.
+
+    python3 make_archive.py SITE_PACKAGES OUT
+
+Written into the folder OUT:
+
+- `site.tar`: every file, in the order of their names and without times or owners. The same files make the same bytes,
+  so that machines which install the same lock file share a remote cache.
+- `site.json`: what is in it. `archive_loader.py` has the format.
+- `stubs/`: a module for every package at the top of SITE_PACKAGES, which gives way to the real one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import platform
+import shutil
+import sys
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+# Says what the folder of stubs is for, to whoever opens one. The loader is a file beside them.
+_STUB = """\
+# Stands for the real module, which is still in the archive.
+from _dist_testing_wheels import give_way
+
+give_way(__name__, __file__)
+"""
+
+_LOADER = "archive_loader.py"
+_LOADER_MODULE = "_dist_testing_wheels"
+
+
+class _Digest(io.RawIOBase):
+    """A file that is written and hashed at once."""
+
+    def __init__(self, file: io.BufferedWriter) -> None:
+        self._file = file
+        self.sha256 = hashlib.sha256()
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: bytes) -> int:  # type: ignore[override]
+        self.sha256.update(data)
+        return self._file.write(data)
+
+
+def files_below(folder: Path) -> Iterator[Path]:
+    """All files below a folder, in an order that does not depend on the file system."""
+    for path in sorted(folder.rglob("*"), key=lambda path: path.relative_to(folder).as_posix()):
+        if path.is_file():
+            yield path
+
+
+def top_modules(site: Path) -> list[str]:
+    """What can be imported from a site-packages: paths of the stubs, below their folder."""
+    stubs = []
+    for path in sorted(site.iterdir()):
+        name = path.name.partition(".")[0]
+        if not name.isidentifier() or name == "__pycache__":
+            continue
+        if path.is_dir():
+            # `numpy.libs` and `torch-2.13.dist-info` are no packages, nor are `bin` and `share`.
+            if path.name == name and any(path.rglob("*.py")):
+                stubs.append(f"{name}/__init__.py")
+        elif path.suffix in (".py", ".so"):
+            stubs.append(f"{name}.py")
+    return stubs
+
+
+def make_archive(site: Path, out: Path) -> None:
+    """Write the archive, its description and the stubs.
+
+    Args:
+        site: The site-packages.
+        out: An existing folder.
+    """
+    count = size = 0
+    with (out / "site.tar").open("wb") as file:
+        digest = _Digest(file)
+        with tarfile.open(fileobj=digest, mode="w|", format=tarfile.PAX_FORMAT) as archive:
+            for path in files_below(site):
+                member = tarfile.TarInfo(path.relative_to(site).as_posix())
+                member.size = path.stat().st_size
+                member.mode = 0o755 if path.stat().st_mode & 0o100 else 0o644
+                with path.open("rb") as content:
+                    archive.addfile(member, content)
+                count += 1
+                size += member.size
+    description = {
+        "schema": 1,
+        "sha256": digest.sha256.hexdigest(),
+        "files": count,
+        "bytes": size,
+        "python": sys.implementation.cache_tag,
+        "machine": platform.machine(),
+    }
+    (out / "site.json").write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
+    stubs = out / "stubs"
+    for name in top_modules(site):
+        stub = stubs / name
+        stub.parent.mkdir(parents=True, exist_ok=True)
+        stub.write_text(_STUB, encoding="utf-8")
+    shutil.copyfile(Path(__file__).with_name(_LOADER), stubs / f"{_LOADER_MODULE}.py")
+
+
+if __name__ == "__main__":
+    make_archive(Path(sys.argv[1]), Path(sys.argv[2]))

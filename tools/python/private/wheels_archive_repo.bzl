@@ -1,0 +1,55 @@
+"""Repository rule: installed wheels as one file.
+
+Bazel does not bring a directory that is an input to the runfiles of a remote test, and bringing its 20,000 files one by
+one costs each run more than the test.
+"""
+
+_BUILD = """\
+load("@rules_python//python:py_library.bzl", "py_library")
+
+py_library(
+    name = "archive",
+    srcs = glob(["stubs/**/*.py"]),
+    data = ["site.json", "site.tar"],
+    imports = ["stubs"],
+    visibility = ["//visibility:public"],
+)
+"""
+
+# Seconds. Reads and writes as much as was installed.
+_ARCHIVE_TIMEOUT_S = 900
+
+def _wheels_archive_repo_impl(repository_ctx):
+    installed = repository_ctx.path(repository_ctx.attr.installed)
+    repository_ctx.watch(installed)
+    interpreter = json.decode(repository_ctx.read(repository_ctx.attr.interpreter))
+    repository_ctx.path(repository_ctx.attr._loader)
+    command = [
+        interpreter["executable"],
+        "-I",
+        str(repository_ctx.path(repository_ctx.attr._program)),
+        str(installed.dirname.get_child("site-packages")),
+        ".",
+    ]
+    repository_ctx.report_progress("Archiving the wheels")
+    result = repository_ctx.execute(command, timeout = _ARCHIVE_TIMEOUT_S)
+    if result.return_code:
+        fail(("The wheels could not be archived. `{}` said:\n{}\n" +
+              "Most likely the disk of Bazel's output base is full: the archive is as large as the wheels, 1 GB for " +
+              "the CPU and 5 GB for CUDA.\n" +
+              "Make room, or move the output base with --output_user_root.").format(
+            " ".join(command),
+            result.stderr.strip()[-2000:],
+        ))
+    repository_ctx.file("BUILD.bazel", _BUILD)
+
+wheels_archive_repo = repository_rule(
+    doc = "The wheels of a wheels_repo as one file, for workers on other machines. Fetched only where that is chosen.",
+    implementation = _wheels_archive_repo_impl,
+    attrs = {
+        "installed": attr.label(doc = "`installed.json` of the wheels_repo.", mandatory = True),
+        "interpreter": attr.label(mandatory = True),
+        "_loader": attr.label(default = "//tools/python:archive_loader.py"),
+        "_program": attr.label(default = "//tools/python:make_archive.py"),
+    },
+)

@@ -1,0 +1,242 @@
+"""Packages that travel as one archive: what a test on a remote worker imports."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+import tarfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+
+# Imports through a stub, as a test does, and says where the package and its metadata were found.
+_IMPORT = """
+import blue.deep
+import importlib.metadata, subprocess, sys
+print(blue.__file__)
+print(blue.deep.COLOUR, importlib.metadata.version("blue"))
+sys.stdout.flush()
+"""
+
+_IMPORT_IN_CHILD = """
+import blue, subprocess, sys
+subprocess.run([sys.executable, "-c", "import blue, red, sys; print(blue.__file__); print(red.SHADE)"], check=True)
+"""
+
+
+def _site(folder: Path, colour: str = "azure") -> Path:
+    """An installed site-packages with a package, a module and their metadata."""
+    files = {
+        "blue/__init__.py": "from red import SHADE\n",
+        "blue/deep.py": f"COLOUR = {colour!r}\n",
+        "blue-1.2.dist-info/METADATA": "Metadata-Version: 2.1\nName: blue\nVersion: 1.2\n",
+        "bin/bluetooth": "#!/bin/sh\n",
+        "red.py": "SHADE = 'crimson'\n",
+    }
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    (folder / "bin" / "bluetooth").chmod(0o755)
+    return folder
+
+
+def _archive(tmp_path: Path, name: str = "archive", colour: str = "azure") -> Path:
+    out = tmp_path / name
+    out.mkdir()
+    site = _site(tmp_path / f"{name}.site", colour)
+    subprocess.run([sys.executable, "-I", str(HERE / "make_archive.py"), str(site), str(out)], check=True)
+    return out
+
+
+def _environment(archive: Path, cache: Path, more: Mapping[str, str] | None = None) -> dict[str, str]:
+    return {
+        "PATH": os.environ["PATH"],
+        "PYTHONPATH": str(archive / "stubs"),
+        "DIST_TESTING_WHEELS_CACHE": str(cache),
+        **(more or {}),
+    }
+
+
+def _python(
+    archive: Path, cache: Path, code: str = _IMPORT, more: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env=_environment(archive, cache, more),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+def _whole(cache: Path) -> list[Path]:
+    return [path for path in cache.iterdir() if path.is_dir()]
+
+
+def test_imports_find_the_real_package_and_its_metadata(tmp_path: Path) -> None:
+    """If it fails, no test of ours can run on a remote worker."""
+    archive, cache = _archive(tmp_path), tmp_path / "cache"
+    done = _python(archive, cache)
+    assert done.returncode == 0, done.stderr
+    assert (cache.stat().st_mode & 0o777) == 0o700
+    (unpacked,) = _whole(cache)
+    assert done.stdout.splitlines() == [f"{unpacked}/site-packages/blue/__init__.py", "azure 1.2"]
+    assert os.access(unpacked / "site-packages" / "bin" / "bluetooth", os.X_OK)
+
+
+def test_processes_that_a_test_starts_find_the_packages(tmp_path: Path) -> None:
+    """If it fails, ranks in fresh interpreters import nothing remotely."""
+    archive, cache = _archive(tmp_path), tmp_path / "cache"
+    done = _python(archive, cache, _IMPORT_IN_CHILD)
+    assert done.returncode == 0, done.stderr
+    (unpacked,) = _whole(cache)
+    assert done.stdout.splitlines() == [f"{unpacked}/site-packages/blue/__init__.py", "crimson"]
+
+
+def test_a_program_of_a_package_runs_by_its_name(tmp_path: Path) -> None:
+    """If it fails, `python -m torch.distributed.run` is not found remotely."""
+    archive, cache = _archive(tmp_path), tmp_path / "cache"
+    done = subprocess.run(
+        [sys.executable, "-m", "blue.deep"], env=_environment(archive, cache), check=False, capture_output=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_same_files_make_the_same_archive(tmp_path: Path) -> None:
+    """If it fails, two machines never share a remote cache."""
+    first, second = _archive(tmp_path, "first"), tmp_path / "second"
+    site = tmp_path / "first.site"
+    for path in site.rglob("*"):
+        os.utime(path, (1, 1))
+    second.mkdir()
+    subprocess.run([sys.executable, "-I", str(HERE / "make_archive.py"), str(site), str(second)], check=True)
+    assert (first / "site.tar").read_bytes() == (second / "site.tar").read_bytes()
+    assert (first / "site.json").read_bytes() == (second / "site.json").read_bytes()
+
+
+def test_processes_at_once_unpack_once(tmp_path: Path) -> None:
+    """If it fails, tests that start together on a worker break each other's packages."""
+    archive, cache = _archive(tmp_path), tmp_path / "cache"
+    children = [
+        subprocess.Popen([sys.executable, "-c", _IMPORT], env=_environment(archive, cache), stdout=subprocess.PIPE)
+        for _ in range(4)
+    ]
+    outputs = {child.communicate(timeout=60)[0] for child in children}
+    assert [0] * 4 == [child.returncode for child in children]
+    assert len(outputs) == 1
+    assert len(_whole(cache)) == 1
+
+
+def test_what_a_killed_process_left_is_made_anew(tmp_path: Path) -> None:
+    """If it fails, a worker whose test was killed at a bad moment is of no use until somebody cleans it."""
+    archive, cache = _archive(tmp_path), tmp_path / "cache"
+    assert _python(archive, cache).returncode == 0
+    (unpacked,) = _whole(cache)
+    unfinished = unpacked.with_name(unpacked.name + ".unfinished")
+    unpacked.rename(unfinished)
+    (unfinished / "site-packages" / "red.py").unlink()
+    done = _python(archive, cache)
+    assert done.returncode == 0, done.stderr
+    assert _whole(cache) == [unpacked]
+
+
+def test_a_damaged_archive_is_not_used(tmp_path: Path) -> None:
+    """If it fails, tests run with packages that nobody locked."""
+    archive, cache = _archive(tmp_path), tmp_path / "cache"
+    tar = archive / "site.tar"
+    tar.write_bytes(tar.read_bytes().replace(b"crimson", b"scarlet"))
+    done = _python(archive, cache)
+    assert done.returncode == 1
+    assert "WheelsArchiveError" in done.stderr
+    assert "The archive is not the one that was made from the lock file" in done.stderr
+    assert _whole(cache) == []
+
+
+@pytest.mark.parametrize("name", ["../outside", "/outside", "link"])
+def test_an_archive_that_reaches_outside_is_refused(tmp_path: Path, name: str) -> None:
+    """If it fails, an archive writes where it likes on a worker."""
+    archive, cache = _archive(tmp_path), tmp_path / "cache"
+    with tarfile.open(archive / "site.tar", "w") as tar:
+        member = tarfile.TarInfo(name)
+        if name == "link":
+            member.type, member.linkname = tarfile.SYMTYPE, "/"
+        tar.addfile(member, io.BytesIO())
+    done = _python(archive, cache)
+    assert done.returncode == 1
+    assert "that is not a plain file" in done.stderr
+    assert _whole(cache) == []
+
+
+def test_packages_for_another_python_say_so(tmp_path: Path) -> None:
+    """If it fails, a worker with another Python fails with an error of some extension module."""
+    archive, cache = _archive(tmp_path), tmp_path / "cache"
+    description = json.loads((archive / "site.json").read_text(encoding="utf-8"))
+    (archive / "site.json").write_text(json.dumps(description | {"python": "cpython-27"}), encoding="utf-8")
+    done = _python(archive, cache)
+    assert done.returncode == 1
+    assert f"but the packages of this test are for cpython-27 on {description['machine']}" in done.stderr
+
+
+def test_the_cache_forgets_what_was_not_used_for_longest(tmp_path: Path) -> None:
+    """If it fails, workers' disks fill up."""
+    cache = tmp_path / "cache"
+    archives = [_archive(tmp_path, f"archive{number}", "x" * number) for number in (1, 2, 3)]
+    size = json.loads((archives[0] / "site.json").read_text(encoding="utf-8"))["bytes"]
+    # Room for two, which differ by a few bytes.
+    limit = {"DIST_TESTING_WHEELS_CACHE_BYTES": str(2 * size + 10)}
+    for used in (0, 1, 0, 2):
+        assert _python(archives[used], cache, more=limit).returncode == 0
+    digests = [json.loads((archives[kept] / "site.json").read_text(encoding="utf-8"))["sha256"] for kept in (0, 2)]
+    assert sorted(digests) == sorted(path.name.partition("-")[0] for path in _whole(cache))
+
+
+def test_what_is_in_use_is_not_forgotten(tmp_path: Path) -> None:
+    """If it fails, a running test loses its packages because another one starts."""
+    cache = tmp_path / "cache"
+    first, second = _archive(tmp_path, "first"), _archive(tmp_path, "second", "navy")
+    user = subprocess.Popen(
+        [sys.executable, "-c", "import red; print(flush=True); input()"],
+        env=_environment(first, cache),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert user.stdout is not None
+    try:
+        user.stdout.readline()
+        assert _python(second, cache, more={"DIST_TESTING_WHEELS_CACHE_BYTES": "0"}).returncode == 0
+        assert len(_whole(cache)) == 2
+    finally:
+        user.communicate(b"\n", timeout=60)
+
+
+@pytest.mark.parametrize("obstacle", ["a file", "writable by all"])
+def test_without_a_cache_the_packages_are_private_and_go_away(tmp_path: Path, obstacle: str) -> None:
+    """If it fails, a sandbox cannot run tests, or somebody else on the worker puts code into them."""
+    archive, cache, scratch = _archive(tmp_path), tmp_path / "cache", tmp_path / "scratch"
+    scratch.mkdir()
+    if obstacle == "a file":
+        cache.touch()
+    else:
+        cache.mkdir()
+        cache.chmod(0o777)
+    done = _python(archive, cache, more={"TEST_TMPDIR": str(scratch)})
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"{scratch}/")
+    assert list(scratch.iterdir()) == []
+    if cache.is_dir():
+        assert list(cache.iterdir()) == []
+
+
+def test_a_limit_that_is_no_number_is_an_error(tmp_path: Path) -> None:
+    """If it fails, a typing error means no limit."""
+    done = _python(_archive(tmp_path), tmp_path / "cache", more={"DIST_TESTING_WHEELS_CACHE_BYTES": "16G"})
+    assert done.returncode == 1
+    assert "DIST_TESTING_WHEELS_CACHE_BYTES='16G': not a number of bytes." in done.stderr

@@ -1,0 +1,185 @@
+"""What one invocation of Bazel did, from its build events (`--build_event_json_file`)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from dist_testing.errors import ReportError
+
+__all__ = ["Attempt", "Invocation", "read_invocation"]
+
+# Ends the address of an output that a remote executor keeps: SHA-256 and size. Other digests have their name before.
+_REMOTE = re.compile(r"(?:^|/)blobs/(?P<sha256>[0-9a-f]{64})/(?P<size>\d+)$")
+_SECONDS = re.compile(r"(\d+(?:\.\d+)?)s")
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One test action: an attempt of one shard of one run of a target.
+
+    Attributes:
+        target: Its label.
+        shard: From 1.
+        run: From 1.
+        number: From 1; more than one where failed tests are tried again.
+        status: Bazel's word: PASSED, FAILED, TIMEOUT, INCOMPLETE, REMOTE_FAILURE, ...
+        cached: Where the result is from: "local", "remote", or "" if the test ran.
+        strategy: Where it ran: "remote", "linux-sandbox", ...; "" if it did not.
+        duration_s: Seconds the test took, whenever that was.
+        xml: Its test.xml; None if it is not on this machine.
+    """
+
+    target: str
+    shard: int
+    run: int
+    number: int
+    status: str
+    cached: str
+    strategy: str
+    duration_s: float
+    xml: Path | None
+
+
+@dataclass(frozen=True, slots=True)
+class Invocation:
+    """What the events say.
+
+    Attributes:
+        attempts: In the order of their ends.
+        summaries: Of each target that was to be tested, Bazel's last word.
+        incompatible: Targets that Bazel itself has skipped.
+        broken: Targets that could not be analysed or built, to what is said of that.
+        exit_code: Bazel's; None if it did not live to say it.
+        exit_name: Its name.
+        is_complete: Whether the file has its last line.
+    """
+
+    attempts: Sequence[Attempt]
+    summaries: Mapping[str, str]
+    incompatible: Sequence[str]
+    broken: Mapping[str, str]
+    exit_code: int | None
+    exit_name: str
+    is_complete: bool
+
+
+def read_invocation(path: Path) -> Invocation:
+    """Read a file of build events.
+
+    Raises:
+        ReportError: If it is none.
+    """
+    testlogs = _Testlogs()
+    attempts: list[Attempt] = []
+    summaries: dict[str, str] = {}
+    incompatible: set[str] = set()
+    broken: dict[str, str] = {}
+    exit_code: int | None = None
+    exit_name = ""
+    is_complete = False
+    for event in _events(path):
+        identity = event["id"]
+        testlogs.note(event)
+        if "testResult" in event and "testResult" in identity:
+            attempts.append(_attempt(identity["testResult"], event["testResult"], testlogs))
+        elif "testSummary" in event and "testSummary" in identity:
+            summaries[identity["testSummary"]["label"]] = event["testSummary"].get("overallStatus", "NO_STATUS")
+        elif "targetCompleted" in identity:
+            label = identity["targetCompleted"]["label"]
+            if event.get("aborted", {}).get("reason") == "SKIPPED":
+                incompatible.add(label)
+            elif "aborted" in event:
+                broken[label] = event["aborted"].get("description") or event["aborted"].get("reason", "")
+            elif not event.get("completed", {}).get("success"):
+                broken[label] = event.get("completed", {}).get("failureDetail", {}).get("message", "")
+        elif "finished" in event:
+            exit_code = event["finished"].get("exitCode", {}).get("code", 0)
+            exit_name = event["finished"].get("exitCode", {}).get("name", "")
+        is_complete = is_complete or event.get("lastMessage") is True
+    return Invocation(attempts, summaries, sorted(incompatible), broken, exit_code, exit_name, is_complete)
+
+
+def _events(path: Path) -> Iterator[Mapping[str, Any]]:
+    try:
+        events = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line]
+    except (OSError, ValueError) as error:
+        raise _no_events(path, str(error)) from error
+    if not events:
+        raise _no_events(path, "it is empty")
+    if not all(isinstance(event, dict) and isinstance(event.get("id"), dict) for event in events):
+        raise _no_events(path, "it is JSON, and not build events")
+    yield from events
+
+
+def _no_events(path: Path, observed: str) -> ReportError:
+    return ReportError(
+        f"{path}: no results: it is no file of build events: {observed}.\n"
+        "Bazel writes one where it is told to, and finishes it when it ends.\n"
+        "Run `bazel test --build_event_json_file=FILE` to its end, and name that file."
+    )
+
+
+def _attempt(identity: Mapping[str, Any], result: Mapping[str, Any], testlogs: _Testlogs) -> Attempt:
+    execution = result.get("executionInfo", {})
+    cached = "local" if result.get("cachedLocally") else "remote" if execution.get("cachedRemotely") else ""
+    outputs = result.get("testActionOutput", [])
+    uri = next((output.get("uri", "") for output in outputs if output.get("name") == "test.xml"), "")
+    duration = _SECONDS.fullmatch(result.get("testAttemptDuration", ""))
+    milliseconds = int(result.get("testAttemptDurationMillis", 0))
+    return Attempt(
+        target=identity["label"],
+        shard=int(identity.get("shard", 1)),
+        run=int(identity.get("run", 1)),
+        number=int(identity.get("attempt", 1)),
+        status=result.get("status", "NO_STATUS"),
+        cached=cached,
+        strategy="" if cached else execution.get("strategy", ""),
+        duration_s=float(duration[1]) if duration else milliseconds / 1000,
+        xml=testlogs.find(identity, uri),
+    )
+
+
+class _Testlogs:
+    """Where the outputs of tests lie on this machine."""
+
+    def __init__(self) -> None:
+        self._exec_root: Path | None = None
+        # Of each configuration, the folder of its outputs.
+        self._folders: dict[str, str] = {}
+
+    def note(self, event: Mapping[str, Any]) -> None:
+        """Learn from an event where outputs are."""
+        if root := event.get("workspaceInfo", {}).get("localExecRoot"):
+            self._exec_root = Path(str(root))
+        if "configuration" in event and "configuration" in event["id"]:
+            self._folders[event["id"]["configuration"]["id"]] = event["configuration"].get("mnemonic", "")
+
+    def find(self, identity: Mapping[str, Any], uri: str) -> Path | None:
+        """The file behind an address; None if it is not here."""
+        if uri.startswith("file:"):
+            path = Path(unquote(urlsplit(uri).path))
+            return path if path.exists() else None
+        remote = _REMOTE.search(urlsplit(uri).path)
+        mnemonic = self._folders.get(identity.get("configuration", {}).get("id", ""))
+        if remote is None or self._exec_root is None or not mnemonic:
+            return None
+        # Named by where the executor keeps it, though Bazel may have fetched it. What lies here may also be of an
+        # earlier run; the digest tells.
+        repository, _, rest = str(identity["label"]).rpartition("//")
+        place = self._exec_root / "bazel-out" / mnemonic / "testlogs"
+        if name := repository.lstrip("@"):
+            place = place / "external" / name
+        package, _, target = rest.partition(":")
+        for path in (place / package / target).rglob("*.xml"):
+            if path.stat().st_size == int(remote["size"]):
+                content = path.read_bytes()
+                if hashlib.sha256(content).hexdigest() == remote["sha256"]:
+                    return path
+        return None
