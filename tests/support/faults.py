@@ -19,6 +19,7 @@ import psutil
 import torch
 import torch.distributed as dist
 
+from dist_testing.rank.world import RankWorld
 from dist_testing.world import World
 
 __all__ = ["FAULTS"]
@@ -141,6 +142,7 @@ def _keep_thread(_: World) -> None:
 
 
 def _hang_in_destroy(world: World) -> None:
+    assert isinstance(world, RankWorld)
     world.finish = lambda: threading.Event().wait()  # type: ignore[assignment,method-assign]
 
 
