@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import shutil
 import tempfile
@@ -12,6 +14,10 @@ __all__ = ["RunDirectory"]
 
 # The path of a Unix socket has at most 107 bytes; this leaves some for the names that tests and libraries make up.
 _MAX_PATH_BYTES = 50
+_PREFIX = "dist-"
+# In each folder of a run, locked by the runner and the template as long as one of them lives. Nobody else's folder has
+# a file of this name, whatever its own name is.
+_LIFE = ".dist-testing-life"
 
 
 class RunDirectory:
@@ -29,14 +35,34 @@ class RunDirectory:
         Raises:
             OSError: If it cannot be made.
         """
-        self.path = Path(tempfile.mkdtemp(prefix="dist-", dir=env.get("TEST_TMPDIR")))
+        self._lives: list[int] = []
+        self.path = self._make(env.get("TEST_TMPDIR"))
         self.short = self.path
         self._private: Path | None = None
         if len(os.fsencode(self.path)) > _MAX_PATH_BYTES:
-            # mkdtemp's folder is this user's alone, so nobody else can put another link there.
-            self._private = Path(tempfile.mkdtemp(prefix="dist-", dir="/tmp"))
+            # The folder is this user's alone, so nobody else can put another link there.
+            self._private = self._make("/tmp")
             self.short = self._private / "t"
             self.short.symlink_to(self.path)
+
+    def _make(self, parent: str | None) -> Path:
+        """A folder, after those of dead runs have been removed.
+
+        A run cleans up after itself, also when its runner is killed; but nobody is left to if all of it is killed at
+        once, as Bazel does at the end of a test's time.
+        """
+        path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
+        for other in path.parent.glob(f"{_PREFIX}*/{_LIFE}"):
+            # Another user's, or one that another start is removing just now.
+            with contextlib.suppress(OSError):
+                _remove_if_dead(other)
+        # Locked before it has the name by which others look for it.
+        unborn = path / f"{_LIFE}.new"
+        life = os.open(unborn, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        self._lives.append(life)
+        fcntl.flock(life, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        unborn.rename(path / _LIFE)
+        return path
 
     @property
     def all_paths(self) -> list[str]:
@@ -47,3 +73,21 @@ class RunDirectory:
         """Remove everything."""
         for path in self.all_paths:
             shutil.rmtree(path, ignore_errors=True)
+        for life in self._lives:
+            os.close(life)
+        self._lives = []
+
+
+def _remove_if_dead(life: Path) -> None:
+    """Remove the folder of a run whose processes are gone.
+
+    Raises:
+        OSError: If it lives, or is not this user's.
+    """
+    descriptor = os.open(life, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        if os.fstat(descriptor).st_uid == os.getuid():
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(life.parent, ignore_errors=True)
+    finally:
+        os.close(descriptor)

@@ -108,6 +108,39 @@ def test_nothing_survives_pytest(starter: Starter, tmp_path: Path, phase: str, n
     _assert_nothing_left(starter, tmp_path, pids, heard)
 
 
+def test_what_a_run_leaves_that_is_killed_as_a_whole_goes_at_the_next_start(starter: Starter, tmp_path: Path) -> None:
+    """Bazel kills runner, template and ranks together at a timeout; a machine that runs tests all day would fill up."""
+    write_file(tmp_path, "test_cases.py", _CASES)
+    (tmp_path / "other").mkdir()
+    with Bell(tmp_path) as bell:
+        child = start_pytest(
+            starter, tmp_path, "test_cases.py", f"--dist-world-size={_RANKS}", env={**bell.env, "PHASE": "asleep"}
+        )
+        bell.wait(_RANKS, child)
+        with Bell(tmp_path / "other") as other_bell:
+            other = start_pytest(
+                starter,
+                tmp_path,
+                "test_cases.py",
+                f"--dist-world-size={_RANKS}",
+                env={**other_bell.env, "PHASE": "asleep"},
+            )
+            other_bell.wait(_RANKS, other)
+    child.send_group_signal(signal.SIGKILL)
+    assert child.wait() == -signal.SIGKILL, child.log
+    folders = {path for path in (tmp_path / "tmp").iterdir() if path.name.startswith("dist-")}
+    assert len(folders) == 2, "one of the dead run, one of the other, which lives"
+
+    next_run = start_pytest(starter, tmp_path, "test_cases.py", "-k", "finished", env={"PHASE": "none"})
+    assert next_run.wait() == 0, next_run.log
+    left = {path for path in (tmp_path / "tmp").iterdir() if path.name.startswith("dist-")}
+    assert len(left & folders) == 1, "only the folder of the run that lives may stay"
+    other.send_signal(signal.SIGTERM)
+    other.wait()
+    starter.wait_nothing_left(_GONE_LIMIT_S)
+    assert_no_folder_left(tmp_path)
+
+
 def _held_target(starter: Starter, folder: Path, phase: str) -> tuple[Target, Child, list[str]]:
     target = Target(folder, {"test_cases.py": _CASES}, world_size=_RANKS)
     with Bell(folder) as bell:
