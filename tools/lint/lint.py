@@ -108,7 +108,17 @@ def _buildifier() -> str:
         cache.mkdir(parents=True, exist_ok=True)
         for name in ("package.json", "package-lock.json"):
             shutil.copyfile(Path("tools", "lint", name), cache / name)
-        subprocess.run(["npm", "ci", "--silent", "--ignore-scripts", "--prefix", cache], check=True)
+        # Not by --prefix: npm then looks for the machine's own settings below it.
+        fetch = ["npm", "ci", "--no-progress", "--ignore-scripts"]
+        fetched = subprocess.run(
+            fetch, cwd=cache, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+        )
+        if fetched.returncode != 0:
+            raise SystemExit(
+                f"lint: npm could not fetch buildifier:\n{fetched.stdout.strip()}\n"
+                "Its registry is not the one that this machine reaches, or cannot be reached at all.\n"
+                "Set npm's registry, or put a buildifier on PATH."
+            )
     return str(program)
 
 
