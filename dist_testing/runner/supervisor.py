@@ -40,8 +40,8 @@ _SKIP_GRACE_S = 5.0
 _VICTIM_STACKS_S = 0.3
 # For the stacks of ranks that are the problem. A rank that is stopped, or stuck in the kernel, never answers. Seconds.
 _HUNG_STACKS_S = 2.0
-# The kernel's timer has 31 bits of milliseconds; then the next look begins. Seconds.
-_LONGEST_POLL_S = 24 * 3600.0
+# A signal that comes between Python's last look and the wait itself is handled when the wait ends. Seconds.
+_LONGEST_POLL_S = 1.0
 # After SIGKILL, until the kernel must have let go. Longer than the template takes to clear up. Seconds.
 _KILL_LIMIT_S = 15.0
 

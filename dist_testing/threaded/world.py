@@ -31,6 +31,8 @@ __all__ = [
 PEER_GRACE_S = 2.0
 # For threads that a deadline has woken, so that they end before the next case begins. Seconds.
 _END_LIMIT_S = 1.0
+# A signal that comes between Python's last look and the wait itself is handled when the wait ends. Seconds.
+_LONGEST_WAIT_S = 1.0
 # "ranks": one rank runs at a time, in the order of ranks (see `Turns`).
 ORDER_VARIABLE = "DIST_TESTING_THREAD_ORDER"
 
@@ -288,9 +290,12 @@ class _Run:
 
     def _wait_ended(self, deadline_s: float, grace_s: float) -> bool:
         while True:
+            left_s = max(deadline_s - time.monotonic(), 0.0)
             try:
-                news = self._news.get(timeout=max(deadline_s - time.monotonic(), 0.0))
+                news = self._news.get(timeout=min(left_s, _LONGEST_WAIT_S))
             except queue.Empty:
+                if left_s > _LONGEST_WAIT_S:
+                    continue
                 return False
             if news == "ended":
                 return True
