@@ -5,11 +5,18 @@ DistTestInfo = provider(
     fields = {
         "backend": "string: name of the backend in the table of backends.",
         "gpus": "int: GPUs that the largest world of the target needs on one machine.",
+        "gpus_per_rank": "int: GPUs that each rank needs.",
         "isolation": "string: how ranks are made: \"fork\", \"spawn\", \"pool\" or \"thread\".",
         "nodes": "int: simulated machines that the ranks are spread over.",
+        "ranks_per_gpu": "int: ranks that share a GPU; 1 if each has its own.",
         "target": "string: label of the test.",
         "world_sizes": "list of int: ranks per case; each case runs once per entry.",
     },
+)
+
+DistTestsInfo = provider(
+    doc = "The targets of one dist_py_test. `<name>.spec` provides it.",
+    fields = {"tests": "list of DistTestInfo: one for each backend."},
 )
 
 GpuCountInfo = provider(

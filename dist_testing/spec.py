@@ -1,7 +1,8 @@
 """What a target asks for: the spec that the build wrote, read and validated.
 
-A spec is a JSON file in the target's runfiles (`<target>.spec.json`). Its schema has a number; this library reads its
-own and refuses newer ones, because a field that it does not know could change what a test means.
+A spec is JSON in the environment of the test. Its schema has a number; this library reads its own and refuses newer
+ones, because a field that it does not know could change what a test means. What is promised of GPUs is in a file, which
+only targets with GPUs have: nothing else may depend on it.
 """
 
 from __future__ import annotations
@@ -20,12 +21,18 @@ __all__ = [
     "ISOLATIONS",
     "MAX_WORLD_SIZE",
     "SCHEMA",
+    "SPEC_VARIABLE",
     "Spec",
     "check_isolation",
-    "load_spec",
+    "read_promise",
+    "read_spec",
 ]
 
-SCHEMA = 1
+# Set by the build rules.
+SPEC_VARIABLE = "DIST_TESTING_SPEC"
+SCHEMA = 2
+# Of the file with the promise.
+_PROMISE_SCHEMA = 1
 # Of one case. Far above what one machine runs well; a bound so that a slip of the pen is an error.
 MAX_WORLD_SIZE = 1024
 # Of a test that nobody gave a size; torch's.
@@ -43,10 +50,9 @@ class Spec:
         world_sizes: Each is a parameter of every case that does not name its own; never empty.
         gpus_per_rank: GPUs that each rank needs.
         isolation: The launcher: one of `ISOLATIONS`.
-        srcs: Test files, as runfiles paths.
+        srcs: Labels of the test files.
         promised_gpus: How many GPUs the configuration says the machine has; None if it says nothing.
-        file: Where the spec was read from; None outside Bazel.
-        timings: File that says how long cases take, as a runfiles path; "" if there is none.
+        text: What the spec was read from; "" outside Bazel.
         ranks_per_gpu: Ranks that share a GPU; 1 if each has its own.
     """
 
@@ -57,8 +63,7 @@ class Spec:
     isolation: str = "fork"
     srcs: tuple[str, ...] = ()
     promised_gpus: int | None = None
-    file: Path | None = None
-    timings: str = ""
+    text: str = ""
     ranks_per_gpu: int = 1
 
     def gpus(self, world_size: int) -> int:
@@ -98,36 +103,17 @@ def check_isolation(name: str, backend: Backend, isolation: str) -> None:
     )
 
 
-def load_spec(path: Path) -> Spec:
+def read_spec(text: str, promised_gpus: int | None = None) -> Spec:
     """Read the spec of a target.
 
+    Args:
+        text: What the build wrote.
+        promised_gpus: How many GPUs the configuration says the machine has; None if it says nothing.
+
     Raises:
-        SpecError: If the file is missing, truncated, of a newer schema, or not what the build writes.
+        SpecError: If it is truncated, of a newer schema, or not what the build writes.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise SpecError(
-            f"The spec file {path} cannot be read: {error}.\n"
-            "The build writes it into the runfiles of a dist_py_test target; the test was started some other way.\n"
-            "Run the target with `bazel test`, or the test file with pytest."
-        ) from error
-    try:
-        content = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise SpecError(
-            f"The spec file {path} is not JSON: {error}.\n"
-            f"It has {len(text)} characters; most likely it was cut off.\n"
-            "Build the target again."
-        ) from error
-    fields = _Fields(path, content if isinstance(content, dict) else {})
-    schema = fields.number("schema", 1)
-    if schema > SCHEMA:
-        raise SpecError(
-            f"The spec file {path} has schema {schema}; this library reads schema {SCHEMA}.\n"
-            "The build rules are newer than the Python package they are used with.\n"
-            "Use both from one version of dist_testing."
-        )
+    fields = _Fields.parse(SPEC_VARIABLE, text, SCHEMA)
     fields.require("nodes", fields.number("nodes", 1) == 1, "1")
     world_sizes = fields.items("world_sizes", int)
     fields.require(
@@ -141,7 +127,7 @@ def load_spec(path: Path) -> Spec:
     fits = isolation in backend.isolations
     fields.require("isolation", fits, f"one of {', '.join(backend.isolations)}, with backend {backend.name}")
     gpus_per_rank = fields.number("gpus_per_rank", 0)
-    ranks_per_gpu = fields.number("ranks_per_gpu", 1) if "ranks_per_gpu" in fields.content else 1
+    ranks_per_gpu = fields.number("ranks_per_gpu", 1)
     is_possible = ranks_per_gpu == 1 or (backend.shares_gpus and gpus_per_rank == 1)
     fields.require("ranks_per_gpu", is_possible, f"1, with backend {backend.name} and {gpus_per_rank} GPU(s) per rank")
     return Spec(
@@ -151,11 +137,33 @@ def load_spec(path: Path) -> Spec:
         gpus_per_rank=gpus_per_rank,
         isolation=isolation,
         srcs=tuple(fields.items("srcs", str)),
-        promised_gpus=None if fields.content.get("promised_gpus") is None else fields.number("promised_gpus", 0),
-        file=path,
-        timings=fields.text("timings") if fields.content.get("timings") is not None else "",
+        promised_gpus=promised_gpus,
+        text=text,
         ranks_per_gpu=ranks_per_gpu,
     )
+
+
+def read_promise(path: Path, vendor: str) -> int | None:
+    """Read how many GPUs of a vendor the configuration promises; None if it promises nothing.
+
+    Raises:
+        SpecError: If the file is missing, truncated, of a newer schema, or not what the build writes.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpecError(
+            f"The promise of GPUs {path} cannot be read: {error}.\n"
+            "The build writes it into the runfiles of targets with GPUs; the test was started some other way.\n"
+            "Run the target with `bazel test`, or the test file with pytest."
+        ) from error
+    fields = _Fields.parse(str(path), text, _PROMISE_SCHEMA)
+    promised = fields.content.get("promised")
+    if promised is None:
+        return None
+    if not isinstance(promised, dict):
+        fields.refuse("promised", "null, or a number of GPUs for each vendor")
+    return _Fields(f"{path}, promised", promised).number(vendor, 0)
 
 
 _Item = TypeVar("_Item", int, str)
@@ -163,10 +171,32 @@ _Item = TypeVar("_Item", int, str)
 
 @dataclass(frozen=True, slots=True)
 class _Fields:
-    """The fields of a spec file, each read with its type."""
+    """The fields of what the build wrote, each read with its type."""
 
-    path: Path
+    source: str
     content: Mapping[str, Any]
+
+    @classmethod
+    def parse(cls, source: str, text: str, schema: int) -> _Fields:
+        try:
+            content = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise SpecError(
+                f"{source} is not JSON: {error}.\n"
+                f"It has {len(text)} characters; most likely it was cut off.\n"
+                "Build the target again."
+            ) from error
+        fields = cls(source, content if isinstance(content, dict) else {})
+        found = fields.number("schema", 1)
+        if found > schema:
+            raise SpecError(
+                f"{source} has schema {found}; this library reads schema {schema}.\n"
+                "The build rules are newer than the Python package they are used with.\n"
+                "Use both from one version of dist_testing."
+            )
+        if found < schema:
+            fields.refuse("schema", str(schema))
+        return fields
 
     def require(self, name: str, holds: bool, expected: str) -> None:
         if not holds:
@@ -174,7 +204,7 @@ class _Fields:
 
     def refuse(self, name: str, expected: str) -> NoReturn:
         raise SpecError(
-            f"The spec file {self.path} says {name} = {self.content.get(name)!r}; expected {expected}.\n"
+            f"{self.source} says {name} = {self.content.get(name)!r}; expected {expected}.\n"
             "It was not written by the build rules of this version of dist_testing.\n"
             "Build the target again; if it stays, the rules and the Python package are of two versions."
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
@@ -15,7 +14,7 @@ from dist_testing.doors.pytest_runner import BUDGET_KEY, FRESH_KEY, OUTPUTS_KEY,
 from dist_testing.doors.rank_pytest import current_world
 from dist_testing.errors import DistTestingError, UsageError
 from dist_testing.rank.bootstrap import RankSide
-from dist_testing.spec import load_spec
+from dist_testing.spec import read_spec
 from dist_testing.world import World
 
 __all__ = ["BUDGET_KEY", "OUTPUTS_KEY", "SPEC_KEY", "FreshSession"]
@@ -90,4 +89,4 @@ class FreshSession:
         """Hand on what the runner's session was given, before any plugin is configured."""
         early_config.stash[FRESH_KEY] = self._then
         if self._loader["spec"] is not None:
-            early_config.stash[SPEC_KEY] = load_spec(Path(self._loader["spec"]))
+            early_config.stash[SPEC_KEY] = read_spec(self._loader["spec"], self._loader["promised_gpus"])

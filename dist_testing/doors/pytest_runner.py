@@ -102,7 +102,8 @@ class Runner:
                 *(("-n", "0") if config.pluginmanager.hasplugin("xdist") else ()),
             ],
             "directory": str(config.invocation_params.dir),
-            "spec": str(self._spec.file) if self._spec.file else None,
+            "spec": self._spec.text or None,
+            "promised_gpus": self._spec.promised_gpus,
         }
         return Engine(self._spec, budget, self._side, loader)
 

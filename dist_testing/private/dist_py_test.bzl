@@ -7,7 +7,7 @@ load("//dist_testing/private:executors.bzl", "test_exec_properties")
 load("//dist_testing/private:gpus.bzl", "gpu_compatibility", "gpus_of_world")
 load("//dist_testing/private:labels.bzl", "user_label")
 load("//dist_testing/private:run.bzl", "dist_test_run")
-load("//dist_testing/private:spec.bzl", "dist_test_spec")
+load("//dist_testing/private:spec.bzl", "dist_test_spec", "spec_variable")
 load("//dist_testing/private:tags.bzl", "dist_tags")
 load(
     "//dist_testing/private:validate_targets.bzl",
@@ -37,8 +37,8 @@ load(
 _MAIN = Label("//dist_testing:bazel_main.py")
 _LIBRARY = Label("//dist_testing")
 
-# The rule writes a backend's whole declaration into the spec.
-_BACKENDS_JSON = {name: json.encode(backend) for name, backend in BACKENDS.items()}
+# What the result of a test with GPUs depends on, and of no other.
+_GPU_PROMISE = Label("//dist_testing/config:gpu_promise")
 
 def _for_backend(value, backend, default):
     """Returns the part of an argument that is for one backend."""
@@ -133,64 +133,85 @@ def dist_py_test(
     problems += env_problems(env)
     problems += exec_properties_problems(exec_properties)
     problems += attributes_problems(kwargs)
-    names = {name: "the suite of all backends"}
+    spec = name + ".spec"
+    names = {name: "the suite of all backends", spec: "what queries read"}
     for backend in backends:
         test = "{}_{}".format(name, backend)
         names |= {
             test: "the tests with backend \"{}\"".format(backend),
             test + ".run": "the program to debug them with",
-            test + ".spec": "what the runner reads",
         }
     problems += collision_problems(names, _kind_of_existing)
     _fail_on(suite, problems)
 
+    tests = []
     for backend in backends:
         world_sizes = _for_backend(world_size, backend, None)
         world_sizes = world_sizes if type(world_sizes) == "list" else [world_sizes]
         rank_gpus = _for_backend(gpus_per_rank, backend, BACKENDS[backend]["gpus_per_rank"])
         gpu_ranks = _for_backend(ranks_per_gpu, backend, 1)
         _fail_on(suite, gpu_total_problems(backend, max(world_sizes), rank_gpus, gpu_ranks))
-        _one_backend(
-            name = "{}_{}".format(name, backend),
-            srcs = srcs,
-            args = args,
+        test = "{}_{}".format(name, backend)
+        tests.append(struct(
+            name = test,
             backend = BACKENDS[backend],
-            data = data,
-            deps = deps,
-            env = env,
-            exec_properties = exec_properties,
+            gpus = gpus_of_world(max(world_sizes), rank_gpus, gpu_ranks),
             gpus_per_rank = rank_gpus,
             isolation = _for_backend(isolation, backend, BACKENDS[backend]["isolations"][0]),
-            nodes = nodes,
             ranks_per_gpu = gpu_ranks,
             shard_count = _for_backend(shard_count, backend, None),
+            target = "{}_{}".format(suite, backend),
+            world_sizes = world_sizes,
+        ))
+
+    dist_test_spec(
+        name = spec,
+        testonly = True,
+        backends = [test.backend["name"] for test in tests],
+        gpus = [test.gpus for test in tests],
+        gpus_per_rank = [test.gpus_per_rank for test in tests],
+        isolations = [test.isolation for test in tests],
+        nodes = nodes,
+        ranks_per_gpu = [test.ranks_per_gpu for test in tests],
+        tags = ["manual"],
+        targets = [test.target for test in tests],
+        visibility = ["//visibility:private"],
+        world_sizes = [json.encode(test.world_sizes) for test in tests],
+    )
+    src_labels = [user_label(native.package_relative_label(src)) for src in srcs]
+    if timings:
+        env = env | {"DIST_TESTING_TIMINGS": "$(rlocationpath {})".format(timings)}
+
+        # Bazel refuses a label that is there twice.
+        data = data if type(data) == "list" and timings in data else data + [timings]
+    for test in tests:
+        _one_backend(
+            test = test,
+            srcs = srcs,
+            args = args,
+            data = data,
+            deps = deps,
+            env = env | {"DIST_TESTING_SPEC": spec_variable(test, nodes = nodes, srcs = src_labels)},
+            exec_properties = exec_properties,
             size = size,
             tags = tags,
             target_compatible_with = target_compatible_with,
             timeout = timeout,
-            timings = timings,
             visibility = visibility,
-            world_sizes = world_sizes,
             **kwargs
         )
 
     native.test_suite(
         name = name,
         tags = ["manual"],
-        tests = [":{}_{}".format(name, backend) for backend in backends],
+        tests = [":" + test.name for test in tests],
         visibility = visibility,
     )
 
 def _one_backend(
         *,
-        name,
+        test,
         srcs,
-        backend,
-        world_sizes,
-        gpus_per_rank,
-        ranks_per_gpu,
-        isolation,
-        nodes,
         tags,
         deps,
         data,
@@ -198,56 +219,41 @@ def _one_backend(
         args,
         exec_properties,
         target_compatible_with,
-        timings,
         **kwargs):
-    target = user_label(native.package_relative_label(":" + name))
-    spec = name + ".spec"
-    gpus = gpus_of_world(max(world_sizes), gpus_per_rank, ranks_per_gpu)
-    vendor = backend["vendor"] if gpus else ""
-    dist_test_spec(
-        name = spec,
-        testonly = True,
-        srcs = srcs,
-        backend = _BACKENDS_JSON[backend["name"]],
-        gpus_per_rank = gpus_per_rank,
-        isolation = isolation,
-        nodes = nodes,
-        ranks_per_gpu = ranks_per_gpu,
-        tags = ["manual"],
-        target = target,
-        timings = timings,
-        visibility = ["//visibility:private"],
-        world_sizes = world_sizes,
-    )
+    vendor = test.backend["vendor"] if test.gpus else ""
+    if test.gpus:
+        data = data + [_GPU_PROMISE]
+        env = env | {"DIST_TESTING_GPU_PROMISE": "$(rlocationpath {})".format(_GPU_PROMISE)}
     py_test(
-        name = name,
+        name = test.name,
         srcs = srcs + [_MAIN],
         args = args,
-        data = data + [":" + spec],
-        env = env | {"DIST_TESTING_SPEC": "$(rlocationpath :{})".format(spec)},
-        exec_properties = test_exec_properties(EXECUTORS, vendor, gpus) | exec_properties,
+        data = data,
+        env = env,
+        exec_properties = test_exec_properties(EXECUTORS, vendor, test.gpus) | exec_properties,
         # Where the library's repository is called dist_testing, as without modules, an `__init__.py` that
         # Bazel adds to its folder would be imported in the library's place.
         legacy_create_init = 0,
         main = _MAIN,
+        shard_count = test.shard_count,
         tags = dist_tags(
-            backend = backend,
-            gpus = gpus,
+            backend = test.backend,
+            gpus = test.gpus,
             user_tags = tags,
-            world_sizes = world_sizes,
+            world_sizes = test.world_sizes,
         ),
-        target_compatible_with = target_compatible_with + gpu_compatibility(vendor, gpus),
+        target_compatible_with = target_compatible_with + gpu_compatibility(test.target, vendor, test.gpus, EXECUTORS["pools"]),
         deps = deps + [_LIBRARY],
         **kwargs
     )
     dist_test_run(
-        name = name + ".run",
+        name = test.name + ".run",
         testonly = True,
         # Live, because somebody is looking.
         args = ["-s"] + args,
         data = srcs + data if args else [],
         tags = ["manual"],
-        target = target,
-        test = ":" + name,
+        target = test.target,
+        test = ":" + test.name,
         visibility = ["//visibility:private"],
     )

@@ -2,7 +2,7 @@
 
 load("//backends:declare.bzl", "VENDORS")
 load("//dist_testing:providers.bzl", "GpuCountInfo")
-load("//dist_testing/private:executors.bzl", "largest_pools")
+load("//dist_testing/private:executors.bzl", "capacity_text", "largest_pools", "pool_for")
 load("//dist_testing/private:labels.bzl", "user_label")
 
 # GPUs that one machine can have at most. A target that needs more is refused when it is loaded.
@@ -58,15 +58,35 @@ gpu_count_flag = rule(
     build_setting = config.string(flag = True),
 )
 
+def _gpu_promise_impl(ctx):
+    gpus = ctx.attr.flag[GpuCountInfo]
+    output = ctx.actions.declare_file(ctx.label.name + ".json")
+    ctx.actions.write(output, json.encode({"promised": gpus.available if gpus.is_promised else None, "schema": 1}) + "\n")
+
+    # Nobody reads the hardware's facts. They make the results of machines with other GPUs those of other actions; which
+    # machine of a pool runs a test is not known.
+    facts = [ctx.file.hardware] if gpus.pools == None else []
+    return [DefaultInfo(files = depset([output]), runfiles = ctx.runfiles([output] + facts))]
+
+gpu_promise = rule(
+    doc = "Writes `<name>.json`: how many GPUs of each vendor are promised, or null. Tests with GPUs depend on it.",
+    implementation = _gpu_promise_impl,
+    attrs = {
+        "flag": attr.label(mandatory = True, providers = [GpuCountInfo]),
+        "hardware": attr.label(allow_single_file = True, mandatory = True),
+    },
+)
+
 def _has_gpus_impl(ctx):
     gpus = ctx.attr.flag[GpuCountInfo]
-
-    # What no pool can run is not skipped: its spec fails, and says which pools there are.
-    is_enough = gpus.pools != None or gpus.available.get(ctx.attr.vendor, 0) >= ctx.attr.count
-    return config_common.FeatureFlagInfo(value = "yes" if is_enough else "no")
+    if gpus.available.get(ctx.attr.vendor, 0) >= ctx.attr.count:
+        value = "yes"
+    else:
+        value = "no" if gpus.pools == None else "no pool"
+    return config_common.FeatureFlagInfo(value = value)
 
 _has_gpus = rule(
-    doc = "\"yes\" when at least `count` GPUs of `vendor` are there, else \"no\"; for config_setting.",
+    doc = "\"yes\" when at least `count` GPUs of `vendor` are there, else \"no\" or \"no pool\"; for config_setting.",
     implementation = _has_gpus_impl,
     attrs = {
         "count": attr.int(mandatory = True),
@@ -77,6 +97,9 @@ _has_gpus = rule(
 
 def _enough_name(vendor, count):
     return "has_{}_{}_gpus".format(count, vendor)
+
+def _too_few_name(vendor, count):
+    return "has_too_few_for_{}_{}_gpus".format(count, vendor)
 
 def _lacking_name(vendor, count):
     # Bazel prints this name, and nothing else of ours, when somebody asks for a target that cannot run.
@@ -94,8 +117,9 @@ def declare_gpu_conditions(*, name, flag, vendors):
     for vendor in vendors:
         for count in range(1, MAX_GPUS + 1):
             enough = _enough_name(vendor, count)
+            value = enough + ".value"
             _has_gpus(
-                name = enough + ".value",
+                name = value,
                 count = count,
                 flag = flag,
                 tags = ["manual"],
@@ -104,7 +128,12 @@ def declare_gpu_conditions(*, name, flag, vendors):
             )
             native.config_setting(
                 name = enough,
-                flag_values = {":{}.value".format(enough): "yes"},
+                flag_values = {value: "yes"},
+                visibility = ["//visibility:public"],
+            )
+            native.config_setting(
+                name = _too_few_name(vendor, count),
+                flag_values = {value: "no"},
                 visibility = ["//visibility:public"],
             )
 
@@ -115,12 +144,16 @@ def declare_gpu_conditions(*, name, flag, vendors):
                 visibility = ["//visibility:public"],
             )
 
-def gpu_compatibility(vendor, count):
-    """Returns the value for `target_compatible_with` of a target that needs `count` GPUs.
+def gpu_compatibility(target, vendor, count, pools):
+    """Computes the value for `target_compatible_with` of a target that needs GPUs.
+
+    Where a machine has too few, the target is skipped. What no pool can run is an error: it would be skipped everywhere.
 
     Args:
+        target: Label of the target, for the error.
         vendor: One of the vendors given to declare_gpu_conditions.
-        count: 0 to MAX_GPUS.
+        count: GPUs that it needs, 0 to MAX_GPUS.
+        pools: Declared pools.
 
     Returns:
         A list, or a select() of lists.
@@ -128,7 +161,11 @@ def gpu_compatibility(vendor, count):
     if count == 0:
         return []
     config = "//dist_testing/config:"
-    return select({
-        Label(config + _enough_name(vendor, count)): [],
-        "//conditions:default": [Label(config + _lacking_name(vendor, count))],
-    })
+    enough = Label(config + _enough_name(vendor, count))
+    lacking = [Label(config + _lacking_name(vendor, count))]
+    if pools and pool_for(pools, vendor, count) == None:
+        return select(
+            {enough: [], Label(config + _too_few_name(vendor, count)): lacking},
+            no_match_error = capacity_text(target, vendor, count, pools),
+        )
+    return select({enough: [], "//conditions:default": lacking})

@@ -17,7 +17,8 @@ for argument; do
 done
 # The tree and not its manifest, which leads into the source tree: a test has its files where Bazel has them.
 RUNFILES_DIR=$(cd "$0.runfiles" && pwd)
-export RUNFILES_DIR
+TEST_WORKSPACE={workspace}
+export RUNFILES_DIR TEST_WORKSPACE
 unset RUNFILES_MANIFEST_FILE
 exec "$RUNFILES_DIR/{program}" "$@"
 """
@@ -31,6 +32,7 @@ def _dist_test_run_impl(ctx):
         _SCRIPT.format(
             program = rlocation_path(ctx, program),
             test = ctx.attr.target,
+            workspace = ctx.workspace_name,
         ),
         is_executable = True,
     )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,12 +17,15 @@ from dist_testing.runner.conclusion import FAILED, Conclusion, banner
 from dist_testing.runner.coverage import CoverageRun, start_coverage
 from dist_testing.runner.interrupts import ExitGuard, ignore_termination, raise_on_termination
 from dist_testing.runner.log_head import LogHead
-from dist_testing.spec import Spec, load_spec
+from dist_testing.spec import SPEC_VARIABLE, Spec, read_promise, read_spec
 
-__all__ = ["SPEC_VARIABLE", "main"]
+__all__ = ["main"]
 
-# Set by the build rules: the runfiles path of the target's spec.
-SPEC_VARIABLE = "DIST_TESTING_SPEC"
+# Set by the build rules, where a target has such a file: its runfiles path.
+_PROMISE_VARIABLE = "DIST_TESTING_GPU_PROMISE"
+_TIMINGS_VARIABLE = "DIST_TESTING_TIMINGS"
+# As the rules write labels: `//package:name`, with the canonical name of another repository before it.
+_LABEL = re.compile(r"(?:@{1,2}(?P<repository>[^@/]+))?//(?P<package>[^:]*):(?P<name>.+)")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -50,32 +55,51 @@ def main(arguments: Sequence[str] | None = None) -> int:
 class _Target:
     spec: Spec
     files: Sequence[str]
+    timings: Path | None
     rlocation: Callable[[str], str | None]
 
 
 def _find_target() -> _Target:
     from runfiles import Runfiles
 
-    location = os.environ.get(SPEC_VARIABLE)
+    text = os.environ.get(SPEC_VARIABLE)
     runfiles = Runfiles.Create()
-    if not location or runfiles is None:
+    if not text or runfiles is None:
         raise SpecError(
-            f"{SPEC_VARIABLE}={location!r}, runfiles {'found' if runfiles else 'not found'}: no target to run.\n"
+            f"{SPEC_VARIABLE}={text!r}, runfiles {'found' if runfiles else 'not found'}: no target to run.\n"
             "This is the main program of dist_py_test targets, which the build rules set up.\n"
             "Use dist_py_test in a BUILD file; without Bazel, run the test file with pytest."
         )
-    spec = load_spec(Path(runfiles.Rlocation(location) or location))
-    files = []
-    for src in spec.srcs:
-        path = runfiles.Rlocation(src)
-        if path is None or not os.path.exists(path):
-            raise SpecError(
-                f"{spec.target}: the source {src} is not in the runfiles (looked at {path}).\n"
-                "The spec and the runfiles are of two builds.\n"
-                "Build the target again."
-            )
-        files.append(path)
-    return _Target(spec, files, runfiles.Rlocation)
+    spec = read_spec(text)
+    promise = _declared_file(_PROMISE_VARIABLE, runfiles.Rlocation)
+    if promise is not None:
+        spec = dataclasses.replace(spec, promised_gpus=read_promise(promise, spec.backend.vendor))
+    files = [_source(spec, label, runfiles.Rlocation) for label in spec.srcs]
+    return _Target(spec, files, _declared_file(_TIMINGS_VARIABLE, runfiles.Rlocation), runfiles.Rlocation)
+
+
+def _declared_file(variable: str, rlocation: Callable[[str], str | None]) -> Path | None:
+    location = os.environ.get(variable)
+    return Path(rlocation(location) or location) if location else None
+
+
+def _source(spec: Spec, label: str, rlocation: Callable[[str], str | None]) -> str:
+    match = _LABEL.fullmatch(label)
+    if match is None:
+        raise SpecError(
+            f"{SPEC_VARIABLE} says srcs has {label!r}; expected a label, such as //package:test_one.py.\n"
+            "It was not written by the build rules of this version of dist_testing.\n"
+            "Build the target again; if it stays, the rules and the Python package are of two versions."
+        )
+    repository = match["repository"] or os.environ.get("TEST_WORKSPACE", "")
+    path = rlocation(os.path.normpath(os.path.join(repository, match["package"], match["name"])))
+    if path is None or not os.path.exists(path):
+        raise SpecError(
+            f"{spec.target}: the source {label} is not in the runfiles (looked at {path}).\n"
+            "It is no file but a target that makes files of other names, or the runfiles are of another build.\n"
+            "Name the files themselves in srcs, and build the target again."
+        )
+    return path
 
 
 def _limit_template_threads() -> None:
@@ -95,8 +119,7 @@ def _run(target: _Target, protocol: Protocol, arguments: Sequence[str], guard: E
     with contextlib.redirect_stdout(head):
         conclusion = Conclusion(spec, protocol, head)
         coverage = _start_coverage(target, protocol, conclusion)
-        timings = target.rlocation(spec.timings) if spec.timings else None
-        session = bazel_session.BazelSession(spec, protocol, head, conclusion, Path(timings) if timings else None)
+        session = bazel_session.BazelSession(spec, protocol, head, conclusion, target.timings)
         command = [
             *target.files,
             # The sandbox is read-only, and thrown away.

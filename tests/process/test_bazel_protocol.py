@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dist_testing.spec import SCHEMA
-from tests.support.children import Target
+from tests.support.children import Target, write_file
 from tests.support.starter import Starter
 
 _MANY = """
@@ -225,11 +225,12 @@ def _refused(starter: Starter, target: Target, **env: str | None) -> str:
     return ended.log
 
 
-def test_missing_spec_is_a_clear_error(starter: Starter, tmp_path: Path) -> None:
-    """The build and the runner can be of two versions, and people start things by hand."""
-    target = Target(tmp_path, {"test_many.py": _MANY})
-    target.spec_file.unlink()
-    assert f"{target.spec_file} cannot be read" in _refused(starter, target)
+def test_missing_promise_is_a_clear_error(starter: Starter, tmp_path: Path) -> None:
+    """Without it a failure would be a skip; runfiles may be of another build than the environment."""
+    target = Target(tmp_path, {"test_many.py": _MANY}, backend="nccl", promised_gpus=8)
+    promise = target.package / "gpu_promise.json"
+    promise.unlink()
+    assert f"The promise of GPUs {promise} cannot be read" in _refused(starter, target)
     assert not target.premature_exit_file.exists(), "the runner ended on purpose, with a reason"
 
 
@@ -242,8 +243,8 @@ def test_undeclared_spec_is_a_clear_error(starter: Starter, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("spec", "said"),
     [
-        ('{"schema": 1, "backend": {', "is not JSON"),
-        ("", "is not JSON"),
+        ('{"schema": 2, "backend": {', "is not JSON"),
+        ("", "DIST_TESTING_SPEC=''"),
         ("[]", "schema = None"),
         (json.dumps({"schema": SCHEMA + 1}), f"has schema {SCHEMA + 1}; this library reads schema {SCHEMA}"),
     ],
@@ -257,8 +258,24 @@ def test_unreadable_spec_is_a_clear_error(starter: Starter, tmp_path: Path, spec
 
 def test_missing_source_is_a_clear_error(starter: Starter, tmp_path: Path) -> None:
     """Runfiles and spec of two builds."""
-    target = Target(tmp_path, {"test_many.py": _MANY}, spec={"srcs": ["_main/pkg/test_gone.py"]})
-    assert "the source _main/pkg/test_gone.py is not in the runfiles" in _refused(starter, target)
+    target = Target(tmp_path, {"test_many.py": _MANY}, spec={"srcs": ["//pkg:test_gone.py"]})
+    assert "the source //pkg:test_gone.py is not in the runfiles" in _refused(starter, target)
+
+
+@pytest.mark.parametrize("label", ["test_many.py", "//pkg", "", "@@//pkg:test_many.py"])
+def test_source_that_is_no_label_is_a_clear_error(starter: Starter, tmp_path: Path, label: str) -> None:
+    """Not written by the rules."""
+    target = Target(tmp_path, {"test_many.py": _MANY}, spec={"srcs": [label]})
+    assert f"says srcs has {label!r}; expected a label" in _refused(starter, target)
+
+
+def test_source_in_another_repository_is_found(starter: Starter, tmp_path: Path) -> None:
+    """Runfiles have a folder for each repository."""
+    target = Target(tmp_path, {"test_many.py": _MANY}, spec={"srcs": ["@@theirs~//pkg/inner:test_other.py"]})
+    source = "import pytest\n\n@pytest.mark.distributed\ndef test_theirs(world):\n    pass\n"
+    write_file(target.package.parents[1] / "theirs~" / "pkg" / "inner", "test_other.py", source)
+    assert target.run(starter).code == 0
+    assert list(target.xml()) == ["test_theirs"]
 
 
 @pytest.mark.parametrize(

@@ -35,11 +35,11 @@ def _run_shards(
     targets, ended = [], []
     for index in range(shards):
         (folder / str(index)).mkdir()
-        fields = {**spec, **({} if timings is None else {"timings": "_main/pkg/timings.json"})}
-        target = Target(folder / str(index), {"test_shards.py": source}, spec=fields)
-        if timings is not None:
-            write_file(target.spec_file.parent, "timings.json", timings)
+        target = Target(folder / str(index), {"test_shards.py": source}, spec=spec)
         env = {"TEST_TOTAL_SHARDS": str(shards), "TEST_SHARD_INDEX": str(index)}
+        if timings is not None:
+            write_file(target.package, "timings.json", timings)
+            env["DIST_TESTING_TIMINGS"] = "_main/pkg/timings.json"
         ended.append(target.run(starter, env=env, fresh=fresh))
         assert ended[-1].code == 0, ended[-1].log
         targets.append(target)

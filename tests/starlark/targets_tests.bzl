@@ -2,7 +2,7 @@
 
 load("@bazel_skylib//lib:unittest.bzl", "analysistest", "asserts", "unittest")
 load("//dist_testing:defs.bzl", "dist_py_test")
-load("//dist_testing:providers.bzl", "DistTestInfo", "GpuCountInfo")
+load("//dist_testing:providers.bzl", "DistTestsInfo", "GpuCountInfo")
 load("//dist_testing/private:gpus.bzl", "gpu_compatibility", "gpu_count_flag")  # buildifier: disable=bzl-visibility
 load("//dist_testing/private:library_flag.bzl", "unset_library")  # buildifier: disable=bzl-visibility
 
@@ -11,9 +11,10 @@ _GPUS_FLAG = str(Label("//dist_testing/config:gpus"))
 # --- the spec --------------------------------------------------------------------------------------
 
 def _written_spec(env):
-    contents = [action.content for action in analysistest.target_actions(env) if action.mnemonic == "FileWrite"]
-    asserts.equals(env, 1, len(contents))
-    return json.decode(contents[0])
+    return json.decode(analysistest.target_under_test(env)[RunEnvironmentInfo].environment["DIST_TESTING_SPEC"])
+
+def _runfiles(env):
+    return [file.short_path for file in analysistest.target_under_test(env)[DefaultInfo].default_runfiles.files.to_list()]
 
 def _cpu_spec_test_impl(ctx):
     env = analysistest.begin(ctx)
@@ -27,53 +28,90 @@ def _cpu_spec_test_impl(ctx):
             "gpus_per_rank": 0,
             "isolation": "fork",
             "nodes": 1,
-            # A promise of GPUs must not change the key of a test that has none.
-            "promised_gpus": None,
             "ranks_per_gpu": 1,
-            "schema": 1,
-            "srcs": ["{}/tests/starlark/cases.py".format(ctx.workspace_name)],
+            "schema": 2,
+            "srcs": ["//tests/starlark:cases.py"],
             "target": "//tests/starlark:subject_gloo",
-            "timings": None,
             "world_sizes": [2, 4],
         },
         spec,
     )
-    info = analysistest.target_under_test(env)[DistTestInfo]
-    asserts.equals(env, ("gloo", 0, [2, 4]), (info.backend, info.gpus, info.world_sizes))
-    asserts.equals(env, ("fork", 1, "//tests/starlark:subject_gloo"), (info.isolation, info.nodes, info.target))
     return analysistest.end(env)
 
 cpu_spec_test = analysistest.make(_cpu_spec_test_impl, config_settings = {_GPUS_FLAG: "8"})
 
-def _gpu_spec_test_impl(ctx):
+def _dollar_spec_test_impl(ctx):
     env = analysistest.begin(ctx)
-    spec = _written_spec(env)
-    asserts.equals(env, 2, spec["gpus_per_rank"])
-    asserts.equals(env, 8, spec["promised_gpus"])
-    asserts.equals(env, 6, analysistest.target_under_test(env)[DistTestInfo].gpus)
+    asserts.equals(env, "//tests/starlark:in$dollars_gloo", _written_spec(env)["target"])
     return analysistest.end(env)
 
-gpu_spec_test = analysistest.make(_gpu_spec_test_impl, config_settings = {_GPUS_FLAG: "8"})
+dollar_spec_test = analysistest.make(_dollar_spec_test_impl)
 
-def _unpromised_spec_test_impl(ctx):
+def _queried_spec_test_impl(ctx):
     env = analysistest.begin(ctx)
-    asserts.equals(env, None, _written_spec(env)["promised_gpus"])
+    gloo, nccl = analysistest.target_under_test(env)[DistTestsInfo].tests
+    asserts.equals(env, ("gloo", 0, [2, 4]), (gloo.backend, gloo.gpus, gloo.world_sizes))
+    asserts.equals(env, ("fork", 1, "//tests/starlark:subject_gloo"), (gloo.isolation, gloo.nodes, gloo.target))
+    asserts.equals(env, ("nccl", 6, [3]), (nccl.backend, nccl.gpus, nccl.world_sizes))
+    asserts.equals(env, (2, 1), (nccl.gpus_per_rank, nccl.ranks_per_gpu))
     return analysistest.end(env)
 
-unpromised_spec_test = analysistest.make(_unpromised_spec_test_impl, config_settings = {_GPUS_FLAG: "auto"})
+queried_spec_test = analysistest.make(_queried_spec_test_impl)
+
+# --- the promise -----------------------------------------------------------------------------------
+
+_PROMISE = "dist_testing/config/gpu_promise.json"
+_HARDWARE = "hardware.json"
+
+def _has_hardware(env):
+    return any([path.endswith("/" + _HARDWARE) for path in _runfiles(env)])
+
+def _cpu_promise_test_impl(ctx):
+    # Their results are the same under any promise and on any machine, and so are their keys in a cache.
+    env = analysistest.begin(ctx)
+    asserts.false(env, _PROMISE in _runfiles(env))
+    asserts.false(env, _has_hardware(env))
+    return analysistest.end(env)
+
+cpu_promise_test = analysistest.make(_cpu_promise_test_impl, config_settings = {_GPUS_FLAG: "8"})
+
+def _gpu_promise_test_impl(ctx):
+    env = analysistest.begin(ctx)
+    variables = analysistest.target_under_test(env)[RunEnvironmentInfo].environment
+    asserts.equals(env, 2, _written_spec(env)["gpus_per_rank"])
+    asserts.equals(env, "{}/{}".format(ctx.workspace_name, _PROMISE), variables["DIST_TESTING_GPU_PROMISE"])
+    asserts.true(env, _PROMISE in _runfiles(env))
+    asserts.true(env, _has_hardware(env))
+    return analysistest.end(env)
+
+gpu_promise_test = analysistest.make(_gpu_promise_test_impl, config_settings = {_GPUS_FLAG: "8"})
+
+def _written_promise(env):
+    contents = [action.content for action in analysistest.target_actions(env) if action.mnemonic == "FileWrite"]
+    asserts.equals(env, 1, len(contents))
+    return json.decode(contents[0])
+
+def _kept_promise_test_impl(ctx):
+    env = analysistest.begin(ctx)
+    asserts.equals(env, 8, _written_promise(env)["promised"]["nvidia"])
+    return analysistest.end(env)
+
+kept_promise_test = analysistest.make(_kept_promise_test_impl, config_settings = {_GPUS_FLAG: "8"})
+
+def _no_promise_test_impl(ctx):
+    env = analysistest.begin(ctx)
+    asserts.equals(env, {"promised": None, "schema": 1}, _written_promise(env))
+    return analysistest.end(env)
+
+no_promise_test = analysistest.make(_no_promise_test_impl, config_settings = {_GPUS_FLAG: "auto"})
 
 # --- the test target -------------------------------------------------------------------------------
 
 def _environment_test_impl(ctx):
     env = analysistest.begin(ctx)
-    asserts.equals(
-        env,
-        {
-            "DIST_TESTING_SPEC": "{}/tests/starlark/subject_gloo.spec.json".format(ctx.workspace_name),
-            "MINE": "yes",
-        },
-        analysistest.target_under_test(env)[RunEnvironmentInfo].environment,
-    )
+    variables = analysistest.target_under_test(env)[RunEnvironmentInfo].environment
+    asserts.equals(env, ["DIST_TESTING_SPEC", "MINE"], sorted(variables))
+    asserts.equals(env, "yes", variables["MINE"])
     return analysistest.end(env)
 
 environment_test = analysistest.make(_environment_test_impl)
@@ -194,7 +232,7 @@ def _run_test_impl(ctx):
     target = analysistest.target_under_test(env)
     asserts.equals(env, "yes", target[RunEnvironmentInfo].environment["MINE"])
     runfiles = [file.short_path for file in target[DefaultInfo].default_runfiles.files.to_list()]
-    for needed in ["subject_gloo", "subject_gloo.spec.json", "cases.py"]:
+    for needed in ["subject_gloo", "cases.py"]:
         asserts.true(env, "tests/starlark/" + needed in runfiles, "{} is not in the runfiles".format(needed))
     return analysistest.end(env)
 
@@ -229,9 +267,14 @@ def targets_test_suite(*, name):
         tags = ["manual"],
         world_size = {"gloo": [2, 4], "nccl": 3},
     )
-    cpu_spec_test(name = "cpu_spec_test", size = "small", target_under_test = ":subject_gloo.spec")
-    gpu_spec_test(name = "gpu_spec_test", size = "small", target_under_test = ":subject_nccl.spec")
-    unpromised_spec_test(name = "unpromised_spec_test", size = "small", target_under_test = ":subject_nccl.spec")
+    dist_py_test(name = "in$dollars", size = "small", srcs = ["cases.py"], backends = ["gloo"], tags = ["manual"], world_size = 2)
+    cpu_spec_test(name = "cpu_spec_test", size = "small", target_under_test = ":subject_gloo")
+    dollar_spec_test(name = "dollar_spec_test", size = "small", target_under_test = ":in$dollars_gloo")
+    queried_spec_test(name = "queried_spec_test", size = "small", target_under_test = ":subject.spec")
+    cpu_promise_test(name = "cpu_promise_test", size = "small", target_under_test = ":subject_gloo")
+    gpu_promise_test(name = "gpu_promise_test", size = "small", target_under_test = ":subject_nccl")
+    kept_promise_test(name = "kept_promise_test", size = "small", target_under_test = "//dist_testing/config:gpu_promise")
+    no_promise_test(name = "no_promise_test", size = "small", target_under_test = "//dist_testing/config:gpu_promise")
     environment_test(name = "environment_test", size = "small", target_under_test = ":subject_gloo")
     declared_test(
         name = "suite_test",
@@ -252,8 +295,8 @@ def targets_test_suite(*, name):
         expected = ["cpu:3", "gpus:6", "resources:gpu:6", "world_size:3"],
     )
 
-    _constraints(name = "two_gpus", constraints = gpu_compatibility("nvidia", 2), tags = ["manual"])
-    _constraints(name = "intel_gpu", constraints = gpu_compatibility("intel", 1), tags = ["manual"])
+    _constraints(name = "two_gpus", constraints = gpu_compatibility("//a:b", "nvidia", 2, []), tags = ["manual"])
+    _constraints(name = "intel_gpu", constraints = gpu_compatibility("//a:c", "intel", 1, []), tags = ["manual"])
     enough_gpus_test(name = "enough_gpus_test", size = "small", target_under_test = ":two_gpus")
     lacking_gpus_test(name = "lacking_gpus_test", size = "small", target_under_test = ":two_gpus")
     no_such_gpus_test(name = "no_such_gpus_test", size = "small", target_under_test = ":intel_gpu")
@@ -271,19 +314,23 @@ def targets_test_suite(*, name):
         name = name,
         tests = [
             ":bad_gpus_flag_test",
+            ":cpu_promise_test",
             ":cpu_spec_test",
+            ":dollar_spec_test",
             ":enough_gpus_test",
             ":environment_test",
-            ":gpu_spec_test",
+            ":gpu_promise_test",
+            ":kept_promise_test",
             ":lacking_gpus_test",
             ":largest_world_counts_test",
             ":no_pools_test",
+            ":no_promise_test",
             ":no_such_gpus_test",
             ":pools_flag_test",
+            ":queried_spec_test",
             ":run_test",
             ":suite_is_manual_test",
             ":suite_test",
-            ":unpromised_spec_test",
             ":unset_library_test",
         ],
     )

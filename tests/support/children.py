@@ -175,17 +175,17 @@ class Target:
             "gpus_per_rank": table[backend]["gpus_per_rank"],
             "isolation": "fork",
             "nodes": 1,
-            "promised_gpus": promised_gpus,
+            "ranks_per_gpu": 1,
             "schema": SCHEMA,
-            "srcs": [f"_main/pkg/{name}" for name in sources],
+            "srcs": [f"//pkg:{name}" for name in sources],
             "target": f"//pkg:cases_{backend}",
             "world_sizes": [world_size],
         }
         text = spec if isinstance(spec, str) else json.dumps({**fields, **(spec or {})})
-        self.spec_file = write_file(runfiles / "_main" / "pkg", "cases.spec.json", text)
+        self.package = runfiles / "_main" / "pkg"
         self.env: dict[str, str | None] = {
             "BAZEL_TEST": "1",
-            "DIST_TESTING_SPEC": "_main/pkg/cases.spec.json",
+            "DIST_TESTING_SPEC": text,
             "PYTHONSAFEPATH": "1",
             "RUNFILES_DIR": str(runfiles),
             "TEST_PREMATURE_EXIT_FILE": str(self.premature_exit_file),
@@ -198,6 +198,10 @@ class Target:
             "TEST_WORKSPACE": "_main",
             "XML_OUTPUT_FILE": str(self.xml_file),
         }
+        if promised_gpus is not None:
+            promise = {"promised": {"nvidia": promised_gpus}, "schema": 1}
+            write_file(self.package, "gpu_promise.json", json.dumps(promise))
+            self.env["DIST_TESTING_GPU_PROMISE"] = "_main/pkg/gpu_promise.json"
 
     def start(self, starter: Starter, *arguments: str, env: Env | None = None, **more: Any) -> Child:
         """Start the main program of the rules.

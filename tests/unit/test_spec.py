@@ -1,4 +1,4 @@
-"""The spec file of a target: what is read, and what is refused and how."""
+"""The spec of a target and the promise of GPUs: what is read, and what is refused and how."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from dist_testing.backends import backend_named
 from dist_testing.errors import SpecError
-from dist_testing.spec import MAX_WORLD_SIZE, SCHEMA, Spec, load_spec
+from dist_testing.spec import MAX_WORLD_SIZE, SCHEMA, SPEC_VARIABLE, Spec, read_promise, read_spec
 
 BACKEND: dict[str, Any] = {
     "device": "cpu",
@@ -30,9 +30,9 @@ GOOD: dict[str, Any] = {
     "gpus_per_rank": 0,
     "isolation": "fork",
     "nodes": 1,
-    "promised_gpus": None,
-    "schema": 1,
-    "srcs": ["_main/tests/test_a.py"],
+    "ranks_per_gpu": 1,
+    "schema": 2,
+    "srcs": ["//tests:test_a.py"],
     "target": "//tests:a_gloo",
     "world_sizes": [2, 4],
 }
@@ -40,87 +40,105 @@ GOOD: dict[str, Any] = {
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """Where the spec file of a case is."""
-    return tmp_path / "a_gloo.spec.json"
+    """Where the promise of a case is."""
+    return tmp_path / "gpu_promise.json"
 
 
-def refusal(path: Path) -> str:
-    """The text of the error for a bad file; it must name the file and have a cause and a way out."""
+def refusal(content: object) -> str:
+    """The text of the error for a bad spec; it must name the variable and have a cause and a way out."""
     with pytest.raises(SpecError) as caught:
-        load_spec(path)
+        read_spec(content if isinstance(content, str) else json.dumps(content))
+    text = str(caught.value)
+    assert SPEC_VARIABLE in text.partition("\n")[0]
+    assert len(text.splitlines()) == 3, text
+    return text
+
+
+def promise_refusal(path: Path) -> str:
+    """The same for a bad promise, which is a file."""
+    with pytest.raises(SpecError) as caught:
+        read_promise(path, "nvidia")
     text = str(caught.value)
     assert str(path) in text.partition("\n")[0]
     assert len(text.splitlines()) == 3, text
     return text
 
 
-def test_a_good_file_is_read_whole(path: Path) -> None:
+def test_a_good_spec_is_read_whole() -> None:
     """Anything lost here is lost for every case."""
-    path.write_text(json.dumps(GOOD), encoding="utf-8")
-    spec = load_spec(path)
+    spec = read_spec(json.dumps(GOOD))
     assert spec.backend.name == "gloo"
     assert dict(spec.backend.env) == BACKEND["env"]
-    assert (spec.target, spec.world_sizes, spec.srcs) == ("//tests:a_gloo", (2, 4), ("_main/tests/test_a.py",))
+    assert (spec.target, spec.world_sizes, spec.srcs) == ("//tests:a_gloo", (2, 4), ("//tests:test_a.py",))
     assert (spec.gpus_per_rank, spec.isolation, spec.promised_gpus) == (0, "fork", None)
 
 
-@pytest.mark.parametrize(
-    ("fields", "timings"), [({}, ""), ({"timings": None}, ""), ({"timings": "_main/a/t.json"}, "_main/a/t.json")]
-)
-def test_a_file_of_timings_may_be_named(path: Path, fields: dict[str, str | None], timings: str) -> None:
-    """Targets without one are dealt out in turn."""
-    path.write_text(json.dumps({**GOOD, **fields}), encoding="utf-8")
-    assert load_spec(path).timings == timings
-
-
-def test_a_promise_is_read(path: Path) -> None:
+@pytest.mark.parametrize(("promised", "expected"), [({"nvidia": 8, "amd": 2}, 8), ({"nvidia": 0}, 0), (None, None)])
+def test_a_promise_is_read(path: Path, promised: dict[str, int] | None, expected: int | None) -> None:
     """Dropping it would make failures into skips."""
-    path.write_text(json.dumps({**GOOD, "gpus_per_rank": 1, "promised_gpus": 8}), encoding="utf-8")
-    spec = load_spec(path)
-    assert (spec.gpus_per_rank, spec.promised_gpus) == (1, 8)
+    path.write_text(json.dumps({"promised": promised, "schema": 1}), encoding="utf-8")
+    assert read_promise(path, "nvidia") == expected
 
 
-def test_a_missing_file_says_how_to_run_the_target(path: Path) -> None:
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("{", "not JSON"),
+        ("", "not JSON"),
+        ("[" * 100_000, "not JSON"),
+        ("[]", "schema = None"),
+        ('{"schema": 2, "promised": null}', "schema 2"),
+        ('{"schema": 1, "promised": 8}', "promised = 8"),
+        ('{"schema": 1, "promised": {}}', "nvidia = None"),
+        ('{"schema": 1, "promised": {"nvidia": -1}}', "nvidia = -1"),
+        ('{"schema": 1, "promised": {"nvidia": "8"}}', "nvidia = '8'"),
+        ('{"schema": 1, "promised": {"nvidia": false}}', "nvidia = False"),
+    ],
+    ids=["cut off", "empty", "nested", "list", "newer", "number", "no vendor", "negative", "text", "bool"],
+)
+def test_a_bad_promise_is_refused(path: Path, content: str, said: str) -> None:
+    """Read as none, it would make failures into skips."""
+    path.write_text(content, encoding="utf-8")
+    assert said in promise_refusal(path)
+
+
+def test_a_missing_promise_says_how_to_run_the_target(path: Path) -> None:
     """It is what happens when a main is started by hand."""
-    assert "`bazel test`" in refusal(path)
+    assert "`bazel test`" in promise_refusal(path)
 
 
-def test_a_directory_is_no_spec(tmp_path: Path) -> None:
+def test_a_directory_is_no_promise(tmp_path: Path) -> None:
     """A path that was cut off often is one."""
-    assert "cannot be read" in refusal(tmp_path)
+    assert "cannot be read" in promise_refusal(tmp_path)
 
 
 def test_bytes_that_are_no_text_are_refused(path: Path) -> None:
     """No traceback of ours for a file that was damaged."""
     path.write_bytes(b"\xff\xfe\xfa{}")
-    assert "cannot be read" in refusal(path)
+    assert "cannot be read" in promise_refusal(path)
 
 
 @pytest.mark.parametrize("kept", [0, 1, 40, -3])
-def test_a_truncated_file_says_its_length(path: Path, kept: int) -> None:
+def test_a_truncated_file_says_its_length(kept: int) -> None:
     """A full disk leaves such files behind."""
     text = json.dumps(GOOD)[:kept]
-    path.write_text(text, encoding="utf-8")
-    assert f"{len(text)} characters" in refusal(path)
+    assert f"{len(text)} characters" in refusal(text)
 
 
-def test_absurd_nesting_is_refused(path: Path) -> None:
+def test_absurd_nesting_is_refused() -> None:
     """The parser gives up on it in its own way, which must not reach the user."""
-    path.write_text("[" * 100_000, encoding="utf-8")
-    refusal(path)
+    refusal("[" * 100_000)
 
 
 @pytest.mark.parametrize("content", ["[]", "3", "null", '"spec"', "{}"])
-def test_json_that_is_no_spec_is_refused(path: Path, content: str) -> None:
+def test_json_that_is_no_spec_is_refused(content: str) -> None:
     """Whatever it is, it was not written by the rules."""
-    path.write_text(content, encoding="utf-8")
-    assert "schema = None" in refusal(path)
+    assert "schema = None" in refusal(content)
 
 
-def test_a_newer_schema_is_refused_with_both_numbers(path: Path) -> None:
+def test_a_newer_schema_is_refused_with_both_numbers() -> None:
     """A field that this version does not know could change what the test means."""
-    path.write_text(json.dumps({**GOOD, "schema": SCHEMA + 1}), encoding="utf-8")
-    text = refusal(path)
+    text = refusal({**GOOD, "schema": SCHEMA + 1})
     assert f"schema {SCHEMA + 1}" in text
     assert f"schema {SCHEMA}." in text
     assert "one version of dist_testing" in text
@@ -130,6 +148,7 @@ def test_a_newer_schema_is_refused_with_both_numbers(path: Path) -> None:
     ("name", "value"),
     [
         ("schema", 0),
+        ("schema", 1),
         ("schema", "1"),
         ("schema", True),
         ("nodes", 2),
@@ -155,27 +174,23 @@ def test_a_newer_schema_is_refused_with_both_numbers(path: Path) -> None:
         ("srcs", []),
         ("srcs", "test_a.py"),
         ("srcs", [1]),
-        ("timings", ""),
-        ("timings", 5),
-        ("promised_gpus", -1),
-        ("promised_gpus", "8"),
-        ("promised_gpus", False),
+        ("ranks_per_gpu", 0),
+        ("ranks_per_gpu", 2),
+        ("ranks_per_gpu", None),
     ],
     ids=lambda value: repr(value) if not isinstance(value, str) else value or "empty",
 )
-def test_a_wrong_field_is_named_with_its_value(path: Path, name: str, value: object) -> None:
-    """File, field, value and way out: what one needs to see that the build is of another version."""
-    path.write_text(json.dumps({**GOOD, name: value}), encoding="utf-8")
-    text = refusal(path)
+def test_a_wrong_field_is_named_with_its_value(name: str, value: object) -> None:
+    """Field, value and way out: what one needs to see that the build is of another version."""
+    text = refusal({**GOOD, name: value})
     assert f"{name} = {value!r}; expected" in text
     assert "Build the target again" in text
 
 
 @pytest.mark.parametrize("name", ["schema", "nodes", "world_sizes", "isolation", "target", "gpus_per_rank", "srcs"])
-def test_a_missing_field_is_named(path: Path, name: str) -> None:
+def test_a_missing_field_is_named(name: str) -> None:
     """No field has a silent default."""
-    path.write_text(json.dumps({key: value for key, value in GOOD.items() if key != name}), encoding="utf-8")
-    assert f"{name} = None; expected" in refusal(path)
+    assert f"{name} = None; expected" in refusal({key: value for key, value in GOOD.items() if key != name})
 
 
 @pytest.mark.parametrize(
@@ -203,10 +218,9 @@ def test_a_missing_field_is_named(path: Path, name: str) -> None:
         "unnamed",
     ],
 )
-def test_a_wrong_backend_is_refused_like_any_other_field(path: Path, backend: object, part: str) -> None:
-    """The backend is part of the same file, so its errors name that file and the way out too."""
-    path.write_text(json.dumps({**GOOD, "backend": backend}), encoding="utf-8")
-    assert part in refusal(path)
+def test_a_wrong_backend_is_refused_like_any_other_field(backend: object, part: str) -> None:
+    """The backend is part of the same text, so its errors have the same form."""
+    assert part in refusal({**GOOD, "backend": backend})
 
 
 @pytest.mark.parametrize(("gpus_per_rank", "world_size", "gpus"), [(0, 4, 0), (1, 4, 4), (2, 8, 16)])
