@@ -33,6 +33,9 @@ PEER_GRACE_S = 2.0
 _END_LIMIT_S = 1.0
 # A signal that comes between Python's last look and the wait itself is handled when the wait ends. Seconds.
 _LONGEST_WAIT_S = 1.0
+# By which the default group outlasts the run: at the deadline all ranks are told with their stacks, and no rank gets
+# ahead of it with an error of its own. Seconds.
+_GROUP_OUTLASTS_S = 60.0
 # "ranks": one rank runs at a time, in the order of ranks (see `Turns`).
 ORDER_VARIABLE = "DIST_TESTING_THREAD_ORDER"
 
@@ -276,7 +279,11 @@ class _Run:
         import torch.distributed as dist
 
         dist.init_process_group(
-            "threaded", store=self._store, rank=rank, world_size=self._world.size, timeout=self._timeout
+            "threaded",
+            store=self._store,
+            rank=rank,
+            world_size=self._world.size,
+            timeout=self._timeout + timedelta(seconds=_GROUP_OUTLASTS_S),
         )
 
     def _tell_ready(self) -> None:

@@ -108,7 +108,7 @@ def test_exit_of_a_conftest_is_no_pass(starter: Starter, tmp_path: Path, code: i
             "conftest.py": f"import sys\n\nsys.exit({code})\n",
             "test_cases.py": "def test_never():\n    pass\n",
         },
-        spec={"srcs": ["_main/pkg/test_cases.py"]},
+        spec={"srcs": ["//pkg:test_cases.py"]},
     )
     ended = target.run(starter)
     assert ended.code == pytest.ExitCode.TESTS_FAILED, ended.log
