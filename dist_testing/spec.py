@@ -17,6 +17,7 @@ from dist_testing.backends import Backend
 from dist_testing.errors import SpecError, UsageError
 
 __all__ = [
+    "ALL_GPUS",
     "DEFAULT_WORLD_SIZE",
     "ISOLATIONS",
     "MAX_WORLD_SIZE",
@@ -33,6 +34,8 @@ SPEC_VARIABLE = "DIST_TESTING_SPEC"
 SCHEMA = 2
 # Of the file with the promise.
 _PROMISE_SCHEMA = 1
+# Promised in the place of a number: as many as a target asks for.
+ALL_GPUS = 1 << 30
 # Of one case. Far above what one machine runs well; a bound so that a slip of the pen is an error.
 MAX_WORLD_SIZE = 1024
 # Of a test that nobody gave a size; torch's.
@@ -51,7 +54,8 @@ class Spec:
         gpus_per_rank: GPUs that each rank needs.
         isolation: The launcher: one of `ISOLATIONS`.
         srcs: Labels of the test files.
-        promised_gpus: How many GPUs the configuration says the machine has; None if it says nothing.
+        promised_gpus: How many GPUs the configuration says the machine has, which may be `ALL_GPUS`; None if it says
+            nothing.
         text: What the spec was read from; "" outside Bazel.
         ranks_per_gpu: Ranks that share a GPU; 1 if each has its own.
     """

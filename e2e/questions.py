@@ -50,7 +50,7 @@ ANSWERS: dict[str, tuple[str, ...]] = {
         "//train:ddp_nccl nccl 4 4 1 fork",
         "//train:fsdp_nccl nccl 8 8 1 pool",
     ),
-    "bazel cquery --config=skipped --config=gpu 'tests(//...)' | grep . | sort -u": (
+    "bazel cquery --config=skipped --config=remote 'tests(//...)' | grep . | sort -u": (
         "//model:tensor_nccl",
         "//train:ddp_cuda_gloo",
         "//train:ddp_nccl",

@@ -4,7 +4,7 @@ load("@dist_testing_executors//:executors.bzl", "EXECUTORS")
 load("@rules_python//python:py_test.bzl", "py_test")
 load("//backends:table.bzl", "BACKENDS")
 load("//dist_testing/private:executors.bzl", "test_exec_properties")
-load("//dist_testing/private:gpus.bzl", "gpu_compatibility", "gpus_of_world")
+load("//dist_testing/private:gpus.bzl", "gpu_compatibility", "gpus_of_world", "inherited_variables")
 load("//dist_testing/private:labels.bzl", "user_label")
 load("//dist_testing/private:run.bzl", "dist_test_run")
 load("//dist_testing/private:spec.bzl", "dist_test_spec", "spec_variable")
@@ -222,6 +222,7 @@ def _one_backend(
         **kwargs):
     vendor = test.backend["vendor"] if test.gpus else ""
     if test.gpus:
+        kwargs["env_inherit"] = kwargs.get("env_inherit", []) + inherited_variables(vendor)
         data = data + [_GPU_PROMISE]
         env = env | {"DIST_TESTING_GPU_PROMISE": "$(rlocationpath {})".format(_GPU_PROMISE)}
     py_test(

@@ -21,29 +21,42 @@ def gpus_of_world(world_size, gpus_per_rank, ranks_per_gpu):
     """
     return (world_size + ranks_per_gpu - 1) // ranks_per_gpu * gpus_per_rank
 
+# Promised in the place of a number: as many as a target asks for. The same as ALL_GPUS in spec.py.
+ALL_GPUS = 1 << 30
+
 # Steps of the cumulative tags: a target with 4 GPUs has gpus_ge_1, gpus_ge_2 and gpus_ge_4.
 CUMULATIVE_STEPS = [1, 2, 4, 8, 16]
+
+def _machine(available, *, is_promised):
+    return GpuCountInfo(available = available, is_promised = is_promised, pools = None)
 
 def _gpu_count_flag_impl(ctx):
     value = ctx.build_setting_value
     if value == "auto":
-        return GpuCountInfo(available = json.decode(ctx.attr.detected), is_promised = False, pools = None)
+        return _machine(json.decode(ctx.attr.detected), is_promised = False)
+    if value == "present":
+        detected = json.decode(ctx.attr.detected)
+        if any(detected.values()):
+            return _machine(detected, is_promised = True)
+
+        # The promise is broken already. Nothing is skipped: each target fails, and says why.
+        return _machine({vendor: ALL_GPUS for vendor in VENDORS}, is_promised = True)
     if value == "pools":
         pools = json.decode(ctx.attr.pools)
         if not pools:
             fail(("{}=pools: no pool is declared.\n" +
                   "With this value tests run in the pools of a remote executor, which MODULE.bazel declares.\n" +
-                  "Declare them (docs/executors.md), or use \"auto\" or a number.").format(user_label(ctx.label)))
+                  "Declare them (docs/executors.md), or use \"auto\", \"present\" or a number.").format(user_label(ctx.label)))
         return GpuCountInfo(available = largest_pools(pools), is_promised = True, pools = pools)
     if not value.isdigit():
-        fail(("{}={}: not \"auto\", \"pools\" or a number.\n" +
-              "A number promises that the machine that runs the tests has that many GPUs; \"auto\" has them counted; " +
-              "\"pools\" takes them from the declared executors.\n" +
+        fail(("{}={}: not \"auto\", \"present\", \"pools\" or a number.\n" +
+              "A number promises that the machine that runs the tests has that many GPUs; \"present\" that this machine " +
+              "has some; \"auto\" has them counted; \"pools\" takes them from the declared executors.\n" +
               "Correct the flag, or drop it for \"auto\".").format(user_label(ctx.label), value))
-    return GpuCountInfo(available = {vendor: int(value) for vendor in VENDORS}, is_promised = True, pools = None)
+    return _machine({vendor: int(value) for vendor in VENDORS}, is_promised = True)
 
 gpu_count_flag = rule(
-    doc = "A flag: `auto`, `pools`, or the number of GPUs that the machine running the tests is promised to have.",
+    doc = "A flag: `auto`, `present`, `pools`, or the number of GPUs that the machine running the tests is promised to have.",
     implementation = _gpu_count_flag_impl,
     attrs = {
         "detected": attr.string(
@@ -143,6 +156,27 @@ def declare_gpu_conditions(*, name, flag, vendors):
                 constraint_setting = ":" + name,
                 visibility = ["//visibility:public"],
             )
+
+# By which a scheduler or a person says which of a machine's GPUs are ours, of each vendor.
+_VISIBLE_DEVICES = {
+    "amd": ["HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"],
+    "intel": ["ZE_AFFINITY_MASK"],
+    "nvidia": ["CUDA_VISIBLE_DEVICES"],
+}
+
+def inherited_variables(vendor):
+    """Names the variables that a test with GPUs takes from whoever starts Bazel.
+
+    Args:
+        vendor: Maker of the GPUs.
+
+    Returns:
+        A select() of lists: tests in a pool run on other machines, which know their own GPUs.
+    """
+    return select({
+        Label("//dist_testing/config:gpus_of_pools"): [],
+        "//conditions:default": _VISIBLE_DEVICES[vendor],
+    })
 
 def gpu_compatibility(target, vendor, count, pools):
     """Computes the value for `target_compatible_with` of a target that needs GPUs.

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from dist_testing.outcomes import Cause, Kind
 from dist_testing.runner.case import CaseResult
-from dist_testing.spec import Spec
+from dist_testing.spec import ALL_GPUS, Spec
 
 __all__ = ["broken_promise", "failure_headline", "failure_report"]
 
@@ -37,11 +37,11 @@ def broken_promise(name: str, spec: Spec, missing: str) -> str:
         spec: What the target asks for.
         missing: What there is not.
     """
-    promise = (
-        f"promises {spec.promised_gpus} GPU(s) (--config=gpu, or the flag //dist_testing/config:gpus)"
-        if spec.promised_gpus is not None
-        else "asks for a failure in that case (--dist-on-missing=fail)"
-    )
+    if spec.promised_gpus is None:
+        promise = "asks for a failure in that case (--dist-on-missing=fail)"
+    else:
+        count = "all the GPUs that tests ask for" if spec.promised_gpus == ALL_GPUS else f"{spec.promised_gpus} GPU(s)"
+        promise = f"promises {count} (--config=gpu, or the flag //dist_testing/config:gpus)"
     return (
         f"{name}: {Cause.PROMISE.value}: {missing}\n"
         f"The configuration of this run {promise}, so it is a failure and not a skip.\n"

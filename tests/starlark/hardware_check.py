@@ -189,8 +189,8 @@ def _check_configurations(checks: Checks, machine: NestedBazel, scratch: Path) -
     """What each named configuration of dist_testing.bazelrc makes of the package, on a machine with two GPUs."""
     facts = _nvidia(scratch / "configurations", models=("NVIDIA H200",) * 2, driver=580)
     for name, expected in (
-        ("gpu", {"case_gloo": "cached", "case_nccl": "skipped", "own_nccl": "skipped"}),
-        ("multi_gpu", {"case_nccl": "run", "own_nccl": "skipped"}),
+        ("gpu", {"case_gloo": "cached", "case_nccl": "run", "own_nccl": "skipped"}),
+        ("multi_gpu", {"case_nccl": "cached", "own_nccl": "skipped"}),
         ("ci", {"case_gloo": "cached", "case_nccl": "run", "own_nccl": "skipped"}),
         ("remote", {"case_gloo": "cached", "case_nccl": "skipped", "own_nccl": "skipped"}),
         ("remote_gpu", {"case_gloo": "cached", "case_nccl": "run", "own_nccl": "cached"}),
@@ -200,6 +200,12 @@ def _check_configurations(checks: Checks, machine: NestedBazel, scratch: Path) -
         done = _test(machine, scratch / "configurations.cache", facts, f"--config={name}", "--local_resources=gpu=3")
         checks.expect(f"--config={name}", (0, expected), (done.status, _ends(done)), done.output)
         checks.expect(f"--config={name} repeats", name == "stress", "Stats over 25 runs" in done.output, done.output)
+    # A promise that is broken before anything runs hides nothing.
+    (scratch / "bare").mkdir()
+    bare = f"--repo_env=DIST_TESTING_HOST_ROOT={scratch / 'bare'}"
+    done = _test(machine, scratch / "bare.cache", bare, "--config=gpu", "--local_resources=gpu=3")
+    expected = {"case_gloo": "run", "case_nccl": "run", "own_nccl": "run"}
+    checks.expect("--config=gpu on a machine without GPUs", expected, _ends(done), done.output)
     # Nothing listens at that port, which is how it can be seen that Bazel asks there.
     done = machine.run("test", "--config=rbe_local", "--remote_retries=0", "//right:case_gloo")
     refused = "Failed to query remote execution capabilities" in done.output

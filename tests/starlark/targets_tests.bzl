@@ -3,7 +3,7 @@
 load("@bazel_skylib//lib:unittest.bzl", "analysistest", "asserts", "unittest")
 load("//dist_testing:defs.bzl", "dist_py_test")
 load("//dist_testing:providers.bzl", "DistTestsInfo", "GpuCountInfo")
-load("//dist_testing/private:gpus.bzl", "gpu_compatibility", "gpu_count_flag")  # buildifier: disable=bzl-visibility
+load("//dist_testing/private:gpus.bzl", "ALL_GPUS", "gpu_compatibility", "gpu_count_flag")  # buildifier: disable=bzl-visibility
 load("//dist_testing/private:library_flag.bzl", "unset_library")  # buildifier: disable=bzl-visibility
 
 _GPUS_FLAG = str(Label("//dist_testing/config:gpus"))
@@ -80,6 +80,8 @@ def _gpu_promise_test_impl(ctx):
     variables = analysistest.target_under_test(env)[RunEnvironmentInfo].environment
     asserts.equals(env, 2, _written_spec(env)["gpus_per_rank"])
     asserts.equals(env, "{}/{}".format(ctx.workspace_name, _PROMISE), variables["DIST_TESTING_GPU_PROMISE"])
+    inherited = analysistest.target_under_test(env)[RunEnvironmentInfo].inherited_environment
+    asserts.equals(env, ["CUDA_VISIBLE_DEVICES"], inherited)
     asserts.true(env, _PROMISE in _runfiles(env))
     asserts.true(env, _has_hardware(env))
     return analysistest.end(env)
@@ -178,7 +180,7 @@ no_such_gpus_test = analysistest.make(_no_such_gpus_test_impl, config_settings =
 
 def _bad_gpus_flag_test_impl(ctx):
     env = analysistest.begin(ctx)
-    asserts.expect_failure(env, "config:gpus=many: not \"auto\", \"pools\" or a number")
+    asserts.expect_failure(env, "config:gpus=many: not \"auto\", \"present\", \"pools\" or a number")
     return analysistest.end(env)
 
 bad_gpus_flag_test = analysistest.make(
@@ -187,12 +189,12 @@ bad_gpus_flag_test = analysistest.make(
     expect_failure = True,
 )
 
-def _flag_subject(name, pools):
+def _flag_subject(name, pools, *, value = "pools", detected = {"nvidia": 2}):
     gpu_count_flag(
         name = name,
         # Of an analysis test's subject the value is this one; config_settings name the real flag.
-        build_setting_default = "pools",
-        detected = json.encode({"nvidia": 2}),
+        build_setting_default = value,
+        detected = json.encode(detected),
         pools = json.encode(pools),
         tags = ["manual"],
     )
@@ -217,10 +219,27 @@ pools_flag_test = analysistest.make(_pools_flag_test_impl)
 def _no_pools_test_impl(ctx):
     env = analysistest.begin(ctx)
     asserts.expect_failure(env, "=pools: no pool is declared.")
-    asserts.expect_failure(env, "Declare them (docs/executors.md), or use \"auto\" or a number.")
+    asserts.expect_failure(env, "Declare them (docs/executors.md), or use \"auto\", \"present\" or a number.")
     return analysistest.end(env)
 
 no_pools_test = analysistest.make(_no_pools_test_impl, expect_failure = True)
+
+def _present_flag_test_impl(ctx):
+    env = analysistest.begin(ctx)
+    info = analysistest.target_under_test(env)[GpuCountInfo]
+    asserts.equals(env, ({"amd": 0, "nvidia": 2}, True, None), (info.available, info.is_promised, info.pools))
+    return analysistest.end(env)
+
+present_flag_test = analysistest.make(_present_flag_test_impl)
+
+def _absent_flag_test_impl(ctx):
+    # A lane that promises GPUs on a machine that has lost them must not be green.
+    env = analysistest.begin(ctx)
+    info = analysistest.target_under_test(env)[GpuCountInfo]
+    asserts.equals(env, (ALL_GPUS, True), (info.available["nvidia"], info.is_promised))
+    return analysistest.end(env)
+
+absent_flag_test = analysistest.make(_absent_flag_test_impl)
 
 # --- debugging -------------------------------------------------------------------------------------
 
@@ -302,6 +321,10 @@ def targets_test_suite(*, name):
     no_such_gpus_test(name = "no_such_gpus_test", size = "small", target_under_test = ":intel_gpu")
     _flag_subject("pools_flag", _POOLS)
     _flag_subject("no_pools_flag", [])
+    _flag_subject("present_flag", [], value = "present", detected = {"amd": 0, "nvidia": 2})
+    _flag_subject("absent_flag", [], value = "present", detected = {"amd": 0, "nvidia": 0})
+    present_flag_test(name = "present_flag_test", size = "small", target_under_test = ":present_flag")
+    absent_flag_test(name = "absent_flag_test", size = "small", target_under_test = ":absent_flag")
     pools_flag_test(name = "pools_flag_test", size = "small", target_under_test = ":pools_flag")
     no_pools_test(name = "no_pools_test", size = "small", target_under_test = ":no_pools_flag")
     run_test(name = "run_test", size = "small", target_under_test = ":subject_gloo.run")
@@ -313,6 +336,7 @@ def targets_test_suite(*, name):
     native.test_suite(
         name = name,
         tests = [
+            ":absent_flag_test",
             ":bad_gpus_flag_test",
             ":cpu_promise_test",
             ":cpu_spec_test",
@@ -327,6 +351,7 @@ def targets_test_suite(*, name):
             ":no_promise_test",
             ":no_such_gpus_test",
             ":pools_flag_test",
+            ":present_flag_test",
             ":queried_spec_test",
             ":run_test",
             ":suite_is_manual_test",

@@ -7,9 +7,11 @@ from dataclasses import replace
 
 import pytest
 
+from dist_testing.backends import backend_named
 from dist_testing.outcomes import Cause, Kind, RankOutcome, Status, Verdict, verdict
 from dist_testing.runner.case import Case, CaseResult
-from dist_testing.runner.report import failure_headline, failure_report
+from dist_testing.runner.report import broken_promise, failure_headline, failure_report
+from dist_testing.spec import ALL_GPUS, Spec
 
 TRACEBACK = 'Traceback (most recent call last):\n  File "test_a.py", line 7, in test_b\nValueError: boom\n'
 STACK = """\
@@ -262,3 +264,12 @@ def test_the_target_and_the_command_are_there_if_they_are_known() -> None:
     text = failure_report(result([raised(0, 101.0)]), target="//t:x", reproduce="bazel test //t:x")
     assert text.startswith("//t:x, case tests/test_a.py::test_b (world of 1): ")
     assert "This case alone: bazel test //t:x" in text.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("promised", "said"), [(4, "promises 4 GPU(s)"), (ALL_GPUS, "promises all the GPUs that tests ask for")]
+)
+def test_a_broken_promise_says_what_was_promised(promised: int, said: str) -> None:
+    """The number that stands for all of them is no number that people know."""
+    spec = Spec("//t:x", backend_named("nccl"), (2,), 1, promised_gpus=promised)
+    assert said in broken_promise("test_x", spec, "Need at least 2 CUDA devices (found 0)")
