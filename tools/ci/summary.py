@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from build_events import Attempt, Invocation
+from build_events import GOOD, Attempt, Invocation
 
+from dist_testing.errors import ReportError
 from dist_testing.runner.junit import XmlCase, read_xml
 
 __all__ = ["Balance", "Summary", "summarise", "summary_lines"]
 
-# Of Bazel's words for a target, the good ones. A flaky one passes and is listed.
-_GOOD = ("PASSED", "FLAKY")
 # Lines that one failing target gets.
 _FAILURES_SHOWN = 5
 
@@ -46,12 +45,12 @@ class Summary:
         statuses: Targets by Bazel's word for their end.
         bad_targets: Those that did not pass, to that word; also those that were not built.
         flaky: Those that passed after a failure.
-        failures: Of each target, its failed cases and what they say.
+        failures: Of each target, its failed cases and what they say, also those of attempts that were made again.
         skips: Reasons, to how many cases gave them.
         idle: Targets of which no case was carried out.
         incompatible: Targets that Bazel itself has skipped.
-        unread: Targets whose results are not on this machine.
-        cases: Outcomes of cases, to how many there are.
+        unread: Targets that are said to have passed and whose results cannot be read, to why.
+        cases: Outcomes of cases, to how many there are; of a case that was tried again, the last one.
         origins: Where the results of test actions come from, to how many.
         balances: Targets with shards, the most uneven first.
         exit_code: Bazel's, by its events.
@@ -66,7 +65,7 @@ class Summary:
     skips: Mapping[str, int]
     idle: Sequence[str]
     incompatible: Sequence[str]
-    unread: Sequence[str]
+    unread: Mapping[str, str]
     cases: Mapping[str, int]
     origins: Mapping[str, int]
     balances: Sequence[Balance]
@@ -76,43 +75,50 @@ class Summary:
 
 
 def summarise(invocation: Invocation) -> Summary:
-    """Sum up an invocation and its test.xml files.
-
-    Raises:
-        ReportError: If one of those cannot be read.
-    """
-    failures: dict[str, list[str]] = defaultdict(list)
-    skips: Counter[str] = Counter()
-    cases: Counter[str] = Counter()
-    # Of each target that has results here, whether a case was carried out.
-    busy: dict[str, bool] = {}
-    for attempt in invocation.attempts:
-        for case in _cases(attempt):
-            busy[attempt.target] = busy.get(attempt.target, False) or case.has_run
-            cases["passed" if case.has_run and case.outcome == "skipped" else case.outcome] += 1
-            if not case.has_run:
-                skips[case.message or "no reason given"] += 1
-            elif case.outcome in ("failed", "error"):
-                failures[attempt.target].append(f"{case.key}: {case.message.partition(chr(10))[0]}")
-        if attempt.xml is not None:
-            busy.setdefault(attempt.target, False)
+    """Sum up an invocation and its test.xml files."""
     statuses = dict(invocation.summaries)
     # A target that was not built has no summary, or one that says so.
     bad = dict.fromkeys(invocation.broken, "NOT BUILT") | {
-        label: status for label, status in statuses.items() if status not in _GOOD
+        label: status for label, status in statuses.items() if status not in GOOD
     }
+    flaky = sorted(label for label, status in statuses.items() if status == "FLAKY")
+    # Lines without repetition, in order: attempts often fail alike.
+    failures: dict[str, dict[str, None]] = defaultdict(dict)
+    skips: Counter[str] = Counter()
+    cases: Counter[str] = Counter()
+    unread: dict[str, str] = {}
+    # Of each target that has results here, whether a case was carried out.
+    busy: dict[str, bool] = {}
+    last = _last_attempts(invocation.attempts)
+    for attempt in invocation.attempts:
+        target = attempt.target
+        found, complaint = _cases(attempt)
+        lines = [f"{case.key}: {_first_line(case.message)}" for case in found if case.outcome in ("failed", "error")]
+        if not lines and attempt.status not in GOOD:
+            lines = [f"attempt {attempt.number}: {attempt.status}; {complaint or 'no case says why'}"]
+        failures[target].update(dict.fromkeys(lines))
+        if attempt not in last:
+            continue
+        if complaint and target not in bad:
+            unread[target] = complaint
+        if not complaint:
+            busy[target] = busy.get(target, False) or any(case.has_run for case in found)
+        for case in found:
+            cases["passed" if case.has_run and case.outcome == "skipped" else case.outcome] += 1
+            if not case.has_run:
+                skips[case.message or "no reason given"] += 1
     for label, why in invocation.broken.items():
         if why:
-            failures[label].append(why.partition("\n")[0])
+            failures[label].setdefault(_first_line(why))
     return Summary(
         statuses=Counter(statuses.values()),
         bad_targets=bad,
-        flaky=sorted(label for label, status in statuses.items() if status == "FLAKY"),
-        failures=failures,
+        flaky=flaky,
+        failures={label: list(lines) for label, lines in failures.items()},
         skips=skips,
         idle=sorted(label for label, is_busy in busy.items() if not is_busy and label not in bad),
         incompatible=invocation.incompatible,
-        unread=sorted({attempt.target for attempt in invocation.attempts if attempt.xml is None}),
+        unread=unread,
         cases=cases,
         origins=Counter(_origin(attempt) for attempt in invocation.attempts),
         balances=_balances(invocation.attempts),
@@ -122,10 +128,28 @@ def summarise(invocation: Invocation) -> Summary:
     )
 
 
-def _cases(attempt: Attempt) -> Iterator[XmlCase]:
-    if attempt.xml is not None:
-        for suite in read_xml(attempt.xml):
-            yield from suite.cases
+def _last_attempts(attempts: Iterable[Attempt]) -> set[Attempt]:
+    """Of every test action the attempt whose result counts."""
+    last: dict[tuple[str, str, int, int], Attempt] = {}
+    for attempt in attempts:
+        action = (attempt.target, attempt.configuration, attempt.shard, attempt.run)
+        if action not in last or last[action].number < attempt.number:
+            last[action] = attempt
+    return set(last.values())
+
+
+def _cases(attempt: Attempt) -> tuple[Sequence[XmlCase], str]:
+    """The cases of an attempt, or why they cannot be read."""
+    if attempt.xml is None:
+        return (), "no test.xml of it is here"
+    try:
+        return [case for suite in read_xml(attempt.xml) for case in suite.cases], ""
+    except ReportError as error:
+        return (), _first_line(str(error))
+
+
+def _first_line(text: str) -> str:
+    return text.partition("\n")[0]
 
 
 def _origin(attempt: Attempt) -> str:
@@ -136,13 +160,13 @@ def _origin(attempt: Attempt) -> str:
 
 def _balances(attempts: Sequence[Attempt]) -> list[Balance]:
     """Of every target with shards the first run, with the last attempt of each shard."""
-    durations: dict[str, dict[int, float]] = defaultdict(dict)
+    durations: dict[tuple[str, str], dict[int, float]] = defaultdict(dict)
     for attempt in attempts:
         if attempt.run == 1:
-            durations[attempt.target][attempt.shard] = attempt.duration_s
+            durations[attempt.target, attempt.configuration][attempt.shard] = attempt.duration_s
     balances = [
         Balance(target, [seconds for _, seconds in sorted(shards.items())])
-        for target, shards in durations.items()
+        for (target, _), shards in durations.items()
         if len(shards) > 1
     ]
     return sorted(balances, key=lambda balance: (-balance.ratio, balance.target))
@@ -158,17 +182,14 @@ def summary_lines(summary: Summary, *, shard_rows: int) -> Iterator[str]:
     yield ""
     for label, status in sorted(summary.bad_targets.items()):
         yield f"{status}  {label}"
-        failures = summary.failures.get(label, ())
-        for failure in failures[:_FAILURES_SHOWN]:
-            yield f"    {failure}"
-        if len(failures) > _FAILURES_SHOWN:
-            yield f"    and {len(failures) - _FAILURES_SHOWN} more"
+        yield from _failure_lines(summary, label)
     for label in summary.flaky:
         yield f"FLAKY  {label}: passed after a failure"
+        yield from _failure_lines(summary, label)
     for label in summary.idle:
         yield f"RAN NOTHING  {label}"
-    for label in summary.unread:
-        yield f"NO RESULTS HERE  {label}: its test.xml was not fetched"
+    for label, why in sorted(summary.unread.items()):
+        yield f"NO RESULTS  {label}: {why}"
     for label in summary.incompatible:
         yield f"SKIPPED BY BAZEL  {label}: not for this platform or its GPUs"
     if summary.skips:
@@ -184,11 +205,19 @@ def summary_lines(summary: Summary, *, shard_rows: int) -> Iterator[str]:
             yield f"    and {len(summary.balances) - shard_rows} targets that are more even"
     yield f"test actions: {_counts(summary.origins)}"
     yield f"cases: {_counts(summary.cases)}"
-    passed = sum(summary.statuses.get(status, 0) for status in _GOOD)
+    passed = sum(summary.statuses.get(status, 0) for status in GOOD)
     yield (
         f"targets: {passed} passed, {len(summary.bad_targets)} did not pass, "
         f"{len(summary.incompatible)} skipped by Bazel, {len(summary.idle)} ran nothing"
     )
+
+
+def _failure_lines(summary: Summary, label: str) -> Iterator[str]:
+    failures = summary.failures.get(label, ())
+    for failure in failures[:_FAILURES_SHOWN]:
+        yield f"    {failure}"
+    if len(failures) > _FAILURES_SHOWN:
+        yield f"    and {len(failures) - _FAILURES_SHOWN} more"
 
 
 def _counts(counts: Mapping[str, int]) -> str:

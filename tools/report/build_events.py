@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from event_lines import read_events
+
 from dist_testing.errors import ReportError
 
-__all__ = ["Attempt", "Invocation", "read_invocation"]
+__all__ = ["GOOD", "Attempt", "Invocation", "read_invocation"]
+
+# Of Bazel's words for the end of a target the good ones, the best first. A flaky one has passed after a failure.
+GOOD = ("PASSED", "FLAKY")
+# Bazel's words (failure_details.proto) for an action that has not failed by itself: an executor or its cache has.
+_INFRASTRUCTURE = ("EXECUTION_FAILED", "REMOTE_CACHE_FAILED", "REMOTE_CACHE_EVICTED")
+# Of a target that an invocation did not come to, because it ended before.
+_NOT_REACHED = ("INCOMPLETE", "REMOTE_ENVIRONMENT_FAILURE")
 
 # Ends the address of an output that a remote executor keeps: SHA-256 and size. Other digests have their name before.
 _REMOTE = re.compile(r"(?:^|/)blobs/(?P<sha256>[0-9a-f]{64})/(?P<size>\d+)$")
@@ -26,6 +34,7 @@ class Attempt:
 
     Attributes:
         target: Its label.
+        configuration: What it was built for, by Bazel's name. One invocation may test a label for several.
         shard: From 1.
         run: From 1.
         number: From 1; more than one where failed tests are tried again.
@@ -37,6 +46,7 @@ class Attempt:
     """
 
     target: str
+    configuration: str
     shard: int
     run: int
     number: int
@@ -53,9 +63,10 @@ class Invocation:
 
     Attributes:
         attempts: In the order of their ends.
-        summaries: Of each target that was to be tested, Bazel's last word.
+        summaries: Of each target that was to be tested, Bazel's last word; of several configurations, the worst.
         incompatible: Targets that Bazel itself has skipped.
         broken: Targets that could not be analysed or built, to what is said of that.
+        faulty: Those of them that would be broken on any executor.
         exit_code: Bazel's; None if it did not live to say it.
         exit_name: Its name.
         is_complete: Whether the file has its last line.
@@ -65,65 +76,69 @@ class Invocation:
     summaries: Mapping[str, str]
     incompatible: Sequence[str]
     broken: Mapping[str, str]
+    faulty: Sequence[str]
     exit_code: int | None
     exit_name: str
     is_complete: bool
 
 
 def read_invocation(path: Path) -> Invocation:
-    """Read a file of build events.
+    """Read a file of build events. One that breaks off is read as far as it goes.
 
     Raises:
         ReportError: If it is none.
     """
+    try:
+        events = read_events(path)
+    except (OSError, ValueError) as error:
+        raise ReportError(
+            f"{path}: no results: it is no file of build events: {error}.\n"
+            "Bazel writes one where it is told to, and finishes it when it ends.\n"
+            "Run `bazel test --build_event_json_file=FILE` to its end, and name that file."
+        ) from error
     testlogs = _Testlogs()
     attempts: list[Attempt] = []
     summaries: dict[str, str] = {}
     incompatible: set[str] = set()
     broken: dict[str, str] = {}
+    faulty: set[str] = set()
     exit_code: int | None = None
     exit_name = ""
     is_complete = False
-    for event in _events(path):
+    for event in events:
         identity = event["id"]
         testlogs.note(event)
         if "testResult" in event and "testResult" in identity:
             attempts.append(_attempt(identity["testResult"], event["testResult"], testlogs))
         elif "testSummary" in event and "testSummary" in identity:
-            summaries[identity["testSummary"]["label"]] = event["testSummary"].get("overallStatus", "NO_STATUS")
+            label = identity["testSummary"]["label"]
+            status = event["testSummary"].get("overallStatus", "NO_STATUS")
+            summaries[label] = max(summaries.get(label, status), status, key=_badness)
         elif "targetCompleted" in identity:
             label = identity["targetCompleted"]["label"]
             if event.get("aborted", {}).get("reason") == "SKIPPED":
                 incompatible.add(label)
             elif "aborted" in event:
-                broken[label] = event["aborted"].get("description") or event["aborted"].get("reason", "")
+                reason = event["aborted"].get("reason", "")
+                broken[label] = event["aborted"].get("description") or reason
+                if reason not in _NOT_REACHED:
+                    faulty.add(label)
             elif not event.get("completed", {}).get("success"):
-                broken[label] = event.get("completed", {}).get("failureDetail", {}).get("message", "")
+                detail = event.get("completed", {}).get("failureDetail", {})
+                broken[label] = detail.get("message", "")
+                if detail.get("spawn", {}).get("code") not in _INFRASTRUCTURE:
+                    faulty.add(label)
         elif "finished" in event:
             exit_code = event["finished"].get("exitCode", {}).get("code", 0)
             exit_name = event["finished"].get("exitCode", {}).get("name", "")
         is_complete = is_complete or event.get("lastMessage") is True
-    return Invocation(attempts, summaries, sorted(incompatible), broken, exit_code, exit_name, is_complete)
-
-
-def _events(path: Path) -> Iterator[Mapping[str, Any]]:
-    try:
-        events = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line]
-    except (OSError, ValueError) as error:
-        raise _no_events(path, str(error)) from error
-    if not events:
-        raise _no_events(path, "it is empty")
-    if not all(isinstance(event, dict) and isinstance(event.get("id"), dict) for event in events):
-        raise _no_events(path, "it is JSON, and not build events")
-    yield from events
-
-
-def _no_events(path: Path, observed: str) -> ReportError:
-    return ReportError(
-        f"{path}: no results: it is no file of build events: {observed}.\n"
-        "Bazel writes one where it is told to, and finishes it when it ends.\n"
-        "Run `bazel test --build_event_json_file=FILE` to its end, and name that file."
+    return Invocation(
+        attempts, summaries, sorted(incompatible), broken, sorted(faulty), exit_code, exit_name, is_complete
     )
+
+
+def _badness(status: str) -> int:
+    return GOOD.index(status) if status in GOOD else len(GOOD)
 
 
 def _attempt(identity: Mapping[str, Any], result: Mapping[str, Any], testlogs: _Testlogs) -> Attempt:
@@ -135,6 +150,7 @@ def _attempt(identity: Mapping[str, Any], result: Mapping[str, Any], testlogs: _
     milliseconds = int(result.get("testAttemptDurationMillis", 0))
     return Attempt(
         target=identity["label"],
+        configuration=identity.get("configuration", {}).get("id", ""),
         shard=int(identity.get("shard", 1)),
         run=int(identity.get("run", 1)),
         number=int(identity.get("attempt", 1)),

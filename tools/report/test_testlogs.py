@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
+from build_events import read_invocation
 from testlogs import Results, read_results
 
 from dist_testing.errors import ReportError
@@ -51,6 +52,15 @@ def test_folders_and_files_can_be_named(tmp_path: Path) -> None:
     assert _targets(read_results([link, single])) == ["//a:a", "//b:b"]
 
 
+# How Bazel ends a file of events.
+_LAST: dict[str, object] = {"id": {"progress": {}}, "lastMessage": True}
+
+
+def _write_events(path: Path, *events: dict[str, object]) -> Path:
+    path.write_text("".join(f"{json.dumps(event, ensure_ascii=False)}\n" for event in events), encoding="utf-8")
+    return path
+
+
 def _event(kind: str, label: str, **event: object) -> dict[str, object]:
     return {"id": {kind: {"label": label}}, **event}
 
@@ -60,16 +70,14 @@ def test_build_events_say_what_one_invocation_did(tmp_path: Path) -> None:
     file = _write(tmp_path / "with space" / "test.xml", "//of:runner")
     output = {"name": "test.xml", "uri": file.as_uri()}
     remote = {"name": "test.xml", "uri": "bytestream://cache/blobs/1/2"}
-    events = [
+    events: list[dict[str, object]] = [
         {"id": {"started": {}}, "started": {}},
         _event("testResult", "//a:a", testResult={"testActionOutput": [{"name": "test.log"}, output]}),
         _event("testResult", "//far:away", testResult={"testActionOutput": [remote]}),
         _event("targetCompleted", "//a:gpu", aborted={"reason": "SKIPPED"}),
         _event("targetCompleted", "//a:broken", aborted={"reason": "ANALYSIS_FAILURE"}),
     ]
-    path = tmp_path / "events.json"
-    path.write_text("".join(f"{json.dumps(event)}\n" for event in events), encoding="utf-8")
-    results = read_results([path])
+    results = read_results([_write_events(tmp_path / "events.json", *events, _LAST)])
     assert _targets(results) == ["//a:a"]
     assert (results.incompatible, results.unread) == (["//a:gpu"], ["//far:away"])
 
@@ -99,10 +107,42 @@ def test_results_that_an_executor_keeps_are_read_where_bazel_has_fetched_them(
             {"id": {"configuration": {"id": "c"}}, "configuration": {"mnemonic": "k8"}},
             {"id": {"testResult": identity}, "testResult": result},
         ]
-        path = tmp_path / "events.json"
-        path.write_text("".join(f"{json.dumps(event)}\n" for event in events), encoding="utf-8")
-        results = read_results([path])
+        results = read_results([_write_events(tmp_path / "events.json", *events, _LAST)])
         assert (_targets(results), results.unread) == (([label], []) if found else ([], [label]))
+
+
+def test_events_end_where_their_lines_end(tmp_path: Path) -> None:
+    """JSON leaves characters as they are that end a line elsewhere: an environment with one would hide all results."""
+    odd = {"id": {"progress": {}}, "progress": {"stderr": "next line \N{NEXT LINE}, separator \N{LINE SEPARATOR}"}}
+    invocation = read_invocation(_write_events(tmp_path / "events.json", odd, _LAST))
+    assert invocation.is_complete
+
+
+@pytest.mark.parametrize("end", ["", '{"id": {"prog', '{"id": {"progress": {}}, "last\N{BLACK STAR}'])
+def test_events_that_break_off_are_no_results(tmp_path: Path, end: str) -> None:
+    """Half of a run, in which everything was carried out, would be taken for a run in which everything was."""
+    path = _write_events(tmp_path / "events.json", _event("testResult", "//a:a", testResult={}))
+    # Within a character, too.
+    path.write_bytes(path.read_bytes() + end.encode()[:-1])
+    assert not read_invocation(path).is_complete
+    with pytest.raises(ReportError, match="break off after 1 results"):
+        read_results([path])
+
+
+def test_a_line_that_is_no_event_is_named(tmp_path: Path) -> None:
+    """Only a last line can have been cut off; anything else is some other file."""
+    path = _write_events(tmp_path / "events.json", _LAST)
+    path.write_text(path.read_text(encoding="utf-8") + "{\n" + json.dumps(_LAST) + "\n", encoding="utf-8")
+    with pytest.raises(ReportError, match="line 2: "):
+        read_invocation(path)
+
+
+@pytest.mark.parametrize("order", [("PASSED", "FAILED"), ("FAILED", "PASSED"), ("FAILED", "FLAKY")])
+def test_of_several_configurations_of_a_target_the_worst_counts(tmp_path: Path, order: tuple[str, str]) -> None:
+    """The failure of one would be overwritten by the success of the other."""
+    path = tmp_path / "events.json"
+    events = [_event("testSummary", "//a:a", testSummary={"overallStatus": status}) for status in order]
+    assert dict(read_invocation(_write_events(path, *events, _LAST)).summaries) == {"//a:a": "FAILED"}
 
 
 @pytest.mark.parametrize("content", ["no json", "[1]\n", '{"no": "id"}\n', b"\xff"])
@@ -114,10 +154,11 @@ def test_what_is_no_result_is_refused(tmp_path: Path, content: str | bytes) -> N
         read_results([path])
 
 
-@pytest.mark.parametrize("name", ["empty", "gone", "gone.xml"])
+@pytest.mark.parametrize("name", ["empty", "gone", "gone.xml", "built.json"])
 def test_nothing_is_refused(tmp_path: Path, name: str) -> None:
-    """A check that looks into an empty folder would be green for ever."""
+    """A check that looks into an empty folder, or at a build without tests, would be green for ever."""
     (tmp_path / "empty").mkdir()
+    _write_events(tmp_path / "built.json", _event("targetCompleted", "//a:a", completed={"success": True}), _LAST)
     with pytest.raises(ReportError) as caught:
         read_results([tmp_path / name])
     assert len(str(caught.value).splitlines()) == 3

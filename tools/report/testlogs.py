@@ -112,6 +112,14 @@ def _read_events(path: Path) -> Results:
     runs: list[Run] = []
     unread: set[str] = set()
     invocation = read_invocation(path)
+    if not invocation.is_complete:
+        raise ReportError(
+            f"{path}: the build events break off after {len(invocation.attempts)} results.\n"
+            "Bazel was killed, or could not write them.\n"
+            "Run `bazel test --build_event_json_file=FILE` to its end, and name that file."
+        )
+    if not invocation.attempts and not invocation.incompatible:
+        raise _nothing(path, "the build events are of an invocation that tested nothing")
     for attempt in invocation.attempts:
         if attempt.xml is not None:
             runs += _read_file(attempt.xml, attempt.target)

@@ -1,0 +1,65 @@
+"""Bazel in the foreground of a lane."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+
+from dist_testing.errors import ReportError
+
+__all__ = ["INFRASTRUCTURE", "INTERRUPTED", "REMOTE_FAILED", "run_bazel"]
+
+# Bazel's exit statuses (its ExitCode.java).
+INTERRUPTED = 8
+REMOTE_FAILED = 34
+# For what no test and no target is to blame for: an executor that cannot be reached or fails, outputs that it has lost,
+# and build events that did not get through.
+INFRASTRUCTURE = {
+    REMOTE_FAILED: "remote execution failed",
+    38: "build events were not delivered",
+    39: "remote outputs were lost",
+}
+
+
+def run_bazel(command: Sequence[str], workspace: Path, *, output: Path | None = None) -> int:
+    """Run Bazel, and let it say the last word when somebody interrupts.
+
+    Args:
+        command: The program and its arguments.
+        workspace: Where it runs.
+        output: Gets all that it says; default: whoever reads the lane.
+
+    Returns:
+        Its exit status, as a shell has it.
+
+    Raises:
+        ReportError: If it cannot be started.
+    """
+    process: subprocess.Popen[bytes] | None = None
+
+    def pass_on(number: int, _: FrameType | None) -> None:
+        # The terminal's interrupt has reached Bazel already.
+        if process is not None and number == signal.SIGTERM:
+            process.terminate()
+
+    before = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        if output is None:
+            process = subprocess.Popen(command, cwd=workspace)
+        else:
+            with output.open("wb") as file:
+                process = subprocess.Popen(command, cwd=workspace, stdout=file, stderr=subprocess.STDOUT)
+        status = process.wait()
+    except OSError as error:
+        raise ReportError(
+            f"{command[0]} cannot be started: {error.strerror}.\n"
+            "It is `bazelw` of the workspace, else `bazel` on PATH.\n"
+            "Name it: --bazel=/path/to/bazel."
+        ) from error
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return status if status >= 0 else 128 - status

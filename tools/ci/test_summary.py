@@ -1,0 +1,121 @@
+"""The page of a lane: what is on it, and what counts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from build_events import Attempt, Invocation
+from summary import summarise, summary_lines
+
+from dist_testing.runner.junit import XmlCase, write_xml
+
+PASSED = XmlCase("c", "ok", "passed", 1.0)
+FAILED = XmlCase("c", "bad", "failed", 1.0, message="rank 1 raised ValueError")
+SKIPPED = XmlCase("c", "gpu", "skipped", 0.0, message="Need at least 2 CUDA devices")
+
+
+def _attempt(label: str, **values: Any) -> Attempt:
+    usual: dict[str, Any] = {"configuration": "k8", "shard": 1, "run": 1, "number": 1, "status": "PASSED"}
+    usual |= {"cached": "", "strategy": "", "duration_s": 1.0, "xml": None}
+    return Attempt(label, **{**usual, **values})
+
+
+def _invocation(attempts: Sequence[Attempt], **values: Any) -> Invocation:
+    usual: dict[str, Any] = {"summaries": {}, "incompatible": [], "broken": {}, "faulty": []}
+    usual |= {"exit_code": 0, "exit_name": "SUCCESS", "is_complete": True}
+    return Invocation(attempts, **{**usual, **values})
+
+
+def _xml(file: Path, *cases: XmlCase) -> Path:
+    write_xml(file, "//a:a", cases)
+    return file
+
+
+def _page(invocation: Invocation) -> str:
+    return "\n".join(summary_lines(summarise(invocation), shard_rows=1))
+
+
+def test_a_test_xml_that_was_cut_off_costs_its_own_lines_alone(tmp_path: Path) -> None:
+    """If it fails, one killed test takes the page and the exit status of a whole lane."""
+    cut = tmp_path / "cut.xml"
+    cut.write_text("<testsuites><testsuite><testcase na", encoding="utf-8")
+    attempts = [
+        _attempt("//a:killed", status="TIMEOUT", xml=cut),
+        _attempt("//a:good", xml=cut),
+        _attempt("//a:bad", status="FAILED", xml=_xml(tmp_path / "test.xml", FAILED)),
+    ]
+    summaries = {"//a:killed": "TIMEOUT", "//a:good": "PASSED", "//a:bad": "FAILED"}
+    invocation = _invocation(attempts, summaries=summaries)
+    page = _page(invocation)
+    assert f"TIMEOUT  //a:killed\n    attempt 1: TIMEOUT; {cut}: cannot be read as XML" in page
+    assert f"NO RESULTS  //a:good: {cut}: cannot be read as XML" in page
+    assert "FAILED  //a:bad\n    c.bad: rank 1 raised ValueError" in page
+    summary = summarise(invocation)
+    assert (list(summary.unread), summary.idle) == (["//a:good"], [])
+
+
+def test_of_a_test_that_was_tried_again_the_last_attempt_counts(tmp_path: Path) -> None:
+    """If it fails, two cases are four, and nobody sees why the first attempt failed."""
+    first, second = _xml(tmp_path / "1.xml", PASSED, FAILED), _xml(tmp_path / "2.xml", PASSED, PASSED)
+    attempts = [
+        _attempt("//a:a", number=1, status="FAILED", xml=first),
+        _attempt("//a:a", number=2, xml=second),
+        # Of another configuration, so no attempt of the same.
+        _attempt("//a:a", configuration="arm", xml=second),
+    ]
+    page = _page(_invocation(attempts, summaries={"//a:a": "FLAKY"}))
+    assert "FLAKY  //a:a: passed after a failure\n    c.bad: rank 1 raised ValueError\n" in page
+    assert "cases: 4 passed\n" in page
+
+
+@pytest.mark.parametrize("status", ["FLAKY", "TIMEOUT"])
+def test_results_are_missed_only_of_what_is_said_to_have_passed(tmp_path: Path, status: str) -> None:
+    """If it fails, a test whose first attempt was killed makes a lane red, or a timeout is told as a lost file."""
+    attempts = [_attempt("//a:a", status="TIMEOUT")]
+    if status == "FLAKY":
+        attempts.append(_attempt("//a:a", number=2, xml=_xml(tmp_path / "2.xml", PASSED)))
+    invocation = _invocation(attempts, summaries={"//a:a": status})
+    assert summarise(invocation).unread == {}
+    page = _page(invocation)
+    assert f"{status}  //a:a" in page
+    assert "    attempt 1: TIMEOUT; no test.xml of it is here\n" in page
+
+
+def test_shards_are_listed_the_most_uneven_first() -> None:
+    """If it fails, nobody sees which shard the lane waits for."""
+    even = [_attempt("//a:even", shard=shard) for shard in (1, 2)]
+    uneven = [_attempt("//a:uneven", shard=shard, duration_s=seconds) for shard, seconds in ((1, 1.0), (2, 3.0))]
+    page = _page(_invocation([*even, *uneven, _attempt("//a:single", duration_s=9.0)]))
+    assert "    1.50  //a:uneven: 1.0 3.0\n    and 1 targets that are more even" in page
+
+
+def test_it_is_told_where_results_come_from() -> None:
+    """If it fails, nobody sees that a cache has stopped to work."""
+    attempts = [
+        _attempt("//a:a", cached="remote"),
+        _attempt("//a:b", cached="remote"),
+        _attempt("//a:c", cached="local"),
+        _attempt("//a:d", strategy="remote"),
+    ]
+    page = _page(_invocation(attempts))
+    assert "test actions: 1 ran (remote), 2 remote cache, 1 unchanged here" in page
+
+
+def test_skips_and_failures_have_their_reasons(tmp_path: Path) -> None:
+    """If it fails, people have to read logs to learn what the page is for."""
+    file = _xml(tmp_path / "test.xml", PASSED, FAILED, SKIPPED, SKIPPED)
+    attempt = _attempt("//a:a", status="FAILED", strategy="remote", xml=file)
+    broken = {"//a:c": "missing input file\nmore"}
+    page = _page(_invocation([attempt], summaries={"//a:a": "FAILED"}, incompatible=["//a:b"], broken=broken))
+    for part in (
+        "FAILED  //a:a\n    c.bad: rank 1 raised ValueError",
+        "NOT BUILT  //a:c\n    missing input file",
+        "SKIPPED BY BAZEL  //a:b",
+        "    2 x Need at least 2 CUDA devices",
+        "cases: 1 failed, 1 passed, 2 skipped",
+        "targets: 0 passed, 2 did not pass, 1 skipped by Bazel, 0 ran nothing",
+    ):
+        assert part in page
