@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import signal
 from collections.abc import Sequence
@@ -22,6 +23,7 @@ __all__ = [
     "RankOutcome",
     "Status",
     "Verdict",
+    "blame_machine",
     "exit_name",
     "verdict",
 ]
@@ -228,6 +230,20 @@ def verdict(
     if stopped:
         return Verdict(Status.FAILED, Cause.INTERRUPTED, "the run was stopped before the case ended")
     return _left(leaked, gpu_memory) or Verdict(Status.PASSED)
+
+
+def blame_machine(found: Verdict, *, faults: Sequence[str], lost: str) -> Verdict:
+    """The verdict on a case, given what the driver says of its GPUs.
+
+    Args:
+        found: What the outcomes add up to.
+        faults: Errors of the hardware while the case ran; they excuse a failure, and nothing else.
+        lost: Which GPU is gone; "" if none is. No pass and no failure on it is to be believed.
+    """
+    texts = [text for text in (lost, *faults, found.reason) if text]
+    if found.cause is Cause.INTERRUPTED or not (lost or (faults and found.status is Status.FAILED)):
+        return found
+    return dataclasses.replace(found, status=Status.FAILED, cause=Cause.INFRASTRUCTURE, reason="; ".join(texts))
 
 
 def _failed(every: Sequence[RankOutcome], broken: Sequence[RankOutcome], cause: Cause) -> Verdict:

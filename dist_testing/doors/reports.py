@@ -8,10 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from _pytest._code.code import ExceptionInfo, ReprFileLocation, TerminalRepr
-from _pytest._io import TerminalWriter
-from _pytest.skipping import Xfail, evaluate_skip_marks, evaluate_xfail_marks
 
+from dist_testing.doors.pytest_internals import (
+    ReprFileLocation,
+    TerminalRepr,
+    TerminalWriter,
+    Xfail,
+    evaluate_skip_marks,
+    evaluate_xfail_marks,
+)
 from dist_testing.doors.warned import warnings_of
 from dist_testing.errors import CaseFailedError, DistTestingError, LaunchError, PromiseError, UsageError
 from dist_testing.outcomes import Cause, RankOutcome, Status
@@ -24,6 +29,7 @@ __all__ = [
     "add_error",
     "add_result",
     "expected_failure",
+    "fail",
     "failed",
     "failed_teardown",
     "failure_text",
@@ -190,9 +196,19 @@ def point_to_end(report: pytest.TestReport, text: str) -> None:
     report.longrepr = _Pointer(text, report.location)
 
 
-def failed_teardown(item: pytest.Item, text: str) -> pytest.TestReport:
-    """Report of a failure after the test itself was over."""
-    report = _report(item, "failed", _Pointer(text, item.location), 0.0, [], when="teardown")
+def fail(report: pytest.TestReport, text: str) -> None:
+    """Make a failure of a report, whatever it was; `text` goes to the end of the log."""
+    report.outcome = "failed"
+    # Else it would be an expected one.
+    vars(report).pop("wasxfail", None)
+    report.dist_failure = text  # type: ignore[attr-defined]  # as in `failed`
+    point_to_end(report, text)
+
+
+def failed_teardown(item: pytest.Item, text: str, error: DistTestingError | None = None) -> pytest.TestReport:
+    """Report of a failure after the test itself was over, and of what kind it was, if it was an error of ours."""
+    values = _cause_of(error) if error is not None else []
+    report = _report(item, "failed", _Pointer(text, item.location), 0.0, values, when="teardown")
     report.dist_failure = text  # type: ignore[attr-defined]  # as in `failed`
     return report
 
@@ -237,7 +253,7 @@ def add_error(report: pytest.TestReport, error: DistTestingError) -> None:
 
 
 def add_result(
-    report: pytest.TestReport, excinfo: ExceptionInfo[BaseException] | None, spec: Spec, outputs: Path | None
+    report: pytest.TestReport, excinfo: pytest.ExceptionInfo[BaseException] | None, spec: Spec, outputs: Path | None
 ) -> None:
     """Put what the ranks said into the report of a unittest case."""
     if excinfo is None or not isinstance(excinfo.value, CaseFailedError):

@@ -12,6 +12,7 @@ _FAULTS = (
     "uncorrectable ECC error encountered",
     "uncorrectable NVLink error detected during the execution",
     "CUDA-capable device(s) is/are busy or unavailable",
+    "no CUDA-capable device is detected",
     "system not yet initialized",
     "system has unsupported display driver / cuda driver combination",
 )

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dist_testing.gpus.devices import Gpu
+from dist_testing.gpus.gpu import Gpu
 
-__all__ = ["Holder", "find_holders", "holders_of"]
+__all__ = ["Holder", "find_holders", "holders_of", "is_locked"]
 
 _LOCKS = Path("/proc/locks")
 _COMMAND_CHARS = 80
@@ -32,8 +33,12 @@ class Holder:
         return f"process {self.pid} ({self.what})" if self.pid else self.what
 
 
+# The kernel leaves its lock out of the list that it shows here.
+_UNSEEN = Holder(0, "a process that cannot be seen from here (another PID namespace, such as a sandbox)")
+
+
 def find_holders(gpus: Sequence[Gpu]) -> dict[Gpu, Holder]:
-    """Who has which of these GPUs; free ones are left out."""
+    """Who has which of these GPUs; free ones are left out, and those of which nothing can be found out."""
     nodes: dict[str, Gpu] = {}
     for gpu in gpus:
         with contextlib.suppress(OSError):
@@ -43,29 +48,51 @@ def find_holders(gpus: Sequence[Gpu]) -> dict[Gpu, Holder]:
     try:
         lines = _LOCKS.read_text("ascii").splitlines()
     except OSError:
-        return holders
+        lines = []
     for line in lines:
         # "1: FLOCK  ADVISORY  WRITE 24458 fe:00:2154522 0 EOF"; of one that waits, the second word is an arrow.
         words = line.split()
         if len(words) >= 6 and words[1] == "FLOCK" and (held := nodes.get(words[5])) is not None:
             holders[held] = _holder(int(words[4]))
+    for gpu in gpus:
+        with contextlib.suppress(OSError):
+            if gpu not in holders and is_locked(gpu.node):
+                holders[gpu] = _UNSEEN
     return holders
 
 
+def is_locked(node: Path) -> bool:
+    """Whether anybody has a lease, seen or not.
+
+    Raises:
+        OSError: If the node cannot be opened or locked.
+    """
+    fd = os.open(node, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        # Shared, so that two who look do not see each other. Who takes the GPU in this moment finds it locked, and
+        # tries again.
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        fcntl.flock(fd, fcntl.LOCK_UN)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
 def holders_of(gpus: Sequence[Gpu]) -> str:
-    """One line: which of the GPUs are whose, apart from this process's own."""
+    """One line: which of the GPUs are whose."""
     by_holder: dict[Holder, list[str]] = {}
     for gpu, holder in sorted(find_holders(gpus).items(), key=lambda item: item[0].index):
-        if holder.pid != os.getpid():
-            by_holder.setdefault(holder, []).append(str(gpu.index))
+        by_holder.setdefault(holder, []).append(str(gpu.index))
     if not by_holder:
-        return "who has them cannot be seen from here"
+        return "nobody has them just now"
     return "; ".join(f"GPU {', '.join(indices)}: {holder}" for holder, indices in by_holder.items())
 
 
 def _holder(pid: int) -> Holder:
     if pid <= 0:
-        return Holder(0, "a process outside this sandbox or container")
+        return _UNSEEN
     process = Path("/proc") / str(pid)
     with contextlib.suppress(OSError):
         for entry in (process / "environ").read_bytes().split(b"\0"):

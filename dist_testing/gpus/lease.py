@@ -1,11 +1,13 @@
 """GPUs that are one process's own for a while: all that it asked for, or none.
 
-    queue on the driver's control node -> head takes free GPUs, waits for the rest -> lease -> next head
+    a place in the lanes of the pool's GPUs -> head of a lane takes its GPU -> all there: lease, and out of the queue
 
 A lease is an exclusive `flock` on the GPU's device node. It needs no folder that anybody may write to, holds across
-sandboxes, users and the actions of a remote worker, and ends with the processes that have it, however they end. Only
-the head of the queue takes GPUs, so two processes never hold a part each of what both need, and who asks for eight is
-not passed by for ever by those who ask for one.
+sandboxes, users and the actions of a remote worker, and ends with the processes that have it, however they end. A GPU
+is taken by the head of its lane alone. So of two processes that may use the same GPU the one that came first has it
+first, those who may not use the same ones do not wait for each other, and who asks for eight is not passed by for
+ever by those who ask for one. Nobody waits in a circle: places are in one order in all lanes, and the first of all
+waits for leases alone.
 
 Whoever uses the GPUs without this library does not take part; Bazel's own count (`resources:gpu:<n>`) keeps its tests
 apart, and this keeps apart what Bazel does not know of: another Bazel, another user, another worker.
@@ -13,26 +15,30 @@ apart, and this keeps apart what Bazel does not know of: another Bazel, another 
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import fcntl
 import math
 import os
-import queue as queues
-import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
 from dist_testing.errors import GpuError, LeaseTimeoutError
-from dist_testing.gpus.devices import Gpu
+from dist_testing.gpus.gpu import Gpu
 from dist_testing.gpus.holders import holders_of
 from dist_testing.gpus.queue import Place
 
-__all__ = ["Lease", "control_node", "lease_gpus"]
+__all__ = ["Lease", "lease_gpus"]
 
-# The driver makes it for every process and every container that has a GPU.
-_CONTROL_NODE = "nvidiactl"
+# A wait for a lock can be given up only by the process that waits, and a thread that stays behind in it would take the
+# lock for nobody, so locks are tried again and again. Seconds.
+_POLL_S = 0.05
+
+_NO_RIGHT = {errno.EACCES, errno.EPERM}
+_NO_DEVICE = {errno.EIO, errno.ENODEV, errno.ENXIO}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +58,7 @@ class Lease:
     def release(self) -> None:
         """Give the GPUs back, also for processes that have inherited the descriptors."""
         for fd in self.fds:
-            fcntl.flock(fd, fcntl.LOCK_UN)
-            os.close(fd)
+            _release(fd)
 
     def abandon(self) -> None:
         """Let go here alone: whoever has inherited the descriptors keeps the GPUs, as long as it lives."""
@@ -69,15 +74,10 @@ class Lease:
         self.release()
 
 
-def control_node(gpu: Gpu) -> Path:
-    """The node on which processes queue for GPUs like this one."""
-    return gpu.node.parent / _CONTROL_NODE
-
-
 def lease_gpus(
     count: int, pool: Sequence[Gpu], *, limit_s: float, on_wait: Callable[[str], None] = lambda _: None
 ) -> Lease:
-    """Wait for `count` GPUs of the pool and take them.
+    """Wait for `count` GPUs of the pool and take them. Nodes that cannot be opened are passed over.
 
     Args:
         count: At least 1.
@@ -86,7 +86,7 @@ def lease_gpus(
         on_wait: Called with one line that says who has what, if they cannot be had at once.
 
     Raises:
-        GpuError: If the pool is too small, or the device nodes cannot be opened.
+        GpuError: If the pool is too small, or the nodes of too many cannot be opened.
         LeaseTimeoutError: If others kept them until the limit; the text names them.
     """
     if not 0 < count <= len(pool):
@@ -97,124 +97,154 @@ def lease_gpus(
         )
     started_s = time.monotonic()
     deadline_s = started_s + limit_s
+    control = pool[0].control
     try:
-        place = Place.take(control_node(pool[0]))
+        place = Place.take(control, [gpu.minor for gpu in pool])
     except OSError as error:
-        raise _cannot_open(control_node(pool[0]), error) from error
-    taking = _Taking(pool)
-    try:
-        if not place.is_head():
-            on_wait(f"waiting for {count} GPU(s) behind others; {holders_of(pool)}")
-            if not place.wait_head(deadline_s):
-                raise _timed_out(count, limit_s, pool, "others were first")
-        taking.take_free(count)
-        if taking.missing(count):
-            on_wait(f"waiting for {taking.missing(count)} of {count} GPU(s); {holders_of(pool)}")
-            if not taking.wait(count, deadline_s):
-                raise _timed_out(count, limit_s, pool, f"{len(taking.taken)} of them were free")
-        fds = taking.keep(count)
-    except OSError as error:
-        raise _cannot_open(pool[0].node, error) from error
-    finally:
-        taking.close()
-        place.leave()
-    chosen = sorted(fds, key=lambda gpu: gpu.index)
-    return Lease(tuple(chosen), tuple(fds[gpu] for gpu in chosen), time.monotonic() - started_s)
+        raise _cannot_queue(control, error) from error
+    with contextlib.ExitStack() as leaving:
+        leaving.callback(place.leave)
+        taking = leaving.enter_context(_Taking(pool, place, count))
+        was_behind = None
+        while not taking.step():
+            if taking.is_behind is not was_behind:
+                on_wait(f"waiting for {taking.lacking()}; {taking.whose()}")
+                was_behind = taking.is_behind
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0:
+                raise _timed_out(count, limit_s, taking)
+            time.sleep(min(_POLL_S, left_s))
+        taken = taking.keep()
+    chosen = sorted(taken, key=lambda gpu: gpu.index)
+    return Lease(tuple(chosen), tuple(taken[gpu] for gpu in chosen), time.monotonic() - started_s)
 
 
 class _Taking:
-    """The head of the queue, at work."""
+    """GPUs that are being taken, one after the other, as they become free."""
 
-    def __init__(self, pool: Sequence[Gpu]) -> None:
+    def __init__(self, pool: Sequence[Gpu], place: Place, count: int) -> None:
         self._pool = pool
-        self.taken: dict[Gpu, int] = {}
-        self._granted: queues.SimpleQueue[tuple[Gpu, int] | OSError] = queues.SimpleQueue()
-        self._guard = threading.Lock()
-        self._is_closed = False
+        self._place = place
+        self._count = count
+        self._taken: dict[Gpu, int] = {}
+        # Open, and somebody else's. Opening a node may wake the GPU up, so it is done once.
+        self._busy: dict[Gpu, int] = {}
+        self._broken: dict[Gpu, OSError] = {}
+        # Whether somebody who came earlier may still take one of them.
+        self.is_behind = False
 
-    def missing(self, count: int) -> int:
-        return count - len(self.taken)
+    def __enter__(self) -> _Taking:
+        return self
 
-    def take_free(self, count: int) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for fd in (*self._taken.values(), *self._busy.values()):
+            _release(fd)
+
+    def step(self) -> bool:
+        """Take what can be had now.
+
+        Returns:
+            Whether that is all.
+
+        Raises:
+            GpuError: If it never will be.
+        """
+        self.is_behind = False
         for gpu in self._pool:
-            if not self.missing(count):
-                return
-            fd = os.open(gpu.node, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                os.close(fd)
-            except BaseException:
-                os.close(fd)
-                raise
+            if len(self._taken) == self._count:
+                return True
+            if gpu in self._taken or gpu in self._broken:
+                continue
+            if self._place.is_head(gpu.minor):
+                self._try(gpu)
             else:
-                self.taken[gpu] = fd
+                self.is_behind = True
+        if len(self._pool) - len(self._broken) < self._count:
+            raise _broken(self._count, len(self._pool), self._broken)
+        return len(self._taken) == self._count
 
-    def wait(self, count: int, deadline_s: float) -> bool:
-        """Wait for as many more as are missing, whichever become free first."""
-        for gpu in self._pool:
-            if gpu not in self.taken:
-                threading.Thread(target=self._wait_one, args=(gpu,), name="gpu-lease", daemon=True).start()
-        while self.missing(count):
-            try:
-                granted = self._granted.get(timeout=max(0.0, deadline_s - time.monotonic()))
-            except queues.Empty:
-                return False
-            if isinstance(granted, OSError):
-                raise granted
-            gpu, fd = granted
-            self.taken[gpu] = fd
-        return True
+    def lacking(self) -> str:
+        """What is lacking."""
+        return f"{self._count - len(self._taken)} of {self._count} GPU(s){' behind others' if self.is_behind else ''}"
 
-    def _wait_one(self, gpu: Gpu) -> None:
-        try:
-            fd = os.open(gpu.node, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError as error:
-            self._granted.put(error)
-            return
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX)
-        except OSError as error:
-            os.close(fd)
-            self._granted.put(error)
-            return
-        with self._guard:
-            if not self._is_closed:
-                self._granted.put((gpu, fd))
-                return
-        # The kernel could not be told that nobody waits any more.
-        os.close(fd)
+    def got(self) -> str:
+        """How far it has come."""
+        return "others were first" if self.is_behind else f"{len(self._taken)} of them were free"
 
-    def keep(self, count: int) -> dict[Gpu, int]:
+    def whose(self) -> str:
+        """Who has those that are lacking, and which will never do."""
+        rest = [gpu for gpu in self._pool if gpu not in self._taken and gpu not in self._broken]
+        return "; ".join([holders_of(rest), *(_trouble(gpu, error) for gpu, error in self._broken.items())])
+
+    def keep(self) -> Mapping[Gpu, int]:
         """What was taken becomes the caller's."""
-        kept, self.taken = self.taken, {}
-        assert len(kept) == count
+        kept, self._taken = self._taken, {}
         return kept
 
-    def close(self) -> None:
-        """Give back whatever nobody has taken over."""
-        with self._guard:
-            self._is_closed = True
-        while not self._granted.empty():
-            granted = self._granted.get()
-            if not isinstance(granted, OSError):
-                os.close(granted[1])
-        for fd in self.taken.values():
-            os.close(fd)
-        self.taken = {}
+    def _try(self, gpu: Gpu) -> None:
+        try:
+            if gpu not in self._busy:
+                self._busy[gpu] = os.open(gpu.node, os.O_RDONLY | os.O_CLOEXEC)
+            fcntl.flock(self._busy[gpu], fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self._broken[gpu] = error
+            return
+        self._taken[gpu] = self._busy.pop(gpu)
 
 
-def _cannot_open(node: Path, error: OSError) -> GpuError:
+def _release(fd: int) -> None:
+    # Not by closing alone: a child that was forked meanwhile has it open, and would keep the lock.
+    with contextlib.suppress(OSError):
+        fcntl.flock(fd, fcntl.LOCK_UN)
+    os.close(fd)
+
+
+def _trouble(gpu: Gpu, error: OSError) -> str:
+    return f"GPU {gpu.index} ({gpu.node}) cannot be used: {error.strerror}"
+
+
+def _broken(count: int, size: int, broken: Mapping[Gpu, OSError]) -> GpuError:
+    troubles = "; ".join(_trouble(gpu, error) for gpu, error in broken.items())
     return GpuError(
-        f"GPUs cannot be leased: {error.filename or node}: {error.strerror}.\n"
-        "A lease is a lock on the device nodes, so this process has to be able to open them.\n"
-        "Give this user access to the nodes; under a sandbox or in a container, mount all of them."
+        f"{count} GPU(s) were asked for, and {size - len(broken)} of {size} can be leased: {troubles}.\n"
+        + _cause_and_way_out({error.errno for error in broken.values()})
     )
 
 
-def _timed_out(count: int, limit_s: float, pool: Sequence[Gpu], why: str) -> LeaseTimeoutError:
+def _timed_out(count: int, limit_s: float, taking: _Taking) -> LeaseTimeoutError:
     return LeaseTimeoutError(
-        f"{count} GPU(s) could not be had within {math.ceil(limit_s)} s: {why}; {holders_of(pool)}.\n"
+        f"{count} GPU(s) could not be had within {math.ceil(limit_s)} s: {taking.got()}; {taking.whose()}.\n"
         "Other tests, or another user of this machine, kept them all that time.\n"
         "Wait for them or stop them, run fewer GPU tests at once, or give the test more time."
+    )
+
+
+def _cannot_queue(node: Path, error: OSError) -> GpuError:
+    return GpuError(f"GPUs cannot be leased: {node}: {error.strerror}.\n" + _cause_and_way_out({error.errno}))
+
+
+def _cause_and_way_out(numbers: set[int | None]) -> str:
+    """Two lines, by the errors' numbers."""
+    if numbers <= _NO_RIGHT:
+        return (
+            "A lease is a lock on the device nodes, and this user, or its sandbox or container, may not open them.\n"
+            "Give it access to the nodes, or let the job ask its scheduler for these GPUs."
+        )
+    if numbers <= _NO_DEVICE:
+        return (
+            "The driver has no working device there: it has fallen off the bus, or did not start.\n"
+            "See the kernel's log, and reset or replace the GPU, or restart the driver."
+        )
+    if numbers <= {errno.ENOENT}:
+        return (
+            "A lease is a lock on the device nodes, and some are not there: a container or sandbox got part of them.\n"
+            "Mount all of them, the driver's control node included."
+        )
+    return (
+        "A lease is a lock on the device nodes, so this process has to be able to open and lock them.\n"
+        "Repair what the system says of them, or leave them out of the GPUs that this process may use."
     )

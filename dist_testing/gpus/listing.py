@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 
-from dist_testing.gpus.devices import Gpu, gpus_present, node_directory, visible_gpus
-from dist_testing.gpus.holders import find_holders
-from dist_testing.gpus.nvml import Nvml, NvmlGpu, open_nvml
-from dist_testing.gpus.simulated import NODES_VARIABLE
+from dist_testing.errors import GpuError
+from dist_testing.gpus.devices import visible_gpus
+from dist_testing.gpus.gpu import Gpu, node_directory
+from dist_testing.gpus.holders import Holder, find_holders, is_locked
+from dist_testing.gpus.nvml import Nvml, NvmlGpu, open_nvml, why_missing
+from dist_testing.gpus.simulated import NODES_VARIABLE, NVML_VARIABLE
+from dist_testing.gpus.vendors import AMD, NVIDIA
 
 __all__ = ["listing"]
 
@@ -19,42 +22,56 @@ def listing(env: Mapping[str, str] = os.environ) -> list[str]:
     """What there is, line by line.
 
     Raises:
-        GpuError: If the device nodes cannot be read, or a GPU is gone.
+        GpuError: If the device nodes cannot be read.
     """
-    present = gpus_present(env)
+    found = NVIDIA.find(env)
+    present = found.gpus
     simulated = f" (simulated: {NODES_VARIABLE} is set)" if env.get(NODES_VARIABLE) else ""
     lines = [f"{len(present)} GPU(s) by the device nodes in {node_directory(env)}{simulated}"]
+    lines += [f"left out: {lack}" for lack in found.left_out]
     visible = visible_gpus(present, env)
     if visible.remark:
-        lines.append(visible.remark)
-    if "CUDA_VISIBLE_DEVICES" in env:
+        lines += [visible.remark, visible.way_out]
+    if NVIDIA.visible_variable in env:
         lines.append(f"this process may use {len(visible.gpus)}: {_numbers(visible.gpus)}")
     with open_nvml(env) as nvml:
         told = {gpu.minor: gpu for gpu in nvml.gpus()} if nvml is not None else {}
-        if nvml is None:
-            lines.append("the management library is not there: nothing is known of memory and connections")
-        else:
-            lines.append(f"driver {nvml.driver_version()}")
+        lines += _about_library(nvml, env)
         holders = find_holders(present)
         for gpu in present:
             lines += [
                 "",
                 f"GPU {gpu.index}: {gpu.model or 'model not told'}, {gpu.uuid or 'UUID not told'}, {gpu.node}",
             ]
-            lines.append(f"  leased by {holders[gpu]}" if gpu in holders else "  free: nobody has leased it")
+            lines.append(f"  {_lease(gpu, holders)}")
             if nvml is not None and gpu.minor in told:
                 lines += _from_library(nvml, told[gpu.minor])
         if nvml is not None and len(told) > 1:
             lines += ["", "between GPUs:", *_connections(nvml, [gpu for gpu in present if gpu.minor in told], told)]
+    lines += _amd(env)
     lines += ["", *_for_bazel(len(visible.gpus))]
+    return lines
+
+
+def _about_library(nvml: Nvml | None, env: Mapping[str, str]) -> list[str]:
+    if nvml is None:
+        why = "a real one knows nothing of them" if env.get(NODES_VARIABLE) and not env.get(NVML_VARIABLE) else ""
+        return [f"nothing is known of memory and connections: no management library ({why or why_missing(env)})"]
+    lines = [f"driver {nvml.driver_version()}"]
+    if nvml.lost_count:
+        lines.append(f"the driver has lost {nvml.lost_count} GPU(s), and does not say which")
     return lines
 
 
 def _from_library(nvml: Nvml, gpu: NvmlGpu) -> list[str]:
     lines = []
-    if (memory := nvml.memory(gpu)) is not None:
+    try:
+        memory = nvml.memory(gpu)
+    except GpuError as error:
+        return [f"  {line}" for line in str(error).splitlines()]
+    if memory is not None:
         lines.append(f"  memory: {memory.used / _GIB:.1f} of {memory.total / _GIB:.1f} GiB in use")
-    for process in nvml.processes(gpu):
+    for process in nvml.processes(gpu) or ():
         size = "size not told" if process.used is None else f"{process.used / _GIB:.1f} GiB"
         lines.append(f"  process {process.pid}: {size}")
     return lines
@@ -66,6 +83,32 @@ def _connections(nvml: Nvml, gpus: Sequence[Gpu], told: Mapping[int, NvmlGpu]) -
         for number, one in enumerate(gpus)
         for other in gpus[number + 1 :]
     ]
+
+
+def _amd(env: Mapping[str, str]) -> list[str]:
+    try:
+        found = AMD.find(env)
+    except GpuError as error:
+        return ["", *str(error).splitlines()]
+    if not found.gpus and not found.left_out:
+        return []
+    holders = find_holders(found.gpus)
+    return [
+        "",
+        AMD.remark,
+        *(f"left out: {lack}" for lack in found.left_out),
+        *(f"AMD GPU {gpu.index}: {gpu.node}, {_lease(gpu, holders)}" for gpu in found.gpus),
+    ]
+
+
+def _lease(gpu: Gpu, holders: Mapping[Gpu, Holder]) -> str:
+    if gpu in holders:
+        return f"leased by {holders[gpu]}"
+    try:
+        is_free = not is_locked(gpu.node)
+    except OSError as error:
+        return f"cannot be used: {error.strerror}"
+    return "free: nobody has leased it" if is_free else "leased a moment ago"
 
 
 def _for_bazel(count: int) -> list[str]:

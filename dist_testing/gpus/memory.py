@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import psutil
 
 from dist_testing.errors import GpuError
-from dist_testing.gpus.devices import Gpu
+from dist_testing.gpus.gpu import Gpu
 from dist_testing.gpus.nvml import Nvml, NvmlGpu, NvmlProcess, lost_error
 
 __all__ = ["MemoryUse", "memory_left", "wait_for_memory"]
@@ -40,23 +40,32 @@ class MemoryUse:
 
     Attributes:
         used: By everybody.
-        by_process: Process number to its part, as far as the driver tells.
+        by_process: Process number to its part; None where the driver does not tell.
     """
 
     used: int
-    by_process: Mapping[int, int]
+    by_process: Mapping[int, int | None]
 
 
 def wait_for_memory(
-    nvml: Nvml, gpus: Sequence[Gpu], *, limit_s: float, on_wait: Callable[[str], None]
+    nvml: Nvml,
+    gpus: Sequence[Gpu],
+    *,
+    limit_s: float,
+    on_wait: Callable[[str], None],
+    settled: dict[Gpu, int] | None = None,
 ) -> dict[Gpu, MemoryUse]:
     """Wait until the memory of these GPUs is free, or it is clear that it will not be.
+
+    Only memory that is going down is waited for: somebody has ended, and the driver takes its time. Use that stays, or
+    goes up and down, is somebody's who stays.
 
     Args:
         nvml: The open library.
         gpus: Leased by this process.
         limit_s: How long to wait at most, in seconds; never longer than half a minute.
         on_wait: Called with one line, if there is something to wait for.
+        settled: GPUs to what is known to stay in use, in bytes, and not waited for again; kept up to date.
 
     Returns:
         What is still used, of those GPUs that the library tells of.
@@ -67,29 +76,42 @@ def wait_for_memory(
     deadline_s = time.monotonic() + min(limit_s, _BEFORE_LIMIT_S)
     shown = _by_gpu(nvml, gpus)
     if nvml.lost_count and (missing := [gpu for gpu in gpus if gpu not in shown]):
-        raise lost_error(", ".join(f"GPU {gpu.index} ({gpu.node})" for gpu in missing))
+        raise lost_error(_nodes(missing))
     known = {gpu: its for gpu, its in shown.items() if nvml.memory(its) is not None}
-    used = _used(nvml, known)
-    changed_s = time.monotonic()
+    settled = {} if settled is None else settled
+    lowest = _used(nvml, known)
+    fell_s = time.monotonic()
     has_told = False
     while busy := {gpu: free for gpu, free in _free_shares(nvml, known).items() if free < _WANTED_FREE}:
+        used = _used(nvml, known)
+        if any(used.get(gpu, size) < size - _TOLERANCE_BYTES for gpu, size in lowest.items()):
+            lowest, fell_s = {gpu: min(size, used.get(gpu, size)) for gpu, size in lowest.items()}, time.monotonic()
+        expected = {
+            gpu: free
+            for gpu, free in busy.items()
+            if free < _NEEDED_FREE or used.get(gpu, 0) > settled.get(gpu, 0) + _TOLERANCE_BYTES
+        }
         now_s = time.monotonic()
-        if not has_told:
-            on_wait(f"waiting for memory; {_users(nvml, known, busy)}")
-            has_told = True
-        if now_s >= deadline_s or now_s - changed_s >= _STEADY_S:
+        if is_steady := now_s - fell_s >= _STEADY_S:
+            settled |= {gpu: used[gpu] for gpu in expected if gpu in used}
+        if is_steady or not expected or now_s >= deadline_s:
             break
+        if not has_told:
+            on_wait(f"waiting for memory; {_users(nvml, known, expected)}")
+            has_told = True
         time.sleep(_POLL_S)
-        if (later := _used(nvml, known)) != used:
-            used, changed_s = later, time.monotonic()
+    for gpu in known:
+        if gpu not in busy:
+            settled.pop(gpu, None)
     if full := {gpu: free for gpu, free in busy.items() if free < _NEEDED_FREE}:
         raise GpuError(
             f"{_users(nvml, known, full)}: less than half of the memory is free.\n"
             "A program that takes no lease uses the GPU, or one that has ended still has its memory.\n"
             "Stop it, give it another GPU, or leave this one out of CUDA_VISIBLE_DEVICES."
         )
+    # In this order: what a process had that ends in between would later count as memory that is left.
     return {
-        gpu: MemoryUse(used, {process.pid: process.used or 0 for process in nvml.processes(known[gpu])})
+        gpu: MemoryUse(used, {process.pid: process.used for process in nvml.processes(known[gpu]) or ()})
         for gpu, used in _used(nvml, known).items()
     }
 
@@ -103,9 +125,15 @@ def memory_left(nvml: Nvml, before: Mapping[Gpu, MemoryUse], *, started_s: float
         started_s: When the world was started, in seconds since the epoch. What processes use that are older is theirs.
 
     Returns:
-        One text for each GPU; empty if everything is back.
+        One text for each GPU; empty if everything is back, or the driver no longer tells.
+
+    Raises:
+        GpuError: If a GPU is gone.
     """
     known = _by_gpu(nvml, list(before))
+    # A driver that does not even count its GPUs says nothing about any of them.
+    if (missing := [gpu for gpu in before if gpu not in known]) and nvml.gpu_count() is not None:
+        raise lost_error(_nodes(missing), is_told=nvml.lost_count > 0)
     deadline_s = time.monotonic() + _AFTER_LIMIT_S
     while True:
         more = {
@@ -139,21 +167,26 @@ def _free_shares(nvml: Nvml, known: Mapping[Gpu, NvmlGpu]) -> dict[Gpu, float]:
     }
 
 
-def _grown(before: MemoryUse, used: int, processes: Sequence[NvmlProcess], started_s: float) -> int:
+def _grown(before: MemoryUse, used: int, processes: Sequence[NvmlProcess] | None, started_s: float) -> int:
     """Bytes that have come since, but for those of processes that were there before the world was."""
-    others = sum(
-        (process.used or 0) - before.by_process.get(process.pid, 0)
-        for process in processes
-        if _created_s(process.pid) < started_s
-    )
-    return used - before.used - others
+    theirs = [process.used for process in processes or () if _is_older(process.pid, before, started_s)]
+    theirs_before = before.by_process.values()
+    if None in theirs or None in theirs_before or (processes is None and theirs_before):
+        # What is whose cannot be told apart.
+        return 0
+    return (used - sum(size or 0 for size in theirs)) - (before.used - sum(size or 0 for size in theirs_before))
 
 
-def _created_s(pid: int) -> float:
+def _is_older(pid: int, before: MemoryUse, started_s: float) -> bool:
     try:
-        return float(psutil.Process(pid).create_time())
+        return float(psutil.Process(pid).create_time()) < started_s
     except psutil.Error:
-        return float("inf")
+        # It lives where this process cannot see it, or has just ended.
+        return pid in before.by_process
+
+
+def _nodes(gpus: Sequence[Gpu]) -> str:
+    return ", ".join(f"GPU {gpu.index} ({gpu.node})" for gpu in gpus)
 
 
 def _users(nvml: Nvml, known: Mapping[Gpu, NvmlGpu], free: Mapping[Gpu, float]) -> str:
@@ -163,9 +196,9 @@ def _users(nvml: Nvml, known: Mapping[Gpu, NvmlGpu], free: Mapping[Gpu, float]) 
     )
 
 
-def _names(processes: Sequence[NvmlProcess]) -> str:
+def _names(processes: Sequence[NvmlProcess] | None) -> str:
     names = []
-    for process in processes:
+    for process in processes or ():
         try:
             name = psutil.Process(process.pid).name()
         except psutil.Error:

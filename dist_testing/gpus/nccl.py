@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import os
 import re
+import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from dist_testing.errors import UsageError
 from dist_testing.gpus.plain_pickle import read_plain_pickle
 
-__all__ = ["preflight", "recorder_env", "recordings"]
+__all__ = ["check_devices", "lack_of_memory", "nccl_version", "recorder_env", "recordings"]
 
 # The start of the files' names in a world's folder; the rank follows.
 _PREFIX = "flight-record-"
@@ -39,26 +42,60 @@ _NAME_CHARS = 80
 _NOT_PLAIN = re.compile(r"[^\w .-]")
 
 
-def preflight(world_size: int, shared_memory: Path = _SHARED_MEMORY) -> str:
-    """What may make NCCL fail here, for people who look at a failure; "" if nothing is known.
+def check_devices(name: str, world_size: int, ranks_per_gpu: int) -> None:
+    """Refuse a world that NCCL would refuse at its first collective ("Duplicate GPU detected").
+
+    Args:
+        name: Of the case.
+        world_size: Its ranks.
+        ranks_per_gpu: How many of them share a GPU.
+
+    Raises:
+        UsageError: If two of them do.
+    """
+    if min(world_size, ranks_per_gpu) > 1:
+        raise UsageError(
+            f"{name}: {world_size} ranks of NCCL, {ranks_per_gpu} to a GPU.\n"
+            "NCCL takes one rank of a group on each GPU, no more.\n"
+            "Give each rank a GPU of its own, or use the backend cuda_gloo."
+        )
+
+
+def lack_of_memory(world_size: int, env: Mapping[str, str] = os.environ, shared_memory: Path = _SHARED_MEMORY) -> str:
+    """A warning if there is little of the shared memory that NCCL may need; "" if there is enough.
+
+    It may do without: ranks whose GPUs reach each other need next to none. Nobody knows before it has tried.
 
     Args:
         world_size: Ranks.
+        env: The ranks', as far as NCCL is concerned.
         shared_memory: Where the kernel keeps shared memory.
     """
-    if world_size < 2:
+    if world_size < 2 or env.get("NCCL_SHM_DISABLE", "0") != "0":
         return ""
     try:
         space = os.statvfs(shared_memory)
     except OSError as error:
-        return f"NCCL: {shared_memory} cannot be used ({error.strerror}), and ranks may need it to reach each other."
-    free = space.f_bavail * space.f_frsize
-    if free >= world_size * _SHARED_MEMORY_PER_RANK:
-        return ""
+        observed = f"cannot be used ({error.strerror})"
+    else:
+        free = space.f_bavail * space.f_frsize
+        if free >= world_size * _SHARED_MEMORY_PER_RANK:
+            return ""
+        observed = f"has {free // _MIB} MiB free"
     return (
-        f"NCCL: {shared_memory} has {free // _MIB} MiB free for {world_size} ranks, which may be too little: "
-        "'unhandled system error' then means this. A container gets more with --shm-size=1g or --ipc=host."
+        f"NCCL, {world_size} ranks: {shared_memory} {observed}.\n"
+        "Ranks whose GPUs do not reach each other exchange their data there; if it does not suffice, NCCL says "
+        "'unhandled system error'.\n"
+        "Start the container with --shm-size=1g or --ipc=host, or set NCCL_SHM_DISABLE=1, which is slower."
     )
+
+
+def nccl_version() -> str:
+    """Version of the NCCL that torch has, such as "2.27.5"; "" if torch has none or is not loaded here."""
+    torch = sys.modules.get("torch")
+    if torch is None or not hasattr(torch._C, "_nccl_version"):
+        return ""
+    return ".".join(str(part) for part in torch.cuda.nccl.version())
 
 
 def recorder_env(directory: Path, limit_s: float) -> dict[str, str]:

@@ -10,22 +10,23 @@ whether one rank's device can reach another's. With a list for each rank alone, 
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from dist_testing.gpus.devices import Gpu, gpus_present, visible_gpus
+from dist_testing.gpus.devices import gpus_present, visible_gpus
+from dist_testing.gpus.gpu import Gpu
 from dist_testing.gpus.lease import Lease, lease_gpus
 from dist_testing.gpus.memory import MemoryUse, memory_left, wait_for_memory
-from dist_testing.gpus.nvml import open_nvml
+from dist_testing.gpus.vendors import NVIDIA, Vendor
+from dist_testing.gpus.xids import XidWatch
 
 __all__ = ["WorldGpus"]
 
 
 @dataclass(frozen=True, slots=True)
 class WorldGpus:
-    """GPUs that a world has for itself.
+    """GPUs that a world has for itself, all of one vendor.
 
     Attributes:
         lease: Keeps others away.
@@ -35,34 +36,47 @@ class WorldGpus:
     lease: Lease
     wait_s: float
     _memory: Mapping[Gpu, MemoryUse]
+    _xids: XidWatch
     _started_s: float
+    _vendor: Vendor
 
     @classmethod
-    def take(cls, count: int, *, limit_s: float, on_wait: Callable[[str], None]) -> WorldGpus:
+    def take(
+        cls,
+        count: int,
+        vendor: Vendor = NVIDIA,
+        *,
+        limit_s: float,
+        on_wait: Callable[[str], None],
+        settled: dict[Gpu, int] | None = None,
+    ) -> WorldGpus:
         """Wait for GPUs that nobody has, and whose memory is free.
 
         Args:
             count: How many.
+            vendor: Whose.
             limit_s: For all the waiting together, in seconds.
             on_wait: Called with a line for each thing that has to be waited for.
+            settled: What earlier worlds have found out of memory that stays in use; see `wait_for_memory`.
 
         Raises:
             GpuError: If they cannot be had at all, are gone, or have no memory free.
             LeaseTimeoutError: If others kept them until the limit.
         """
         began_s = time.monotonic()
-        pool = visible_gpus(gpus_present()).gpus
+        pool = visible_gpus(gpus_present(vendor=vendor), vendor=vendor).gpus
         lease = lease_gpus(count, pool, limit_s=limit_s, on_wait=on_wait)
         try:
             memory: Mapping[Gpu, MemoryUse] = {}
-            with open_nvml() as nvml:
+            with vendor.open_telemetry() as nvml:
                 if nvml is not None:
                     left_s = max(0.0, began_s + limit_s - time.monotonic())
-                    memory = wait_for_memory(nvml, lease.gpus, limit_s=left_s, on_wait=on_wait)
+                    memory = wait_for_memory(nvml, lease.gpus, limit_s=left_s, on_wait=on_wait, settled=settled)
+            xids = XidWatch(lease.gpus, vendor.open_telemetry())
         except BaseException:
             lease.release()
             raise
-        return cls(lease, time.monotonic() - began_s, memory, time.time())
+        return cls(lease, time.monotonic() - began_s, memory, xids, time.time(), vendor)
 
     @property
     def names(self) -> str:
@@ -71,11 +85,25 @@ class WorldGpus:
 
     def env(self) -> dict[str, str]:
         """What makes the ranks see these GPUs and no others. It replaces whatever the runner has."""
-        return {
-            "CUDA_VISIBLE_DEVICES": ",".join(gpu.name for gpu in self.lease.gpus),
-            # Of a GPU whose UUID nobody tells the name is a number, and this is the order that it counts in.
-            "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-        }
+        gpus = self.lease.gpus
+        # Of a list that mixes both kinds, CUDA reads those of the first kind and ignores the rest.
+        has_uuids = all(gpu.uuid for gpu in gpus)
+        names = [gpu.uuid if has_uuids else str(gpu.index) for gpu in gpus]
+        return {self._vendor.visible_variable: ",".join(names), **self._vendor.rank_env}
+
+    def release(self) -> None:
+        """Give the GPUs back, also for ranks that still hold the lease."""
+        self._xids.close()
+        self.lease.release()
+
+    def abandon(self) -> None:
+        """Let go here alone: ranks that could not be ended keep the GPUs, as long as they live."""
+        self._xids.close()
+        self.lease.abandon()
+
+    def hardware_faults(self) -> list[str]:
+        """Errors of the hardware that the driver has reported since the last call; empty if nobody tells."""
+        return self._xids.hardware_faults()
 
     def memory_left(self) -> list[str]:
         """What the world, which is over, has not given back. Waits for the driver, which needs a moment.
@@ -88,5 +116,5 @@ class WorldGpus:
         """
         if not self._memory:
             return []
-        with open_nvml(os.environ) as nvml:
+        with self._vendor.open_telemetry() as nvml:
             return [] if nvml is None else memory_left(nvml, self._memory, started_s=self._started_s)

@@ -23,16 +23,18 @@ from pathlib import Path
 
 from dist_testing.budget import Budget
 from dist_testing.errors import GpuError, LaunchError, UsageError
-from dist_testing.gpus.nccl import preflight, recordings
+from dist_testing.gpus.gpu import Gpu
+from dist_testing.gpus.vendors import vendor_named
 from dist_testing.gpus.world import WorldGpus
 from dist_testing.launch.fork import ForkLauncher
 from dist_testing.launch.fresh import Loader
 from dist_testing.launch.launcher import Launcher
 from dist_testing.launch.threads import ThreadBody, run_ranks
-from dist_testing.outcomes import Cause, Kind, RankOutcome, Status, verdict
+from dist_testing.outcomes import Cause, Kind, RankOutcome, Status, blame_machine, verdict
 from dist_testing.rank.bootstrap import RankSide
 from dist_testing.rank.thread_idents import read_ranks
 from dist_testing.runner.case import Case, CaseResult, RankWarning
+from dist_testing.runner.gpu_checks import aftermath, notes, preflight
 from dist_testing.runner.live import LiveOutput
 from dist_testing.runner.ranks import RankRecord
 from dist_testing.runner.run_directory import RunDirectory
@@ -47,6 +49,8 @@ __all__ = ["Engine", "RunningCase"]
 _LOG_TAIL_BYTES = 64 * 1024
 # For the ranks of a pool to destroy their groups and end. Seconds.
 _POOL_END_LIMIT_S = 30.0
+# Of a case's limit, for GPUs that others have: so that what runs then has its time, too.
+_GPU_WAIT_SHARE = 0.5
 # While somebody debugs: what the limits of groups and stores are made from, because these must have one. Seconds.
 _DEBUG_LIMIT_S = 7 * 24 * 3600.0
 
@@ -94,6 +98,8 @@ class Engine:
         self._pool: RunningWorld | None = None
         self._worlds = 0
         self._directory: RunDirectory | None = None
+        self._settled_memory: dict[Gpu, int] = {}
+        self._has_warned = False
 
     def prepare(self) -> tuple[Launcher, RunDirectory]:
         """Fork the template now, while this process is clean. Without this the first case does it.
@@ -161,11 +167,14 @@ class Engine:
             if world is not None and (trouble := self._end(world)):
                 warnings.warn(trouble, RuntimeWarning, stacklevel=2)
             self._worlds += 1
+            if (warning := preflight(case.name, case.world_size, self.spec)) and not self._has_warned:
+                self._has_warned = True
+                self.tell(f"dist_testing: {case.name}: {warning}")
             try:
                 launcher, directory = self.prepare()
-                gpus = self._take_gpus(case, limit_s)
+                gpus = self._take_gpus(case, _GPU_WAIT_SHARE * limit_s)
                 if gpus is not None:
-                    # Less what the wait has taken.
+                    # All of the case's own, and of the run's budget what the wait has left.
                     limit_s = self._limit_s(case)
                 world = start_world(launcher, self._worlds, case, self.spec, directory, limit_s, gpus)
                 if self.show_line is not None:
@@ -203,15 +212,16 @@ class Engine:
             if case.isolation == "thread":
                 log = _tail(world.directory / "rank-0.log")
                 outcomes = waiting_for_skipped(blame_thread(outcomes, read_ranks(world.directory), log))
-            gpus = world.gpus
-            held = gpus.memory_left() if gpus is not None and supervisor.is_over else ()
+            after = aftermath(world)
         result = verdict(
             outcomes,
             world_size=case.world_size,
             promised=self.spec.promises(case.world_size),
             leaked=supervisor.leaked,
-            gpu_memory=held,
+            gpu_memory=after.memory,
         )
+        result = blame_machine(result, faults=after.faults, lost=after.lost_text)
+        gpus = world.gpus
         log_files: dict[int, Path] = {}
         quoted: Sequence[int] = ()
         if result.status is Status.FAILED:
@@ -236,7 +246,7 @@ class Engine:
             end_session=next((record.end_session for record in supervisor.records if record.end_session), ""),
             gpus=gpus.names if gpus is not None else "",
             gpu_wait_s=gpus.wait_s if gpus is not None and running.is_first else 0.0,
-            notes=self._notes(world) if result.status is Status.FAILED else (),
+            notes=notes(world, self.spec, after) if result.status is Status.FAILED else (),
         )
 
     def run_here(self, case: Case, body: ThreadBody) -> CaseResult:
@@ -274,6 +284,9 @@ class Engine:
 
         Returns:
             What went wrong with that; "" if nothing did.
+
+        Raises:
+            LaunchError: If they could not be got rid of, or one of their GPUs is gone.
         """
         world, self._pool = self._pool, None
         return self._end(world) if world is not None else ""
@@ -296,29 +309,26 @@ class Engine:
 
     def _take_gpus(self, case: Case, limit_s: float) -> WorldGpus | None:
         count = self.spec.gpus(case.world_size)
-        # Nobody has leased another vendor's yet.
-        if not count or self.spec.backend.vendor != "nvidia":
+        vendor = vendor_named(self.spec.backend.vendor)
+        if not count or vendor is None:
             return None
         return WorldGpus.take(
-            count, limit_s=limit_s, on_wait=lambda line: self.tell(f"dist_testing: {case.name}: {line}")
+            count,
+            vendor,
+            limit_s=limit_s,
+            on_wait=lambda line: self.tell(f"dist_testing: {case.name}: {line}"),
+            settled=self._settled_memory,
         )
-
-    def _notes(self, world: RunningWorld) -> tuple[str, ...]:
-        """What else may explain a failure."""
-        if self.spec.backend.torch_backend != "nccl":
-            return ()
-        seen = [
-            f"Rank {rank}'s last collectives: {text}." for rank, text in recordings(world.directory, world.size).items()
-        ]
-        lack = preflight(world.size)
-        return (*seen, *([lack] if lack else ()))
 
     def _end(self, world: RunningWorld) -> str:
         supervisor = world.supervisor
         with self._closing_if_over(world):
             supervisor.finish(_POOL_END_LIMIT_S)
             outcomes = [record.outcome() for record in supervisor.records]
-        result = verdict(outcomes, world_size=world.size, leaked=supervisor.leaked)
+            after = aftermath(world)
+        if after.lost is not None:
+            raise after.lost
+        result = verdict(outcomes, world_size=world.size, leaked=supervisor.leaked, gpu_memory=after.memory)
         if result.status is not Status.FAILED:
             shutil.rmtree(world.directory, ignore_errors=True)
             return ""

@@ -3,17 +3,37 @@
 from __future__ import annotations
 
 import importlib
+import os
 
 from dist_testing.errors import GpuError
-from dist_testing.gpus.devices import gpus_present, visible_gpus
+from dist_testing.gpus.devices import visible_gpus
+from dist_testing.gpus.vendors import vendor_named
 from dist_testing.skips import TEST_SKIPS, gpus_reason
 from dist_testing.spec import Spec
 
-__all__ = ["missing_need"]
+__all__ = ["Lack", "missing_need"]
+
+
+class Lack(str):
+    """A reason, with what to do about it.
+
+    Attributes:
+        way_out: One line; "" if there is nothing but another machine.
+    """
+
+    __slots__ = ("way_out",)
+
+    way_out: str
+
+    def __new__(cls, reason: str, way_out: str = "") -> Lack:
+        """One reason."""
+        lack = super().__new__(cls, reason)
+        lack.way_out = way_out
+        return lack
 
 
 def missing_need(spec: Spec, world_size: int) -> str | None:
-    """Why a world of this size cannot run here; None if it can.
+    """Why a world of this size cannot run here, as a `Lack` if something is to be done about it; None if it can.
 
     Args:
         spec: What the target asks for.
@@ -40,14 +60,22 @@ def missing_need(spec: Spec, world_size: int) -> str | None:
     return None
 
 
-def _lacking_gpus(gpus: int, vendor: str) -> str:
-    """Why so many cannot be had, however long one waits; "" if they can."""
-    if vendor != "nvidia":
-        return f"{TEST_SKIPS['no_accelerator'].message} (GPUs by {vendor} are not looked for; nobody has tried that)"
+def _lacking_gpus(gpus: int, name: str) -> str:
+    """Why so many of a vendor's cannot be had, however long one waits; "" if they can."""
+    vendor = vendor_named(name)
+    if vendor is None:
+        return f"{TEST_SKIPS['no_accelerator'].message} (GPUs by {name} are not looked for; nobody has tried that)"
     try:
-        visible = visible_gpus(gpus_present())
+        found = vendor.find(os.environ)
     except GpuError as error:
-        return f"{gpus_reason(gpus)} ({str(error).splitlines()[0]})"
+        what, *_, way_out = str(error).splitlines()
+        return Lack(f"{gpus_reason(gpus)} ({what} {way_out})", way_out)
+    visible = visible_gpus(found.gpus, vendor=vendor)
     if len(visible.gpus) >= gpus:
         return ""
-    return f"{gpus_reason(gpus)} (found {len(visible.gpus)}{'; ' if visible.remark else ''}{visible.remark})"
+    remark, way_out = visible.remark, visible.way_out
+    if not remark and len(found.gpus) >= gpus:
+        remark = f"{vendor.visible_variable} names no more of {len(found.gpus)}"
+        way_out = f"Let {vendor.visible_variable} name {gpus} GPU(s), or unset it to have every GPU of the machine."
+    remarks = [f"found {len(visible.gpus)}", remark, *found.left_out, vendor.remark]
+    return Lack(f"{gpus_reason(gpus)} ({'; '.join(filter(None, remarks))})", way_out)

@@ -11,9 +11,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from dist_testing.outcomes import Cause, Kind
 from dist_testing.runner.case import CaseResult
+from dist_testing.runner.needs import Lack
 from dist_testing.spec import ALL_GPUS, Spec
 
-__all__ = ["broken_promise", "failure_headline", "failure_report"]
+__all__ = ["broken_promise", "failure_headline", "failure_report", "tidied"]
 
 _LOG_TAIL_LINES = 40
 # Of a traceback that is not the culprit's: its end says most.
@@ -42,10 +43,11 @@ def broken_promise(name: str, spec: Spec, missing: str) -> str:
     else:
         count = "all the GPUs that tests ask for" if spec.promised_gpus == ALL_GPUS else f"{spec.promised_gpus} GPU(s)"
         promise = f"promises {count} (--config=gpu, or the flag //dist_testing/config:gpus)"
+    way_out = missing.way_out if isinstance(missing, Lack) else ""
     return (
         f"{name}: {Cause.PROMISE.value}: {missing}\n"
         f"The configuration of this run {promise}, so it is a failure and not a skip.\n"
-        "Run it on a machine that has the hardware, or without the promise."
+        + (way_out or "Run it on a machine that has the hardware, or without the promise.")
     )
 
 
@@ -141,7 +143,7 @@ def _victims(result: CaseResult) -> str:
 def _stacks(stacks: Mapping[int, str]) -> str:
     by_stack: dict[str, list[str]] = defaultdict(list)
     for rank, stack in stacks.items():
-        by_stack[_tidied(stack)].append(str(rank))
+        by_stack[tidied(stack)].append(str(rank))
     parts = []
     for stack, ranks in by_stack.items():
         parts.append(f"{_RULE}\nstacks of rank(s) {', '.join(ranks)}:")
@@ -149,7 +151,7 @@ def _stacks(stacks: Mapping[int, str]) -> str:
     return "\n".join(parts)
 
 
-def _tidied(text: str) -> str:
+def tidied(text: str) -> str:
     """Make stacks by faulthandler readable.
 
     Without thread addresses, so that equal stacks are equal texts, and without what is below the test: pytest or
@@ -168,7 +170,7 @@ def _tidied(text: str) -> str:
 def _logs(result: CaseResult, ranks: Iterable[int]) -> list[str]:
     lines = []
     for rank in ranks:
-        if tail := _tidied(result.logs.get(rank, "")).splitlines():
+        if tail := tidied(result.logs.get(rank, "")).splitlines():
             left_out = len(tail) - _LOG_TAIL_LINES
             first = f", last {_LOG_TAIL_LINES} lines" if left_out > 0 else ""
             lines += [_RULE, f"output of rank {rank}{first}:", *tail[-_LOG_TAIL_LINES:]]
@@ -192,7 +194,7 @@ def _section(result: CaseResult, ranks: Sequence[int], part: str, text_lines: in
     each = "each" if len(ranks) > 1 else "it"
     lines = _logs(result, ranks[:1])
     lines += [_RULE, f"{who} of {result.case.world_size} {part}: {each} {outcome.describe()}"]
-    text = _tidied(outcome.text).splitlines()
+    text = tidied(outcome.text).splitlines()
     if text_lines is not None and len(text) > text_lines:
         text = [f"... {len(text) - text_lines} lines left out ...", *text[-text_lines:]]
     if text:
@@ -200,7 +202,7 @@ def _section(result: CaseResult, ranks: Sequence[int], part: str, text_lines: in
     for further in outcome.further:
         lines += ["", f"then it {further.describe()}"]
         if text_lines is None:
-            lines += ["", *_tidied(further.text).splitlines()]
+            lines += ["", *tidied(further.text).splitlines()]
     if outcome.more_count:
         lines += ["", f"then it failed {outcome.more_count} more times like this"]
     return lines

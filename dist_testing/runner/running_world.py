@@ -71,9 +71,9 @@ class RunningWorld:
         if self.store is not None:
             self.store.close()
         if self.gpus is not None and self.supervisor.is_over:
-            self.gpus.lease.release()
+            self.gpus.release()
         elif self.gpus is not None:
-            self.gpus.lease.abandon()
+            self.gpus.abandon()
 
 
 def start_world(
@@ -104,7 +104,7 @@ def start_world(
     directory = run.path / str(number)
     with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
         if gpus is not None:
-            ours.callback(gpus.lease.release)
+            ours.callback(gpus.release)
         (directory / "temp").mkdir(parents=True)
         fds = []
         channels = []

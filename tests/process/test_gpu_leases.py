@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import itertools
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -16,10 +19,12 @@ from pathlib import Path
 import pytest
 
 from dist_testing.errors import GpuError, LeaseTimeoutError
-from dist_testing.gpus.devices import Gpu, gpus_present
+from dist_testing.gpus.devices import gpus_present
+from dist_testing.gpus.gpu import Gpu
 from dist_testing.gpus.holders import find_holders
 from dist_testing.gpus.lease import lease_gpus
 from dist_testing.gpus.simulated import NODES_VARIABLE
+from tests.support.gpu_nodes import break_node
 
 # A stress run sets hundreds.
 _CROWD = int(os.environ.get("DIST_TESTING_STRESS_LEASES", "80"))
@@ -76,12 +81,16 @@ def test_a_crowd_that_crashes_at_random_is_served_in_order_and_leaves_all_gpus_f
 
     served = {who: events["served"][who][0] for who in events["got"]}
     for who, (place_at, _) in events["queued"].items():
+        pool_of_who = set(events["asked"][who][1][1:])
         passed_by = [
             other
             for other, served_at in served.items()
-            if who in served and events["asked"][other][0] > place_at and served_at < served[who]
+            if who in served
+            and events["asked"][other][0] > place_at
+            and served_at < served[who]
+            and pool_of_who & set(events["got"][other][1])
         ]
-        assert not passed_by, f"{who} was in the queue before {passed_by} came, and was served after them"
+        assert not passed_by, f"{who} was in the queue before {passed_by} came, who took GPUs that it may use"
 
     assert not find_holders(pool)
     with lease_gpus(_GPUS, pool, limit_s=_LIMIT_S) as lease:
@@ -203,15 +212,130 @@ def test_more_than_there_are_is_an_error_at_once(pool: tuple[Gpu, ...]) -> None:
         lease_gpus(9, pool, limit_s=_LIMIT_S)
 
 
-def test_nodes_that_cannot_be_opened_are_an_error_that_says_so(pool: tuple[Gpu, ...], nodes: Path) -> None:
+def test_a_control_node_that_is_not_there_is_an_error_that_says_so(pool: tuple[Gpu, ...], nodes: Path) -> None:
     """A container with half of the device nodes."""
     (nodes / "nvidiactl").unlink()
-    with pytest.raises(GpuError, match="nvidiactl: No such file or directory"):
+    with pytest.raises(GpuError, match="nvidiactl: No such file or directory") as error:
         lease_gpus(1, pool, limit_s=_LIMIT_S)
-    (nodes / "nvidiactl").touch()
+    assert "the driver's control node included" in str(error.value)
+
+
+def test_a_broken_node_is_passed_over_as_long_as_the_others_suffice(pool: tuple[Gpu, ...], nodes: Path) -> None:
+    """One GPU off the bus would stop all tests of a machine with eight."""
+    break_node(nodes / "nvidia0")
+    with lease_gpus(_GPUS - 1, pool, limit_s=_LIMIT_S) as lease:
+        assert lease.gpus == pool[1:]
+        waits: list[str] = []
+        with pytest.raises(LeaseTimeoutError, match=r"GPU 0 .*nvidia0. cannot be used: No such device or address"):
+            lease_gpus(1, pool, limit_s=0, on_wait=waits.append)
+        assert "nvidia0) cannot be used: No such device or address" in waits[0]
+    with pytest.raises(GpuError, match=r"8 GPU\(s\) were asked for, and 7 of 8 can be leased") as error:
+        lease_gpus(_GPUS, pool, limit_s=_LIMIT_S)
+    assert "nvidia0) cannot be used" in str(error.value)
+    assert "See the kernel's log" in str(error.value)
+
+
+def test_gpus_that_all_went_away_are_an_error_that_says_so(pool: tuple[Gpu, ...], nodes: Path) -> None:
+    """Nobody waits for a node that is not there."""
     (nodes / "nvidia0").unlink()
-    with pytest.raises(GpuError, match="nvidia0: No such file or directory"):
-        lease_gpus(1, pool, limit_s=_LIMIT_S)
+    with pytest.raises(GpuError, match=r"nvidia0. cannot be used: No such file or directory") as error:
+        lease_gpus(1, pool[:1], limit_s=_LIMIT_S)
+    assert "Mount all of them" in str(error.value)
+
+
+def test_waits_that_were_given_up_leave_nothing_behind(pool: tuple[Gpu, ...], holder: subprocess.Popen[str]) -> None:
+    """A child that is forked later would take the GPU in the place of the case that gave up, and keep it to its end."""
+    before = (threading.active_count(), len(os.listdir("/proc/self/fd")))
+    for _ in range(3):
+        with pytest.raises(LeaseTimeoutError):
+            lease_gpus(2, pool[:2], limit_s=0.1)
+    assert (threading.active_count(), len(os.listdir("/proc/self/fd"))) == before
+    with _forked():
+        holder.kill()
+        holder.wait()
+        lease_gpus(2, pool[:2], limit_s=_LIMIT_S).release()
+
+
+def test_a_child_that_was_forked_during_a_wait_keeps_nothing(
+    pool: tuple[Gpu, ...], holder: subprocess.Popen[str]
+) -> None:
+    """It has the queue and what had been taken so far, and would keep both from everybody."""
+    with contextlib.ExitStack() as children:
+        with pytest.raises(LeaseTimeoutError):
+            lease_gpus(3, pool[:3], limit_s=0.1, on_wait=lambda _: children.enter_context(_forked()))
+        lease_gpus(1, pool[2:3], limit_s=_LIMIT_S).release()
+        holder.kill()
+        holder.wait()
+        lease_gpus(3, pool[:3], limit_s=_LIMIT_S).release()
+
+
+@contextlib.contextmanager
+def _forked() -> Iterator[None]:
+    """A child of this process, with everything that it has open, for as long as the block lasts."""
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(write)
+        os.read(read, 1)
+        os._exit(0)
+    try:
+        yield
+    finally:
+        os.close(write)
+        os.close(read)
+        os.waitpid(pid, 0)
+
+
+def test_who_may_use_other_gpus_is_not_waited_for(pool: tuple[Gpu, ...], holder: subprocess.Popen[str]) -> None:
+    """Two users with a GPU each by CUDA_VISIBLE_DEVICES: one's long test would stop the other's."""
+    waiting_read, waiting_write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        with contextlib.suppress(LeaseTimeoutError):
+            lease_gpus(3, pool[:3], limit_s=_LIMIT_S, on_wait=lambda _: _tell(waiting_write, "w"))
+        os._exit(0)
+    assert os.read(waiting_read, 1) == b"w"
+    with lease_gpus(5, pool[3:], limit_s=0) as lease:
+        assert lease.gpus == pool[3:]
+    # Behind it for one of two, and first for the other.
+    with lease_gpus(1, pool[2:4], limit_s=0) as lease:
+        assert lease.gpus == pool[3:4]
+    # Of what the one that waits may use, nothing is given to others.
+    with pytest.raises(LeaseTimeoutError, match="others were first"):
+        lease_gpus(1, pool[2:3], limit_s=0)
+    holder.kill()
+    assert os.waitpid(pid, 0)[1] == 0
+    for fd in (waiting_read, waiting_write):
+        os.close(fd)
+
+
+def test_a_holder_in_another_pid_namespace_is_seen_to_be_there(pool: tuple[Gpu, ...]) -> None:
+    """Every sandboxed test of Bazel has a namespace of its own; "nobody has leased it" would be a lie."""
+    isolated = ["unshare", "--pid", "--fork", "--user", "--map-root-user", "--mount-proc"]
+    if shutil.which("unshare") is None or subprocess.run([*isolated, "true"], check=False, timeout=60).returncode:
+        pytest.skip("only where a user may make PID namespaces (unshare, kernel.unprivileged_userns_clone)")
+    # The holder lives outside, and who looks inside, as a test in a sandbox does.
+    script = (
+        "from dist_testing.gpus.listing import listing\n"
+        "from dist_testing.gpus.devices import gpus_present\n"
+        "from dist_testing.gpus.lease import lease_gpus\n"
+        "print('\\n'.join(listing()))\n"
+        "lease_gpus(1, gpus_present()[:1], limit_s=0)\n"
+    )
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with lease_gpus(1, pool[:1], limit_s=0):
+        inside = subprocess.run(
+            [*isolated, sys.executable, "-c", script],
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=_LIMIT_S,
+            env=env,
+        )
+    first, rest = inside.stdout.split("GPU 1:", 1)
+    assert "leased by a process that cannot be seen from here (another PID namespace" in first, inside
+    assert "free: nobody has leased it" in rest
+    assert "GPU 0: a process that cannot be seen from here" in inside.stderr
 
 
 def test_a_foreign_lock_counts_as_a_lease(pool: tuple[Gpu, ...]) -> None:

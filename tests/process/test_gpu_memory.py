@@ -2,47 +2,30 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from dist_testing.errors import GpuError
-from dist_testing.gpus import devices, memory
-from dist_testing.gpus.devices import Gpu, gpus_present
+from dist_testing.gpus import memory, nvidia
+from dist_testing.gpus.devices import gpus_present
+from dist_testing.gpus.gpu import Gpu
 from dist_testing.gpus.lease import lease_gpus
 from dist_testing.gpus.listing import listing
 from dist_testing.gpus.memory import MemoryUse, memory_left, wait_for_memory
 from dist_testing.gpus.nvml import Nvml, NvmlProcess, open_nvml
 from dist_testing.gpus.simulated import NODES_VARIABLE, NVML_VARIABLE
-from tests.support.fake_nvml import STATE_VARIABLE, build_fake_nvml
+from tests.support.fake_nvml import STATE_VARIABLE, FakeMachine, build_fake_nvml
 
 _GIB = 1 << 30
 _GPUS = (Gpu(0, Path("/dev/nvidia4"), "GPU-four"), Gpu(1, Path("/dev/nvidia5"), "GPU-five"))
-
-
-class _Machine:
-    """What the library says of two GPUs with 100 GiB each."""
-
-    def __init__(self, file: Path) -> None:
-        self._file = file
-        self.set()
-
-    def set(self, *used_gib: float, processes: tuple[tuple[int, int, float], ...] = (), end: str = "") -> None:
-        used = [*used_gib, 0, 0]
-        lines = [
-            f"gpu {4 + i} GPU-{name} 00000000:{address}:00.0 {100 * _GIB} {int(used[i] * _GIB)} {end}"
-            for i, (name, address) in enumerate((("four", "3b"), ("five", "1A")))
-        ]
-        lines += [f"process {minor} {pid} {int(gib * _GIB)}" for minor, pid, gib in processes]
-        # In one step: the library may be reading.
-        new = self._file.with_suffix(".new")
-        new.write_text("\n".join(lines))
-        new.replace(self._file)
 
 
 @pytest.fixture(scope="module")
@@ -55,17 +38,17 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def machine(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> _Machine:
+def machine(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeMachine:
     """The library is the one that this process finds, and waits are short."""
     monkeypatch.setenv(NVML_VARIABLE, str(library))
     monkeypatch.setenv(STATE_VARIABLE, str(tmp_path / "state"))
     monkeypatch.setattr(memory, "_STEADY_S", 0.3)
     monkeypatch.setattr(memory, "_AFTER_LIMIT_S", 0.3)
-    return _Machine(tmp_path / "state")
+    return FakeMachine(tmp_path / "state")
 
 
 @pytest.fixture
-def nvml(machine: _Machine) -> Iterator[Nvml]:
+def nvml(machine: FakeMachine) -> Iterator[Nvml]:
     """The open library."""
     with open_nvml() as opened:
         assert opened is not None
@@ -88,7 +71,7 @@ def test_a_driver_that_does_not_start_is_nobody_to_ask(library: Path, monkeypatc
         assert opened is None
 
 
-def test_what_the_library_tells_is_read_as_it_lays_it_out(nvml: Nvml, machine: _Machine) -> None:
+def test_what_the_library_tells_is_read_as_it_lays_it_out(nvml: Nvml, machine: FakeMachine) -> None:
     """A field that is read four bytes too early is a number, too."""
     machine.set(7.0, 1.0, processes=((5, 41, 0.5), (4, 42, 3.0), (4, 43, 2.0)))
     four, five = nvml.gpus()
@@ -104,20 +87,22 @@ def test_what_the_library_tells_is_read_as_it_lays_it_out(nvml: Nvml, machine: _
 
 def test_what_an_old_library_lacks_is_not_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A driver of 2021 must not end the run with an AttributeError."""
-    library = build_fake_nvml(tmp_path, old=True)
+    library = build_fake_nvml(
+        tmp_path, lacking=("nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetComputeRunningProcesses_v3")
+    )
     if library is None:
         pytest.skip("there is no C compiler here")
     monkeypatch.setenv(STATE_VARIABLE, str(tmp_path / "state"))
-    _Machine(tmp_path / "state")
+    FakeMachine(tmp_path / "state")
     with open_nvml({NVML_VARIABLE: str(library)}) as opened:
         assert opened is not None
         gpu, _ = opened.gpus()
-        assert (opened.memory(gpu), opened.processes(gpu)) == (None, ())
+        assert (opened.memory(gpu), opened.processes(gpu)) == (None, None)
         assert wait_for_memory(opened, _GPUS, limit_s=60, on_wait=lambda _: None) == {}
 
 
 def test_the_listing_shows_what_is_known_of_a_machine(
-    machine: _Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    machine: FakeMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """People come here when a test waits: who has what, and why is it not mine?"""
     nodes = tmp_path / "dev"
@@ -142,27 +127,29 @@ def test_the_listing_shows_what_is_known_of_a_machine(
     assert "nothing is known of memory" in text
 
 
-def test_a_real_library_is_not_asked_about_simulated_gpus(machine: _Machine, tmp_path: Path) -> None:
+def test_a_real_library_is_not_asked_about_simulated_gpus(machine: FakeMachine, tmp_path: Path) -> None:
     """On a machine with both, the memory of real GPUs would decide about simulated ones."""
     with open_nvml({NODES_VARIABLE: str(tmp_path)}) as opened:
         assert opened is None
 
 
 def test_names_come_from_the_library_where_the_driver_hides_its_files(
-    machine: _Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    machine: FakeMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In such a container CUDA_VISIBLE_DEVICES with a UUID would hide every GPU from us."""
     nodes = tmp_path / "dev"
     nodes.mkdir()
     for name in ("nvidia4", "nvidia5"):
         (nodes / name).touch()
-    monkeypatch.setattr(devices, "node_directory", lambda env: nodes)
-    monkeypatch.setattr(devices, "_told_by_driver", dict)
+    monkeypatch.setattr(nvidia, "node_directory", lambda env: nodes)
+    monkeypatch.setattr(nvidia, "_told_by_driver", dict)
+    # It is asked once in a process.
+    nvidia._told_by_library.cache_clear()
     # In the order of their addresses, which is CUDA's.
     assert [(gpu.index, gpu.minor, gpu.uuid) for gpu in gpus_present()] == [(0, 5, "GPU-five"), (1, 4, "GPU-four")]
 
 
-def test_free_memory_is_not_waited_for(nvml: Nvml, machine: _Machine) -> None:
+def test_free_memory_is_not_waited_for(nvml: Nvml, machine: FakeMachine) -> None:
     """Every case would pay for it."""
     machine.set(2.0, processes=((4, os.getpid(), 2.0),))
     lines: list[str] = []
@@ -171,7 +158,7 @@ def test_free_memory_is_not_waited_for(nvml: Nvml, machine: _Machine) -> None:
     assert lines == []
 
 
-def test_memory_that_comes_free_is_waited_for(nvml: Nvml, machine: _Machine) -> None:
+def test_memory_that_comes_free_is_waited_for(nvml: Nvml, machine: FakeMachine) -> None:
     """The driver needs a moment for what the last test had; a test that starts in it runs out of memory."""
     machine.set(80.0)
     lines: list[str] = []
@@ -186,7 +173,7 @@ def test_memory_that_comes_free_is_waited_for(nvml: Nvml, machine: _Machine) -> 
     ]
 
 
-def test_a_gpu_that_others_have_filled_is_refused_with_their_names(nvml: Nvml, machine: _Machine) -> None:
+def test_a_gpu_that_others_have_filled_is_refused_with_their_names(nvml: Nvml, machine: FakeMachine) -> None:
     """A test that runs out of memory there blames itself."""
     machine.set(0.0, 60.0, processes=((5, os.getpid(), 60.0),))
     with pytest.raises(GpuError) as error:
@@ -196,7 +183,7 @@ def test_a_gpu_that_others_have_filled_is_refused_with_their_names(nvml: Nvml, m
     assert "60.0 GiB" in first
 
 
-def test_a_gpu_that_others_use_a_little_is_used_after_all(nvml: Nvml, machine: _Machine) -> None:
+def test_a_gpu_that_others_use_a_little_is_used_after_all(nvml: Nvml, machine: FakeMachine) -> None:
     """A desktop on the same GPU must not stop every test."""
     machine.set(20.0)
     assert wait_for_memory(nvml, _GPUS, limit_s=60, on_wait=lambda _: None)[_GPUS[0]].used == 20 * _GIB
@@ -209,14 +196,74 @@ def test_a_gpu_that_others_use_a_little_is_used_after_all(nvml: Nvml, machine: _
         ("gone", r"GPU 0 ./dev/nvidia4., GPU 1 ./dev/nvidia5.: the driver says that the GPU is lost"),
     ],
 )
-def test_a_gpu_that_is_gone_is_the_machines_fault(nvml: Nvml, machine: _Machine, end: str, text: str) -> None:
+def test_a_gpu_that_is_gone_is_the_machines_fault(nvml: Nvml, machine: FakeMachine, end: str, text: str) -> None:
     """The tests on it would each fail with a CUDA error of their own."""
     machine.set(end=end)
     with pytest.raises(GpuError, match=text):
         wait_for_memory(nvml, _GPUS, limit_s=60, on_wait=lambda _: None)
 
 
-def test_memory_that_does_not_come_back_is_told_with_who_has_it(nvml: Nvml, machine: _Machine) -> None:
+def test_use_that_is_known_to_stay_is_not_waited_for_again(nvml: Nvml, machine: FakeMachine) -> None:
+    """A desktop on the same GPU would cost every case two seconds."""
+    settled: dict[Gpu, int] = {}
+    lines: list[str] = []
+
+    def wait() -> None:
+        wait_for_memory(nvml, _GPUS, limit_s=60, on_wait=lines.append, settled=settled)
+
+    machine.set(20.0)
+    wait()
+    assert (len(lines), settled) == (1, {_GPUS[0]: 20 * _GIB})
+    machine.set(20.01)
+    wait()
+    assert len(lines) == 1
+    # Something else has come, and may be on its way out.
+    machine.set(30.0)
+    wait()
+    assert (len(lines), settled) == (2, {_GPUS[0]: 30 * _GIB})
+    # Whoever it was has left.
+    machine.set(0.0)
+    wait()
+    assert (len(lines), settled) == (2, {})
+
+
+def test_use_that_goes_up_and_down_is_not_waited_for(
+    nvml: Nvml, machine: FakeMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody's training moves its memory all the time; every case would wait for half a minute."""
+    sizes = itertools.cycle([20.0, 30.0])
+    count = 0
+
+    def sleep(seconds: float) -> None:
+        nonlocal count
+        count += 1
+        machine.set(next(sizes))
+        clock.now_s += seconds
+
+    clock = SimpleNamespace(now_s=0.0)
+    monkeypatch.setattr(memory, "time", SimpleNamespace(monotonic=lambda: clock.now_s, sleep=sleep))
+    machine.set(30.0)
+    wait_for_memory(nvml, _GPUS, limit_s=60, on_wait=lambda _: None)
+    # Once it went down to 20; from then on never lower.
+    assert clock.now_s == pytest.approx(memory._STEADY_S, abs=0.2)
+
+
+def test_memory_that_keeps_going_down_is_waited_for_to_the_limit(
+    nvml: Nvml, machine: FakeMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver clears a large memory in steps."""
+    clock = SimpleNamespace(now_s=0.0)
+
+    def sleep(seconds: float) -> None:
+        clock.now_s += seconds
+        machine.set(max(0.0, 80.0 - 10 * int(clock.now_s / 0.2)))
+
+    monkeypatch.setattr(memory, "time", SimpleNamespace(monotonic=lambda: clock.now_s, sleep=sleep))
+    machine.set(80.0)
+    assert wait_for_memory(nvml, _GPUS, limit_s=60, on_wait=lambda _: None)[_GPUS[0]].used <= 10 * _GIB
+
+
+def test_memory_that_does_not_come_back_is_told_with_who_has_it(nvml: Nvml, machine: FakeMachine) -> None:
     """The next test would fail for it."""
     before = {gpu: MemoryUse(_GIB, {}) for gpu in _GPUS}
     started_s = time.time() - 3600
@@ -227,14 +274,14 @@ def test_memory_that_does_not_come_back_is_told_with_who_has_it(nvml: Nvml, mach
     assert text.startswith(f"GPU 0: 3.0 GiB more than before (process {process.pid}: ")
 
 
-def test_memory_that_nobody_is_seen_to_have_is_told_as_well(nvml: Nvml, machine: _Machine) -> None:
+def test_memory_that_nobody_is_seen_to_have_is_told_as_well(nvml: Nvml, machine: FakeMachine) -> None:
     """In a container the driver names no process."""
     machine.set(4.0)
     texts = memory_left(nvml, {_GPUS[0]: MemoryUse(0, {})}, started_s=time.time())
     assert texts == ["GPU 0: 4.0 GiB more than before (by whom the driver does not tell)"]
 
 
-def test_what_older_processes_take_meanwhile_is_theirs(nvml: Nvml, machine: _Machine) -> None:
+def test_what_older_processes_take_meanwhile_is_theirs(nvml: Nvml, machine: FakeMachine) -> None:
     """Somebody's training would fail our tests."""
     own = os.getpid()
     before = {_GPUS[0]: MemoryUse(2 * _GIB, {own: 2 * _GIB})}
@@ -246,7 +293,80 @@ def test_what_older_processes_take_meanwhile_is_theirs(nvml: Nvml, machine: _Mac
     assert text.startswith("GPU 0: 3.0 GiB more")
 
 
-def test_memory_that_is_back_is_nothing_to_tell(nvml: Nvml, machine: _Machine) -> None:
+# Above what the kernel gives out, so that nobody here has it: a process of another container.
+_UNSEEN = 1 << 22
+
+
+def test_what_a_process_of_another_container_takes_is_its_own(nvml: Nvml, machine: FakeMachine) -> None:
+    """It was there before; that this process cannot look at it makes it no rank of ours."""
+    before = {_GPUS[0]: MemoryUse(2 * _GIB, {_UNSEEN: 2 * _GIB})}
+    machine.set(9.0, processes=((4, _UNSEEN, 9.0),))
+    assert memory_left(nvml, before, started_s=time.time()) == []
+    machine.set(12.0, processes=((4, _UNSEEN, 9.0),))
+    (text,) = memory_left(nvml, before, started_s=time.time())
+    assert text.startswith("GPU 0: 3.0 GiB more")
+
+
+def test_a_neighbour_that_ends_hides_no_leak(nvml: Nvml, machine: FakeMachine) -> None:
+    """Ten GiB went, three came, and the three are ours."""
+    for pid in (os.getpid(), _UNSEEN):
+        before = {_GPUS[0]: MemoryUse(10 * _GIB, {pid: 10 * _GIB})}
+        machine.set(3.0)
+        assert memory_left(nvml, before, started_s=time.time() + 3600) == [
+            "GPU 0: 3.0 GiB more than before (by whom the driver does not tell)"
+        ]
+        machine.set(0.0)
+        assert memory_left(nvml, before, started_s=time.time() + 3600) == []
+
+
+def test_a_neighbour_of_unknown_size_blames_nobody(nvml: Nvml, machine: FakeMachine) -> None:
+    """Where the driver does not tell who has how much, a neighbour that grows would fail our case."""
+    machine.set(2.0, processes=((4, os.getpid(), None),))
+    before = wait_for_memory(nvml, _GPUS, limit_s=60, on_wait=lambda _: None)
+    machine.set(9.0, processes=((4, os.getpid(), None),))
+    assert memory_left(nvml, before, started_s=time.time() + 3600) == []
+
+
+@pytest.mark.parametrize(
+    ("end", "text"),
+    [
+        ("lost", "/dev/nvidia4 (Fake GPU, GPU-four): the driver says that the GPU is lost."),
+        ("gone", "GPU 0 (/dev/nvidia4): the driver says that the GPU is lost."),
+        ("hidden", "GPU 0 (/dev/nvidia4): the driver no longer shows the GPU."),
+    ],
+)
+def test_a_gpu_that_goes_while_the_case_runs_is_the_machines_fault(
+    nvml: Nvml, machine: FakeMachine, end: str, text: str
+) -> None:
+    """Nothing left behind, said the check, of a GPU that was not there any more."""
+    before = wait_for_memory(nvml, _GPUS[:1], limit_s=60, on_wait=lambda _: None)
+    machine.set(end=end)
+    with pytest.raises(GpuError) as error:
+        memory_left(nvml, before, started_s=0.0)
+    assert str(error.value).splitlines()[0] == text
+
+
+def test_a_driver_that_no_longer_tells_whose_memory_it_is_blames_nobody(
+    nvml: Nvml, machine: FakeMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All that a neighbour has would count as ours."""
+    before = {_GPUS[0]: MemoryUse(10 * _GIB, {_UNSEEN: 10 * _GIB})}
+    machine.set(12.0)
+    monkeypatch.setattr(nvml, "processes", lambda gpu: None)
+    assert memory_left(nvml, before, started_s=0.0) == []
+    # Where nobody was seen before, it is a container with the GPU for itself.
+    (text,) = memory_left(nvml, {_GPUS[0]: MemoryUse(0, {})}, started_s=0.0)
+    assert text.startswith("GPU 0: 12.0 GiB more")
+
+
+def test_a_driver_that_answers_nothing_says_nothing_of_memory(nvml: Nvml, machine: FakeMachine) -> None:
+    """It is no proof that a GPU is gone."""
+    before = wait_for_memory(nvml, _GPUS[:1], limit_s=60, on_wait=lambda _: None)
+    machine.set(lines=("mute",))
+    assert memory_left(nvml, before, started_s=0.0) == []
+
+
+def test_memory_that_is_back_is_nothing_to_tell(nvml: Nvml, machine: FakeMachine) -> None:
     """Contexts of the driver itself vary by some MiB."""
     machine.set(1.01)
     assert memory_left(nvml, {_GPUS[0]: MemoryUse(_GIB, {})}, started_s=0.0) == []

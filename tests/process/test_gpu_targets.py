@@ -12,9 +12,10 @@ import pytest
 from dist_testing.errors import LeaseTimeoutError
 from dist_testing.gpus.devices import gpus_present
 from dist_testing.gpus.lease import lease_gpus
-from dist_testing.gpus.simulated import NODES_VARIABLE
+from dist_testing.gpus.simulated import NODES_VARIABLE, NVML_VARIABLE
 from tests.support.bell import Bell
 from tests.support.children import Ended, run_cases, start_pytest, write_file
+from tests.support.fake_nvml import STATE_VARIABLE, build_fake_nvml
 from tests.support.starter import LIMIT_S, Starter
 
 # Its ranks are not asked to touch their device, as those of a marked test are.
@@ -65,6 +66,34 @@ def test_ranks_hold_their_lease_however_they_are_made(
     ended = run_on_gpus(starter, tmp_path, nodes, isolation=isolation)
     assert ended.code == 0, ended.log
     lease_gpus(2, gpus_present({NODES_VARIABLE: str(nodes)}), limit_s=0).release()
+
+
+def test_a_gpu_that_goes_under_kept_ranks_is_reported_as_infrastructure(
+    starter: Starter, tmp_path: Path, nodes: Path
+) -> None:
+    """Whoever tries again only what the machine has broken would not try this again."""
+    library = build_fake_nvml(tmp_path)
+    if library is None:
+        pytest.skip("there is no C compiler here")
+    state = tmp_path / "state"
+    gpus = [f"gpu {n} GPU-{n} 00000000:3{n}:00.0 100000000000 0" for n in range(2)]
+    state.write_text("\n".join(gpus))
+    lost = "\n".join(f"{line} lost" for line in gpus)
+    source = (
+        "import os, pathlib\n"
+        "from dist_testing import MultiProcessTestCase\n"
+        "class LoseTest(MultiProcessTestCase):\n"
+        "    world_size = 2\n"
+        "    isolation = 'pool'\n"
+        "    def test_lose(self):\n"
+        f"        pathlib.Path(os.environ[{STATE_VARIABLE!r}]).write_text({lost!r})\n"
+    )
+    env = {NODES_VARIABLE: str(nodes), NVML_VARIABLE: str(library), STATE_VARIABLE: str(state)}
+    xml = tmp_path / "results.xml"
+    ended = run_cases(starter, tmp_path, source, "--dist-backend=cuda_gloo", f"--junitxml={xml}", **env)
+    assert ended.code == 1, ended.log
+    assert "the driver says that the GPU is lost" in ended.log
+    assert '<property name="cause" value="infrastructure"' in xml.read_text()
 
 
 def test_a_wait_is_one_line_of_the_log(starter: Starter, tmp_path: Path, nodes: Path) -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,10 +16,11 @@ import torch
 import torch.distributed as dist
 
 from dist_testing.backends import Backend
-from dist_testing.doors.reports import properties
-from dist_testing.errors import GpuError, LaunchError, LeaseTimeoutError
+from dist_testing.doors.reports import failed_teardown, properties
+from dist_testing.errors import GpuError, LaunchError, LeaseTimeoutError, UsageError
 from dist_testing.gpus import memory
-from dist_testing.gpus.devices import Gpu, gpus_present
+from dist_testing.gpus.devices import gpus_present
+from dist_testing.gpus.gpu import Gpu
 from dist_testing.gpus.lease import lease_gpus
 from dist_testing.gpus.simulated import NODES_VARIABLE, NVML_VARIABLE
 from dist_testing.outcomes import Cause, Status
@@ -91,10 +93,12 @@ def do_nothing(world: World, body: dict[str, Any]) -> None:
     """Pass."""
 
 
-def fill_memory(world: World, body: dict[str, Any]) -> None:
-    """Have the library tell that something of this case stays in the GPU's memory."""
+def change_gpu(world: World, body: dict[str, Any]) -> None:
+    """Have the library tell something else of the GPU."""
     if world.rank == 0:
         Path(os.environ[STATE_VARIABLE]).write_text(body["state"])
+    if body.get("fails"):
+        raise ValueError("planted")
 
 
 def fail_on_device(world: World, body: dict[str, Any]) -> None:
@@ -105,6 +109,7 @@ def fail_on_device(world: World, body: dict[str, Any]) -> None:
 
     torch.cuda.is_initialized = lambda: True
     torch.cuda.current_device = lambda: 0
+    torch.cuda.device_count = lambda: 1
     torch.cuda.synchronize = synchronize
 
 
@@ -122,8 +127,17 @@ def record(world: World, body: dict[str, Any]) -> None:
     raise ValueError("planted")
 
 
+def report_nccl(world: World, body: dict[str, Any]) -> None:
+    """Note the environment as far as it is about NCCL."""
+    lines = sorted(
+        f"{name}={value}" for name, value in os.environ.items() if "NCCL" in name or name.startswith("TORCH_FR")
+    )
+    Path(body["notes"], str(world.rank)).write_text("\n".join(lines))
+
+
 _FUNCTIONS = {
-    function.__name__: function for function in (report_devices, die, do_nothing, fill_memory, fail_on_device, record)
+    function.__name__: function
+    for function in (report_devices, die, do_nothing, change_gpu, fail_on_device, record, report_nccl)
 }
 
 
@@ -160,7 +174,7 @@ def test_the_gpus_are_free_after_a_failure(pool: tuple[Gpu, ...]) -> None:
     with engine() as worlds:
         result = run(worlds, "die", world_size=4)
         assert result.verdict.cause is Cause.CRASH
-        assert "GPUs of the machine: 0, 1, 2, 3; gpu wait 0.0 s." in failure_report(result)
+        assert f"GPUs of the machine: 0, 1, 2, 3; gpu wait {result.gpu_wait_s:.1f} s." in failure_report(result)
         assert is_free(pool)
 
 
@@ -242,22 +256,103 @@ def test_a_holder_that_never_lets_go_is_the_machines_fault_at_the_deadline(
         assert run(worlds, "do_nothing", world_size=2).verdict.status is Status.PASSED
 
 
-def test_memory_that_a_case_leaves_behind_fails_that_case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise it fails the next one, which runs out of memory."""
+def test_what_runs_after_a_wait_has_its_own_time(holder: subprocess.Popen[str]) -> None:
+    """GPUs that come free at the last moment would leave the case no time, and the test would be blamed for a hang."""
+    with engine() as worlds:
+        _told(worlds)
+        # Half of the limit, rounded up.
+        with pytest.raises(LeaseTimeoutError, match=rf"could not be had within 2 s.*process {holder.pid}"):
+            run(worlds, "do_nothing", world_size=2, timeout_s=3.0)
+        _told(worlds, holder.kill)
+        assert run(worlds, "do_nothing", world_size=2, timeout_s=30.0).limit_s == 30.0
+
+
+_GPU = "gpu 0 GPU-a 00000000:3b:00.0 100000000000 "
+_FILLED = f"{_GPU} 5368709120"
+_LOST = f"{_GPU} 0 lost"
+
+
+@pytest.fixture
+def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What the management library tells of the first GPU."""
     library = build_fake_nvml(tmp_path)
     if library is None:
         pytest.skip("there is no C compiler here")
     state = tmp_path / "state"
-    state.write_text("gpu 0 GPU-a 00000000:3b:00.0 100000000000 0")
+    state.write_text(f"{_GPU} 0")
     monkeypatch.setenv(NVML_VARIABLE, str(library))
     monkeypatch.setenv(STATE_VARIABLE, str(state))
     monkeypatch.setattr(memory, "_AFTER_LIMIT_S", 0.2)
+    return state
+
+
+def test_memory_that_a_case_leaves_behind_fails_that_case(driver: Path) -> None:
+    """Otherwise it fails the next one, which runs out of memory."""
     with engine() as worlds:
         assert run(worlds, "do_nothing", world_size=1).verdict.status is Status.PASSED
-        more = {"state": "gpu 0 GPU-a 00000000:3b:00.0 100000000000 5368709120"}
-        result = run(worlds, "fill_memory", world_size=1, arguments=more)
+        result = run(worlds, "change_gpu", world_size=1, arguments={"state": _FILLED})
         assert (result.verdict.status, result.verdict.cause) == (Status.FAILED, Cause.GPU_MEMORY)
         assert "GPU memory left behind: GPU 0: 5.0 GiB more than before" in failure_report(result)
+
+
+def test_memory_that_kept_ranks_leave_behind_is_told_when_they_end(driver: Path, pool: tuple[Gpu, ...]) -> None:
+    """Of ranks that stay for a whole class nobody else looks."""
+    with engine() as worlds:
+        arguments = {"state": _FILLED}
+        result = run(worlds, "change_gpu", world_size=1, isolation="pool", pool="class", arguments=arguments)
+        assert result.verdict.status is Status.PASSED
+        trouble = worlds.end_pool()
+        assert "the ranks of the pool class did not end well: GPU memory left behind: GPU 0: 5.0 GiB more" in trouble
+        assert is_free(pool)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_gpu_that_goes_during_a_case_is_the_machines_fault(driver: Path, pool: tuple[Gpu, ...], fails: bool) -> None:
+    """Every later case on it would fail, and the first to go wrong would pass or take the blame."""
+    with engine() as worlds:
+        result = run(worlds, "change_gpu", world_size=1, arguments={"state": _LOST, "fails": fails})
+        assert (result.verdict.status, result.verdict.cause) == (Status.FAILED, Cause.INFRASTRUCTURE)
+        text = failure_report(result)
+        assert "the driver says that the GPU is lost" in text
+        assert "take the GPU out of CUDA_VISIBLE_DEVICES" in text
+        assert ("ValueError: planted" in text) is fails
+        assert is_free(pool)
+
+
+def test_a_gpu_that_goes_under_kept_ranks_is_the_machines_fault(
+    driver: Path, pool: tuple[Gpu, ...], request: pytest.FixtureRequest
+) -> None:
+    """The class passed; the machine is broken all the same."""
+    with engine() as worlds:
+        arguments = {"state": _LOST}
+        run(worlds, "change_gpu", world_size=1, isolation="pool", pool="class", arguments=arguments)
+        with pytest.raises(GpuError, match="the driver says that the GPU is lost") as error:
+            worlds.end_pool()
+        assert is_free(pool)
+    report = failed_teardown(request.node, "text", error.value)
+    assert report.user_properties == [("cause", "infrastructure")]
+
+
+@pytest.mark.parametrize(
+    ("number", "fails", "cause"),
+    [(79, True, Cause.INFRASTRUCTURE), (13, True, Cause.FAILURE), (79, False, Cause.NONE)],
+)
+@pytest.mark.parametrize("isolation", ["fork", "pool"])
+def test_errors_that_the_driver_reports_excuse_a_failure(
+    driver: Path, isolation: str, number: int, fails: bool, cause: Cause
+) -> None:
+    """A bus error comes out of the test as whatever the next call happens to raise."""
+    pool = "class" if isolation == "pool" else ""
+    arguments = {"state": f"{_GPU} 0\nxid 0 {number}", "fails": fails}
+    with engine() as worlds:
+        result = run(worlds, "change_gpu", world_size=1, isolation=isolation, pool=pool, arguments=arguments)
+        assert result.verdict.cause is cause, result.verdict
+        if cause is Cause.INFRASTRUCTURE:
+            text = failure_report(result)
+            assert "Xid 79, the GPU has fallen off the bus; rank 0 raised ValueError: planted in call" in text
+        # It has been told, and is no excuse for the next one.
+        result = run(worlds, "change_gpu", world_size=1, isolation=isolation, pool=pool, arguments=arguments)
+        assert result.verdict.cause is (Cause.FAILURE if fails else Cause.NONE)
 
 
 @pytest.mark.parametrize(
@@ -287,3 +382,53 @@ def test_flight_records_are_in_the_report_of_a_failure() -> None:
     text = failure_report(result)
     assert "Rank 0's last collectives: #1 all_reduce [[3, 4]] " in text
     assert "Rank 1's last collectives: its flight record is not one: GLOBAL is not plain data." in text
+
+
+def test_little_shared_memory_is_told_before_nccl_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What NCCL says when it runs out is "unhandled system error", on some rank, in the middle of a test."""
+    statvfs = os.statvfs
+    little = SimpleNamespace(f_bavail=16384, f_frsize=4096)
+    monkeypatch.setattr(os, "statvfs", lambda path: little if str(path) == "/dev/shm" else statvfs(path))
+    for torch_backend, count in (("nccl", 1), ("gloo", 0)):
+        with engine(backend=backend(torch_backend)) as worlds:
+            lines = _told(worlds)
+            for _ in range(2):
+                assert run(worlds, "do_nothing", world_size=2, init=False).verdict.status is Status.PASSED
+            assert len(lines) == count
+            assert all(
+                line.startswith("dist_testing: do_nothing: NCCL, 2 ranks: /dev/shm has 64 MiB") for line in lines
+            )
+
+
+def test_two_ranks_of_nccl_on_a_gpu_are_refused(pool: tuple[Gpu, ...]) -> None:
+    """NCCL would say "Duplicate GPU detected", on one of them."""
+    with engine(backend=backend("nccl"), ranks_per_gpu=2) as worlds:
+        with pytest.raises(UsageError, match="do_nothing: 4 ranks of NCCL, 2 to a GPU"):
+            run(worlds, "do_nothing", world_size=4, init=False)
+        assert is_free(pool)
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        {},
+        {"TORCH_NCCL_BLOCKING_WAIT": "1"},
+        {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"},
+        {"TORCH_NCCL_DUMP_ON_TIMEOUT": "0", "TORCH_FR_BUFFER_SIZE": "7"},
+    ],
+)
+def test_how_ranks_of_nccl_wait_is_the_users_choice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chosen: dict[str, str]
+) -> None:
+    """A suite about errors runs once with each; a default of ours in between would test something else."""
+    for name, value in chosen.items():
+        monkeypatch.setenv(name, value)
+    with engine(backend=backend("nccl")) as worlds:
+        arguments = {"notes": str(tmp_path)}
+        result = run(worlds, "report_nccl", world_size=2, init=False, arguments=arguments)
+    assert result.verdict.status is Status.PASSED
+    for rank in range(2):
+        seen = dict(line.split("=", 1) for line in (tmp_path / str(rank)).read_text().splitlines())
+        assert seen.items() >= {"TORCH_NCCL_DUMP_ON_TIMEOUT": "1", "TORCH_FR_BUFFER_SIZE": "2000", **chosen}.items()
+        for variable in ("TORCH_NCCL_BLOCKING_WAIT", "TORCH_NCCL_ASYNC_ERROR_HANDLING"):
+            assert seen.get(variable) == chosen.get(variable)

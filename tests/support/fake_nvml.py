@@ -1,26 +1,33 @@
 """A management library that tells what a test wrote into a file: real C, with the names and structs of the real one.
 
-gpu MINOR UUID ADDRESS TOTAL_BYTES USED_BYTES [lost|gone]      gone: lost before anybody asked
-process MINOR PID USED_BYTES
+gpu MINOR UUID ADDRESS TOTAL_BYTES USED_BYTES [lost|gone|hidden|mig]  gone: lost before anybody asked
+process MINOR PID USED_BYTES                                          -1: not told
+xid MINOR NUMBER             an event, told once to who watched before the line was there
+link MINOR ADDRESS           an active NVLink to that address
+peers READ NVLINK            status of any two GPUs for each other; 0 is yes
+mute                         the driver answers no question for the number of GPUs
 """
 
 from __future__ import annotations
 
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
-__all__ = ["STATE_VARIABLE", "build_fake_nvml"]
+__all__ = ["STATE_VARIABLE", "FakeMachine", "build_fake_nvml"]
 
 # Where the library finds the file.
 STATE_VARIABLE = "FAKE_NVML_STATE"
+
+_GIB = 1 << 30
 
 _SOURCE = r"""
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { SUCCESS = 0, TOO_SMALL = 7, LOST = 15, UNKNOWN = 999 };
+enum { SUCCESS = 0, INVALID = 2, NO_PERMISSION = 4, TOO_SMALL = 7, TIMEOUT = 10, LOST = 15, UNKNOWN = 999 };
 typedef struct { unsigned minor; char uuid[80], address[32]; unsigned long long total, used; char end; } Gpu;
 typedef struct { unsigned pid; unsigned long long used; unsigned gpu_instance, compute_instance; } Process;
 typedef struct { unsigned version; unsigned long long total, reserved, free, used; } Memory;
@@ -30,13 +37,21 @@ static Gpu gpus[16];
 static unsigned gpu_count;
 static struct { unsigned minor; Process process; } processes[64];
 static unsigned process_count;
+static struct { unsigned minor; unsigned long long number; } xids[64];
+static unsigned xid_count, xids_told, event_sets;
+static struct { unsigned minor; char address[32]; } links[64];
+static unsigned link_count;
+static int peers[3], is_mute;
+typedef struct { Gpu *gpu; unsigned long long kind, data; unsigned gpu_instance, compute_instance; } Event;
+typedef struct { unsigned watched; } Events;
 
 /* Everything again at every question: the test changes it meanwhile. */
 static void look(void) {
   char line[256], lost[16];
   FILE *file = fopen(getenv("FAKE_NVML_STATE"), "r");
   if (!file) abort();
-  gpu_count = process_count = 0;
+  gpu_count = process_count = xid_count = link_count = is_mute = 0;
+  peers[0] = peers[2] = 6;
   while (fgets(line, sizeof line, file)) {
     Gpu *gpu = &gpus[gpu_count];
     unsigned minor, pid;
@@ -48,17 +63,26 @@ static void look(void) {
       processes[process_count].minor = minor;
       processes[process_count++].process = (Process){pid, used, ~0u, ~0u};
     }
+    else if (sscanf(line, "xid %u %llu", &xids[xid_count].minor, &xids[xid_count].number) == 2) xid_count++;
+    else if (sscanf(line, "link %u %31s", &links[link_count].minor, links[link_count].address) == 2) link_count++;
+    else if (!strncmp(line, "peers", 5)) sscanf(line, "peers %d %d", &peers[0], &peers[2]);
+    else if (!strncmp(line, "mute", 4)) is_mute = 1;
   }
   fclose(file);
 }
 
 int nvmlInit_v2(void) { return getenv("FAKE_NVML_STATE") ? SUCCESS : UNKNOWN; }
+const char *nvmlErrorString(int code) { return code == UNKNOWN ? "Unknown Error" : "another error"; }
 int nvmlShutdown(void) { return SUCCESS; }
 int nvmlSystemGetDriverVersion(char *text, unsigned size) { snprintf(text, size, "580.65.06"); return SUCCESS; }
-int nvmlDeviceGetCount_v2(unsigned *count) { look(); *count = gpu_count; return SUCCESS; }
+int nvmlDeviceGetCount_v2(unsigned *count) {
+  look();
+  *count = gpu_count;
+  return is_mute ? UNKNOWN : SUCCESS;
+}
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, Gpu **gpu) {
   *gpu = &gpus[index];
-  return gpus[index].end == 'g' ? LOST : SUCCESS;
+  return gpus[index].end == 'g' ? LOST : gpus[index].end == 'h' ? NO_PERMISSION : SUCCESS;
 }
 int nvmlDeviceGetMinorNumber(Gpu *gpu, unsigned *minor) { *minor = gpu->minor; return SUCCESS; }
 int nvmlDeviceGetUUID(Gpu *gpu, char *text, unsigned size) { snprintf(text, size, "%s", gpu->uuid); return SUCCESS; }
@@ -68,7 +92,11 @@ int nvmlDeviceGetPciInfo_v3(Gpu *gpu, Pci *pci) {
   snprintf(pci->id_text, sizeof pci->id_text, "%s", gpu->address);
   return SUCCESS;
 }
-#ifndef OLD
+int nvmlDeviceGetMigMode(Gpu *gpu, unsigned *current, unsigned *pending) {
+  *current = gpu->end == 'm';
+  *pending = 0;
+  return SUCCESS;
+}
 int nvmlDeviceGetMemoryInfo_v2(Gpu *gpu, Memory *memory) {
   look();
   if (memory->version != (sizeof(Memory) | 2u << 24)) return 25;
@@ -87,17 +115,102 @@ int nvmlDeviceGetComputeRunningProcesses_v3(Gpu *gpu, unsigned *count, Process *
   *count = mine;
   return mine > room ? TOO_SMALL : SUCCESS;
 }
-#endif
+int nvmlEventSetCreate(Events **set) {
+  look();
+  xids_told = xid_count;
+  event_sets++;
+  *set = calloc(1, sizeof **set);
+  return SUCCESS;
+}
+int nvmlEventSetFree(Events *set) { event_sets--; free(set); return SUCCESS; }
+unsigned fakeEventSets(void) { return event_sets; }
+int nvmlDeviceRegisterEvents(Gpu *gpu, unsigned long long kinds, Events *set) {
+  if (kinds != 8) return INVALID;
+  set->watched |= 1u << gpu->minor;
+  return SUCCESS;
+}
+int nvmlEventSetWait_v2(Events *set, Event *event, unsigned timeout_ms) {
+  look();
+  while (xids_told < xid_count) {
+    unsigned minor = xids[xids_told].minor;
+    unsigned long long number = xids[xids_told++].number;
+    for (unsigned i = 0; i < gpu_count; i++)
+      if (gpus[i].minor == minor && set->watched >> minor & 1) {
+        *event = (Event){&gpus[i], 8, number, ~0u, ~0u};
+        return SUCCESS;
+      }
+  }
+  return TIMEOUT;
+}
+static char *link_of(Gpu *gpu, unsigned link) {
+  for (unsigned i = 0; i < link_count; i++)
+    if (links[i].minor == gpu->minor && !link--) return links[i].address;
+  return NULL;
+}
+int nvmlDeviceGetNvLinkState(Gpu *gpu, unsigned link, int *is_active) {
+  if (link >= 18) return INVALID;
+  *is_active = link_of(gpu, link) != NULL;
+  return SUCCESS;
+}
+int nvmlDeviceGetNvLinkRemotePciInfo_v2(Gpu *gpu, unsigned link, Pci *pci) {
+  memset(pci, 0, sizeof *pci);
+  snprintf(pci->id_text, sizeof pci->id_text, "%s", link_of(gpu, link));
+  return SUCCESS;
+}
+int nvmlDeviceGetP2PStatus(Gpu *one, Gpu *other, int capability, int *status) {
+  if (capability != 0 && capability != 2) return INVALID;
+  *status = peers[capability];
+  return SUCCESS;
+}
 int nvmlDeviceGetTopologyCommonAncestor(Gpu *one, Gpu *other, int *level) { *level = 10; return SUCCESS; }
 """
 
 
-def build_fake_nvml(folder: Path, *, old: bool = False) -> Path | None:
+class FakeMachine:
+    """What the library says: two GPUs with 100 GiB each, whose nodes are nvidia4 and nvidia5."""
+
+    def __init__(self, file: Path) -> None:
+        """Begin with GPUs that nobody uses.
+
+        Args:
+            file: What `STATE_VARIABLE` names.
+        """
+        self._file = file
+        self.set()
+
+    def set(
+        self,
+        *used_gib: float,
+        processes: Sequence[tuple[int, int, float | None]] = (),
+        end: str = "",
+        lines: Sequence[str] = (),
+    ) -> None:
+        """Change what it says, all of it.
+
+        Args:
+            used_gib: Of the memory of each GPU.
+            processes: Minor number, process number, and what it uses; None if that is not told.
+            end: How the GPUs have ended.
+            lines: Others of the file's lines.
+        """
+        used = [*used_gib, 0, 0]
+        content = [
+            f"gpu {4 + i} GPU-{name} 00000000:{address}:00.0 {100 * _GIB} {int(used[i] * _GIB)} {end}"
+            for i, (name, address) in enumerate((("four", "3b"), ("five", "1A")))
+        ]
+        content += [f"process {minor} {pid} {-1 if gib is None else int(gib * _GIB)}" for minor, pid, gib in processes]
+        # In one step: the library may be reading.
+        new = self._file.with_suffix(".new")
+        new.write_text("\n".join([*content, *lines]), encoding="ascii")
+        new.replace(self._file)
+
+
+def build_fake_nvml(folder: Path, *, lacking: Sequence[str] = ()) -> Path | None:
     """Compile the library.
 
     Args:
         folder: Where to.
-        old: Without what drivers before 2022 do not have.
+        lacking: Functions that it does not have.
 
     Returns:
         Its file; None if this machine has no C compiler.
@@ -107,6 +220,6 @@ def build_fake_nvml(folder: Path, *, old: bool = False) -> Path | None:
         return None
     source, library = folder / "fake_nvml.c", folder / "libfake-nvml.so"
     source.write_text(_SOURCE, encoding="ascii")
-    flags = ["-shared", "-fPIC", "-Wall", *(["-DOLD"] if old else [])]
+    flags = ["-shared", "-fPIC", "-Wall", *(f"-D{function}=absent_{function}" for function in lacking)]
     subprocess.run([compiler, *flags, "-o", str(library), str(source)], check=True, timeout=60)
     return library

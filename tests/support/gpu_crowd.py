@@ -13,6 +13,7 @@ import random
 import signal
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NoReturn
 
@@ -24,6 +25,8 @@ from dist_testing.gpus.queue import Place
 _KILLED_SHARE = 0.15
 # And how many are killed with GPUs in their hands.
 _DIES_HOLDING_SHARE = 0.15
+# Who may use some of the GPUs alone, in any order, as CUDA_VISIBLE_DEVICES has it.
+_SUBSET_SHARE = 0.5
 # Long enough that others wait, short enough that hundreds have their turn. Seconds.
 _LONGEST_HOLD_S = 0.005
 _LATEST_KILL_S = 0.5
@@ -48,8 +51,8 @@ def _take_part(number: int, chance: random.Random, log: int) -> NoReturn:
 
     class LoggedPlace(Place):
         @classmethod
-        def take(cls, file: Path) -> Place:
-            place = super().take(file)
+        def take(cls, file: Path, lanes: Iterable[int]) -> Place:
+            place = super().take(file, lanes)
             say("queued")
             return place
 
@@ -65,8 +68,10 @@ def _take_part(number: int, chance: random.Random, log: int) -> NoReturn:
             # Nobody handles it, so it kills.
             signal.setitimer(signal.ITIMER_REAL, max(1e-6, chance.random() * _LATEST_KILL_S))
         pool = gpus_present()
+        if chance.random() < _SUBSET_SHARE:
+            pool = tuple(chance.sample(pool, chance.randint(1, len(pool))))
         wanted = chance.randint(1, len(pool))
-        say("asked", wanted)
+        say("asked", wanted, *(gpu.index for gpu in pool))
         lease = leasing.lease_gpus(wanted, pool, limit_s=600)
         say("got", *(gpu.index for gpu in lease.gpus))
         time.sleep(chance.random() * _LONGEST_HOLD_S)

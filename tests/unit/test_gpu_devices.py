@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from dist_testing.errors import GpuError
-from dist_testing.gpus import devices
-from dist_testing.gpus.devices import Gpu, gpus_present, node_directory, visible_gpus
+from dist_testing.gpus import nvidia
+from dist_testing.gpus.devices import gpus_present, visible_gpus
+from dist_testing.gpus.gpu import Gpu, node_directory
 from dist_testing.gpus.simulated import NODES_VARIABLE
 
 _UUIDS = ("GPU-8932f937-aaaa", "GPU-8932f937-bbbb", "GPU-5c1b4a2e-cccc", "GPU-77777777-dddd")
@@ -52,7 +54,7 @@ def test_a_machine_without_nodes_has_none(tmp_path: Path, monkeypatch: pytest.Mo
     """The variable allows GPUs; it does not make them."""
     assert gpus_present({NODES_VARIABLE: str(tmp_path)}) == ()
     assert visible_gpus((), {"CUDA_VISIBLE_DEVICES": "0,1"}).gpus == ()
-    monkeypatch.setattr(devices, "node_directory", lambda env: tmp_path / "missing")
+    monkeypatch.setattr(nvidia, "node_directory", lambda env: tmp_path / "missing")
     assert gpus_present({}) == ()
 
 
@@ -143,25 +145,15 @@ def test_what_the_variable_takes_away_is_explained(visible: str, remark: str) ->
     """A skip for want of GPUs on a machine full of them is a riddle."""
     found = visible_gpus(gpus(*_UUIDS), {"CUDA_VISIBLE_DEVICES": visible})
     assert remark in found.remark
-    assert bool(remark) == bool(found.remark)
+    assert bool(remark) == bool(found.remark) == ("CUDA_VISIBLE_DEVICES" in found.way_out)
 
 
-def test_the_driver_tells_names_and_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The numbers of device nodes may be in another order than the one in which CUDA counts."""
-    nodes, driver = tmp_path / "dev", tmp_path / "proc"
-    nodes.mkdir()
-    for address, minor, uuid in (("0000:3b:00.0", 1, "GPU-b"), ("0000:86:00.0", 0, "GPU-????????")):
-        (nodes / f"nvidia{minor}").touch()
-        (driver / address).mkdir(parents=True)
-        text = f"Model: \t\t NVIDIA H200\nIRQ:   \t\t 16\nGPU UUID: \t {uuid}\nDevice Minor: \t {minor}\nno colon\n"
-        (driver / address / "information").write_text(text)
-    (driver / "0000:99:00.0").mkdir()
-    told = devices._told_by_driver
-    monkeypatch.setattr(devices, "node_directory", lambda env: nodes)
-    monkeypatch.setattr(devices, "_told_by_driver", lambda: told(driver))
-    found = gpus_present({"DIST_TESTING_NVML": "/no/such/library"})
-    assert [(gpu.index, gpu.minor, gpu.name, gpu.model) for gpu in found] == [
-        (0, 1, "GPU-b", "NVIDIA H200"),
-        # Nothing has opened it yet, so its UUID is not known, and CUDA is told its number.
-        (1, 0, "1", "NVIDIA H200"),
-    ]
+@pytest.mark.parametrize(("visible", "expected"), [(None, [0, 2, 3]), ("1", []), ("1,2", [2]), ("0", [0])])
+def test_gpus_in_mig_mode_are_refused_and_keep_their_numbers(visible: str | None, expected: list[int]) -> None:
+    """A test that asks for a whole GPU would get an instance, or nothing, and blame itself."""
+    present = tuple(replace(gpu, is_mig=gpu.index == 1) for gpu in gpus(*_UUIDS))
+    found = visible_gpus(present, {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible})
+    assert [gpu.index for gpu in found.gpus] == expected
+    names_it = visible != "0"
+    assert ("GPU 1 (/dev/nvidia1) in MIG mode" in found.remark) == names_it
+    assert ("Switch MIG mode off" in found.way_out) == names_it

@@ -9,10 +9,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dist_testing.gpus.nccl import preflight, recorder_env, recordings
+from dist_testing.errors import UsageError
+from dist_testing.gpus.nccl import check_devices, lack_of_memory, nccl_version, recorder_env, recordings
 from dist_testing.gpus.plain_pickle import read_plain_pickle
 from dist_testing.runner.running_world import group_limit_s
 
@@ -115,13 +117,37 @@ def test_too_little_shared_memory_is_told_with_the_remedy(tmp_path: Path, monkey
     """NCCL says "unhandled system error"."""
     space = SimpleNamespace(f_bavail=64 * _MIB // 4096, f_frsize=4096)
     monkeypatch.setattr(os, "statvfs", lambda path: space)
-    assert preflight(1) == ""
-    assert "64 MiB free for 2 ranks" in preflight(2)
-    assert "--shm-size" in preflight(2)
+    assert lack_of_memory(1, {}) == ""
+    observed, why, way_out = lack_of_memory(2, {}).splitlines()
+    assert observed == "NCCL, 2 ranks: /dev/shm has 64 MiB free."
+    assert "unhandled system error" in why
+    assert "--shm-size" in way_out
+    assert "NCCL_SHM_DISABLE=1" in way_out
+    assert lack_of_memory(2, {"NCCL_SHM_DISABLE": "0"}) != ""
+    # Whoever has done what it says is not told again.
+    assert lack_of_memory(2, {"NCCL_SHM_DISABLE": "1"}) == ""
     space.f_bavail *= 100
-    assert preflight(2) == ""
+    assert lack_of_memory(2, {}) == ""
 
 
 def test_a_machine_without_shared_memory_is_told(tmp_path: Path) -> None:
     """Some containers have none."""
-    assert "No such file" in preflight(2, tmp_path / "missing")
+    assert "No such file" in lack_of_memory(2, {}, tmp_path / "missing")
+
+
+def test_two_ranks_on_a_gpu_are_refused_before_nccl_does() -> None:
+    """NCCL says "Duplicate GPU detected" at the first collective, on one of the ranks."""
+    check_devices("case", 4, 1)
+    check_devices("case", 1, 4)
+    with pytest.raises(UsageError, match="case: 4 ranks of NCCL, 2 to a GPU"):
+        check_devices("case", 4, 2)
+
+
+def test_the_version_of_nccl_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is the first question about a hang; a torch without NCCL has none."""
+    # Private: what a torch with NCCL has in addition; 2.27.5, as NCCL packs it for torch.
+    monkeypatch.setattr(torch._C, "_nccl_version", lambda: 2 << 32 | 27 << 16 | 5, raising=False)
+    monkeypatch.setattr(torch._C, "_nccl_version_suffix", lambda: b"", raising=False)
+    assert nccl_version() == "2.27.5"
+    monkeypatch.delattr(torch._C, "_nccl_version")
+    assert nccl_version() == ""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import signal
 import time
@@ -15,8 +14,12 @@ from hypothesis import strategies as st
 
 from dist_testing.gpus.queue import Place
 
-# One step of a history: somebody comes, or the one at this position (modulo the length) goes.
-_STEPS = st.lists(st.one_of(st.just("come"), st.integers(min_value=0, max_value=7)), min_size=1, max_size=40)
+# One step of a history: somebody comes for some of three things, or the one at this position (modulo the length) goes.
+_STEPS = st.lists(
+    st.one_of(st.frozensets(st.integers(0, 2), min_size=1), st.integers(min_value=0, max_value=7)),
+    min_size=1,
+    max_size=40,
+)
 
 
 @pytest.fixture
@@ -29,56 +32,118 @@ def file(tmp_path: Path) -> Path:
 
 @given(steps=_STEPS)
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-def test_whoever_came_first_of_those_who_are_left_is_head(file: Path, steps: list[str | int]) -> None:
-    """Somebody who asked for all GPUs would wait for ever behind those who want one."""
+def test_whoever_came_first_of_those_who_are_left_is_head(file: Path, steps: list[frozenset[int] | int]) -> None:
+    """Somebody who asked for all GPUs would wait for ever behind those who want one, or for GPUs of others."""
     with contextlib.ExitStack() as left_over:
-        queue: list[Place] = []
+        queue: list[tuple[Place, frozenset[int]]] = []
 
-        def leave_if_queued(place: Place) -> None:
-            if place in queue:
-                place.leave()
+        def leave_if_queued(entry: tuple[Place, frozenset[int]]) -> None:
+            if entry in queue:
+                entry[0].leave()
 
         for step in steps:
-            if isinstance(step, str):
-                place = Place.take(file)
-                left_over.callback(leave_if_queued, place)
-                queue.append(place)
+            if isinstance(step, frozenset):
+                entry = (Place.take(file, step), step)
+                left_over.callback(leave_if_queued, entry)
+                queue.append(entry)
             elif queue:
-                queue.pop(step % len(queue)).leave()
-            assert [place.is_head() for place in queue] == [True, *[False] * (len(queue) - 1)][: len(queue)]
+                queue.pop(step % len(queue))[0].leave()
+            for lane in range(3):
+                waiting = [place for place, lanes in queue if lane in lanes]
+                assert [place.is_head(lane) for place in waiting] == [True, *[False] * (len(waiting) - 1)][
+                    : len(waiting)
+                ]
 
 
 def test_the_head_stays_head_when_others_come(file: Path) -> None:
     """Two heads would each take a part of the GPUs and wait for the other's."""
-    first = Place.take(file)
-    second = Place.take(file)
+    first = Place.take(file, [0])
+    second = Place.take(file, [0])
     first.leave()
-    assert second.is_head()
-    third = Place.take(file)
-    assert second.is_head()
-    assert not third.is_head()
+    assert second.is_head(0)
+    third = Place.take(file, [0])
+    assert second.is_head(0)
+    assert not third.is_head(0)
     second.leave()
-    assert third.wait_head(math.inf)
+    assert third.is_head(0)
     third.leave()
 
 
-def test_waiting_ends_when_the_one_before_leaves_and_not_earlier(file: Path) -> None:
-    """A test that starts before its turn would find the GPUs taken."""
-    first, second = Place.take(file), Place.take(file)
-    assert not second.wait_head(time.monotonic())
-    first.leave()
-    assert second.wait_head(time.monotonic() + 60)
-    second.leave()
+def test_places_with_a_lane_in_common_are_in_one_order_in_all_of_them(file: Path) -> None:
+    """Two who each are first for one GPU, and wait for the other's, wait for ever."""
+    alone = [Place.take(file, [1]) for _ in range(3)]
+    one = Place.take(file, [0, 1])
+    other = Place.take(file, [1, 0])
+    assert (one.is_head(0), one.is_head(1)) == (True, False)
+    assert not other.is_head(0)
+    for place in alone:
+        place.leave()
+    assert one.is_head(1)
+    assert not other.is_head(1)
+    one.leave()
+    assert other.is_head(0)
+    assert other.is_head(1)
+    other.leave()
+
+
+def test_many_who_come_at_once_get_places_of_their_own(file: Path) -> None:
+    """Two on one place would both be head."""
+    go_read, go_write = os.pipe()
+    heads_read, heads_write = os.pipe()
+    pids = []
+    for number in range(16):
+        pid = os.fork()
+        if pid == 0:
+            os.close(go_write)
+            os.read(go_read, 1)
+            lanes = [0, 1 + number % 2]
+            place = Place.take(file, lanes)
+            while not all(place.is_head(lane) for lane in lanes):
+                time.sleep(0.001)
+            os.write(heads_write, b"%d " % number)
+            os.write(heads_write, b"%d " % number)
+            place.leave()
+            os._exit(0)
+        pids.append(pid)
+    os.close(go_write)
+    for pid in pids:
+        assert os.waitpid(pid, 0)[1] == 0
+    os.close(heads_write)
+    with os.fdopen(heads_read) as heads:
+        words = heads.read().split()
+    assert len(words) == 2 * len(pids)
+    assert words[::2] == words[1::2]
+    os.close(go_read)
+    last = Place.take(file, range(3))
+    assert all(last.is_head(lane) for lane in range(3))
+    last.leave()
 
 
 def test_who_gives_up_while_waiting_is_not_waited_for(file: Path) -> None:
     """A case whose time is over would block everybody behind it."""
-    first, second, third = (Place.take(file) for _ in range(3))
-    assert not second.wait_head(time.monotonic())
+    first, second, third = (Place.take(file, [0]) for _ in range(3))
     second.leave()
     first.leave()
-    assert third.wait_head(time.monotonic() + 60)
+    assert third.is_head(0)
     third.leave()
+
+
+def test_a_child_that_was_forked_in_the_queue_does_not_stay_in_it(file: Path) -> None:
+    """A helper that a test forks while its runner waits would block every GPU of the machine until it ends."""
+    place = Place.take(file, [0])
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(write)
+        os.read(read, 1)
+        os._exit(0)
+    place.leave()
+    other = Place.take(file, [0])
+    assert other.is_head(0)
+    other.leave()
+    os.close(write)
+    os.waitpid(pid, 0)
+    os.close(read)
 
 
 def test_who_dies_is_not_waited_for(file: Path) -> None:
@@ -86,17 +151,17 @@ def test_who_dies_is_not_waited_for(file: Path) -> None:
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:
-        Place.take(file)
+        Place.take(file, [0])
         os.write(write, b"1")
         # Killed by its parent. Reading from the pipe, it could take its own byte away.
         signal.pause()
         os._exit(1)
     assert os.read(read, 1)
-    place = Place.take(file)
-    assert not place.is_head()
+    place = Place.take(file, [0])
+    assert not place.is_head(0)
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
-    assert place.wait_head(time.monotonic() + 60)
+    assert place.is_head(0)
     place.leave()
     os.close(read)
     os.close(write)
@@ -111,7 +176,7 @@ def test_a_file_that_another_program_has_locked_whole_is_an_error(file: Path) ->
         pid = os.fork()
         if pid == 0:
             try:
-                Place.take(file)
+                Place.take(file, [0])
             except OSError as error:
                 os._exit(0 if "to its end" in str(error) else 2)
             os._exit(1)

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from dist_testing.gpus.faults import is_hardware_fault
-from dist_testing.outcomes import Cause, Kind, RankOutcome, verdict
+from dist_testing.outcomes import Cause, Kind, RankOutcome, Status, Verdict, blame_machine, verdict
 from dist_testing.rank.device import finish_device_work
 from dist_testing.rank.world import RankWorld
 from dist_testing.world import WorldSettings
@@ -54,19 +54,25 @@ def test_ranks_that_share_get_a_part_of_the_memory_each(
 def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """A CUDA whose device is busy until the end of the test, or fails as the test says."""
     release = threading.Event()
-    fake = SimpleNamespace(error=None, is_busy=False, initialised=True, device=None)
+    fake = SimpleNamespace(errors={}, busy=set(), initialised=True, contexts={3}, asked=set())
 
     def synchronize(device: int) -> None:
-        fake.device = device
-        if fake.is_busy:
+        fake.asked.add(device)
+        if device in fake.busy:
             release.wait()
-        if fake.error is not None:
-            raise fake.error
+        elif device in fake.errors:
+            raise fake.errors[device]
 
     module = ModuleType("torch")
     module.cuda = SimpleNamespace(  # type: ignore[attr-defined]
-        is_initialized=lambda: fake.initialised, current_device=lambda: 3, synchronize=synchronize
+        is_initialized=lambda: fake.initialised,
+        current_device=lambda: 3,
+        device_count=lambda: 4,
+        synchronize=synchronize,
     )
+    # Private: what torch's own tests ask whether a device was touched.
+    fake.private = SimpleNamespace(_cuda_hasPrimaryContext=lambda device: device in fake.contexts)
+    module._C = fake.private  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "torch", module)
     yield fake
     release.set()
@@ -77,24 +83,43 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 def test_errors_of_the_device_are_raised(cuda: Any) -> None:
     """A device-side assert in the last kernel of a test would be nobody's."""
-    cuda.error = RuntimeError("CUDA error: device-side assert triggered")
+    cuda.errors = {3: RuntimeError("CUDA error: device-side assert triggered")}
     with pytest.raises(RuntimeError, match="device-side assert"):
         finish_device_work()
     # A new thread's own device is the first one, and to ask that one would make a context on it.
-    assert cuda.device == 3
+    assert cuda.asked == {3}
+
+
+def test_errors_of_all_the_ranks_devices_are_raised(cuda: Any) -> None:
+    """With two GPUs per rank, what fails on the second one would be lost, also while the first one is still busy."""
+    cuda.contexts = {1, 2, 3}
+    cuda.busy = {1}
+    cuda.errors = {2: RuntimeError("CUDA error: device-side assert triggered")}
+    with pytest.raises(RuntimeError, match="device-side assert"):
+        finish_device_work(limit_s=1.0)
+    assert cuda.asked == {1, 2, 3}
+
+
+def test_without_a_way_to_ask_the_current_device_is_waited_for(cuda: Any) -> None:
+    """It is private to torch, and may go; to ask every device would make a context on each."""
+    del cuda.private._cuda_hasPrimaryContext
+    cuda.errors = {3: RuntimeError("CUDA error: device-side assert triggered")}
+    with pytest.raises(RuntimeError, match="device-side assert"):
+        finish_device_work()
+    assert cuda.asked == {3}
 
 
 def test_a_device_that_stays_busy_is_left_alone(cuda: Any) -> None:
     """A test about a peer that never comes leaves a kernel that waits for it, and is over all the same."""
-    cuda.is_busy = True
+    cuda.busy = {3}
     finish_device_work(limit_s=0.01)
 
 
 def test_a_rank_without_cuda_does_not_start_it(cuda: Any) -> None:
     """Most ranks have none."""
     cuda.initialised = False
-    cuda.error = RuntimeError("touched")
     finish_device_work()
+    assert cuda.asked == set()
 
 
 @pytest.mark.parametrize(
@@ -102,6 +127,8 @@ def test_a_rank_without_cuda_does_not_start_it(cuda: Any) -> None:
     [
         ("AcceleratorError: CUDA error: uncorrectable ECC error encountered", True),
         ("RuntimeError: CUDA error: CUDA-capable device(s) is/are busy or unavailable", True),
+        ("AcceleratorError: CUDA error: no CUDA-capable device is detected", True),
+        ("RuntimeError: no CUDA-capable device is detected", False),
         ("AcceleratorError: CUDA error: an illegal memory access was encountered", False),
         ("AcceleratorError: CUDA error: device-side assert triggered", False),
         ("AcceleratorError: CUDA error: out of memory", False),
@@ -139,3 +166,30 @@ def test_memory_left_behind_is_no_excuse_for_anything_worse(kind: Kind, cause: C
     assert verdict([outcome], world_size=1, gpu_memory=["g"], leaked=["sleep"]).cause is (
         Cause.LEAK if cause is Cause.GPU_MEMORY else cause
     )
+
+
+_PASSED = Verdict(Status.PASSED)
+_SKIPPED = Verdict(Status.SKIPPED, reason="a reason")
+_FAILED = Verdict(Status.FAILED, Cause.CRASH, "rank 1 was killed", culprit=1, victims=(0,))
+_STOPPED = Verdict(Status.FAILED, Cause.INTERRUPTED, "the run was stopped")
+_BLAMED = Verdict(Status.FAILED, Cause.INFRASTRUCTURE, "GPU 0: Xid 79; rank 1 was killed", culprit=1, victims=(0,))
+
+
+@pytest.mark.parametrize(
+    ("found", "faults", "lost", "expected"),
+    [
+        (_PASSED, [], "", _PASSED),
+        (_PASSED, ["GPU 0: Xid 79"], "", _PASSED),
+        (_SKIPPED, ["GPU 0: Xid 79"], "", _SKIPPED),
+        (_FAILED, [], "", _FAILED),
+        (_FAILED, ["GPU 0: Xid 79"], "", _BLAMED),
+        (_FAILED, [], "GPU 0: Xid 79", _BLAMED),
+        (_PASSED, [], "GPU 0: lost", Verdict(Status.FAILED, Cause.INFRASTRUCTURE, "GPU 0: lost")),
+        (_STOPPED, ["GPU 0: Xid 79"], "GPU 0: lost", _STOPPED),
+    ],
+)
+def test_a_broken_gpu_excuses_failures_and_a_lost_one_is_a_failure(
+    found: Verdict, faults: list[str], lost: str, expected: Verdict
+) -> None:
+    """Somebody would look for a bug in the test; or every later case would be the first to fail."""
+    assert blame_machine(found, faults=faults, lost=lost) == expected

@@ -12,9 +12,11 @@ import pytest
 from dist_testing.backends import Backend
 from dist_testing.errors import DistTestingError
 from dist_testing.gpus.simulated import NODES_VARIABLE
-from dist_testing.runner.needs import missing_need
+from dist_testing.runner.needs import Lack, missing_need
+from dist_testing.runner.report import broken_promise
 from dist_testing.skips import TEST_SKIPS, is_about_hardware
 from dist_testing.spec import Spec
+from tests.support.gpu_nodes import make_render_node
 
 
 def spec(
@@ -96,9 +98,30 @@ def test_the_reason_says_what_the_variable_has_to_do_with_it(
     reason = missing_need(spec(gpus_per_rank=1), 2)
     assert reason == (
         "Need at least 2 CUDA devices "
-        "(found 1; CUDA_VISIBLE_DEVICES='3,9,4': '9' is no device here, and CUDA ignores what follows)"
+        "(found 1; CUDA_VISIBLE_DEVICES='3,9,4': '9' is no device here, and what follows is ignored)"
     )
     assert is_about_hardware(reason)
+    text = broken_promise("test_x", spec(gpus_per_rank=1), reason)
+    assert text.splitlines()[-1] == "Correct CUDA_VISIBLE_DEVICES, or unset it to have every GPU of the machine."
+
+
+def test_a_variable_that_names_too_few_is_told(machine: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is wrong with it, and another machine would not help."""
+    machine.have(8)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    reason = missing_need(spec(gpus_per_rank=1), 2)
+    assert reason == "Need at least 2 CUDA devices (found 1; CUDA_VISIBLE_DEVICES names no more of 8)"
+    assert "Let CUDA_VISIBLE_DEVICES name 2 GPU(s)" in broken_promise("test_x", spec(gpus_per_rank=1), reason)
+
+
+def test_the_way_out_of_a_real_lack_is_another_machine(machine: SimpleNamespace) -> None:
+    """A variable that is all right is not to be corrected."""
+    machine.have(1)
+    reason = missing_need(spec(gpus_per_rank=1), 2)
+    assert reason is not None
+    assert broken_promise("test_x", spec(gpus_per_rank=1), reason).endswith(
+        "Run it on a machine that has the hardware, or without the promise."
+    )
 
 
 def test_a_folder_of_nodes_that_cannot_be_read_is_a_reason_and_no_traceback(
@@ -110,6 +133,9 @@ def test_a_folder_of_nodes_that_cannot_be_read_is_a_reason_and_no_traceback(
     assert reason is not None
     assert reason.startswith("Need at least 1 CUDA device (The GPUs of this machine cannot be counted")
     assert is_about_hardware(reason)
+    way_out = f"Let this user read it, or correct {NODES_VARIABLE} if that is set."
+    assert way_out in reason
+    assert broken_promise("test_x", spec(gpus_per_rank=1), reason).splitlines()[-1] == way_out
 
 
 def test_gpus_of_vendors_that_nobody_has_tried_are_said_not_to_be_looked_for(machine: SimpleNamespace) -> None:
@@ -119,6 +145,27 @@ def test_gpus_of_vendors_that_nobody_has_tried_are_said_not_to_be_looked_for(mac
     assert reason is not None
     assert "intel" in reason
     assert is_about_hardware(reason)
+
+
+def test_amds_gpus_are_counted_by_their_own_nodes_and_variable(
+    machine: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A backend for AMD's GPUs on a machine that also has NVIDIA's."""
+    machine.have(8)
+    machine.backends = {"nccl"}
+    for minor in (128, 129):
+        make_render_node(machine.nodes, minor)
+    amd = spec("nccl", gpus_per_rank=1, vendor="amd")
+    assert missing_need(amd, 2) is None
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert missing_need(amd, 2) is None
+    monkeypatch.setenv("HIP_VISIBLE_DEVICES", "1,7")
+    reason = missing_need(amd, 2)
+    assert reason is not None
+    assert "found 1; HIP_VISIBLE_DEVICES='1,7': '7' is no device here" in reason
+    assert "nobody has tried this on hardware" in reason
+    assert isinstance(reason, Lack)
+    assert reason.way_out.startswith("Correct HIP_VISIBLE_DEVICES")
 
 
 def test_a_torch_without_distributed_is_told(machine: SimpleNamespace) -> None:

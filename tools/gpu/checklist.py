@@ -93,7 +93,7 @@ def _steps() -> list[Step]:
         ),
         Step(
             "lease",
-            "a case that finds the GPU leased by this process says by whom, and fails at its limit",
+            "a case that finds the GPU leased by this process says by whom, and fails at half of its limit",
             _pytest(
                 "--dist-backend=nccl",
                 "--dist-world-size=1",
@@ -101,7 +101,7 @@ def _steps() -> list[Step]:
                 _NCCL,
             ),
             code=1,
-            output=r"could not be had within 3 s.*GPU 0: process \d+",
+            output=r"could not be had within 2 s.*GPU 0: process \d+",
             keeps_gpu=True,
             env={"CUDA_VISIBLE_DEVICES": "0"},
         ),

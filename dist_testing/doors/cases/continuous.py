@@ -13,6 +13,7 @@ from dist_testing.doors.rank_unittest import RankPipe, seed_generators
 from dist_testing.doors.session import current_session
 from dist_testing.errors import UsageError
 from dist_testing.gpus.devices import gpus_present, visible_gpus
+from dist_testing.gpus.vendors import NVIDIA, vendor_named
 from dist_testing.skips import TEST_SKIPS
 
 __all__ = ["ContinuousCase"]
@@ -184,8 +185,12 @@ class ContinuousCase(WorldCase):
             return default_world_size()
         import torch
 
-        is_cuda = device == "cuda"
-        count = len(visible_gpus(gpus_present()).gpus) if is_cuda else torch.get_device_module(device).device_count()
+        if device == "cuda":
+            # AMD's GPUs have that type, too.
+            vendor = vendor_named(current_session().engine.spec.backend.vendor) or NVIDIA
+            count = len(visible_gpus(gpus_present(vendor=vendor), vendor=vendor).gpus)
+        else:
+            count = torch.get_device_module(device).device_count()
         if not count:
             self.skipTest(TEST_SKIPS["no_cuda" if device == "cuda" else "no_accelerator"].message)
         return count

@@ -1,0 +1,56 @@
+"""AMD's GPUs, by the same interface as NVIDIA's. Tried with simulated nodes; nobody has tried it on hardware.
+
+Render nodes tell which GPUs are there. Their UUIDs are in no file, so GPUs are named by number, in the order of their
+PCI addresses.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from dist_testing.gpus.gpu import Found, Gpu, node_directory, node_names, why_closed
+from dist_testing.gpus.simulated import is_simulated
+
+__all__ = ["find_amd"]
+
+_NODE = re.compile(r"renderD([0-9]{1,4})")
+_PCI_VENDOR = "0x1002"
+# Every process and every container that computes on AMD's GPUs has it.
+_CONTROL_NODE = "kfd"
+# Of each node, a link to its PCI device. A folder of simulated nodes has the same path below it.
+_SYSTEM_DIRECTORY = "sys/class/drm"
+
+
+def find_amd(env: Mapping[str, str] = os.environ) -> Found:
+    """Every GPU that has a render node here which this process may open.
+
+    Raises:
+        GpuError: If the folder of the nodes cannot be read, or a simulated one does not exist.
+    """
+    folder = node_directory(env)
+    simulated = is_simulated(env)
+    if simulated:
+        node_names(folder, may_be_missing=False)
+    system = (folder if simulated else Path("/")) / _SYSTEM_DIRECTORY
+    names = node_names(folder / "dri", may_be_missing=True)
+    minors = sorted(int(match[1]) for name in names if (match := _NODE.fullmatch(name)))
+    nodes = [folder / "dri" / f"renderD{minor}" for minor in minors if _vendor(system, minor) == _PCI_VENDOR]
+    lacks = {node: why_closed(node) for node in nodes}
+    usable = sorted(
+        (node for node in nodes if not lacks[node]), key=lambda node: os.path.realpath(system / node.name / "device")
+    )
+    gpus = tuple(
+        Gpu(index, node, is_simulated=simulated, control=folder / _CONTROL_NODE) for index, node in enumerate(usable)
+    )
+    return Found(gpus, tuple(lack for lack in lacks.values() if lack))
+
+
+def _vendor(system: Path, minor: int) -> str:
+    try:
+        return (system / f"renderD{minor}" / "device" / "vendor").read_text("ascii", errors="replace").strip()
+    except OSError:
+        # Of a node that belongs to no PCI device.
+        return ""

@@ -1,0 +1,85 @@
+"""What a GPU is to this library, whoever makes it: a device node, and the names by which programs choose it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from dist_testing.errors import GpuError
+from dist_testing.gpus.simulated import NODES_VARIABLE
+
+__all__ = ["Found", "Gpu", "node_directory", "node_names", "why_closed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One GPU.
+
+    Attributes:
+        index: Its number among the machine's GPUs of this vendor that may be used here, in the order of their PCI
+            addresses; by device node if the driver does not tell those.
+        node: Its device node, which is what a lease locks.
+        uuid: As the vendor's variable takes it; "" if the driver does not tell.
+        model: The vendor's name for it; "" if the driver does not tell.
+        is_simulated: Whether it stands for a GPU only in tests.
+        control: The node on which processes queue for GPUs like this one.
+        is_mig: Whether it is in MIG mode: divided into instances, and not to be used as a whole.
+    """
+
+    index: int
+    node: Path
+    uuid: str = ""
+    model: str = ""
+    is_simulated: bool = False
+    control: Path = Path()
+    is_mig: bool = False
+
+    @property
+    def minor(self) -> int:
+        """The number in the name of its device node."""
+        name = self.node.name
+        return int(name[len(name.rstrip("0123456789")) :])
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """GPUs of one vendor on this machine.
+
+    Attributes:
+        gpus: Those that this process may use.
+        left_out: A line for each device node that is not one of theirs, with the reason.
+    """
+
+    gpus: tuple[Gpu, ...]
+    left_out: tuple[str, ...] = ()
+
+
+def node_directory(env: Mapping[str, str] = os.environ) -> Path:
+    """Where the device nodes are."""
+    return Path(env.get(NODES_VARIABLE) or "/dev")
+
+
+def node_names(folder: Path, *, may_be_missing: bool) -> list[str]:
+    """What is in a folder of device nodes.
+
+    Raises:
+        GpuError: If it cannot be read, or is not there although it has to be.
+    """
+    try:
+        return os.listdir(folder)
+    except OSError as error:
+        if may_be_missing and isinstance(error, FileNotFoundError):
+            return []
+        raise GpuError(
+            f"The GPUs of this machine cannot be counted: {folder}: {error.strerror}.\n"
+            "The folder of the device nodes cannot be read.\n"
+            f"Let this user read it, or correct {NODES_VARIABLE} if that is set."
+        ) from error
+
+
+def why_closed(node: Path) -> str:
+    """Why this process may not use a device node, such as one of another job; "" if it may."""
+    # The kernel answers for the device cgroup as well, with which Slurm and containers hand out subsets.
+    return "" if os.access(node, os.R_OK | os.W_OK) else f"{node}: this process may not open it"

@@ -1,0 +1,155 @@
+"""Errors and connections of GPUs, as a management library tells of them that was compiled for the test."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from dist_testing.gpus.gpu import Gpu
+from dist_testing.gpus.listing import listing
+from dist_testing.gpus.nvml import Nvml, open_nvml
+from dist_testing.gpus.simulated import NODES_VARIABLE, NVML_VARIABLE
+from dist_testing.gpus.xids import XidWatch
+from tests.support.fake_nvml import STATE_VARIABLE, FakeMachine, build_fake_nvml
+
+_GPUS = (Gpu(0, Path("/dev/nvidia4"), "GPU-four"), Gpu(1, Path("/dev/nvidia5"), "GPU-five"))
+_TO_FIVE = "link 4 00000000:1A:00.0"
+_TO_SWITCH = "link 4 00000000:C0:00.0"
+_REACHED = "peers 0 0"
+
+
+def _library(folder: Path, lacking: Sequence[str] = ()) -> Path:
+    path = build_fake_nvml(folder, lacking=lacking)
+    if path is None:
+        pytest.skip("there is no C compiler here")
+    return path
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The library's file."""
+    return _library(tmp_path_factory.mktemp("nvml"))
+
+
+@pytest.fixture
+def machine(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeMachine:
+    """The library is the one that this process finds."""
+    monkeypatch.setenv(NVML_VARIABLE, str(library))
+    monkeypatch.setenv(STATE_VARIABLE, str(tmp_path / "state"))
+    return FakeMachine(tmp_path / "state")
+
+
+@pytest.fixture
+def watch(machine: FakeMachine) -> Iterator[XidWatch]:
+    """Watches the first GPU; one error has happened before."""
+    machine.set(lines=("xid 4 79",))
+    watch = XidWatch(_GPUS[:1], open_nvml())
+    yield watch
+    watch.close()
+
+
+def test_errors_of_the_hardware_are_told_once(watch: XidWatch, machine: FakeMachine) -> None:
+    """The next case on the same ranks would be excused by the last one's error."""
+    assert watch.hardware_faults() == []
+    machine.set(lines=("xid 4 79", "xid 4 48", "xid 4 48", "xid 4 95"))
+    assert watch.hardware_faults() == [
+        "GPU 0 (/dev/nvidia4): Xid 48, memory error that ECC cannot correct",
+        "GPU 0 (/dev/nvidia4): Xid 95, memory error that ECC cannot correct, not contained",
+    ]
+    assert watch.hardware_faults() == []
+
+
+@pytest.mark.parametrize("number", [13, 31, 43, 45, 63, 68, 92, 154])
+def test_errors_that_a_program_can_cause_accuse_nobody(watch: XidWatch, machine: FakeMachine, number: int) -> None:
+    """An illegal access of a kernel under test is an Xid, too."""
+    machine.set(lines=("xid 4 79", f"xid 4 {number}"))
+    assert watch.hardware_faults() == []
+
+
+def test_errors_of_somebody_elses_gpu_are_not_ours(watch: XidWatch, machine: FakeMachine) -> None:
+    """A broken GPU would excuse the failures on all others."""
+    machine.set(lines=("xid 4 79", "xid 5 79"))
+    assert watch.hardware_faults() == []
+
+
+def test_a_watch_that_is_closed_lets_go_of_the_library(library: Path, machine: FakeMachine) -> None:
+    """A run with a thousand cases would collect as many."""
+    count = ctypes.CDLL(str(library)).fakeEventSets
+    before = count()
+    watch = XidWatch(_GPUS, open_nvml())
+    assert count() == before + 1
+    watch.close()
+    assert count() == before
+    assert watch.hardware_faults() == []
+
+
+@pytest.mark.parametrize("function", ["nvmlEventSetCreate", "nvmlDeviceRegisterEvents", "nvmlEventSetWait_v2"])
+def test_a_library_without_events_says_nothing(
+    tmp_path: Path, machine: FakeMachine, monkeypatch: pytest.MonkeyPatch, function: str
+) -> None:
+    """An old driver, or one that does not let this user watch."""
+    monkeypatch.setenv(NVML_VARIABLE, str(_library(tmp_path, (function,))))
+    watch = XidWatch(_GPUS, open_nvml())
+    machine.set(lines=("xid 4 79",))
+    assert watch.hardware_faults() == []
+    watch.close()
+
+
+def test_no_library_is_nobody_to_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Most machines have none."""
+    monkeypatch.setenv(NVML_VARIABLE, "/no/such/library")
+    watch = XidWatch(_GPUS, open_nvml())
+    assert watch.hardware_faults() == []
+    watch.close()
+
+
+def _connection(nvml: Nvml) -> str:
+    four, five = nvml.gpus()
+    return nvml.connection(four, five)
+
+
+@pytest.mark.parametrize(
+    ("lines", "lacking", "expected"),
+    [
+        ([], (), "PIX"),
+        ([_TO_FIVE, _TO_FIVE, _TO_SWITCH, _REACHED], (), "NV2, PIX"),
+        ([_TO_SWITCH] * 18 + [_REACHED], (), "NV18, PIX"),
+        ([_TO_SWITCH, "peers 0 5"], (), "PIX"),
+        (["peers 1 5"], (), "PIX, no peer access"),
+        ([_TO_FIVE, _REACHED], ("nvmlDeviceGetP2PStatus",), "NV1, PIX"),
+        ([_TO_SWITCH, _REACHED], ("nvmlDeviceGetP2PStatus",), "PIX"),
+        ([_TO_FIVE, _REACHED], ("nvmlDeviceGetNvLinkState",), "NV, PIX"),
+        ([_TO_FIVE, _TO_SWITCH, _REACHED], ("nvmlDeviceGetNvLinkRemotePciInfo_v2",), "NV2, PIX"),
+        ([_TO_FIVE, _REACHED], ("nvmlDeviceGetTopologyCommonAncestor",), "NV1"),
+        ([], ("nvmlDeviceGetTopologyCommonAncestor", "nvmlDeviceGetP2PStatus", "nvmlDeviceGetNvLinkState"), ""),
+    ],
+)
+def test_what_lies_between_two_gpus_is_told_as_far_as_the_driver_tells(
+    tmp_path: Path,
+    machine: FakeMachine,
+    monkeypatch: pytest.MonkeyPatch,
+    lines: Sequence[str],
+    lacking: Sequence[str],
+    expected: str,
+) -> None:
+    """Two GPUs that reach each other through the host alone are why a test is slow, or out of shared memory."""
+    if lacking:
+        monkeypatch.setenv(NVML_VARIABLE, str(_library(tmp_path, lacking)))
+    machine.set(lines=lines)
+    with open_nvml() as opened:
+        assert opened is not None
+        assert _connection(opened) == expected
+
+
+def test_the_listing_shows_nvlink(machine: FakeMachine, tmp_path: Path) -> None:
+    """People look there to choose two that are close."""
+    nodes = tmp_path / "dev"
+    nodes.mkdir()
+    for name in ("nvidia4", "nvidia5", "nvidiactl"):
+        (nodes / name).touch()
+    machine.set(lines=[_TO_FIVE, _TO_FIVE, _REACHED])
+    assert "  0 - 1: NV2, PIX" in listing({**os.environ, NODES_VARIABLE: str(nodes)})

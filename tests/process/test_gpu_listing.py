@@ -1,0 +1,128 @@
+"""`python -m dist_testing.gpus` where something is wrong with the machine: when people come to look."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from dist_testing.gpus import nvidia
+from dist_testing.gpus.devices import gpus_present, visible_gpus
+from dist_testing.gpus.simulated import NODES_VARIABLE, NVML_VARIABLE
+from tests.support.fake_nvml import STATE_VARIABLE, build_fake_nvml
+from tests.support.gpu_nodes import break_node, make_render_node
+
+_LIMIT_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The management library's file."""
+    path = build_fake_nvml(tmp_path_factory.mktemp("nvml"))
+    if path is None:
+        pytest.skip("there is no C compiler here")
+    return path
+
+
+@pytest.fixture
+def nodes(tmp_path: Path) -> Path:
+    """Two GPUs."""
+    folder = tmp_path / "dev"
+    folder.mkdir()
+    for name in ("nvidia0", "nvidia1", "nvidiactl"):
+        (folder / name).touch()
+    return folder
+
+
+def machine(nodes: Path, library: Path, *ends: str) -> dict[str, str]:
+    """Variables of a machine whose library says that its GPUs have ended so."""
+    state = nodes.parent / "state"
+    lines = [f"gpu {i} GPU-{i} 00000000:{i}b:00.0 107374182400 0 {end}" for i, end in enumerate(ends)]
+    state.write_text("\n".join(lines), encoding="ascii")
+    return {NODES_VARIABLE: str(nodes), NVML_VARIABLE: str(library), STATE_VARIABLE: str(state)}
+
+
+def listed(env: Mapping[str, str]) -> str:
+    """What the program prints, as people start it."""
+    ended = subprocess.run(
+        [sys.executable, "-m", "dist_testing.gpus"],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=_LIMIT_S,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **env},
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    return ended.stdout
+
+
+def test_a_lost_gpu_does_not_hide_the_others(nodes: Path, library: Path) -> None:
+    """Of eight GPUs one is lost, and the program that should show it shows nothing."""
+    first, second = listed(machine(nodes, library, "lost", "")).split("GPU 0: ")[1].split("GPU 1: ")
+    assert "the driver says that the GPU is lost" in first
+    assert "See the kernel's log" in first
+    assert "memory: 0.0 of 100.0 GiB in use" in second
+
+
+def test_a_gpu_that_was_lost_before_is_counted(nodes: Path, library: Path) -> None:
+    """The library does not say which one."""
+    text = listed(machine(nodes, library, "gone", ""))
+    assert "the driver has lost 1 GPU(s), and does not say which" in text
+    assert text.startswith("2 GPU(s)")
+
+
+def test_a_node_that_may_be_a_lost_gpus_stays(nodes: Path, library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its lease says what has happened to it; one GPU fewer would say nothing."""
+    env = machine(nodes, library, "gone", "")
+    monkeypatch.setenv(STATE_VARIABLE, env.pop(STATE_VARIABLE))
+    monkeypatch.setattr(nvidia, "node_directory", lambda env: nodes)
+    monkeypatch.setattr(nvidia, "_told_by_driver", dict)
+    copy = str(shutil.copy(library, nodes.parent))
+    # As on a machine whose GPUs are real; what the library said is kept, so it is another library.
+    assert [gpu.minor for gpu in gpus_present({NVML_VARIABLE: copy})] == [1, 0]
+
+
+def test_why_there_is_no_library_is_told_in_its_words(nodes: Path, library: Path) -> None:
+    """A driver of another version than the library is repaired in another way than a missing library."""
+    env = {NODES_VARIABLE: str(nodes), NVML_VARIABLE: str(library)}
+    assert f"no management library ({library}: nvmlInit_v2: Unknown Error (error 999))" in listed(env)
+    assert "/no/such/library: cannot open shared object file" in listed({**env, NVML_VARIABLE: "/no/such/library"})
+    assert "a real one knows nothing of them" in listed({NODES_VARIABLE: str(nodes)})
+
+
+def test_a_gpu_in_mig_mode_is_refused_with_its_reason(
+    nodes: Path, library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CUDA shows an instance of it, or nothing, to a test that was promised a GPU."""
+    env = machine(nodes, library, "mig", "")
+    monkeypatch.setenv(STATE_VARIABLE, env[STATE_VARIABLE])
+    assert [gpu.is_mig for gpu in gpus_present(env)] == [True, False]
+    assert [gpu.index for gpu in visible_gpus(gpus_present(env), env).gpus] == [1]
+    assert f"GPU 0 ({nodes}/nvidia0) in MIG mode, and MIG instances are not handed out" in listed(env)
+
+
+def test_a_variable_that_is_wrong_is_to_be_corrected(nodes: Path) -> None:
+    """Another machine would not help."""
+    text = listed({NODES_VARIABLE: str(nodes), "CUDA_VISIBLE_DEVICES": "0,0"})
+    assert "Correct CUDA_VISIBLE_DEVICES, or unset it" in text
+
+
+def test_a_node_that_cannot_be_opened_is_not_called_free(nodes: Path) -> None:
+    """People would wait for a test that never starts on it."""
+    break_node(nodes / "nvidia1")
+    first, second = listed({NODES_VARIABLE: str(nodes)}).split("GPU 1: ")
+    assert "free: nobody has leased it" in first
+    assert second.splitlines()[1] == "  cannot be used: No such device or address"
+
+
+def test_amds_gpus_are_listed_and_what_was_not_tried_is_said(nodes: Path) -> None:
+    """Nobody can trust what does not say how far it was tried."""
+    make_render_node(nodes, 128)
+    text = listed({NODES_VARIABLE: str(nodes)})
+    assert f"AMD GPU 0: {nodes}/dri/renderD128, free: nobody has leased it" in text
+    assert "nobody has tried this on hardware" in text

@@ -1,0 +1,179 @@
+"""Which GPUs are found, vendor by vendor, and what ranks are told of them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dist_testing.gpus import nvidia
+from dist_testing.gpus.gpu import Gpu
+from dist_testing.gpus.lease import Lease
+from dist_testing.gpus.simulated import NODES_VARIABLE
+from dist_testing.gpus.vendors import AMD, NVIDIA, Vendor, vendor_named
+from dist_testing.gpus.world import WorldGpus
+from dist_testing.gpus.xids import XidWatch
+from tests.support.gpu_nodes import make_render_node
+
+# A library that nobody finds.
+_NO_LIBRARY = {"DIST_TESTING_NVML": "/no/such/library"}
+
+
+@pytest.fixture
+def tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, int, str], None]:
+    """Makes NVIDIA's driver list a GPU: its address, minor number and UUID. Nodes are in `dev`."""
+    driver, nodes = tmp_path / "proc", tmp_path / "dev"
+    nodes.mkdir()
+    monkeypatch.setattr(nvidia, "node_directory", lambda env: nodes)
+    monkeypatch.setattr(nvidia, "_DRIVER_DIRECTORY", driver)
+
+    def tell(address: str, minor: int, uuid: str) -> None:
+        (nodes / f"nvidia{minor}").touch()
+        (driver / address).mkdir(parents=True)
+        text = f"Model: \t\t NVIDIA H200\nIRQ:   \t\t 16\nGPU UUID: \t {uuid}\nDevice Minor: \t {minor}\nno colon\n"
+        (driver / address / "information").write_text(text)
+
+    return tell
+
+
+def test_the_driver_tells_names_and_order(tell: Callable[[str, int, str], None], tmp_path: Path) -> None:
+    """The numbers of device nodes may be in another order than the one in which CUDA counts."""
+    tell("0000:86:00.0", 0, "GPU-????????")
+    tell("0000:3b:00.0", 1, "GPU-b")
+    (tmp_path / "proc" / "0000:99:00.0").mkdir()
+    found = NVIDIA.find(_NO_LIBRARY)
+    # Nothing has opened the second one yet, so its UUID is not known.
+    assert [(gpu.index, gpu.minor, gpu.uuid, gpu.model) for gpu in found.gpus] == [
+        (0, 1, "GPU-b", "NVIDIA H200"),
+        (1, 0, "", "NVIDIA H200"),
+    ]
+    assert found.left_out == ()
+
+
+def test_a_node_that_the_driver_does_not_list_is_no_gpu(tell: Callable[[str, int, str], None], tmp_path: Path) -> None:
+    """Nodes outlive GPUs: a promise of two would be kept by one, and the second rank would find no device."""
+    tell("0000:3b:00.0", 0, "GPU-a")
+    stale = tmp_path / "dev" / "nvidia5"
+    stale.touch()
+    found = NVIDIA.find(_NO_LIBRARY)
+    assert [gpu.minor for gpu in found.gpus] == [0]
+    assert found.left_out == (f"{stale}: the driver has no such GPU",)
+
+
+def test_where_the_driver_lists_nothing_the_nodes_count(tell: Callable[[str, int, str], None], tmp_path: Path) -> None:
+    """Containers hide its files."""
+    (tmp_path / "dev" / "nvidia5").touch()
+    assert [gpu.minor for gpu in NVIDIA.find(_NO_LIBRARY).gpus] == [5]
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that every user of the machine may read, unlike pytest's."""
+    folder = Path(tempfile.mkdtemp())
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("vendor", [NVIDIA, AMD], ids=lambda vendor: vendor.name)
+def test_nodes_that_this_process_may_not_open_do_not_count(vendor: Vendor, open_folder: Path) -> None:
+    """Slurm and containers show all nodes, and let a job open its own: the others' numbers are not CUDA's."""
+    for minor in range(3):
+        (open_folder / f"nvidia{minor}").touch()
+        make_render_node(open_folder, minor)
+    for folder in (open_folder, open_folder / "dri"):
+        for path in folder.iterdir():
+            if path.is_file():
+                path.chmod(0o666)
+    closed = [open_folder / "nvidia0", open_folder / "dri" / "renderD0"]
+    for path in closed:
+        path.chmod(0)
+
+    def look() -> tuple[list[list[int]], list[str]]:
+        found = vendor.find({NODES_VARIABLE: str(open_folder)})
+        return [[gpu.index, gpu.minor] for gpu in found.gpus], list(found.left_out)
+
+    gpus, left_out = _as_nobody(look)
+    assert gpus == [[0, 1], [1, 2]]
+    assert left_out == [f"{closed[vendor is AMD]}: this process may not open it"]
+
+
+def _as_nobody(look: Callable[[], object]) -> Any:
+    """What a process without root's rights finds."""
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            if os.geteuid() == 0:
+                os.setgroups([])
+                os.setresgid(65534, 65534, 65534)
+                os.setresuid(65534, 65534, 65534)
+            os.write(write, json.dumps(look()).encode())
+        except OSError as error:
+            os.write(write, f"cannot: {error}".encode())
+        finally:
+            os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as pipe:
+        text = pipe.read()
+    os.waitpid(pid, 0)
+    if text.startswith("cannot"):
+        pytest.skip(f"only where root may become another user: {text}")
+    return json.loads(text)
+
+
+def test_amds_gpus_are_those_render_nodes_that_amd_made(tmp_path: Path) -> None:
+    """Other vendors' GPUs have render nodes, too, and machines with AMD's processors one inside."""
+    make_render_node(tmp_path, 130, address="0000:03:00.0")
+    make_render_node(tmp_path, 129, vendor="0x8086")
+    make_render_node(tmp_path, 128, address="0000:83:00.0")
+    (tmp_path / "dri" / "renderD131").touch()
+    (tmp_path / "dri" / "card0").touch()
+    found = AMD.find({NODES_VARIABLE: str(tmp_path)})
+    assert [(gpu.index, gpu.minor, gpu.is_simulated) for gpu in found.gpus] == [(0, 130, True), (1, 128, True)]
+    assert {gpu.control for gpu in found.gpus} == {tmp_path / "kfd"}
+    assert found.left_out == ()
+
+
+def test_a_machine_without_render_nodes_has_none(tmp_path: Path) -> None:
+    """Most machines."""
+    assert AMD.find({NODES_VARIABLE: str(tmp_path)}).gpus == ()
+
+
+def test_backends_of_a_vendor_that_is_not_known_get_nothing() -> None:
+    """A lease on another vendor's GPUs would be worse."""
+    assert (vendor_named("nvidia"), vendor_named("amd")) == (NVIDIA, AMD)
+    assert vendor_named("intel") is None
+    assert vendor_named("") is None
+
+
+def test_worlds_lease_amds_gpus_and_tell_their_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """HIP reads another variable than CUDA, and NVIDIA's library knows nothing of its memory."""
+    for minor in (128, 129):
+        make_render_node(tmp_path, minor)
+    monkeypatch.setenv(NODES_VARIABLE, str(tmp_path))
+    monkeypatch.setenv("HIP_VISIBLE_DEVICES", "1")
+    world = WorldGpus.take(1, AMD, limit_s=0, on_wait=lambda _: None)
+    try:
+        assert world.env() == {"HIP_VISIBLE_DEVICES": "1"}
+        assert [gpu.node.name for gpu in world.lease.gpus] == ["renderD129"]
+        assert world.memory_left() == []
+    finally:
+        world.release()
+
+
+@pytest.mark.parametrize(
+    ("uuids", "expected"), [(("GPU-a", "GPU-b"), "GPU-a,GPU-b"), (("GPU-a", ""), "0,1"), (("", ""), "0,1")]
+)
+def test_ranks_get_all_uuids_or_all_numbers(uuids: tuple[str, str], expected: str) -> None:
+    """Of a list of both kinds CUDA reads those of the first kind, so a rank would lack its GPU."""
+    gpus = tuple(Gpu(index, Path(f"/dev/nvidia{index}"), uuid) for index, uuid in enumerate(uuids))
+    world = WorldGpus(Lease(gpus, (), 0.0), 0.0, {}, XidWatch(gpus, contextlib.nullcontext()), 0.0, NVIDIA)
+    assert world.env() == {"CUDA_VISIBLE_DEVICES": expected, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
