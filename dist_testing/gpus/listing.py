@@ -115,9 +115,8 @@ def _for_bazel(count: int) -> list[str]:
     if not count:
         return ["for Bazel: this machine has no GPU to promise; leave //dist_testing/config:gpus at auto"]
     return [
-        "for user.bazelrc, so that Bazel counts them too:",
+        "for user.bazelrc, so that Bazel runs as many tests at once as there are GPUs for:",
         f"  test --local_resources=gpu={count}",
-        f"  build:gpu --@dist_testing//dist_testing/config:gpus={count}",
     ]
 
 
