@@ -8,9 +8,9 @@ everything is as it should be; takes a few minutes.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -19,139 +19,55 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.support.nested_bazel import ROOT, Done, NestedBazel, nested_bazel, scratch_folder
+from tests.remote.cluster import Client, Cluster, ComplaintError, Result, expect, read_results, running_cluster
+from tests.support.nested_bazel import ROOT, nested_bazel, scratch_folder
 
 # Read by the second client from the cache, too.
 SUITE = ("//tests:all", "//tests/threaded:all", "//tests/unit:all", "//tests/bazel:counting_gloo", "//tools/python:all")
-POOLS = ("cpu=2", "gpu2=1:gpus=2", "gpu8=1:gpus=8")
+POOLS = ("cpu=2", "gpu2=1:gpus=2", "gpu8=1:gpus=8,present=0")
 
 WHEELS = ("pypi", "pypi_archive", "pypi_rbe", "pypi_unit", "pypi_unit_archive")
 
 # Bazel's exit statuses.
 TESTS_FAILED = 3
+INTERRUPTED = 8
 REMOTE_ERROR = 34
 
 # Until a test waits for its bell: also the second time, after its worker's death has been noticed. Seconds.
 START_LIMIT_S = 120.0
+# Until the cluster says why a job waits. Seconds.
+EXPLAIN_LIMIT_S = 60.0
 # The error of an executor that is not there. Seconds.
 DOWN_LIMIT_S = 10.0
-
-_SHOWN = 6000
-
-
-class ComplaintError(Exception):
-    """Something is not as it should be."""
-
-
-def expect(what: str, expected: object, found: object, output: str = "") -> None:
-    """Compare."""
-    if expected != found:
-        sys.stderr.write(output[-_SHOWN:])
-        raise ComplaintError(f"{what}: expected {expected!r}, found {found!r}")
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """A test action, by the build events: its status, and whether it "ran" or came from a "remote" or "local" cache."""
-
-    status: str
-    origin: str
-
-
-@dataclass(frozen=True, slots=True)
-class Tested:
-    """A `bazel test` that has ended.
-
-    Attributes:
-        done: Its status and output.
-        results: Of every target with a result, those of its shards.
-    """
-
-    done: Done
-    results: dict[str, list[Result]]
-
-    @property
-    def origins(self) -> set[str]:
-        """Where results come from."""
-        return {result.origin for results in self.results.values() for result in results}
-
-
-@dataclass(frozen=True, slots=True)
-class Cluster:
-    """The cluster.
-
-    Attributes:
-        name: By which its commands know it.
-        program: `//tools/rbe`, built.
-        endpoint: For Bazel.
-    """
-
-    name: str
-    program: Path
-    endpoint: str = ""
-
-    def call(self, command: str, *arguments: str) -> str:
-        """Run one of its commands; returns what it answers.
-
-        Raises:
-            ComplaintError: If it fails.
-        """
-        done = subprocess.run(
-            [str(self.program), command, "--name", self.name, *arguments], capture_output=True, text=True, check=False
-        )
-        expect(f"rbe {command} {' '.join(arguments)}", 0, done.returncode, done.stderr)
-        return done.stdout
-
-
-@dataclass(slots=True)
-class Client:
-    """Somebody who uses the cluster."""
-
-    bazel: NestedBazel
-    scratch: Path
-    count: int = field(default=0)
-
-    def test(self, *arguments: str) -> Tested:
-        """Run `bazel test --config=rbe_local`, however it ends."""
-        self.count += 1
-        events = self.scratch / f"events-{self.bazel.output_root.name}-{self.count}.json"
-        done = self.bazel.run("test", "--config=rbe_local", f"--build_event_json_file={events}", *arguments)
-        return Tested(done, _results(events))
-
-
-def _results(events: Path) -> dict[str, list[Result]]:
-    results: dict[str, list[Result]] = {}
-    for line in events.read_text(encoding="utf-8").splitlines():
-        event = json.loads(line)
-        if "testResult" in event["id"] and "testResult" in event:
-            result = event["testResult"]
-            is_remote = result.get("executionInfo", {}).get("cachedRemotely", False)
-            origin = "remote" if is_remote else "local" if result.get("cachedLocally") else "ran"
-            results.setdefault(event["id"]["testResult"]["label"], []).append(Result(result["status"], origin))
-    return results
+# The error of one that is silent, which has to be told from a slow one. Seconds.
+SILENT_LIMIT_S = 30.0
 
 
 # --- What is checked -------------------------------------------------------------------------------------------------
 
 
-def check_lane(client: Client, ci: Path) -> None:
-    """The recipe runs the suite on the cluster, and is green."""
+def _run_lane(client: Client, ci: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the recipe on a client's server."""
     program = client.scratch / "bazel"
     # The recipe gives a command and its options; which server it is, is not its business.
     start = f'exec {client.bazel.bazel} --output_user_root={client.bazel.output_root} "$@"'
     program.write_text(f"#!/bin/sh\n{start}\n", encoding="utf-8")
     program.chmod(0o755)
-    done = subprocess.run(
-        [str(ci), f"--bazel={program}", "--config=rbe_local", *SUITE],
+    return subprocess.run(
+        [str(ci), f"--bazel={program}", "--config=rbe_local", *arguments],
         cwd=client.bazel.workspace,
         env={**os.environ, "BUILD_WORKSPACE_DIRECTORY": str(client.bazel.workspace)},
         capture_output=True,
         text=True,
         check=False,
     )
+
+
+def check_lane(client: Client, ci: Path) -> None:
+    """The recipe runs the suite on the cluster, and is green."""
+    done = _run_lane(client, ci, *SUITE)
     expect("the lane's exit status", 0, done.returncode, done.stdout + done.stderr)
     expect("the lane is green", True, "\nci: green: " in done.stdout, done.stdout)
     print("\n".join(done.stdout.splitlines()[-4:]), flush=True)
@@ -231,6 +147,63 @@ def check_promises(clients: Sequence[Client], scratch: Path) -> None:
     ):
         tested = client.test(*options, target)
         expect(f"a test that skips, {what}", {target: [expected]}, tested.results, tested.done.output)
+
+
+# Shows what the test has written for the executor, which Bazel does not bring.
+_TELL_INFRASTRUCTURE = '"$@"; status=$?; echo infrastructure: $(cat $TEST_INFRASTRUCTURE_FAILURE_FILE); exit $status'
+
+
+def check_broken_pool(client: Client) -> None:
+    """A pool that lacks its GPUs fails tests with that reason, and tells the executor; nothing of it is remembered."""
+    target = "//tests:pg_wrapper_cuda_gloo"
+    promised = (
+        "--//dist_testing/config:gpus=pools",
+        "--test_output=errors",
+        f"--run_under=sh -c '{_TELL_INFRASTRUCTURE}' --",
+    )
+    for turn in ("first", "second"):
+        tested = client.test(*promised, target)
+        output = tested.done.output
+        expect(f"a test in a pool without its GPUs, {turn} time", TESTS_FAILED, tested.done.status, output)
+        expect("its results", {Result("FAILED", "ran")}, set(tested.results[target]), output)
+        expect("the reason is told", True, "promised hardware missing: Need at least" in output, output)
+        expect("the number is told", True, "(found 0" in output, output)
+        told = [line for line in output.splitlines() if line.startswith("infrastructure: ")]
+        expect("what the executor is told", True, any("promised hardware missing" in line for line in told), output)
+
+
+def check_pools(client: Client) -> None:
+    """The conformance kit finds what the cluster's pools are like, and that one of them lies."""
+    kit = "//tools/rbe/pool_check"
+    tested = client.test("--keep_going", "--test_output=errors", f"{kit}:pool_check", f"{kit}:gpu2", f"{kit}:gpu8")
+    statuses = {label: results[0].status for label, results in tested.results.items()}
+    expected = {f"{kit}:pool_check": "PASSED", f"{kit}:gpu2": "PASSED", f"{kit}:gpu8": "FAILED"}
+    expect("what the kit says of the pools", expected, statuses, tested.done.output)
+    reason = "| gpus | FAILED | 0 simulated GPU(s), and 8 are declared: the pool does not keep its promise |"
+    expect("the promise that is not kept", True, reason in tested.done.output, tested.done.output)
+
+
+def check_unknown_pool(client: Client, cluster: Cluster, pool: ThreadPoolExecutor) -> None:
+    """A job that no worker takes waits, and the cluster says for what."""
+    events = client.scratch / "events-unknown-pool.json"
+    running = client.start("--build_event_json_file", str(events), "//tools/rbe/pool_check:pool_check.nobody")
+    told = pool.submit(running.communicate)
+    try:
+        _wait_status(cluster, "Pool=dist-testing-pool-check-nobody, and no worker offers it (offered: ")
+    finally:
+        running.send_signal(signal.SIGINT)
+        output = "".join(told.result())
+    expect("an interrupted client", INTERRUPTED, running.returncode, output)
+    passed = {label for label, results in read_results(events).items() if results[0].status == "PASSED"}
+    expect("what ran of it", set(), passed, output)
+
+
+def _wait_status(cluster: Cluster, text: str) -> None:
+    deadline = time.monotonic() + EXPLAIN_LIMIT_S
+    while text not in (status := cluster.call("status")):
+        if time.monotonic() > deadline:
+            raise ComplaintError(f"the status does not say {text!r}:\n{status}")
+        time.sleep(0.2)
 
 
 @contextmanager
@@ -326,6 +299,19 @@ def check_down(client: Client) -> None:
     expect(f"{elapsed_s:.1f} s are less than {DOWN_LIMIT_S} s", True, elapsed_s < DOWN_LIMIT_S, done.output)
 
 
+def check_silent(client: Client, ci: Path) -> None:
+    """An executor that takes calls and says nothing, for which Bazel would wait an hour, is an error of the lane."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        began = time.monotonic()
+        address = f"grpc://127.0.0.1:{silent.getsockname()[1]}"
+        done = _run_lane(client, ci, f"--remote_executor={address}", "//tests/unit:test_wire")
+        elapsed_s = time.monotonic() - began
+    output = done.stdout + done.stderr
+    expect("a lane whose executor is silent", REMOTE_ERROR, done.returncode, output)
+    expect("the error is told", True, f"{address}: no use of the remote executor: " in output, output)
+    expect(f"{elapsed_s:.1f} s are less than {SILENT_LIMIT_S} s", True, elapsed_s < SILENT_LIMIT_S, output)
+
+
 # --- What it is checked with -----------------------------------------------------------------------------------------
 
 
@@ -361,16 +347,6 @@ def _shared_wheels() -> list[str]:
     return [f"--override_repository=+python_env+{name}={external}/+python_env+{name}" for name in WHEELS]
 
 
-@contextmanager
-def _running_cluster(program: Path) -> Iterator[Cluster]:
-    cluster = Cluster(f"check-{os.getpid()}", program)
-    pools = [argument for pool in POOLS for argument in ("--pool", pool)]
-    try:
-        yield Cluster(cluster.name, program, cluster.call("up", "--port", "0", *pools).strip())
-    finally:
-        cluster.call("down")
-
-
 def _say(text: str) -> None:
     print(f"remote_check.py: {text}", flush=True)
 
@@ -381,10 +357,14 @@ CHECKS = (
     "routing",
     "failures",
     "promises",
+    "broken_pool",
+    "pools",
+    "unknown_pool",
     "two_at_once",
     "lost_worker",
     "lost_server",
     "down",
+    "silent",
 )
 
 
@@ -407,7 +387,7 @@ def _check(wanted: Sequence[str], stack: ExitStack) -> None:
     built = first.bazel.run("build", "//tools/rbe", "//tools/ci")
     expect("building the programs", 0, built.status, built.output)
     programs = Path(first.bazel.run("info", "bazel-bin").stdout.strip(), "tools")
-    cluster = stack.enter_context(_running_cluster(programs / "rbe" / "rbe"))
+    cluster = stack.enter_context(running_cluster(programs / "rbe" / "rbe", POOLS))
     _add_flags(workspace, [f"build:rbe_local --remote_executor={cluster.endpoint}"])
     pool = stack.enter_context(ThreadPoolExecutor())
     checks: dict[str, Callable[[], None]] = {
@@ -416,10 +396,14 @@ def _check(wanted: Sequence[str], stack: ExitStack) -> None:
         "routing": lambda: check_routing(second),
         "failures": lambda: check_failures(second),
         "promises": lambda: check_promises((first, second), scratch),
+        "broken_pool": lambda: check_broken_pool(second),
+        "pools": lambda: check_pools(second),
+        "unknown_pool": lambda: check_unknown_pool(second, cluster, pool),
         "two_at_once": lambda: check_two_at_once((first, second), pool),
         "lost_worker": lambda: check_lost_worker(first, cluster, pool),
         "lost_server": lambda: check_lost_server(first, cluster, pool),
         "down": lambda: check_down(first),
+        "silent": lambda: check_silent(first, programs / "ci" / "ci"),
     }
     for name in wanted:
         began = time.monotonic()

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
 import fcntl
 import hashlib
 import importlib
@@ -42,6 +43,9 @@ LIMIT_VARIABLE = "DIST_TESTING_WHEELS_CACHE_BYTES"
 
 # Room for three installations of torch with CUDA. Bytes.
 _DEFAULT_LIMIT_BYTES = 16 << 30
+
+# A file system that cannot lock, or that became one that cannot be written: a cache is only a help.
+_NO_CACHE = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EROFS)
 
 # How much of the archive is hashed and written at a time. Bytes.
 _CHUNK_BYTES = 1 << 20
@@ -137,27 +141,52 @@ def unpacked(archive: Path) -> CacheEntry:
     # The virtual environment beside the packages is of one interpreter.
     interpreter = hashlib.sha256(os.path.realpath(sys.executable).encode()).hexdigest()[:8]
     key = f"{description.sha256}-{interpreter}"
+    tar = archive / "site.tar"
     cache = _cache()
-    if cache is None:
-        folder = Path(tempfile.mkdtemp(prefix="wheels-", dir=os.environ.get("TEST_TMPDIR")))
-        atexit.register(_remove_if_ours, folder, os.getpid())
-        return _unpack(archive / "site.tar", description, folder / "unpacked")
+    if cache is not None:
+        try:
+            return _cached(cache, key, tar, description)
+        except OSError as error:
+            if error.errno not in _NO_CACHE:
+                raise WheelsArchiveError(
+                    f"{cache}: the cache of unpacked Python packages cannot be used ({error}).\n"
+                    "The disk is full, or the folder is not this user's alone to change.\n"
+                    f"Make room, or name another folder: --test_env={CACHE_VARIABLE}=/path."
+                ) from None
+    return _private(tar, description)
+
+
+def _cached(cache: Path, key: str, tar: Path, description: _Description) -> CacheEntry:
     lock = os.open(cache / f"{key}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    _held.append(lock)
-    entry = CacheEntry(cache / key)
-    while True:
-        # Held until this process ends: nobody removes what is in use.
-        fcntl.flock(lock, fcntl.LOCK_SH)
-        if entry.folder.is_dir():
-            # The time of the last use.
-            os.utime(lock)
-            return entry
-        # Whoever comes second waits here, and then finds the folder. Going back to the shared lock is not one step:
-        # in between, somebody who needs room may take the folder away again.
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not entry.folder.is_dir():
-            _make_room(cache, description.bytes)
-            _unpack(archive / "site.tar", description, entry.folder)
+    try:
+        entry = CacheEntry(cache / key)
+        while True:
+            # Held until this process ends: nobody removes what is in use.
+            fcntl.flock(lock, fcntl.LOCK_SH)
+            if entry.folder.is_dir():
+                # The time of the last use.
+                os.utime(lock)
+                _held.append(lock)
+                return entry
+            # Whoever comes second waits here, and then finds the folder. Going back to the shared lock is not one step:
+            # in between, somebody who needs room may take the folder away again.
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not entry.folder.is_dir():
+                _make_room(cache, description.bytes)
+                _unpack(tar, description, entry.folder)
+    except BaseException:
+        os.close(lock)
+        raise
+
+
+def _private(tar: Path, description: _Description) -> CacheEntry:
+    parent = os.environ.get("TEST_TMPDIR")
+    try:
+        folder = Path(tempfile.mkdtemp(prefix="wheels-", dir=parent))
+    except OSError as error:
+        raise _no_room(tar, description, Path(parent or "/tmp"), error) from None
+    atexit.register(_remove_if_ours, folder, os.getpid())
+    return _unpack(tar, description, folder / "unpacked")
 
 
 def _describe(file: Path) -> _Description:
@@ -186,7 +215,9 @@ def _describe(file: Path) -> _Description:
 def _cache() -> Path | None:
     """The folder of the cache; None if there is none that only this user can write."""
     try:
-        usual = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "dist_testing", "wheels")
+        # The rule is that a relative one counts as unset.
+        given = os.environ.get("XDG_CACHE_HOME", "")
+        usual = Path(given if given.startswith("/") else Path.home() / ".cache", "dist_testing", "wheels")
     except RuntimeError:
         # No such user: common in containers.
         usual = None
@@ -275,15 +306,19 @@ def _unpack(tar: Path, description: _Description, folder: Path) -> CacheEntry:
         unfinished.rename(folder)
     except OSError as error:
         shutil.rmtree(unfinished, ignore_errors=True)
-        raise WheelsArchiveError(
-            f"{tar}: cannot be unpacked into {folder.parent} ({error}).\n"
-            f"It takes {description.bytes >> 20} MiB.\n"
-            f"Make room, or name another folder: --test_env={CACHE_VARIABLE}=/path."
-        ) from None
+        raise _no_room(tar, description, folder.parent, error) from None
     except BaseException:
         shutil.rmtree(unfinished, ignore_errors=True)
         raise
     return CacheEntry(folder)
+
+
+def _no_room(tar: Path, description: _Description, folder: Path, error: OSError) -> WheelsArchiveError:
+    return WheelsArchiveError(
+        f"{tar}: cannot be unpacked into {folder} ({error}).\n"
+        f"It takes {description.bytes >> 20} MiB.\n"
+        f"Make room, or name another folder: --test_env={CACHE_VARIABLE}=/path."
+    )
 
 
 class _HashedFile:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
+import signal
 import subprocess
 import sys
 import tarfile
@@ -215,6 +217,121 @@ def test_what_is_in_use_is_not_forgotten(tmp_path: Path) -> None:
         assert len(_whole(cache)) == 2
     finally:
         user.communicate(b"\n", timeout=60)
+
+
+def test_a_test_that_is_killed_while_it_unpacks_leaves_nothing_in_the_way(tmp_path: Path) -> None:
+    """If it fails, a worker that was once short of memory runs no test any more, or runs with half a torch."""
+    archive, cache = _archive(tmp_path), tmp_path / "cache"
+    tar = archive / "site.tar"
+    content = tar.read_bytes()
+    tar.unlink()
+    os.mkfifo(tar)
+    killed = subprocess.Popen(
+        [sys.executable, "-c", "import blue"], env=_environment(archive, cache), stderr=subprocess.DEVNULL
+    )
+    # Opens when it begins to unpack, and never gives it all.
+    with tar.open("wb", buffering=0) as pipe:
+        pipe.write(content[: len(content) // 2])
+        killed.kill()
+        assert killed.wait(60) == -signal.SIGKILL
+    (unfinished,) = _whole(cache)
+    assert unfinished.name.endswith(".unfinished")
+    tar.unlink()
+    tar.write_bytes(content)
+    done = _python(archive, cache)
+    assert done.returncode == 0, done.stderr
+    assert _whole(cache) == [unfinished.with_suffix("")]
+
+
+def _on_a_disk(disk: Path, options: str, archive: Path, more: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    """Run the test on a file system of its own, mounted at `disk`."""
+    script = f'mount -t tmpfs -o mode=0700,{options} none "{disk}" && exec "$@"'
+    namespace = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script, "sh"]
+    if shutil.which("unshare") is None or subprocess.run([*namespace, "true"], check=False).returncode:
+        pytest.skip("this kernel lets nobody mount a file system in a user namespace of his own")
+    return subprocess.run(
+        [*namespace, sys.executable, "-c", _IMPORT],
+        env=_environment(archive, disk, more),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+@pytest.mark.parametrize("options", ["nr_inodes=4", "size=8k", "nr_inodes=1"])
+def test_a_full_disk_is_named(tmp_path: Path, options: str) -> None:
+    """If it fails, `import torch` ends in an error of some system call."""
+    archive, disk = _archive(tmp_path), tmp_path / "disk"
+    disk.mkdir()
+    # With room for nothing, no cache can be made there, and what each test has for itself is full, too.
+    done = _on_a_disk(disk, options, archive, {"TEST_TMPDIR": str(disk)})
+    assert done.returncode == 1
+    message = done.stderr[done.stderr.rindex("WheelsArchiveError: ") :]
+    assert f"{archive}/site.tar: cannot be unpacked into {disk} ([Errno 28] No space left on device" in message
+    assert len(message.splitlines()) == 3
+
+
+@pytest.mark.parametrize("options", ["ro", "nr_inodes=1"])
+def test_a_cache_that_cannot_be_written_is_done_without(tmp_path: Path, options: str) -> None:
+    """If it fails, a worker whose home is read-only runs no test."""
+    archive, disk, scratch = _archive(tmp_path), tmp_path / "disk", tmp_path / "scratch"
+    disk.mkdir()
+    scratch.mkdir()
+    done = _on_a_disk(disk, options, archive, {"TEST_TMPDIR": str(scratch)})
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"{scratch}/")
+    assert list(scratch.iterdir()) == []
+
+
+# What an old network file system answers to every lock.
+_WITHOUT_LOCKS = """
+import errno, fcntl
+def flock(descriptor, operation):
+    raise OSError({number}, "no locks here")
+fcntl.flock = flock
+"""
+
+
+def test_a_file_system_without_locks_is_done_without(tmp_path: Path) -> None:
+    """If it fails, a worker whose home is on a network file system runs no test."""
+    archive, cache, scratch = _archive(tmp_path), tmp_path / "cache", tmp_path / "scratch"
+    scratch.mkdir()
+    done = _python(
+        archive, cache, _WITHOUT_LOCKS.format(number="errno.ENOLCK") + _IMPORT, {"TEST_TMPDIR": str(scratch)}
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"{scratch}/")
+    assert list(scratch.iterdir()) == []
+
+
+def test_a_lock_that_fails_otherwise_is_explained(tmp_path: Path) -> None:
+    """If it fails, `import torch` ends in an error of some system call."""
+    archive, cache = _archive(tmp_path), tmp_path / "cache"
+    done = _python(archive, cache, _WITHOUT_LOCKS.format(number="errno.EIO") + _IMPORT)
+    assert done.returncode == 1
+    message = done.stderr[done.stderr.rindex("WheelsArchiveError: ") :]
+    assert f"{cache}: the cache of unpacked Python packages cannot be used ([Errno 5] no locks here)." in message
+    assert len(message.splitlines()) == 3
+
+
+@pytest.mark.parametrize("given", ["relative", ""])
+def test_a_cache_folder_that_is_relative_counts_as_unset(tmp_path: Path, given: str) -> None:
+    """If it fails, every test unpacks torch into its own working directory."""
+    archive, home, elsewhere = _archive(tmp_path), tmp_path / "home", tmp_path / "elsewhere"
+    home.mkdir()
+    elsewhere.mkdir()
+    done = subprocess.run(
+        [sys.executable, "-c", "import blue"],
+        cwd=elsewhere,
+        env=_environment(
+            archive, Path(), {"DIST_TESTING_WHEELS_CACHE": "", "HOME": str(home), "XDG_CACHE_HOME": given}
+        ),
+        check=False,
+    )
+    assert done.returncode == 0
+    assert list(elsewhere.iterdir()) == []
+    assert len(_whole(home / ".cache" / "dist_testing" / "wheels")) == 1
 
 
 @pytest.mark.parametrize("obstacle", ["a file", "writable by all"])

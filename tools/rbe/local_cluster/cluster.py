@@ -16,17 +16,24 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from local_cluster import database, processes
 from local_cluster.errors import ClusterError
-from local_cluster.places import SCRATCH_PARENT, SCRATCH_PREFIX, ClusterFiles, Scratch, remove_files
+from local_cluster.places import (
+    SCRATCH_PARENT,
+    SCRATCH_PREFIX,
+    ClusterFiles,
+    Scratch,
+    remove_files,
+    remove_removed,
+)
 from local_cluster.plan import Plan, reserve_port
 from local_cluster.pools import Worker
 from local_cluster.supervisor import DownError, Supervisor
 
 # `down` waits as long for the supervisor before it does the work itself. Seconds.
 _DOWN_LIMIT_S = 30.0
+# What is the matter with a disk, and not with this program.
+_NOT_WRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
 
 
 def start_cluster(
@@ -54,29 +61,28 @@ def start_cluster(
     Raises:
         ClusterError: If there is one already, or this one does not come up. Nothing is left then.
     """
-    lock = _lock(files)
-    if lock is None:
-        state = _read_state(files)
-        where = state.get("endpoint", "an endpoint that it has not told yet")
-        raise ClusterError(
-            f"the cluster '{name}' is there already, at {where}.",
-            "One runs under each name.",
-            "End it with `down`, or give this one another: --name.",
-        )
+    lock = _lock_new(files, name)
     scratch: Scratch | None = None
     try:
         clean_up(files, tell)
-        files.root.mkdir(parents=True, exist_ok=True)
+        if not _is_of(lock, files):
+            # Removed with the rest.
+            removed, lock = lock, _lock_new(files, name)
+            os.close(removed)
         with reserve_port(port) as reservation:
             buildbox, postgres = find_programs()
             chosen = reservation.getsockname()[1]
-            scratch = Scratch(Path(tempfile.mkdtemp(prefix=SCRATCH_PREFIX, dir=SCRATCH_PARENT)))
+            try:
+                scratch = Scratch(Path(tempfile.mkdtemp(prefix=SCRATCH_PREFIX, dir=SCRATCH_PARENT)))
+                scratch.temporary.mkdir()
+            except OSError as error:
+                raise _cannot_write(error) from error
             plan = Plan(name, chosen, workers, buildbox, postgres)
             _fork_supervisor(plan, files, scratch, keep=(lock, reservation.fileno()), tell=tell)
         return plan.endpoint
     except BaseException:
-        # Nothing of it was started, or the supervisor has tidied up.
-        if not files.state.exists():
+        # Nothing of it was started; else the supervisor has tidied up, and the name may be another cluster's already.
+        if _is_of(lock, files) and not files.state.exists():
             remove_files(files, scratch)
         raise
     finally:
@@ -90,14 +96,16 @@ def find_cluster(files: ClusterFiles, name: str) -> Scratch:
         ClusterError: If it does not run.
     """
     state = _read_state(files)
-    if not _is_running(state):
+    pidfd = _supervisor_pidfd(files, state)
+    if pidfd is None:
         left = " Something is left of one that was killed; `down` removes it." if state else ""
         raise ClusterError(
             f"there is no cluster '{name}'.{left}",
             "It was not started, or not under this name or by this user, or it has ended.",
             "Start it: ./bazelw run //tools/rbe -- up",
         )
-    return _scratch(state)
+    os.close(pidfd)
+    return _scratch(files, state)
 
 
 def end_cluster(files: ClusterFiles, name: str, tell: Callable[[str], None]) -> None:
@@ -107,10 +115,10 @@ def end_cluster(files: ClusterFiles, name: str, tell: Callable[[str], None]) -> 
         ClusterError: If there is none, or something cannot be ended.
     """
     state = _read_state(files)
-    if not state:
+    if not state and not files.removed:
         # Says that there is none.
         find_cluster(files, name)
-    pidfd = _supervisor_pidfd(state)
+    pidfd = _supervisor_pidfd(files, state)
     if pidfd is not None:
         try:
             signal.pidfd_send_signal(pidfd, signal.SIGTERM)
@@ -120,11 +128,15 @@ def end_cluster(files: ClusterFiles, name: str, tell: Callable[[str], None]) -> 
                 select.select([pidfd], [], [], _DOWN_LIMIT_S)
         finally:
             os.close(pidfd)
+    if _read_state(files) != state or not state:
+        # It has tidied up, and somebody may have started another one already.
+        remove_removed(files)
+        return
     lock = _lock(files)
     if lock is None:
         raise ClusterError(
             f"the cluster '{name}' does not end.",
-            f"Its lock '{files.lock}' is still held, and not by the supervisor that it had.",
+            f"Its lock '{files.lock}' is still held, perhaps by another `up` or `down`.",
             f"`fuser {files.lock}` names the holder.",
         )
     try:
@@ -140,9 +152,10 @@ def clean_up(files: ClusterFiles, tell: Callable[[str], None]) -> None:
     Raises:
         ClusterError: If something cannot be ended.
     """
+    remove_removed(files)
     state = _read_state(files)
     if state:
-        scratch = _scratch(state)
+        scratch = _scratch(files, state)
         tell("removing what a killed cluster has left")
         processes.kill_all(lambda: processes.marked(scratch))
         database.remove_shared_memory(scratch)
@@ -186,17 +199,18 @@ def _fork_supervisor(
 
 def _supervise(plan: Plan, files: ClusterFiles, scratch: Scratch, *, keep: tuple[int, ...], pipe: int) -> int:
     """Be the supervisor, until the cluster has ended."""
-    os.setsid()
-    os.chdir("/")
-    files.logs.mkdir(parents=True, exist_ok=True)
-    _let_go_of_descriptors(files.logs / "supervisor.log", keep)
 
     def send(**message: Any) -> None:
         os.write(pipe, json.dumps(message).encode() + b"\n")
 
-    supervisor = Supervisor(plan, files, scratch, lambda text: send(note=text))
+    supervisor: Supervisor | None = None
     failure: ClusterError | None = None
     try:
+        os.setsid()
+        os.chdir("/")
+        files.logs.mkdir(parents=True, exist_ok=True)
+        _let_go_of_descriptors(files.logs / "supervisor.log", keep)
+        supervisor = Supervisor(plan, files, scratch, lambda text: send(note=text))
         _write_state(files, scratch, plan)
         supervisor.come_up()
         send(ready=True)
@@ -215,17 +229,36 @@ def _supervise(plan: Plan, files: ClusterFiles, scratch: Scratch, *, keep: tuple
         # Whoever wanted the cluster is gone.
         failure = None
     except BaseException as error:
-        traceback.print_exc()
-        failure = ClusterError(
-            f"the supervisor failed: {type(error).__name__}: {error}.",
-            "It was interrupted, or this is a fault in it.",
-            "Try again; if it repeats, report it.",
-        )
-    supervisor.go_down()
+        if isinstance(error, OSError) and error.errno in _NOT_WRITABLE:
+            failure = _cannot_write(error)
+        else:
+            # The log goes with the rest.
+            failure = ClusterError(
+                f"the supervisor failed: {type(error).__name__}: {error}.",
+                "It was interrupted, or this is a fault in it.",
+                f"Try again; if it repeats, report it with this:\n{traceback.format_exc()}",
+            )
+    try:
+        if supervisor is not None:
+            supervisor.go_down()
+        else:
+            remove_files(files, scratch)
+    except ClusterError as error:
+        # What has failed first is the reason; what is left is found by `down`.
+        failure = failure or error
     if failure is not None and pipe >= 0:
         with suppress(BrokenPipeError):
             send(failed=[failure.what, failure.cause, failure.way_out])
     return 0 if failure is None else 1
+
+
+def _cannot_write(error: OSError) -> ClusterError:
+    subject = f"'{error.filename}'" if error.filename else "a file of the cluster"
+    return ClusterError(
+        f"{subject} cannot be made or written: {error.strerror}.",
+        "The disk is full, or is not this user's to write.",
+        f"Make room in the user cache (XDG_CACHE_HOME sets another one) and in {SCRATCH_PARENT}, or make it writable.",
+    )
 
 
 def _let_go_of_descriptors(log: Path, keep: tuple[int, ...]) -> None:
@@ -241,6 +274,23 @@ def _let_go_of_descriptors(log: Path, keep: tuple[int, ...]) -> None:
             # The listing's own is closed already.
             with suppress(OSError):
                 os.close(descriptor)
+
+
+def _lock_new(files: ClusterFiles, name: str) -> int:
+    """Return a descriptor that holds the lock of a cluster that does not run.
+
+    Raises:
+        ClusterError: If it does, or the user cache cannot be written.
+    """
+    lock = _lock(files)
+    if lock is None:
+        where = _read_state(files).get("endpoint", "an endpoint that it has not told yet")
+        raise ClusterError(
+            f"the cluster '{name}' is there already, at {where}.",
+            "One runs under each name.",
+            "End it with `down`, or give this one another: --name.",
+        )
+    return lock
 
 
 def _lock(files: ClusterFiles) -> int | None:
@@ -270,28 +320,20 @@ def _lock(files: ClusterFiles) -> int | None:
                 return None
             raise
         # `down` removes the file with the rest: a lock on a removed file is none.
-        with suppress(FileNotFoundError):
-            if os.stat(files.lock).st_ino == os.fstat(descriptor).st_ino:
-                return descriptor
+        if _is_of(descriptor, files):
+            return descriptor
         os.close(descriptor)
 
 
-def _is_running(state: dict[str, Any]) -> bool:
-    pidfd = _supervisor_pidfd(state) if state else None
-    if pidfd is None:
-        return False
-    os.close(pidfd)
-    return True
+def _is_of(lock: int, files: ClusterFiles) -> bool:
+    """Say whether a lock is the present one, and not one of a directory that was removed."""
+    with suppress(FileNotFoundError):
+        return os.stat(files.lock).st_ino == os.fstat(lock).st_ino
+    return False
 
 
 def _write_state(files: ClusterFiles, scratch: Scratch, plan: Plan) -> None:
-    process = psutil.Process()
-    state = {
-        "supervisor": process.pid,
-        "started": process.create_time(),
-        "scratch": str(scratch.root),
-        "endpoint": plan.endpoint,
-    }
+    state = {"supervisor": os.getpid(), "scratch": str(scratch.root), "endpoint": plan.endpoint}
     draft = files.state.with_suffix(".draft")
     draft.write_text(json.dumps(state), encoding="utf-8")
     draft.replace(files.state)
@@ -309,30 +351,30 @@ def _read_state(files: ClusterFiles) -> dict[str, Any]:
         return {}
     except (OSError, ValueError) as error:
         raise _bad_state(files, str(error)) from error
+    # Nothing but these, which every version writes: `down` ends also what another one has started.
     if not isinstance(state, dict) or not all(
-        isinstance(state.get(key), kind)
-        for key, kind in (("supervisor", int), ("started", float), ("scratch", str), ("endpoint", str))
+        isinstance(state.get(key), kind) for key, kind in (("supervisor", int), ("scratch", str), ("endpoint", str))
     ):
         raise _bad_state(files, "a part of it is missing")
     return state
 
 
-def _scratch(state: dict[str, Any]) -> Scratch:
+def _scratch(files: ClusterFiles, state: dict[str, Any]) -> Scratch:
     """Return the scratch directory, which is going to be removed: nothing but one that `up` made may pass."""
     root = Path(state["scratch"])
     if root.parent != SCRATCH_PARENT or not root.name.startswith(SCRATCH_PREFIX):
         raise ClusterError(
-            f"the state of the cluster names '{root}', which is no directory of a cluster's.",
+            f"'{files.state}' names '{root}', which is no directory of a cluster's.",
             "The file was changed by hand.",
-            f"Remove '{root}' by hand if it is a cluster's, and the directory of the state.",
+            f"Remove '{root}' by hand if it is a cluster's, and '{files.root}'.",
         )
     with suppress(FileNotFoundError):
         found = root.lstat()
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
             raise ClusterError(
                 f"'{root}' is no directory of this user's.",
-                "Another user has made it after a restart of the machine.",
-                "Remove the directory of the state in the user cache.",
+                "Somebody else has made it after a restart of the machine.",
+                f"Remove '{files.root}', which says that it is this cluster's.",
             )
     return Scratch(root)
 
@@ -345,14 +387,6 @@ def _bad_state(files: ClusterFiles, reason: str) -> ClusterError:
     )
 
 
-def _supervisor_pidfd(state: dict[str, Any]) -> int | None:
+def _supervisor_pidfd(files: ClusterFiles, state: dict[str, Any]) -> int | None:
     """Return a descriptor of the supervisor; None if it has ended, also if another process has its number now."""
-    try:
-        pidfd = os.pidfd_open(state["supervisor"])
-    except ProcessLookupError:
-        return None
-    with suppress(psutil.NoSuchProcess):
-        if psutil.Process(state["supervisor"]).create_time() == state["started"]:
-            return pidfd
-    os.close(pidfd)
-    return None
+    return processes.open_process(state["supervisor"], files.lock) if state else None

@@ -23,8 +23,8 @@ _INTERVAL_S = 0.05
 _QUESTION_S = 2.0
 # Else channels of one process share their failures, and the second question waits as if the first were still failing.
 _OWN = (("grpc.use_local_subchannel_pool", 1),)
-# Lines of a part's log that are shown when it fails.
-_SHOWN_LINES = 12
+# Lines of a part's log that are shown when it fails: all that is left of it if the cluster then does not come up.
+_SHOWN_LINES = 40
 
 
 def wait_ready(running: Running, is_ready: Callable[[], bool], log: Path, limit_s: float = READY_LIMIT_S) -> None:
@@ -41,8 +41,8 @@ def wait_ready(running: Running, is_ready: Callable[[], bool], log: Path, limit_
         if ended:
             raise ClusterError(
                 f"{name} {describe_end(running.process.wait())} before it was ready. The end of its log:{tail(log)}",
-                "Its log names the reason.",
-                "Remedy what it names.",
+                "Those are its own words.",
+                "Remedy what they name.",
             )
         if time.monotonic() > deadline:
             raise ClusterError(

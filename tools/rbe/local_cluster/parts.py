@@ -25,6 +25,9 @@ MARK = "DIST_TESTING_RBE"
 WORKER_MARK = "DIST_TESTING_RBE_WORKER"
 # Simulated GPUs of a worker (dist_testing/gpus/devices.py).
 GPU_NODES = "DIST_TESTING_GPU_NODES"
+# Where tests unpack their Python packages (tools/python/archive_loader.py). The user's own cache would keep them after
+# the cluster.
+WHEELS_CACHE = "DIST_TESTING_WHEELS_CACHE"
 
 # Actions see this and nothing of the environment of whoever has started the cluster.
 _CLEAN_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -179,13 +182,30 @@ def worker_part(worker: Worker, programs: Path, port: int, files: ClusterFiles, 
         f"--runner-arg=--graceful-shutdown-seconds={ACTION_GRACE_S}",
         f"--concurrent-jobs={worker.jobs}",
         f"--max-wait-time={POLL_S}",
+        *_staging_arguments(programs / "buildbox-run-hosttools"),
         *properties,
         worker.name,
     ]
     environment = _environment(scratch, worker.name)
+    environment[WHEELS_CACHE] = str(files.wheels)
     if worker.present is not None:
         environment[GPU_NODES] = str(gpu_nodes(worker.name, files))
     return Part(worker.name, tuple(command), environment, worker=worker.name)
+
+
+@functools.cache
+def _staging_arguments(runner: Path) -> tuple[str, ...]:
+    """Return what keeps a runner from mounting its inputs: a mount outlives a worker that is killed.
+
+    Older runners do not know the option.
+    """
+    try:
+        done = subprocess.run([runner, "--help"], capture_output=True, text=True, check=False)
+    except OSError:
+        # The worker will say so.
+        return ()
+    is_known = "--staging-mode" in done.stdout + done.stderr
+    return ("--runner-arg=--staging-mode=copy-or-link",) if is_known else ()
 
 
 def gpu_nodes(worker: str, files: ClusterFiles) -> Path:
@@ -197,6 +217,7 @@ def _environment(scratch: Scratch, worker: str = "") -> dict[str, str]:
     environment = {"PATH": _CLEAN_PATH, "LC_ALL": "C.UTF-8", MARK: str(scratch.root)}
     if worker:
         environment[WORKER_MARK] = worker
+        environment["TMPDIR"] = str(scratch.temporary)
     return environment
 
 

@@ -1,7 +1,9 @@
 """Where a cluster keeps what it writes.
 
     <user cache>/dist_testing/rbe/clusters/<name>/   lock, state, logs, storage, workers
-    /tmp/dist-rbe-XXXXXXXX/                          the database and the sockets, whose paths must be short
+    /tmp/dist-rbe-XXXXXXXX/                          the database, the sockets, whose paths must be short, and what
+                                                     workers and actions take for their /tmp
+    /tmp/dist-XXXXXXXX/                              of a killed test: a short way to its folder below the first
 
 All of it goes with `down`.
 """
@@ -11,6 +13,8 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import stat
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +25,10 @@ SCRATCH_PREFIX = "dist-rbe-"
 SCRATCH_PARENT = Path("/tmp")
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,32}")
+# Short ways of tests, and the link in each (dist_testing/runner/run_directory.py). Whoever kills a test with all of its
+# processes at once leaves one.
+_SHORT_WAYS = "dist-*"
+_SHORT_WAY_LINK = "t"
 
 
 def cache_root() -> Path:
@@ -74,6 +82,17 @@ class ClusterFiles:
         return self.root / "storage"
 
     @property
+    def wheels(self) -> Path:
+        """Where workers unpack the archives of Python packages that tests bring."""
+        return self.root / "wheels"
+
+    @property
+    def removed(self) -> list[Path]:
+        """What was the directory until `down`, and is not quite gone."""
+        # No name of a cluster has a dot.
+        return list(self.root.parent.glob(f".{self.root.name}.*"))
+
+    @property
     def server_config(self) -> Path:
         """BuildGrid's configuration."""
         return self.root / "server.yml"
@@ -103,6 +122,11 @@ class Scratch:
         """PostgreSQL's own directory; its socket is beside its data."""
         return self.root / "db"
 
+    @property
+    def temporary(self) -> Path:
+        """Temporary files of the workers, who leave some behind when they end, and of their actions."""
+        return self.root / "tmp"
+
     def storage_socket(self, worker: str) -> Path:
         """Socket of a worker's storage."""
         return self.root / f"{worker}.casd"
@@ -124,9 +148,65 @@ def cluster_files(name: str) -> ClusterFiles:
 
 
 def remove_files(files: ClusterFiles, scratch: Scratch | None) -> None:
-    """Remove everything that a cluster has written; nothing of it runs any more."""
+    """Remove everything that a cluster has written; nothing of it runs any more, and the caller holds its lock.
+
+    Raises:
+        ClusterError: If something cannot be removed.
+    """
+    remove_removed(files)
+    _remove_short_ways(files)
     if scratch is not None:
-        shutil.rmtree(scratch.root, ignore_errors=True)
-    # The state goes first: a directory with state is a cluster that must be cleaned up.
-    files.state.unlink(missing_ok=True)
-    shutil.rmtree(files.root, ignore_errors=True)
+        _remove_tree(scratch.root)
+    # At once, with the state and the lock: an `up` that comes now must not make its files in what is being removed.
+    with suppress(FileNotFoundError):
+        # Under a name that no cluster can have.
+        files.root.rename(files.root.with_name(f".{files.root.name}.{os.getpid()}"))
+    remove_removed(files)
+
+
+def remove_removed(files: ClusterFiles) -> None:
+    """Remove what an interrupted or failed removal has left.
+
+    Raises:
+        ClusterError: If something cannot be removed.
+    """
+    for root in files.removed:
+        _remove_tree(root)
+
+
+def _remove_tree(root: Path) -> None:
+    shutil.rmtree(root, ignore_errors=True)
+    if not root.exists():
+        return
+    # Actions' inputs and outputs may be in folders that nobody may write.
+    with suppress(OSError):
+        root.chmod(0o700)
+    for folder, folders, _ in os.walk(root):
+        for path in (Path(folder, name) for name in folders):
+            if not path.is_symlink():
+                with suppress(OSError):
+                    path.chmod(0o700)
+    try:
+        shutil.rmtree(root)
+    except FileNotFoundError:
+        # Another command removes it, too.
+        return
+    except OSError as error:
+        raise ClusterError(
+            f"'{root}' cannot be removed: {error.strerror} ('{error.filename}').",
+            "It belongs to another user, or something is mounted there.",
+            f"Remove '{root}' by hand.",
+        ) from error
+
+
+def _remove_short_ways(files: ClusterFiles) -> None:
+    """Remove the folders in /tmp from which a link leads into this cluster's directory."""
+    roots = {str(files.root), os.path.realpath(files.root)}
+    for folder in SCRATCH_PARENT.glob(_SHORT_WAYS):
+        # Another user's or none at all, or somebody else is removing it just now.
+        with suppress(OSError):
+            state = folder.lstat()
+            if stat.S_ISDIR(state.st_mode) and state.st_uid == os.geteuid():
+                target = os.readlink(folder / _SHORT_WAY_LINK)
+                if any(target.startswith(f"{root}/") for root in roots):
+                    shutil.rmtree(folder)

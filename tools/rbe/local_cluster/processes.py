@@ -7,6 +7,7 @@ import select
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from pathlib import Path
 
 import psutil
 
@@ -28,6 +29,32 @@ def descendants_of(pid: int) -> list[psutil.Process]:
     with suppress(psutil.NoSuchProcess):
         return _select(psutil.Process(pid).children(recursive=True), lambda _process: True)
     return []
+
+
+def open_process(pid: int, opened: Path) -> int | None:
+    """Return a descriptor of the process that has a file open; None if the process with that number has not.
+
+    A number and a time of start tell less: both may be another process's after the clock was set or the machine started
+    again.
+
+    Args:
+        pid: Its number.
+        opened: The file.
+    """
+    try:
+        pidfd = os.pidfd_open(pid)
+    except OSError:
+        return None
+    # After the descriptor: so it is this process that has the file, whoever had the number before.
+    with suppress(OSError):
+        wanted = opened.stat()
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            with suppress(OSError):
+                found = os.stat(f"/proc/{pid}/fd/{name}")
+                if (found.st_dev, found.st_ino) == (wanted.st_dev, wanted.st_ino):
+                    return pidfd
+    os.close(pidfd)
+    return None
 
 
 def ended_children() -> list[int]:
@@ -67,17 +94,18 @@ def kill_all(find: Callable[[], list[psutil.Process]]) -> None:
     while processes := find():
         # None of them can start another once all of them stand still.
         for process in processes:
-            with suppress(psutil.NoSuchProcess):
+            with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
                 process.suspend()
         for process in processes:
-            with suppress(psutil.NoSuchProcess):
+            # What may not be killed is still alive below, and is named there.
+            with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
                 process.kill()
         if alive := _still_alive(processes):
             named = ", ".join(f"{process.pid} ({_state(process)})" for process in alive)
             raise ClusterError(
                 f"processes do not end after SIGKILL: {named}.",
-                "They wait in the kernel, for a device or a file system.",
-                "See `ps -o pid,stat,wchan,args` for them; a restart of the machine ends them.",
+                "They wait in the kernel, for a device or a file system, or are another user's.",
+                "See `ps -o pid,user,stat,wchan,args` for them; a restart of the machine ends them.",
             )
 
 

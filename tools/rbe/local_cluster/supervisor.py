@@ -9,11 +9,11 @@ import signal
 import subprocess
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
 
 import psutil
 
@@ -71,8 +71,11 @@ class Supervisor:
         os.set_blocking(wakeup, False)
         signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, _ignore)
+        # A signal raises only where that ends the cluster in order, and only once; elsewhere it is remembered.
+        self._is_told_to_end = False
+        self._raises = False
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, _raise_down)
+            signal.signal(number, self._on_end_signal)
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
     def come_up(self) -> None:
@@ -80,7 +83,12 @@ class Supervisor:
 
         Raises:
             ClusterError: If one of them does not get ready.
+            DownError: If somebody ends the cluster meanwhile.
         """
+        with self._ended_by_signals():
+            self._come_up()
+
+    def _come_up(self) -> None:
         files, scratch, plan = self._files, self._scratch, self._plan
         files.storage.mkdir()
         self._tell("making a database")
@@ -109,7 +117,7 @@ class Supervisor:
 
     def serve(self) -> None:
         """Watch and answer until the cluster is to end."""
-        with suppress(DownError):
+        with suppress(DownError), self._ended_by_signals():
             while True:
                 pidfds = {running.pidfd: name for name, running in self._running.items()}
                 listening = self._control.fileno()
@@ -128,10 +136,8 @@ class Supervisor:
         """End every part, and everything that a part or an action has started; remove all files.
 
         Raises:
-            ClusterError: If something cannot be ended.
+            ClusterError: If something cannot be ended or removed.
         """
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, _ignore)
         # The database at last, and gently: only then does it give its shared memory back.
         kept = self._running.get(parts.DATABASE)
         spared = {kept.process.pid} if kept is not None else set()
@@ -144,6 +150,27 @@ class Supervisor:
         database.remove_shared_memory(self._scratch)
         self._control.close()
         remove_files(self._files, self._scratch)
+
+    @contextmanager
+    def _ended_by_signals(self) -> Iterator[None]:
+        """Raise DownError when a signal says so, also one that came before.
+
+        Raises:
+            DownError: As said.
+        """
+        try:
+            self._raises = True
+            if self._is_told_to_end:
+                raise DownError
+            yield
+        finally:
+            self._raises = False
+
+    def _on_end_signal(self, _number: int, _frame: FrameType | None) -> None:
+        self._is_told_to_end = True
+        if self._raises:
+            self._raises = False
+            raise DownError
 
     # --- starting ----------------------------------------------------------------------------------------------------
 
@@ -327,6 +354,7 @@ class Supervisor:
             "name": self._plan.name,
             "endpoint": self._plan.endpoint,
             "supervisor": os.getpid(),
+            "scratch": str(self._scratch.root),
             "logs": str(self._files.logs),
             "problem": problem,
             "parts": [self._part_status(name) for name in (parts.DATABASE, parts.SERVER)],
@@ -341,18 +369,7 @@ class Supervisor:
                 }
                 for worker in self._plan.workers
             ],
-            "jobs": [
-                {
-                    "name": job.name,
-                    "is_running": job.is_running,
-                    "command": job.command,
-                    "worker": job.worker,
-                    "age_s": job.age_s,
-                    "wanted": dict(job.wanted),
-                    "tries": job.tries,
-                }
-                for job in jobs
-            ],
+            "jobs": [{**asdict(job), "wanted": dict(job.wanted)} for job in jobs],
             "events": list(self._events),
         }
 
@@ -377,7 +394,3 @@ def _stop(running: Running) -> None:
 
 def _ignore(_number: int, _frame: FrameType | None) -> None:
     """Wake the loop up, and nothing else."""
-
-
-def _raise_down(_number: int, _frame: FrameType | None) -> NoReturn:
-    raise DownError

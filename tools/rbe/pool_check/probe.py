@@ -338,6 +338,12 @@ def leave_a_process() -> int:
     return 0
 
 
+def be_where_nobody_should() -> int:
+    """Tell which worker has taken a test that no worker offers to run."""
+    _tell(json.dumps({"worker": _worker()}))
+    return 0
+
+
 def look_for_it() -> int:
     """Say whether the process that another test has left is still there, and end it."""
     found = []
@@ -353,14 +359,20 @@ def look_for_it() -> int:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Do one of the things above."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
-    parser.add_argument("what", choices=("inside", "grace", "spread", "leave", "look"))
+    parser.add_argument("what", choices=("inside", "grace", "spread", "leave", "look", "nobody"))
     parser.add_argument("--gpus", type=int, default=0)
     options = parser.parse_args(arguments)
     if status := os.environ.get("TEST_SHARD_STATUS_FILE"):
         Path(status).touch()
     if options.what == "inside":
         return report(list(look_around(options.gpus)))
-    others = {"grace": wait_for_the_end, "spread": hold_a_place, "leave": leave_a_process, "look": look_for_it}
+    others = {
+        "grace": wait_for_the_end,
+        "spread": hold_a_place,
+        "leave": leave_a_process,
+        "look": look_for_it,
+        "nobody": be_where_nobody_should,
+    }
     return others[options.what]()
 
 

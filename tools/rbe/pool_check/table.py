@@ -1,4 +1,4 @@
-"""Everything about one pool in one table: `bazel run //tools/rbe/pool_check:table -- [--check=LABEL] BAZEL-OPTIONS`.
+"""Everything about one pool in one table: `bazel run //tools/rbe/pool_check:table -- [--check=LABEL] OPTIONS-OF-BAZEL`.
 
 A test that looks around on a worker cannot see what comes back from it, what happens when it runs out of time, what
 runs beside it, and what is still there after it. This runs several tests and compares what they tell.
@@ -9,14 +9,17 @@ Exit status: 0, 1 if the pool lacks something that the library relies on, 2 if B
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +29,15 @@ from finding import Finding, table
 
 # How long a test of these may run. Longer than those take that end, short for the one that does not. Seconds.
 _TIMEOUT_S = 20
+# How long Bazel may take for the tests, with what it has to build and fetch for them: a test in whose pool no worker is
+# waits for ever, and no timeout of Bazel's counts that. Seconds.
+_LIMIT_S = 600.0
+# How long a test that nobody should take is offered after another one was taken. Seconds.
+_NOBODY_S = 10.0
+# Between two looks at what Bazel has told. Seconds.
+_POLL_S = 0.25
+# Bazel, once it is interrupted. Seconds.
+_INTERRUPT_S = 30.0
 # Bazel: a test failed, or ran out of time. One of them always does.
 _BUILT = (0, 3)
 
@@ -40,13 +52,15 @@ class Seen:
 
     Attributes:
         name: Name of the target, without its package.
-        status: As Bazel calls it.
+        status: As Bazel calls it; "CONFIGURED" for a test of which nothing has come back.
         files: The outputs that are on this machine, by Bazel's names.
+        strategy: How it was run: "remote", or on this machine; empty if that is unknown.
     """
 
     name: str
     status: str
     files: dict[str, Path] = field(default_factory=dict)
+    strategy: str = ""
 
     @property
     def log(self) -> str:
@@ -58,8 +72,9 @@ class Seen:
 def read_events(lines: Sequence[str]) -> list[Seen]:
     """Return what Bazel's build events say about tests."""
     seen = []
-    for line in lines:
-        event: dict[str, Any] = json.loads(line)
+    for event in _events(lines):
+        if label := event.get("id", {}).get("targetConfigured", {}).get("label"):
+            seen.append(Seen(_name(label), "CONFIGURED"))
         label = event.get("id", {}).get("testResult", {}).get("label")
         if label and "testResult" in event:
             files = {}
@@ -68,8 +83,19 @@ def read_events(lines: Sequence[str]) -> list[Seen]:
                 path = Path(unquote(place.path))
                 if place.scheme == "file" and path.exists():
                     files[output["name"]] = path
-            seen.append(Seen(label.rpartition(":")[2], event["testResult"].get("status", "NO_STATUS"), files))
+            result = event["testResult"]
+            strategy = result.get("executionInfo", {}).get("strategy", "")
+            seen.append(Seen(_name(label), result.get("status", "NO_STATUS"), files, strategy))
     return seen
+
+
+def _events(lines: Sequence[str]) -> Iterator[dict[str, Any]]:
+    for line in lines:
+        # The last one is not whole while Bazel runs, or if it was killed.
+        with contextlib.suppress(ValueError):
+            event = json.loads(line)
+            if isinstance(event, dict):
+                yield event
 
 
 def findings(name: str, seen: Sequence[Seen]) -> Iterator[Finding]:
@@ -81,13 +107,16 @@ def findings(name: str, seen: Sequence[Seen]) -> Iterator[Finding]:
     """
 
     def of(what: str) -> list[Seen]:
-        return [one for one in seen if one.name == f"{name}.{what}"]
+        return [one for one in seen if one.name == f"{name}.{what}" and one.status != "CONFIGURED"]
 
-    inside = [one for one in seen if one.name == name]
+    inside = [one for one in seen if one.name == name and one.status != "CONFIGURED"]
     yield from _what_came_back(inside[0] if inside else Seen(name, "NO_STATUS"))
     yield _concurrency(of("spread"))
     yield _timeout(of("grace"))
     yield _clean_up(of("leave"), of("look"))
+    nobody = f"{name}.nobody."
+    for target in sorted({one.name for one in seen if one.name.startswith(nobody)}):
+        yield _property(target.removeprefix(nobody), [one for one in seen if one.name == target])
 
 
 def _what_came_back(inside: Seen) -> Iterator[Finding]:
@@ -109,14 +138,25 @@ def _what_came_back(inside: Seen) -> Iterator[Finding]:
     yield Finding("test.log back", "ok" if inside.log else "FAILED", f"{len(inside.log)} characters")
 
 
-def _told(runs: Sequence[Seen]) -> list[dict[str, Any]]:
-    """Return what tests have told in their logs, a JSON object on a line."""
-    lines = (line for run in runs for line in run.log.splitlines())
-    return [json.loads(line) for line in lines if line.startswith("{")]
+def _told(runs: Sequence[Seen], *keys: str) -> list[dict[str, Any]]:
+    """Return what tests have told in their logs: a JSON object on a line, with `keys`. Other lines are not theirs."""
+    return [event for run in runs for event in _events(run.log.split("\n")) if event.keys() >= set(keys)]
+
+
+def _property(key: str, runs: Sequence[Seen]) -> Finding:
+    """Say whether the executor looks at a property, by a test with a value that no worker has."""
+    name = f"property {key}"
+    ran = [run for run in runs if run.status == "PASSED"]
+    if not ran:
+        return Finding(name, "ok", "a test with a value that no worker has did not run, while others did")
+    if any(run.strategy not in ("", "remote") for run in ran):
+        return Finding(name, "note", "not seen: the test ran on this machine")
+    workers = ", ".join(sorted({one["worker"] for one in _told(ran, "worker")}))
+    return Finding(name, "FAILED", f"a test with a value that no worker has ran on {workers}: the value is ignored")
 
 
 def _concurrency(runs: Sequence[Seen]) -> Finding:
-    spans = _told(runs)
+    spans = _told(runs, "start", "end", "worker")
     if not spans:
         return Finding("concurrency", "note", "not seen: no shard came back")
     most = max(sum(other["start"] <= one["start"] < other["end"] for other in spans) for one in spans)
@@ -135,8 +175,8 @@ def _timeout(runs: Sequence[Seen]) -> Finding:
 
 
 def _clean_up(left: Sequence[Seen], looked: Sequence[Seen]) -> Finding:
-    leavers = {one["worker"] for one in _told(left)}
-    lookers = [one for one in _told(looked) if one["worker"] in leavers]
+    leavers = {one["worker"] for one in _told(left, "worker")}
+    lookers = [one for one in _told(looked, "worker", "found") if one["worker"] in leavers]
     if not lookers:
         return Finding("process clean-up", "note", "not seen: no worker got both tests")
     found = sum(one["found"] for one in lookers)
@@ -145,38 +185,114 @@ def _clean_up(left: Sequence[Seen], looked: Sequence[Seen]) -> Finding:
     return Finding("process clean-up", "ok", "what a test leaves behind is ended")
 
 
-def run_tests(label: str, options: Sequence[str]) -> list[Seen]:
+def run_tests(label: str, options: Sequence[str], limit_s: float) -> list[Seen]:
     """Run all tests of one pool.
 
     Raises:
-        TableError: If Bazel cannot build or run them.
+        TableError: If Bazel cannot build or run them, or they do not end in time.
     """
-    first = [label, *(f"{label}.{what}" for what in ("spread", "leave", "grace"))]
-    return [*_bazel_test(first, options), *_bazel_test([f"{label}.look"], options)]
+    with tempfile.TemporaryDirectory() as folder:
+        events = Path(folder) / "events"
+        first = [label, *(f"{label}.{what}" for what in ("spread", "leave", "grace"))]
+        status = _bazel_test(first, options, events, limit_s, lambda: False)
+        if status not in _BUILT:
+            raise _not_run(status)
+        seen = read_events(_lines(events))
+        events.unlink()
+        # What nobody should take is not taken if it still waits a while after another test, asked for with it, has run.
+        other = f"{label}.look"
+        status = _bazel_test([other, f"{label}.nobody"], options, events, limit_s, _Offered(events, other))
+        second = read_events(_lines(events))
+        if not any(one.name == _name(other) and one.status != "CONFIGURED" for one in second):
+            raise _not_run(status)
+        return [*seen, *second]
 
 
-def _bazel_test(labels: Sequence[str], options: Sequence[str]) -> list[Seen]:
+class _Offered:
+    """Whether what nobody should take was offered for long enough.
+
+    Args:
+        events: What Bazel tells.
+        other: A test that was asked for with it, and is taken.
+    """
+
+    def __init__(self, events: Path, other: str) -> None:
+        self._events = events
+        self._other = _name(other)
+        self._since: float | None = None
+
+    def __call__(self) -> bool:
+        if self._since is None:
+            ended = (
+                event.get("id", {}).get("testSummary", {}).get("label", "") for event in _events(_lines(self._events))
+            )
+            if self._other in map(_name, ended):
+                self._since = time.monotonic()
+        return self._since is not None and time.monotonic() - self._since >= _NOBODY_S
+
+
+def _name(label: str) -> str:
+    return label.rpartition(":")[2]
+
+
+def _lines(events: Path) -> list[str]:
+    # Not splitlines: what tests have printed is in there, with characters that end a line for Python alone.
+    return events.read_text(encoding="utf-8", errors="replace").split("\n") if events.exists() else []
+
+
+def _not_run(status: int) -> TableError:
+    return TableError(
+        f"Bazel ended with status {status}.\nIts own words are above: the executor may be "
+        "unreachable, or no worker of the pool may be there.\nRemedy what it names."
+    )
+
+
+def _bazel_test(
+    labels: Sequence[str], options: Sequence[str], events: Path, limit_s: float, is_enough: Callable[[], bool]
+) -> int:
+    """Run Bazel, until it ends or it is enough; returns its status."""
     workspace = Path(os.environ.get("BUILD_WORKSPACE_DIRECTORY", "."))
     wrapper = workspace / "bazelw"
     bazel = str(wrapper) if os.access(wrapper, os.X_OK) else shutil.which("bazel") or "bazelisk"
-    with tempfile.TemporaryDirectory() as folder:
-        events = Path(folder) / "events"
-        command = [bazel, "test", *options, f"--build_event_json_file={events}", f"--test_timeout={_TIMEOUT_S}"]
-        # Else the events name files by their place on the executor, although they were fetched.
-        command += ["--experimental_build_event_upload_strategy=local"]
-        command += ["--remote_download_outputs=all", "--test_output=summary", "--keep_going", *labels]
-        try:
-            done = subprocess.run(command, cwd=workspace, stdout=sys.stderr, check=False)
-        except OSError as error:
-            raise TableError(
-                f"{bazel}: {error.strerror}.\nBazel runs the tests.\nPut it on PATH, or start this by `bazel run`."
-            ) from error
-        if done.returncode not in _BUILT:
-            raise TableError(
-                f"Bazel ended with status {done.returncode}.\nIts own words are above: the executor may be "
-                "unreachable, or no worker of the pool may be there.\nRemedy what it names."
-            )
-        return read_events(events.read_text(encoding="utf-8").splitlines())
+    command = [bazel, "test", *options, f"--build_event_json_file={events}", f"--test_timeout={_TIMEOUT_S}"]
+    # Else the events name files by their place on the executor, although they were fetched.
+    command += ["--experimental_build_event_upload_strategy=local"]
+    command += ["--remote_download_outputs=all", "--test_output=summary", "--keep_going", *labels]
+    until = time.monotonic() + limit_s
+    try:
+        process = subprocess.Popen(command, cwd=workspace, stdout=sys.stderr)
+    except OSError as error:
+        raise TableError(
+            f"{bazel}: {error.strerror}.\nBazel runs the tests.\nPut it on PATH, or start this by `bazel run`."
+        ) from error
+    with process:
+        while not is_enough():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return process.wait(_POLL_S)
+            if time.monotonic() > until:
+                _interrupt(process)
+                raise TableError(
+                    f"the pool of {labels[0]}: its tests have not ended within {limit_s:.0f} s.\n"
+                    "Either no worker of the pool is there, so that they wait for ever, or all of them are busy.\n"
+                    "Look at the executor's queue for what they want; --limit=SECONDS waits longer."
+                )
+        return _interrupt(process)
+
+
+def _interrupt(process: subprocess.Popen[bytes]) -> int:
+    # As Ctrl-C does: Bazel takes its actions back from the executor.
+    process.send_signal(signal.SIGINT)
+    try:
+        return process.wait(_INTERRUPT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.wait()
+
+
+def _seconds(text: str) -> float:
+    if not (text.isascii() and text.isdigit() and int(text)):
+        raise argparse.ArgumentTypeError(f"'{text}' is no number of seconds")
+    return float(text)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -187,11 +303,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         default="@dist_testing//tools/rbe/pool_check:pool_check",
         help="target of the macro pool_check (default: ours)",
     )
+    parser.add_argument(
+        "--limit",
+        type=_seconds,
+        default=_LIMIT_S,
+        metavar="SECONDS",
+        help=f"how long Bazel may take, twice (default: {_LIMIT_S:.0f})",
+    )
     options, rest = parser.parse_known_args(arguments)
     if ":" not in options.check:
         parser.error(f"--check '{options.check}': a label with a colon is expected, //package:name")
     try:
-        found = list(findings(options.check.rpartition(":")[2], run_tests(options.check, rest)))
+        found = list(findings(_name(options.check), run_tests(options.check, rest, options.limit)))
     except TableError as error:
         sys.stderr.write(f"pool_check: {error}\n")
         return 2

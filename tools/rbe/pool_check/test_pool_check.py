@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import tempfile
 import zipfile
 from collections.abc import Sequence
@@ -158,6 +159,96 @@ def test_what_was_left_behind_is_looked_for_where_it_was_left(
         seen(tmp_path, "pool.look", test_log=json.dumps(looked)),
     ]
     assert verdict == by_name(list(client.findings("pool", runs)))["process clean-up"].verdict
+
+
+@pytest.mark.parametrize(
+    ("status", "strategy", "verdict", "text"),
+    [
+        ("CONFIGURED", "", "ok", "did not run, while others did"),
+        ("NO_STATUS", "", "ok", "did not run, while others did"),
+        ("PASSED", "remote", "FAILED", "ran on host cpu-1: the value is ignored"),
+        ("PASSED", "linux-sandbox", "note", "the test ran on this machine"),
+    ],
+)
+def test_property_that_the_executor_ignores_is_a_failure(
+    status: str, strategy: str, verdict: str, text: str, tmp_path: Path
+) -> None:
+    """GPU tests would go to any worker, and the table would be green."""
+    run = seen(tmp_path, "pool.nobody.Pool", status, test_log=json.dumps({"worker": "host cpu-1"}))
+    runs = [client.Seen("pool.nobody.Pool", "CONFIGURED"), client.Seen(run.name, status, run.files, strategy)]
+    found = by_name(list(client.findings("pool", runs)))["property Pool"]
+    assert verdict == found.verdict
+    assert text in found.text
+
+
+@pytest.mark.parametrize("line", ["{not JSON", '{"somebody": "else\'s"}', "[]"])
+def test_lines_of_others_in_a_log_are_not_ours(line: str, tmp_path: Path) -> None:
+    """A wrapper of the executor's that logs in braces must not end the table in a traceback."""
+    told = json.dumps({"start": 0.0, "end": 1.0, "worker": "a"})
+    runs = [seen(tmp_path, "pool.spread", test_log=f"{line}\n{told}\n")]
+    found = by_name(list(client.findings("pool", runs)))["concurrency"]
+    assert "1 of 1 shards ran at once, on a" == found.text
+
+
+# Stands for Bazel: the tests pass, but for one in whose pool nobody is.
+_BAZEL = """\
+import json, sys, time
+from pathlib import Path
+(events,) = [word.partition("=")[2] for word in sys.argv if word.startswith("--build_event_json_file=")]
+labels = [word for word in sys.argv if word.startswith("//")]
+lines = [{"id": {"targetConfigured": {"label": "//p:pool.nobody.Pool"}}}, {"said": "a line\u2028of Unicode's"}]
+for label in labels:
+    if not label.endswith(".nobody"):
+        lines.append({"id": {"testResult": {"label": label}}, "testResult": {"status": "PASSED"}})
+        lines.append({"id": {"testSummary": {"label": label}}})
+Path(events).write_text("".join(json.dumps(line, ensure_ascii=False) + "\\n" for line in lines) + '{"id": {"half')
+if WAITS_FOR in " ".join(labels):
+    try:
+        time.sleep(600)
+    except KeyboardInterrupt:
+        sys.exit(8)
+"""
+
+
+@pytest.fixture
+def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A workspace, which `bazel run` was started in."""
+    monkeypatch.setenv("BUILD_WORKSPACE_DIRECTORY", str(tmp_path))
+    return tmp_path
+
+
+def install_bazel(workspace: Path, waits_for: str) -> None:
+    """Put it into the workspace; it does not end if it is given a test whose name has `waits_for`."""
+    program = workspace / "bazelw"
+    program.write_text(f"#!{sys.executable}\nWAITS_FOR = {waits_for!r}\n{_BAZEL}")
+    program.chmod(0o755)
+
+
+def test_test_that_nobody_takes_is_called_back(
+    workspace: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It waits for ever where the executor is right, and the table would with it."""
+    monkeypatch.setattr(client, "_NOBODY_S", 0.0)
+    install_bazel(workspace, ".nobody")
+    # Nothing came back from the others.
+    assert 1 == client.main(["--check=//p:pool"])
+    assert "| property Pool | ok | a test with a value that no worker has did not run" in capfd.readouterr().out
+
+
+def test_pool_without_a_worker_is_named(workspace: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """No timeout of Bazel's counts the time in the queue."""
+    install_bazel(workspace, ".grace")
+    assert 2 == client.main(["--check=//p:pool", "--limit=2"])
+    error = capfd.readouterr().err
+    assert "the pool of //p:pool: its tests have not ended within 2 s." in error
+    assert 3 == len(error.splitlines())
+
+
+def test_limit_that_is_no_number_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    """A limit of nothing would call every pool empty."""
+    with pytest.raises(SystemExit):
+        client.main(["--limit=0"])
+    assert "'0' is no number of seconds" in capsys.readouterr().err
 
 
 def test_events_name_runs_and_the_files_that_are_here(tmp_path: Path) -> None:

@@ -10,10 +10,11 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from local_cluster import cli, cluster, control, parts
+from local_cluster import cli, cluster, control, health, parts
 from local_cluster.errors import ClusterError
 from local_cluster.places import SCRATCH_PREFIX, ClusterFiles, Scratch, cluster_files
 from local_cluster.plan import reserve_port
@@ -35,8 +36,8 @@ def scratch() -> Iterator[Scratch]:
 
 def write_state(files: ClusterFiles, **state: object) -> None:
     """Leave the state of a cluster that is not there."""
-    files.root.mkdir(parents=True)
-    files.state.write_text(json.dumps({"supervisor": 1, "started": 0.5, "endpoint": "grpc://127.0.0.1:1", **state}))
+    files.root.mkdir(parents=True, exist_ok=True)
+    files.state.write_text(json.dumps({"supervisor": 1, "endpoint": "grpc://127.0.0.1:1", **state}))
 
 
 @pytest.mark.parametrize("arguments", [["status"], ["down"], ["logs"], ["kill-worker", "cpu-1"], ["restart", "server"]])
@@ -136,11 +137,11 @@ def test_leftovers_of_a_killed_cluster_are_removed(files: ClusterFiles, scratch:
         ("[]", "a part of it is missing"),
         ('{"supervisor": "1", "scratch": "/tmp/x", "endpoint": ""}', "a part of it is missing"),
         (
-            '{"supervisor": 1, "started": 0.5, "scratch": "/home", "endpoint": ""}',
+            '{"supervisor": 1, "scratch": "/home", "endpoint": ""}',
             "which is no directory of a cluster's",
         ),
         (
-            '{"supervisor": 1, "started": 0.5, "scratch": "/tmp/dist-rbe-a/../x", "endpoint": ""}',
+            '{"supervisor": 1, "scratch": "/tmp/dist-rbe-a/../x", "endpoint": ""}',
             "which is no directory of a cluster's",
         ),
     ],
@@ -149,8 +150,10 @@ def test_state_that_leads_elsewhere_is_refused(text: str, reason: str, files: Cl
     """`down` removes the directory that the state names: it must be nobody else's."""
     files.root.mkdir(parents=True)
     files.state.write_text(text)
-    with pytest.raises(ClusterError, match=reason):
+    with pytest.raises(ClusterError, match=reason) as caught:
         cluster.end_cluster(files, "local", lambda _text: None)
+    # What is to be removed by hand is named.
+    assert f"'{files.root}'" in caught.value.way_out
 
 
 def test_scratch_of_another_kind_is_refused(files: ClusterFiles, scratch: Scratch, tmp_path: Path) -> None:
@@ -166,6 +169,133 @@ def test_scratch_of_another_kind_is_refused(files: ClusterFiles, scratch: Scratc
         assert precious.exists()
     finally:
         link.unlink()
+
+
+@contextmanager
+def running(*command: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A program that runs, and does not after the block."""
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+# Holds the lock as a supervisor does, and says when it has it.
+_HOLD = """
+import fcntl, sys, time
+lock = open(sys.argv[1], "w")
+fcntl.flock(lock, fcntl.LOCK_EX)
+sys.stdout.write("x")
+sys.stdout.flush()
+time.sleep(600)
+"""
+
+
+def test_supervisor_is_known_by_its_lock_and_ended(files: ClusterFiles, scratch: Scratch) -> None:
+    """A start by the clock, as an older version wrote it, is another one after the clock was set."""
+    files.root.mkdir(parents=True)
+    with running(sys.executable, "-c", _HOLD, str(files.lock)) as supervisor:
+        assert supervisor.stdout is not None
+        assert b"x" == supervisor.stdout.read(1)
+        write_state(files, supervisor=supervisor.pid, started=0.5, scratch=str(scratch.root))
+        assert scratch == cluster.find_cluster(files, "local")
+        cluster.end_cluster(files, "local", lambda _text: None)
+        assert -signal.SIGTERM == supervisor.wait(10)
+    assert not files.root.exists()
+
+
+def test_process_that_has_the_supervisors_number_now_is_left_alone(files: ClusterFiles, scratch: Scratch) -> None:
+    """Numbers are given again, above all after a restart of the machine."""
+    with running("sleep", "600") as stranger:
+        write_state(files, supervisor=stranger.pid, scratch=str(scratch.root))
+        with pytest.raises(ClusterError, match="Something is left of one that was killed"):
+            cluster.find_cluster(files, "local")
+        cluster.end_cluster(files, "local", lambda _text: None)
+        assert stranger.poll() is None
+    assert not files.root.exists()
+
+
+# Starts a cluster on a disk with room for so many files.
+_START = """
+import sys
+from pathlib import Path
+from local_cluster import cluster, places
+from local_cluster.errors import ClusterError
+nowhere = Path("/nonexistent")
+try:
+    cluster.start_cluster(
+        places.cluster_files("local"), name="local", port=0, workers=(), find_programs=lambda: (nowhere, nowhere),
+        tell=lambda text: None,
+    )
+except ClusterError as error:
+    sys.exit(str(error))
+"""
+
+
+@pytest.mark.parametrize(("room", "missing"), [(6, "clusters/local/logs"), (8, "clusters/local/state.draft")])
+def test_full_disk_is_named(room: int, missing: str, tmp_path: Path) -> None:
+    """The supervisor would end without a word, and the user would look for a lack of memory."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    script = f'mount -t tmpfs -o nr_inodes={room} none "$XDG_CACHE_HOME" && "$@"; status=$?; find "$XDG_CACHE_HOME"'
+    command = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", f"{script}; exit $status", "sh"]
+    environment = {**os.environ, "XDG_CACHE_HOME": str(disk), "PYTHONPATH": os.pathsep.join(sys.path)}
+    if subprocess.run([*command, "true"], env=environment, capture_output=True, check=False).returncode:
+        pytest.skip("this kernel lets nobody mount a file system in a user namespace of his own")
+    done = subprocess.run(
+        [*command, sys.executable, "-c", _START], env=environment, capture_output=True, text=True, check=False
+    )
+    assert 1 == done.returncode
+    assert f"'{disk}/dist_testing/rbe/{missing}' cannot be made or written: No space left on device." in done.stderr
+    assert 3 == len(done.stderr.splitlines())
+    assert "clusters/" not in done.stdout
+
+
+# A supervisor without anything to supervise, which is told to end three times before it listens.
+_SUPERVISE = """
+import os, signal, sys
+from pathlib import Path
+from local_cluster.places import ClusterFiles, Scratch
+from local_cluster.plan import Plan
+from local_cluster.supervisor import Supervisor
+root, scratch = Path(sys.argv[1]), Path(sys.argv[2])
+plan = Plan("local", 1, (), Path("/nonexistent"), Path("/nonexistent"))
+supervisor = Supervisor(plan, ClusterFiles(root), Scratch(scratch), print)
+os.kill(os.getpid(), signal.SIGTERM)
+supervisor.serve()
+os.kill(os.getpid(), signal.SIGTERM)
+os.kill(os.getpid(), signal.SIGHUP)
+supervisor.go_down()
+"""
+
+
+def test_signals_between_the_end_and_the_clean_up_do_not_prevent_it(files: ClusterFiles, scratch: Scratch) -> None:
+    """Somebody who is impatient would leave processes and gigabytes."""
+    files.logs.mkdir(parents=True)
+    done = subprocess.run(
+        [sys.executable, "-c", _SUPERVISE, str(files.root), str(scratch.root)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert (0, "") == (done.returncode, done.stderr)
+    assert not files.root.exists()
+    assert not scratch.root.exists()
+
+
+def test_part_that_does_not_come_up_tells_its_own_words(tmp_path: Path) -> None:
+    """Its log goes with the cluster, so all of them have to be in the error."""
+    log = tmp_path / "part.log"
+    shell = "for line in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do echo line $line; done; exit 3"
+    running = parts.start_part(parts.Part("part", ("/bin/sh", "-c", shell), {}), log)
+    with pytest.raises(ClusterError, match="part ended with status 3 before it was ready") as caught:
+        health.wait_ready(running, lambda: False, log)
+    os.close(running.pidfd)
+    assert "line 1\n" in caught.value.what
+    assert "line 20" in caught.value.what
 
 
 def test_supervisor_that_does_not_answer_is_explained(scratch: Scratch) -> None:

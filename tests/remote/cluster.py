@@ -1,0 +1,148 @@
+"""What `remote_check.py` checks with: a cluster, and clients of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.support.nested_bazel import Done, NestedBazel
+
+__all__ = ["Client", "Cluster", "ComplaintError", "Result", "Tested", "expect", "read_results", "running_cluster"]
+
+# Of output, where something is not as it should be. Characters.
+_SHOWN = 6000
+
+
+class ComplaintError(Exception):
+    """Something is not as it should be."""
+
+
+def expect(what: str, expected: object, found: object, output: str = "") -> None:
+    """Compare."""
+    if expected != found:
+        sys.stderr.write(output[-_SHOWN:])
+        raise ComplaintError(f"{what}: expected {expected!r}, found {found!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A test action, by the build events: its status, and whether it "ran" or came from a "remote" or "local" cache."""
+
+    status: str
+    origin: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tested:
+    """A `bazel test` that has ended.
+
+    Attributes:
+        done: Its status and output.
+        results: Of every target with a result, those of its shards.
+    """
+
+    done: Done
+    results: dict[str, list[Result]]
+
+    @property
+    def origins(self) -> set[str]:
+        """Where results come from."""
+        return {result.origin for results in self.results.values() for result in results}
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """The cluster.
+
+    Attributes:
+        name: By which its commands know it.
+        program: `//tools/rbe`, built.
+        endpoint: For Bazel.
+    """
+
+    name: str
+    program: Path
+    endpoint: str = ""
+
+    def call(self, command: str, *arguments: str) -> str:
+        """Run one of its commands; returns what it answers.
+
+        Raises:
+            ComplaintError: If it fails.
+        """
+        done = subprocess.run(
+            [str(self.program), command, "--name", self.name, *arguments], capture_output=True, text=True, check=False
+        )
+        expect(f"rbe {command} {' '.join(arguments)}", 0, done.returncode, done.stderr)
+        return done.stdout
+
+
+@dataclass(slots=True)
+class Client:
+    """Somebody who uses the cluster."""
+
+    bazel: NestedBazel
+    scratch: Path
+    count: int = field(default=0)
+
+    def test(self, *arguments: str) -> Tested:
+        """Run `bazel test --config=rbe_local`, however it ends."""
+        self.count += 1
+        events = self.scratch / f"events-{self.bazel.output_root.name}-{self.count}.json"
+        done = self.bazel.run("test", "--config=rbe_local", f"--build_event_json_file={events}", *arguments)
+        return Tested(done, read_results(events))
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        """Start `bazel test --config=rbe_local`."""
+        command = [self.bazel.bazel, f"--output_user_root={self.bazel.output_root}", "test", "--config=rbe_local"]
+        return subprocess.Popen(
+            [*command, "--color=no", "--curses=no", "--lockfile_mode=off", *arguments],
+            cwd=self.bazel.workspace,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+
+def read_results(events: Path) -> dict[str, list[Result]]:
+    """Return what build events say of tests, by label."""
+    results: dict[str, list[Result]] = {}
+    # Not splitlines: other characters that end a line for Python may be in what tests have printed.
+    for line in filter(None, events.read_text(encoding="utf-8").split("\n")):
+        event = json.loads(line)
+        if "testResult" in event["id"] and "testResult" in event:
+            result = event["testResult"]
+            is_remote = result.get("executionInfo", {}).get("cachedRemotely", False)
+            origin = "remote" if is_remote else "local" if result.get("cachedLocally") else "ran"
+            results.setdefault(event["id"]["testResult"]["label"], []).append(Result(result["status"], origin))
+    return results
+
+
+@contextmanager
+def running_cluster(program: Path, pools: Sequence[str]) -> Iterator[Cluster]:
+    """Start a cluster, which ends with the block and leaves nothing."""
+    cluster = Cluster(f"check-{os.getpid()}", program)
+    arguments = [argument for pool in pools for argument in ("--pool", pool)]
+    places: tuple[Path, ...] = ()
+    try:
+        running = Cluster(cluster.name, program, cluster.call("up", "--port", "0", *arguments).strip())
+        status = json.loads(running.call("status", "--json"))
+        places = (Path(status["scratch"]), Path(status["logs"]).parent)
+        yield running
+        # They go with it, as is checked below, and are nowhere else.
+        expect("temporary files of the workers", True, any(places[0].glob("tmp/buildbox*")))
+    finally:
+        cluster.call("down")
+    left = [str(place) for place in places if place.exists()]
+    left += [
+        str(link)
+        for link in Path("/tmp").glob("dist-*/*")
+        if link.is_symlink() and places[1] in link.readlink().parents
+    ]
+    expect("what the cluster has left", [], left)

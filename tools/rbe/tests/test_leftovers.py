@@ -1,0 +1,184 @@
+"""What is still there after a cluster: nothing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from local_cluster import cluster, parts, places, processes
+from local_cluster.errors import ClusterError
+from local_cluster.places import SCRATCH_PREFIX, ClusterFiles, Scratch, cluster_files
+from local_cluster.pools import parse_pool
+
+# Removes the files of the cluster "local", and says what stops it.
+_REMOVE = """
+import sys
+from local_cluster import places
+from local_cluster.errors import ClusterError
+try:
+    places.remove_files(places.cluster_files("local"), None)
+except ClusterError as error:
+    sys.exit(str(error))
+"""
+
+
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ClusterFiles:
+    """A user cache with the directory of a cluster."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    files = cluster_files("local")
+    files.root.mkdir(parents=True)
+    return files
+
+
+@pytest.fixture
+def short_way() -> Iterator[Path]:
+    """A folder in /tmp, as a test makes it."""
+    with tempfile.TemporaryDirectory(prefix="dist-", dir="/tmp", ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
+
+
+def run(*command: str) -> subprocess.CompletedProcess[str]:
+    """Run a program that imports what this test imports."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_folder_that_nobody_may_write_is_removed(files: ClusterFiles) -> None:
+    """Outputs of actions are write-protected; an ordinary user would keep them for ever."""
+    deep = files.root / "storage" / "deep"
+    deep.mkdir(parents=True)
+    (deep / "file").touch()
+    deep.chmod(0o555)
+    deep.parent.chmod(0o500)
+    python = [sys.executable, "-c", _REMOVE]
+    # Root may write everywhere, unless it gives that up.
+    ordinary = ["setpriv", "--bounding-set=-all", "--inh-caps=-all", *python] if os.geteuid() == 0 else python
+    done = run(*ordinary)
+    assert (0, "") == (done.returncode, done.stderr)
+    assert [] == list(files.root.parent.iterdir())
+
+
+def test_what_cannot_be_removed_is_named(files: ClusterFiles) -> None:
+    """`nothing of it is left` must be true where it is said; and `down` must find it again."""
+    mounted = files.root / "storage"
+    mounted.mkdir()
+    script = f'mount -t tmpfs none "{mounted}" && exec "$@"'
+    command = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script, "sh"]
+    if shutil.which("unshare") is None or run(*command, "true").returncode:
+        pytest.skip("this kernel lets nobody mount a file system in a user namespace of his own")
+    done = run(*command, sys.executable, "-c", _REMOVE)
+    assert 1 == done.returncode
+    (left,) = files.removed
+    assert f"'{left}' cannot be removed: Device or resource busy" in done.stderr
+    assert 3 == len(done.stderr.splitlines())
+    # Not mounted any more.
+    cluster.end_cluster(files, "local", lambda _text: None)
+    assert [] == list(files.root.parent.iterdir())
+
+
+def test_short_way_of_a_killed_test_is_removed(files: ClusterFiles, short_way: Path) -> None:
+    """A test that was killed with all its processes leaves it in /tmp, whatever TMPDIR says."""
+    (short_way / "t").symlink_to(files.root / "workers" / "cpu-1" / "run")
+    places.remove_files(files, None)
+    assert not short_way.exists()
+
+
+def test_short_way_to_elsewhere_stays(files: ClusterFiles, short_way: Path) -> None:
+    """It is a running test's, of another cluster or of none."""
+    (short_way / "t").symlink_to(f"{files.root}2/workers/cpu-1/run")
+    places.remove_files(files, None)
+    assert (short_way / "t").is_symlink()
+
+
+def test_up_during_down_keeps_its_files(files: ClusterFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new cluster of the same name would otherwise lose its files one by one."""
+    old = cluster._lock(files)
+    assert old is not None
+    remove_tree = shutil.rmtree
+    new: list[int | None] = []
+
+    def remove_while_another_starts(root: Path, ignore_errors: bool = False) -> None:
+        if not new:
+            new.append(cluster._lock(files))
+            files.storage.mkdir()
+        remove_tree(root, ignore_errors)
+
+    monkeypatch.setattr(shutil, "rmtree", remove_while_another_starts)
+    places.remove_files(files, None)
+    (lock,) = new
+    assert lock is not None
+    assert files.storage.is_dir()
+    assert cluster._is_of(lock, files)
+    assert not cluster._is_of(old, files)
+    assert [] == files.removed
+    os.close(lock)
+    os.close(old)
+
+
+def test_what_actions_write_goes_with_the_cluster(files: ClusterFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unpacked wheels are gigabytes, and would stay in the user's own cache."""
+    scratch = Scratch(Path("/tmp", f"{SCRATCH_PREFIX}x"))
+    (worker,) = parse_pool("cpu=1").members()
+    environment = parts.worker_part(worker, Path("/nonexistent"), 1, files, scratch).environment
+    assert str(files.root / "wheels") == environment["DIST_TESTING_WHEELS_CACHE"]
+    assert str(scratch.root / "tmp") == environment["TMPDIR"]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("--staging-mode=MODE", ("--runner-arg=--staging-mode=copy-or-link",)), ("--remote=URL", ())],
+)
+def test_inputs_are_not_mounted(text: str, expected: tuple[str, ...], tmp_path: Path) -> None:
+    """A mount stays when a worker is killed; an option that an older runner does not know would end every action."""
+    runner = tmp_path / "runner"
+    runner.write_text(f"#!/bin/sh\necho '{text}' >&2\n")
+    runner.chmod(0o755)
+    assert expected == parts._staging_arguments(runner)
+
+
+class Guarded(psutil.Process):
+    """A process that may be killed and not suspended: one with other rights."""
+
+    def suspend(self) -> None:
+        """Refuse."""
+        raise psutil.AccessDenied(self.pid)
+
+
+def test_process_that_may_not_be_suspended_does_not_protect_the_others() -> None:
+    """`down` would end in a traceback, and leave everything."""
+    guarded, other = (subprocess.Popen(["sleep", "600"]) for _ in range(2))
+    try:
+        left: list[list[psutil.Process]] = [[], [Guarded(guarded.pid), psutil.Process(other.pid)]]
+        processes.kill_all(left.pop)
+        assert [-9, -9] == [guarded.wait(10), other.wait(10)]
+    finally:
+        for process in (guarded, other):
+            process.kill()
+            process.wait()
+
+
+def test_unremovable_short_way_does_not_stop_the_rest(files: ClusterFiles, tmp_path: Path) -> None:
+    """A folder of a strange form in /tmp is none of ours."""
+    with tempfile.TemporaryDirectory(prefix="dist-", dir="/tmp") as folder:
+        (Path(folder) / "t").mkdir()
+        places.remove_files(files, None)
+        assert (Path(folder) / "t").is_dir()
+    assert not files.root.exists()
+
+
+def test_leftover_of_another_cluster_is_not_touched(files: ClusterFiles) -> None:
+    """Names of clusters may begin alike."""
+    other = files.root.with_name(".local-2.77")
+    other.mkdir()
+    places.remove_files(files, None)
+    assert [other] == list(files.root.parent.iterdir())
+    with pytest.raises(ClusterError, match="there is no cluster 'local'"):
+        cluster.end_cluster(files, "local", lambda _text: None)
