@@ -14,11 +14,12 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dist_testing.errors import DistTestingError
+from dist_testing.errors import DistTestingError, GpuError
 from dist_testing.gpus.devices import gpus_present, visible_gpus
 from dist_testing.gpus.lease import lease_gpus
 
@@ -41,6 +42,7 @@ class Step:
         code: The exit code that it must end with.
         output: What it must print, as a regular expression.
         keeps_gpu: Whether this process holds the first GPU meanwhile.
+        fills_gpu: Whether a program without a lease has most of the first GPU's memory meanwhile.
         env: Additions to the environment.
     """
 
@@ -50,6 +52,7 @@ class Step:
     code: int = 0
     output: str = ""
     keeps_gpu: bool = False
+    fills_gpu: bool = False
     env: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -90,6 +93,21 @@ def _steps() -> list[Step]:
             "why larger worlds of NCCL do not run here (on a machine with two GPUs or more they do)",
             _pytest("--dist-backend=nccl", "--dist-world-size=64", _NCCL),
             output=r"Need at least 64 CUDA devices \(found \d+\)",
+        ),
+        Step(
+            "nccl_suites",
+            "the suites on NCCL: they run on two GPUs or more; with one, each case says why it is skipped",
+            _pytest("--dist-backend=nccl", "--dist-world-size=2", "tests/test_pg_wrapper.py", "tests/test_dist2.py"),
+            output=r"Need at least 2 CUDA devices \(found 1\)|[1-9]\d* passed",
+        ),
+        Step(
+            "memory",
+            "a case whose GPU is full says who has its memory, and fails",
+            _pytest("--dist-backend=nccl", "--dist-world-size=1", "--dist-timeout=60", _NCCL),
+            code=1,
+            output=r"less than half of the memory is free",
+            fills_gpu=True,
+            env={"CUDA_VISIBLE_DEVICES": "0"},
         ),
         Step(
             "lease",
@@ -152,9 +170,49 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1 if failed else 0
 
 
+@contextmanager
+def _filled_gpu() -> Iterator[None]:
+    """Most of the first visible GPU's memory is taken, by a program that asks nobody."""
+    program = """if True:
+        import sys, torch
+        kept = torch.empty(int(torch.cuda.mem_get_info()[0] * 0.8), dtype=torch.uint8, device="cuda")
+        print("full", flush=True)
+        sys.stdin.read()
+    """
+    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as filler:
+        assert filler.stdin is not None
+        assert filler.stdout is not None
+        if filler.stdout.readline() != b"full\n":
+            raise GpuError(
+                "the program that fills the GPU has ended.\n"
+                "Its error is above; most likely this torch has no CUDA.\n"
+                "Run the checklist with a torch that has."
+            )
+        yield
+        filler.stdin.close()
+
+
+@contextmanager
+def _kept_gpu() -> Iterator[None]:
+    """The first visible GPU is leased by this process."""
+    lease = lease_gpus(1, visible_gpus(gpus_present()).gpus[:1], limit_s=_LIMIT_S)
+    try:
+        yield
+    finally:
+        lease.release()
+
+
 def _run(step: Step) -> bool:
     print(f"\n=== {step.name}: {step.shows}\n$ {' '.join(['python', *step.command])}", flush=True)
-    lease = lease_gpus(1, visible_gpus(gpus_present()).gpus[:1], limit_s=_LIMIT_S) if step.keeps_gpu else None
+    with ExitStack() as stack:
+        if step.keeps_gpu:
+            stack.enter_context(_kept_gpu())
+        if step.fills_gpu:
+            stack.enter_context(_filled_gpu())
+        return _judge(step)
+
+
+def _judge(step: Step) -> bool:
     began_s = time.monotonic()
     path = os.pathsep.join([str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     try:
@@ -171,9 +229,6 @@ def _run(step: Step) -> bool:
         code, output = ended.returncode, ended.stdout
     except subprocess.TimeoutExpired as error:
         code, output = -1, f"{error.stdout or b''!r}\nstopped after {_LIMIT_S:.0f} s"
-    finally:
-        if lease is not None:
-            lease.release()
     print(output.rstrip())
     is_good = code == step.code and re.search(step.output, output, re.DOTALL) is not None
     wanted = f"exit code {step.code}" + (f" and {step.output!r}" if step.output else "")
