@@ -1,7 +1,7 @@
 """Providers of dist_testing, alone in a file so that other rules can use them and load nothing else."""
 
 DistTestInfo = provider(
-    doc = "What a distributed test target asks for. `cquery` prints a table of them.",
+    doc = "What a distributed test target asks for. Found in DistTestsInfo; the test itself does not provide it.",
     fields = {
         "backend": "string: name of the backend in the table of backends.",
         "gpus": "int: GPUs that the largest world of the target needs on one machine.",
@@ -15,7 +15,7 @@ DistTestInfo = provider(
 )
 
 DistTestsInfo = provider(
-    doc = "The targets of one dist_py_test. `<name>.spec` provides it.",
+    doc = "The targets of one dist_py_test. `<name>.spec` provides it, with the visibility of the tests (docs/queries.md).",
     fields = {"tests": "list of DistTestInfo: one for each backend."},
 )
 

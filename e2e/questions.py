@@ -25,7 +25,7 @@ ANSWERS: dict[str, tuple[str, ...]] = {
         "//train:ddp_gloo",
     ),
     r"""bazel query 'attr(tags, "world_size:4\b", tests(//...))'""": ("//model:slow_gloo", "//train:ddp_nccl"),
-    """bazel query 'attr(tags, "dist", tests(//...)) except attr(tags, "gpu", tests(//...))'""": (
+    r"""bazel query 'attr(tags, "[\[ ]dist[,\]]", tests(//...)) except attr(tags, "[\[ ]gpu[,\]]", tests(//...))'""": (
         "//model:slow_gloo",
         "//model:tensor_gloo",
         "//train:ddp_gloo",
@@ -49,6 +49,11 @@ ANSWERS: dict[str, tuple[str, ...]] = {
         "//train:ddp_gloo gloo 2,40 0 1 fork",
         "//train:ddp_nccl nccl 4 4 1 fork",
         "//train:fsdp_nccl nccl 8 8 1 pool",
+    ),
+    "bazel cquery --config=table //train:ddp.spec | sort | column -t": (
+        "//train:ddp_cuda_gloo cuda_gloo 2 2 1 fork",
+        "//train:ddp_gloo gloo 2,40 0 1 fork",
+        "//train:ddp_nccl nccl 4 4 1 fork",
     ),
     "bazel cquery --config=skipped --config=remote 'tests(//...)' | grep . | sort -u": (
         "//model:tensor_nccl",

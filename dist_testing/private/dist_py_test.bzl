@@ -4,21 +4,27 @@ load("@dist_testing_executors//:executors.bzl", "EXECUTORS")
 load("@rules_python//python:py_test.bzl", "py_test")
 load("//backends:table.bzl", "BACKENDS")
 load("//dist_testing/private:executors.bzl", "test_exec_properties")
-load("//dist_testing/private:gpus.bzl", "gpu_compatibility", "gpus_of_world", "inherited_variables")
-load("//dist_testing/private:labels.bzl", "user_label")
+load("//dist_testing/private:gpus.bzl", "gpu_compatibility", "gpus_of_world", "inherited_variables", "pools_check")
+load("//dist_testing/private:labels.bzl", "has_label", "user_label")
 load("//dist_testing/private:run.bzl", "dist_test_run")
 load("//dist_testing/private:spec.bzl", "dist_test_spec", "spec_variable")
 load("//dist_testing/private:tags.bzl", "dist_tags")
+load("//dist_testing/private:validate_environment.bzl", "env_inherit_problems", "env_problems", "spec_problems")
+load(
+    "//dist_testing/private:validate_names.bzl",
+    "collision_problems",
+    "kind_of_existing",
+    "name_problems",
+    "srcs_problems",
+    "timings_problems",
+    "wildcard_problems",
+)
 load(
     "//dist_testing/private:validate_targets.bzl",
     "attributes_problems",
-    "collision_problems",
-    "env_problems",
     "exec_properties_problems",
     "lists_problems",
-    "name_problems",
     "shard_count_problems",
-    "srcs_problems",
     "tags_problems",
     "time_problems",
 )
@@ -49,10 +55,6 @@ def _fail_on(target, problems):
     if problems:
         fail("dist_py_test {}: {}".format(target, "\nand ".join(problems)))
 
-def _kind_of_existing(name):
-    rule = native.existing_rule(name)
-    return rule["kind"] if rule else None
-
 def dist_py_test(
         *,
         name,
@@ -71,6 +73,7 @@ def dist_py_test(
         deps = [],
         data = [],
         env = {},
+        env_inherit = [],
         args = [],
         exec_properties = {},
         target_compatible_with = [],
@@ -87,7 +90,8 @@ def dist_py_test(
 
     Args:
         name: Name of the suite, and first part of the targets' names.
-        srcs: Python files with the cases. Code that has none goes in `deps`.
+        srcs: Python files with the cases: the files themselves, not targets that stand for some. Code that has no
+            cases goes in `deps`.
         backends: Names of backends declared in //backends, each once.
         world_size: Ranks per case, 1 to 1024. A list runs each case once per entry, in one target. A
             dict gives either for each backend.
@@ -100,24 +104,28 @@ def dist_py_test(
             the backend's own, which is "thread" for threaded and "fork" for the others.
         nodes: Machines that the ranks are spread over. For now 1.
         shard_count: Shards that whole cases are dealt to, 1 to 50, or a dict by backend. Default: one.
-        timings: File that says how long cases take, by which shards are balanced (docs/sharding.md). Default:
-            cases are dealt in turn.
+        timings: Label of one file that says how long cases take, by which shards are balanced (docs/sharding.md).
+            Default: cases are dealt in turn.
         size: Bazel's test size. Default: Bazel's, which is "medium".
         timeout: Bazel's named timeout. Default: Bazel's for the size.
-        tags: Added to the tags that follow from the other arguments. A `cpu:<n>` replaces ours, which
-            is one CPU per rank of the largest world.
+        tags: Added to the tags that follow from the other arguments. A `cpu:<n>` or `resources:cpu:<n>`
+            replaces ours, which is one CPU per rank of the largest world.
         deps: Libraries that the cases import. The library itself and torch are there already.
         data: Files that the cases read.
         env: Environment of the tests. Not the variables that the library or Bazel sets.
+        env_inherit: Names of variables that tests have from whoever starts Bazel. Not those that the library or
+            Bazel sets.
         args: Arguments of the test program: options of pytest.
         exec_properties: For remote executors; keys begin with `test.`. Replaces what follows from the
             pools declared in MODULE.bazel, key by key.
-        target_compatible_with: Added to the condition that follows from the GPUs.
+        target_compatible_with: Added to the condition that follows from the GPUs. A target that it excludes is
+            skipped, also where no pool of a remote executor has its GPUs.
         visibility: Of the targets and the suite.
         **kwargs: Passed to `py_test` unchanged; a name that it does not know fails there.
     """
-    suite = user_label(native.package_relative_label(":" + str(name)))
-    problems = name_problems(name)
+    _fail_on("in //" + native.package_name(), name_problems(name))
+    suite = user_label(native.package_relative_label(":" + name))
+    problems = wildcard_problems(name)
     problems += backends_problems(backends, BACKENDS)
     _fail_on(suite, problems)
     problems = world_size_problems(world_size, backends)
@@ -127,21 +135,32 @@ def dist_py_test(
     problems += nodes_problems(nodes)
     problems += shard_count_problems(shard_count, backends)
     problems += srcs_problems(srcs)
-    problems += lists_problems({"args": args, "data": data, "deps": deps, "target_compatible_with": target_compatible_with})
+    problems += timings_problems(timings)
+    problems += lists_problems({
+        "args": args,
+        "data": data,
+        "deps": deps,
+        "env_inherit": env_inherit,
+        "target_compatible_with": target_compatible_with,
+    })
     problems += time_problems(size, timeout)
     problems += tags_problems(tags)
     problems += env_problems(env)
+    problems += env_inherit_problems(env_inherit)
     problems += exec_properties_problems(exec_properties)
     problems += attributes_problems(kwargs)
     spec = name + ".spec"
     names = {name: "the suite of all backends", spec: "what queries read"}
+    timings_group = name + ".timings" if timings and type(data) == "select" else None
+    if timings_group:
+        names[timings_group] = "the file of timings"
     for backend in backends:
         test = "{}_{}".format(name, backend)
         names |= {
             test: "the tests with backend \"{}\"".format(backend),
             test + ".run": "the program to debug them with",
         }
-    problems += collision_problems(names, _kind_of_existing)
+    problems += collision_problems(names, kind_of_existing)
     _fail_on(suite, problems)
 
     tests = []
@@ -164,6 +183,11 @@ def dist_py_test(
             world_sizes = world_sizes,
         ))
 
+    src_labels = [user_label(native.package_relative_label(src)) for src in srcs]
+    spec_texts = [spec_variable(test, nodes = nodes, srcs = src_labels) for test in tests]
+    for spec_text in spec_texts:
+        _fail_on(suite, spec_problems(spec_text, srcs))
+
     dist_test_spec(
         name = spec,
         testonly = True,
@@ -175,23 +199,31 @@ def dist_py_test(
         ranks_per_gpu = [test.ranks_per_gpu for test in tests],
         tags = ["manual"],
         targets = [test.target for test in tests],
-        visibility = ["//visibility:private"],
+        visibility = visibility,
         world_sizes = [json.encode(test.world_sizes) for test in tests],
     )
-    src_labels = [user_label(native.package_relative_label(src)) for src in srcs]
+    if timings_group:
+        # Bazel refuses a label that is there twice, and what is in a select() nobody knows yet.
+        native.filegroup(
+            name = timings_group,
+            testonly = True,
+            srcs = [timings],
+            tags = ["manual"],
+            visibility = ["//visibility:private"],
+        )
+        timings = ":" + timings_group
     if timings:
         env = env | {"DIST_TESTING_TIMINGS": "$(rlocationpath {})".format(timings)}
-
-        # Bazel refuses a label that is there twice.
-        data = data if type(data) == "list" and timings in data else data + [timings]
-    for test in tests:
+        data = data if type(data) == "list" and has_label(data, timings, native.package_relative_label) else data + [timings]
+    for test, spec_text in zip(tests, spec_texts):
         _one_backend(
             test = test,
             srcs = srcs,
             args = args,
             data = data,
             deps = deps,
-            env = env | {"DIST_TESTING_SPEC": spec_variable(test, nodes = nodes, srcs = src_labels)},
+            env = env | {"DIST_TESTING_SPEC": spec_text},
+            env_inherit = env_inherit,
             exec_properties = exec_properties,
             size = size,
             tags = tags,
@@ -216,14 +248,15 @@ def _one_backend(
         deps,
         data,
         env,
+        env_inherit,
         args,
         exec_properties,
         target_compatible_with,
         **kwargs):
     vendor = test.backend["vendor"] if test.gpus else ""
     if test.gpus:
-        kwargs["env_inherit"] = kwargs.get("env_inherit", []) + inherited_variables(vendor)
-        data = data + [_GPU_PROMISE]
+        env_inherit = env_inherit + inherited_variables(vendor)
+        data = data + [_GPU_PROMISE] + pools_check(test.target, vendor, test.gpus, EXECUTORS["pools"])
         env = env | {"DIST_TESTING_GPU_PROMISE": "$(rlocationpath {})".format(_GPU_PROMISE)}
     py_test(
         name = test.name,
@@ -231,6 +264,7 @@ def _one_backend(
         args = args,
         data = data,
         env = env,
+        env_inherit = env_inherit,
         exec_properties = test_exec_properties(EXECUTORS, vendor, test.gpus) | exec_properties,
         # Where the library's repository is called dist_testing, as without modules, an `__init__.py` that
         # Bazel adds to its folder would be imported in the library's place.
@@ -243,7 +277,7 @@ def _one_backend(
             user_tags = tags,
             world_sizes = test.world_sizes,
         ),
-        target_compatible_with = target_compatible_with + gpu_compatibility(test.target, vendor, test.gpus, EXECUTORS["pools"]),
+        target_compatible_with = target_compatible_with + gpu_compatibility(vendor, test.gpus, EXECUTORS["pools"]),
         deps = deps + [_LIBRARY],
         **kwargs
     )

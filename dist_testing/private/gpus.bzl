@@ -178,13 +178,12 @@ def inherited_variables(vendor):
         "//conditions:default": _VISIBLE_DEVICES[vendor],
     })
 
-def gpu_compatibility(target, vendor, count, pools):
+def gpu_compatibility(vendor, count, pools):
     """Computes the value for `target_compatible_with` of a target that needs GPUs.
 
-    Where a machine has too few, the target is skipped. What no pool can run is an error: it would be skipped everywhere.
+    Where a machine has too few, the target is skipped.
 
     Args:
-        target: Label of the target, for the error.
         vendor: One of the vendors given to declare_gpu_conditions.
         count: GPUs that it needs, 0 to MAX_GPUS.
         pools: Declared pools.
@@ -194,12 +193,34 @@ def gpu_compatibility(target, vendor, count, pools):
     """
     if count == 0:
         return []
-    config = "//dist_testing/config:"
-    enough = Label(config + _enough_name(vendor, count))
-    lacking = [Label(config + _lacking_name(vendor, count))]
-    if pools and pool_for(pools, vendor, count) == None:
-        return select(
-            {enough: [], Label(config + _too_few_name(vendor, count)): lacking},
-            no_match_error = capacity_text(target, vendor, count, pools),
-        )
-    return select({enough: [], "//conditions:default": lacking})
+    lacking = [_condition(_lacking_name(vendor, count))]
+    if _runs_nowhere(vendor, count, pools):
+        # Where tests run in the pools it is not skipped, but an error: see pools_check().
+        return select({_condition(_too_few_name(vendor, count)): lacking, "//conditions:default": []})
+    return select({_condition(_enough_name(vendor, count)): [], "//conditions:default": lacking})
+
+def pools_check(target, vendor, count, pools):
+    """Refuses a target that no pool can run, where tests run in the pools: skipped there, it would be everywhere.
+
+    Args:
+        target: Label of the target, for the error.
+        vendor: One of the vendors given to declare_gpu_conditions.
+        count: GPUs that it needs, 1 to MAX_GPUS.
+        pools: Declared pools.
+
+    Returns:
+        Nothing, as a list or a select() of lists, for an attribute other than `target_compatible_with`: Bazel does not
+        look at those of a target that its user's own condition excludes.
+    """
+    if not _runs_nowhere(vendor, count, pools):
+        return []
+    return select(
+        {_condition(name(vendor, count)): [] for name in [_enough_name, _too_few_name]},
+        no_match_error = capacity_text(target, vendor, count, pools),
+    )
+
+def _runs_nowhere(vendor, count, pools):
+    return bool(pools) and pool_for(pools, vendor, count) == None
+
+def _condition(name):
+    return Label("//dist_testing/config:" + name)

@@ -1,5 +1,6 @@
 """The rule behind `<name>_<backend>.run`: a test on the terminal of whoever debugs it."""
 
+load("@bazel_skylib//lib:shell.bzl", "shell")
 load("//dist_testing/private:labels.bzl", "rlocation_path")
 
 # Bazel runs a test without a terminal, and `bazel run` on a test target in the environment of a test. This starts the
@@ -20,7 +21,7 @@ RUNFILES_DIR=$(cd "$0.runfiles" && pwd)
 TEST_WORKSPACE={workspace}
 export RUNFILES_DIR TEST_WORKSPACE
 unset RUNFILES_MANIFEST_FILE
-exec "$RUNFILES_DIR/{program}" "$@"
+exec "$RUNFILES_DIR"/{program} "$@"
 """
 
 def _dist_test_run_impl(ctx):
@@ -30,7 +31,7 @@ def _dist_test_run_impl(ctx):
     ctx.actions.write(
         script,
         _SCRIPT.format(
-            program = rlocation_path(ctx, program),
+            program = shell.quote(rlocation_path(ctx, program)),
             test = ctx.attr.target,
             workspace = ctx.workspace_name,
         ),

@@ -3,19 +3,24 @@
 load("//backends:table.bzl", "BACKENDS")
 load("//dist_testing/private:labels.bzl", "user_label")
 load("//dist_testing/private:problems.bzl", "problem")
-load("//dist_testing/private:validate_targets.bzl", "name_problems")
+load("//dist_testing/private:validate_names.bzl", "collision_problems", "kind_of_existing", "name_problems")
 load("//dist_testing/private:validate_worlds.bzl", "backends_problems")
 
 _TAG = "backend:"
 
 def _used_backends():
-    """Backends of the dist_py_test calls that stand above, sorted."""
+    """Backends of the dist_py_test calls that stand above, sorted, without those that are manual."""
     return sorted({
         tag.removeprefix(_TAG): None
         for rule in native.existing_rules().values()
+        if "manual" not in rule.get("tags", ())
         for tag in rule.get("tags", ())
         if tag.startswith(_TAG)
     })
+
+def _fail_on(target, problems):
+    if problems:
+        fail("dist_test_suites {}: {}".format(target, "\nand ".join(problems)))
 
 def dist_test_suites(*, name = "all", backends = None, visibility = None):
     """Declares a suite of the package's distributed tests for each backend, `<name>_<backend>`.
@@ -27,14 +32,15 @@ def dist_test_suites(*, name = "all", backends = None, visibility = None):
 
     Args:
         name: First part of the suites' names.
-        backends: Names of backends. Default: all that the calls above use.
+        backends: Names of backends. Default: all that the calls above use, but for tests that are manual.
         visibility: Of the suites.
     """
+    _fail_on("in //" + native.package_name(), name_problems(name))
     used = _used_backends()
-    problems = name_problems(name)
+    problems = []
     if not used:
         problems.append(problem(
-            "No dist_py_test stands above this call.",
+            "No dist_py_test that is not manual stands above this call.",
             "A suite is made for each backend that the package's tests use, and there would be none.",
             "Put it at the end of the BUILD file, or drop it.",
         ))
@@ -43,18 +49,20 @@ def dist_test_suites(*, name = "all", backends = None, visibility = None):
         if not problems:
             problems += [
                 problem(
-                    "backends = {}: no test above uses \"{}\".".format(repr(backends), backend),
+                    "backends = {}: no test above uses \"{}\", but for manual ones.".format(repr(backends), backend),
                     "Its suite would be empty. The tests above use: {}.".format(", ".join(used)),
                     "Drop it, or put the call below the tests.",
                 )
                 for backend in backends
                 if backend not in used
             ]
-    if problems:
-        fail("dist_test_suites {}: {}".format(
-            user_label(native.package_relative_label(":" + str(name))),
-            "\nand ".join(problems),
-        ))
+    if not problems:
+        names = {
+            "{}_{}".format(name, backend): "the suite of the package's tests with backend \"{}\"".format(backend)
+            for backend in backends or used
+        }
+        problems += collision_problems(names, kind_of_existing)
+    _fail_on(user_label(native.package_relative_label(":" + name)), problems)
     for backend in backends or used:
         native.test_suite(
             name = "{}_{}".format(name, backend),

@@ -18,6 +18,13 @@ def is_reserved_tag(tag):
     """Returns whether a tag is one that dist_py_test sets and a user may not."""
     return tag in _RESERVED or any([tag.startswith(prefix) for prefix in _RESERVED_PREFIXES])
 
+# What Bazel takes for a number of CPUs, and refuses twice.
+_CPU_PREFIXES = ["cpu:", "resources:cpu:"]
+
+def cpu_tags(tags):
+    """Returns those of a list of tags that ask Bazel for CPUs."""
+    return [tag for tag in tags if any([tag.startswith(prefix) for prefix in _CPU_PREFIXES])]
+
 def dist_tags(*, backend, world_sizes, gpus, user_tags):
     """Computes the tags of a target.
 
@@ -25,14 +32,14 @@ def dist_tags(*, backend, world_sizes, gpus, user_tags):
         backend: Declaration of the backend.
         world_sizes: Ranks per case, one or more.
         gpus: GPUs of the largest world.
-        user_tags: Added. A `cpu:<n>` among them takes the place of ours.
+        user_tags: Added. A number of CPUs among them takes the place of ours.
 
     Returns:
         A sorted list of strings, each once.
     """
     tags = ["dist", "backend:" + backend["name"]] + user_tags
     tags += ["world_size:{}".format(size) for size in world_sizes]
-    if not any([tag.startswith("cpu:") for tag in user_tags]):
+    if not cpu_tags(user_tags):
         # One CPU per rank. Bazel runs a target that asks for more than there are alone.
         tags.append("cpu:{}".format(max(world_sizes)))
     if gpus:

@@ -47,9 +47,8 @@ def backends_problems(backends, known):
             ))
     return problems
 
-def _one_world_size_problems(argument, sizes):
-    if type(sizes) != "list":
-        sizes = [sizes]
+def _one_world_size_problems(argument, value):
+    sizes = value if type(value) == "list" else [value]
     if not sizes:
         return [problem(
             "{} = []".format(argument),
@@ -60,7 +59,7 @@ def _one_world_size_problems(argument, sizes):
     for index, size in enumerate(sizes):
         if not is_int(size) or size < 1 or size > MAX_WORLD_SIZE:
             problems.append(problem(
-                "{} = {}".format(argument, repr(size)),
+                "{} = {}{}".format(argument, repr(value), ": {} is none.".format(repr(size)) if type(value) == "list" else ""),
                 "It is the number of ranks of a case: a whole number from 1 to {}.".format(MAX_WORLD_SIZE),
                 "Use a number, a list of numbers (each case runs once per entry), or a dict of these by backend.",
             ))

@@ -39,6 +39,11 @@ def _cpu_tags_test_impl(ctx):
         ["backend:gloo", "cpu:1", "dist", "world_size:64"],
         dist_tags(backend = BACKENDS["gloo"], gpus = 0, user_tags = ["cpu:1"], world_sizes = [64]),
     )
+    asserts.equals(
+        env,
+        ["backend:gloo", "dist", "resources:cpu:0.5", "world_size:64"],
+        dist_tags(backend = BACKENDS["gloo"], gpus = 0, user_tags = ["resources:cpu:0.5"], world_sizes = [64]),
+    )
     return unittest.end(env)
 
 cpu_tags_test = unittest.make(_cpu_tags_test_impl)

@@ -18,6 +18,7 @@ from tests.starlark.consumer import FLAG, write_stubs, write_workspace
 from tests.support.nested_bazel import Done, NestedBazel, nested_bazel, scratch_folder
 
 _MODULE = """\
+bazel_dep(name = "platforms", version = "0.0.10")
 host_facts = use_extension("@dist_testing//dist_testing/private:host_facts.bzl", "host_facts")
 use_repo(host_facts, "dist_testing_host")
 executors = use_extension("@dist_testing//dist_testing:extensions.bzl", "executors")
@@ -36,6 +37,8 @@ dist_test_suites()
 """,
     "large": """\
 dist_py_test(name = "case", srcs = ["a.py"], backends = ["gloo", "nccl"], world_size = {"gloo": 2, "nccl": 8})
+NOWHERE = ["@platforms//:incompatible"]
+dist_py_test(name = "mine", srcs = ["a.py"], backends = ["nccl"], world_size = 8, target_compatible_with = NOWHERE)
 """,
 }
 
@@ -238,6 +241,16 @@ def _check_pools(checks: Checks, machine: NestedBazel) -> None:
         )
     done = machine.run("build", "--nobuild", FLAG + "gpus=pools", "//large:case_gloo", "//right:all")
     checks.expect("targets that fit are analysed", 0, done.status, done.output)
+    # With the condition that its user wrote it is skipped, as on every other machine. A wildcard asks for no target.
+    done = machine.run("cquery", "--config=skipped", FLAG + "gpus=pools", "tests(//large:mine_nccl)")
+    checks.expect(
+        "what a user excludes needs no pool", (0, "//large:mine_nccl"), (done.status, done.stdout.strip()), done.output
+    )
+    for promise, skipped in (("4", ["//large:case_nccl", "//large:mine_nccl"]), ("8", ["//large:mine_nccl"])):
+        done = machine.run("cquery", "--config=skipped", f"{FLAG}gpus={promise}", "tests(//large:all)")
+        checks.expect(
+            f"what a machine with {promise} GPUs skips", skipped, sorted(set(done.stdout.split())), done.output
+        )
 
 
 def _check_suites(checks: Checks, machine: NestedBazel) -> None:

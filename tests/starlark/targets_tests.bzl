@@ -42,7 +42,7 @@ cpu_spec_test = analysistest.make(_cpu_spec_test_impl, config_settings = {_GPUS_
 
 def _dollar_spec_test_impl(ctx):
     env = analysistest.begin(ctx)
-    asserts.equals(env, "//tests/starlark:in$dollars_gloo", _written_spec(env)["target"])
+    asserts.equals(env, "//tests/starlark:it's `$dollars`_gloo", _written_spec(env)["target"])
     return analysistest.end(env)
 
 dollar_spec_test = analysistest.make(_dollar_spec_test_impl)
@@ -81,7 +81,7 @@ def _gpu_promise_test_impl(ctx):
     asserts.equals(env, 2, _written_spec(env)["gpus_per_rank"])
     asserts.equals(env, "{}/{}".format(ctx.workspace_name, _PROMISE), variables["DIST_TESTING_GPU_PROMISE"])
     inherited = analysistest.target_under_test(env)[RunEnvironmentInfo].inherited_environment
-    asserts.equals(env, ["CUDA_VISIBLE_DEVICES"], inherited)
+    asserts.equals(env, ["MY_RANK", "CUDA_VISIBLE_DEVICES"], inherited)
     asserts.true(env, _PROMISE in _runfiles(env))
     asserts.true(env, _has_hardware(env))
     return analysistest.end(env)
@@ -114,9 +114,20 @@ def _environment_test_impl(ctx):
     variables = analysistest.target_under_test(env)[RunEnvironmentInfo].environment
     asserts.equals(env, ["DIST_TESTING_SPEC", "MINE"], sorted(variables))
     asserts.equals(env, "yes", variables["MINE"])
+    asserts.equals(env, ["MY_RANK"], analysistest.target_under_test(env)[RunEnvironmentInfo].inherited_environment)
     return analysistest.end(env)
 
 environment_test = analysistest.make(_environment_test_impl)
+
+def _timings_test_impl(ctx):
+    # However the file is named in `data`: Bazel refuses a label that is there twice.
+    env = analysistest.begin(ctx)
+    variables = analysistest.target_under_test(env)[RunEnvironmentInfo].environment
+    asserts.equals(env, ctx.workspace_name + "/tests/starlark/cases.py", variables["DIST_TESTING_TIMINGS"])
+    asserts.true(env, "tests/starlark/cases.py" in _runfiles(env))
+    return analysistest.end(env)
+
+timings_test = analysistest.make(_timings_test_impl)
 
 def _declared_test_impl(ctx):
     env = unittest.begin(ctx)
@@ -247,7 +258,7 @@ def _run_test_impl(ctx):
     env = analysistest.begin(ctx)
     scripts = [action.content for action in analysistest.target_actions(env) if action.mnemonic == "FileWrite"]
     asserts.equals(env, 1, len(scripts))
-    asserts.true(env, "exec \"$RUNFILES_DIR/{}/tests/starlark/subject_gloo\"".format(ctx.workspace_name) in scripts[0], scripts[0])
+    asserts.true(env, "exec \"$RUNFILES_DIR\"/'{}/tests/starlark/subject_gloo' \"$@\"\n".format(ctx.workspace_name) in scripts[0], scripts[0])
     target = analysistest.target_under_test(env)
     asserts.equals(env, "yes", target[RunEnvironmentInfo].environment["MINE"])
     runfiles = [file.short_path for file in target[DefaultInfo].default_runfiles.files.to_list()]
@@ -256,6 +267,15 @@ def _run_test_impl(ctx):
     return analysistest.end(env)
 
 run_test = analysistest.make(_run_test_impl)
+
+def _quoted_run_test_impl(ctx):
+    env = analysistest.begin(ctx)
+    script = [action.content for action in analysistest.target_actions(env) if action.mnemonic == "FileWrite"][0]
+    program = ctx.workspace_name + "/tests/starlark/it'\\''s `$dollars`_gloo"
+    asserts.true(env, "exec \"$RUNFILES_DIR\"/'{}' \"$@\"\n".format(program) in script, script)
+    return analysistest.end(env)
+
+quoted_run_test = analysistest.make(_quoted_run_test_impl)
 
 # --- libraries -------------------------------------------------------------------------------------
 
@@ -281,14 +301,24 @@ def targets_test_suite(*, name):
         srcs = ["cases.py"],
         backends = ["gloo", "nccl"],
         env = {"MINE": "yes"},
+        env_inherit = ["MY_RANK"],
         gpus_per_rank = {"nccl": 2},
         size = "small",
         tags = ["manual"],
+        visibility = ["//tests:__subpackages__"],
         world_size = {"gloo": [2, 4], "nccl": 3},
     )
-    dist_py_test(name = "in$dollars", size = "small", srcs = ["cases.py"], backends = ["gloo"], tags = ["manual"], world_size = 2)
+    for subject, more in {
+        "it's `$dollars`": {},
+        "timings": {"timings": "cases.py"},
+        "timings_in_list": {"data": [":cases.py", Label(":BUILD.bazel")], "timings": "cases.py"},
+        "timings_in_select": {"data": select({"//conditions:default": [":cases.py"]}), "timings": "cases.py"},
+    }.items():
+        dist_py_test(name = subject, size = "small", srcs = ["cases.py"], backends = ["gloo"], tags = ["manual"], world_size = 2, **more)
+        if more:
+            timings_test(name = subject + "_test", size = "small", target_under_test = ":{}_gloo".format(subject))
     cpu_spec_test(name = "cpu_spec_test", size = "small", target_under_test = ":subject_gloo")
-    dollar_spec_test(name = "dollar_spec_test", size = "small", target_under_test = ":in$dollars_gloo")
+    dollar_spec_test(name = "dollar_spec_test", size = "small", target_under_test = ":it's `$dollars`_gloo")
     queried_spec_test(name = "queried_spec_test", size = "small", target_under_test = ":subject.spec")
     cpu_promise_test(name = "cpu_promise_test", size = "small", target_under_test = ":subject_gloo")
     gpu_promise_test(name = "gpu_promise_test", size = "small", target_under_test = ":subject_nccl")
@@ -308,14 +338,20 @@ def targets_test_suite(*, name):
         expected = ["manual"],
     )
     declared_test(
+        name = "spec_is_visible_test",
+        size = "small",
+        actual = [str(label) for label in native.existing_rule("subject.spec")["visibility"]],
+        expected = ["//tests:__subpackages__"],
+    )
+    declared_test(
         name = "largest_world_counts_test",
         size = "small",
         actual = [tag for tag in _declared("subject_nccl", "tags") if tag.startswith(("cpu", "gpus:", "resources", "world"))],
         expected = ["cpu:3", "gpus:6", "resources:gpu:6", "world_size:3"],
     )
 
-    _constraints(name = "two_gpus", constraints = gpu_compatibility("//a:b", "nvidia", 2, []), tags = ["manual"])
-    _constraints(name = "intel_gpu", constraints = gpu_compatibility("//a:c", "intel", 1, []), tags = ["manual"])
+    _constraints(name = "two_gpus", constraints = gpu_compatibility("nvidia", 2, []), tags = ["manual"])
+    _constraints(name = "intel_gpu", constraints = gpu_compatibility("intel", 1, []), tags = ["manual"])
     enough_gpus_test(name = "enough_gpus_test", size = "small", target_under_test = ":two_gpus")
     lacking_gpus_test(name = "lacking_gpus_test", size = "small", target_under_test = ":two_gpus")
     no_such_gpus_test(name = "no_such_gpus_test", size = "small", target_under_test = ":intel_gpu")
@@ -327,6 +363,7 @@ def targets_test_suite(*, name):
     absent_flag_test(name = "absent_flag_test", size = "small", target_under_test = ":absent_flag")
     pools_flag_test(name = "pools_flag_test", size = "small", target_under_test = ":pools_flag")
     no_pools_test(name = "no_pools_test", size = "small", target_under_test = ":no_pools_flag")
+    quoted_run_test(name = "quoted_run_test", size = "small", target_under_test = ":it's `$dollars`_gloo.run")
     run_test(name = "run_test", size = "small", target_under_test = ":subject_gloo.run")
     bad_gpus_flag_test(name = "bad_gpus_flag_test", size = "small", target_under_test = "//dist_testing/config:gpus")
 
@@ -353,9 +390,14 @@ def targets_test_suite(*, name):
             ":pools_flag_test",
             ":present_flag_test",
             ":queried_spec_test",
+            ":quoted_run_test",
             ":run_test",
+            ":spec_is_visible_test",
             ":suite_is_manual_test",
             ":suite_test",
+            ":timings_in_list_test",
+            ":timings_in_select_test",
+            ":timings_test",
             ":unset_library_test",
         ],
     )

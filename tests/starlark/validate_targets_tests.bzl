@@ -5,30 +5,13 @@ load("@bazel_skylib//lib:unittest.bzl", "asserts", "unittest")
 load(
     "//dist_testing/private:validate_targets.bzl",  # buildifier: disable=bzl-visibility
     "attributes_problems",
-    "collision_problems",
-    "env_problems",
     "exec_properties_problems",
     "lists_problems",
-    "name_problems",
     "shard_count_problems",
-    "srcs_problems",
     "tags_problems",
     "time_problems",
 )
 load(":problem_asserts.bzl", "assert_accepted", "assert_refused")
-
-def _srcs_test_impl(ctx):
-    env = unittest.begin(ctx)
-    assert_accepted(env, srcs_problems(["a.py", ":b.py", "//c:d.py"]))
-    assert_refused(env, srcs_problems([]), "srcs = []", "at least one Python file")
-    assert_refused(env, srcs_problems(None), "srcs = None")
-    assert_refused(env, srcs_problems("a.py"), "srcs = \"a.py\"", "A list")
-    assert_refused(env, srcs_problems(["a.py", "b.txt"]), "\"b.txt\" is not a Python file", "data files in data")
-    assert_refused(env, srcs_problems([":library"]), "\":library\" is not a Python file", "other targets in deps")
-    assert_refused(env, srcs_problems([3]), "3 is not a Python file")
-    return unittest.end(env)
-
-srcs_test = unittest.make(_srcs_test_impl)
 
 def _lists_test_impl(ctx):
     env = unittest.begin(ctx)
@@ -53,30 +36,6 @@ def _shard_count_test_impl(ctx):
 
 shard_count_test = unittest.make(_shard_count_test_impl)
 
-def _name_test_impl(ctx):
-    env = unittest.begin(ctx)
-    assert_accepted(env, name_problems("all_reduce"))
-    for wrong in ["", None, 3]:
-        assert_refused(env, name_problems(wrong), "name = {}\n".format(repr(wrong)), "not empty")
-    return unittest.end(env)
-
-name_test = unittest.make(_name_test_impl)
-
-def _collision_test_impl(ctx):
-    env = unittest.begin(ctx)
-    names = {"a": "the suite", "a_gloo": "the tests"}
-    assert_accepted(env, collision_problems(names, {}.get))
-    assert_refused(
-        env,
-        collision_problems(names, {"a_gloo": "py_library"}.get),
-        ":a_gloo is there already, a py_library.",
-        "needs that name for the tests",
-        "Rename",
-    )
-    return unittest.end(env)
-
-collision_test = unittest.make(_collision_test_impl)
-
 def _exec_properties_test_impl(ctx):
     env = unittest.begin(ctx)
     assert_accepted(env, exec_properties_problems({}))
@@ -89,6 +48,7 @@ def _exec_properties_test_impl(ctx):
             "every action of the target",
             "Write \"test.{}\"".format(wrong),
         )
+    assert_refused(env, exec_properties_problems({"test.": "large"}), "exec_properties: \"test.\" = \"large\"\n", "as in \"test.Pool\"")
     assert_refused(env, exec_properties_problems(["test.Pool"]), "It is a dict")
     assert_refused(env, exec_properties_problems(select({"//conditions:default": {}})), "= select(...)\n")
     return unittest.end(env)
@@ -110,6 +70,12 @@ time_test = unittest.make(_time_test_impl)
 def _tags_test_impl(ctx):
     env = unittest.begin(ctx)
     assert_accepted(env, tags_problems(["manual", "cpu:2", "gpus", "distant", "no-cache"]))
+    for right in ["cpu:1", "cpu:2147483647", "resources:cpu:0.5", "resources:cpu:2", "resources:cpus:x"]:
+        assert_accepted(env, tags_problems([right]))
+    for wrong in ["cpu:", "cpu:0", "cpu:02", "cpu:0.5", "cpu:x", "cpu:-1", "cpu:2147483648", "resources:cpu:", "resources:cpu:x", "resources:cpu:-1"]:
+        assert_refused(env, tags_problems(["manual", wrong]), "tags = [\"manual\", \"{}\"]: \"{}\"\n".format(wrong, wrong), "cannot read")
+    for twice in ["cpu:2", "resources:cpu:2"]:
+        assert_refused(env, tags_problems(["cpu:1", twice]), ": \"cpu:1\" and \"{}\"\n".format(twice), "Keep one")
     for wrong in ["manual", None, [3]]:
         assert_refused(env, tags_problems(wrong), "tags = {}\n".format(repr(wrong)), "a list of texts")
     for reserved in [
@@ -129,28 +95,6 @@ def _tags_test_impl(ctx):
 
 tags_test = unittest.make(_tags_test_impl)
 
-def _env_test_impl(ctx):
-    env = unittest.begin(ctx)
-    assert_accepted(env, env_problems({"MY_RANK": "1", "NCCL_DEBUG": "INFO", "TORCH_DISTRIBUTED_DEBUG": "DETAIL"}))
-    for reserved in [
-        "COVERAGE_DIR",
-        "DIST_TESTING_SPEC",
-        "MASTER_PORT",
-        "RANK",
-        "RUNFILES_DIR",
-        # A filter in a BUILD file would leave cases out for ever, and a target without cases green.
-        "TESTBRIDGE_TEST_ONLY",
-        "TEST_SHARD_INDEX",
-        "WORLD_SIZE",
-        "XML_OUTPUT_FILE",
-    ]:
-        assert_refused(env, env_problems({reserved: "x"}), "env: {} = \"x\"".format(reserved), "Drop it")
-    assert_refused(env, env_problems(["A=1"]), "env = [\"A=1\"]\n")
-    assert_refused(env, env_problems(select({"//conditions:default": {}})), "env = select(...)\n", "hide a name")
-    return unittest.end(env)
-
-env_test = unittest.make(_env_test_impl)
-
 def _attributes_test_impl(ctx):
     env = unittest.begin(ctx)
     assert_accepted(env, attributes_problems({"flaky": True, "shard_count": 2}))
@@ -168,13 +112,9 @@ def validate_targets_test_suite(*, name):
     """
     tests = [
         attributes_test,
-        collision_test,
-        env_test,
         exec_properties_test,
         lists_test,
-        name_test,
         shard_count_test,
-        srcs_test,
         tags_test,
         time_test,
     ]

@@ -36,12 +36,13 @@ def _world_size_test_impl(ctx):
         assert_accepted(env, world_size_problems(right, both))
     for wrong in [0, -1, 1025, "two", "2", True, None, 2.0]:
         assert_refused(env, world_size_problems(wrong, both), "world_size = {}\n".format(repr(wrong)), "1 to 1024")
-        assert_refused(env, world_size_problems([2, wrong], both), "world_size = {}\n".format(repr(wrong)))
+        assert_refused(env, world_size_problems([2, wrong], both), "world_size = [2, {}]: {} is none.\n".format(repr(wrong), repr(wrong)))
         assert_refused(
             env,
             world_size_problems({"gloo": 2, "nccl": wrong}, both),
             "world_size[\"nccl\"] = {}\n".format(repr(wrong)),
         )
+    assert_refused(env, world_size_problems([[2]], both), "world_size = [[2]]: [2] is none.\n", "1 to 1024")
     assert_refused(env, world_size_problems([], both), "world_size = []", "no case would run")
     assert_refused(env, world_size_problems([2, 4, 2], both), "2 is there twice")
     assert_refused(env, world_size_problems({"gloo": 2}, both), "nothing for \"nccl\"", "Add \"nccl\"")

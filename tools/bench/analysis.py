@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Measure what `dist_py_test` costs Bazel before anything runs: loading, analysis, and the server's memory.
 
-    ./bazelw run //tools/bench:analysis -- [--calls 500,2000] [--runs 3] [--json FILE] [--bazel PROGRAM]
+    ./bazelw run //tools/bench:analysis -- [--calls 500,2000] [--runs 3] [--max-ratio R] [--json FILE] [--bazel PROGRAM]
 
 A workspace is generated with as many calls of dist_py_test as asked for, of three backends each, and with the same
 number of targets as plain `py_test`, which have the same sources and the packages of the hub as deps. A turn starts a
@@ -13,6 +13,9 @@ work on the machine disturbs least; `ms/target` the median time over the targets
 added to the server's heap after a garbage collection, `heap, all` what it came to, `peak` the most memory that the
 server's process ever had, medians in MB. Peaks depend on when the collector ran: the other two tell more. (Bazel's own
 `peak-heap-size` is unknown while no full collection happened.)
+
+With --max-ratio the exit status is 1 if, of the largest number of calls, dist_py_test takes more than that many times
+as much as py_test, in CPU or in heap: the two figures that other work on the machine disturbs least.
 """
 
 from __future__ import annotations
@@ -39,6 +42,8 @@ PACKAGES = ("psutil", "pytest", "runfiles", "torch")
 # As a package of a large repository has them.
 CALLS_PER_PACKAGE = 20
 GPUS = 16
+# What --max-ratio is a limit of.
+BOUNDED = ("CPU", "heap")
 # The kernel's kB are 1024 bytes, and Bazel's MB are a million.
 KB_PER_MB = 1.024e-3
 
@@ -253,6 +258,12 @@ def ratios(turns: Mapping[str, Sequence[Turn]]) -> dict[str, float]:
     }
 
 
+def excess(found: Mapping[str, float], limit: float) -> list[str]:
+    """Say which ratio that counts is above a limit, or could not be measured."""
+    shown = {what: "unknown, give more calls" if math.isnan(found[what]) else f"{found[what]:.2f}" for what in BOUNDED}
+    return [f"{what} {shown[what]}: not within {limit:g}" for what in BOUNDED if not found[what] <= limit]
+
+
 def calls_table(calls: int, turns: Mapping[str, Sequence[Turn]]) -> str:
     """The table of one number of calls, with its ratios."""
     targets = calls * len(BACKENDS)
@@ -286,6 +297,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Measure what dist_py_test costs Bazel before anything runs.")
     parser.add_argument("--calls", type=_numbers, default=(500, 2000), help="of dist_py_test, default 500,2000")
     parser.add_argument("--runs", type=count, default=3, help="turns of each, default 3")
+    parser.add_argument("--max-ratio", type=_ratio, metavar="R", help="fail above, for CPU and heap, default no limit")
     parser.add_argument("--bazel", default=str(ROOT / "bazelw"), help="default: ./bazelw")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write every figure to this file")
     options = parser.parse_args()
@@ -312,7 +324,19 @@ def main() -> int:
         by_calls = {number: {"turns": of_number, "ratios": ratios(of_number)} for number, of_number in turns.items()}
         machine = {"cpus": len(os.sched_getaffinity(0)), "machine": platform.machine()}
         write_json(options.json, {"bench": "analysis", "calls": by_calls, "growth": factors, "machine": machine})
-    return 0
+    if options.max_ratio is None:
+        return 0
+    complaints = excess(ratios(turns[max(turns)]), options.max_ratio)
+    for complaint in complaints:
+        sys.stderr.write(f"analysis.py: {LIBRARY.name} / {PLAIN.name}, {max(turns)} calls: {complaint}\n")
+    return 1 if complaints else 0
+
+
+def _ratio(text: str) -> float:
+    ratio = float(text)
+    if not 0 < ratio < math.inf:
+        raise argparse.ArgumentTypeError(f"{text}: not a positive number")
+    return ratio
 
 
 def _numbers(text: str) -> tuple[int, ...]:

@@ -23,3 +23,30 @@ def test_heap_too_small_to_be_measured_has_no_ratio(too_little_mb: float) -> Non
     assert math.isnan(
         analysis.growth({10: {name: [_turn(too_little_mb)] for name in turns}, 20: turns})["py_test"]["heap"]
     )
+
+
+@pytest.mark.parametrize(
+    ("cpu", "heap", "expected"),
+    [
+        (1.5, 1.5, []),
+        (1.51, 1.2, ["CPU 1.51: not within 1.5"]),
+        (1.2, 2.0, ["heap 2.00: not within 1.5"]),
+        (1.2, math.nan, ["heap unknown, give more calls: not within 1.5"]),
+    ],
+)
+def test_limit_is_of_cpu_and_heap(cpu: float, heap: float, expected: list[str]) -> None:
+    """Without it a change that makes every BUILD file slow to load is green; what is not measured is not within it."""
+    found = {"time": 9.0, "CPU": cpu, "heap": heap, "heap, all": 9.0, "peak": 9.0}
+    assert analysis.excess(found, 1.5) == expected
+
+
+@pytest.mark.parametrize("wrong", ["0", "-1", "nan", "inf", "much"])
+def test_limit_that_could_not_fail_is_refused(
+    wrong: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A lane with a limit that is no number would be green for ever."""
+    monkeypatch.setattr("sys.argv", ["analysis.py", f"--max-ratio={wrong}"])
+    with pytest.raises(SystemExit) as ended:
+        analysis.main()
+    assert ended.value.code == 2
+    assert wrong in capsys.readouterr().err

@@ -144,8 +144,9 @@ class Bazel:
                 "--nobuild",
                 "--keep_going",
                 "--build_tests_only",
-                f"--build_event_json_file={events}",
                 *flags.split(),
+                # Behind them: a lane may name a file of its own, and the last counts.
+                f"--build_event_json_file={events}",
                 "--",
                 pattern,
             )

@@ -53,6 +53,8 @@ py_runtime(
 py_runtime_pair(
     name = "{name}_runtime_pair",
     py3_runtime = ":{name}_runtime",
+    # A toolchain is visible to those whose rules use it.
+    visibility = ["//visibility:public"],
 )
 
 toolchain(
