@@ -53,7 +53,7 @@ class ThreadsFailedError(CaseFailedError, RuntimeError):
 
 
 class SpecError(DistTestingError):
-    """The spec file of a target is missing, unreadable, of a newer schema, or says something impossible."""
+    """The spec of a target (`DIST_TESTING_SPEC`) is missing, unreadable, of a newer schema, or impossible."""
 
 
 class ReportError(DistTestingError):

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
 import pytest
 
-from dist_testing.budget import Budget
+from dist_testing.doors import reports
 from dist_testing.doors.marker import read_marker
-from dist_testing.doors.pytest_plugin import BUDGET_KEY, OUTPUTS_KEY, SPEC_KEY
-from dist_testing.errors import ReportError
+from dist_testing.doors.pytest_internals import Failed
+from dist_testing.doors.pytest_plugin import BUDGET_KEY, OUTPUTS_KEY, SPEC_KEY, WATCH_KEY, current_runner
+from dist_testing.doors.pytest_runner import is_multi_process
+from dist_testing.errors import InterruptedRunError, ReportError
 from dist_testing.outcomes import Cause
 from dist_testing.runner.bazel import Protocol
 from dist_testing.runner.conclusion import Conclusion
@@ -20,9 +22,10 @@ from dist_testing.runner.junit import EXPECTED, Outcome, XmlCase
 from dist_testing.runner.log_head import LogHead
 from dist_testing.runner.sharding import ShardCase, deal
 from dist_testing.runner.timings import read_timings
+from dist_testing.runner.watch import TimeShares, Watch
 from dist_testing.spec import Spec
 
-__all__ = ["BazelSession"]
+__all__ = ["BazelSession", "Timing"]
 
 # Launchers that keep ranks for the cases of a class, or of a module outside classes.
 _KEEPING = ("pool", "thread")
@@ -31,12 +34,29 @@ _SKIPPED = "Skipped: "
 _OF_THE_MACHINE = (Cause.INFRASTRUCTURE, Cause.PROMISE)
 
 
+class _TimeOverError(Failed):
+    """Ends a part of a test that runs in the runner; of pytest's kind, so that fixtures are torn down after it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """How long things may take, and how long they take.
+
+    Attributes:
+        shares: Of Bazel's time.
+        watch: Keeps the time of what runs in the runner itself.
+        recorded: The file that says how long cases take; None if nobody has said.
+    """
+
+    shares: TimeShares
+    watch: Watch
+    recorded: Path | None
+
+
 class BazelSession:
     """A pytest plugin, registered before all others."""
 
-    def __init__(
-        self, spec: Spec, protocol: Protocol, head: LogHead, conclusion: Conclusion, timings: Path | None
-    ) -> None:
+    def __init__(self, spec: Spec, protocol: Protocol, head: LogHead, conclusion: Conclusion, timing: Timing) -> None:
         """Take part in a session.
 
         Args:
@@ -44,26 +64,51 @@ class BazelSession:
             protocol: What Bazel wants.
             head: The log's first line, which ends when something has run.
             conclusion: Takes the results.
-            timings: How long cases take; None if nobody has said.
+            timing: About time.
         """
         self._spec = spec
         self._protocol = protocol
         self._head = head
         self._conclusion = conclusion
-        self._timings = timings
-        self._budget = Budget.starting_now(_time_left_s(protocol.timeout_s))
+        self._shares = timing.shares
+        self._watch = timing.watch
+        self._timings = timing.recorded
+        self._doing = ""
+        self._over = ""
 
-    def pytest_load_initial_conftests(self, early_config: pytest.Config) -> None:
-        """Hand the spec to the plugin, before any plugin is configured."""
+    @pytest.hookimpl(wrapper=True)
+    def pytest_load_initial_conftests(self, early_config: pytest.Config) -> Generator[None, object, object]:
+        """Hand the spec to the plugin, before any plugin is configured; then conftest files are imported."""
         early_config.stash[SPEC_KEY] = self._spec
-        early_config.stash[BUDGET_KEY] = self._budget
+        early_config.stash[BUDGET_KEY] = self._shares.budget
         early_config.stash[OUTPUTS_KEY] = self._protocol.outputs
+        early_config.stash[WATCH_KEY] = self._watch
+        self._doing = "a conftest.py was being imported"
+        with self._watch.until(self._shares.budget.latest_s, self._collection_over):
+            return (yield)
 
     def pytest_configure(self, config: pytest.Config) -> None:
         """End the head of the log early where nothing is held back."""
         if config.option.capture == "no":
             # Somebody wants to see everything as it comes.
             self._head.end_line()
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_collection(self) -> Generator[None, object, object]:
+        """Test files are imported."""
+        with self._watch.until(self._shares.budget.latest_s, self._collection_over):
+            return (yield)
+
+    def pytest_collectstart(self, collector: pytest.Collector) -> None:
+        """The next of them."""
+        self._doing = f"{collector.nodeid or 'the target'} was being collected"
+
+    def _collection_over(self, stacks: str) -> InterruptedRunError:
+        self._watch.interrupted_at = (
+            "Something there waits for what does not come; the stacks show where. If it is only slow, the target needs "
+            f"a larger size or timeout.\n\n{stacks}"
+        )
+        return InterruptedRunError(f"the target's time was over while {self._doing}")
 
     @pytest.hookimpl(wrapper=True)
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
@@ -76,11 +121,63 @@ class BazelSession:
             shards = deal(
                 [ShardCase(item.nodeid, self._kept_ranks(item)) for item in items], total, self._durations(items)
             )
+            # Each shard sees its own part; that the others skip all of theirs is known before if marks say so.
+            runner = current_runner(config)
+            self._conclusion.decides_for_target = self._conclusion.is_promised and all(
+                shards[item.nodeid] == index or runner.skips_by_mark(item) for item in items
+            )
             _keep(config, items, [item for item in items if shards[item.nodeid] == index])
 
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> Generator[None, object, object]:
+        """Fixtures of a test that is not distributed."""
+        return (yield from self._limited(item, "setup"))
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, object, object]:
+        """The test itself."""
+        return (yield from self._limited(item, "call"))
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None, object, object]:
+        """Fixtures again."""
+        return (yield from self._limited(item, "teardown"))
+
+    def _limited(self, item: pytest.Item, phase: str) -> Generator[None, object, object]:
+        if is_multi_process(item):
+            # It waits for ranks, whose time the engine keeps.
+            return (yield)
+        end_s = self._shares.case_end_s(self._conclusion.to_come - 1)
+        began_s = time.monotonic()
+
+        def over(stacks: str) -> _TimeOverError:
+            self._over = (
+                f"{item.nodeid}: its {phase} had not ended after {time.monotonic() - began_s:.1f} s, its share of the "
+                "target's time.\n"
+                "The test is not distributed: it runs in the runner, and waits there for something that does not come; "
+                "or it is only slow.\n"
+                "The stacks show where it was. If nothing hangs, give the target a larger size or timeout.\n\n"
+                f"{stacks}"
+            )
+            return _TimeOverError(self._over, pytrace=False)
+
+        with self._watch.until(end_s, over):
+            return (yield)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_makereport(self) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        """A limit that was reached is a failure, whatever the test made of the exception, and not an expected one."""
+        report = yield
+        text, self._over = self._over, ""
+        if text:
+            reports.fail(report, text)
+        return report
+
+    @pytest.hookimpl(tryfirst=True)
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """Know what is to come: after a signal it is what has not run."""
         self._conclusion.expect(len(session.items))
+        self._doing = "ranks were being prepared"
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """A file that cannot be collected is a failure, and one that skips itself a skip; both belong into the XML."""
@@ -92,7 +189,7 @@ class BazelSession:
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         """A case begins."""
-        self._conclusion.running = _named(nodeid)
+        self._conclusion.began(*_named(nodeid))
 
     def pytest_runtest_logfinish(self) -> None:
         """It has ended, whatever its reports say."""
@@ -125,7 +222,7 @@ class BazelSession:
         self._add(XmlCase(classname, name, outcome, report.duration, message, text, tuple(report.user_properties)))
 
     def _add(self, case: XmlCase) -> None:
-        self._conclusion.cases.append(case)
+        self._conclusion.add(case)
         if case.has_run:
             self._head.end_line()
 
@@ -155,15 +252,6 @@ class BazelSession:
         isolation = marker.isolation if marker is not None else getattr(getattr(item, "cls", None), "isolation", "")
         is_kept = (isolation or self._spec.isolation) in _KEEPING
         return item.parent.nodeid if is_kept and item.parent is not None else ""
-
-
-def _time_left_s(timeout_s: float | None) -> float | None:
-    """What is left of Bazel's time, which runs since this process was started; torch may be loaded by now."""
-    if timeout_s is None:
-        return None
-    age_s = time.time() - psutil.Process().create_time()
-    # Clocks are set; a wrong one must not take everything.
-    return timeout_s - min(max(age_s, 0.0), timeout_s / 2)
 
 
 def _keep(config: pytest.Config, items: list[pytest.Item], kept: Sequence[pytest.Item]) -> None:

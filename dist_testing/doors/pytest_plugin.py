@@ -10,14 +10,14 @@ import pytest
 from dist_testing.doors.collection import parametrize_world_size
 from dist_testing.doors.marker import MARKER_HELP
 from dist_testing.doors.options import add_options
-from dist_testing.doors.pytest_runner import BUDGET_KEY, FRESH_KEY, OUTPUTS_KEY, SPEC_KEY, Runner
+from dist_testing.doors.pytest_runner import BUDGET_KEY, FRESH_KEY, OUTPUTS_KEY, SPEC_KEY, WATCH_KEY, Runner
 from dist_testing.doors.rank_pytest import current_world
 from dist_testing.errors import DistTestingError, UsageError
 from dist_testing.rank.bootstrap import RankSide
 from dist_testing.spec import read_spec
 from dist_testing.world import World
 
-__all__ = ["BUDGET_KEY", "OUTPUTS_KEY", "SPEC_KEY", "FreshSession"]
+__all__ = ["BUDGET_KEY", "OUTPUTS_KEY", "SPEC_KEY", "WATCH_KEY", "FreshSession", "current_runner"]
 
 _RUNNER = "dist_testing_runner"
 
@@ -37,12 +37,17 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(runner, _RUNNER)
 
 
+def current_runner(config: pytest.Config) -> Runner:
+    """The runner's half, once the plugin is configured."""
+    runner: Runner | None = config.pluginmanager.get_plugin(_RUNNER)
+    assert runner is not None
+    return runner
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Make one case per world size."""
-    runner: Runner | None = metafunc.config.pluginmanager.get_plugin(_RUNNER)
-    assert runner is not None
     try:
-        parametrize_world_size(metafunc, __name__, runner.world_sizes)
+        parametrize_world_size(metafunc, __name__, current_runner(metafunc.config).world_sizes)
     except UsageError as error:
         raise pytest.Collector.CollectError(str(error)) from error
 

@@ -38,15 +38,17 @@ from dist_testing.runner.interrupts import raise_on_termination
 from dist_testing.runner.needs import missing_need
 from dist_testing.runner.outputs import keep_logs
 from dist_testing.runner.report import broken_promise
+from dist_testing.runner.watch import Watch
 from dist_testing.skips import is_about_hardware
 from dist_testing.spec import MAX_WORLD_SIZE, Spec
 
-__all__ = ["BUDGET_KEY", "FRESH_KEY", "OUTPUTS_KEY", "SPEC_KEY", "Runner"]
+__all__ = ["BUDGET_KEY", "FRESH_KEY", "OUTPUTS_KEY", "SPEC_KEY", "WATCH_KEY", "Runner", "is_multi_process"]
 
 # Set by the Bazel main before pytest starts; outside Bazel the options take their place.
 SPEC_KEY = pytest.StashKey[Spec]()
 BUDGET_KEY = pytest.StashKey[Budget]()
 OUTPUTS_KEY = pytest.StashKey[Path | None]()
+WATCH_KEY = pytest.StashKey[Watch]()
 # Set in a fresh interpreter: what to do with the tests, instead of running them.
 FRESH_KEY = pytest.StashKey[Callable[[RankSide], NoReturn]]()
 _MARKER_KEY = pytest.StashKey[Distributed]()
@@ -84,6 +86,8 @@ class Runner:
             if config.getoption("capture", "no") == "no":
                 self._engine.show_line = self._show_line
         self._session = Session(self._engine, self._timeout_s, self._fail_on_missing)
+        if (watch := config.stash.get(WATCH_KEY, None)) is not None:
+            self._session.pause_limit = watch.paused
         open_session(self._session)
 
     def _make_engine(self) -> Engine:
@@ -146,7 +150,7 @@ class Runner:
     @pytest.hookimpl(trylast=True)
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """Fork the template: the tests are imported, and nothing of them has run."""
-        ours = [item for item in session.items if _MARKER_KEY in item.stash or _is_multi_process(item)]
+        ours = [item for item in session.items if _MARKER_KEY in item.stash or is_multi_process(item)]
         self._items.update({item.nodeid: item for item in ours})
         if (then := self._config.stash.get(FRESH_KEY, None)) is not None:
             if not session.testsfailed:
@@ -154,6 +158,9 @@ class Runner:
             return
         if self._config.option.collectonly or (self._place and self._place.rank):
             return
+        # Those that are not distributed need their time, too.
+        every = [item.nodeid for item in session.items]
+        self._cases_after = dict(zip(every, itertools.count(len(every) - 1, -1), strict=False))
         # A rank that has collected nothing because of an error has peers that wait.
         if not ours and not (self._place and session.testsfailed):
             return
@@ -167,7 +174,6 @@ class Runner:
             raise pytest.UsageError(str(error)) from error
         leave_ranks_to_ranks(self._config)
         raise_on_termination()
-        self._cases_after = dict(zip(self._items, itertools.count(len(ours) - 1, -1), strict=False))
         try:
             launcher, _ = self._engine.prepare()
         except LaunchError as error:
@@ -203,10 +209,8 @@ class Runner:
         if expected is not None and not expected.run:
             return reports.expected_failure(item, f"[NOTRUN] {expected.reason}", 0.0)
         size = _world_size(item)
-        needed_by = getattr(item, "obj", None)
-        unmet = needed_by and unmet_requirement(needed_by, os.environ | {"WORLD_SIZE": str(size)})
-        if missing := missing_need(self._spec, size) or unmet:
-            if is_about_hardware(missing) and (self._fail_on_missing or self._spec.promises(size)):
+        if missing := self._missing(getattr(item, "obj", None), size):
+            if self._is_promised(missing, size):
                 return reports.not_run(item, PromiseError(broken_promise(item.nodeid, self._spec, missing)))
             return reports.skipped(item, missing)
         case = Case(
@@ -249,6 +253,38 @@ class Runner:
                 text = reports.failure_text(item.nodeid, result, self._spec)
                 return reports.failed(item, text, result.duration_s, properties)
 
+    def skips_by_mark(self, item: pytest.Item) -> bool:
+        """Whether the item is known to skip, wherever it runs. What cannot be told counts as no."""
+        cls = getattr(item, "cls", None)
+        try:
+            # Not the item's own, which pytest binds to an instance that it makes of a unittest class.
+            function = getattr(cls or item.getparent(pytest.Module).obj, item.originalname)  # type: ignore[union-attr,attr-defined]
+            if reports.skip_mark(item) is not None or any(
+                getattr(marked, "__unittest_skip__", False) for marked in (function, cls)
+            ):
+                return True
+            size: object = None
+            if _MARKER_KEY in item.stash:
+                size = _world_size(item)
+            elif is_multi_process(item):
+                # A property asks the instance.
+                size = getattr(cls, "world_size", None)
+            if not isinstance(size, int):
+                return False
+            missing = self._missing(function, size)
+        except Exception:
+            # It will be told where the item runs.
+            return False
+        return missing is not None and not self._is_promised(missing, size)
+
+    def _missing(self, function: Any, size: int) -> str | None:
+        """What the machine does not have for a test, or the test's own requirements say."""
+        unmet = function and unmet_requirement(function, os.environ | {"WORLD_SIZE": str(size)})
+        return missing_need(self._spec, size) or unmet
+
+    def _is_promised(self, missing: str, size: int) -> bool:
+        return is_about_hardware(missing) and (self._fail_on_missing or self._spec.promises(size))
+
     def _world_of(self, item: pytest.Item) -> tuple[str, int, str]:
         """Name, size and isolation. A unittest class says its size when it asks for its ranks."""
         marker = item.stash.get(_MARKER_KEY, None)
@@ -280,12 +316,14 @@ class Runner:
                     )
 
     def _end_pool(self, item: pytest.Item) -> None:
+        error = None
         try:
             trouble = self._engine.end_pool()
-        except LaunchError as error:
-            trouble = str(error)
+        except LaunchError as launch_error:
+            trouble, error = str(launch_error), launch_error
         if trouble:
-            item.ihook.pytest_runtest_logreport(report=reports.failed_teardown(item, f"{item.nodeid}: {trouble}"))
+            report = reports.failed_teardown(item, f"{item.nodeid}: {trouble}", error)
+            item.ihook.pytest_runtest_logreport(report=report)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
@@ -320,6 +358,7 @@ def _world_size(item: pytest.Item) -> int:
     return size
 
 
-def _is_multi_process(item: pytest.Item) -> bool:
+def is_multi_process(item: pytest.Item) -> bool:
+    """Whether the item is a method of a unittest class, and runs on ranks."""
     cls = getattr(item, "cls", None)
     return isinstance(cls, type) and issubclass(cls, WorldCase)

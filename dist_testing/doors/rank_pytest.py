@@ -12,13 +12,15 @@ import threading
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import _pytest.assertion
 import pytest
-from _pytest.capture import CaptureManager
-from _pytest.fixtures import FixtureLookupError
-from _pytest.runner import runtestprotocol
-from _pytest.unittest import TestCaseFunction
 
+from dist_testing.doors.pytest_internals import (
+    CaptureManager,
+    FixtureLookupError,
+    TestCaseFunction,
+    assertion_module,
+    runtestprotocol,
+)
 from dist_testing.doors.rank_unittest import UnittestDoor, UnittestSide
 from dist_testing.doors.rank_warnings import print_warnings, recording_warnings
 from dist_testing.doors.thread_items import REFUSED_FIXTURES, ThreadItems
@@ -154,7 +156,7 @@ class PytestSide:
 
 
 # In place of the hook of this name, which is not called on ranks: what `assert` says beyond the values, such as a diff.
-explain_assertions = contextlib.contextmanager(_pytest.assertion.pytest_runtest_protocol)
+explain_assertions = contextlib.contextmanager(assertion_module.pytest_runtest_protocol)
 
 
 class PytestDoor:

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from typing import TextIO
 
 import pytest
-from _pytest.config import parse_warning_filter
 
+from dist_testing.doors.pytest_internals import parse_warning_filter
 from dist_testing.rank.reporter import Reporter
 
 __all__ = ["print_warnings", "recording_warnings"]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import atexit
 import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 from dist_testing.backends import backend_named
@@ -28,12 +30,14 @@ class Session:
         fail_on_missing: Missing hardware is a failure even if nothing was promised.
         ignored_place: This process's in a world that exists, and that the session has not joined; None if there is
             none.
+        pause_limit: While the engine keeps the time in the runner itself, nobody else does.
     """
 
     engine: Engine
     timeout_s: float
     fail_on_missing: bool = False
     ignored_place: Place | None = None
+    pause_limit: Callable[[], AbstractContextManager[None]] = nullcontext
 
     def check_place(self, name: str) -> None:
         """Refuse to make a world in each process of one that exists.

@@ -94,7 +94,8 @@ def _run(call: Callable[[], Any], name: str, timeout: float | None, world_size: 
 
     session = current_session()
     case = Case(name, world_size, {}, session.timeout_s if timeout is None else float(timeout), isolation="thread")
-    result = session.engine.run_here(case, run_rank)
+    with session.pause_limit():
+        result = session.engine.run_here(case, run_rank)
     match result.verdict.status:
         case Status.SKIPPED:
             raise unittest.SkipTest(result.verdict.reason)

@@ -14,9 +14,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from _pytest import runner
-from _pytest.runner import SetupState
 
+from dist_testing.doors.pytest_internals import SetupState, runner_module
 from dist_testing.errors import CollectiveError
 
 __all__ = ["REFUSED_FIXTURES", "ThreadItems"]
@@ -77,7 +76,7 @@ class ThreadItems:
         find = manager.getfixturedefs
         manager.getfixturedefs = lambda *args: self._own_definitions(find(*args))
         # All threads would write one environment variable, and the second to remove it would fail.
-        runner._update_current_test_var = lambda item, when: None
+        runner_module._update_current_test_var = lambda item, when: None
         for name in ("capturemanager", "logging-plugin"):
             if config.pluginmanager.hasplugin(name):
                 config.pluginmanager.unregister(name=name)

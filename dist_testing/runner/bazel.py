@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import re
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+import psutil
 
 from dist_testing.errors import UsageError
 
@@ -77,6 +80,14 @@ class Protocol:
         if self.random_seed:
             values.append(("random_seed", self.random_seed))
         return values
+
+    def time_left_s(self) -> float | None:
+        """What is left of `timeout_s`: it runs since this process was started, and a lot may have been loaded since."""
+        if self.timeout_s is None:
+            return None
+        age_s = time.time() - psutil.Process().create_time()
+        # Clocks are set; a wrong one must not take everything.
+        return self.timeout_s - min(max(age_s, 0.0), self.timeout_s / 2)
 
     @contextlib.contextmanager
     def not_over_yet(self) -> Iterator[None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from dist_testing.errors import ReportError
@@ -35,7 +36,12 @@ class Conclusion:
     Attributes:
         cases: What has been reported.
         running: Class name and name of the case that is being run.
+        to_come: Cases that have not ended.
         interruption: Why the run has ended early; "" if it has not.
+        where: In what: stacks of the runner, if that says anything; "" if not.
+        is_promised: Whether the hardware is there, as the configuration says.
+        decides_for_target: Whether all cases of other shards are known to skip, so that this one's stand for all.
+        on_change: Called when a case begins or ends, and with what is reported.
     """
 
     def __init__(self, spec: Spec, protocol: Protocol, head: LogHead) -> None:
@@ -48,22 +54,37 @@ class Conclusion:
         """
         self.cases: list[XmlCase] = []
         self.running: tuple[str, str] | None = None
+        self.to_come = 0
         self.interruption = ""
+        self.where = ""
+        self.decides_for_target = False
+        self.on_change: Callable[[XmlCase | None], None] = lambda case: None
         self._spec = spec
         self._protocol = protocol
         self._head = head
-        self._is_promised = any(spec.promises(size) for size in spec.world_sizes)
-        self._to_come = 0
+        self.is_promised = any(spec.promises(size) for size in spec.world_sizes)
         self._warnings: list[str] = []
 
     def expect(self, count: int) -> None:
         """So many cases will run."""
-        self._to_come = count
+        self.to_come = count
+        self.on_change(None)
+
+    def began(self, classname: str, name: str) -> None:
+        """A case runs."""
+        self.running = (classname, name)
+        self.on_change(None)
+
+    def add(self, case: XmlCase) -> None:
+        """Something is to be reported."""
+        self.cases.append(case)
+        self.on_change(case)
 
     def finished(self) -> None:
         """The running case has ended."""
         self.running = None
-        self._to_come -= 1
+        self.to_come -= 1
+        self.on_change(None)
 
     def warn(self, text: str) -> None:
         """Say something in the log, and have Bazel say it."""
@@ -80,7 +101,7 @@ class Conclusion:
         )
         self._head.end_line()
         print(text)
-        self._blame_run(text)
+        self._blame_run(self._with_place(text))
 
     def tell_infrastructure(self, message: str) -> None:
         """Let the executor know that the machine failed, and not the test; the first time is enough."""
@@ -102,7 +123,7 @@ class Conclusion:
         """
         if self.running is not None:
             text = f"the case had not ended when the run did: {self.interruption or 'for a reason that is in the log'}"
-            self.cases.append(XmlCase(*self.running, "error", 0.0, text, text))
+            self.cases.append(XmlCase(*self.running, "error", 0.0, text, self._with_place(text)))
             self.finished()
         if code in (0, _NO_TESTS_COLLECTED):
             if self.interruption:
@@ -116,8 +137,10 @@ class Conclusion:
         elif all(case.outcome in ("passed", "skipped") for case in self.cases):
             # A wrong option, a broken conftest.py, a signal between two cases.
             why = self.interruption or f"pytest's exit code {code}"
-            self._blame_run(f"the run failed outside its cases ({why}); the log says why")
+            self._blame_run(self._with_place(f"the run failed outside its cases ({why}); the log says why"))
         self._head.end_line()
+        if self.where:
+            print(self._with_place(f"\n{self._spec.target}: {self.interruption}."))
         if self._warnings and self._protocol.warnings_file is not None:
             self._write(self._protocol.warnings_file, "".join(f"{warning}\n" for warning in self._warnings))
         self._write_xml()
@@ -145,9 +168,10 @@ class Conclusion:
         if len(reasons) > _MAX_REASONS:
             shown += f"; and {len(reasons) - _MAX_REASONS} more"
         self._head.end_line(f": EVERY CASE WAS SKIPPED: {shown}")
-        whose = "" if self._protocol.is_whole_target else "the selected part of "
+        is_decisive = self._protocol.is_whole_target or (self.decides_for_target and not self._protocol.test_filter)
+        whose = "" if is_decisive else "the selected part of "
         # Of a part, all cases may well be skipped; a lack of hardware has failed each of them by name already.
-        if not (self._is_promised and self._protocol.is_whole_target):
+        if not (self.is_promised and is_decisive):
             self.warn(f"every case of {whose}{self._spec.target} was skipped: {shown}")
             return 0
         text = (
@@ -160,6 +184,9 @@ class Conclusion:
         self._blame_run(text)
         return FAILED
 
+    def _with_place(self, text: str) -> str:
+        return f"{text}\n{self.where}" if self.where else text
+
     def _blame_run(self, text: str) -> None:
         """Have the XML show a failure that is no case's."""
         self.cases.append(XmlCase("", self._spec.target, "error", 0.0, text.partition("\n")[0], text))
@@ -170,7 +197,7 @@ class Conclusion:
             return
         properties = self._protocol.properties
         if self.interruption:
-            properties += [("interrupted", self.interruption), ("not_run", self._to_come)]
+            properties += [("interrupted", self.interruption), ("not_run", self.to_come)]
         try:
             write_xml(path, self._spec.target, self.cases, properties)
         except OSError as error:

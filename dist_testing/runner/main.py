@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import os
 import re
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,11 +18,13 @@ from dist_testing.runner.conclusion import FAILED, Conclusion, banner
 from dist_testing.runner.coverage import CoverageRun, start_coverage
 from dist_testing.runner.interrupts import ExitGuard, ignore_termination, raise_on_termination
 from dist_testing.runner.log_head import LogHead
+from dist_testing.runner.watch import TimeShares, Watch
+from dist_testing.runner.watchdog import watchdog_for
 from dist_testing.spec import SPEC_VARIABLE, Spec, read_promise, read_spec
 
 __all__ = ["main"]
 
-# Set by the build rules, where a target has such a file: its runfiles path.
+# Set by the build rules, where a target has such a file: its runfiles path, as `$(rlocationpath)` writes it.
 _PROMISE_VARIABLE = "DIST_TESTING_GPU_PROMISE"
 _TIMINGS_VARIABLE = "DIST_TESTING_TIMINGS"
 # As the rules write labels: `//package:name`, with the canonical name of another repository before it.
@@ -79,8 +82,23 @@ def _find_target() -> _Target:
 
 
 def _declared_file(variable: str, rlocation: Callable[[str], str | None]) -> Path | None:
-    location = os.environ.get(variable)
-    return Path(rlocation(location) or location) if location else None
+    value = os.environ.get(variable)
+    if not value:
+        return None
+    try:
+        # Bazel quotes it for a shell.
+        (location,) = shlex.split(value)
+    except ValueError:
+        raise SpecError(
+            f"{variable}={value!r}: expected the runfiles path of one file, quoted as for a shell.\n"
+            "The build rules set it; something between Bazel and the test has changed it.\n"
+            "Run the target with `bazel test`, and leave the variable alone."
+        ) from None
+    return Path(rlocation(location) or location)
+
+
+def _repository(match: re.Match[str]) -> str:
+    return match["repository"] or os.environ.get("TEST_WORKSPACE", "")
 
 
 def _source(spec: Spec, label: str, rlocation: Callable[[str], str | None]) -> str:
@@ -91,8 +109,7 @@ def _source(spec: Spec, label: str, rlocation: Callable[[str], str | None]) -> s
             "It was not written by the build rules of this version of dist_testing.\n"
             "Build the target again; if it stays, the rules and the Python package are of two versions."
         )
-    repository = match["repository"] or os.environ.get("TEST_WORKSPACE", "")
-    path = rlocation(os.path.normpath(os.path.join(repository, match["package"], match["name"])))
+    path = rlocation(os.path.normpath(os.path.join(_repository(match), match["package"], match["name"])))
     if path is None or not os.path.exists(path):
         raise SpecError(
             f"{spec.target}: the source {label} is not in the runfiles (looked at {path}).\n"
@@ -118,15 +135,21 @@ def _run(target: _Target, protocol: Protocol, arguments: Sequence[str], guard: E
     head = LogHead(sys.stdout, banner(spec, protocol))
     with contextlib.redirect_stdout(head):
         conclusion = Conclusion(spec, protocol, head)
+        shares = TimeShares.starting_now(protocol.time_left_s())
+        watch = Watch()
+        watchdog = watchdog_for(conclusion, shares.stuck_s)
+        if watchdog is not None:
+            watch.remind = watchdog.remind
         coverage = _start_coverage(target, protocol, conclusion)
-        session = bazel_session.BazelSession(spec, protocol, head, conclusion, target.timings)
+        timing = bazel_session.Timing(shares, watch, target.timings)
+        session = bazel_session.BazelSession(spec, protocol, head, conclusion, timing)
         command = [
             *target.files,
             # The sandbox is read-only, and thrown away.
             *("-p", "no:cacheprovider"),
             # Leaves sys.path alone: a test's folder must not shadow the consumer's packages.
             "--import-mode=importlib",
-            f"--rootdir={_root(target.files)}",
+            f"--rootdir={_root(target)}",
             "-rs",
             *(("--exitfirst",) if protocol.fail_fast else ()),
             *arguments,
@@ -137,14 +160,20 @@ def _run(target: _Target, protocol: Protocol, arguments: Sequence[str], guard: E
         except SystemExit as error:
             conclusion.give_up(f"a conftest.py or a plugin has called sys.exit({error.code!r})")
         except InterruptedRunError as error:
+            conclusion.where = watch.interrupted_at
             conclusion.give_up(str(error))
         finally:
             # What is left takes a moment, and Bazel waits for longer than that after its signal.
             ignore_termination()
             conclusion.interruption = guard.cause or conclusion.interruption
+            conclusion.where = watch.interrupted_at
             if coverage is not None:
                 _finish_coverage(coverage, conclusion)
-            code = conclusion.conclude(code)
+            try:
+                code = conclusion.conclude(code)
+            finally:
+                if watchdog is not None:
+                    watchdog.stop()
     return code
 
 
@@ -166,10 +195,10 @@ def _finish_coverage(coverage: CoverageRun, conclusion: Conclusion) -> None:
         conclusion.warn(str(error))
 
 
-def _root(files: Sequence[str]) -> str:
-    """The folder that test names are relative to: the repository's, in the runfiles."""
-    workspace = os.environ.get("TEST_WORKSPACE")
+def _root(target: _Target) -> str:
+    """The folder that test names are relative to: the repository's, in the runfiles; of several, the runfiles."""
     source = os.environ.get("TEST_SRCDIR")
-    if workspace and source:
-        return os.path.join(source, workspace)
-    return os.path.commonpath([os.path.dirname(file) for file in files])
+    repositories = {_repository(match) for label in target.spec.srcs if (match := _LABEL.fullmatch(label))}
+    if not source or "" in repositories:
+        return os.path.commonpath([os.path.dirname(file) for file in target.files])
+    return os.path.join(source, *repositories) if len(repositories) == 1 else source

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -276,6 +277,49 @@ def test_source_in_another_repository_is_found(starter: Starter, tmp_path: Path)
     write_file(target.package.parents[1] / "theirs~" / "pkg" / "inner", "test_other.py", source)
     assert target.run(starter).code == 0
     assert list(target.xml()) == ["test_theirs"]
+
+
+def test_sources_of_the_same_name_in_two_repositories_are_told_apart(starter: Starter, tmp_path: Path) -> None:
+    """Results, timings, shards and filters go by the name of a case, which begins with its file."""
+    source = "import pytest\n\n@pytest.mark.distributed\ndef test_a(world):\n    pass\n"
+    labels = ["//pkg:test_one.py", "@@theirs~//pkg:test_one.py"]
+    target = Target(tmp_path, {"test_one.py": source}, spec={"srcs": labels})
+    write_file(target.package.parents[1] / "theirs~" / "pkg", "test_one.py", source)
+    assert target.run(starter).code == 0
+    assert target.xml_keys() == ["_main.pkg.test_one.test_a", "theirs~.pkg.test_one.test_a"]
+    ran = []
+    for index in range(2):
+        assert target.run(starter, env={"TEST_TOTAL_SHARDS": "2", "TEST_SHARD_INDEX": str(index)}).code == 0
+        ran += target.xml_keys()
+    assert sorted(ran) == ["_main.pkg.test_one.test_a", "theirs~.pkg.test_one.test_a"]
+    assert target.run(starter, env={"TESTBRIDGE_TEST_ONLY": "theirs~/pkg/test_one.py::test_a"}).code == 0
+    assert target.xml_keys() == ["theirs~.pkg.test_one.test_a"]
+
+
+def test_sources_of_one_other_repository_are_named_as_there(starter: Starter, tmp_path: Path) -> None:
+    """A target keeps the names of its cases, and its timings, when another repository runs it."""
+    target = Target(tmp_path, {}, spec={"srcs": ["@@theirs~//pkg:test_one.py"]})
+    folder = target.package.parents[1] / "theirs~" / "pkg"
+    write_file(folder, "test_one.py", "def test_a():\n    pass\n")
+    assert target.run(starter).code == 0
+    assert target.xml_keys() == ["pkg.test_one.test_a"]
+
+
+def test_files_with_unusual_names_are_found(starter: Starter, tmp_path: Path) -> None:
+    """Bazel quotes a location as a shell would need it, and no shell reads it."""
+    target = Target(tmp_path, {"test_one.py": "def test_a():\n    pass\n"})
+    write_file(target.package, "it's $5.json", "{")
+    env = {"TEST_TOTAL_SHARDS": "2", "TEST_SHARD_INDEX": "0"}
+    ended = target.run(starter, env={**env, "DIST_TESTING_TIMINGS": shlex.quote("_main/pkg/it's $5.json")})
+    assert ended.code == 0, ended.log
+    assert "it's $5.json: no usable timings: Expecting" in ended.log, "found, and read"
+
+
+@pytest.mark.parametrize("value", ["'_main/pkg/cut off", "two words"])
+def test_location_that_is_not_one_file_is_a_clear_error(starter: Starter, tmp_path: Path, value: str) -> None:
+    """Not as Bazel writes it."""
+    target = Target(tmp_path, {"test_many.py": _MANY})
+    assert f"DIST_TESTING_TIMINGS={value!r}" in _refused(starter, target, DIST_TESTING_TIMINGS=value)
 
 
 @pytest.mark.parametrize(

@@ -151,9 +151,11 @@ def test_expected_failures_have_run(starter: Starter, tmp_path: Path) -> None:
         (None, {}, False),
         # Of a part, every case may well be skipped: what hardware lacks has failed by name.
         (2, {"TESTBRIDGE_TEST_ONLY": "test_on_gpus"}, False),
-        (2, {"TEST_TOTAL_SHARDS": "2", "TEST_SHARD_INDEX": "0"}, False),
+        (2, {"TEST_TOTAL_SHARDS": "2", "TEST_SHARD_INDEX": "0", "TESTBRIDGE_TEST_ONLY": "test_on_gpus"}, False),
+        # The other shard has nothing.
+        (2, {"TEST_TOTAL_SHARDS": "2", "TEST_SHARD_INDEX": "0"}, True),
     ],
-    ids=["promised", "too few promised", "not promised", "filter", "shard"],
+    ids=["promised", "too few promised", "not promised", "filter", "filter and shard", "shard"],
 )
 def test_promised_hardware_and_nothing_ran_is_a_failure(
     starter: Starter, tmp_path: Path, promised: int | None, env: dict[str, str], fails: bool
@@ -169,6 +171,50 @@ def test_promised_hardware_and_nothing_ran_is_a_failure(
         assert "promised hardware, and every case was skipped: our own check" in ended.log
     else:
         assert outcomes == {"test_on_gpus": "skipped"}
+
+
+_SKIPPED_HERE = """
+    import unittest
+
+    import pytest
+
+
+    @pytest.mark.skipif(True, reason="our own check")
+    @pytest.mark.distributed
+    def test_a(world):
+        pass
+"""
+# What the other shard has, and whether that is known to skip as well.
+_ELSEWHERE = {
+    "skipif": ("@pytest.mark.skipif(True, reason='ours')\n    @pytest.mark.distributed\n    def test_b(world):", True),
+    "plain skip": ("@pytest.mark.skip\n    def test_b():", True),
+    "unittest method": (
+        "class tests_b(unittest.TestCase):\n        @unittest.skip('ours')\n        def test_b(self):",
+        True,
+    ),
+    "unittest class": (
+        "@unittest.skip('ours')\n    class tests_b(unittest.TestCase):\n        def test_b(self):",
+        True,
+    ),
+    "runs": ("@pytest.mark.distributed\n    def test_b(world):", False),
+    "plain test": ("def test_b():", False),
+    "condition that fails": ("@pytest.mark.skipif('nothing_of_this_name')\n    def test_b():", False),
+    "expected failure": ("@pytest.mark.xfail(reason='known')\n    def test_b():", False),
+}
+
+
+@pytest.mark.parametrize("elsewhere", _ELSEWHERE)
+def test_shard_decides_for_the_target_when_the_others_are_known_to_skip(
+    starter: Starter, tmp_path: Path, elsewhere: str
+) -> None:
+    """Dealt out to shards, a target that skips everything by its marks would pass under a promise, shard by shard."""
+    other, fails = _ELSEWHERE[elsewhere]
+    source = f"{_SKIPPED_HERE}\n\n    {other}\n            pass\n"
+    target = Target(tmp_path, {"test_gpus.py": source}, backend="nccl", promised_gpus=2)
+    ended = target.run(starter, env={**_NO_GPUS, "TEST_TOTAL_SHARDS": "2", "TEST_SHARD_INDEX": "0"})
+    assert ended.code == int(fails), ended.log
+    assert "EVERY CASE WAS SKIPPED: our own check" in ended.log.partition("\n")[0]
+    assert ("promised hardware, and every case was skipped" in ended.log) == fails
 
 
 def test_ranks_that_disagree_about_a_skip_fail(starter: Starter, tmp_path: Path) -> None:

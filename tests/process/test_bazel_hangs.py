@@ -1,0 +1,397 @@
+"""What hangs in the runner itself, not on ranks: a target still ends before Bazel's timer, with stacks and results.
+
+Almost all of it is waiting for the ends of timeouts that must be long enough for a busy machine; so all targets that
+hang run at once.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.support.bell import Bell
+from tests.support.children import Ended, Target, assert_no_folder_left
+from tests.support.starter import Starter
+
+# What Bazel would allow, also to the child; and where nothing has to run after a hang. Seconds.
+_TIMEOUT_S = 30
+_SHORT_TIMEOUT_S = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Hang:
+    """A target that hangs.
+
+    Attributes:
+        sources: Its files.
+        timeout_s: What Bazel would allow.
+        srcs: Those of the files that are in `srcs`; empty for all.
+    """
+
+    sources: Mapping[str, str]
+    timeout_s: int = _TIMEOUT_S
+    srcs: Sequence[str] = ()
+
+
+def _outcomes(target: Target) -> dict[str, str]:
+    return {name: result.outcome for name, result in target.xml().items()}
+
+
+_WAITS = """
+    import threading
+    import unittest
+
+    import pytest
+
+
+    def waits():
+        threading.Event().wait()
+
+
+    @pytest.mark.distributed
+    def test_before(world):
+        pass
+"""
+_HANGING_TESTS = """
+
+    def test_function():
+        threading.Thread(target=waits, name="a helper", daemon=True).start()
+        waits()
+
+
+    class TestUnittest(unittest.TestCase):
+        def test_method(self):
+            waits()
+"""
+_HANGING_FIXTURES = """
+
+    @pytest.fixture
+    def hanging_setup():
+        waits()
+
+
+    @pytest.fixture
+    def hanging_teardown():
+        yield
+        waits()
+
+
+    def test_setup(hanging_setup):
+        pass
+
+
+    def test_teardown(hanging_teardown):
+        pass
+"""
+_AFTER = """
+
+    def test_after():
+        pass
+
+
+    @pytest.mark.distributed
+    def test_distributed_after(world):
+        pass
+"""
+
+
+_SWALLOWING = """
+    import threading
+    import unittest
+
+    import pytest
+
+
+    def test_swallows():
+        try:
+            threading.Event().wait()
+        except BaseException:
+            pass
+
+
+    @pytest.mark.xfail(reason="known")
+    def test_expected():
+        threading.Event().wait()
+
+
+    class TestUnittest(unittest.TestCase):
+        @unittest.expectedFailure
+        def test_expected_method(self):
+            threading.Event().wait()
+
+
+    def test_after():
+        pass
+"""
+_IN_C = """
+    import ctypes
+
+    import pytest
+
+
+    @pytest.mark.distributed
+    def test_before(world):
+        pass
+
+
+    def test_fails():
+        assert not "planted"
+
+
+    def test_locks_twice():
+        library = ctypes.LIBRARY(None)
+        mutex = ctypes.create_string_buffer(64)
+        library.pthread_mutex_lock(mutex)
+        library.pthread_mutex_lock(mutex)
+
+
+    def test_after():
+        pass
+"""
+_DISTRIBUTED = """
+    import threading
+
+    import pytest
+
+
+    @pytest.mark.distributed
+    def test_hangs(world):
+        threading.Event().wait()
+
+
+    def test_plain_hangs():
+        threading.Event().wait()
+
+
+    def test_plain():
+        pass
+"""
+_THREADS = """
+    import threading
+
+    from dist_testing.doors.spawn_threads import spawn_threads_and_init_comms
+
+
+    def test_ranks():
+        @spawn_threads_and_init_comms(world_size=2)
+        def ranks():
+            threading.Event().wait()
+
+        ranks()
+
+
+    def test_after():
+        pass
+"""
+_IMPORTS = """
+    import threading
+
+
+    def waits():
+        threading.Event().wait()
+
+
+    waits()
+"""
+_FINE = """
+    def test_fine():
+        pass
+"""
+_HANGS = {
+    "tests": Hang({"test_cases.py": _WAITS + _HANGING_TESTS + _AFTER}),
+    "fixtures": Hang({"test_cases.py": _WAITS + _HANGING_FIXTURES + _AFTER}),
+    "swallowed": Hang({"test_cases.py": _SWALLOWING}),
+    "without the lock": Hang({"test_cases.py": _IN_C.replace("LIBRARY", "CDLL")}, _SHORT_TIMEOUT_S),
+    "with the lock": Hang({"test_cases.py": _IN_C.replace("LIBRARY", "PyDLL")}, _SHORT_TIMEOUT_S),
+    "test_cases.py": Hang({"test_fine.py": _FINE, "test_cases.py": _IMPORTS}, _SHORT_TIMEOUT_S),
+    "conftest.py": Hang({"test_fine.py": _FINE, "conftest.py": _IMPORTS}, _SHORT_TIMEOUT_S, srcs=("test_fine.py",)),
+    "distributed": Hang({"test_cases.py": _DISTRIBUTED}),
+    "threads": Hang({"test_cases.py": _THREADS}),
+}
+
+
+@pytest.fixture(scope="module")
+def hung(starters: Starter, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Target, Ended]]:
+    """The targets that hang, and how each has ended: before Bazel's timer, and with nothing left."""
+    running = []
+    for name, hang in _HANGS.items():
+        spec = {"srcs": [f"//pkg:{source}" for source in hang.srcs or hang.sources]}
+        target = Target(tmp_path_factory.mktemp("hang"), hang.sources, spec=spec)
+        child = target.start(starters, env={"TEST_TIMEOUT": str(hang.timeout_s)})
+        running.append((time.monotonic() + hang.timeout_s, name, target, child))
+    ended = {}
+    for end_s, name, target, child in sorted(running, key=lambda one: one[0]):
+        code = child.wait(max(end_s - time.monotonic(), 0.0))
+        if code >= 0:
+            assert_no_folder_left(target.folder)
+        ended[name] = (target, Ended(code, child.log))
+    starters.wait_nothing_left(_TIMEOUT_S)
+    return ended
+
+
+@pytest.mark.parametrize(
+    ("name", "hangs"),
+    [
+        ("tests", {"function": ("failure", "call"), "method": ("failure", "call")}),
+        ("fixtures", {"setup": ("error", "setup"), "teardown": ("error", "teardown")}),
+    ],
+    ids=["tests", "fixtures"],
+)
+def test_plain_tests_that_hang_fail_with_their_stacks_and_those_after_them_run(
+    hung: dict[str, tuple[Target, Ended]], name: str, hangs: dict[str, tuple[str, str]]
+) -> None:
+    """A test beside distributed ones that waits for ever would take all their results with it."""
+    target, ended = hung[name]
+    assert ended.code == pytest.ExitCode.TESTS_FAILED, ended.log
+    results = target.xml()
+    assert _outcomes(target) == {
+        "test_before": "passed",
+        **{f"test_{case}": outcome for case, (outcome, _) in hangs.items()},
+        "test_after": "passed",
+        "test_distributed_after": "passed",
+    }
+    for case, (_, phase) in hangs.items():
+        result = results[f"test_{case}"]
+        assert f"its {phase} had not ended after" in result.message
+        assert result.text in ended.log
+        assert "in waits" in result.text
+        assert "_pytest" not in result.text, "what pytest does is nobody's interest"
+    if name == "tests":
+        assert "in test_function" in results["test_function"].text
+        assert "Thread 'a helper'" in results["test_function"].text
+    assert "Traceback" not in ended.log
+
+
+def test_hang_is_no_expected_failure_and_cannot_be_swallowed(hung: dict[str, tuple[Target, Ended]]) -> None:
+    """A verdict that depends on what the test does with the exception would lie."""
+    target, ended = hung["swallowed"]
+    assert ended.code == pytest.ExitCode.TESTS_FAILED, ended.log
+    assert _outcomes(target) == {
+        "test_swallows": "failure",
+        "test_expected": "failure",
+        "test_expected_method": "failure",
+        "test_after": "passed",
+    }
+
+
+@pytest.mark.parametrize("name", ["without the lock", "with the lock"])
+def test_c_code_that_never_returns_ends_the_run_with_its_stacks(
+    hung: dict[str, tuple[Target, Ended]], name: str
+) -> None:
+    """No exception gets into it, and if it holds the interpreter's lock, no thread runs either."""
+    target, ended = hung[name]
+    assert ended.code == -signal.SIGKILL, ended.log
+    results = target.xml()
+    assert _outcomes(target) == {"test_before": "passed", "test_fails": "failure", "test_locks_twice": "error"}
+    assert "planted" in results["test_fails"].text
+    assert "the target's time was over" in results["test_locks_twice"].message
+    for text in (ended.log, results["test_locks_twice"].text):
+        assert "in test_locks_twice" in text
+    assert target.suite_properties()["not_run"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("test_cases.py", "pkg/test_cases.py was being collected"), ("conftest.py", "a conftest.py was being imported")],
+)
+def test_import_that_hangs_is_named_with_its_stack(hung: dict[str, tuple[Target, Ended]], name: str, said: str) -> None:
+    """Nothing has run, and without the stack nobody would know why."""
+    target, ended = hung[name]
+    assert ended.code not in (0, None), ended.log
+    (result,) = target.xml().values()
+    assert result.outcome == "error"
+    assert f"the target's time was over while {said}" in result.message
+    for text in (ended.log, result.text):
+        assert f'{name}", line 6 in waits' in text
+    assert "Traceback" not in ended.log
+
+
+@pytest.mark.parametrize("place", ["import", "test"])
+def test_interrupted_runner_says_where_it_was(starter: Starter, tmp_path: Path, place: str) -> None:
+    """Whoever cancels a build that seems to hang wants to know what it was doing."""
+    source = f"""
+        import threading
+
+        from tests.support.bell import ring
+
+
+        def waits():
+            ring("waits")
+            threading.Event().wait()
+
+
+        def test_waits():
+            waits()
+
+
+        if {place == "import"}:
+            waits()
+    """
+    target = Target(tmp_path, {"test_cases.py": source})
+    with Bell(tmp_path) as bell:
+        child = target.start(starter, env=bell.env)
+        bell.wait(1, child)
+    child.send_group_signal(signal.SIGTERM)
+    assert child.wait() == pytest.ExitCode.INTERRUPTED, child.log
+    starter.wait_nothing_left(_TIMEOUT_S)
+    (result,) = target.xml().values()
+    assert result.outcome == "error"
+    assert "the runner got SIGTERM (15)" in result.message
+    for text in (child.log, result.text):
+        assert "in waits" in text
+    assert "Traceback" not in child.log
+
+
+def test_distributed_hang_leaves_time_for_plain_tests(hung: dict[str, tuple[Target, Ended]]) -> None:
+    """They share the time of the target with the cases on ranks."""
+    target, ended = hung["distributed"]
+    assert ended.code == pytest.ExitCode.TESTS_FAILED, ended.log
+    assert _outcomes(target) == {"test_hangs": "failure", "test_plain_hangs": "failure", "test_plain": "passed"}
+    assert "stacks of rank(s) 0, 1:" in ended.log
+    assert target.suite_properties() == {}
+
+
+def test_alarms_and_children_are_the_tests_own(starter: Starter, tmp_path: Path) -> None:
+    """Many a test brings its own timer, and loaders of data fork: neither may notice that it is timed."""
+    source = """
+        import os
+        import signal
+        import threading
+        import warnings
+
+
+        def test_alarm():
+            rang = threading.Event()
+            signal.signal(signal.SIGALRM, lambda *_: rang.set())
+            signal.setitimer(signal.ITIMER_REAL, 0.01)
+            assert rang.wait(10)
+            assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+
+
+        def test_fork():
+            assert threading.active_count() == 1
+            with warnings.catch_warnings():
+                # Python 3.12 warns of a fork where there is a second thread, of whatever kind.
+                warnings.simplefilter("error")
+                child = os.fork()
+            if child == 0:
+                os._exit(0)
+            assert os.waitpid(child, 0)[1] == 0
+    """
+    target = Target(tmp_path, {"test_cases.py": source})
+    ended = target.run(starter, env={"TEST_TIMEOUT": str(_TIMEOUT_S)})
+    assert ended.code == 0, ended.log
+
+
+def test_hanging_threads_of_a_plain_test_are_told_by_rank(hung: dict[str, tuple[Target, Ended]]) -> None:
+    """`spawn_threads_and_init_comms` knows which rank waits; an exception from outside would only end it."""
+    target, ended = hung["threads"]
+    assert ended.code == pytest.ExitCode.TESTS_FAILED, ended.log
+    assert _outcomes(target) == {"test_ranks": "failure", "test_after": "passed"}
+    assert "ranks 0, 1 were still running at the deadline" in target.xml()["test_ranks"].message
+    assert "stacks of rank(s) 0, 1:" in ended.log
