@@ -145,7 +145,8 @@ def read_xml(path: Path) -> list[XmlSuite]:
     """
     try:
         root = ElementTree.parse(path).getroot()
-    except (OSError, ElementTree.ParseError) as error:
+    except (OSError, ElementTree.ParseError, LookupError, ValueError) as error:
+        # The last two: of an encoding that is none, or that is not for text.
         raise ReportError(
             f"{path}: cannot be read as XML: {error}.\n"
             "It was cut off, or it is not a test.xml.\n"
