@@ -75,8 +75,8 @@ def test_where_the_driver_lists_nothing_the_nodes_count(tell: Callable[[str, int
 
 @pytest.fixture
 def open_folder() -> Iterator[Path]:
-    """A folder that every user of the machine may read, unlike pytest's."""
-    folder = Path(tempfile.mkdtemp())
+    """A folder that every user of the machine may read, unlike pytest's, and many a TMPDIR."""
+    folder = Path(tempfile.mkdtemp(dir="/tmp"))
     folder.chmod(0o755)
     yield folder
     shutil.rmtree(folder)
