@@ -10,6 +10,7 @@ whether one rank's device can reach another's. With a list for each rank alone, 
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from dist_testing.gpus.devices import gpus_present, visible_gpus
 from dist_testing.gpus.gpu import Gpu
 from dist_testing.gpus.lease import Lease, lease_gpus
 from dist_testing.gpus.memory import MemoryUse, memory_left, wait_for_memory
+from dist_testing.gpus.nvml import Nvml
 from dist_testing.gpus.vendors import NVIDIA, Vendor
 from dist_testing.gpus.xids import XidWatch
 
@@ -39,6 +41,9 @@ class WorldGpus:
     _xids: XidWatch
     _started_s: float
     _vendor: Vendor
+    # Opened once: that takes up to a second for each GPU.
+    _nvml: Nvml | None
+    _library: contextlib.ExitStack
 
     @classmethod
     def take(
@@ -66,17 +71,19 @@ class WorldGpus:
         began_s = time.monotonic()
         pool = visible_gpus(gpus_present(vendor=vendor), vendor=vendor).gpus
         lease = lease_gpus(count, pool, limit_s=limit_s, on_wait=on_wait)
-        try:
+        with contextlib.ExitStack() as undo:
+            undo.callback(lease.release)
             memory: Mapping[Gpu, MemoryUse] = {}
-            with vendor.open_telemetry() as nvml:
-                if nvml is not None:
-                    left_s = max(0.0, began_s + limit_s - time.monotonic())
-                    memory = wait_for_memory(nvml, lease.gpus, limit_s=left_s, on_wait=on_wait, settled=settled)
-            xids = XidWatch(lease.gpus, vendor.open_telemetry())
-        except BaseException:
-            lease.release()
-            raise
-        return cls(lease, time.monotonic() - began_s, memory, xids, time.time(), vendor)
+            library = undo.enter_context(contextlib.ExitStack())
+            nvml = library.enter_context(vendor.open_telemetry())
+            if nvml is not None:
+                left_s = max(0.0, began_s + limit_s - time.monotonic())
+                memory = wait_for_memory(nvml, lease.gpus, limit_s=left_s, on_wait=on_wait, settled=settled)
+            xids = XidWatch(lease.gpus, nvml)
+            library.callback(xids.close)
+            world = cls(lease, time.monotonic() - began_s, memory, xids, time.time(), vendor, nvml, library.pop_all())
+            undo.pop_all()
+        return world
 
     @property
     def names(self) -> str:
@@ -93,12 +100,12 @@ class WorldGpus:
 
     def release(self) -> None:
         """Give the GPUs back, also for ranks that still hold the lease."""
-        self._xids.close()
+        self._library.close()
         self.lease.release()
 
     def abandon(self) -> None:
         """Let go here alone: ranks that could not be ended keep the GPUs, as long as they live."""
-        self._xids.close()
+        self._library.close()
         self.lease.abandon()
 
     def hardware_faults(self) -> list[str]:
@@ -114,7 +121,6 @@ class WorldGpus:
         Raises:
             GpuError: If a GPU is gone.
         """
-        if not self._memory:
+        if not self._memory or self._nvml is None:
             return []
-        with self._vendor.open_telemetry() as nvml:
-            return [] if nvml is None else memory_left(nvml, self._memory, started_s=self._started_s)
+        return memory_left(self._nvml, self._memory, started_s=self._started_s)

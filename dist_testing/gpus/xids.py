@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 
 from dist_testing.gpus.gpu import Gpu
 from dist_testing.gpus.nvml import Nvml
@@ -33,22 +31,17 @@ class XidWatch:
     Where the management library or its events are missing there is nothing to note.
     """
 
-    def __init__(self, gpus: Sequence[Gpu], telemetry: AbstractContextManager[Nvml | None]) -> None:
+    def __init__(self, gpus: Sequence[Gpu], nvml: Nvml | None) -> None:
         """Begin.
 
         Args:
             gpus: Which.
-            telemetry: Opens the library, which stays open as long as this.
+            nvml: The library, which has to stay open as long as this: the driver forgets errors when it is closed.
         """
         self._gpus = {gpu.minor: gpu for gpu in gpus}
         self._events = None
-        # The driver forgets them when the library is closed.
-        self._library = contextlib.ExitStack()
-        nvml = self._library.enter_context(telemetry)
         if nvml is not None:
             self._events = nvml.watch_xids([gpu for gpu in nvml.gpus() if gpu.minor in self._gpus])
-        if self._events is not None:
-            self._library.callback(self._events.close)
 
     def hardware_faults(self) -> list[str]:
         """One text for each kind of error since the last call that accuses the hardware or its driver alone."""
@@ -62,6 +55,7 @@ class XidWatch:
         ]
 
     def close(self) -> None:
-        """Let go of the library."""
+        """Watch no longer."""
+        if self._events is not None:
+            self._events.close()
         self._events = None
-        self._library.close()

@@ -47,9 +47,10 @@ def machine(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> F
 def watch(machine: FakeMachine) -> Iterator[XidWatch]:
     """Watches the first GPU; one error has happened before."""
     machine.set(lines=("xid 4 79",))
-    watch = XidWatch(_GPUS[:1], open_nvml())
-    yield watch
-    watch.close()
+    with open_nvml() as nvml:
+        watch = XidWatch(_GPUS[:1], nvml)
+        yield watch
+        watch.close()
 
 
 def test_errors_of_the_hardware_are_told_once(watch: XidWatch, machine: FakeMachine) -> None:
@@ -80,11 +81,12 @@ def test_a_watch_that_is_closed_lets_go_of_the_library(library: Path, machine: F
     """A run with a thousand cases would collect as many."""
     count = ctypes.CDLL(str(library)).fakeEventSets
     before = count()
-    watch = XidWatch(_GPUS, open_nvml())
-    assert count() == before + 1
-    watch.close()
-    assert count() == before
-    assert watch.hardware_faults() == []
+    with open_nvml() as nvml:
+        watch = XidWatch(_GPUS, nvml)
+        assert count() == before + 1
+        watch.close()
+        assert count() == before
+        assert watch.hardware_faults() == []
 
 
 @pytest.mark.parametrize("function", ["nvmlEventSetCreate", "nvmlDeviceRegisterEvents", "nvmlEventSetWait_v2"])
@@ -93,18 +95,21 @@ def test_a_library_without_events_says_nothing(
 ) -> None:
     """An old driver, or one that does not let this user watch."""
     monkeypatch.setenv(NVML_VARIABLE, str(_library(tmp_path, (function,))))
-    watch = XidWatch(_GPUS, open_nvml())
-    machine.set(lines=("xid 4 79",))
-    assert watch.hardware_faults() == []
-    watch.close()
+    with open_nvml() as nvml:
+        watch = XidWatch(_GPUS, nvml)
+        machine.set(lines=("xid 4 79",))
+        assert watch.hardware_faults() == []
+        watch.close()
 
 
 def test_no_library_is_nobody_to_ask(monkeypatch: pytest.MonkeyPatch) -> None:
     """Most machines have none."""
     monkeypatch.setenv(NVML_VARIABLE, "/no/such/library")
-    watch = XidWatch(_GPUS, open_nvml())
-    assert watch.hardware_faults() == []
-    watch.close()
+    with open_nvml() as nvml:
+        assert nvml is None
+        watch = XidWatch(_GPUS, nvml)
+        assert watch.hardware_faults() == []
+        watch.close()
 
 
 def _connection(nvml: Nvml) -> str:

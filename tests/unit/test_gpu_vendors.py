@@ -175,5 +175,5 @@ def test_worlds_lease_amds_gpus_and_tell_their_ranks(tmp_path: Path, monkeypatch
 def test_ranks_get_all_uuids_or_all_numbers(uuids: tuple[str, str], expected: str) -> None:
     """Of a list of both kinds CUDA reads those of the first kind, so a rank would lack its GPU."""
     gpus = tuple(Gpu(index, Path(f"/dev/nvidia{index}"), uuid) for index, uuid in enumerate(uuids))
-    world = WorldGpus(Lease(gpus, (), 0.0), 0.0, {}, XidWatch(gpus, contextlib.nullcontext()), 0.0, NVIDIA)
+    world = WorldGpus(Lease(gpus, (), 0.0), 0.0, {}, XidWatch(gpus, None), 0.0, NVIDIA, None, contextlib.ExitStack())
     assert world.env() == {"CUDA_VISIBLE_DEVICES": expected, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
