@@ -58,6 +58,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 class _Target:
     spec: Spec
     files: Sequence[str]
+    # Of the files, as runfiles name them; "" where nobody has said which the main one is.
+    repositories: frozenset[str]
     timings: Path | None
     rlocation: Callable[[str], str | None]
 
@@ -77,8 +79,14 @@ def _find_target() -> _Target:
     promise = _declared_file(_PROMISE_VARIABLE, runfiles.Rlocation)
     if promise is not None:
         spec = dataclasses.replace(spec, promised_gpus=read_promise(promise, spec.backend.vendor))
-    files = [_source(spec, label, runfiles.Rlocation) for label in spec.srcs]
-    return _Target(spec, files, _declared_file(_TIMINGS_VARIABLE, runfiles.Rlocation), runfiles.Rlocation)
+    sources = [_source(spec, label, runfiles.Rlocation) for label in spec.srcs]
+    return _Target(
+        spec,
+        [path for _, path in sources],
+        frozenset(repository for repository, _ in sources),
+        _declared_file(_TIMINGS_VARIABLE, runfiles.Rlocation),
+        runfiles.Rlocation,
+    )
 
 
 def _declared_file(variable: str, rlocation: Callable[[str], str | None]) -> Path | None:
@@ -97,11 +105,8 @@ def _declared_file(variable: str, rlocation: Callable[[str], str | None]) -> Pat
     return Path(rlocation(location) or location)
 
 
-def _repository(match: re.Match[str]) -> str:
-    return match["repository"] or os.environ.get("TEST_WORKSPACE", "")
-
-
-def _source(spec: Spec, label: str, rlocation: Callable[[str], str | None]) -> str:
+def _source(spec: Spec, label: str, rlocation: Callable[[str], str | None]) -> tuple[str, str]:
+    """A file's repository, and where it is."""
     match = _LABEL.fullmatch(label)
     if match is None:
         raise SpecError(
@@ -109,14 +114,15 @@ def _source(spec: Spec, label: str, rlocation: Callable[[str], str | None]) -> s
             "It was not written by the build rules of this version of dist_testing.\n"
             "Build the target again; if it stays, the rules and the Python package are of two versions."
         )
-    path = rlocation(os.path.normpath(os.path.join(_repository(match), match["package"], match["name"])))
+    repository = match["repository"] or os.environ.get("TEST_WORKSPACE", "")
+    path = rlocation(os.path.normpath(os.path.join(repository, match["package"], match["name"])))
     if path is None or not os.path.exists(path):
         raise SpecError(
             f"{spec.target}: the source {label} is not in the runfiles (looked at {path}).\n"
             "It is no file but a target that makes files of other names, or the runfiles are of another build.\n"
             "Name the files themselves in srcs, and build the target again."
         )
-    return path
+    return repository, path
 
 
 def _limit_template_threads() -> None:
@@ -198,7 +204,6 @@ def _finish_coverage(coverage: CoverageRun, conclusion: Conclusion) -> None:
 def _root(target: _Target) -> str:
     """The folder that test names are relative to: the repository's, in the runfiles; of several, the runfiles."""
     source = os.environ.get("TEST_SRCDIR")
-    repositories = {_repository(match) for label in target.spec.srcs if (match := _LABEL.fullmatch(label))}
-    if not source or "" in repositories:
+    if not source or "" in target.repositories:
         return os.path.commonpath([os.path.dirname(file) for file in target.files])
-    return os.path.join(source, *repositories) if len(repositories) == 1 else source
+    return os.path.join(source, *target.repositories) if len(target.repositories) == 1 else source

@@ -121,7 +121,7 @@ def summarise(invocation: Invocation) -> Summary:
         unread=unread,
         cases=cases,
         origins=Counter(_origin(attempt) for attempt in invocation.attempts),
-        balances=_balances(invocation.attempts),
+        balances=_balances(last),
         exit_code=invocation.exit_code,
         exit_name=invocation.exit_name,
         is_complete=invocation.is_complete,
@@ -158,8 +158,12 @@ def _origin(attempt: Attempt) -> str:
     return f"ran ({attempt.strategy})" if attempt.strategy else "ran"
 
 
-def _balances(attempts: Sequence[Attempt]) -> list[Balance]:
-    """Of every target with shards the first run, with the last attempt of each shard."""
+def _balances(attempts: Iterable[Attempt]) -> list[Balance]:
+    """Of every target with shards the first run.
+
+    Args:
+        attempts: The last one of each shard.
+    """
     durations: dict[tuple[str, str], dict[int, float]] = defaultdict(dict)
     for attempt in attempts:
         if attempt.run == 1:
