@@ -22,17 +22,10 @@ _TO_SWITCH = "link 4 00000000:C0:00.0"
 _REACHED = "peers 0 0"
 
 
-def _library(folder: Path, lacking: Sequence[str] = ()) -> Path:
-    path = build_fake_nvml(folder, lacking=lacking)
-    if path is None:
-        pytest.skip("there is no C compiler here")
-    return path
-
-
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The library's file."""
-    return _library(tmp_path_factory.mktemp("nvml"))
+    return build_fake_nvml(tmp_path_factory.mktemp("nvml"))
 
 
 @pytest.fixture
@@ -94,7 +87,7 @@ def test_a_library_without_events_says_nothing(
     tmp_path: Path, machine: FakeMachine, monkeypatch: pytest.MonkeyPatch, function: str
 ) -> None:
     """An old driver, or one that does not let this user watch."""
-    monkeypatch.setenv(NVML_VARIABLE, str(_library(tmp_path, (function,))))
+    monkeypatch.setenv(NVML_VARIABLE, str(build_fake_nvml(tmp_path, lacking=(function,))))
     with open_nvml() as nvml:
         watch = XidWatch(_GPUS, nvml)
         machine.set(lines=("xid 4 79",))
@@ -143,7 +136,7 @@ def test_what_lies_between_two_gpus_is_told_as_far_as_the_driver_tells(
 ) -> None:
     """Two GPUs that reach each other through the host alone are why a test is slow, or out of shared memory."""
     if lacking:
-        monkeypatch.setenv(NVML_VARIABLE, str(_library(tmp_path, lacking)))
+        monkeypatch.setenv(NVML_VARIABLE, str(build_fake_nvml(tmp_path, lacking=lacking)))
     machine.set(lines=lines)
     with open_nvml() as opened:
         assert opened is not None

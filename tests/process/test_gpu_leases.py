@@ -24,6 +24,7 @@ from dist_testing.gpus.gpu import Gpu
 from dist_testing.gpus.holders import find_holders
 from dist_testing.gpus.lease import lease_gpus
 from dist_testing.gpus.simulated import NODES_VARIABLE
+from tests.support.forks import forked
 from tests.support.gpu_nodes import break_node
 
 _CROWD = 500
@@ -249,7 +250,7 @@ def test_waits_that_were_given_up_leave_nothing_behind(pool: tuple[Gpu, ...], ho
         with pytest.raises(LeaseTimeoutError):
             lease_gpus(2, pool[:2], limit_s=0.1)
     assert (threading.active_count(), len(os.listdir("/proc/self/fd"))) == before
-    with _forked():
+    with forked():
         holder.kill()
         holder.wait()
         lease_gpus(2, pool[:2], limit_s=_LIMIT_S).release()
@@ -261,28 +262,11 @@ def test_a_child_that_was_forked_during_a_wait_keeps_nothing(
     """It has the queue and what had been taken so far, and would keep both from everybody."""
     with contextlib.ExitStack() as children:
         with pytest.raises(LeaseTimeoutError):
-            lease_gpus(3, pool[:3], limit_s=0.1, on_wait=lambda _: children.enter_context(_forked()))
+            lease_gpus(3, pool[:3], limit_s=0.1, on_wait=lambda _: children.enter_context(forked()))
         lease_gpus(1, pool[2:3], limit_s=_LIMIT_S).release()
         holder.kill()
         holder.wait()
         lease_gpus(3, pool[:3], limit_s=_LIMIT_S).release()
-
-
-@contextlib.contextmanager
-def _forked() -> Iterator[None]:
-    """A child of this process, with everything that it has open, for as long as the block lasts."""
-    read, write = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        os.close(write)
-        os.read(read, 1)
-        os._exit(0)
-    try:
-        yield
-    finally:
-        os.close(write)
-        os.close(read)
-        os.waitpid(pid, 0)
 
 
 def test_who_may_use_other_gpus_is_not_waited_for(pool: tuple[Gpu, ...], holder: subprocess.Popen[str]) -> None:

@@ -23,10 +23,7 @@ _LIMIT_S = 60.0
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The management library's file."""
-    path = build_fake_nvml(tmp_path_factory.mktemp("nvml"))
-    if path is None:
-        pytest.skip("there is no C compiler here")
-    return path
+    return build_fake_nvml(tmp_path_factory.mktemp("nvml"))
 
 
 @pytest.fixture

@@ -276,8 +276,6 @@ _LOST = f"{_GPU} 0 lost"
 def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """What the management library tells of the first GPU."""
     library = build_fake_nvml(tmp_path)
-    if library is None:
-        pytest.skip("there is no C compiler here")
     state = tmp_path / "state"
     state.write_text(f"{_GPU} 0")
     monkeypatch.setenv(NVML_VARIABLE, str(library))

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dist_testing.gpus.queue import Place
+from tests.support.forks import forked
 
 # One step of a history: somebody comes for some of three things, or the one at this position (modulo the length) goes.
 _STEPS = st.lists(
@@ -131,19 +132,11 @@ def test_who_gives_up_while_waiting_is_not_waited_for(file: Path) -> None:
 def test_a_child_that_was_forked_in_the_queue_does_not_stay_in_it(file: Path) -> None:
     """A helper that a test forks while its runner waits would block every GPU of the machine until it ends."""
     place = Place.take(file, [0])
-    read, write = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        os.close(write)
-        os.read(read, 1)
-        os._exit(0)
-    place.leave()
-    other = Place.take(file, [0])
-    assert other.is_head(0)
-    other.leave()
-    os.close(write)
-    os.waitpid(pid, 0)
-    os.close(read)
+    with forked():
+        place.leave()
+        other = Place.take(file, [0])
+        assert other.is_head(0)
+        other.leave()
 
 
 def test_who_dies_is_not_waited_for(file: Path) -> None:
