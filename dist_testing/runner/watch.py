@@ -33,6 +33,9 @@ _LEAST_S = 1.0
 # runner that has not come to an end by itself is taken for stuck.
 _LATE_SHARE = 0.5
 _STUCK_SHARE = 0.75
+# But a report takes no less time in a short run: one that is being written is not taken for stuck. With a timeout below
+# ten seconds this is after Bazel's timer, and within the grace that Bazel gives a test to end. Seconds.
+_REPORT_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +59,8 @@ class TimeShares:
         if total_s is None or budget.end_s is None:
             return cls(budget)
         reserve_s = time.monotonic() + total_s - budget.end_s
-        return cls(budget, budget.end_s + _LATE_SHARE * reserve_s, budget.end_s + _STUCK_SHARE * reserve_s)
+        stuck_s = budget.end_s + max(_REPORT_S, _STUCK_SHARE * reserve_s)
+        return cls(budget, budget.end_s + _LATE_SHARE * reserve_s, stuck_s)
 
     def case_end_s(self, cases_after: int) -> float:
         """When a part of a case that begins now must have ended.

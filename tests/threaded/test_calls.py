@@ -65,12 +65,15 @@ def test_a_receive_from_anybody_tells_the_sender() -> None:
             tensor = torch.zeros(1)
             senders = [dist.recv(tensor, group=group) for _ in range(2)]
             assert [2, 3] == sorted(senders)
+            dist.barrier(group)
             work = given(dist.irecv(tensor, group=group))
             work.wait()
             assert 2 == work._source_rank()
             assert 3 == tensor.item()
         else:
             dist.send(torch.tensor([1.0]), 1, group=group)
+            # Or both of the first two are of rank 3.
+            dist.barrier(group)
             if rank == 3:
                 dist.send(torch.tensor([3.0]), 1, group=group)
 
