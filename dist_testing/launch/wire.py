@@ -6,10 +6,12 @@ matter: see `dist_testing.rank.frames`.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import socket
 import struct
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -19,6 +21,10 @@ __all__ = ["MessageReader", "WorldRequest", "receive", "send"]
 _LENGTH = struct.Struct(">I")
 # The kernel takes at most 253 descriptors in one message (SCM_MAX_FD).
 _FDS_PER_MESSAGE = 200
+# Linux limits what all processes of a user have under way together, to the sender's limit of open files. Whoever they
+# are for takes them in milliseconds, but nothing tells when. Seconds.
+_CROWD_LIMIT_S = 10.0
+_CROWD_PAUSE_S = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +80,20 @@ def send(channel: socket.socket, message: Mapping[str, Any], fds: Sequence[int] 
     payload = json.dumps({**message, "fds": len(fds)}).encode()
     channel.sendall(_LENGTH.pack(len(payload)) + payload)
     for first in range(0, len(fds), _FDS_PER_MESSAGE):
-        socket.send_fds(channel, [b"\0"], list(fds[first : first + _FDS_PER_MESSAGE]))
+        _send_fds(channel, fds[first : first + _FDS_PER_MESSAGE])
+
+
+def _send_fds(channel: socket.socket, fds: Sequence[int]) -> None:
+    end_s = time.monotonic() + _CROWD_LIMIT_S
+    while True:
+        try:
+            socket.send_fds(channel, [b"\0"], list(fds))
+        except OSError as error:
+            if error.errno != errno.ETOOMANYREFS or time.monotonic() >= end_s:
+                raise
+            time.sleep(_CROWD_PAUSE_S)
+        else:
+            return
 
 
 def receive(channel: socket.socket) -> tuple[dict[str, Any], list[int]] | None:

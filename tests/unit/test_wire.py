@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
+import resource
 import socket
 import struct
+import time
+import traceback
 from collections.abc import Iterator
 from dataclasses import fields
 from typing import Any
@@ -82,6 +87,48 @@ def test_descriptors_arrive_in_order_however_many(ends: Ends, count: int) -> Non
     finally:
         for fd in fds:
             os.close(fd)
+
+
+def test_descriptors_wait_for_those_that_the_user_has_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or a case fails because other runners start theirs at the same moment."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            send_in_a_crowd(monkeypatch)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def send_in_a_crowd(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Send a descriptor while more are under way than this process may have open."""
+    limit = 100
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+    # A privileged user has no such limit. In a sandbox the user may have no privilege, and no other user to become.
+    with contextlib.suppress(OSError):
+        os.setuid(65534)
+    ours, theirs = socket.socketpair()
+    crowd, taker = socket.socketpair()
+    with ours, theirs, crowd, taker:
+        socket.send_fds(crowd, [b"\0"], [ours.fileno()] * (limit + 1))
+        with pytest.raises(OSError, match=os.strerror(errno.ETOOMANYREFS)):
+            socket.send_fds(ours, [b"\0"], [ours.fileno()])
+        pauses = []
+
+        def take(duration_s: float) -> None:
+            pauses.append(duration_s)
+            # What does not fit into the table of open files is closed by the kernel, and no longer under way.
+            for fd in socket.recv_fds(taker, 1, limit + 1)[1]:
+                os.close(fd)
+
+        monkeypatch.setattr(time, "sleep", take)
+        send(ours, {}, [ours.fileno()])
+        assert pauses
+        received = receive(theirs)
+        assert received is not None
+        assert len(received[1]) == 1
 
 
 def is_writable(fd: int) -> bool:
