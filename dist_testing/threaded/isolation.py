@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d
 from torch.distributed import distributed_c10d
 
+from dist_testing.gpus.devices import gpus_present, visible_gpus
 from dist_testing.threaded import register
 from dist_testing.threaded.members import Member, current_member
 
@@ -61,6 +62,7 @@ class _Isolation:
             self._undo.pop()()
 
     def _begin(self) -> None:
+        _keep_cuda_stand_in()
         world = distributed_c10d._world
         before_class = type(world)
         world.__class__ = _routed(before_class)  # type: ignore[arg-type]  # typeshed's Hashable and classes
@@ -87,6 +89,16 @@ class _Isolation:
 
 
 _isolation = _Isolation()
+
+
+def _keep_cuda_stand_in() -> None:
+    """Have torch make its stand-in for CUDA's device guard on this thread, where CUDA is built in but no GPU is there.
+
+    Up to torch 2.11 it belongs to the thread that makes the first fake tensor, as every DTensor does. If that is a
+    rank's, it ends with the rank, and the next backward pass of the process crashes.
+    """
+    if torch.__version__ < "2.12" and torch.version.cuda is not None and not visible_gpus(gpus_present()).gpus:
+        torch._C._ensureCUDADeviceGuardSet()
 
 
 def hold() -> None:

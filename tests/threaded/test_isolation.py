@@ -372,6 +372,23 @@ def test_device_meshes_and_dtensors_work() -> None:
     pass_on_threads(body)
 
 
+def test_gradients_flow_in_a_process_whose_ranks_have_made_dtensors() -> None:
+    """With CUDA built in and no GPU, torch 2.11 keeps a part of the process with the first thread that makes one."""
+    from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
+
+    def body(_: int) -> None:
+        mesh = init_device_mesh("cpu", (4,))
+        whole = distribute_tensor(torch.ones(2, 2), mesh, [Replicate()])
+        product = whole @ whole
+        assert isinstance(product, DTensor)
+        assert [[2.0, 2.0]] * 2 == product.to_local().tolist()
+
+    pass_on_threads(body)
+    leaf = torch.ones(2, requires_grad=True)
+    (gradient,) = torch.autograd.grad(leaf.sum(), leaf)
+    assert [1.0, 1.0] == gradient.tolist()
+
+
 # Newer torch has other names for them.
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_functional_collectives_work_also_backwards() -> None:
