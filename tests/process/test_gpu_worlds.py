@@ -111,6 +111,8 @@ def fail_on_device(world: World, body: dict[str, Any]) -> None:
     torch.cuda.current_device = lambda: 0
     torch.cuda.device_count = lambda: 1
     torch.cuda.synchronize = synchronize
+    # Refuses every index where a torch with CUDA sees no GPU.
+    torch._C._cuda_hasPrimaryContext = lambda device: True  # type: ignore[attr-defined]  # torch's, with CUDA only
 
 
 def record(world: World, body: dict[str, Any]) -> None:
