@@ -214,10 +214,8 @@ def test_splitting_gives_a_group_to_its_members_alone(world: World, group: dist.
 
 
 def test_groups_of_one_merge_through_a_store(world: World, group: dist.ProcessGroup, filled: Filled) -> None:
-    """Two jobs that have started apart become one."""
-    alone = group.split_group([0], group_name=GroupName("alone_0")) if world.rank == 0 else None
-    other = group.split_group([1], group_name=GroupName("alone_1")) if world.rank == 1 else None
-    mine = alone or other
+    """Jobs that have started apart become one."""
+    mine = group.split_group([world.rank], group_name=GroupName(f"alone_{world.rank}"))
     assert mine is not None
     store = PrefixStore("merge", world.store)
     merged = mine.merge_remote_group(store, world.size, TIMEOUT, group_name=GroupName("merged"))

@@ -109,7 +109,8 @@ def test_rank_that_stays_away_is_named_with_its_stack(engine: Engine, fault: str
 @pytest.mark.parametrize("rank", [0, 2])
 def test_rank_that_waits_for_a_message_that_nobody_sends_fails(engine: Engine, rank: int) -> None:
     """The group's own limit ends the wait, below the case's."""
-    result = _run(engine, "wait for nobody", rank, peers="done", timeout_s=_DEADLINE_S)
+    # The limits are a tenth of this apart, and a busy machine has to keep them in order.
+    result = _run(engine, "wait for nobody", rank, peers="done", timeout_s=4 * _DEADLINE_S)
     assert (Status.FAILED, Cause.HANG) == (result.verdict.status, result.verdict.cause), result
     assert result.outcomes[rank].collateral == "late"
 
