@@ -21,7 +21,8 @@ _LOG_TAIL_LINES = 40
 _OTHER_TEXT_LINES = 20
 _RULE = "-" * 100
 _FRAME = re.compile(r'  File ".*", line \d+ in ')
-_THREAD_ADDRESS = re.compile("hread 0x[0-9a-f]+")
+# Python 3.14 adds the thread's name; that of a rank which is a thread tells its number.
+_THREAD_ADDRESS = re.compile(r"hread 0x[0-9a-f]+(?: \[rank-\d+\])?")
 _BELOW_TEST = re.compile(
     r"[/](_pytest/(python|fixtures)|unittest/case|"
     r"dist_testing/(doors/(rank_\w+|spawn_threads|cases/\w+)|(joined|launch|rank|runner)/\w+))\.py\""
@@ -154,7 +155,7 @@ def _stacks(stacks: Mapping[int, str]) -> str:
 def tidied(text: str) -> str:
     """Make stacks by faulthandler readable.
 
-    Without thread addresses, so that equal stacks are equal texts, and without what is below the test: pytest or
+    Without what differs from rank to rank, so that equal stacks are equal texts, and without what is below the test: pytest or
     unittest, this library, and the runner that the rank was forked from.
     """
     lines = []

@@ -208,6 +208,14 @@ def test_equal_stacks_are_told_once() -> None:
     assert "stacks of rank(s) 3:\n(no answer)" in text
 
 
+def test_equal_stacks_of_ranks_that_are_threads_are_told_once() -> None:
+    """Python 3.14 names threads, and a rank's thread is named after it."""
+    stack = 'Thread 0x00007f00aa [rank-{0}] (most recent call first):\n  File "/a/test_b.py", line 4 in test_hangs'
+    outcomes = [RankOutcome(rank, Kind.HUNG, 160.0) for rank in range(12)]
+    text = failure_report(result(outcomes, stacks={rank: stack.format(rank) for rank in range(12)}))
+    assert f"stacks of rank(s) {', '.join(map(str, range(12)))}:" in text
+
+
 def test_stacks_end_where_the_test_begins() -> None:
     """Thirty frames of pytest and of this library are the same in every stack."""
     outcomes = [RankOutcome(0, Kind.HUNG, 160.0), RankOutcome(1, Kind.HUNG, 160.0)]
