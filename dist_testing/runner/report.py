@@ -23,6 +23,8 @@ _RULE = "-" * 100
 _FRAME = re.compile(r'  File ".*", line \d+ in ')
 # Python 3.14 adds the thread's name; that of a rank which is a thread tells its number.
 _THREAD_ADDRESS = re.compile(r"hread 0x[0-9a-f]+(?: \[rank-\d+\])?")
+# Python 3.14 adds the C stack of a thread that crashes. The interpreter's own part of it says nothing, and is long.
+_INTERPRETER_FRAME = re.compile(r'  Binary file "[^"]*/(python[\d.]*|libpython[^/"]*)"')
 _BELOW_TEST = re.compile(
     r"[/](_pytest/(python|fixtures)|unittest/case|"
     r"dist_testing/(doors/(rank_\w+|spawn_threads|cases/\w+)|(joined|launch|rank|runner)/\w+))\.py\""
@@ -155,15 +157,15 @@ def _stacks(stacks: Mapping[int, str]) -> str:
 def tidied(text: str) -> str:
     """Make stacks by faulthandler readable.
 
-    Without what differs from rank to rank, so that equal stacks are equal texts, and without what is below the test: pytest or
-    unittest, this library, and the runner that the rank was forked from.
+    Without what differs from rank to rank, so that equal stacks are equal texts; without what is below the test: pytest
+    or unittest, this library, and the runner that the rank was forked from; and without the interpreter's C functions.
     """
     lines = []
     is_below_test = False
     for line in text.splitlines():
         is_frame = _FRAME.match(line) is not None
         is_below_test = is_frame and (is_below_test or _BELOW_TEST.search(line) is not None)
-        if not is_below_test:
+        if not is_below_test and not _INTERPRETER_FRAME.match(line):
             lines.append(_THREAD_ADDRESS.sub("hread", line))
     return _EMPTY_THREAD.sub("", "\n".join([*lines, ""])).strip()
 

@@ -216,6 +216,20 @@ def test_equal_stacks_of_ranks_that_are_threads_are_told_once() -> None:
     assert f"stacks of rank(s) {', '.join(map(str, range(12)))}:" in text
 
 
+def test_a_c_stack_is_quoted_without_the_interpreter() -> None:
+    """Python 3.14 writes one at a crash: it must not push what the rank has said out of the report."""
+    frames = [
+        '  Binary file "/v/bin/python", at _Py_DumpStack+0x4a [0x49b2f9]',
+        '  Binary file "/v/torch/lib/libtorch_cpu.so", at +0x1 [0x7f0e69d9e0f2]',
+        '  Binary file "/usr/bin/python3.14" [0x592ead]',
+        '  Binary file "/usr/lib/libpython3.14.so.1.0", at Py_RunMain+0x599 [0x73c6e9]',
+    ]
+    log = "\n".join(["last words", "Current thread's C stack trace (most recent call first):", *frames, *frames[2:] * 40])
+    text = failure_report(result([RankOutcome(0, Kind.SIGNALLED, 101.0, signal=11)], logs={0: log}))
+    assert "last words" in text
+    assert [line for line in text.splitlines() if "Binary file" in line] == [frames[1]]
+
+
 def test_stacks_end_where_the_test_begins() -> None:
     """Thirty frames of pytest and of this library are the same in every stack."""
     outcomes = [RankOutcome(0, Kind.HUNG, 160.0), RankOutcome(1, Kind.HUNG, 160.0)]
