@@ -224,7 +224,8 @@ def test_a_c_stack_is_quoted_without_the_interpreter() -> None:
         '  Binary file "/usr/bin/python3.14" [0x592ead]',
         '  Binary file "/usr/lib/libpython3.14.so.1.0", at Py_RunMain+0x599 [0x73c6e9]',
     ]
-    log = "\n".join(["last words", "Current thread's C stack trace (most recent call first):", *frames, *frames[2:] * 40])
+    head = "Current thread's C stack trace (most recent call first):"
+    log = "\n".join(["last words", head, *frames, *frames[2:] * 40])
     text = failure_report(result([RankOutcome(0, Kind.SIGNALLED, 101.0, signal=11)], logs={0: log}))
     assert "last words" in text
     assert [line for line in text.splitlines() if "Binary file" in line] == [frames[1]]
