@@ -36,14 +36,18 @@ class RunDirectory:
             OSError: If it cannot be made.
         """
         self._lives: list[int] = []
+        self._private: Path | None = None
         self.path = self._make(env.get("TEST_TMPDIR"))
         self.short = self.path
-        self._private: Path | None = None
         if len(os.fsencode(self.path)) > _MAX_PATH_BYTES:
-            # The folder is this user's alone, so nobody else can put another link there.
-            self._private = self._make("/tmp")
-            self.short = self._private / "t"
-            self.short.symlink_to(self.path)
+            try:
+                # The folder is this user's alone, so nobody else can put another link there.
+                self._private = self._make("/tmp")
+                self.short = self._private / "t"
+                self.short.symlink_to(self.path)
+            except BaseException:
+                self.remove()
+                raise
 
     def _make(self, parent: str | None) -> Path:
         """A folder, after those of dead runs have been removed.

@@ -1,0 +1,32 @@
+"""The folder of a run."""
+
+from __future__ import annotations
+
+import errno
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dist_testing.runner.run_directory import RunDirectory
+
+
+def test_half_a_folder_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run asks again for every case: each time a folder and a descriptor would stay."""
+    make = tempfile.mkdtemp
+
+    def refuse_tmp(*, prefix: str, dir: str | None) -> Any:
+        if dir == "/tmp":
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), dir)
+        return make(prefix=prefix, dir=dir)
+
+    long = tmp_path / ("x" * 60)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "mkdtemp", refuse_tmp)
+    descriptors = os.listdir("/proc/self/fd")
+    with pytest.raises(OSError, match="/tmp"):
+        RunDirectory({"TEST_TMPDIR": str(long)})
+    assert os.listdir("/proc/self/fd") == descriptors
+    assert not list(long.iterdir())
