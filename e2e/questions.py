@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
 import subprocess
 import tempfile
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from tests.support.nested_bazel import COMMAND_LIMIT_S, NestedBazel
+from tools.report.build_events import read_events
 
 # Command to the lines of its answer. Blanks in a row count as one, and the order does not count.
 ANSWERS: dict[str, tuple[str, ...]] = {
@@ -112,14 +114,13 @@ def _ask(command: str, workspace: Path, folder: Path) -> tuple[int, list[str], s
         check=False,
         timeout=COMMAND_LIMIT_S,
     )
-    lines = _selected(events) if is_test and done.returncode == 0 else done.stdout.splitlines()
+    lines = _selected(read_events(events)) if is_test and done.returncode == 0 else done.stdout.splitlines()
     return done.returncode, sorted(" ".join(line.split()) for line in lines), done.stderr
 
 
-def _selected(events: Path) -> list[str]:
+def _selected(events: Iterable[Mapping[str, Any]]) -> list[str]:
     """The targets that a pattern was expanded to, after the filters."""
-    for line in events.read_text(encoding="utf-8").splitlines():
-        event = json.loads(line)
+    for event in events:
         if "pattern" in event["id"]:
             return [child["targetConfigured"]["label"] for child in event.get("children", ())]
     return []

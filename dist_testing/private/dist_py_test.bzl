@@ -6,6 +6,7 @@ load("//backends:table.bzl", "BACKENDS")
 load("//dist_testing/private:executors.bzl", "test_exec_properties")
 load("//dist_testing/private:gpus.bzl", "gpu_compatibility", "gpus_of_world", "inherited_variables", "pools_check")
 load("//dist_testing/private:labels.bzl", "has_label", "user_label")
+load("//dist_testing/private:problems.bzl", "fail_on")
 load("//dist_testing/private:run.bzl", "dist_test_run")
 load("//dist_testing/private:spec.bzl", "dist_test_spec", "spec_variable")
 load("//dist_testing/private:tags.bzl", "dist_tags")
@@ -50,10 +51,6 @@ def _for_backend(value, backend, default):
     """Returns the part of an argument that is for one backend."""
     value = value.get(backend) if type(value) == "dict" else value
     return default if value == None else value
-
-def _fail_on(target, problems):
-    if problems:
-        fail("dist_py_test {}: {}".format(target, "\nand ".join(problems)))
 
 def dist_py_test(
         *,
@@ -123,11 +120,11 @@ def dist_py_test(
         visibility: Of the targets and the suite.
         **kwargs: Passed to `py_test` unchanged; a name that it does not know fails there.
     """
-    _fail_on("in //" + native.package_name(), name_problems(name))
+    fail_on("dist_py_test in //" + native.package_name(), name_problems(name))
     suite = user_label(native.package_relative_label(":" + name))
     problems = wildcard_problems(name)
     problems += backends_problems(backends, BACKENDS)
-    _fail_on(suite, problems)
+    fail_on("dist_py_test " + suite, problems)
     problems = world_size_problems(world_size, backends)
     problems += gpus_per_rank_problems(gpus_per_rank, backends, BACKENDS)
     problems += ranks_per_gpu_problems(ranks_per_gpu, backends, BACKENDS)
@@ -161,7 +158,7 @@ def dist_py_test(
             test + ".run": "the program to debug them with",
         }
     problems += collision_problems(names, kind_of_existing)
-    _fail_on(suite, problems)
+    fail_on("dist_py_test " + suite, problems)
 
     tests = []
     for backend in backends:
@@ -169,7 +166,7 @@ def dist_py_test(
         world_sizes = world_sizes if type(world_sizes) == "list" else [world_sizes]
         rank_gpus = _for_backend(gpus_per_rank, backend, BACKENDS[backend]["gpus_per_rank"])
         gpu_ranks = _for_backend(ranks_per_gpu, backend, 1)
-        _fail_on(suite, gpu_total_problems(backend, max(world_sizes), rank_gpus, gpu_ranks))
+        fail_on("dist_py_test " + suite, gpu_total_problems(backend, max(world_sizes), rank_gpus, gpu_ranks))
         test = "{}_{}".format(name, backend)
         tests.append(struct(
             name = test,
@@ -186,7 +183,7 @@ def dist_py_test(
     src_labels = [user_label(native.package_relative_label(src)) for src in srcs]
     spec_texts = [spec_variable(test, nodes = nodes, srcs = src_labels) for test in tests]
     for spec_text in spec_texts:
-        _fail_on(suite, spec_problems(spec_text, srcs))
+        fail_on("dist_py_test " + suite, spec_problems(spec_text, srcs))
 
     dist_test_spec(
         name = spec,

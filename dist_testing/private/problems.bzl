@@ -6,6 +6,11 @@ def problem(observed, cause, way_out):
     """Returns one text of three lines."""
     return "{}\n{}\n{}".format(observed, cause, way_out)
 
+def fail_on(subject, problems):
+    """Fails if there are problems: of the subject, which is a macro and its target."""
+    if problems:
+        fail("{}: {}".format(subject, "\nand ".join(problems)))
+
 def is_int(value):
     """Returns whether a value is a number; True is none, as type(True) is "bool"."""
     return type(value) == "int"

@@ -2,7 +2,7 @@
 
 load("//backends:table.bzl", "BACKENDS")
 load("//dist_testing/private:labels.bzl", "user_label")
-load("//dist_testing/private:problems.bzl", "problem")
+load("//dist_testing/private:problems.bzl", "fail_on", "problem")
 load("//dist_testing/private:validate_names.bzl", "collision_problems", "kind_of_existing", "name_problems")
 load("//dist_testing/private:validate_worlds.bzl", "backends_problems")
 
@@ -18,10 +18,6 @@ def _used_backends():
         if tag.startswith(_TAG)
     })
 
-def _fail_on(target, problems):
-    if problems:
-        fail("dist_test_suites {}: {}".format(target, "\nand ".join(problems)))
-
 def dist_test_suites(*, name = "all", backends = None, visibility = None):
     """Declares a suite of the package's distributed tests for each backend, `<name>_<backend>`.
 
@@ -35,7 +31,7 @@ def dist_test_suites(*, name = "all", backends = None, visibility = None):
         backends: Names of backends. Default: all that the calls above use, but for tests that are manual.
         visibility: Of the suites.
     """
-    _fail_on("in //" + native.package_name(), name_problems(name))
+    fail_on("dist_test_suites in //" + native.package_name(), name_problems(name))
     used = _used_backends()
     problems = []
     if not used:
@@ -62,7 +58,7 @@ def dist_test_suites(*, name = "all", backends = None, visibility = None):
             for backend in backends or used
         }
         problems += collision_problems(names, kind_of_existing)
-    _fail_on(user_label(native.package_relative_label(":" + name)), problems)
+    fail_on("dist_test_suites " + user_label(native.package_relative_label(":" + name)), problems)
     for backend in backends or used:
         native.test_suite(
             name = "{}_{}".format(name, backend),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import time
 from pathlib import Path
 
 import pytest
@@ -89,7 +90,9 @@ _MANY = """
 def test_every_case_is_in_the_log_and_in_the_xml(starter: Starter, tmp_path: Path) -> None:
     """The XML is what a team's dashboards see, and the end of the log is what a person sees."""
     target = Target(tmp_path, {"test_many.py": _MANY})
+    began_s = time.monotonic()
     ended = target.run(starter)
+    whole_s = time.monotonic() - began_s
     assert ended.code == pytest.ExitCode.TESTS_FAILED, ended.log
     assert ended.log.startswith("dist_testing: //pkg:cases_gloo: gloo, world size 2, fork\n")
     results = target.xml()
@@ -110,9 +113,8 @@ def test_every_case_is_in_the_log_and_in_the_xml(starter: Starter, tmp_path: Pat
     assert results["test_skips_on_ranks"].message == "not on ranks"
     assert results["test_known"].message == "xfail: known"
     assert results["test_passes"].properties == {"world_size": "2"}
-    assert all(0 < results[name].time_s < 60 for name in ("test_passes", "test_fails", "test_hangs"))
-    # A hang ends at its limit, and not at the group's or the backend's.
-    assert results["test_hangs"].time_s >= 5
+    # Seconds: what they took is a part of what the run took.
+    assert all(0 < results[name].time_s < whole_s for name in ("test_passes", "test_fails", "test_hangs"))
 
     fails = results["test_fails"]
     assert "rank 1 raised ValueError: planted in call" in fails.message
@@ -123,7 +125,8 @@ def test_every_case_is_in_the_log_and_in_the_xml(starter: Starter, tmp_path: Pat
     assert "said by rank 1" in fails.text
     assert "bazel test //pkg:cases_gloo --test_filter=test_fails" in fails.text
     assert "rank 0 exited with code 3 in call" in results["test_dies"].message
-    assert "rank 1" in results["test_hangs"].message
+    # A hang ends at its limit: at the group's or the backend's, rank 0 would have raised.
+    assert "rank 1 did not come to where the others waited" in results["test_hangs"].message
     assert "in test_hangs" in results["test_hangs"].text
 
     assert not target.premature_exit_file.exists()

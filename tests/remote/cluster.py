@@ -6,14 +6,16 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.support.nested_bazel import Done, NestedBazel
+from tools.report.build_events import Attempt, read_invocation
 
-__all__ = ["Client", "Cluster", "ComplaintError", "Result", "Tested", "expect", "read_results", "running_cluster"]
+__all__ = ["Client", "Cluster", "ComplaintError", "Tested", "expect", "running_cluster"]
 
 # Of output, where something is not as it should be. Characters.
 _SHOWN = 6000
@@ -31,29 +33,24 @@ def expect(what: str, expected: object, found: object, output: str = "") -> None
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
-    """A test action, by the build events: its status, and whether it "ran" or came from a "remote" or "local" cache."""
-
-    status: str
-    origin: str
-
-
-@dataclass(frozen=True, slots=True)
 class Tested:
     """A `bazel test` that has ended.
 
     Attributes:
         done: Its status and output.
-        results: Of every target with a result, those of its shards.
+        attempts: Its test actions.
     """
 
     done: Done
-    results: dict[str, list[Result]]
+    attempts: Sequence[Attempt]
 
     @property
-    def origins(self) -> set[str]:
-        """Where results come from."""
-        return {result.origin for results in self.results.values() for result in results}
+    def results(self) -> Mapping[str, Sequence[tuple[str, str]]]:
+        """Of every target with a result, those of its shards: the status, and "ran" or the cache it came from."""
+        results = defaultdict(list)
+        for attempt in self.attempts:
+            results[attempt.target].append((attempt.status, attempt.cached or "ran"))
+        return results
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +93,7 @@ class Client:
         self.count += 1
         events = self.scratch / f"events-{self.bazel.output_root.name}-{self.count}.json"
         done = self.bazel.run("test", "--config=rbe_local", f"--build_event_json_file={events}", *arguments)
-        return Tested(done, read_results(events))
+        return Tested(done, read_invocation(events).attempts)
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         """Start `bazel test --config=rbe_local`."""
@@ -108,20 +105,6 @@ class Client:
             stderr=subprocess.PIPE,
             text=True,
         )
-
-
-def read_results(events: Path) -> dict[str, list[Result]]:
-    """Return what build events say of tests, by label."""
-    results: dict[str, list[Result]] = {}
-    # Not splitlines: other characters that end a line for Python may be in what tests have printed.
-    for line in filter(None, events.read_text(encoding="utf-8").split("\n")):
-        event = json.loads(line)
-        if "testResult" in event["id"] and "testResult" in event:
-            result = event["testResult"]
-            is_remote = result.get("executionInfo", {}).get("cachedRemotely", False)
-            origin = "remote" if is_remote else "local" if result.get("cachedLocally") else "ran"
-            results.setdefault(event["id"]["testResult"]["label"], []).append(Result(result["status"], origin))
-    return results
 
 
 @contextmanager

@@ -21,8 +21,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from tests.remote.cluster import Client, Cluster, ComplaintError, Result, expect, read_results, running_cluster
+from tests.remote.cluster import Client, Cluster, ComplaintError, expect, running_cluster
 from tests.support.nested_bazel import ROOT, nested_bazel, scratch_folder
+from tools.report.build_events import read_invocation
 
 # Read by the second client from the cache, too.
 SUITE = ("//tests:all", "//tests/threaded:all", "//tests/unit:all", "//tests/bazel:counting_gloo", "//tools/python:all")
@@ -78,13 +79,13 @@ def check_cache(client: Client) -> None:
     began = time.monotonic()
     tested = client.test(*SUITE)
     expect("the suite from the cache", 0, tested.done.status, tested.done.output)
-    expect("where its results come from", {"remote"}, tested.origins, tested.done.output)
+    expect("where its results come from", {"remote"}, {one.cached for one in tested.attempts}, tested.done.output)
     _say(f"{len(tested.results)} targets from the cache, in an empty output base: {time.monotonic() - began:.1f} s")
     edited = client.bazel.workspace / "tests" / "test_dist2.py"
     edited.write_text(edited.read_text(encoding="utf-8") + "\n# An edit.\n", encoding="utf-8")
     tested = client.test(*SUITE)
     expect("the suite after an edit", 0, tested.done.status, tested.done.output)
-    ran = {label for label, results in tested.results.items() if any(result.origin == "ran" for result in results)}
+    ran = {one.target for one in tested.attempts if not one.cached}
     expect("what an edit of its source runs", {"//tests:dist2_gloo"}, ran, tested.done.output)
 
 
@@ -125,7 +126,7 @@ def check_failures(client: Client) -> None:
     for turn in ("first", "second"):
         tested = client.test("//tests/remote:failing_gloo")
         expect(f"a failing test, {turn} time", TESTS_FAILED, tested.done.status, tested.done.output)
-        expect("its result", {"//tests/remote:failing_gloo": [Result("FAILED", "ran")]}, tested.results)
+        expect("its result", {"//tests/remote:failing_gloo": [("FAILED", "ran")]}, tested.results)
 
 
 def check_promises(clients: Sequence[Client], scratch: Path) -> None:
@@ -140,10 +141,10 @@ def check_promises(clients: Sequence[Client], scratch: Path) -> None:
     promised = (*own, "--//dist_testing/config:gpus=pools")
     first, second = clients
     for what, client, options, expected in (
-        ("not promised", first, unpromised, Result("PASSED", "ran")),
-        ("not promised, somebody else", second, unpromised, Result("PASSED", "remote")),
-        ("promised", second, promised, Result("FAILED", "ran")),
-        ("promised, once more", first, promised, Result("FAILED", "ran")),
+        ("not promised", first, unpromised, ("PASSED", "ran")),
+        ("not promised, somebody else", second, unpromised, ("PASSED", "remote")),
+        ("promised", second, promised, ("FAILED", "ran")),
+        ("promised, once more", first, promised, ("FAILED", "ran")),
     ):
         tested = client.test(*options, target)
         expect(f"a test that skips, {what}", {target: [expected]}, tested.results, tested.done.output)
@@ -165,7 +166,7 @@ def check_broken_pool(client: Client) -> None:
         tested = client.test(*promised, target)
         output = tested.done.output
         expect(f"a test in a pool without its GPUs, {turn} time", TESTS_FAILED, tested.done.status, output)
-        expect("its results", {Result("FAILED", "ran")}, set(tested.results[target]), output)
+        expect("its results", {("FAILED", "ran")}, set(tested.results[target]), output)
         expect("the reason is told", True, "promised hardware missing: Need at least" in output, output)
         expect("the number is told", True, "(found 0" in output, output)
         told = [line for line in output.splitlines() if line.startswith("infrastructure: ")]
@@ -176,7 +177,7 @@ def check_pools(client: Client) -> None:
     """The conformance kit finds what the cluster's pools are like, and that one of them lies."""
     kit = "//tools/rbe/pool_check"
     tested = client.test("--keep_going", "--test_output=errors", f"{kit}:pool_check", f"{kit}:gpu2", f"{kit}:gpu8")
-    statuses = {label: results[0].status for label, results in tested.results.items()}
+    statuses = {one.target: one.status for one in tested.attempts}
     expected = {f"{kit}:pool_check": "PASSED", f"{kit}:gpu2": "PASSED", f"{kit}:gpu8": "FAILED"}
     expect("what the kit says of the pools", expected, statuses, tested.done.output)
     reason = "| gpus | FAILED | 0 simulated GPU(s), and 8 are declared: the pool does not keep its promise |"
@@ -194,7 +195,7 @@ def check_unknown_pool(client: Client, cluster: Cluster, pool: ThreadPoolExecuto
         running.send_signal(signal.SIGINT)
         output = "".join(told.result())
     expect("an interrupted client", INTERRUPTED, running.returncode, output)
-    passed = {label for label, results in read_results(events).items() if results[0].status == "PASSED"}
+    passed = {one.target for one in read_invocation(events).attempts if one.status == "PASSED"}
     expect("what ran of it", set(), passed, output)
 
 
@@ -240,7 +241,7 @@ def check_lost_worker(client: Client, cluster: Cluster, pool: ThreadPoolExecutor
         _say(f"a test whose worker {worker} was killed began again on {other} after {elapsed_s:.0f} s")
     tested = running.result()
     expect("a test whose worker was killed", 0, tested.done.status, tested.done.output)
-    expect("its result", {"//tests/remote:waiting_gloo": [Result("PASSED", "ran")]}, tested.results)
+    expect("its result", {"//tests/remote:waiting_gloo": [("PASSED", "ran")]}, tested.results)
     cluster.call("restart", worker)
 
 
@@ -253,7 +254,7 @@ def check_lost_server(client: Client, cluster: Cluster, pool: ThreadPoolExecutor
         _wait_started(bell)
         cluster.call("restart", "server")
     tested = running.result()
-    passed = {label for label, results in tested.results.items() if any(one.status == "PASSED" for one in results)}
+    passed = {one.target for one in tested.attempts if one.status == "PASSED"}
     expect("what passed beside //tests/remote:waiting_gloo", set(), passed - {targets[0]}, tested.done.output)
     expect(
         f"the status {tested.done.status} is of failed tests or of the executor",
@@ -267,7 +268,7 @@ def check_lost_server(client: Client, cluster: Cluster, pool: ThreadPoolExecutor
     # And it serves again.
     tested = client.test(*options, *targets)
     expect("the same again", TESTS_FAILED, tested.done.status, tested.done.output)
-    statuses = {label: results[0].status for label, results in tested.results.items()}
+    statuses = {one.target: one.status for one in tested.attempts}
     expect("its results", {targets[0]: "PASSED", targets[1]: "FAILED"}, statuses, tested.done.output)
 
 

@@ -33,14 +33,17 @@ def run_bazel(command: Sequence[str], workspace: Path, *, output: Path | None = 
         output: Gets all that it says; default: whoever reads the lane.
 
     Returns:
-        Its exit status, as a shell has it.
+        Its exit status, as a shell has it; INTERRUPTED if somebody interrupted.
 
     Raises:
         ReportError: If it cannot be started.
     """
     process: subprocess.Popen[bytes] | None = None
+    is_interrupted = False
 
     def pass_on(number: int, _: FrameType | None) -> None:
+        nonlocal is_interrupted
+        is_interrupted = True
         # The terminal's interrupt has reached Bazel already.
         if process is not None and number == signal.SIGTERM:
             process.terminate()
@@ -52,6 +55,9 @@ def run_bazel(command: Sequence[str], workspace: Path, *, output: Path | None = 
         else:
             with output.open("wb") as file:
                 process = subprocess.Popen(command, cwd=workspace, stdout=file, stderr=subprocess.STDOUT)
+        if is_interrupted:
+            # Before there was a Bazel to pass it on to.
+            process.terminate()
         status = process.wait()
     except OSError as error:
         raise ReportError(
@@ -62,4 +68,6 @@ def run_bazel(command: Sequence[str], workspace: Path, *, output: Path | None = 
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+    if is_interrupted:
+        return INTERRUPTED
     return status if status >= 0 else 128 - status

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bazel_process import INFRASTRUCTURE, REMOTE_FAILED, run_bazel
-from build_events import Invocation, read_invocation
+from build_events import EventsError, Invocation, read_invocation
 from endpoint import ask_endpoint
 from summary import Summary, summarise, summary_lines
 
@@ -53,7 +53,7 @@ def _run(options: argparse.Namespace, bazel: Sequence[str], given: Sequence[str]
     flags = [argument for argument in given[:end] if argument.startswith("-")]
     # Behind the flags, so that no other file counts.
     command = [*bazel, *given[:end], f"--build_event_json_file={events.absolute()}", *given[end:]]
-    if len(flags) == len(given):
+    if flags == given[:end] and not given[end + 1 :]:
         command.append("//...")
     _say("asking the remote executor, if the flags name one, for an answer")
     for number in range(1, options.attempts + 1):
@@ -66,7 +66,7 @@ def _run(options: argparse.Namespace, bazel: Sequence[str], given: Sequence[str]
         status = run_bazel(command, workspace)
         try:
             invocation = read_invocation(events)
-        except ReportError as error:
+        except EventsError as error:
             _say(str(error))
             print(f"ci: exit status {status or 1}: Bazel ended with {status} and without build events, so no page")
             return status or 1

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bazel_process import INFRASTRUCTURE, INTERRUPTED, REMOTE_FAILED, run_bazel
-from event_lines import read_events
+from build_events import EventsError, read_events
 
 __all__ = ["Refusal", "ask_endpoint"]
 
@@ -93,6 +93,6 @@ def _address(events: Path) -> str:
                     for option in section.get("optionList", {}).get("option", []):
                         # The last one counts.
                         options[option.get("optionName")] = option.get("optionValue", "")
-    except (OSError, ValueError):
+    except EventsError:
         return ""
     return options.get("remote_executor") or options.get("remote_cache") or ""

@@ -5,12 +5,17 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import stat
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
+from bazel_process import INTERRUPTED, run_bazel
 from ci import main
 
 from dist_testing.runner.junit import XmlCase, write_xml
@@ -172,7 +177,15 @@ def test_flags_and_targets_reach_bazel_as_they_are(bazel: Bazel, run: Run) -> No
 
 
 @pytest.mark.parametrize(
-    ("given", "is_all"), [(["//a"], False), (["-k", "--config=x"], True), ([], True), (["--", "-//a"], False)]
+    ("given", "is_all"),
+    [
+        (["//a"], False),
+        (["-k", "--config=x"], True),
+        ([], True),
+        (["--"], True),
+        (["-k", "--"], True),
+        (["--", "-//a"], False),
+    ],
 )
 def test_without_a_target_all_are_tested(bazel: Bazel, run: Run, given: list[str], is_all: bool) -> None:
     """If it fails, one target of a package becomes the whole repository, or the other way round."""
@@ -227,6 +240,12 @@ def test_events_that_break_off_are_not_green(
     assert _last_line(capsys).endswith("the build events break off")
 
 
+def test_events_of_another_end_are_not_green(bazel: Bazel, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    """If it fails, a page that is not of this Bazel has passed."""
+    assert run((0, bazel.events([Target("//a:a")], 3, "TESTS_FAILED"))) == 1
+    assert _last_line(capsys).endswith("the build events break off")
+
+
 @pytest.mark.parametrize("status", [0, 37])
 def test_events_that_break_off_within_a_line_still_have_a_page(
     bazel: Bazel, run: Run, capsys: pytest.CaptureFixture[str], status: int
@@ -250,6 +269,16 @@ def test_without_events_there_is_an_error_and_no_summary(
     captured = capsys.readouterr()
     assert captured.out.startswith(f"ci: exit status {expected}: ")
     assert "no results" in captured.err
+
+
+def test_events_of_before_are_not_this_lanes(
+    bazel: Bazel, run: Run, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """If it fails, the page of a Bazel that did not start shows another run's results."""
+    kept = tmp_path / "kept.json"
+    kept.write_text(_text(bazel.events([Target("//a:old")], 0, "SUCCESS")) or "", encoding="utf-8")
+    assert run((2, None), arguments=[f"--events={kept}"]) == 2
+    assert capsys.readouterr().out.startswith("ci: exit status 2: Bazel ended with 2 and without build events")
 
 
 def test_infrastructure_is_tried_again(bazel: Bazel, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
@@ -369,6 +398,33 @@ def test_events_that_cannot_be_written_are_not_the_fault_of_an_executor_that_is_
     assert len(bazel.calls()) == 1
 
 
+@pytest.fixture
+def stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody stops the lane while a process is being started."""
+    popen = subprocess.Popen
+
+    def start(*arguments: Any, **options: Any) -> subprocess.Popen[bytes]:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return popen(*arguments, **options)
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+
+
+@pytest.mark.usefixtures("stopped")
+def test_a_stop_that_comes_before_bazel_ends_it(tmp_path: Path) -> None:
+    """If it fails, a job that was cancelled runs to its end on a machine that others wait for."""
+    lane = "import pathlib, time; time.sleep(10); pathlib.Path('ended').touch()"
+    assert run_bazel([sys.executable, "-c", lane], tmp_path) == INTERRUPTED
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("stopped")
+def test_a_stop_during_the_question_ends_the_lane(bazel: Bazel, run: Run) -> None:
+    """If it fails, the lane begins after it was stopped."""
+    assert run((0, bazel.events([Target("//a:a")], 0, "SUCCESS"))) == INTERRUPTED
+    assert bazel.calls() == []
+
+
 def test_what_else_is_wrong_is_for_the_lane_to_say(bazel: Bazel, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     """If it fails, a wrong flag ends a lane without Bazel's words on it."""
     assert run((2, None), probes=[Probe(2, "ERROR: Config value 'x' is not defined")]) == 2
@@ -389,6 +445,30 @@ def test_a_bazel_that_is_not_there_is_an_error(
     monkeypatch.setenv("BUILD_WORKSPACE_DIRECTORY", str(tmp_path))
     assert main(["--bazel=/nowhere/bazel"]) == 1
     assert "/nowhere/bazel cannot be started" in capsys.readouterr().err
+
+
+def test_a_stop_ends_a_bazel_that_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """If it fails, a cancelled lane waits for its Bazel, or nobody else can be told to end after it."""
+
+    class Told(subprocess.Popen[bytes]):
+        """Bazel, in a lane that is told to end while it waits for it."""
+
+        def wait(self, timeout: float | None = None) -> int:
+            """As of a process."""
+            signal.raise_signal(signal.SIGTERM)
+            return super().wait(timeout)
+
+    monkeypatch.setattr(subprocess, "Popen", Told)
+    before = signal.getsignal(signal.SIGTERM)
+    lane = "import pathlib, time; time.sleep(30); pathlib.Path('ended').touch()"
+    assert run_bazel([sys.executable, "-c", lane], tmp_path) == INTERRUPTED
+    assert list(tmp_path.iterdir()) == []
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_bazel_that_was_killed_has_the_exit_status_of_a_shell(tmp_path: Path) -> None:
+    """If it fails, a lane that the kernel has ended for want of memory has a status that means something else."""
+    assert run_bazel([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"], tmp_path) == 137
 
 
 def test_nothing_is_left_in_tmp(bazel: Bazel, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -84,6 +84,26 @@ def test_results_are_missed_only_of_what_is_said_to_have_passed(tmp_path: Path, 
     assert "    attempt 1: TIMEOUT; no test.xml of it is here\n" in page
 
 
+@pytest.mark.parametrize(
+    ("status", "shards", "idle"),
+    [
+        ("PASSED", [[SKIPPED], []], ["//a:a"]),
+        ("PASSED", [[PASSED], [SKIPPED]], []),
+        ("PASSED", [[SKIPPED], [PASSED]], []),
+        ("FAILED", [[SKIPPED], []], []),
+    ],
+)
+def test_a_target_ran_nothing_if_no_shard_of_it_did(
+    tmp_path: Path, status: str, shards: Sequence[Sequence[XmlCase]], idle: Sequence[str]
+) -> None:
+    """If it fails, a lane is red for a shard that has only skips, or a target that failed is told twice."""
+    attempts = [
+        _attempt("//a:a", shard=number, status=status, xml=_xml(tmp_path / f"{number}.xml", *cases))
+        for number, cases in enumerate(shards, start=1)
+    ]
+    assert summarise(_invocation(attempts, summaries={"//a:a": status})).idle == idle
+
+
 def test_shards_are_listed_the_most_uneven_first() -> None:
     """If it fails, nobody sees which shard the lane waits for."""
     even = [_attempt("//a:even", shard=shard) for shard in (1, 2)]

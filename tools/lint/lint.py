@@ -24,10 +24,10 @@ _MYPY_GROUPS: dict[tuple[str, ...], tuple[str, ...]] = {
     ("tools/docs",): ("tools/docs",),
     ("tools/gpu",): (".", "tools/gpu"),
     ("tools/coverage",): ("tools/coverage",),
-    ("tools/rbe",): ("tools/bazel", "tools/rbe", "tools/rbe/pool_check"),
+    ("tools/rbe",): ("tools/bazel", "tools/rbe", "tools/rbe/pool_check", "tools/report"),
     ("tools/ci",): (".", "tools/report", "tools/ci"),
     ("tools/report",): (".", "tools/report"),
-    ("tools/tags",): ("tools/tags",),
+    ("tools/tags",): ("tools/tags", "tools/report"),
     ("tools/golden", "tools/lint", "tools/python"): ("tools/lint", "tools/python"),
 }
 # Bazel's links, and fixtures that are no code of this repository.

@@ -1,20 +1,20 @@
-"""What one invocation of Bazel did, from its build events (`--build_event_json_file`)."""
+"""What one invocation of Bazel did, from its build events (`--build_event_json_file`).
+
+Needs nothing but Python, for programs that Bazel does not start.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from event_lines import read_events
-
-from dist_testing.errors import ReportError
-
-__all__ = ["GOOD", "Attempt", "Invocation", "read_invocation"]
+__all__ = ["GOOD", "Attempt", "EventsError", "Invocation", "is_whole", "read_events", "read_invocation"]
 
 # Of Bazel's words for the end of a target the good ones, the best first. A flaky one has passed after a failure.
 GOOD = ("PASSED", "FLAKY")
@@ -26,6 +26,10 @@ _NOT_REACHED = ("INCOMPLETE", "REMOTE_ENVIRONMENT_FAILURE")
 # Ends the address of an output that a remote executor keeps: SHA-256 and size. Other digests have their name before.
 _REMOTE = re.compile(r"(?:^|/)blobs/(?P<sha256>[0-9a-f]{64})/(?P<size>\d+)$")
 _SECONDS = re.compile(r"(\d+(?:\.\d+)?)s")
+
+
+class EventsError(ValueError):
+    """A file of build events cannot be read, or is none. The text, of three lines, is written for the user."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,20 +86,57 @@ class Invocation:
     is_complete: bool
 
 
-def read_invocation(path: Path) -> Invocation:
-    """Read a file of build events. One that breaks off is read as far as it goes.
+def read_events(path: Path) -> list[Mapping[str, Any]]:
+    """Return the events that Bazel has written to a file, of which there is at least one.
+
+    A last line that was cut off, because Bazel was killed or the disk is full or it still runs, is left out.
 
     Raises:
-        ReportError: If it is none.
+        EventsError: If the file cannot be read, or holds anything else.
     """
     try:
-        events = read_events(path)
+        return _parse(path.read_bytes())
     except (OSError, ValueError) as error:
-        raise ReportError(
+        raise EventsError(
             f"{path}: no results: it is no file of build events: {error}.\n"
             "Bazel writes one where it is told to, and finishes it when it ends.\n"
             "Run `bazel test --build_event_json_file=FILE` to its end, and name that file."
         ) from error
+
+
+def _parse(content: bytes) -> list[Mapping[str, Any]]:
+    # Not splitlines(): to that, characters end a line which JSON has inside of strings.
+    lines = content.split(b"\n")
+    events: list[Mapping[str, Any]] = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            event = json.loads(line.decode("utf-8"))
+        except ValueError as error:
+            if events and number == len(lines):
+                break
+            raise ValueError(f"line {number}: {error}") from error
+        if not isinstance(event, dict) or not isinstance(event.get("id"), dict):
+            raise ValueError(f"line {number} is JSON, and not a build event")
+        events.append(event)
+    if not events:
+        raise ValueError("it is empty")
+    return events
+
+
+def is_whole(events: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether the last event is among them. If not, Bazel was killed or could not write it."""
+    return any(event.get("lastMessage") is True for event in events)
+
+
+def read_invocation(path: Path) -> Invocation:
+    """Read a file of build events. One that breaks off is read as far as it goes.
+
+    Raises:
+        EventsError: If it is none.
+    """
+    events = read_events(path)
     testlogs = _Testlogs()
     attempts: list[Attempt] = []
     summaries: dict[str, str] = {}
@@ -104,7 +145,6 @@ def read_invocation(path: Path) -> Invocation:
     faulty: set[str] = set()
     exit_code: int | None = None
     exit_name = ""
-    is_complete = False
     for event in events:
         identity = event["id"]
         testlogs.note(event)
@@ -131,9 +171,8 @@ def read_invocation(path: Path) -> Invocation:
         elif "finished" in event:
             exit_code = event["finished"].get("exitCode", {}).get("code", 0)
             exit_name = event["finished"].get("exitCode", {}).get("name", "")
-        is_complete = is_complete or event.get("lastMessage") is True
     return Invocation(
-        attempts, summaries, sorted(incompatible), broken, sorted(faulty), exit_code, exit_name, is_complete
+        attempts, summaries, sorted(incompatible), broken, sorted(faulty), exit_code, exit_name, is_whole(events)
     )
 
 

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
-from build_events import read_invocation
+from build_events import EventsError, read_invocation
 from testlogs import Results, read_results
 
 from dist_testing.errors import ReportError
@@ -70,16 +70,18 @@ def test_build_events_say_what_one_invocation_did(tmp_path: Path) -> None:
     file = _write(tmp_path / "with space" / "test.xml", "//of:runner")
     output = {"name": "test.xml", "uri": file.as_uri()}
     remote = {"name": "test.xml", "uri": "bytestream://cache/blobs/1/2"}
+    removed = {"name": "test.xml", "uri": (tmp_path / "removed" / "test.xml").as_uri()}
     events: list[dict[str, object]] = [
         {"id": {"started": {}}, "started": {}},
         _event("testResult", "//a:a", testResult={"testActionOutput": [{"name": "test.log"}, output]}),
         _event("testResult", "//far:away", testResult={"testActionOutput": [remote]}),
+        _event("testResult", "//far:removed", testResult={"testActionOutput": [removed]}),
         _event("targetCompleted", "//a:gpu", aborted={"reason": "SKIPPED"}),
         _event("targetCompleted", "//a:broken", aborted={"reason": "ANALYSIS_FAILURE"}),
     ]
     results = read_results([_write_events(tmp_path / "events.json", *events, _LAST)])
     assert _targets(results) == ["//a:a"]
-    assert (results.incompatible, results.unread) == (["//a:gpu"], ["//far:away"])
+    assert (results.incompatible, results.unread) == (["//a:gpu"], ["//far:away", "//far:removed"])
 
 
 @pytest.mark.parametrize(
@@ -133,7 +135,7 @@ def test_a_line_that_is_no_event_is_named(tmp_path: Path) -> None:
     """Only a last line can have been cut off; anything else is some other file."""
     path = _write_events(tmp_path / "events.json", _LAST)
     path.write_text(path.read_text(encoding="utf-8") + "{\n" + json.dumps(_LAST) + "\n", encoding="utf-8")
-    with pytest.raises(ReportError, match="line 2: "):
+    with pytest.raises(EventsError, match="line 2: "):
         read_invocation(path)
 
 

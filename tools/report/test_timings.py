@@ -39,6 +39,15 @@ def test_only_cases_that_passed_count(tmp_path: Path) -> None:
     assert _main(tmp_path) == {"//a:a": {"a.x": 1.0}}
 
 
+def test_a_case_without_a_time_was_not_measured(tmp_path: Path) -> None:
+    """Other runners leave the time out; a file of timings with one that is no number is no use to any shard."""
+    path = tmp_path / "testlogs" / "a" / "test.xml"
+    path.parent.mkdir(parents=True)
+    cases = '<testcase classname="a" name="x"/><testcase classname="a" name="y" time="2"/>'
+    path.write_text(f'<testsuite name="//a:a">{cases}</testsuite>', encoding="utf-8")
+    assert _main(tmp_path) == {"//a:a": {"a.y": 2.0}}
+
+
 def test_what_was_not_measured_stays_unless_the_file_is_made_anew(tmp_path: Path) -> None:
     """A run of some targets must not forget the others."""
     old = {"schema": 1, "targets": {"//b:b": {"b.z": 3.0}, "//a:a": {"a.x": 9.0, "a.other": 4.0}}}

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from build_events import read_invocation
+from build_events import EventsError, read_invocation
 
 from dist_testing.errors import ReportError
 from dist_testing.runner.junit import XmlCase, read_xml
@@ -111,7 +111,10 @@ def _label(path: Path) -> str:
 def _read_events(path: Path) -> Results:
     runs: list[Run] = []
     unread: set[str] = set()
-    invocation = read_invocation(path)
+    try:
+        invocation = read_invocation(path)
+    except EventsError as error:
+        raise ReportError(str(error)) from error
     if not invocation.is_complete:
         raise ReportError(
             f"{path}: the build events break off after {len(invocation.attempts)} results.\n"

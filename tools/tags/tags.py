@@ -16,7 +16,9 @@ import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from build_events import EventsError, is_whole, read_events
 from tag_table import TagTable
 
 # Of the action that runs a test. A property without it is one of the target's other actions, too.
@@ -46,10 +48,11 @@ class Target:
     exec_properties: tuple[str, ...]
 
 
-def read_targets(lines: Iterable[str]) -> list[Target]:
+def read_targets(text: str) -> list[Target]:
     """Read what `bazel query --output=streamed_jsonproto` prints, sorted by label."""
     targets = []
-    for line in lines:
+    # Not splitlines(): to that, characters end a line which JSON has inside of strings.
+    for line in filter(None, text.split("\n")):
         rule = json.loads(line)["rule"]
         attributes = {attribute["name"]: attribute for attribute in rule.get("attribute", ())}
         tags = attributes.get("tags", {}).get("stringListValue", ())
@@ -79,7 +82,7 @@ def tag_problems(targets: Iterable[Target], table: TagTable) -> list[str]:
     return problems
 
 
-def runnable(events: Iterable[str]) -> tuple[set[str], list[str]]:
+def runnable(events: Iterable[Mapping[str, Any]]) -> tuple[set[str], list[str]]:
     """Read the build events of `bazel test --nobuild`.
 
     Returns:
@@ -87,8 +90,7 @@ def runnable(events: Iterable[str]) -> tuple[set[str], list[str]]:
     """
     would_run: set[str] = set()
     broken: list[str] = []
-    for line in events:
-        event = json.loads(line)
+    for event in events:
         completed = event["id"].get("targetCompleted")
         reason = event.get("aborted", {}).get("reason")
         if completed is not None and reason == "NO_BUILD":
@@ -133,12 +135,12 @@ class Bazel:
         )
         if done.returncode != 0:
             raise ToolError(f"bazel query 'tests({pattern})' failed:\n{done.stderr}")
-        return read_targets(done.stdout.splitlines())
+        return read_targets(done.stdout)
 
     def lane(self, flags: str, pattern: str) -> set[str]:
         """The tests that `bazel test <flags> <pattern>` would run."""
         with tempfile.TemporaryDirectory(prefix="tags.") as folder:
-            events = Path(folder, "events.json")
+            file = Path(folder, "events.json")
             done = self._run(
                 "test",
                 "--nobuild",
@@ -146,13 +148,21 @@ class Bazel:
                 "--build_tests_only",
                 *flags.split(),
                 # Behind them: a lane may name a file of its own, and the last counts.
-                f"--build_event_json_file={events}",
+                f"--build_event_json_file={file}",
                 "--",
                 pattern,
             )
-            if done.returncode not in _NOBUILD_CODES or not events.exists():
+            if done.returncode not in _NOBUILD_CODES or not file.exists():
                 raise ToolError(f"bazel test --nobuild {flags} failed:\n{done.stderr}")
-            would_run, broken = runnable(events.read_text(encoding="utf-8").splitlines())
+            events = read_events(file)
+        if not is_whole(events):
+            raise ToolError(
+                f"lane '{flags}': the build events break off, after Bazel ended with {done.returncode}.\n"
+                "It was killed, or could not write them; the disk may be full.\n"
+                "Look at what it said, and check again:\n"
+                f"{done.stderr}"
+            )
+        would_run, broken = runnable(events)
         if broken:
             raise ToolError(f"lane '{flags}': {', '.join(broken)} cannot be analysed:\n{done.stderr}")
         return would_run
@@ -197,7 +207,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise ToolError(f"{options.pattern} has no tests.\nThen nothing would be looked at.\nCorrect --pattern.")
         problems = tag_problems(targets, TagTable(options.known))
         lanes = {flags: bazel.lane(flags, options.pattern) for flags in options.lane}
-    except (OSError, ToolError) as error:
+    except (OSError, EventsError, ToolError) as error:
         print(f"tags: {error}", file=sys.stderr)
         return 2
     if lanes:

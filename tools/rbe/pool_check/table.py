@@ -19,12 +19,13 @@ import sys
 import tempfile
 import time
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from build_events import EventsError, read_events
 from finding import Finding, table
 
 # How long a test of these may run. Longer than those take that end, short for the one that does not. Seconds.
@@ -69,13 +70,13 @@ class Seen:
         return file.read_text(encoding="utf-8", errors="replace") if file is not None else ""
 
 
-def read_events(lines: Sequence[str]) -> list[Seen]:
+def seen_in(events: Iterable[Mapping[str, Any]]) -> list[Seen]:
     """Return what Bazel's build events say about tests."""
     seen = []
-    for event in _events(lines):
-        if label := event.get("id", {}).get("targetConfigured", {}).get("label"):
+    for event in events:
+        if label := event["id"].get("targetConfigured", {}).get("label"):
             seen.append(Seen(_name(label), "CONFIGURED"))
-        label = event.get("id", {}).get("testResult", {}).get("label")
+        label = event["id"].get("testResult", {}).get("label")
         if label and "testResult" in event:
             files = {}
             for output in event["testResult"].get("testActionOutput", []):
@@ -87,15 +88,6 @@ def read_events(lines: Sequence[str]) -> list[Seen]:
             strategy = result.get("executionInfo", {}).get("strategy", "")
             seen.append(Seen(_name(label), result.get("status", "NO_STATUS"), files, strategy))
     return seen
-
-
-def _events(lines: Sequence[str]) -> Iterator[dict[str, Any]]:
-    for line in lines:
-        # The last one is not whole while Bazel runs, or if it was killed.
-        with contextlib.suppress(ValueError):
-            event = json.loads(line)
-            if isinstance(event, dict):
-                yield event
 
 
 def findings(name: str, seen: Sequence[Seen]) -> Iterator[Finding]:
@@ -140,7 +132,13 @@ def _what_came_back(inside: Seen) -> Iterator[Finding]:
 
 def _told(runs: Sequence[Seen], *keys: str) -> list[dict[str, Any]]:
     """Return what tests have told in their logs: a JSON object on a line, with `keys`. Other lines are not theirs."""
-    return [event for run in runs for event in _events(run.log.split("\n")) if event.keys() >= set(keys)]
+    told = []
+    for line in (line for run in runs for line in run.log.split("\n")):
+        with contextlib.suppress(ValueError):
+            one = json.loads(line)
+            if isinstance(one, dict) and one.keys() >= set(keys):
+                told.append(one)
+    return told
 
 
 def _property(key: str, runs: Sequence[Seen]) -> Finding:
@@ -197,12 +195,12 @@ def run_tests(label: str, options: Sequence[str], limit_s: float) -> list[Seen]:
         status = _bazel_test(first, options, events, limit_s, lambda: False)
         if status not in _BUILT:
             raise _not_run(status)
-        seen = read_events(_lines(events))
+        seen = seen_in(read_events(events))
         events.unlink()
         # What nobody should take is not taken if it still waits a while after another test, asked for with it, has run.
         other = f"{label}.look"
         status = _bazel_test([other, f"{label}.nobody"], options, events, limit_s, _Offered(events, other))
-        second = read_events(_lines(events))
+        second = seen_in(_events_so_far(events))
         if not any(one.name == _name(other) and one.status != "CONFIGURED" for one in second):
             raise _not_run(status)
         return [*seen, *second]
@@ -223,9 +221,7 @@ class _Offered:
 
     def __call__(self) -> bool:
         if self._since is None:
-            ended = (
-                event.get("id", {}).get("testSummary", {}).get("label", "") for event in _events(_lines(self._events))
-            )
+            ended = (event["id"].get("testSummary", {}).get("label", "") for event in _events_so_far(self._events))
             if self._other in map(_name, ended):
                 self._since = time.monotonic()
         return self._since is not None and time.monotonic() - self._since >= _NOBODY_S
@@ -235,9 +231,12 @@ def _name(label: str) -> str:
     return label.rpartition(":")[2]
 
 
-def _lines(events: Path) -> list[str]:
-    # Not splitlines: what tests have printed is in there, with characters that end a line for Python alone.
-    return events.read_text(encoding="utf-8", errors="replace").split("\n") if events.exists() else []
+def _events_so_far(file: Path) -> Sequence[Mapping[str, Any]]:
+    try:
+        return read_events(file)
+    except EventsError:
+        # Bazel has not written a line yet, or could not run at all.
+        return []
 
 
 def _not_run(status: int) -> TableError:
@@ -315,7 +314,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"--check '{options.check}': a label with a colon is expected, //package:name")
     try:
         found = list(findings(_name(options.check), run_tests(options.check, rest, options.limit)))
-    except TableError as error:
+    except (EventsError, TableError) as error:
         sys.stderr.write(f"pool_check: {error}\n")
         return 2
     sys.stdout.write(table(found))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
 import sys
 import tempfile
 import zipfile
@@ -196,7 +198,7 @@ import json, sys, time
 from pathlib import Path
 (events,) = [word.partition("=")[2] for word in sys.argv if word.startswith("--build_event_json_file=")]
 labels = [word for word in sys.argv if word.startswith("//")]
-lines = [{"id": {"targetConfigured": {"label": "//p:pool.nobody.Pool"}}}, {"said": "a line\u2028of Unicode's"}]
+lines = [{"id": {"targetConfigured": {"label": "//p:pool.nobody.Pool"}}}, {"id": {}, "said": "a line\u2028of Unicode"}]
 for label in labels:
     if not label.endswith(".nobody"):
         lines.append({"id": {"testResult": {"label": label}}, "testResult": {"status": "PASSED"}})
@@ -244,6 +246,41 @@ def test_pool_without_a_worker_is_named(workspace: Path, capfd: pytest.CaptureFi
     assert 3 == len(error.splitlines())
 
 
+def test_bazel_that_cannot_be_interrupted_is_killed(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would hold up the table as long as the test that nobody takes."""
+    monkeypatch.setattr(client, "_INTERRUPT_S", 0.0)
+    program = workspace / "bazelw"
+    program.write_text(f"#!{sys.executable}\nimport signal, time\nsignal.signal(2, signal.SIG_IGN)\ntime.sleep(60)\n")
+    program.chmod(0o755)
+    ended: list[int] = []
+    wait = subprocess.Popen.wait
+
+    def note(process: subprocess.Popen[bytes], timeout: float | None = None) -> int:
+        status = wait(process, timeout)
+        ended.append(status)
+        return status
+
+    monkeypatch.setattr(subprocess.Popen, "wait", note)
+    assert 2 == client.main(["--check=//p:pool", "--limit=2"])
+    assert -signal.SIGKILL == ended[-1]
+
+
+def test_second_half_that_did_not_run_is_told(workspace: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A test that nobody was offered would count as one that nobody takes."""
+    program = workspace / "bazelw"
+    lines = [
+        f"#!{sys.executable}",
+        "import pathlib, sys",
+        "words = [word for word in sys.argv if word.startswith('--build_event_json_file=')]",
+        'pathlib.Path(words[0].partition("=")[2]).write_text(\'{"id": {"started": {}}}\\n\')',
+        "sys.exit(36 if '//p:pool.look' in sys.argv else 0)",
+    ]
+    program.write_text("\n".join(lines))
+    program.chmod(0o755)
+    assert 2 == client.main(["--check=//p:pool"])
+    assert "Bazel ended with status 36." in capfd.readouterr().err
+
+
 def test_limit_that_is_no_number_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     """A limit of nothing would call every pool empty."""
     with pytest.raises(SystemExit):
@@ -264,8 +301,8 @@ def test_events_name_runs_and_the_files_that_are_here(tmp_path: Path) -> None:
         "id": {"testResult": {"label": "@@x//p:pool.look"}},
         "testResult": {"status": "PASSED", "testActionOutput": outputs},
     }
-    lines = [json.dumps(event), json.dumps({"id": {"started": {}}})]
-    assert [client.Seen("pool.look", "PASSED", {"test.log": log})] == client.read_events(lines)
+    events: list[dict[str, object]] = [event, {"id": {"started": {}}}]
+    assert [client.Seen("pool.look", "PASSED", {"test.log": log})] == client.seen_in(events)
 
 
 def test_table_has_one_row_for_each_finding() -> None:
