@@ -149,8 +149,8 @@ class Reporter:
         if not isinstance(error, SystemExit):
             self.raised(error, text)
             return
-        # The interpreter makes 1 of `sys.exit("text")`, and of `sys.exit(True)`.
-        code = int(error.code or 0) if error.code is None or isinstance(error.code, int) else 1
+        # The interpreter makes 1 of `sys.exit("text")`, and of `sys.exit(True)`; the system keeps the lowest byte.
+        code = int(error.code or 0) & 0xFF if error.code is None or isinstance(error.code, int) else 1
         if skip := skip_for_exit_code(code):
             self.skipped(skip.message)
             return

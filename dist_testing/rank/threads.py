@@ -181,5 +181,5 @@ class _Ranks:
         """`os._exit`, which ends all ranks at once: say which of them it was."""
         member = current_member()
         if member is not None and not (reporter := self._reporters[member.rank]).is_forked:
-            reporter.exited(status, f"os._exit({status})", stack_of(sys._getframe(1)))
+            reporter.exited(status & 0xFF, f"os._exit({status})", stack_of(sys._getframe(1)))
         _exit(status)

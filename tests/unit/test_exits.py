@@ -62,7 +62,7 @@ def test_methods_go_by_several_names() -> None:
     assert declared_exits(test_methods_go_by_several_names) == {}
 
 
-@pytest.mark.parametrize("exits", [None, {}, [1], {-1: 0}, {"1": 0}, {1: "SIGKILL"}, {1: None}])
+@pytest.mark.parametrize("exits", [None, {}, [1], {-1: 0}, {"1": 0}, {1: "SIGKILL"}, {1: None}, {1: 259}, {1: -65}])
 def test_bad_declaration_is_refused(exits: object) -> None:
     """A fault test with a slip in its table would expect nothing."""
     with pytest.raises(UsageError, match="expected a rank, or several, each with an exit code"):

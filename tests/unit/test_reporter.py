@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import enum
 import os
+import select
 import socket
 import unittest
+import warnings
 from collections.abc import Iterator
 from typing import Any, cast
 
@@ -233,7 +235,10 @@ def test_leaving_with_a_code_of_the_table_is_a_skip(reporter: Reporter, channel:
         (1, 1),
         (3, 3),
         (10, 10),
-        (-1, -1),
+        (-1, 255),
+        (-9, 247),
+        (256, 0),
+        (259, 3),
         (71, 71),
         (90, 90),
         ("text", 1),
@@ -246,7 +251,7 @@ def test_leaving_with_a_code_of_the_table_is_a_skip(reporter: Reporter, channel:
     ids=repr,
 )
 def test_leaving_in_any_other_way_is_an_exit(reporter: Reporter, channel: Channel, code: object, expected: int) -> None:
-    """Also with 0: the test had not ended. `sys.exit(not ok)` is an everyday form."""
+    """Also with 0: the test had not ended. `sys.exit(not ok)` is an everyday form, and -9 is no signal."""
     reporter.ended_by(caught(SystemExit(code)))
     outcome = channel.outcome()
     assert (outcome["kind"], outcome["exit_code"]) == ("exited", expected)
@@ -321,3 +326,36 @@ def test_a_traceback_shows_causes_and_notes() -> None:
     error.__notes__ = ["a note"]
     text = format_error(error)
     assert text.index("early") < text.index("direct cause") < text.index("ValueError: late") < text.index("a note")
+
+
+def test_a_child_of_the_rank_does_not_speak_for_it(board: PhaseBoard) -> None:
+    """It has the rank's channel; what goes wrong in it would be the rank's failure, or its pass."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        reporter = Reporter(FrameWriter(theirs), board, 1)
+        pid = os.fork()
+        if pid == 0:
+            try:
+                reporter.raised(ValueError("the child's"))
+                reporter.case_over()
+            finally:
+                os._exit(0)
+        os.waitpid(pid, 0)
+        assert not select.select([ours], [], [], 0)[0]
+
+
+def test_warnings_are_told_once_and_not_any_number(reporter: Reporter, channel: Channel) -> None:
+    """A loop that warns in every step would fill the runner's time and memory."""
+    for number in (0, 0, *range(150)):
+        reporter.warned(warnings.WarningMessage(UserWarning(str(number)), UserWarning, "test_a.py", 1))
+    assert [frame.fields["text"] for frame in channel.frames()] == [str(number) for number in range(100)]
+
+
+def test_peers_are_told_of_the_first_failure_only(channel: Channel, board: PhaseBoard) -> None:
+    """The teardown often fails because the test did, and would be given as the reason for their end."""
+    told: list[BaseException] = []
+    reporter = Reporter(FrameWriter(cast(socket.socket, channel)), board, 1, told.append)
+    first = ValueError("first")
+    reporter.raised(first)
+    reporter.raised(ValueError("second"))
+    assert told == [first]

@@ -17,7 +17,7 @@ def test_half_a_folder_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     """A run asks again for every case: each time a folder and a descriptor would stay."""
     make = tempfile.mkdtemp
 
-    def refuse_tmp(*, prefix: str, dir: str | None) -> Any:
+    def refuse_tmp(*, prefix: str, dir: str | None) -> Any:  # noqa: A002  # mkdtemp's
         if dir == "/tmp":
             raise OSError(errno.EROFS, os.strerror(errno.EROFS), dir)
         return make(prefix=prefix, dir=dir)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import signal
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, cast
 
@@ -31,11 +32,11 @@ def expected_exits(exits: Mapping[int, int]) -> Callable[[_Function], _Function]
     if (
         not isinstance(exits, Mapping)
         or not exits
-        or not all(isinstance(rank, int) and rank >= 0 and isinstance(code, int) for rank, code in exits.items())
+        or not all(isinstance(rank, int) and rank >= 0 and _can_be(code) for rank, code in exits.items())
     ):
         raise UsageError(
             f"@expected_exits({exits!r}): expected a rank, or several, each with an exit code.\n"
-            "Ranks are numbers from 0; a negative exit code is a signal.\n"
+            "Ranks are numbers from 0; exit codes are at most 255, and a negative one is a signal.\n"
             "Write @expected_exits({1: -9}), for example."
         )
 
@@ -44,6 +45,10 @@ def expected_exits(exits: Mapping[int, int]) -> Callable[[_Function], _Function]
         return function
 
     return decorator
+
+
+def _can_be(code: object) -> bool:
+    return isinstance(code, int) and -signal.NSIG < code <= 255
 
 
 def declared_exits(function: Callable[..., Any]) -> Mapping[int, int]:
