@@ -76,7 +76,7 @@ from dist_testing.doors.helpers import (
 )
 from dist_testing.doors.helpers.backend_features import DistTestCases
 from dist_testing.doors.helpers.dynamo import dynamo_dist_per_rank_init as _dynamo_dist_per_rank_init
-from dist_testing.doors.helpers.limits import TIMEOUT_DEFAULT, TIMEOUT_OVERRIDE
+from dist_testing.doors.helpers.limits import TIMEOUT_OVERRIDE
 from dist_testing.doors.helpers.models import SaveForwardInputsModel, SaveForwardInputsModule
 from dist_testing.doors.helpers.queues import retrieve_result_from_completion_queue
 from dist_testing.doors.helpers.temp_directories import current_temp_dir
@@ -137,6 +137,8 @@ MultiProcContinousTest = MultiProcContinuousTest
 
 logger = logging.getLogger(__name__)
 logger.setLevel(logging.INFO)
+
+TIMEOUT_DEFAULT: int
 
 # torch has raised this from 3 ranks to 8, and its suites count on what that leaves out.
 skip_if_small_worldsize = skip_below_world_size(8)
@@ -261,10 +263,12 @@ __all__ = [
     "wraps",
 ]
 
-# These load torch._dynamo, or register torch's own threaded group, so that they are loaded for those who use them.
+# These load torch._dynamo, register torch's own threaded group, or read a variable that may be wrong: for those who use
+# them.
 _LAZY = {
     "DynamoDistributedMultiProcTestCase": "dist_testing.compat.dynamo",
     "DynamoDistributedSingleProcTestCase": "dist_testing.compat.dynamo",
+    "TIMEOUT_DEFAULT": "dist_testing.doors.helpers.limits",
     "ProcessLocalGroup": "torch.testing._internal.distributed.multi_threaded_pg",
     "_install_threaded_pg": "torch.testing._internal.distributed.multi_threaded_pg",
     "_uninstall_threaded_pg": "torch.testing._internal.distributed.multi_threaded_pg",

@@ -11,7 +11,7 @@ import pytest
 
 from dist_testing.budget import MAX_TIMEOUT_S
 from dist_testing.errors import UsageError
-from dist_testing.spec import ISOLATIONS, MAX_WORLD_SIZE, Spec
+from dist_testing.spec import ISOLATIONS, MAX_WORLD_SIZE
 
 __all__ = ["MARKER_HELP", "Distributed", "read_marker"]
 
@@ -47,10 +47,6 @@ class Distributed:
     isolation: str = ""
     expected_exits: Mapping[int, int] = field(default_factory=dict)
     backends: tuple[str, ...] = ()
-
-    def sizes(self, spec: Spec) -> tuple[int, ...]:
-        """The worlds that the test runs on."""
-        return self.world_size or spec.world_sizes
 
 
 def read_marker(definition: pytest.Function | Any) -> Distributed | None:

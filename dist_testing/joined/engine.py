@@ -107,6 +107,8 @@ class JoinedEngine(Engine):
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             self._joined.dismiss(self.exit_code)
         super().close()
+        if self._joined is not None:
+            self._joined.own_end.close()
         os.close(self._stderr)
 
     def _watch(self, running: RunningCase, results: list[CaseResult | BaseException], is_back: threading.Event) -> None:
@@ -136,7 +138,7 @@ class JoinedEngine(Engine):
     def _make_launcher(self, directory: RunDirectory) -> Launcher:
         if self._rank is not None:
             raise LaunchError(
-                "The ranks that torchrun has made have been given up, because one of them could not be stopped.\n"
+                "The ranks that torchrun has made have been given up: one could not be stopped, or not be told more.\n"
                 "A world that lacks a rank can run no case.\n"
                 "See the first case that failed."
             )

@@ -9,6 +9,7 @@ come back on them. But a rank that is to be killed is told to give its test up, 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -21,6 +22,7 @@ from typing import Any
 from dist_testing.errors import LaunchError
 from dist_testing.joined.place import JOIN_LIMIT_S, Place
 from dist_testing.launch import wire
+from dist_testing.launch.refusal import refusal
 from dist_testing.outcomes import UNKNOWN_EXIT_CODE
 from dist_testing.rank.bootstrap import FAILED_EXIT_CODE
 from dist_testing.runner.run_directory import RunDirectory
@@ -33,12 +35,36 @@ GIVE_UP_SIGNAL = int(signal.SIGRTMIN) + 8
 SOCKET_KEY = "socket"
 # struct ucred of SO_PEERCRED: pid, uid, gid.
 _CREDENTIALS = struct.Struct("iII")
+# Much more than a rank has to say before it is answered.
+_HELLO_BYTES = 1 << 12
 
 
 def peer_of(connection: socket.socket) -> tuple[int, int]:
     """Process and user at the other end of a Unix socket, by the kernel's word."""
     pid, user, _ = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
     return pid, user
+
+
+class _Guest:
+    """A connection of which it is not known yet whether it is a rank's."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        self._reader = wire.MessageReader()
+
+    def hear(self) -> int | None:
+        """Which rank it says that it is: -1 if that is none, or if it has gone; None while it has not said it."""
+        try:
+            data = self.connection.recv(_HELLO_BYTES)
+            if not data or peer_of(self.connection)[1] != os.getuid():
+                return -1
+            said = [message["rank"] for message in self._reader.feed(data)]
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            # Reset, or no message of this library's.
+            return -1
+        if not said:
+            return None
+        return said[0] if type(said[0]) is int else -1
 
 
 class _Peer:
@@ -61,6 +87,8 @@ class JoinedLauncher:
     Attributes:
         unclean_reasons: Nothing is forked, so there are none.
         gone: Ranks whose processes have ended.
+        own_end: Of the connection to this process as a rank. Who is that rank closes it: it may be about to say
+            something in another thread when this launcher is closed.
     """
 
     unclean_reasons: Sequence[str] = ()
@@ -89,12 +117,15 @@ class JoinedLauncher:
         # It may serve the store, so it stays.
         self._store = place.store() if place.size > 1 else None
         if self._store is not None:
-            with socket.socket(socket.AF_UNIX) as listener:
+            with socket.socket(socket.AF_UNIX) as listener, contextlib.ExitStack() as undo:
+                undo.callback(self.own_end.close)
+                undo.callback(self.close)
                 path = str(run.short / "ranks")
                 listener.bind(path)
                 listener.listen(place.size)
                 self._store.set(SOCKET_KEY, path)
                 self._admit(listener, place.size, run.all_paths)
+                undo.pop_all()
         for rank, peer in self._peers.items():
             for fd in {peer.connection.fileno(), peer.pidfd} if rank else {peer.connection.fileno()}:
                 self._by_fd[fd] = rank
@@ -102,26 +133,39 @@ class JoinedLauncher:
 
     def _admit(self, listener: socket.socket, size: int, directories: Sequence[str]) -> None:
         deadline_s = time.monotonic() + JOIN_LIMIT_S
-        while missing := [rank for rank in range(size) if rank not in self._peers]:
-            listener.settimeout(max(0.0, deadline_s - time.monotonic()))
-            try:
-                connection, _ = listener.accept()
-                connection.settimeout(max(0.0, deadline_s - time.monotonic()))
-                hello = wire.receive(connection)
-            except (TimeoutError, BlockingIOError) as error:
-                raise LaunchError(
-                    f"Rank(s) {', '.join(map(str, missing))} of {size} did not come within {JOIN_LIMIT_S:.0f} s.\n"
-                    "They run something else than this, or have not got as far as having collected the tests.\n"
-                    "Start every rank by the same command, with torchrun."
-                ) from error
-            pid, user = peer_of(connection)
-            rank = hello[0].get("rank") if hello is not None else None
-            if user != os.getuid() or rank not in missing:
-                connection.close()
-                continue
-            connection.settimeout(None)
-            wire.send(connection, {"directories": list(directories)})
-            self._peers[rank] = _Peer(connection, pid)
+        # Heard side by side: one that says half a word, or nothing, must not keep the others waiting.
+        guests: dict[int, _Guest] = {}
+        poller = select.poll()
+        poller.register(listener, select.POLLIN)
+        try:
+            while missing := [rank for rank in range(size) if rank not in self._peers]:
+                ready = poller.poll(max(0.0, 1000 * (deadline_s - time.monotonic())))
+                if not ready or time.monotonic() > deadline_s:
+                    raise LaunchError(
+                        f"Rank(s) {', '.join(map(str, missing))} of {size} did not come within {JOIN_LIMIT_S:.0f} s.\n"
+                        "They run something else than this, or have not got as far as having collected the tests.\n"
+                        "Start every rank by the same command, with torchrun."
+                    )
+                for fd, _ in ready:
+                    if fd == listener.fileno():
+                        guest = _Guest(listener.accept()[0])
+                        guests[guest.connection.fileno()] = guest
+                        poller.register(guest.connection, select.POLLIN)
+                    elif (rank := guests[fd].hear()) is not None:
+                        poller.unregister(fd)
+                        self._welcome(rank, guests.pop(fd).connection, directories, size)
+        finally:
+            for guest in guests.values():
+                guest.connection.close()
+
+    def _welcome(self, rank: int, connection: socket.socket, directories: Sequence[str], size: int) -> None:
+        if 0 <= rank < size and rank not in self._peers:
+            # It may be gone by now.
+            with contextlib.suppress(OSError):
+                wire.send(connection, {"directories": list(directories)})
+                self._peers[rank] = _Peer(connection, peer_of(connection)[0])
+                return
+        connection.close()
 
     def fileno(self) -> int:
         """For polling: readable when there are events."""
@@ -131,7 +175,7 @@ class JoinedLauncher:
         """Ask every rank to be a rank of this world.
 
         Raises:
-            LaunchError: If one has ended.
+            LaunchError: If one has ended, or cannot be told all of it. Then none is of any use any more.
         """
         if self.gone:
             raise LaunchError(self.obituary())
@@ -145,6 +189,9 @@ class JoinedLauncher:
                 wire.send(peer.connection, {**request.to_message(), "rank": rank}, own)
             except (BrokenPipeError, ConnectionResetError):
                 self._ended(rank)
+            except OSError as error:
+                # A part of it may be out, so nothing that came after it would be understood.
+                raise LaunchError(f"Rank {rank} of {size} can be told nothing more: {refusal(error)}") from error
         pids = [self._peers[rank].pid for rank in range(size)]
         self._say({"event": "started", "world": request.world, "pids": pids})
 
@@ -183,7 +230,6 @@ class JoinedLauncher:
         """Close what is open. The other ranks end."""
         self._epoll.close()
         os.close(self._bell)
-        self.own_end.close()
         for peer in self._peers.values():
             peer.close()
         self._peers.clear()

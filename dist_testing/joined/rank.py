@@ -24,6 +24,7 @@ from dist_testing.rank.capture import flush_streams, own_streams, redirect_outpu
 from dist_testing.rank.debugging import set_breakpoint_hook
 from dist_testing.rank.environment import become
 from dist_testing.rank.frames import FrameWriter
+from dist_testing.rank.process import current_umask
 from dist_testing.rank.reporter import Reporter
 from dist_testing.rank.stacks import answer_with_stacks
 
@@ -217,8 +218,7 @@ class JoinedRank:
 def _in_place_of_runner(start: RankStart, nowhere: int) -> Iterator[None]:
     """Environment, working directory, output and stacks are a rank's; afterwards, what they were."""
     flush_streams()
-    env, cwd, umask = dict(os.environ), os.getcwd(), os.umask(0)
-    os.umask(umask)
+    env, cwd, umask = dict(os.environ), os.getcwd(), current_umask()
     streams = [(name, getattr(sys, name)) for name in ("stdin", "stdout", "stderr")]
     streams += [(f"__{name}__", getattr(sys, f"__{name}__")) for name, _ in streams]
     saved = [os.dup(fd) for fd in (0, 1, 2)]

@@ -40,10 +40,16 @@ def _openblas_threads() -> int:
     judged exactly; the Bazel main keeps the pool empty.)
     """
     with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
-        paths = {line.split()[-1] for line in maps if "openblas" in line and "/" in line}
+        # Five fields, and a path that may have spaces in it.
+        mapped = [line.rstrip("\n").split(maxsplit=5)[5] for line in maps if "openblas" in line and "/" in line]
     pool = 0
-    for path in paths:
-        library = ctypes.CDLL(path)
+    for path in {path.removesuffix(" (deleted)") for path in mapped}:
+        try:
+            # Nothing new: at this path there may be another file by now.
+            library = ctypes.CDLL(path, mode=os.RTLD_NOLOAD)
+        except OSError:
+            # No library; or one that cannot be asked, so its threads are not known to be safe.
+            continue
         for symbol in (
             "openblas_get_num_threads",
             "openblas_get_num_threads64_",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -14,9 +15,10 @@ from dist_testing.errors import LaunchError
 from dist_testing.launch import template, wire
 from dist_testing.launch.clean import spare_cuda, unclean_reasons
 from dist_testing.launch.fresh import Loader, command
+from dist_testing.launch.refusal import refusal
 from dist_testing.launch.strays import kill_strays
 from dist_testing.rank.bootstrap import RankSide
-from dist_testing.rank.process import become_subreaper, fork
+from dist_testing.rank.process import become_subreaper, fork, watch_child
 
 __all__ = ["ForkLauncher"]
 
@@ -41,13 +43,17 @@ class ForkLauncher:
             loader: How a fresh interpreter finds the tests again.
             run_directories: What the run writes in; the template removes it if the runner is killed.
             temp: The start of every rank's TMPDIR, by which what ranks have started is known.
+
+        Raises:
+            OSError: If the machine has no room for it.
         """
         self.unclean_reasons = unclean_reasons()
         self._temp = temp
         become_subreaper()
         spare_cuda()
         ours, theirs = socket.socketpair()
-        with theirs:
+        with theirs, contextlib.ExitStack() as undo:
+            undo.enter_context(ours)
             if self.unclean_reasons:
                 self._pid = _start_fresh(theirs, loader, run_directories)
             else:
@@ -55,6 +61,9 @@ class ForkLauncher:
                 if self._pid == 0:
                     ours.close()
                     template.serve(theirs, side, loader, run_directories)
+            # A test may wait for any child there is; from then on the number could be another process's.
+            self._pidfd = watch_child(self._pid)
+            undo.pop_all()
         self._control = ours
         self._reader = wire.MessageReader()
 
@@ -66,7 +75,7 @@ class ForkLauncher:
         """Ask for a world. The descriptors are the template's own copies from then on; close yours.
 
         Raises:
-            LaunchError: If the template is gone.
+            LaunchError: If the template is gone, or cannot be told all of it. It is of no use any more.
         """
         self._send(request.to_message(), fds)
 
@@ -93,21 +102,28 @@ class ForkLauncher:
 
     def close(self) -> None:
         """Let the template go, and wait until it has removed whatever is left below it."""
-        self._control.close()
-        if not self._pid:
+        if self._pidfd < 0:
             return
-        pid, self._pid = self._pid, 0
-        # Not reaped yet, so the number is still its own.
-        pidfd = os.pidfd_open(pid)
+        pidfd, self._pidfd = self._pidfd, -1
+        has_cleaned_up = False
+        poller = select.poll()
+        poller.register(pidfd, select.POLLIN)
         try:
-            if not select.select([pidfd], [], [], _CLOSE_LIMIT_S)[0]:
+            # Closed when the template has ended: until then that tells it from a runner that was killed.
+            self._control.shutdown(socket.SHUT_WR)
+            if not poller.poll(1000 * _CLOSE_LIMIT_S):
                 # A test has stopped it. Its ranks die with it.
-                os.kill(pid, signal.SIGKILL)
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            ended = os.waitid(os.P_PIDFD, pidfd, os.WEXITED)
+            has_cleaned_up = ended is not None and (ended.si_code, ended.si_status) == (os.CLD_EXITED, 0)
+        except (ChildProcessError, ProcessLookupError):
+            # Nobody knows how it ended: a test has waited for it, or this process ignores SIGCHLD.
+            pass
         finally:
             os.close(pidfd)
-        _, status = os.waitpid(pid, 0)
-        if status:
-            # It was killed, so it could not clean up. Linux gave what the ranks had started to this process.
+            self._control.close()
+        if not has_cleaned_up:
+            # It was killed, perhaps. Then Linux gave what the ranks had started to this process.
             kill_strays(self._temp)
 
     def _send(self, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
@@ -115,6 +131,11 @@ class ForkLauncher:
             wire.send(self._control, message, fds)
         except (BrokenPipeError, ConnectionResetError) as error:
             raise LaunchError(self._obituary()) from error
+        except OSError as error:
+            # A part of it may be out, so nothing that came after it would be understood.
+            raise LaunchError(
+                f"The process that ranks are forked from (pid {self._pid}) can be told nothing more: {refusal(error)}"
+            ) from error
 
     def _obituary(self) -> str:
         return (

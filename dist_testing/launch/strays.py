@@ -2,37 +2,51 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Sequence
 
 import psutil
 
-__all__ = ["kill_strays", "remove_descendants"]
+from dist_testing.rank.process import is_helper
+
+__all__ = ["Strays", "kill_strays"]
 
 # What a rank leaves behind may be on its way out. Seconds until it counts as left behind.
 _LEAVING_S = 0.5
 # After a kill; only a process stuck in the kernel takes longer. Seconds.
 _KILLED_S = 5.0
-# It unlinks the shared memory of processes that were killed, when the last of them is gone.
-_TRACKER = "multiprocessing.resource_tracker"
 
 
-def remove_descendants() -> list[str]:
-    """Remove what lives below this process, which must have no children but ranks and what they left to it.
+class Strays:
+    """What lives below this process, which must have no children but ranks and what they left to it."""
 
-    Returns:
-        Command lines of those that had to be killed.
-    """
-    if not _reap():
-        return []
-    psutil.wait_procs(psutil.Process().children(recursive=True), timeout=_LEAVING_S)
-    leaked: list[str] = []
-    deadline_s = time.monotonic() + _KILLED_S
-    # More than one round: between the look and the kill, a process may have made another.
-    while _reap() and time.monotonic() < deadline_s:
-        leaked += _kill(psutil.Process().children(recursive=True), max(0.0, deadline_s - time.monotonic()))
-    return leaked
+    def __init__(self) -> None:
+        """Of a process that has no children yet."""
+        self._given_up: set[psutil.Process] = set()
+
+    def remove(self) -> list[str]:
+        """Remove what is there, but for what has been given up before: it is no later world's fault.
+
+        Returns:
+            Command lines of those that had to be killed, or should have been.
+        """
+        if not _reap():
+            return []
+        psutil.wait_procs(self._living(), timeout=_LEAVING_S)
+        leaked: list[str] = []
+        deadline_s = time.monotonic() + _KILLED_S
+        # More than one round: between the look and the kill, a process may have made another.
+        while _reap() and (living := self._living()) and (left_s := deadline_s - time.monotonic()) > 0:
+            named, given_up = _kill(living, left_s)
+            leaked += named
+            self._given_up |= given_up
+        return leaked
+
+    def _living(self) -> list[psutil.Process]:
+        below = psutil.Process().children(recursive=True)
+        return [process for process in below if process not in self._given_up and not _is_dead(process)]
 
 
 def kill_strays(temp: str) -> None:
@@ -42,33 +56,64 @@ def kill_strays(temp: str) -> None:
         temp: The start of every rank's TMPDIR, by which what it started is known. Other children are not ours to kill.
     """
     strays = [child for child in psutil.Process().children(recursive=True) if _env(child, "TMPDIR").startswith(temp)]
-    _kill(strays, _KILLED_S)
+    _kill([stray for stray in strays if not _is_dead(stray)], _KILLED_S)
 
 
-def _kill(processes: Sequence[psutil.Process], limit_s: float) -> list[str]:
-    trackers, others = [], []
-    killed: list[str] = []
+def _kill(processes: Sequence[psutil.Process], limit_s: float) -> tuple[list[str], set[psutil.Process]]:
+    """Kill them.
+
+    Returns:
+        What is to be said of them, and those that are still there.
+    """
+    helpers, killed, given_up = [], [], set()
+    named: list[str] = []
     for process in processes:
-        try:
-            if process.status() == psutil.STATUS_ZOMBIE:
-                continue
-            command = " ".join(process.cmdline()) or process.name()
-            if _TRACKER in command:
-                trackers.append(process)
-                continue
-            others.append(process)
-            process.kill()
-            killed.append(f"{command} (pid {process.pid})")
-        except psutil.NoSuchProcess:
-            # It ended by itself in between.
-            continue
-    psutil.wait_procs(others, timeout=limit_s)
-    # With nobody left to track, these do their work and end.
-    _, stuck = psutil.wait_procs(trackers, timeout=_LEAVING_S)
+        # One that has ended by itself in between is none.
+        with contextlib.suppress(psutil.NoSuchProcess):
+            command = _command(process)
+            if is_helper(process.pid, command):
+                helpers.append(process)
+            elif _try_to_kill(process):
+                killed.append(process)
+                named.append(f"{command} (pid {process.pid})")
+            else:
+                given_up.add(process)
+                named.append(f"{command} (pid {process.pid}, not killed: it runs as another user)")
+    _, stuck = psutil.wait_procs(killed, timeout=limit_s)
+    given_up.update(stuck)
+    # With nobody left to serve, these do their work and end.
+    _, stuck = psutil.wait_procs(helpers, timeout=_LEAVING_S)
     for process in stuck:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            _try_to_kill(process)
+    _, stuck = psutil.wait_procs(stuck, timeout=limit_s)
+    given_up.update(stuck)
+    return named, given_up
+
+
+def _try_to_kill(process: psutil.Process) -> bool:
+    """Kill it; False if this user may not."""
+    try:
         process.kill()
-    psutil.wait_procs(stuck, timeout=limit_s)
-    return killed
+    except psutil.AccessDenied:
+        return False
+    return True
+
+
+def _command(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline()) or process.name()
+    except psutil.AccessDenied:
+        return "a process"
+
+
+def _is_dead(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
+    except psutil.AccessDenied:
+        return False
 
 
 def _env(process: psutil.Process, name: str) -> str:

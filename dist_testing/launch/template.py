@@ -13,24 +13,30 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import gc
 import os
 import select
 import shutil
 import signal
 import socket
-from collections.abc import Sequence
+import traceback
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NoReturn
+from types import FrameType
+from typing import Any, NoReturn
 
 from dist_testing.launch import fresh, wire
-from dist_testing.launch.strays import remove_descendants
+from dist_testing.launch.refusal import refusal
+from dist_testing.launch.strays import Strays
 from dist_testing.rank.bootstrap import RankSide, RankStart, enter, take_over
 from dist_testing.rank.capture import own_streams
-from dist_testing.rank.process import become_subreaper, fork
+from dist_testing.rank.process import become_subreaper, fork, watch_child
 from dist_testing.rank.threads import enter_together
 
 __all__ = ["serve"]
+
+_Handler = Callable[[int, FrameType | None], Any] | int | None
 
 
 @dataclass(slots=True)
@@ -41,22 +47,29 @@ class _World:
 
 
 class _Template:
-    def __init__(self, control: socket.socket, side: RankSide, loader: fresh.Loader) -> None:
+    def __init__(self, control: socket.socket, side: RankSide, loader: fresh.Loader, on_child: _Handler) -> None:
         self._control = control
         self._side = side
         self._loader = loader
+        self._on_child = on_child
+        self.strays = Strays()
         self._world: _World | None = None
         self._poller = select.poll()
         self._poller.register(control, select.POLLIN)
 
     def run(self) -> None:
-        """Serve until the runner closes its end."""
+        """Serve until the runner lets this process go."""
         while True:
             for fd, _ in self._poller.poll():
                 if fd != self._control.fileno():
                     self._reap(fd)
                 elif not self._obey():
                     return
+
+    def is_orphaned(self) -> bool:
+        """Whether the runner has not only let this process go but ended, and left its end to the kernel."""
+        control = self._control.fileno()
+        return any(fd == control and event & select.POLLHUP for fd, event in self._poller.poll(0))
 
     def _obey(self) -> bool:
         received = wire.receive(self._control)
@@ -71,6 +84,10 @@ class _Template:
         return True
 
     def _start(self, request: wire.WorldRequest, fds: Sequence[int]) -> None:
+        if not fds:
+            self._refuse(request.world, 0, OSError(errno.EMFILE, os.strerror(errno.EMFILE)))
+            self._over(_World(request.world, {}))
+            return
         leases = tuple(fds[len(fds) - request.lease_fds :])
         channels, stacks, (board, *stores) = (
             fds[: request.size],
@@ -87,7 +104,7 @@ class _Template:
         every = list(range(request.size))
         for ranks in [every] if request.together and every else [[rank] for rank in every]:
             try:
-                pid = fork()
+                pid, pidfd = _fork()
             except OSError as error:
                 self._refuse(request.world, ranks[0], error)
                 self.kill_ranks()
@@ -104,7 +121,6 @@ class _Template:
                     if fd not in mine:
                         os.close(fd)
                 self._be_ranks(starts)
-            pidfd = os.pidfd_open(pid)
             world.ranks[pid] = ranks
             world.pidfds[pidfd] = pid
             self._poller.register(pidfd, select.POLLIN)
@@ -120,9 +136,11 @@ class _Template:
             self._over(world)
 
     def _refuse(self, world: int, rank: int, error: OSError) -> None:
-        wire.send(self._control, {"event": "refused", "world": world, "rank": rank, "text": str(error)})
+        wire.send(self._control, {"event": "refused", "world": world, "rank": rank, "text": refusal(error)})
 
     def _be_ranks(self, starts: Sequence[RankStart]) -> NoReturn:
+        if self._on_child is not None:
+            signal.signal(signal.SIGCHLD, self._on_child)
         request = starts[0].request
         if request.together:
             enter_together(starts, self._side)
@@ -140,8 +158,10 @@ class _Template:
             return
         for pid, its_ranks in self._world.ranks.items():
             if not set(ranks).isdisjoint(its_ranks):
-                # Not reaped yet, or it would not be in the table: the pid is still the rank's.
-                os.kill(pid, number)
+                # Another user's, if it has become a setuid program. The runner will say that it does not end.
+                with contextlib.suppress(PermissionError):
+                    # Not reaped yet, or it would not be in the table: the pid is still the rank's.
+                    os.kill(pid, number)
 
     def kill_ranks(self) -> None:
         """Nobody waits for them any more."""
@@ -170,7 +190,13 @@ class _Template:
 
     def _over(self, world: _World) -> None:
         self._world = None
-        wire.send(self._control, {"event": "over", "world": world.number, "leaked": remove_descendants()})
+        wire.send(self._control, {"event": "over", "world": world.number, "leaked": self.strays.remove()})
+
+
+def _fork() -> tuple[int, int]:
+    """Pid and pidfd of a child; 0 and no descriptor in the child."""
+    pid = fork()
+    return (pid, watch_child(pid)) if pid else (0, -1)
 
 
 def serve(control: socket.socket, side: RankSide, loader: fresh.Loader, run_directories: Sequence[str]) -> NoReturn:
@@ -180,7 +206,7 @@ def serve(control: socket.socket, side: RankSide, loader: fresh.Loader, run_dire
         control: This end of the socket pair to the runner.
         side: What the ranks have of the run.
         loader: How a fresh interpreter finds the tests again.
-        run_directories: Removed at the end if the runner did not get to do it.
+        run_directories: Removed at the end if the runner cannot do it.
     """
     code = 1
     try:
@@ -188,20 +214,29 @@ def serve(control: socket.socket, side: RankSide, loader: fresh.Loader, run_dire
         # the runner has closed the socket. A handler and not SIG_IGN, which ranks and their children would inherit.
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, lambda *_: None)
+        # What test files have set, or an agent has left, would take the ranks' ends from this process. Ranks get it
+        # back: for them it is as if the runner had forked them.
+        on_child = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         become_subreaper()
         own_streams()
         side.prepare()
         gc.collect()
         # Frozen objects are not touched by a rank's collections, so their pages stay shared.
         gc.freeze()
-        template = _Template(control, side, loader)
+        template = _Template(control, side, loader, on_child)
         # The runner may be gone in the middle of a message to it.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             template.run()
         template.kill_ranks()
-        remove_descendants()
-        for path in run_directories:
-            shutil.rmtree(path, ignore_errors=True)
+        template.strays.remove()
+        if template.is_orphaned():
+            for path in run_directories:
+                shutil.rmtree(path, ignore_errors=True)
         code = 0
+    except BaseException:
+        # A bug of this library. It must not pass for a kill.
+        text = f"The process that ranks are forked from has failed, by a bug of dist_testing:\n{traceback.format_exc()}"
+        with contextlib.suppress(OSError):
+            wire.send(control, {"event": "unfit", "world": 0, "text": text})
     finally:
         os._exit(code)

@@ -97,7 +97,10 @@ def _send_fds(channel: socket.socket, fds: Sequence[int]) -> None:
 
 
 def receive(channel: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
-    """Wait for one message with its descriptors; None at the end of the stream."""
+    """Wait for one message with its descriptors; None at the end of the stream.
+
+    There are no descriptors if this process may not open as many files.
+    """
     header = _read(channel, _LENGTH.size)
     if header is None:
         return None
@@ -108,14 +111,21 @@ def receive(channel: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
     message = json.loads(payload)
     count = message.pop("fds")
     fds: list[int] = []
-    while len(fds) < count:
-        data, more, _, _ = socket.recv_fds(channel, 1, _FDS_PER_MESSAGE)
+    to_come = count
+    while to_come > 0:
+        data, more, flags, _ = socket.recv_fds(channel, 1, _FDS_PER_MESSAGE)
         for fd in more:
             # Unlike all others that Python makes, received descriptors would go on into every program that a test runs.
             os.set_inheritable(fd, False)
         fds += more
         if not data:
             return None
+        # Cut short by the kernel, which has closed the others.
+        to_come -= _FDS_PER_MESSAGE if flags & socket.MSG_CTRUNC else len(more)
+    if len(fds) < count:
+        for fd in fds:
+            os.close(fd)
+        return message, []
     return message, fds
 
 

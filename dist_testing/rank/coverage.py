@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
+import sys
 import warnings
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -18,6 +20,7 @@ __all__ = ["CoverageSettings", "RankCoverage", "quiet", "start_measuring"]
 
 # Tells ranks where the settings are; not set when nobody wants to know.
 _VARIABLE = "DIST_TESTING_COVERAGE"
+_PATTERN_SIGN = re.compile(r"[][*]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +54,9 @@ def start_measuring(settings: CoverageSettings) -> Coverage:
         branch=True,
         # The user's own settings could leave out what Bazel has asked for.
         config_file=False,
-        include=list(settings.sources),
+        # These are patterns, in which a sign can only be left open. What that measures of a file beside it, whose name
+        # differs in the sign alone, Bazel drops: it did not ask for it.
+        include=[_PATTERN_SIGN.sub("?", source) for source in settings.sources],
     )
     with quiet():
         coverage.start()
@@ -67,18 +72,26 @@ def quiet() -> Iterator[None]:
 
 
 class RankCoverage:
-    """Measures this rank, if the run wants it."""
+    """Measures this rank, if the run wants it and no test has removed what belongs to that; the runner says so then."""
 
     def __init__(self) -> None:
         path = os.environ.get(_VARIABLE)
         self._coverage: Coverage | None = None
         if path is not None:
-            settings = json.loads(Path(path).read_text(encoding="utf-8"))
-            self._coverage = start_measuring(CoverageSettings(settings["data_file"], tuple(settings["sources"])))
+            with contextlib.suppress(FileNotFoundError):
+                settings = json.loads(Path(path).read_text(encoding="utf-8"))
+                self._coverage = start_measuring(CoverageSettings(settings["data_file"], tuple(settings["sources"])))
 
     def save(self) -> None:
         """Write what was executed until now."""
-        if self._coverage is not None:
+        if self._coverage is None:
+            return
+        from coverage import CoverageException
+
+        try:
             with quiet():
                 self._coverage.stop()
                 self._coverage.save()
+        except (OSError, CoverageException) as error:
+            # It says nothing about the test.
+            print(f"WARNING: the coverage of this rank is lost: {error}", file=sys.stderr)

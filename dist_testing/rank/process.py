@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
+import re
 import signal
 import sys
 import warnings
 
-__all__ = ["become_subreaper", "die_with_parent", "fork"]
+__all__ = ["become_subreaper", "current_umask", "die_with_parent", "fork", "is_helper", "watch_child"]
 
 # <sys/prctl.h>
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+# <linux/sched.h>: forked, and has not run another program since.
+_PF_FORKNOEXEC = 0x40
+# What multiprocessing gives to `python -c`.
+_HELPER = re.compile(r"from multiprocessing\.(resource_tracker|forkserver) import main")
 
 # Loaded at import, so that a rank does not have to look for a library between fork and its first frame. None where
 # there is no such function (macOS): then clean-up rests on the end of the control socket alone.
@@ -32,6 +38,37 @@ def fork() -> int:
         return os.fork()
 
 
+def current_umask() -> int:
+    """The mask for new files.
+
+    Elsewhere than on Linux it can only be read by setting it, and other threads' files are open to all in between.
+    """
+    with contextlib.suppress(FileNotFoundError), open("/proc/self/status", "rb") as status:
+        for line in status:
+            name, _, value = line.partition(b":")
+            if name == b"Umask":
+                return int(value, 8)
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def watch_child(pid: int) -> int:
+    """A pidfd of a child that was just made.
+
+    Raises:
+        OSError: If there can be none. The child has been killed then: nobody would notice its end.
+    """
+    try:
+        return os.pidfd_open(pid)
+    except OSError:
+        # It can have ended already, and been waited for by others.
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        raise
+
+
 def die_with_parent(parent_pid: int) -> None:
     """Have the kernel kill this process when its parent ends, also if the parent has ended already.
 
@@ -49,3 +86,25 @@ def become_subreaper() -> bool:
         Whether the kernel agreed.
     """
     return _set(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def is_helper(pid: int, command: str) -> bool:
+    """Whether a process is one that multiprocessing keeps as long as the process that uses it, and that then ends.
+
+    That is the resource tracker, which unlinks the shared memory of processes that were killed, and the fork server;
+    not what the fork server forks, which has the same command line.
+
+    Args:
+        pid: A process that has not been reaped.
+        command: Its command line.
+    """
+    if not _HELPER.search(command):
+        return False
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as stat:
+            # The name, in parentheses, may hold anything.
+            flags = int(stat.read().rpartition(b")")[2].split()[6])
+    except (FileNotFoundError, ProcessLookupError):
+        # It has ended, or this is not Linux.
+        return True
+    return not flags & _PF_FORKNOEXEC

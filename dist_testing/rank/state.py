@@ -17,6 +17,12 @@ __all__ = ["RankState"]
 # torch sets it at the first call of some functions that have nothing to do with it.
 _SET_BY_TORCH = frozenset({"TORCHINDUCTOR_CACHE_DIR"})
 _GROUPS = "process groups"
+# Modules that keep a helper process, each with the names of its object, of the helper's pid in it, and of the end of a
+# pipe at whose closing the helper ends.
+_HELPERS = (
+    ("multiprocessing.resource_tracker", "_resource_tracker", "_pid", "_fd"),
+    ("multiprocessing.forkserver", "_forkserver", "_forkserver_pid", "_forkserver_alive_fd"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +30,8 @@ class RankState:
     """The state of a rank between two cases.
 
     Random generators are put back and not compared: to draw a number is not to leak. Native threads and the descriptors
-    of the kernel's own objects are not compared either, because torch makes pools of both at first use.
+    of the kernel's own objects are not compared either, because torch makes pools of both at first use; nor are the
+    helpers of multiprocessing, which stay once they are needed.
     """
 
     env: dict[str, str]
@@ -43,7 +50,7 @@ class RankState:
             os.getcwd(),
             _descriptors(),
             frozenset(thread.ident or 0 for thread in threading.enumerate()),
-            _children(),
+            _children(_helpers()[0]),
             _torch_state(),
             _generators(),
         )
@@ -85,7 +92,8 @@ class RankState:
         descriptors = _descriptors()
         now = _torch_state()
         has_kept_groups = keeps_groups and now.get(_GROUPS) != self.torch.get(_GROUPS)
-        names_opened = [name for fd in descriptors - self.descriptors if (name := _descriptor_name(fd))]
+        helpers, pipes = _helpers()
+        names_opened = [name for fd in descriptors - self.descriptors - pipes if (name := _descriptor_name(fd))]
         # A group's connections, and the pipes that wake its threads, cannot be told from others.
         allowed = ("socket:", "pipe:") if has_kept_groups else ()
         if opened := [name for name in names_opened if not name.startswith(allowed)]:
@@ -95,7 +103,7 @@ class RankState:
         started = [thread.name for thread in threading.enumerate() if thread.ident not in self.threads]
         if started:
             changes.append(f"running thread(s) {', '.join(sorted(started))}")
-        if left := _children() - self.children:
+        if left := _children(helpers) - self.children:
             changes.append(f"running process(es) {', '.join(map(str, sorted(left)))}")
         changes += [
             f"{name}, from {self.torch.get(name)} to {now.get(name)}"
@@ -129,8 +137,8 @@ def _descriptor_name(fd: int) -> str | None:
     return None
 
 
-def _children() -> frozenset[int]:
-    """Processes that this one has started; empty where the kernel does not list them."""
+def _children(helpers: frozenset[int]) -> frozenset[int]:
+    """Processes that this one, or one of its helpers, has started; empty where the kernel does not list them."""
     if sys.platform != "linux":
         return frozenset()
     try:
@@ -138,11 +146,29 @@ def _children() -> frozenset[int]:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
         return frozenset()
+    children = _children_of(os.getpid())
+    return (children - helpers).union(*map(_children_of, children & helpers))
+
+
+def _children_of(pid: int) -> frozenset[int]:
     children: set[int] = set()
-    for thread in os.listdir("/proc/self/task"):
-        with contextlib.suppress(OSError), open(f"/proc/self/task/{thread}/children", encoding="ascii") as listed:
-            children.update(map(int, listed.read().split()))
+    with contextlib.suppress(OSError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{thread}/children", encoding="ascii") as listed:
+                children.update(map(int, listed.read().split()))
     return frozenset(children)
+
+
+def _helpers() -> tuple[frozenset[int], frozenset[int]]:
+    """The processes that multiprocessing keeps for this one once they are needed, and descriptors of pipes to them."""
+    pids, descriptors = set[int](), set[int]()
+    for module, name, pid, descriptor in _HELPERS:
+        # By its own word: one that was just started has not even a command line yet.
+        helper = getattr(sys.modules.get(module), name, None)
+        for attribute, numbers in ((pid, pids), (descriptor, descriptors)):
+            if (number := getattr(helper, attribute, None)) is not None:
+                numbers.add(number)
+    return frozenset(pids), frozenset(descriptors)
 
 
 def _torch_state() -> dict[str, Any]:

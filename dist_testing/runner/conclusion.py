@@ -209,7 +209,8 @@ class Conclusion:
 
     def _write(self, path: Path, text: str) -> None:
         try:
-            path.write_text(text, encoding="utf-8")
+            # Whatever a test says, as in the log.
+            path.write_text(text, encoding="utf-8", errors="backslashreplace")
         except OSError as error:
             # For the log alone; it decides nothing.
             print(f"WARNING: {path} cannot be written: {error}")

@@ -71,7 +71,8 @@ class CoverageRun:
         self._names = names
         self._folder = Path(tempfile.mkdtemp(prefix="dist-coverage-", dir=directory))
         settings = CoverageSettings(str(self._folder / "data"), tuple(names))
-        settings.publish(self._folder / "settings.json")
+        self._settings_file = self._folder / "settings.json"
+        settings.publish(self._settings_file)
         # With a coverage tool in the Python toolchain, this process is measured already.
         self._coverage = start_measuring(settings) if Coverage.current() is None else None
 
@@ -85,6 +86,8 @@ class CoverageRun:
         from coverage.exceptions import NoDataError
 
         try:
+            # Without it, ranks have not been measured.
+            self._settings_file.stat()
             lcov = self._folder / _LCOV_NAME
             with quiet():
                 if self._coverage is not None:

@@ -29,6 +29,7 @@ from dist_testing.gpus.world import WorldGpus
 from dist_testing.launch.fork import ForkLauncher
 from dist_testing.launch.fresh import Loader
 from dist_testing.launch.launcher import Launcher
+from dist_testing.launch.refusal import refusal
 from dist_testing.launch.threads import ThreadBody, run_ranks
 from dist_testing.outcomes import Cause, Kind, RankOutcome, Status, blame_machine, verdict
 from dist_testing.rank.bootstrap import RankSide
@@ -293,14 +294,15 @@ class Engine:
 
     def close(self) -> None:
         """Let everything go and remove the run's folder. Nothing of the run is left after this."""
-        if self._pool is not None:
-            world, self._pool = self._pool, None
-            with contextlib.suppress(LaunchError), self._closing_if_over(world):
-                world.supervisor.abort()
-        self._drop_launcher()
-        if self._directory is not None:
-            self._directory.remove()
-            self._directory = None
+        with contextlib.ExitStack() as whatever_happens:
+            if self._directory is not None:
+                directory, self._directory = self._directory, None
+                whatever_happens.callback(directory.remove)
+            whatever_happens.callback(self._drop_launcher)
+            if self._pool is not None:
+                world, self._pool = self._pool, None
+                with contextlib.suppress(LaunchError), self._closing_if_over(world):
+                    world.supervisor.abort()
 
     def _limit_s(self, case: Case) -> float:
         if case.debug_rank is not None:
@@ -375,11 +377,7 @@ def _with_operation(outcome: RankOutcome, stack: str) -> RankOutcome:
 
 
 def _no_room(subject: str, error: OSError) -> LaunchError:
-    return LaunchError(
-        f"{subject}: no ranks could be started: {error}.\n"
-        "No room for another file or process, or a temporary folder that cannot be written.\n"
-        "Make room, or point TMPDIR (under Bazel: --test_tmpdir) to another place."
-    )
+    return LaunchError(f"{subject}: no ranks could be started: {refusal(error)}")
 
 
 def _tail(path: Path) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import io
 import os
 import re
 import shlex
@@ -27,6 +28,7 @@ __all__ = ["main"]
 # Set by the build rules, where a target has such a file: its runfiles path, as `$(rlocationpath)` writes it.
 _PROMISE_VARIABLE = "DIST_TESTING_GPU_PROMISE"
 _TIMINGS_VARIABLE = "DIST_TESTING_TIMINGS"
+_BLAS_THREADS = "OPENBLAS_NUM_THREADS"
 # As the rules write labels: `//package:name`, with the canonical name of another repository before it.
 _LABEL = re.compile(r"(?:@{1,2}(?P<repository>[^@/]+))?//(?P<package>[^:]*):(?P<name>.+)")
 
@@ -41,14 +43,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         0 if every case passed or was skipped, and at least one was collected.
     """
     guard = ExitGuard(FAILED)
+    _print_anything()
     try:
         protocol = read_protocol(os.environ)
         with protocol.not_over_yet():
             raise_on_termination()
             target = _find_target()
-            _limit_template_threads()
+            let_threads_be = _limit_template_threads()
             given = list(sys.argv[1:] if arguments is None else arguments)
-            return guard.conclude(_run(target, protocol, given, guard))
+            return guard.conclude(_run(target, protocol, given, guard, let_threads_be))
     except (DistTestingError, InterruptedRunError) as error:
         print(error, file=sys.stderr)
         return guard.conclude(FAILED)
@@ -125,13 +128,42 @@ def _source(spec: Spec, label: str, rlocation: Callable[[str], str | None]) -> t
     return repository, path
 
 
-def _limit_template_threads() -> None:
-    # Set before the test modules load a numeric library: the template computes nothing, and every thread that such a
-    # library starts at import is one more that must be safe to fork with. Ranks are told their own share.
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+def _print_anything() -> None:
+    # A reason or a name may hold what the encoding has no bytes for, such as half of a file name. The run must not end
+    # over what it says.
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
-def _run(target: _Target, protocol: Protocol, arguments: Sequence[str], guard: ExitGuard) -> int:
+def _limit_template_threads() -> Callable[[], None]:
+    """Keep the pool of OpenBLAS empty while the template comes to be.
+
+    Set before the test modules load a numeric library: the template computes nothing, and every thread that such a
+    library starts at import is one more that must be safe to fork with.
+
+    Returns:
+        What takes it back, so that ranks and tests have the user's value, or their share.
+    """
+    if _BLAS_THREADS in os.environ:
+        return lambda: None
+    os.environ[_BLAS_THREADS] = "1"
+    return lambda: _unset(_BLAS_THREADS, "1")
+
+
+def _unset(variable: str, value: str) -> None:
+    # An import may have decided otherwise in between.
+    if os.environ.get(variable) == value:
+        del os.environ[variable]
+
+
+def _run(
+    target: _Target,
+    protocol: Protocol,
+    arguments: Sequence[str],
+    guard: ExitGuard,
+    on_collected: Callable[[], None],
+) -> int:
     # Not at the top: a target that cannot be found should say so at once.
     import pytest
 
@@ -149,6 +181,7 @@ def _run(target: _Target, protocol: Protocol, arguments: Sequence[str], guard: E
         coverage = _start_coverage(target, protocol, conclusion)
         timing = bazel_session.Timing(shares, watch, target.timings)
         session = bazel_session.BazelSession(spec, protocol, head, conclusion, timing)
+        session.on_collected = on_collected
         command = [
             *target.files,
             # The sandbox is read-only, and thrown away.

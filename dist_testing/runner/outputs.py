@@ -32,7 +32,7 @@ def keep_logs(result: CaseResult, directory: Path) -> None:
             content = _head_and_tail(log) if log.exists() else b""
             room -= len(content)
             if content and room < 0:
-                with (directory / _LEFT_OUT).open("a", encoding="utf-8") as file:
+                with (directory / _LEFT_OUT).open("a", encoding="utf-8", errors="backslashreplace") as file:
                     file.write(f"{result.case.name}, ranks {rank} and up: {_MAX_TOTAL_BYTES} bytes of logs are here\n")
                 return
             if content:

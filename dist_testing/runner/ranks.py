@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import select
 import signal
 import socket
 from collections.abc import Callable, Mapping
@@ -116,12 +115,19 @@ class RankRecord:
         Args:
             now_s: The runner's clock at this look.
         """
+        data = self._received()
+        return data is None or self._digest(data, now_s)
+
+    def _received(self) -> bytes | None:
+        """What the channel has: b"" at the end of the stream, None if nothing has come."""
         try:
-            data = self.channel.recv(1 << 18, socket.MSG_DONTWAIT)
+            return self.channel.recv(1 << 18, socket.MSG_DONTWAIT)
         except BlockingIOError:
-            return True
+            return None
         except ConnectionResetError:
-            data = b""
+            return b""
+
+    def _digest(self, data: bytes, now_s: float) -> bool:
         if not data:
             self._hang_up(now_s)
             return False
@@ -146,8 +152,8 @@ class RankRecord:
         self._exit_code = exit_code
         self._ended_s = now_s
         # The last frames may still lie in the socket. Its end may not: a process that the rank forked can hold it open.
-        while self.channel.fileno() >= 0 and select.select([self.channel], [], [], 0)[0]:
-            self.read(now_s)
+        while self.channel.fileno() >= 0 and (data := self._received()) is not None:
+            self._digest(data, now_s)
         if self.channel.fileno() >= 0:
             self._hang_up(now_s)
         if self._stopped_as is None and not self.is_patient and exit_code != (self._expected_exit or 0):

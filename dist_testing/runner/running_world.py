@@ -17,6 +17,7 @@ from dist_testing.launch.launcher import Launcher
 from dist_testing.launch.wire import WorldRequest
 from dist_testing.rank.board import PhaseBoard
 from dist_testing.rank.environment import LOOPBACK
+from dist_testing.rank.process import current_umask
 from dist_testing.runner.case import Case
 from dist_testing.runner.rank_env import rank_env, threads_per_rank
 from dist_testing.runner.ranks import RankRecord
@@ -149,7 +150,7 @@ def start_world(
                     temp=str(run.short / str(number) / "temp"),
                 ),
                 cwd=os.getcwd(),
-                umask=_umask(),
+                umask=current_umask(),
                 # Of a process: threads share a process's pool.
                 threads=threads_per_rank(1 if together else size),
                 pool=bool(case.pool),
@@ -208,10 +209,3 @@ def check_world_size(name: str, world_size: int, *, needs_files: bool = True) ->
             "Each rank has a channel to the runner and one for its stacks.\n"
             "Raise the limit with `ulimit -n`, or ask for a smaller world."
         )
-
-
-def _umask() -> int:
-    # It can only be read by setting it.
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

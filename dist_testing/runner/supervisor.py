@@ -265,9 +265,7 @@ class Supervisor:
                         self._forget(fd)
                 case "refused":
                     raise LaunchError(
-                        f"Rank {event['rank']} of {len(self.records)} could not be started: {event['text']}.\n"
-                        "The machine, or the limit for this user, has no room for another process.\n"
-                        "Run fewer tests at once, or ask for a smaller world."
+                        f"Rank {event['rank']} of {len(self.records)} could not be started: {event['text']}"
                     )
                 case "over":
                     self.leaked = event["leaked"]

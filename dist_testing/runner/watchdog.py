@@ -32,6 +32,8 @@ __all__ = ["Watchdog", "watchdog_for"]
 
 # For the stacks of the runner. Only one that is stopped, or stuck in the kernel, does not answer. Seconds.
 _STACKS_LIMIT_S = 1.0
+# The kernel takes no more than 24 days for one wait. Seconds.
+_LONGEST_POLL_S = 24 * 3600.0
 # A time on the monotonic clock, which is the same for all processes.
 _TIME = struct.Struct("d")
 _NEVER = math.inf
@@ -110,9 +112,11 @@ def _serve(runner: int, times: int, stacks: int, record: int, conclusion: Conclu
 def _wait(runner: int, times: int, end_s: float) -> bool:
     """Remind the runner when it is time; returns when the run is over, or has to be: whether it has to be."""
     remind_s = _NEVER
+    poller = select.poll()
+    poller.register(times, select.POLLIN)
     while True:
         left_s = min(remind_s, end_s) - time.monotonic()
-        if select.select([times], [], [], max(0.0, left_s))[0]:
+        if poller.poll(1000 * min(max(0.0, left_s), _LONGEST_POLL_S)):
             told = os.read(times, select.PIPE_BUF)
             if not told:
                 return False

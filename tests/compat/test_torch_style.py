@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.compat.files import outcomes, run_file
-from tests.support.children import write_file
+from tests.support.children import run_pytest, write_file
 from tests.support.starter import Starter
 
 _FILE = """
@@ -274,8 +274,36 @@ def test_the_limit_is_torchs_variable(starter: Starter, tmp_path: Path) -> None:
     # Long enough for ranks on a busy machine to come to where one of them hangs.
     env = {"DISTRIBUTED_TESTS_DEFAULT_TIMEOUT": "10"}
     arguments = ["-m", "dist_testing.compat", "test_file.py", "-v", "Limits"]
-    # The variable is read once, so not in a process that has read it.
-    child = starter.start(arguments, tmp_path, env=env, fresh=True)
+    child = starter.start(arguments, tmp_path, env=env)
     assert child.wait() == 1
     assert outcomes(child.log) == {"test_hang": "FAILED"}, child.log
     assert "rank 1 was still in call at the deadline" in child.log
+
+
+def test_a_limit_that_is_no_number_is_told_where_it_is_needed(starter: Starter, tmp_path: Path) -> None:
+    """In three lines, and not in a traceback of this library's; what has a limit of its own runs."""
+    source = """
+        from torch.testing._internal.common_distributed import TIMEOUT_OVERRIDE, MultiProcessTestCase
+
+        TIMEOUT_OVERRIDE["test_own"] = 60
+
+
+        class LimitTest(MultiProcessTestCase):
+            world_size = 2
+
+            def setUp(self):
+                super().setUp()
+                self._spawn_processes()
+
+            def test_own(self):
+                pass
+
+            def test_default(self):
+                pass
+    """
+    write_file(tmp_path, "test_limit.py", source)
+    env = {"DISTRIBUTED_TESTS_DEFAULT_TIMEOUT": "abc"}
+    ended = run_pytest(starter, tmp_path, "-p", "dist_testing.compat.pytest_install", "-rA", "test_limit.py", env=env)
+    assert ended.outcomes() == {"test_own": "PASSED", "test_default": "FAILED"}, ended.log
+    assert "DISTRIBUTED_TESTS_DEFAULT_TIMEOUT = 'abc'; expected a number of seconds" in ended.log
+    assert "Traceback" not in ended.log

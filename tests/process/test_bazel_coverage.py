@@ -116,6 +116,77 @@ def test_ranks_are_counted_where_the_toolchain_measures_the_runner(starter: Star
     assert (tmp_path / "theirs").stat().st_size
 
 
+def test_files_whose_path_looks_like_a_pattern_are_measured(starter: Starter, tmp_path: Path) -> None:
+    """A checkout may be in any folder; the tool takes paths for patterns."""
+    target = Target(tmp_path, {"test_cases.py": _CASES})
+    link = target.package / "test_cases.py"
+    real = tmp_path / "work [1] a[b" / "*" / link.name
+    real.parent.mkdir(parents=True)
+    link.rename(real)
+    link.symlink_to(real)
+    ended = target.run(starter, env=_coverage_env(target, "pkg/test_cases.py"))
+    assert ended.code == 0, ended.log
+    hits = _hits(tmp_path / "coverage" / "dist_testing.dat")["pkg/test_cases.py"]
+    counts = [_count(hits, _CASES, code) for code in ('return "first"', 'return "never"', '"in runner"')]
+    assert counts == [1, 0, 1]
+
+
+@pytest.mark.parametrize("isolation", ["fork", "thread"])
+def test_a_test_that_empties_the_folder_costs_the_coverage_and_no_verdict(
+    starter: Starter, tmp_path: Path, isolation: str
+) -> None:
+    """Else every test after it fails, by a rank that "exited with code 10"."""
+    source = """
+        import os
+        import shutil
+        from pathlib import Path
+
+        import pytest
+
+
+        @pytest.mark.distributed
+        def test_before(world):
+            pass
+
+
+        def test_empties():
+            for path in Path(os.environ["COVERAGE_DIR"]).iterdir():
+                shutil.rmtree(path)
+
+
+        @pytest.mark.distributed
+        def test_after(world):
+            pass
+    """
+    backend = "threaded" if isolation == "thread" else "gloo"
+    target = Target(tmp_path, {"test_cases.py": source}, backend=backend, spec={"isolation": isolation})
+    ended = target.run(starter, env=_coverage_env(target, "pkg/test_cases.py"))
+    assert ended.code == 0, ended.log
+    assert "the coverage cannot be written:" in target.warnings_file.read_text(encoding="utf-8")
+
+
+def test_a_rank_that_empties_the_folder_loses_its_coverage_only(starter: Starter, tmp_path: Path) -> None:
+    """It has something to save when it ends."""
+    source = """
+        import os
+        import shutil
+
+        import pytest
+
+
+        @pytest.mark.distributed
+        def test_empties(world):
+            if world.rank == 0:
+                shutil.rmtree(os.environ["FOLDER"])
+            world.barrier()
+    """
+    target = Target(tmp_path, {"test_cases.py": source})
+    env = _coverage_env(target, "pkg/test_cases.py")
+    ended = target.run(starter, env={**env, "FOLDER": env["COVERAGE_DIR"]})
+    assert ended.code == 0, ended.log
+    assert "the coverage cannot be written:" in target.warnings_file.read_text(encoding="utf-8")
+
+
 def test_nothing_wanted_is_nothing_written(starter: Starter, tmp_path: Path) -> None:
     """`--instrumentation_filter` may leave out everything that a target uses."""
     target = Target(tmp_path, {"test_cases.py": _CASES})

@@ -40,7 +40,7 @@ static unsigned gpu_count;
 static struct { unsigned minor; Process process; } processes[64];
 static unsigned process_count;
 static struct { unsigned minor; unsigned long long number; } xids[64];
-static unsigned xid_count, xids_told, event_sets;
+static unsigned xid_count, xids_told, event_sets, opened;
 static struct { unsigned minor; char address[32]; } links[64];
 static unsigned link_count;
 static int peers[3], is_mute;
@@ -73,9 +73,14 @@ static void look(void) {
   fclose(file);
 }
 
-int nvmlInit_v2(void) { return getenv("FAKE_NVML_STATE") ? SUCCESS : UNKNOWN; }
+int nvmlInit_v2(void) {
+  if (!getenv("FAKE_NVML_STATE")) return UNKNOWN;
+  opened++;
+  return SUCCESS;
+}
 const char *nvmlErrorString(int code) { return code == UNKNOWN ? "Unknown Error" : "another error"; }
-int nvmlShutdown(void) { return SUCCESS; }
+int nvmlShutdown(void) { opened--; return SUCCESS; }
+unsigned fakeOpened(void) { return opened; }
 int nvmlSystemGetDriverVersion(char *text, unsigned size) { snprintf(text, size, "580.65.06"); return SUCCESS; }
 int nvmlDeviceGetCount_v2(unsigned *count) {
   look();

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import os
 import subprocess
 import sys
@@ -110,6 +112,30 @@ def test_a_thread_that_python_does_not_know_is_counted() -> None:
     before, during = subprocess.run(command, env=env, check=True, capture_output=True, text=True).stdout.splitlines()
     assert before == "[]"
     assert during.startswith("['1 thread(s) of native code")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not list what is mapped")
+@pytest.mark.parametrize("is_deleted", [False, True])
+def test_openblas_is_found_in_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_deleted: bool) -> None:
+    """A virtual environment in `My Projects`, or one that was just upgraded, must not stop every test."""
+    path = tmp_path / "my venv" / "libopenblas.so"
+    path.parent.mkdir()
+    path.write_bytes(b"no library")
+    asked: list[str] = []
+
+    def library(name: str, mode: int) -> ModuleType:
+        asked.append(name)
+        return ModuleType("a library without a pool")
+
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ):
+        if is_deleted:
+            path.unlink()
+        before = unclean_reasons()
+        with monkeypatch.context() as patch:
+            patch.setattr(ctypes, "CDLL", library)
+            unclean_reasons()
+    assert str(path) in asked
+    assert before == unclean_reasons(), "what cannot be loaded has no threads"
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import runpy
 import sys
 import unittest
 from collections.abc import Iterator
@@ -110,6 +111,19 @@ def test_a_default_limit_that_is_none_is_refused(value: str) -> None:
     with pytest.raises(UsageError, match="expected a number of seconds") as error:
         limits.default_timeout({"DISTRIBUTED_TESTS_DEFAULT_TIMEOUT": value})
     assert len(str(error.value).splitlines()) == 3
+
+
+def test_a_wrong_default_limit_is_told_to_those_who_use_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is a variable of the whole machine; who has no such tests need not care."""
+    monkeypatch.setenv("DISTRIBUTED_TESTS_DEFAULT_TIMEOUT", "abc")
+    runpy.run_path(limits.__file__)
+    assert limits.get_timeout("__main__.Case.test_ddp_uneven_inputs") == 400
+    with pytest.raises(UsageError, match="DISTRIBUTED_TESTS_DEFAULT_TIMEOUT = 'abc'"):
+        limits.get_timeout("__main__.Case.test_other")
+    with pytest.raises(UsageError, match="DISTRIBUTED_TESTS_DEFAULT_TIMEOUT = 'abc'"):
+        _ = limits.TIMEOUT_DEFAULT
+    with pytest.raises(AttributeError, match="has no attribute 'TIMEOUT'"):
+        _ = limits.TIMEOUT
 
 
 def test_temporary_folders_are_made_and_removed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 
-from dist_testing.backends import backend_named
 from dist_testing.doors.marker import MARKER_HELP, Distributed, read_marker
 from dist_testing.errors import UsageError
-from dist_testing.spec import ISOLATIONS, MAX_WORLD_SIZE, Spec
+from dist_testing.spec import ISOLATIONS, MAX_WORLD_SIZE
 
 NODEID = "tests/test_a.py::test_b"
 
@@ -56,8 +55,6 @@ def test_a_test_without_the_marker_is_not_ours() -> None:
 def test_the_bare_marker_leaves_everything_to_the_target() -> None:
     """So one test serves every world and backend."""
     assert read() == Distributed()
-    spec = Spec("", backend_named("gloo"), (2, 8), 0)
-    assert read().sizes(spec) == (2, 8)
 
 
 def test_every_argument_is_read() -> None:
@@ -71,7 +68,6 @@ def test_every_argument_is_read() -> None:
         backends=["gloo"],
     )
     assert marker == Distributed((2, 4), False, 5.0, ISOLATIONS[-1], {1: -9, 0: 3}, ("gloo",))
-    assert marker.sizes(Spec("", backend_named("gloo"), (8,), 0)) == (2, 4)
 
 
 @pytest.mark.parametrize("name", ["world_size", "timeout", "isolation", "expected_exits", "backends"])

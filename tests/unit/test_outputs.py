@@ -82,6 +82,15 @@ def test_all_logs_together_are_bounded_and_what_is_missing_is_named(
     assert [line.partition(":")[0] for line in left_out] == ["a, ranks 1 and up", "b, ranks 1 and up"]
 
 
+def test_a_name_that_no_encoding_has_is_written_escaped(
+    tmp_path: Path, kept: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A parameter may be the name of a file that is no text; the case's other logs would be lost with the line."""
+    monkeypatch.setattr(outputs, "_MAX_TOTAL_BYTES", 0)
+    outputs.keep_logs(_result(tmp_path, "test[\udce9]", b"said"), kept)
+    assert "test[\\udce9], ranks 0 and up" in (kept / "logs-left-out.txt").read_text(encoding="utf-8")
+
+
 def test_a_folder_that_is_gone_is_said_and_does_not_matter(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The verdict stands without it."""
     outputs.keep_logs(_result(tmp_path, "a", b"said"), tmp_path / "gone")

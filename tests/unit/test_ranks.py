@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import select
 import signal
 import socket
 from collections.abc import Iterator
@@ -15,16 +14,16 @@ from dist_testing.launch import wire
 from dist_testing.outcomes import Kind, RankOutcome
 from dist_testing.rank.board import PhaseBoard
 from dist_testing.rank.frames import FrameWriter
+from dist_testing.rank.stacks import STACKS_SIGNAL
 from dist_testing.runner.ranks import RankRecord
 
 
 class StrictSocket(socket.socket):
-    """A socket on which a read that would wait is an error: the runner has other ranks to look after."""
+    """A socket on which a read that could wait is an error: the runner has other ranks to look after."""
 
     def recv(self, bufsize: int, flags: int = 0) -> bytes:
         """As of a socket."""
-        may_wait = self.gettimeout() != 0 and not flags & socket.MSG_DONTWAIT
-        if may_wait and not select.select([self], [], [], 0)[0]:
+        if self.gettimeout() != 0 and not flags & socket.MSG_DONTWAIT:
             raise AssertionError("the runner would wait here for what may never come")
         return super().recv(bufsize, flags)
 
@@ -129,12 +128,14 @@ def test_how_a_failed_rank_left_adds_nothing(rank: Rank, exit_code: int, kind: K
 
 
 @pytest.mark.parametrize("exit_code", [0, 3, 72, 77, 255])
-def test_leaving_without_a_report_is_an_exit(rank: Rank, exit_code: int) -> None:
-    """`os._exit` in test code: also with 0, and also with a code that would be a skip from `sys.exit`."""
+@pytest.mark.parametrize("is_patient", [False, True])
+def test_leaving_without_a_report_is_an_exit(rank: Rank, exit_code: int, is_patient: bool) -> None:
+    """`os._exit` in test code, with any code. Where a class judges the ends itself, its other ranks go on."""
     rank.start("call")
+    rank.record.is_patient = is_patient
     outcome = rank.end(exit_code, 2.0)
     assert (outcome.kind, outcome.exit_code, outcome.phase, outcome.at_s) == (Kind.EXITED, exit_code, "call", 2.0)
-    assert rank.record.first_trouble_s == 2.0
+    assert rank.record.first_trouble_s == (None if is_patient else 2.0)
 
 
 @pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGKILL, signal.SIGABRT])
@@ -194,13 +195,14 @@ def test_a_rank_that_reports_that_it_could_not_start_says_why(rank: Rank) -> Non
 )
 @pytest.mark.parametrize("has_passed", [False, True])
 def test_a_report_that_cannot_be_read_is_told_as_such(rank: Rank, data: bytes, has_passed: bool) -> None:
-    """Also after a good one: what came in between may have been a failure."""
+    """Also after a good one: what came in between may have been a failure. What follows can begin anywhere."""
     rank.start("call")
     if has_passed:
         rank.outcome_frame("passed")
         assert rank.record.read(1.5)
     rank.channel.sendall(data)
     assert not rank.record.read(2.0)
+    rank.outcome_frame("raised")
     outcome = rank.end(0, 3.0)
     assert (outcome.kind, outcome.at_s) == (Kind.UNREADABLE, 2.0)
     assert outcome.summary
@@ -255,9 +257,11 @@ def test_the_first_of_two_failures_counts(rank: Rank) -> None:
     rank.start("call")
     rank.outcome_frame("raised", phase="call", summary="first")
     rank.outcome_frame("raised", phase="teardown", summary="second")
+    rank.outcome_frame("raised", phase="teardown", summary="third")
     outcome = rank.end(10, 3.0)
     assert (outcome.summary, outcome.phase) == ("first", "call")
-    assert [(further.summary, further.phase) for further in outcome.further] == [("second", "teardown")]
+    told = [(further.summary, further.phase) for further in outcome.further]
+    assert told == [("second", "teardown"), ("third", "teardown")]
 
 
 def test_of_many_failures_every_kind_is_kept(rank: Rank) -> None:
@@ -293,12 +297,13 @@ def test_only_an_exit_has_an_exit_code(rank: Rank) -> None:
     assert other.end(10, 2.0).exit_code is None
 
 
+@pytest.mark.parametrize("exit_code", [-signal.SIGKILL, -STACKS_SIGNAL])
 @pytest.mark.parametrize("kind", [Kind.STOPPED, Kind.HUNG])
-def test_a_rank_that_the_runner_ends_is_what_it_was_ended_as(rank: Rank, kind: Kind) -> None:
-    """Not "killed by SIGKILL": that was us."""
+def test_a_rank_that_the_runner_ends_is_what_it_was_ended_as(rank: Rank, kind: Kind, exit_code: int) -> None:
+    """Not "killed by SIGKILL", nor by the question for its stacks, which ends who cannot answer yet: that was us."""
     rank.start("call")
     rank.record.stop(kind, 2.0)
-    outcome = rank.end(-9, 3.0)
+    outcome = rank.end(exit_code, 3.0)
     assert (outcome.kind, outcome.phase) == (kind, "call")
 
 
@@ -478,12 +483,15 @@ def test_a_failure_before_the_expected_end_is_a_failure(rank: Rank) -> None:
 
 
 def test_a_kept_rank_begins_its_next_case_without_the_last_ones_report(rank: Rank) -> None:
-    """A pass must be reported anew for each case."""
+    """A pass must be reported anew for each case; and warnings, of which a rank can make up any number, no more."""
     rank.start("call")
+    for number in range(150):
+        rank.frames.send("warning", category="UserWarning", text=str(number), filename="test_a.py", line_number=1)
     rank.outcome_frame("passed")
     assert rank.record.read(2.0)
-    assert rank.record.outcome().kind is Kind.PASSED
+    assert (rank.record.outcome().kind, len(rank.record.warnings)) == (Kind.PASSED, 100)
     rank.record.begin_case(None)
+    assert not rank.record.warnings
     assert rank.record.reported is None
     assert not rank.record.is_settled
     assert rank.end(3, 3.0).kind is Kind.EXITED

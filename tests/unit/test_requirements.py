@@ -308,6 +308,8 @@ def test_gpus_are_dealt_to_ranks(machine: SimpleNamespace) -> None:
     machine.cuda = 4
     assert requirements.init_multigpu_helper(2, "nccl") == {0: [0], 1: [1]}
     assert requirements.init_multigpu_helper(4, "nccl") == {0: [0], 1: [1], 2: [2], 3: [3]}
+    machine.cuda = 8
+    assert requirements.init_multigpu_helper(2, "nccl") == {0: [0], 1: [1]}
     machine.cuda = 1
     assert requirements.init_multigpu_helper(2, "nccl") == {0: [], 1: []}
 

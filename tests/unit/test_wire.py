@@ -131,6 +131,19 @@ def send_in_a_crowd(monkeypatch: pytest.MonkeyPatch) -> None:
         assert len(received[1]) == 1
 
 
+def test_descriptors_do_not_wait_for_ever(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nobody takes those that are under way, a hang would take the place of the error that says so."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ETOOMANYREFS, os.strerror(errno.ETOOMANYREFS))
+
+    monkeypatch.setattr(socket, "send_fds", refuse)
+    monkeypatch.setattr("dist_testing.launch.wire._CROWD_LIMIT_S", 0.0)
+    monkeypatch.setattr(time, "sleep", lambda _: pytest.fail("it waits on"))
+    with pytest.raises(OSError, match=os.strerror(errno.ETOOMANYREFS)):
+        send(ends[0], {}, [ends[0].fileno()])
+
+
 def is_writable(fd: int) -> bool:
     """Whether a descriptor is the end of a pipe that is written to."""
     try:
@@ -169,6 +182,22 @@ def test_a_received_descriptor_is_not_inherited_by_programs(ends: Ends) -> None:
         assert not os.get_inheritable(fd)
     finally:
         os.close(fd)
+
+
+@pytest.mark.parametrize("count", [30, 200, 430])
+def test_descriptors_that_there_is_no_room_for_take_no_others_with_them(ends: Ends, count: int) -> None:
+    """Or whoever reads waits for ever for what the kernel has closed, and takes the next message for it."""
+    send(ends[0], {"n": 1}, [ends[0].fileno()] * count)
+    send(ends[0], {"n": 2})
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    before = set(os.listdir("/proc/self/fd"))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (20, limits[1]))
+    try:
+        received = [receive(ends[1]) for _ in range(2)]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert received == [({"n": 1}, []), ({"n": 2}, [])]
+    assert set(os.listdir("/proc/self/fd")) == before
 
 
 def test_the_end_of_the_stream_is_none(ends: Ends) -> None:

@@ -158,16 +158,16 @@ def requires_ddp_rank(device: str) -> bool:
 
 
 def init_multigpu_helper(world_size: int, backend: str) -> dict[int, list[int]]:
-    """Which accelerators belong to which rank: one each, or an equal share where there are several for each.
+    """Which accelerator belongs to which rank: the one whose index is the rank, also if there are more of them.
 
     Args:
         world_size: Ranks.
-        backend: Of the group; the same share for all of them.
+        backend: Of the group; it makes no difference.
 
     Returns:
         Rank to the indexes of its accelerators. Empty lists if there are fewer accelerators than ranks.
     """
     count = accelerator_count()
-    # torch gives one each even if there are more: its suites count on the first index being the rank.
+    # As torch does: its suites count on the first index being the rank.
     each = 1 if count >= world_size else 0
     return {rank: list(range(rank * each, (rank + 1) * each)) for rank in range(world_size)}

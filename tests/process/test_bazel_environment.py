@@ -1,0 +1,79 @@
+"""Variables under Bazel: what the runner sets for itself is nobody else's, and a wrong one still leaves results."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.children import Target
+from tests.support.starter import Starter
+
+_THREADS = """
+    import os
+
+    import pytest
+
+
+    def threads():
+        return [os.environ.get(f"{name}_NUM_THREADS") for name in ("OPENBLAS", "OMP")]
+
+
+    AT_IMPORT = threads()
+
+
+    def test_in_runner():
+        assert ["at import", AT_IMPORT, "in a test", threads()] == IN_RUNNER
+
+
+    @pytest.mark.distributed
+    def test_on_rank(world):
+        assert threads() == ON_RANK
+"""
+
+
+@pytest.mark.parametrize(
+    ("given", "at_import", "on_rank"),
+    [
+        ({}, ["1", None], "[str(max(1, len(os.sched_getaffinity(0)) // 2))] * 2"),
+        ({"OMP_NUM_THREADS": "3"}, ["1", "3"], [None, "3"]),
+        ({"OPENBLAS_NUM_THREADS": "5", "OMP_NUM_THREADS": "3"}, ["5", "3"], ["5", "3"]),
+    ],
+    ids=["a share", "the user's for all", "the user's"],
+)
+def test_threads_are_few_while_tests_are_imported_and_a_ranks_share_after_that(
+    starter: Starter,
+    tmp_path: Path,
+    given: dict[str, str],
+    at_import: list[str | None],
+    on_rank: object,
+) -> None:
+    """What a rank starts, numpy in another process, would compute with one thread, whatever the user has set."""
+    none = dict.fromkeys(("MKL_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"))
+    in_test = [given.get("OPENBLAS_NUM_THREADS"), given.get("OMP_NUM_THREADS")]
+    source = f"{_THREADS}\n    IN_RUNNER = {['at import', at_import, 'in a test', in_test]}\n    ON_RANK = {on_rank}\n"
+    target = Target(tmp_path, {"test_cases.py": source})
+    ended = target.run(starter, env={**none, **given})
+    assert ended.code == 0, ended.log
+
+
+def test_a_wrong_limit_of_torchs_names_concerns_those_who_use_them(starter: Starter, tmp_path: Path) -> None:
+    """The variable is of the whole machine; a run that ends at its first import has no results."""
+    source = """
+        import pytest
+        import dist_testing
+
+
+        @pytest.mark.distributed
+        def test_on_rank(world):
+            pass
+
+
+        class UnittestTest(dist_testing.MultiProcessTestCase):
+            def test_method(self):
+                pass
+    """
+    target = Target(tmp_path, {"test_cases.py": source})
+    ended = target.run(starter, env={"DISTRIBUTED_TESTS_DEFAULT_TIMEOUT": "abc"}, fresh=True)
+    assert ended.code == 0, ended.log
+    assert set(target.xml()) == {"test_on_rank", "test_method"}

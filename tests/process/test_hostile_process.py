@@ -1,0 +1,329 @@
+"""Runners, templates and machines that are not as they should be: each costs a case at most, and says why."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import resource
+import signal
+import socket
+import subprocess
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+import psutil
+import pytest
+
+from dist_testing.errors import LaunchError
+from dist_testing.joined.launcher import JoinedLauncher
+from dist_testing.joined.place import Place
+from dist_testing.launch import template
+from dist_testing.launch.fork import ForkLauncher
+from dist_testing.launch.wire import WorldRequest
+from dist_testing.outcomes import Cause, Status
+from dist_testing.runner.engine import Engine
+from dist_testing.runner.run_directory import RunDirectory
+from dist_testing.world import World
+from tests.support.children import run_cases
+from tests.support.open_files import all_low_numbers_taken
+from tests.support.starter import Starter
+from tests.support.worlds import engine_for, run
+
+_IGNORES = "signal.signal(signal.SIGCHLD, signal.SIG_IGN)"
+# What daemons do: every child that has ended is waited for, whoever has made it.
+_TAKES_ALL = """
+def take_all(*_):
+    while True:
+        try:
+            if os.waitpid(-1, os.WNOHANG)[0] == 0:
+                return
+        except ChildProcessError:
+            return
+
+
+signal.signal(signal.SIGCHLD, take_all)
+"""
+# So that the template is a fresh interpreter.
+_HAS_A_THREAD = "threading.Thread(target=threading.Event().wait, daemon=True).start()"
+
+
+def _nothing(world: World, _: dict[str, Any]) -> None:
+    assert Path(os.environ["TMPDIR"]).is_dir()
+
+
+def _raise(world: World, _: dict[str, Any]) -> None:
+    raise ValueError("planted")
+
+
+def _leave_one(world: World, _: dict[str, Any]) -> None:
+    if world.rank == 0:
+        subprocess.Popen(["sleep", "1000"], start_new_session=True)
+
+
+def _wait(world: World, _: dict[str, Any]) -> None:
+    threading.Event().wait()
+
+
+@pytest.fixture
+def engine() -> Iterator[Engine]:
+    """An engine of its own; at the end nothing may be left of it."""
+    with engine_for({"nothing": _nothing, "raise": _raise, "leave one": _leave_one}) as engine:
+        yield engine
+
+
+def _passes(engine: Engine) -> bool:
+    return run(engine, "nothing", world_size=2, init=False).verdict.status is Status.PASSED
+
+
+def _template_of(engine: Engine) -> int:
+    launcher, _ = engine.prepare()
+    assert isinstance(launcher, ForkLauncher)
+    return launcher._pid
+
+
+@pytest.mark.parametrize(
+    ("setting", "more", "isolation"),
+    [(_IGNORES, "", "fork"), (_TAKES_ALL, "", "fork"), (_IGNORES, _HAS_A_THREAD, "spawn")],
+    ids=["ignored", "taken", "fresh interpreters"],
+)
+def test_what_becomes_of_children_is_the_test_files_own_business(
+    starter: Starter, tmp_path: Path, setting: str, more: str, isolation: str
+) -> None:
+    """Nothing of the run may hang on SIGCHLD, which a file or an agent has set; and ranks see what it has set."""
+    source = f"""
+import os
+import signal
+import threading
+
+import pytest
+
+{setting}
+{more}
+
+@pytest.mark.distributed(world_size=2, isolation="{isolation}")
+@pytest.mark.parametrize("number", range(2))
+def test_it(world, number):
+    assert signal.getsignal(signal.SIGCHLD) not in (signal.SIG_DFL, None)
+
+
+@pytest.mark.distributed(world_size=2, isolation="{isolation}")
+def test_fails(world):
+    assert world.rank == 1
+"""
+    ended = run_cases(starter, tmp_path, source)
+    assert ended.outcomes() == {"test_it[0]": "PASSED", "test_it[1]": "PASSED", "test_fails": "FAILED"}, ended.log
+    assert ("fresh interpreter" in ended.log) is bool(more)
+
+
+def test_template_that_a_test_kills_and_waits_for_costs_one_case(starter: Starter, tmp_path: Path) -> None:
+    """`os.waitpid(-1)` is common in tests of daemons; and what ranks have left must not outlive the template."""
+    ended = run_cases(
+        starter,
+        tmp_path,
+        """
+        import os
+        import subprocess
+
+        import psutil
+        import pytest
+
+
+        def test_ends_every_child():
+            for child in psutil.Process().children():
+                child.kill()
+                os.waitpid(-1, 0)
+
+
+        @pytest.mark.distributed(world_size=2)
+        def test_after_it(world):
+            pass
+
+
+        @pytest.mark.distributed(world_size=2)
+        def test_leaves_a_session(world):
+            subprocess.Popen(["sleep", "1000"], start_new_session=True)
+            if world.rank == 0:
+                os.kill(os.getppid(), 9)
+            world.barrier()
+
+
+        @pytest.mark.distributed(world_size=2)
+        def test_last(world):
+            pass
+        """,
+    )
+    assert ended.outcomes() == {
+        "test_ends_every_child": "PASSED",
+        "test_after_it": "FAILED",
+        "test_leaves_a_session": "FAILED",
+        "test_last": "PASSED",
+    }, ended.log
+    assert ended.log.count("has ended before the runner was done with it") >= 2
+
+
+def test_descriptors_that_cannot_be_sent_cost_one_case(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of a request is out by then: what comes after it would not be understood, or never answered."""
+    # As Bazel's, too long for sockets: ranks get their temporary folder by another way.
+    long = tmp_path / ("x" * 100)
+    long.mkdir()
+    monkeypatch.setenv("TEST_TMPDIR", str(long))
+    failed = run(engine, "raise", world_size=2, init=False)
+
+    def refuse(*_: Any) -> NoReturn:
+        raise OSError(errno.ETOOMANYREFS, os.strerror(errno.ETOOMANYREFS))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("dist_testing.launch.wire._CROWD_LIMIT_S", 0.0)
+        patch.setattr(socket, "send_fds", refuse)
+        with pytest.raises(LaunchError, match=r"Too many references.*\n.*on the way to each other"):
+            run(engine, "nothing", world_size=2, init=False)
+    assert _passes(engine)
+    assert failed.log_files[0].exists(), "the run's folder goes with the run, and not with its template"
+
+
+def test_joined_rank_that_cannot_be_asked_ends_the_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under torchrun, too: half of a request is out, and the ranks that have all of it wait for this one."""
+
+    def refuse(*_: Any) -> NoReturn:
+        raise OSError(errno.ETOOMANYREFS, os.strerror(errno.ETOOMANYREFS))
+
+    request = WorldRequest(
+        world=1,
+        size=1,
+        body={},
+        directory="",
+        env={},
+        cwd="/",
+        umask=0o22,
+        threads=1,
+        pool=False,
+        fresh=False,
+        together=False,
+        store_port=0,
+    )
+    run_directory = RunDirectory({})
+    launcher = JoinedLauncher(Place(0, 1, "", 0, is_served=True, attempt=""), run_directory)
+    try:
+        monkeypatch.setattr("dist_testing.launch.wire._CROWD_LIMIT_S", 0.0)
+        monkeypatch.setattr(socket, "send_fds", refuse)
+        with pytest.raises(LaunchError, match=r"Rank 0 of 1 can be told nothing more: .*Too many references"):
+            launcher.start(request, [0, 1, 2])
+    finally:
+        launcher.close()
+        launcher.own_end.close()
+        run_directory.remove()
+
+
+@pytest.mark.parametrize("free", [5, 12], ids=["for the request", "for its ranks"])
+def test_template_without_room_for_open_files_says_so(engine: Engine, free: int) -> None:
+    """It is asked for a world of four: ten descriptors come, and each rank needs one more."""
+    pid = _template_of(engine)
+    taken = {int(fd) for fd in os.listdir(f"/proc/{pid}/fd")}
+    limit = next(limit for limit in range(1000) if limit - sum(fd < limit for fd in taken) == free)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (limit, limit))
+    with pytest.raises(LaunchError, match=r"Rank \d of 4 could not .*Too many open files.*\n.*Each rank needs some"):
+        run(engine, "nothing", world_size=4, init=False)
+    assert _passes(engine)
+
+
+def test_process_of_another_user_is_named_and_costs_one_case(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`sudo` in a test: what may not be killed is no reason to end the run, nor a fault of the next case."""
+    kill = psutil.Process.kill
+
+    def kill_own(process: psutil.Process) -> None:
+        # The kernel's answer for another user's.
+        if process.name() == "sleep":
+            raise psutil.AccessDenied(process.pid)
+        kill(process)
+
+    monkeypatch.setattr(psutil.Process, "kill", kill_own)
+    result = run(engine, "leave one", world_size=2, init=False)
+    try:
+        assert (Status.FAILED, Cause.LEAK) == (result.verdict.status, result.verdict.cause), result
+        (leaked,) = result.leaked
+        assert "not killed: it runs as another user" in leaked
+        assert _passes(engine)
+    finally:
+        for number in re.findall(r"sleep 1000 \(pid (\d+)", " ".join(result.leaked)):
+            os.kill(int(number), signal.SIGKILL)
+
+
+def test_rank_that_has_become_another_user_is_no_end_of_the_template(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank that runs `sudo` in its own place cannot be killed; and that, not a lack of memory, is what is told."""
+    runner, kill, others = os.getpid(), os.kill, psutil.Process().children()
+
+    def kill_no_rank(pid: int, number: int) -> None:
+        # The kernel's answer for another user's.
+        if number == signal.SIGKILL and os.getpid() != runner:
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+        kill(pid, number)
+
+    monkeypatch.setattr("dist_testing.runner.supervisor._KILL_LIMIT_S", 0.5)
+    with engine_for({"nothing": _nothing, "wait": _wait}) as engine:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "kill", kill_no_rank)
+            with pytest.raises(LaunchError, match="could not be killed"):
+                run(engine, "wait", world_size=2, timeout_s=0.5, init=False)
+        # These end with the template all the same, and this process has inherited them.
+        psutil.wait_procs([child for child in psutil.Process().children() if child not in others])
+        assert _passes(engine)
+
+
+def test_error_of_the_template_itself_is_not_taken_for_a_kill(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever reads of a lack of memory looks for it, and there is none."""
+
+    def fail(*_: Any) -> NoReturn:
+        raise ZeroDivisionError("planted")
+
+    with engine_for({"nothing": _nothing}) as engine:
+        with monkeypatch.context() as patch:
+            patch.setattr(template, "take_over", fail)
+            with pytest.raises(LaunchError, match=r"by a bug of dist_testing(.*\n)+.*ZeroDivisionError: planted"):
+                run(engine, "nothing", world_size=2, init=False)
+        assert _passes(engine)
+
+
+def test_runner_with_a_thousand_open_files_runs_tests() -> None:
+    """Test files keep data sets open, and a world of five hundred ranks takes as many."""
+    with all_low_numbers_taken(), engine_for({"nothing": _nothing}) as engine:
+        assert _passes(engine)
+
+
+def test_current_directory_that_a_test_has_removed_is_named(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The case that cannot run is another one than the one to blame; and it costs the others nothing."""
+    before = Path.cwd()
+    pid = _template_of(engine)
+    gone = tempfile.mkdtemp()
+    try:
+        os.chdir(gone)
+        os.rmdir(gone)
+        with pytest.raises(LaunchError, match=f"The current directory, {gone}, has been removed"):
+            _passes(engine)
+    finally:
+        os.chdir(before)
+    assert _passes(engine)
+    assert _template_of(engine) == pid, "nothing was asked of it, so it is as good as before"
+
+
+def test_folder_of_the_run_goes_whatever_happens_at_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would lie in the way of nobody, for ever."""
+    close = ForkLauncher.close
+
+    def fail(launcher: ForkLauncher) -> None:
+        close(launcher)
+        raise OSError("planted")
+
+    with engine_for({"nothing": _nothing}) as engine:
+        _, directory = engine.prepare()
+        with monkeypatch.context() as patch:
+            patch.setattr(ForkLauncher, "close", fail)
+            with contextlib.suppress(OSError):
+                engine.close()
+        assert not directory.path.exists()

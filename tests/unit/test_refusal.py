@@ -1,0 +1,49 @@
+"""What users are told when the system refuses a process, a file or a folder."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from dist_testing.launch.refusal import refusal
+
+
+@pytest.mark.parametrize(
+    ("number", "cause"),
+    [
+        ("EACCES", "cannot be written"),
+        ("EAGAIN", "no room for another process"),
+        ("EDQUOT", "The disk"),
+        ("EMFILE", "as many open files as it may"),
+        ("ENFILE", "All processes of the machine"),
+        ("ENOENT", "was removed"),
+        ("ENOMEM", "no room for another process"),
+        ("ENOSPC", "The disk"),
+        ("EROFS", "cannot be written"),
+        ("ETOOMANYREFS", "on the way to each other"),
+        ("EXDEV", "does not allow"),
+    ],
+)
+def test_the_cause_is_the_one_of_the_error(number: str, cause: str) -> None:
+    """Somebody who is told to make room on a disk that is empty loses an hour."""
+    code = getattr(errno, number)
+    text = refusal(OSError(code, os.strerror(code), "/some/folder"))
+    first, second, third = text.splitlines()
+    assert first == f"[Errno {code}] {os.strerror(code)}: '/some/folder'."
+    assert cause in second
+    assert third
+
+
+def test_a_current_directory_that_was_removed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error itself names nothing; the test that is to blame is another one."""
+    folder = tmp_path / "of a test"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    with pytest.raises(FileNotFoundError) as caught:
+        os.getcwd()
+    assert f"The current directory, {folder}, has been removed." in refusal(caught.value)
+    assert "The current directory" not in refusal(OSError(errno.ENOSPC, "full"))
