@@ -120,3 +120,14 @@ def test_cases_of_a_pool_stay_together(starter: Starter, tmp_path: Path) -> None
         ["test_pooled_too[0]", "test_pooled_too[1]"],
         ["test_pooled[0]", "test_pooled[1]"],
     ]
+
+
+def test_file_that_skips_itself_is_told_by_one_shard(starter: Starter, tmp_path: Path) -> None:
+    """It cannot be dealt out: each shard collects it, and it would be skipped as often as there are shards."""
+    source = """
+        import pytest
+
+        pytest.skip("planted", allow_module_level=True)
+    """
+    targets, _ = _run_shards(starter, tmp_path, source, 2)
+    assert [[result.outcome for result in target.xml().values()] for target in targets] == [["skipped"], []]

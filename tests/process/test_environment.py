@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -182,3 +183,20 @@ def test_temporary_files_of_ranks_go_with_the_case(engine: Engine, tmp_path: Pat
     _assert_passed(run(engine, "leave files", arguments={"answers": str(tmp_path)}))
     for rank in range(4):
         assert not Path((tmp_path / f"{rank}.txt").read_text()).exists()
+
+
+def _tell_sockets(world: World, body: dict[str, Any]) -> None:
+    links = []
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            links.append(os.readlink(f"/proc/self/fd/{fd}"))
+    Path(body["answers"], str(world.rank)).write_text("\n".join(link for link in links if link.startswith("socket:")))
+
+
+def test_channel_of_a_rank_is_its_own(tmp_path: Path) -> None:
+    """One that others have open, too, does not end with its rank, and what they write to it counts as the rank's."""
+    with engine_for({"tell sockets": _tell_sockets}) as engine:
+        _assert_passed(run(engine, "tell sockets", init=False, arguments={"answers": str(tmp_path)}))
+    held = [set((tmp_path / str(rank)).read_text().split("\n")) for rank in range(4)]
+    for rank, sockets in enumerate(held):
+        assert sockets.difference(*held[:rank], *held[rank + 1 :]), held

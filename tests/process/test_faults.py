@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
+from multiprocessing.shared_memory import SharedMemory
+from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 import torch.distributed as dist
 
 from dist_testing.outcomes import Cause, Kind, Status
-from dist_testing.runner.case import CaseResult
+from dist_testing.runner.case import Case, CaseResult
 from dist_testing.runner.engine import Engine
 from dist_testing.runner.report import failure_report
 from dist_testing.world import World
@@ -18,7 +23,7 @@ from tests.support.faults import FAULTS
 from tests.support.worlds import alive, engine_for, run
 
 # For a case that has to reach its deadline. Seconds; a rank needs a fraction of one to get into its fault.
-_DEADLINE_S = 2.0
+_DEADLINE_S = 4.0
 
 
 def _one_fails(world: World, body: dict[str, Any]) -> None:
@@ -110,7 +115,7 @@ def test_rank_that_stays_away_is_named_with_its_stack(engine: Engine, fault: str
 def test_rank_that_waits_for_a_message_that_nobody_sends_fails(engine: Engine, rank: int) -> None:
     """The group's own limit ends the wait, below the case's."""
     # The limits are a tenth of this apart, and a busy machine has to keep them in order.
-    result = _run(engine, "wait for nobody", rank, peers="done", timeout_s=4 * _DEADLINE_S)
+    result = _run(engine, "wait for nobody", rank, peers="done", timeout_s=2 * _DEADLINE_S)
     assert (Status.FAILED, Cause.HANG) == (result.verdict.status, result.verdict.cause), result
     assert result.outcomes[rank].collateral == "late"
 
@@ -142,11 +147,84 @@ def test_children_left_behind_fail_the_case_and_are_killed(engine: Engine, fault
     assert not alive(pid)
 
 
+def test_rank_that_has_died_as_expected_is_not_waited_for(engine: Engine) -> None:
+    """Rank 0 serves the store until all have left; it would do so to the end of the case's time, which is long here."""
+    result = run(
+        engine,
+        "one fails",
+        timeout_s=3600.0,
+        expected_exits={2: -9},
+        arguments={"fault": "kill", "rank": 2, "peers": "done"},
+    )
+    assert result.verdict.status is Status.PASSED, result
+
+
+def test_case_that_is_given_up_leaves_no_rank(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever ends the wait for them: the next case would begin beside ranks that nobody watches."""
+    body = {"function": "one fails", "fault": "sleep", "rank": 1, "peers": "collective"}
+    running = engine.start(Case("given up", 2, body, 60.0))
+    supervisor = running.world.supervisor
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(supervisor, "wait_case", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        engine.finish(running)
+    assert supervisor.is_over
+    assert all(record.has_ended for record in supervisor.records)
+
+
+def test_template_keeps_nothing_of_a_world() -> None:
+    """A run with a thousand cases would end in one that finds no descriptor free."""
+    others = psutil.Process().children()
+    arguments = {"fault": "", "rank": -1, "peers": "done"}
+    open_files = []
+    with engine_for({"one fails": _one_fails}) as worlds:
+        for _ in range(2):
+            assert run(worlds, "one fails", arguments=arguments).verdict.status is Status.PASSED
+            (template,) = [process for process in psutil.Process().children() if process not in others]
+            open_files.append(template.num_fds())
+    assert open_files[0] == open_files[1]
+
+
+def _leave_shared_memory(world: World, body: dict[str, Any]) -> None:
+    """A child that is left behind keeps Python's tracker of shared memory from its work."""
+    if world.rank == 0:
+        SharedMemory(body["name"], create=True, size=1)
+        if os.fork() == 0:
+            os.setsid()
+            signal.pause()
+
+
+def test_shared_memory_goes_with_the_children_that_were_left_behind() -> None:
+    """What unlinks it must not be killed with them, nor blamed: each such case would cost the machine memory."""
+    name = f"dist-test-{os.getpid()}"
+    with engine_for({"leave shared memory": _leave_shared_memory}) as worlds:
+        result = run(worlds, "leave shared memory", world_size=2, arguments={"name": name})
+    assert result.verdict.cause is Cause.LEAK, result
+    assert len(result.leaked) == 1, result.leaked
+    assert not Path("/dev/shm", name).exists()
+
+
 @pytest.mark.parametrize("rank", [0, 2])
 @pytest.mark.parametrize("fault", ["fork", "keep a thread"])
 def test_what_ends_with_the_rank_is_no_failure(engine: Engine, fault: str, rank: int) -> None:
     """A forked child that comes out of the test is not the rank, and a thread dies with its process."""
     result = _run(engine, fault, rank, peers="done")
+    assert result.verdict.status is Status.PASSED, result
+
+
+def _wait_for_child(world: World, _: dict[str, Any]) -> None:
+    """Both come out of the test, the child first."""
+    if pid := os.fork():
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def test_child_that_comes_out_of_the_test_ends_at_once() -> None:
+    """It would wait for the rank's next instruction, and take it away from the rank."""
+    with engine_for({"wait for child": _wait_for_child}) as worlds:
+        result = run(worlds, "wait for child", world_size=2, timeout_s=20.0)
     assert result.verdict.status is Status.PASSED, result
 
 

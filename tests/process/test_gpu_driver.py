@@ -87,12 +87,14 @@ def test_a_library_without_events_says_nothing(
     tmp_path: Path, machine: FakeMachine, monkeypatch: pytest.MonkeyPatch, function: str
 ) -> None:
     """An old driver, or one that does not let this user watch."""
-    monkeypatch.setenv(NVML_VARIABLE, str(build_fake_nvml(tmp_path, lacking=(function,))))
+    library = str(build_fake_nvml(tmp_path, lacking=(function,)))
+    monkeypatch.setenv(NVML_VARIABLE, library)
     with open_nvml() as nvml:
         watch = XidWatch(_GPUS, nvml)
         machine.set(lines=("xid 4 79",))
         assert watch.hardware_faults() == []
         watch.close()
+    assert ctypes.CDLL(library).fakeEventSets() == 0
 
 
 def test_no_library_is_nobody_to_ask(monkeypatch: pytest.MonkeyPatch) -> None:

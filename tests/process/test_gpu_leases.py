@@ -21,8 +21,9 @@ import pytest
 from dist_testing.errors import GpuError, LeaseTimeoutError
 from dist_testing.gpus.devices import gpus_present
 from dist_testing.gpus.gpu import Gpu
-from dist_testing.gpus.holders import find_holders
+from dist_testing.gpus.holders import find_holders, is_locked
 from dist_testing.gpus.lease import lease_gpus
+from dist_testing.gpus.queue import Place
 from dist_testing.gpus.simulated import NODES_VARIABLE
 from tests.support.forks import forked
 from tests.support.gpu_nodes import break_node
@@ -164,7 +165,25 @@ def test_a_lease_that_waits_gets_the_gpus_when_their_holder_dies(
 ) -> None:
     """The machine would stand still until somebody looks."""
     with lease_gpus(_GPUS, pool, limit_s=_LIMIT_S, on_wait=lambda _: holder.kill()) as lease:
-        assert len(lease.gpus) == _GPUS
+        # Not in the order in which they came free: rank 0 has the first, in every run.
+        assert lease.gpus == pool
+
+
+def test_a_wait_that_becomes_another_is_told_anew(pool: tuple[Gpu, ...], holder: subprocess.Popen[str]) -> None:
+    """Somebody who is first now, and waits for a test that hangs, would go on looking for who was before it."""
+    before_us = Place.take(pool[0].control, [pool[0].minor])
+    steps = iter([before_us.leave, holder.kill])
+    waits: list[str] = []
+
+    def go_on(line: str) -> None:
+        waits.append(line)
+        next(steps)()
+
+    with lease_gpus(1, pool[:1], limit_s=_LIMIT_S, on_wait=go_on):
+        assert [line.partition(";")[0] for line in waits] == [
+            "waiting for 1 of 1 GPU(s) behind others",
+            "waiting for 1 of 1 GPU(s)",
+        ]
 
 
 def test_who_asks_for_all_is_not_passed_by_by_who_asks_for_one(pool: tuple[Gpu, ...]) -> None:
@@ -327,3 +346,15 @@ def test_a_foreign_lock_counts_as_a_lease(pool: tuple[Gpu, ...]) -> None:
         fcntl.flock(node, fcntl.LOCK_EX)
         with lease_gpus(1, pool, limit_s=_LIMIT_S) as lease:
             assert lease.gpus == (pool[1],)
+
+
+def test_to_look_at_a_lease_is_not_to_have_one(pool: tuple[Gpu, ...]) -> None:
+    """All who wait look; each would name another of them, and run out of descriptors in a long wait."""
+    node = pool[0].node
+    before = len(os.listdir("/proc/self/fd"))
+    with node.open("rb") as another_who_looks:
+        fcntl.flock(another_who_looks, fcntl.LOCK_SH)
+        assert not is_locked(node)
+        fcntl.flock(another_who_looks, fcntl.LOCK_EX)
+        assert is_locked(node)
+    assert len(os.listdir("/proc/self/fd")) == before

@@ -258,6 +258,23 @@ def test_memory_that_keeps_going_down_is_waited_for_to_the_limit(
     assert wait_for_memory(nvml, _GPUS, limit_s=60, on_wait=lambda _: None)[_GPUS[0]].used <= 10 * _GIB
 
 
+@pytest.mark.parametrize(("limit_s", "waited_s"), [(5.0, 5.0), (600.0, 30.0)])
+def test_the_wait_for_memory_has_an_end(
+    nvml: Nvml, machine: FakeMachine, monkeypatch: pytest.MonkeyPatch, limit_s: float, waited_s: float
+) -> None:
+    """A neighbour that gives a little back now and then would keep the case from its own time."""
+    clock = SimpleNamespace(now_s=0.0)
+
+    def sleep(seconds: float) -> None:
+        clock.now_s += seconds
+        machine.set(49.0 - 0.1 * int(clock.now_s / 0.2))
+
+    monkeypatch.setattr(memory, "time", SimpleNamespace(monotonic=lambda: clock.now_s, sleep=sleep))
+    machine.set(49.0)
+    wait_for_memory(nvml, _GPUS, limit_s=limit_s, on_wait=lambda _: None)
+    assert clock.now_s == pytest.approx(waited_s, abs=0.2)
+
+
 def test_memory_that_does_not_come_back_is_told_with_who_has_it(nvml: Nvml, machine: FakeMachine) -> None:
     """The next test would fail for it."""
     before = {gpu: MemoryUse(_GIB, {}) for gpu in _GPUS}

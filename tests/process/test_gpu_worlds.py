@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -23,6 +24,7 @@ from dist_testing.gpus.devices import gpus_present
 from dist_testing.gpus.gpu import Gpu
 from dist_testing.gpus.lease import lease_gpus
 from dist_testing.gpus.simulated import NODES_VARIABLE, NVML_VARIABLE
+from dist_testing.gpus.world import WorldGpus
 from dist_testing.outcomes import Cause, Status
 from dist_testing.runner.engine import Engine
 from dist_testing.runner.report import failure_report
@@ -284,6 +286,42 @@ def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv(STATE_VARIABLE, str(state))
     monkeypatch.setattr(memory, "_AFTER_LIMIT_S", 0.2)
     return state
+
+
+def test_gpus_whose_memory_cannot_be_had_are_free(driver: Path, pool: tuple[Gpu, ...]) -> None:
+    """The next case finds them leased by its own runner, and waits for itself."""
+    driver.write_text(_LOST)
+    with engine() as worlds:
+        with pytest.raises(GpuError, match="the driver says that the GPU is lost"):
+            run(worlds, "do_nothing", world_size=1)
+        assert is_free(pool)
+
+
+def test_the_wait_for_memory_has_what_the_wait_for_gpus_has_left(driver: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both with the whole limit would leave the case no time."""
+    limits_s: list[float] = []
+
+    def wait_for_memory(*_: object, limit_s: float, **__: object) -> dict[Gpu, memory.MemoryUse]:
+        limits_s.append(limit_s)
+        return {}
+
+    monkeypatch.setattr("dist_testing.gpus.world.wait_for_memory", wait_for_memory)
+    for limit_s in (_LIMIT_S, 0.0):
+        WorldGpus.take(1, limit_s=limit_s, on_wait=lambda _: None).release()
+    first_s, second_s = limits_s
+    assert 0.0 < first_s < _LIMIT_S
+    assert second_s == 0.0
+
+
+@pytest.mark.parametrize("end", [WorldGpus.release, WorldGpus.abandon])
+def test_a_world_that_is_over_lets_go_of_the_library(driver: Path, end: Callable[[WorldGpus], None]) -> None:
+    """A run with a thousand cases would have it open, and watch for errors, a thousand times."""
+    library = ctypes.CDLL(os.environ[NVML_VARIABLE])
+    before = (library.fakeOpened(), library.fakeEventSets())
+    gpus = WorldGpus.take(1, limit_s=_LIMIT_S, on_wait=lambda _: None)
+    assert (library.fakeOpened(), library.fakeEventSets()) == (before[0] + 1, before[1] + 1)
+    end(gpus)
+    assert (library.fakeOpened(), library.fakeEventSets()) == before
 
 
 def test_memory_that_a_case_leaves_behind_fails_that_case(driver: Path) -> None:

@@ -212,14 +212,17 @@ def test_death_of_the_template_costs_one_case(starter: Starter, tmp_path: Path) 
 
         import pytest
 
+        SLEEP = [sys.executable, "-c", "import time; time.sleep(1000)"]
+        # The runner's: nothing of it came from a rank.
+        SERVER = subprocess.Popen(SLEEP)
+
 
         @pytest.mark.distributed(world_size=2)
         @pytest.mark.parametrize("leaves_a_session", [False, True])
         def test_kills_its_parent(world, leaves_a_session):
             if world.rank == 0:
                 if leaves_a_session:
-                    sleeper = [sys.executable, "-c", "import time; time.sleep(1000)"]
-                    subprocess.Popen(sleeper, start_new_session=True)
+                    subprocess.Popen(SLEEP, start_new_session=True)
                 os.kill(os.getppid(), 9)
             threading.Event().wait()
 
@@ -227,6 +230,12 @@ def test_death_of_the_template_costs_one_case(starter: Starter, tmp_path: Path) 
         @pytest.mark.distributed(world_size=2)
         def test_next(world):
             pass
+
+
+        def test_server():
+            assert SERVER.poll() is None
+            SERVER.kill()
+            SERVER.wait()
         """,
     )
     ended = run_pytest(starter, tmp_path, "-rA", "test_cases.py")
@@ -235,6 +244,47 @@ def test_death_of_the_template_costs_one_case(starter: Starter, tmp_path: Path) 
         "test_kills_its_parent[False]": "FAILED",
         "test_kills_its_parent[True]": "FAILED",
         "test_next": "PASSED",
+        "test_server": "PASSED",
     }
     assert "The process that ranks are forked from" in ended.log
+    assert "Traceback" not in ended.log
+
+
+def test_stop_of_the_template_costs_one_case(starter: Starter, tmp_path: Path) -> None:
+    """It says nothing more, and does not end when it is let go of: the run would never end."""
+    write_file(
+        tmp_path,
+        "conftest.py",
+        """
+        from dist_testing.launch import fork
+        from dist_testing.runner import supervisor
+
+        # Seconds.
+        fork._CLOSE_LIMIT_S = supervisor._KILL_LIMIT_S = 0.5
+        """,
+    )
+    write_file(
+        tmp_path,
+        "test_cases.py",
+        """
+        import os
+        import signal
+
+        import pytest
+
+
+        @pytest.mark.distributed(world_size=2, timeout=2)
+        def test_stops_its_parent(world):
+            if world.rank == 0:
+                os.kill(os.getppid(), signal.SIGSTOP)
+
+
+        @pytest.mark.distributed(world_size=2)
+        def test_next(world):
+            pass
+        """,
+    )
+    ended = run_pytest(starter, tmp_path, "-rA", "test_cases.py")
+    assert ended.outcomes() == {"test_stops_its_parent": "FAILED", "test_next": "PASSED"}, ended.log
+    assert "Rank(s) 0, 1 could not be killed" in ended.log
     assert "Traceback" not in ended.log

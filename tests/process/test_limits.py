@@ -9,6 +9,7 @@ import stat
 import subprocess
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from dist_testing.outcomes import Status
 from dist_testing.world import World
 from tests.support.children import Ended, Target, run_pytest, write_file
 from tests.support.starter import Starter
-from tests.support.worlds import engine_for, run
+from tests.support.worlds import Functions, FunctionSide, engine_for, run
 
 _SUM = """
     import pytest
@@ -195,7 +196,7 @@ _FEW_PROCESSES = """
 
     from dist_testing.backends import backend_named
     from dist_testing.errors import LaunchError
-    from tests.support.worlds import engine_for, run
+    from tests.support.worlds import Functions, FunctionSide, engine_for, run
 
 
     def nothing(world, body):
@@ -265,3 +266,26 @@ def test_refused_fork_ends_the_ranks_that_were_made(monkeypatch: pytest.MonkeyPa
         if allowed:
             result = run(engine, "meet", world_size=allowed)
             assert result.verdict.status is Status.PASSED, result
+
+
+@pytest.mark.parametrize(
+    ("broken", "status", "said"),
+    [([0, 1], Status.PASSED, "rank 0 never started: OSError: no room"), ([1], Status.FAILED, "")],
+)
+def test_ranks_that_could_not_be_had_are_asked_for_again_if_no_test_has_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, broken: list[int], status: Status, said: str
+) -> None:
+    """A machine that was short of something for a moment costs no case; and no test runs twice."""
+    door = FunctionSide.door
+
+    def fail_once(side: FunctionSide, body: dict[str, Any]) -> Functions:
+        rank = os.environ["RANK"]
+        if int(rank) in broken and not (tmp_path / rank).exists():
+            (tmp_path / rank).touch()
+            raise OSError("no room")
+        return door(side, body)
+
+    monkeypatch.setattr(FunctionSide, "door", fail_once)
+    with engine_for({"nothing": lambda _, __: None}) as engine:
+        result = run(engine, "nothing", world_size=2, init=False)
+    assert (result.verdict.status, result.retried) == (status, said), result

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from dist_testing.outcomes import Status
 from tests.support.children import run_cases, write_file
 from tests.support.starter import Starter
+from tests.support.worlds import engine_for, run
 
 
 def test_ranks_are_kept_for_a_class_and_replaced_after_a_failure(starter: Starter, tmp_path: Path) -> None:
@@ -97,6 +99,7 @@ def test_ranks_are_kept_for_a_class_and_replaced_after_a_failure(starter: Starte
         assert pids[f"1-{rank}"] == pids[f"2-{rank}"], "kept after a pass"
         assert pids[f"6-{rank}"] == pids[f"7-{rank}"]
         assert len({pids[f"{number}-{rank}"] for number in (1, 3, 4, 6, 8)}) == 5, "replaced after a failure"
+        assert pids[f"4-{rank}"] != pids[f"5-{rank}"], "replaced after a skip"
         drawn = {tuple(notes[f"{number}-{rank}"][1:]) for number in (1, 2)}
         assert len(drawn) == 1, "a case's random numbers do not depend on the cases before it"
 
@@ -307,12 +310,19 @@ def test_pool_that_does_not_end_is_reported_within_bounds(starter: Starter, tmp_
         class TestNext:
             def test_next(self, world):
                 dist.barrier()
+
+
+        class TestLast:
+            def test_passes(self, world):
+                if world.rank == 1:
+                    world.finish = lambda: 1 / 0
         """,
     )
     assert ended.code == pytest.ExitCode.TESTS_FAILED, ended.log
-    assert "3 passed, 2 errors" in ended.log
+    assert "4 passed, 3 errors" in ended.log
     assert "the ranks of the pool test_cases.py::TestHangs did not end well: rank 1 was still in destroy" in ended.log
-    assert "the ranks of the pool test_cases.py::TestRaises did not end well: rank 1 raised ZeroDivision" in ended.log
+    for name in ("TestRaises", "TestLast"):
+        assert f"the ranks of the pool test_cases.py::{name} did not end well: rank 1 raised ZeroDivision" in ended.log
 
 
 def test_pool_of_a_module_and_a_leaked_child(starter: Starter, tmp_path: Path) -> None:
@@ -347,3 +357,12 @@ def test_pool_of_a_module_and_a_leaked_child(starter: Starter, tmp_path: Path) -
     assert ended.code == pytest.ExitCode.TESTS_FAILED, ended.log
     assert "time.sleep(1000)" in ended.log
     assert "test_1" not in [name for name, outcome in ended.outcomes().items() if outcome == "FAILED"]
+
+
+def test_ranks_are_kept_for_worlds_of_their_size_only() -> None:
+    """A class whose tests have sizes of their own would run on too few ranks, and nobody would see it."""
+    with engine_for({"nothing": lambda _, __: None}) as engine:
+        for size in (2, 3, 2):
+            result = run(engine, "nothing", world_size=size, isolation="pool", pool="class")
+            assert (result.verdict.status, len(result.outcomes)) == (Status.PASSED, size)
+        assert engine.end_pool() == ""

@@ -262,3 +262,32 @@ def test_error_in_a_fixture_is_the_ranks_failure(starter: Starter, tmp_path: Pat
     assert "rank 1 raised ValueError: planted in setup in setup" in ended.log
     assert "rank 1 raised ValueError: planted in teardown in teardown" in ended.log
     assert "fixture 'no_such_fixture' not found" in ended.log
+
+
+def test_folder_that_the_user_has_named_stays_the_runners(starter: Starter, tmp_path: Path) -> None:
+    """pytest empties it when it begins; ranks that did so would take their files from tests that run in the runner."""
+    ended = run_cases(
+        starter,
+        tmp_path,
+        """
+        import pytest
+
+        KEPT = []
+
+
+        def test_before(tmp_path):
+            KEPT.append(tmp_path / "file")
+            KEPT[0].touch()
+
+
+        @pytest.mark.distributed(world_size=2)
+        def test_ranks(world, tmp_path):
+            (tmp_path / "file").touch(exist_ok=False)
+
+
+        def test_after():
+            assert KEPT[0].exists()
+        """,
+        f"--basetemp={tmp_path / 'named'}",
+    )
+    assert set(ended.outcomes().values()) == {"PASSED"}, ended.log

@@ -436,3 +436,44 @@ def _major_version(package: str) -> int:
         return int(metadata.version(package).partition(".")[0])
     except metadata.PackageNotFoundError:
         return 0
+
+
+def test_fixtures_of_a_file_end_with_it_also_after_a_distributed_test(starter: Starter, tmp_path: Path) -> None:
+    """They would still be there for the next file; pytest refuses to begin its tests then."""
+    write_file(
+        tmp_path,
+        "test_first.py",
+        """
+        from pathlib import Path
+
+        import pytest
+
+
+        @pytest.fixture(scope="module")
+        def server():
+            yield
+            Path("ended").touch()
+
+
+        def test_plain(server):
+            pass
+
+
+        @pytest.mark.distributed(world_size=2)
+        def test_ranks(world):
+            assert not Path("ended").exists()
+        """,
+    )
+    write_file(
+        tmp_path,
+        "test_second.py",
+        """
+        from pathlib import Path
+
+
+        def test_after():
+            assert Path("ended").exists()
+        """,
+    )
+    ended = run_pytest(starter, tmp_path, "-rA", "test_first.py", "test_second.py")
+    assert set(ended.outcomes().values()) == {"PASSED"}, ended.log

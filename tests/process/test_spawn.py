@@ -26,6 +26,7 @@ def test_under_pytest(starter: Starter, tmp_path: Path) -> None:
         "test_cases.py",
         """
         import os
+        from pathlib import Path
 
         import pytest
         import settings
@@ -51,6 +52,14 @@ def test_under_pytest(starter: Starter, tmp_path: Path) -> None:
             assert total.item() == 2
 
 
+        @pytest.mark.distributed(world_size=2, isolation="spawn", init=False)
+        def test_without_a_group(world):
+            pipes = [int(fd) for fd in os.listdir("/proc/self/fd") if Path(f"/proc/self/fd/{fd}").is_fifo()]
+            own = [fd for fd in pipes if fd > 2]
+            assert own
+            assert not any(map(os.get_inheritable, own)), "a daemon of the test would keep what the rank was given"
+
+
         @pytest.mark.distributed(world_size=2)
         def test_forked(world):
             assert settings.pid != os.getpid()
@@ -68,6 +77,7 @@ def test_under_pytest(starter: Starter, tmp_path: Path) -> None:
     assert ended.outcomes() == {
         "test_plain": "PASSED",
         "test_spawned": "PASSED",
+        "test_without_a_group": "PASSED",
         "test_forked": "PASSED",
         "test_fails": "FAILED",
     }, ended.log
@@ -149,4 +159,77 @@ def test_import_that_fails_on_ranks_is_the_reason_in_the_report(starter: Starter
     assert ended.code == pytest.ExitCode.TESTS_FAILED, ended.log
     assert ended.outcomes() == {f"test_{door}": "FAILED"}
     assert "planted in the second import" in ended.log
+    assert "KeyError" not in ended.log
+
+
+_OTHER = """
+    import pytest
+
+
+    @pytest.mark.distributed(world_size=2)
+    def test_other(world):
+        world.barrier()
+"""
+_TO_FRESH_INTERPRETERS = [
+    pytest.param(["--dist-isolation=spawn", "--continue-on-collection-errors"], id="each rank"),
+    pytest.param(["-p", "xdist", "-n", "1"], id="the one that ranks are forked from"),
+]
+
+
+@pytest.mark.parametrize("options", _TO_FRESH_INTERPRETERS)
+def test_a_file_that_cannot_be_imported_fails_no_others_tests(
+    starter: Starter, tmp_path: Path, options: list[str]
+) -> None:
+    """One broken file would turn a whole run red, and hide which of it is."""
+    if "xdist" in options:
+        pytest.importorskip("xdist", reason="pytest-xdist is not installed")
+    write_file(tmp_path, "test_broken.py", "import nonexistent\n")
+    write_file(tmp_path, "test_other.py", _OTHER)
+    ended = run_pytest(starter, tmp_path, "-rA", *options, "test_broken.py", "test_other.py")
+    assert ended.code == pytest.ExitCode.TESTS_FAILED, ended.log
+    assert ended.outcomes() == {"test_other": "PASSED"}
+    assert "No module named 'nonexistent'" in ended.log
+
+
+@pytest.mark.parametrize("options", _TO_FRESH_INTERPRETERS)
+def test_a_file_that_cannot_be_imported_twice_fails_its_own_tests_alone(
+    starter: Starter, tmp_path: Path, options: list[str]
+) -> None:
+    """The others' ranks are as good as without it, and its own tests tell what is wrong with it."""
+    if "xdist" in options:
+        pytest.importorskip("xdist", reason="pytest-xdist is not installed")
+    write_file(
+        tmp_path,
+        "test_once.py",
+        """
+        from pathlib import Path
+
+        import pytest
+
+        import dist_testing
+
+        try:
+            Path("imported").touch(exist_ok=False)
+        except FileExistsError:
+            raise ValueError("planted in the second import")
+
+
+        @pytest.mark.distributed(world_size=2)
+        def test_once(world):
+            pass
+
+
+        class TestOnce(dist_testing.MultiProcessTestCase):
+            world_size = 2
+
+            def test_class(self):
+                pass
+        """,
+    )
+    write_file(tmp_path, "test_other.py", _OTHER)
+    ended = run_pytest(starter, tmp_path, "-rA", *options, "test_once.py", "test_other.py")
+    assert ended.code == pytest.ExitCode.TESTS_FAILED, ended.log
+    assert ended.outcomes() == {"test_once": "FAILED", "test_class": "FAILED", "test_other": "PASSED"}
+    # By each of the two tests.
+    assert ended.log.count("ValueError: planted in the second import") >= 2
     assert "KeyError" not in ended.log

@@ -192,10 +192,12 @@ def test_handles_show_the_ranks(starter: Starter, tmp_path: Path) -> None:
                 self.assertIsNone(second.exitcode)
                 second.kill()
                 second.join()
+                self.pids = [first.pid, second.pid]
                 super()._join_processes(fn)
 
             def _check_return_codes(self, fn, elapsed_time):
                 self.assertEqual([handle.exitcode for handle in self.processes], [0, -signal.SIGKILL])
+                self.assertEqual([handle.pid for handle in self.processes], self.pids)
                 self.assertGreater(elapsed_time, 0)
 
             def test_waits(self):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from dist_testing.errors import UsageError
@@ -135,6 +137,14 @@ def test_the_premature_exit_file_is_there_while_the_test_is_not_over(tmp_path: P
     assert not file.exists()
 
 
+def test_an_exception_is_no_premature_exit(tmp_path: Path) -> None:
+    """Its error is in the log; "the test has exited prematurely" would send people elsewhere."""
+    file = tmp_path / "exit"
+    with pytest.raises(KeyboardInterrupt), Protocol(premature_exit_file=file).not_over_yet():
+        raise KeyboardInterrupt
+    assert not file.exists()
+
+
 def test_a_premature_exit_file_that_a_test_removed_is_no_error(tmp_path: Path) -> None:
     """The run is over either way."""
     file = tmp_path / "exit"
@@ -147,6 +157,18 @@ def test_without_a_premature_exit_file_nothing_is_written(tmp_path: Path, monkey
     monkeypatch.chdir(tmp_path)
     with Protocol().not_over_yet():
         assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("age_s", "left_s"), [(30.0, 270.0), (-3600.0, 300.0), (3600.0, 150.0)])
+def test_time_counts_from_the_start_of_the_process_if_the_clock_can_be_right(
+    age_s: float, left_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Loading torch takes seconds, and Bazel counts them; a clock that was set must not take all the time there is."""
+    now_s = time.time()
+    monkeypatch.setattr(time, "time", lambda: now_s)
+    monkeypatch.setattr(psutil.Process, "create_time", lambda _: now_s - age_s)
+    assert Protocol(timeout_s=300.0).time_left_s() == pytest.approx(left_s)
+    assert Protocol().time_left_s() is None
 
 
 @pytest.mark.parametrize("env", [{"COVERAGE_DIR": "/c"}, {"COVERAGE_MANIFEST": "/m"}])

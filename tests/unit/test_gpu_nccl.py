@@ -49,6 +49,13 @@ def test_a_pickle_that_is_cut_off_is_refused(value: object, cut: int) -> None:
             read_plain_pickle(content[:cut])
 
 
+@pytest.mark.parametrize("content", [b"\x80\x02K\x01\x86.", b"\x80\x02K\x01K\x01(\x86t."], ids=repr)
+def test_a_pickle_that_takes_more_than_there_is_is_refused(content: bytes) -> None:
+    """A pair of one number would be told as what the rank has recorded."""
+    with pytest.raises(ValueError, match="broken"):
+        read_plain_pickle(content)
+
+
 @pytest.mark.parametrize("value", [os.system, SimpleNamespace(a=1), {1, 2}, complex(1, 2)])
 def test_a_pickle_that_would_call_something_is_refused(value: object) -> None:
     """Unpickling what a rank sent is running what a rank sent."""

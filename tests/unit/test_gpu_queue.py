@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import time
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from dist_testing.gpus import queue as gpu_queue
 from dist_testing.gpus.queue import Place
 from tests.support.forks import forked
 
@@ -158,6 +160,53 @@ def test_who_dies_is_not_waited_for(file: Path) -> None:
     place.leave()
     os.close(read)
     os.close(write)
+
+
+def test_who_comes_at_the_same_moment_as_another_gives_up_what_it_had(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it keeps an early place in one lane and gets a late one in the other, and two wait for each other."""
+    others: list[Place] = []
+    looks: list[int] = []
+    first_free = gpu_queue._first_free
+
+    def look(fd: int, lane: int, number: int) -> int:
+        looks.append(fd)
+        # Those who come look, too.
+        own_looks = looks.count(looks[0]) if fd == looks[0] else 0
+        if own_looks == 3:
+            # Between the two attempts.
+            others.append(Place.take(file, [0]))
+        found = first_free(fd, lane, number)
+        if own_looks == 2:
+            # Between the look and the lock.
+            others.append(Place.take(file, [1]))
+        return found
+
+    monkeypatch.setattr(gpu_queue, "_first_free", look)
+    place = Place.take(file, [0, 1])
+    in_lane_1, in_lane_0 = others
+    assert in_lane_0.is_head(0)
+    assert in_lane_1.is_head(1)
+    assert not place.is_head(0)
+    in_lane_0.leave()
+    in_lane_1.leave()
+    assert place.is_head(0)
+    assert place.is_head(1)
+    place.leave()
+
+
+def test_a_queue_that_cannot_be_joined_is_let_go_of(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The runner goes on, and would keep a descriptor for each case that needs a GPU."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(gpu_queue, "_lock", refuse)
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(OSError, match=os.strerror(errno.ENOLCK)):
+        Place.take(file, [0])
+    assert len(os.listdir("/proc/self/fd")) == len(before)
 
 
 def test_a_file_that_another_program_has_locked_whole_is_an_error(file: Path) -> None:

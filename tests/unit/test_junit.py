@@ -114,6 +114,7 @@ def test_a_reader_sees_all_of_it_or_none(path: Path, monkeypatch: pytest.MonkeyP
     with pytest.raises(OSError, match="No space left"):
         write_xml(path, "s", [XmlCase("c", "n", "passed", 0.0)])
     assert path.read_text(encoding="utf-8") == "old"
+    assert [file.name for file in path.parent.iterdir()] == ["test.xml"]
 
 
 def test_the_file_may_be_read_by_who_may_read_the_log(path: Path) -> None:

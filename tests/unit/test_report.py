@@ -10,7 +10,7 @@ import pytest
 from dist_testing.backends import backend_named
 from dist_testing.outcomes import Cause, Kind, RankOutcome, Status, Verdict, verdict
 from dist_testing.runner.case import Case, CaseResult
-from dist_testing.runner.report import broken_promise, failure_headline, failure_report
+from dist_testing.runner.report import broken_promise, failure_headline, failure_report, tidied
 from dist_testing.spec import ALL_GPUS, Spec
 
 TRACEBACK = 'Traceback (most recent call last):\n  File "test_a.py", line 7, in test_b\nValueError: boom\n'
@@ -296,3 +296,11 @@ def test_a_broken_promise_says_what_was_promised(promised: int, said: str) -> No
     """The number that stands for all of them is no number that people know."""
     spec = Spec("//t:x", backend_named("nccl"), (2,), 1, promised_gpus=promised)
     assert said in broken_promise("test_x", spec, "Need at least 2 CUDA devices (found 0)")
+
+
+def test_threads_of_the_library_alone_are_left_out() -> None:
+    """The heads of threads that have nothing to show would stand between the ones that have."""
+    own = 'Thread 0x1 (most recent call first):\n  File "/x/dist_testing/rank/bootstrap.py", line 1 in f\n'
+    others = 'Thread 0x2 (most recent call first):\n  File "/t/test_a.py", line 2 in test_a\n'
+    expected = 'Thread (most recent call first):\n  File "/t/test_a.py", line 2 in test_a'
+    assert tidied(f"{own}\n{others}") == tidied(f"{others}\n{own}") == expected

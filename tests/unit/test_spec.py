@@ -187,6 +187,14 @@ def test_a_wrong_field_is_named_with_its_value(name: str, value: object) -> None
     assert "Build the target again" in text
 
 
+def test_ranks_that_need_several_gpus_share_none() -> None:
+    """How several ranks would share several is not said anywhere; each would get too little."""
+    backend = {**BACKEND, "gpus_per_rank": 1, "features": ["shared_gpu"]}
+    good = {**GOOD, "backend": backend, "gpus_per_rank": 1, "ranks_per_gpu": 2}
+    assert read_spec(json.dumps(good)).ranks_per_gpu == 2
+    assert "ranks_per_gpu = 2; expected 1" in refusal({**good, "gpus_per_rank": 2})
+
+
 @pytest.mark.parametrize("name", ["schema", "nodes", "world_sizes", "isolation", "target", "gpus_per_rank", "srcs"])
 def test_a_missing_field_is_named(name: str) -> None:
     """No field has a silent default."""

@@ -32,6 +32,8 @@ Fatal Python error: Segmentation fault
 {_DUMP.replace("Current thread", "Thread").replace("Thread 0x00007f00000000a2", "Current thread 0x00007f00000000a2")}
 Extension modules: numpy (total: 1)
 """
+# Of torch, the innermost first.
+_FRAMES = ("_all_gather", "all_gather", "all_gather_object")
 _RANKS = {0x7F00000000A1: 0, 0x7F00000000A2: 1}
 _DEADLOCK = f"{DeadlockError.__module__}.{DeadlockError.__qualname__} builtins.RuntimeError"
 
@@ -47,6 +49,12 @@ def test_stacks_are_told_apart_by_rank() -> None:
     assert "line 3" in stacks[0]
     assert "line 4" in stacks[1]
     assert "main.py" not in "".join(stacks.values())
+
+
+def test_what_follows_the_last_stack_is_none_of_it() -> None:
+    """If this fails, equal stacks are not told as equal: a list of modules stands below one of them."""
+    text = f"{_DUMP.rpartition('Current thread')[0]}Extension modules: numpy (total: 1)\n"
+    assert stacks_by_rank(text, _RANKS)[1].splitlines()[1:] == ['  File "/a/test_a.py", line 4 in test_it']
 
 
 @pytest.mark.parametrize("text", ["", "no stacks", "Thread 0x", "Thread 0xzz (most recent call first):", _DUMP[:10]])
@@ -131,3 +139,10 @@ def test_stack_of_a_frame_reads_as_any_other() -> None:
     assert first.endswith("in test_stack_of_a_frame_reads_as_any_other")
     inside = '  File "/x/torch/distributed/distributed_c10d.py", line 5 in barrier\n'
     assert operation_in(inside + first) == "barrier"
+
+
+def test_operation_is_the_one_that_the_test_has_called() -> None:
+    """If this fails, a rank that waits in one collective is told to be in another, which that one is made of."""
+    frames = [f'  File "/x/torch/distributed/distributed_c10d.py", line 5 in {name}' for name in _FRAMES]
+    assert operation_in("\n".join(frames)) == "all_gather_object"
+    assert operation_in(frames[0]) == ""

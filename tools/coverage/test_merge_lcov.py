@@ -13,6 +13,7 @@ FN:1,3,f
 FNDA:1,f
 BRDA:2,0,jump to line 3,1
 BRDA:2,0,exit,0
+BRDA:5,0,exit,-
 DA:1,1
 DA:2,1,checksum
 DA:3,0
@@ -43,7 +44,8 @@ FNF:1
 FNH:1
 BRDA:2,0,jump to line 3,1
 BRDA:2,0,exit,0
-BRF:2
+BRDA:5,0,exit,-
+BRF:3
 BRH:1
 DA:1,1
 DA:2,3

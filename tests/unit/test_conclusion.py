@@ -1,0 +1,65 @@
+"""What a whole run comes to, where its cases alone do not decide it."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+
+from dist_testing.backends import backend_named
+from dist_testing.runner.bazel import Protocol
+from dist_testing.runner.conclusion import Conclusion
+from dist_testing.runner.junit import XmlCase
+from dist_testing.runner.log_head import LogHead
+from dist_testing.spec import Spec
+
+_NOTHING_RAN = 5
+
+
+def _conclusion(protocol: Protocol, *, promised_gpus: int | None = None) -> Conclusion:
+    spec = Spec("//a:a", backend_named("gloo"), (2,), 1, srcs=("//a:test_a.py",), promised_gpus=promised_gpus)
+    return Conclusion(spec, protocol, LogHead(io.StringIO(), "head"))
+
+
+@pytest.mark.parametrize(
+    ("protocol", "code"),
+    [
+        (Protocol(), _NOTHING_RAN),
+        (Protocol(shard=(0, 2)), _NOTHING_RAN),
+        (Protocol(shard=(1, 2)), 0),
+        (Protocol(test_filter="x"), 0),
+        (Protocol(shard=(0, 2), test_filter="x"), 0),
+    ],
+)
+def test_a_target_without_cases_fails_in_its_first_shard(protocol: Protocol, code: int) -> None:
+    """It would be green for ever; but there may be fewer cases than shards, and a filter may match none."""
+    assert _conclusion(protocol).conclude(0) == code
+
+
+@pytest.mark.parametrize(
+    ("protocol", "decides", "code"),
+    [
+        (Protocol(), False, 1),
+        (Protocol(shard=(0, 2)), False, 0),
+        (Protocol(shard=(0, 2)), True, 1),
+        (Protocol(shard=(0, 2), test_filter="x"), True, 0),
+    ],
+)
+def test_a_promise_is_broken_by_a_target_that_skips_and_not_by_a_part_of_it(
+    protocol: Protocol, decides: bool, code: int
+) -> None:
+    """A developer who runs one test, which skips, has broken nothing; a target that always skips tests nothing."""
+    conclusion = _conclusion(protocol, promised_gpus=2)
+    conclusion.decides_for_target = decides
+    conclusion.add(XmlCase("a", "x", "skipped", 0.0, "not today"))
+    assert conclusion.conclude(0) == code
+
+
+def test_the_first_failure_of_the_machine_is_the_one_that_is_told(tmp_path: Path) -> None:
+    """Those after it follow from it, and say less."""
+    file = tmp_path / "infrastructure"
+    conclusion = _conclusion(Protocol(infrastructure_file=file))
+    conclusion.tell_infrastructure("the GPU is lost")
+    conclusion.tell_infrastructure("there is no GPU")
+    assert file.read_text(encoding="utf-8") == "dist_testing\nthe GPU is lost\n"

@@ -1,0 +1,107 @@
+"""Ranks that SIGKILL does not end: they are named within a limit, and keep what they have."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import socket
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dist_testing.errors import LaunchError, LeaseTimeoutError
+from dist_testing.gpus.devices import gpus_present
+from dist_testing.gpus.lease import lease_gpus
+from dist_testing.gpus.simulated import NODES_VARIABLE
+from dist_testing.gpus.world import WorldGpus
+from dist_testing.launch.wire import WorldRequest
+from dist_testing.rank.board import PhaseBoard
+from dist_testing.runner.ranks import RankRecord
+from dist_testing.runner.running_world import RunningWorld
+from dist_testing.runner.supervisor import Supervisor
+from tests.support.forks import forked
+
+_SIZE = 2
+
+
+class KernelsLauncher:
+    """Says nothing of its ranks: the kernel keeps them, in a device that does not answer."""
+
+    unclean_reasons: Sequence[str] = ()
+
+    def __init__(self) -> None:
+        self._ours, self._theirs = socket.socketpair()
+        self.signals: list[tuple[list[int], int]] = []
+
+    def fileno(self) -> int:
+        """Never readable."""
+        return self._ours.fileno()
+
+    def start(self, request: WorldRequest, fds: Sequence[int]) -> None:
+        """They are there already."""
+
+    def signal(self, ranks: Sequence[int], number: int) -> None:
+        """Note it."""
+        self.signals.append((list(ranks), number))
+
+    def events(self) -> Iterator[dict[str, Any]]:
+        """None."""
+        return iter(())
+
+    def close(self) -> None:
+        """Close what is open."""
+        self._ours.close()
+        self._theirs.close()
+
+
+@pytest.fixture
+def launcher() -> Iterator[KernelsLauncher]:
+    """Whoever has made the ranks."""
+    launcher = KernelsLauncher()
+    yield launcher
+    launcher.close()
+
+
+@pytest.fixture
+def world(launcher: KernelsLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunningWorld]:
+    """A world whose ranks have begun a case, with the one GPU that there is; the test closes it."""
+    for name in ("nvidiactl", "nvidia0"):
+        (tmp_path / name).touch()
+    monkeypatch.setenv(NODES_VARIABLE, str(tmp_path))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr("dist_testing.runner.supervisor._KILL_LIMIT_S", 0.0)
+    fd = PhaseBoard.create(_SIZE)
+    board = PhaseBoard(fd, _SIZE)
+    os.close(fd)
+    pairs = [socket.socketpair() for _ in range(_SIZE)]
+    records = [RankRecord(rank, ours, board) for rank, (ours, _) in enumerate(pairs)]
+    gpus = WorldGpus.take(1, limit_s=0.0, on_wait=lambda _: None)
+    world = RunningWorld("", Supervisor(launcher, 1, records, {}), tmp_path, {}, board, None, gpus)
+    world.supervisor.begin_case(60.0, latest_s=math.inf, keep=False, expected_exits={}, body=None)
+    yield world
+    for _, theirs in pairs:
+        theirs.close()
+
+
+def test_the_wait_for_their_end_has_one(world: RunningWorld, launcher: KernelsLauncher) -> None:
+    """A rank in a broken device would hold up the run for ever, and nobody would know which."""
+    with pytest.raises(LaunchError, match=r"Rank\(s\) 0, 1 could not be killed within") as caught:
+        world.supervisor.abort()
+    assert len(str(caught.value).splitlines()) == 3
+    assert launcher.signals == [([0, 1], signal.SIGKILL)]
+    assert not world.supervisor.is_over
+    world.close()
+
+
+def test_they_keep_their_gpus_until_they_end(world: RunningWorld) -> None:
+    """The next test would start on a GPU that is in use."""
+    gpus = gpus_present()
+    with forked():
+        # The child has the lease, as such a rank has.
+        world.close()
+        with pytest.raises(LeaseTimeoutError):
+            lease_gpus(1, gpus, limit_s=0.0)
+    lease_gpus(1, gpus, limit_s=0.0).release()

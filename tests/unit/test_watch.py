@@ -1,0 +1,64 @@
+"""Limits for what runs in the runner itself: whom they meet, and whom not."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from dist_testing.runner.watch import LIMIT_SIGNAL, Watch
+
+
+class TimeOverError(Exception):
+    """A limit was reached."""
+
+
+@pytest.fixture
+def watch() -> Iterator[Watch]:
+    """A watch whose signals are sent by the tests."""
+    before = signal.getsignal(LIMIT_SIGNAL)
+    yield Watch()
+    signal.signal(LIMIT_SIGNAL, before)
+
+
+def test_a_limit_that_is_reached_ends_the_body_and_says_where_it_was(watch: Watch) -> None:
+    """A test that waits for what does not come would take all the target's time."""
+    with pytest.raises(TimeOverError, match="in test_a_limit_that_is_reached"), watch.until(0.0, TimeOverError):
+        signal.raise_signal(LIMIT_SIGNAL)
+
+
+def test_a_signal_for_what_has_ended_does_not_meet_what_comes_after_it(watch: Watch) -> None:
+    """The next test would fail for the time that the last one took."""
+    with watch.until(time.monotonic() + 60.0, TimeOverError):
+        signal.raise_signal(LIMIT_SIGNAL)
+    signal.raise_signal(LIMIT_SIGNAL)
+
+
+def test_a_child_of_a_test_has_no_limit(watch: Watch) -> None:
+    """It would unwind through pytest, and report the cases of the runner a second time."""
+    with watch.until(0.0, TimeOverError):
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                signal.raise_signal(LIMIT_SIGNAL)
+                with watch.until(0.0, TimeOverError):
+                    signal.raise_signal(LIMIT_SIGNAL)
+                code = 0
+            finally:
+                os._exit(code)
+        assert os.waitpid(pid, 0)[1] == 0
+
+
+def test_the_watchdog_is_asked_for_one_signal_at_a_time(watch: Watch) -> None:
+    """A limit that nobody is reminded of is none; one of what has ended costs the runner an interruption."""
+    reminders: list[float] = []
+    watch.remind = reminders.append
+    end_s = time.monotonic() + 60.0
+    with watch.until(end_s, TimeOverError), watch.paused():
+        pass
+    assert reminders == [end_s, math.inf, end_s, math.inf]
