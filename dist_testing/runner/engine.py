@@ -36,6 +36,7 @@ from dist_testing.rank.bootstrap import RankSide
 from dist_testing.rank.thread_idents import read_ranks
 from dist_testing.runner.case import Case, CaseResult, RankWarning
 from dist_testing.runner.gpu_checks import aftermath, notes, preflight
+from dist_testing.runner.interruption import interruption_report
 from dist_testing.runner.live import LiveOutput
 from dist_testing.runner.ranks import RankRecord
 from dist_testing.runner.run_directory import RunDirectory
@@ -46,8 +47,6 @@ from dist_testing.spec import Spec, check_isolation
 
 __all__ = ["Engine", "RunningCase"]
 
-# What is quoted of a rank's log. Bytes; the last ones.
-_LOG_TAIL_BYTES = 64 * 1024
 # For the ranks of a pool to destroy their groups and end. Seconds.
 _POOL_END_LIMIT_S = 30.0
 # Of a case's limit, for GPUs that others have: so that what runs then has its time, too.
@@ -205,13 +204,19 @@ class Engine:
         case, world = running.case, running.world
         supervisor = world.supervisor
         with self._closing_if_over(world):
-            supervisor.wait_case()
+            try:
+                supervisor.wait_case()
+            except KeyboardInterrupt:
+                # A second one ends this, too.
+                with contextlib.suppress(LaunchError):
+                    self.tell(self._interrupted(running))
+                raise
             outcomes = tuple(
                 _with_operation(record.outcome(), supervisor.stacks.get(record.rank, ""))
                 for record in supervisor.records
             )
             if case.isolation == "thread":
-                log = _tail(world.directory / "rank-0.log")
+                log = world.log_tail(0)
                 outcomes = waiting_for_skipped(blame_thread(outcomes, read_ranks(world.directory), log))
             after = aftermath(world)
         result = verdict(
@@ -226,7 +231,7 @@ class Engine:
         log_files: dict[int, Path] = {}
         quoted: Sequence[int] = ()
         if result.status is Status.FAILED:
-            log_files = {rank: world.directory / f"rank-{rank}.log" for rank in range(case.world_size)}
+            log_files = {rank: world.log_file(rank) for rank in range(case.world_size)}
             quoted = [result.culprit, *result.failing] if result.culprit is not None else list(log_files)
         elif supervisor.is_over:
             shutil.rmtree(world.directory, ignore_errors=True)
@@ -239,7 +244,7 @@ class Engine:
             started_s=running.started_s,
             duration_s=time.monotonic() - running.started_s,
             limit_s=running.limit_s,
-            logs={rank: _tail(log_files[rank]) for rank in quoted},
+            logs={rank: world.log_tail(rank) for rank in quoted},
             log_files=log_files,
             stacks=supervisor.stacks,
             leaked=tuple(supervisor.leaked),
@@ -248,6 +253,15 @@ class Engine:
             gpus=gpus.names if gpus is not None else "",
             gpu_wait_s=gpus.wait_s if gpus is not None and running.is_first else 0.0,
             notes=notes(world, self.spec, after) if result.status is Status.FAILED else (),
+        )
+
+    def _interrupted(self, running: RunningCase) -> str:
+        return interruption_report(
+            running.case,
+            running.world,
+            started_s=running.started_s,
+            limit_s=running.limit_s,
+            target=self.spec.target,
         )
 
     def run_here(self, case: Case, body: ThreadBody) -> CaseResult:
@@ -378,14 +392,3 @@ def _with_operation(outcome: RankOutcome, stack: str) -> RankOutcome:
 
 def _no_room(subject: str, error: OSError) -> LaunchError:
     return LaunchError(f"{subject}: no ranks could be started: {refusal(error)}")
-
-
-def _tail(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            file.seek(0, os.SEEK_END)
-            file.seek(max(0, file.tell() - _LOG_TAIL_BYTES))
-            return file.read().decode(errors="replace")
-    except FileNotFoundError:
-        # The rank never got as far as opening it.
-        return ""

@@ -32,6 +32,8 @@ __all__ = ["RunningWorld", "check_world_size", "group_limit_s", "start_world"]
 _FDS_PER_RANK = 4
 # And beside the ranks: log files, pytest's, Python's own.
 _FDS_SPARE = 64
+# Of a rank's output, for a report.
+_LOG_TAIL_BYTES = 64 * 1024
 # Of the case's limit, for operations of the group: so that torch gives up before the runner does and says what it
 # waited for.
 _GROUP_SHARE = 0.9
@@ -60,6 +62,20 @@ class RunningWorld:
     def size(self) -> int:
         """Ranks in the world."""
         return len(self.supervisor.records)
+
+    def log_file(self, rank: int) -> Path:
+        """What a rank prints goes there."""
+        return self.directory / f"rank-{rank}.log"
+
+    def log_tail(self, rank: int) -> str:
+        """The end of what a rank has printed; "" if it never got as far as opening the file."""
+        try:
+            with self.log_file(rank).open("rb") as file:
+                file.seek(0, os.SEEK_END)
+                file.seek(max(0, file.tell() - _LOG_TAIL_BYTES))
+                return file.read().decode(errors="replace")
+        except FileNotFoundError:
+            return ""
 
     def close(self) -> None:
         """Close what the runner holds. The ranks must be gone; one that could not be killed keeps the GPUs."""

@@ -182,11 +182,20 @@ class Supervisor:
         if self._live is not None:
             self._live.finish()
 
-    def abort(self) -> None:
-        """Kill the ranks at once and wait until they are gone: the run is being interrupted."""
-        if not self.is_over:
-            self._stop(Kind.STOPPED, time.monotonic(), None)
-            self._wait(_Stage.OVER)
+    def abort(self, *, ask_where: bool = False) -> None:
+        """Kill the ranks at once and wait until they are gone: the run is being interrupted.
+
+        Args:
+            ask_where: Hear those that a Ctrl-C has reached, too, and ask the others for their stacks, before.
+
+        Raises:
+            LaunchError: As for `wait_case`.
+        """
+        if ask_where:
+            self.wait_until(lambda: self._stage is _Stage.KILLED, PEER_GRACE_S)
+        if self._stage not in (_Stage.KILLED, _Stage.OVER):
+            self._stop(Kind.STOPPED, time.monotonic(), _HUNG_STACKS_S if ask_where else None)
+        self._wait(_Stage.OVER)
 
     def be_patient(self) -> None:
         """From now on, until the case is over: no rank's end is a reason to stop the others."""

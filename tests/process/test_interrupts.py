@@ -108,6 +108,33 @@ def test_nothing_survives_pytest(starter: Starter, tmp_path: Path, phase: str, n
     _assert_nothing_left(starter, tmp_path, pids, heard)
 
 
+@pytest.mark.parametrize("to_all", [False, True], ids=["to the runner", "to all, as Ctrl-C does"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
+def test_a_run_that_is_stopped_says_where_its_ranks_were(
+    starter: Starter, tmp_path: Path, number: signal.Signals, to_all: bool
+) -> None:
+    """Limits are minutes, so a hang in a terminal ends with Ctrl-C: what hung, and where, must not be lost with it."""
+    write_file(tmp_path, "test_cases.py", _CASES)
+    with Bell(tmp_path) as bell:
+        child = start_pytest(
+            starter, tmp_path, "test_cases.py", f"--dist-world-size={_RANKS}", env={**bell.env, "PHASE": "collective"}
+        )
+        heard = bell.wait(_RANKS, child)
+    pids = starter.pids_left()
+    if to_all:
+        child.send_group_signal(number)
+    else:
+        child.send_signal(number)
+    assert child.wait() == pytest.ExitCode.INTERRUPTED, child.log
+    assert "test_cases.py::test_held (world of 2): the run was stopped after" in child.log
+    if not to_all:
+        assert "in all_reduce" in child.log
+    if number is signal.SIGINT or not to_all:
+        # As a stack, or as the traceback of the rank's own KeyboardInterrupt.
+        assert "in hold" in child.log
+    _assert_nothing_left(starter, tmp_path, pids, heard)
+
+
 def test_what_a_run_leaves_that_is_killed_as_a_whole_goes_at_the_next_start(starter: Starter, tmp_path: Path) -> None:
     """Bazel kills runner, template and ranks together at a timeout; a machine that runs tests all day would fill up."""
     write_file(tmp_path, "test_cases.py", _CASES)
