@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 
 from dist_testing.doors import reports
 from dist_testing.doors.marker import read_marker
-from dist_testing.doors.pytest_internals import Failed
+from dist_testing.doors.pytest_internals import Failed, parse_expression
 from dist_testing.doors.pytest_plugin import BUDGET_KEY, OUTPUTS_KEY, SPEC_KEY, WATCH_KEY, current_runner
 from dist_testing.doors.pytest_runner import is_multi_process
 from dist_testing.errors import InterruptedRunError, ReportError
@@ -32,6 +33,8 @@ _KEEPING = ("pool", "thread")
 _SKIPPED = "Skipped: "
 # Causes of which the executor is told: another machine may do better.
 _OF_THE_MACHINE = (Cause.INFRASTRUCTURE, Cause.PROMISE)
+# What a filter is that names a case: a path, classes and a function, joined by `::` or `.`, and parameters of any form.
+_NAME = re.compile(r"[\w./:+~@=-]*\w(?:\[.*\])?", re.DOTALL)
 
 
 class _TimeOverError(Failed):
@@ -54,7 +57,11 @@ class Timing:
 
 
 class BazelSession:
-    """A pytest plugin, registered before all others."""
+    """A pytest plugin, registered before all others.
+
+    Attributes:
+        on_collected: Called when the test files have been imported and the template is there, also if that has failed.
+    """
 
     def __init__(self, spec: Spec, protocol: Protocol, head: LogHead, conclusion: Conclusion, timing: Timing) -> None:
         """Take part in a session.
@@ -75,6 +82,8 @@ class BazelSession:
         self._timings = timing.recorded
         self._doing = ""
         self._over = ""
+        self._knows_all = True
+        self.on_collected: Callable[[], None] = lambda: None
 
     @pytest.hookimpl(wrapper=True)
     def pytest_load_initial_conftests(self, early_config: pytest.Config) -> Generator[None, object, object]:
@@ -96,8 +105,11 @@ class BazelSession:
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_collection(self) -> Generator[None, object, object]:
         """Test files are imported."""
-        with self._watch.until(self._shares.budget.latest_s, self._collection_over):
-            return (yield)
+        try:
+            with self._watch.until(self._shares.budget.latest_s, self._collection_over):
+                return (yield)
+        finally:
+            self.on_collected()
 
     def pytest_collectstart(self, collector: pytest.Collector) -> None:
         """The next of them."""
@@ -113,16 +125,20 @@ class BazelSession:
     @pytest.hookimpl(wrapper=True)
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
         """Keep the cases that the filter means, and of what is then left this shard's."""
-        if self._protocol.test_filter:
-            self._filter(config, items, self._protocol.test_filter)
+        wanted = self._protocol.test_filter
+        runner = current_runner(config)
+        if self._knows_all:
+            self._conclusion.has_ranks = any(runner.runs_on_ranks(item) for item in items)
+        if wanted:
+            self._filter(config, items, wanted)
         yield
+        self._conclusion.is_filter_in_vain = self._knows_all and bool(wanted) and not items
         index, total = self._protocol.shard
         if total > 1:
             shards = deal(
                 [ShardCase(item.nodeid, self._kept_ranks(item)) for item in items], total, self._durations(items)
             )
             # Each shard sees its own part; that the others skip all of theirs is known before if marks say so.
-            runner = current_runner(config)
             self._conclusion.decides_for_target = self._conclusion.is_promised and all(
                 shards[item.nodeid] == index or runner.skips_by_mark(item) for item in items
             )
@@ -181,11 +197,13 @@ class BazelSession:
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """A file that cannot be collected is a failure, and one that skips itself a skip; both belong into the XML."""
+        if not report.passed:
+            self._knows_all = False
         if report.failed:
             text = str(report.longrepr)
-            self._add(XmlCase("", report.nodeid, "error", 0.0, _last_line(text), text))
+            self._conclusion.add(XmlCase("", report.nodeid, "error", 0.0, _last_line(text), text))
         elif report.skipped and self._protocol.shard[0] == 0:
-            self._add(XmlCase("", report.nodeid, "skipped", 0.0, _skip_reason(report.longrepr)))
+            self._conclusion.add(XmlCase("", report.nodeid, "skipped", 0.0, _skip_reason(report.longrepr)))
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         """A case begins."""
@@ -219,17 +237,25 @@ class BazelSession:
         if report.failed and any(("cause", cause.value) in report.user_properties for cause in _OF_THE_MACHINE):
             self._conclusion.tell_infrastructure(message)
         classname, name = _named(report.nodeid)
-        self._add(XmlCase(classname, name, outcome, report.duration, message, text, tuple(report.user_properties)))
-
-    def _add(self, case: XmlCase) -> None:
+        case = XmlCase(classname, name, outcome, report.duration, message, text, tuple(report.user_properties))
         self._conclusion.add(case)
-        if case.has_run:
-            self._head.end_line()
 
     def _filter(self, config: pytest.Config, items: list[pytest.Item], wanted: str) -> None:
         """Select by name, as reports and unittest write it; by pytest's expressions what is nobody's name."""
         if named := [item for item in items if wanted in _names(item.nodeid)]:
             _keep(config, items, named)
+            return
+        try:
+            parse_expression(wanted, "--test_filter")
+        except pytest.UsageError as error:
+            if _NAME.fullmatch(wanted) is None:
+                raise pytest.UsageError(
+                    f"{error}.\n"
+                    f"It is not the name of a case of {self._spec.target}, and no expression that pytest can read.\n"
+                    "Write a name as reports do, or parts of names joined by `and`, `or` and `not`."
+                ) from None
+            # Of a case of another target: all of them get the filter.
+            _keep(config, items, [])
         else:
             # pytest's own hook comes after this one.
             given = config.option.keyword

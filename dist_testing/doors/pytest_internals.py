@@ -8,8 +8,11 @@ for plugins that leave the running to pytest; these parts of that it offers to n
 - setup, call and teardown of an item alone, on a rank (`runtestprotocol`, `SetupState`, `runner_module`,
   `assertion_module`, `CaptureManager`), what went wrong there (`FixtureLookupError`), and methods of unittest classes
   (`TestCaseFunction`);
+- what takes the output while tests are collected (`CaptureIO`, `EncodedFile`), and the form of times in log records
+  (`DatetimeFormatter`);
 - the class of what `pytest.fail` raises, to derive from (`Failed`);
-- filters of warnings as the mark writes them (`parse_warning_filter`).
+- expressions as `-k` takes them (`parse_expression`), and filters of warnings as the mark writes them
+  (`parse_warning_filter`).
 """
 
 from __future__ import annotations
@@ -18,16 +21,21 @@ from _pytest import assertion as assertion_module
 from _pytest import runner as runner_module
 from _pytest._code.code import ReprFileLocation, TerminalRepr
 from _pytest._io import TerminalWriter
-from _pytest.capture import CaptureManager
+from _pytest.capture import CaptureIO, CaptureManager, EncodedFile
 from _pytest.config import parse_warning_filter
 from _pytest.fixtures import FixtureLookupError
+from _pytest.logging import DatetimeFormatter
+from _pytest.mark import _parse_expression as parse_expression
 from _pytest.outcomes import Failed
 from _pytest.runner import SetupState, runtestprotocol
 from _pytest.skipping import Xfail, evaluate_skip_marks, evaluate_xfail_marks
 from _pytest.unittest import TestCaseFunction
 
 __all__ = [
+    "CaptureIO",
     "CaptureManager",
+    "DatetimeFormatter",
+    "EncodedFile",
     "Failed",
     "FixtureLookupError",
     "ReprFileLocation",
@@ -39,6 +47,7 @@ __all__ = [
     "assertion_module",
     "evaluate_skip_marks",
     "evaluate_xfail_marks",
+    "parse_expression",
     "parse_warning_filter",
     "runner_module",
     "runtestprotocol",

@@ -26,6 +26,7 @@ from dist_testing.doors.options import check_plugins, read_options
 from dist_testing.doors.rank_pytest import EXPECTED, PytestSide
 from dist_testing.doors.requirements.decision import unmet_requirement
 from dist_testing.doors.session import Session, open_session
+from dist_testing.doors.spawn_threads import starts_threads
 from dist_testing.errors import DistTestingError, LaunchError, PromiseError, UsageError
 from dist_testing.joined.engine import JoinedEngine
 from dist_testing.joined.place import Place, place_in
@@ -133,18 +134,20 @@ class Runner:
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         """Leave out tests that are for other backends."""
+        kept: list[pytest.Item] = []
         other: list[pytest.Item] = []
         for item in items:
-            if isinstance(item, pytest.Function) and (marker := read_marker(item)) is not None:
+            is_kept = True
+            if (marker := _marker(item)) is not None:
                 try:
                     check_item(item)
                 except UsageError as error:
                     raise pytest.UsageError(str(error)) from error
                 item.stash[_MARKER_KEY] = marker
-                if marker.backends and self._spec.backend.name not in marker.backends:
-                    other.append(item)
+                is_kept = self._is_for_backend(marker)
+            (kept if is_kept else other).append(item)
         if other:
-            items[:] = [item for item in items if item not in other]
+            items[:] = kept
             self._config.hook.pytest_deselected(items=other)
 
     @pytest.hookimpl(trylast=True)
@@ -253,12 +256,21 @@ class Runner:
                 text = reports.failure_text(item.nodeid, result, self._spec)
                 return reports.failed(item, text, result.duration_s, properties)
 
+    def runs_on_ranks(self, item: pytest.Item) -> bool:
+        """Whether the item runs on ranks, or on threads that are, if it runs at all."""
+        marker = _marker(item)
+        if marker is not None:
+            return self._is_for_backend(marker)
+        return is_multi_process(item) or starts_threads(_function(item), item.path)
+
+    def _is_for_backend(self, marker: Distributed) -> bool:
+        return not marker.backends or self._spec.backend.name in marker.backends
+
     def skips_by_mark(self, item: pytest.Item) -> bool:
         """Whether the item is known to skip, wherever it runs. What cannot be told counts as no."""
         cls = getattr(item, "cls", None)
         try:
-            # Not the item's own, which pytest binds to an instance that it makes of a unittest class.
-            function = getattr(cls or item.getparent(pytest.Module).obj, item.originalname)  # type: ignore[union-attr,attr-defined]
+            function = _function(item)
             if reports.skip_mark(item) is not None or any(
                 getattr(marked, "__unittest_skip__", False) for marked in (function, cls)
             ):
@@ -350,7 +362,22 @@ class Runner:
             for text in self._failures:
                 writer.line()
                 writer.sep("=", "distributed failure")
-                writer.line(text)
+                # A line that the terminal has no bytes for is escaped by pytest as a whole, with its line ends.
+                for line in text.split("\n"):
+                    writer.line(line)
+
+
+def _marker(item: pytest.Item) -> Distributed | None:
+    try:
+        return read_marker(item) if isinstance(item, pytest.Function) else None
+    except UsageError as error:
+        raise pytest.UsageError(str(error)) from error
+
+
+def _function(item: pytest.Item) -> Any:
+    # Not the item's own, which pytest binds to an instance that it makes of a unittest class.
+    owner = getattr(item, "cls", None) or getattr(item.getparent(pytest.Module), "obj", None)
+    return getattr(owner, getattr(item, "originalname", item.name), None)
 
 
 def _world_size(item: pytest.Item) -> int:

@@ -6,6 +6,7 @@ import functools
 import unittest
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, TypeVar, overload
 
 from dist_testing.budget import MAX_TIMEOUT_S
@@ -14,16 +15,17 @@ from dist_testing.errors import ThreadsFailedError, UsageError
 from dist_testing.outcomes import Status
 from dist_testing.rank.reporter import Reporter
 from dist_testing.runner.case import Case
-from dist_testing.runner.report import failure_report
 from dist_testing.runner.running_world import group_limit_s
 from dist_testing.spec import DEFAULT_WORLD_SIZE, MAX_WORLD_SIZE
 
-__all__ = ["spawn_threads_and_init_comms"]
+__all__ = ["spawn_threads_and_init_comms", "starts_threads"]
 
 # unittest leaves frames of modules with this mark out of its tracebacks.
 __unittest = True
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
+# Part of a function's __dict__, which functools.wraps copies.
+_MARK = "__dist_threads__"
 
 
 @overload
@@ -71,7 +73,24 @@ def spawn_threads_and_init_comms(
     def wrapper(*args: Any, **kwargs: Any) -> None:
         _run(functools.partial(decorated, *args, **kwargs), _name(decorated), timeout, world_size)
 
+    setattr(wrapper, _MARK, True)
     return wrapper
+
+
+def starts_threads(function: object, file: Path) -> bool:
+    """Whether a test may run something on threads: what it is decorated with says so, or else its file does.
+
+    Args:
+        function: The test.
+        file: The test file. What a test decorates while it runs shows nowhere else before.
+    """
+    return hasattr(function, _MARK) or _names_decorator(file)
+
+
+@functools.lru_cache
+def _names_decorator(file: Path) -> bool:
+    name = spawn_threads_and_init_comms.__name__
+    return file.is_file() and name in file.read_text(encoding="utf-8", errors="replace")
 
 
 def _run(call: Callable[[], Any], name: str, timeout: float | None, world_size: int) -> None:
@@ -100,7 +119,7 @@ def _run(call: Callable[[], Any], name: str, timeout: float | None, world_size: 
         case Status.SKIPPED:
             raise unittest.SkipTest(result.verdict.reason)
         case Status.FAILED:
-            raise ThreadsFailedError(failure_report(result, target=session.engine.spec.target), result)
+            raise ThreadsFailedError(session.failure_report(result), result)
 
 
 def _name(func: Callable[..., Any]) -> str:

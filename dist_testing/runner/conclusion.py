@@ -40,6 +40,9 @@ class Conclusion:
         interruption: Why the run has ended early; "" if it has not.
         where: In what: stacks of the runner, if that says anything; "" if not.
         is_promised: Whether the hardware is there, as the configuration says.
+        has_ranks: Whether the target has a case that runs on ranks, in whatever shard, and whatever the filter; taken
+            to be so until all cases are known.
+        is_filter_in_vain: Whether the filter means no case of the target, in whatever shard.
         decides_for_target: Whether all cases of other shards are known to skip, so that this one's stand for all.
         on_change: Called when a case begins or ends, and with what is reported.
     """
@@ -57,6 +60,8 @@ class Conclusion:
         self.to_come = 0
         self.interruption = ""
         self.where = ""
+        self.has_ranks = True
+        self.is_filter_in_vain = False
         self.decides_for_target = False
         self.on_change: Callable[[XmlCase | None], None] = lambda case: None
         self._spec = spec
@@ -76,8 +81,10 @@ class Conclusion:
         self.on_change(None)
 
     def add(self, case: XmlCase) -> None:
-        """Something is to be reported."""
+        """Something is to be reported; when it has run, the log's first line ends."""
         self.cases.append(case)
+        if case.has_run:
+            self._head.end_line("" if self.has_ranks else ": NO CASE RAN ON RANKS")
         self.on_change(case)
 
     def finished(self) -> None:
@@ -121,6 +128,14 @@ class Conclusion:
         Raises:
             ReportError: If the XML cannot be written.
         """
+        if not self.has_ranks and not self.interruption and any(case.has_run for case in self.cases):
+            self._warn_for_target(
+                f"{self._spec.target}: no case ran on ranks: "
+                f"none is distributed for backend {self._spec.backend.name}.\n"
+                "Probably @pytest.mark.distributed was forgotten, or a base class such as "
+                "dist_testing.MultiProcessTestCase; what has neither runs once, in the runner.\n"
+                "Mark the cases; tests that need no ranks are better off in a py_test."
+            )
         if self.running is not None:
             text = f"the case had not ended when the run did: {self.interruption or 'for a reason that is in the log'}"
             self.cases.append(XmlCase(*self.running, "error", 0.0, text, self._with_place(text)))
@@ -150,6 +165,10 @@ class Conclusion:
         index, total = self._protocol.shard
         if self._protocol.test_filter or (total > 1 and index > 0):
             # A filter may match nothing in this target, and there may be fewer cases than shards.
+            if self.is_filter_in_vain:
+                why = f"no case matches --test_filter={self._protocol.test_filter!r}"
+                self._head.end_line(f": NOTHING RAN: {why}")
+                self._warn_for_target(f"nothing of {self._spec.target} ran: {why}")
             return 0
         text = (
             f"{self._spec.target}: nothing ran: there was no case for backend {self._spec.backend.name}.\n"
@@ -160,6 +179,11 @@ class Conclusion:
         print(text)
         self._blame_run(text)
         return _NO_TESTS_COLLECTED
+
+    def _warn_for_target(self, text: str) -> None:
+        # All shards know it, and one warning will do.
+        if self._protocol.shard[0] == 0:
+            self.warn(text)
 
     def _judge_skipped_run(self) -> int:
         # In one line, whatever the tests say.

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
+from collections.abc import Iterator
 from typing import Any, TextIO
 
 __all__ = ["LogHead"]
 
 
 class LogHead:
-    """Stands for standard output until something has run.
+    """Stands for standard output, whose first line has no end until something has run.
 
     The line's beginning is written at once; what is written after it waits until the line's end is known, so that a run
     that skips everything says so where people look first. What waits is pytest's own header and the marks of skipped
@@ -27,6 +30,15 @@ class LogHead:
         stream.write(line)
         stream.flush()
 
+    @contextlib.contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Be standard output for a block. What goes to standard error ends the line, and so does the block's end."""
+        with contextlib.redirect_stdout(self), contextlib.redirect_stderr(_Below(self, sys.stderr)):
+            try:
+                yield
+            finally:
+                self.end_line()
+
     def end_line(self, addition: str = "") -> None:
         """End the first line, the first time that this is called, and let everything pass from now on."""
         if self._waiting is not None:
@@ -41,6 +53,21 @@ class LogHead:
             return self._stream.write(text)
         self._waiting.append(text)
         return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+class _Below:
+    """Stands for standard error, which goes to the same log and would be said within the line."""
+
+    def __init__(self, head: LogHead, stream: TextIO) -> None:
+        self._head = head
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        self._head.end_line()
+        return self._stream.write(text)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)

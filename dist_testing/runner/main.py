@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import io
 import os
@@ -171,7 +170,7 @@ def _run(
 
     spec = target.spec
     head = LogHead(sys.stdout, banner(spec, protocol))
-    with contextlib.redirect_stdout(head):
+    with head.in_place():
         conclusion = Conclusion(spec, protocol, head)
         shares = TimeShares.starting_now(protocol.time_left_s())
         watch = Watch()

@@ -82,7 +82,12 @@ def test_filter_that_is_no_expression_says_so(starter: Starter, tmp_path: Path) 
     target = Target(tmp_path, {"test_cases.py": _CASES})
     ended = target.run(starter, env={"TESTBRIDGE_TEST_ONLY": "test_one and ("})
     assert ended.code == pytest.ExitCode.USAGE_ERROR
-    assert "test_one and (" in ended.log
+    lines = ended.log.splitlines()
+    (place,) = (number for number, line in enumerate(lines) if line.startswith("ERROR: "))
+    error, cause, way_out = lines[place : place + 3]
+    assert error.startswith("ERROR: --test_filter: test_one and (: at column ")
+    assert cause == "It is not the name of a case of //pkg:cases_gloo, and no expression that pytest can read."
+    assert way_out == "Write a name as reports do, or parts of names joined by `and`, `or` and `not`."
     assert "Traceback" not in ended.log
 
 

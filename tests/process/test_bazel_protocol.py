@@ -456,6 +456,9 @@ def test_arguments_of_the_target_go_to_pytest(starter: Starter, tmp_path: Path) 
     assert target.xml()["test_passes"].properties == {"world_size": "1"}
     ended = target.run(starter, "--no-such-option")
     assert ended.code == pytest.ExitCode.USAGE_ERROR
+    first, second, *_ = ended.log.splitlines()
+    assert first == "dist_testing: //pkg:cases_gloo: gloo, world size 2, fork"
+    assert second.startswith("ERROR: usage: ")
     assert "--no-such-option" in ended.log
     assert "Traceback" not in ended.log
 

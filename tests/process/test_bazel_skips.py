@@ -135,7 +135,8 @@ def test_target_that_runs_something_does_not_cry_wolf(starter: Starter, tmp_path
 
 def test_expected_failures_have_run(starter: Starter, tmp_path: Path) -> None:
     """JUnit's format calls them skipped; nobody else should."""
-    source = "import pytest\n\n@pytest.mark.xfail(reason='known')\ndef test_known():\n    raise ValueError\n"
+    source = "import pytest\n\n@pytest.mark.xfail(reason='known')\n@pytest.mark.distributed\n"
+    source += "def test_known(world):\n    raise ValueError\n"
     target = Target(tmp_path, {"test_known.py": source})
     ended = target.run(starter)
     assert ended.code == 0, ended.log

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 from pathlib import Path
 
@@ -10,16 +11,16 @@ import pytest
 from dist_testing.backends import backend_named
 from dist_testing.runner.bazel import Protocol
 from dist_testing.runner.conclusion import Conclusion
-from dist_testing.runner.junit import XmlCase
+from dist_testing.runner.junit import Outcome, XmlCase
 from dist_testing.runner.log_head import LogHead
 from dist_testing.spec import Spec
 
 _NOTHING_RAN = 5
 
 
-def _conclusion(protocol: Protocol, *, promised_gpus: int | None = None) -> Conclusion:
+def _conclusion(protocol: Protocol, *, promised_gpus: int | None = None, log: io.StringIO | None = None) -> Conclusion:
     spec = Spec("//a:a", backend_named("gloo"), (2,), 1, srcs=("//a:test_a.py",), promised_gpus=promised_gpus)
-    return Conclusion(spec, protocol, LogHead(io.StringIO(), "head"))
+    return Conclusion(spec, protocol, LogHead(log or io.StringIO(), "head"))
 
 
 @pytest.mark.parametrize(
@@ -63,3 +64,52 @@ def test_the_first_failure_of_the_machine_is_the_one_that_is_told(tmp_path: Path
     conclusion.tell_infrastructure("the GPU is lost")
     conclusion.tell_infrastructure("there is no GPU")
     assert file.read_text(encoding="utf-8") == "dist_testing\nthe GPU is lost\n"
+
+
+@pytest.mark.parametrize(
+    ("protocol", "in_vain", "end", "warns"),
+    [
+        (Protocol(test_filter="x\n"), True, ": NOTHING RAN: no case matches --test_filter='x\\n'", True),
+        (Protocol(shard=(0, 2), test_filter="x\n"), True, ": NOTHING RAN: no case matches --test_filter='x\\n'", True),
+        (Protocol(shard=(1, 2), test_filter="x\n"), True, ": NOTHING RAN: no case matches --test_filter='x\\n'", False),
+        # What it means is in another shard, or in a file that has not been read.
+        (Protocol(shard=(1, 2), test_filter="x"), False, "", False),
+        (Protocol(shard=(1, 2)), False, "", False),
+    ],
+)
+def test_a_filter_that_matches_nothing_is_told(
+    tmp_path: Path, protocol: Protocol, in_vain: bool, end: str, warns: bool
+) -> None:
+    """It passes, for the sake of the targets that have no such case; so a misspelt name has to show."""
+    file, log = tmp_path / "warnings", io.StringIO()
+    conclusion = _conclusion(dataclasses.replace(protocol, warnings_file=file), log=log)
+    conclusion.is_filter_in_vain = in_vain
+    assert conclusion.conclude(_NOTHING_RAN) == 0
+    assert log.getvalue() == f"head{end}\n"
+    assert file.exists() == warns
+
+
+@pytest.mark.parametrize(
+    ("outcome", "interruption", "shard", "end", "warns"),
+    [
+        ("passed", "", (0, 1), ": NO CASE RAN ON RANKS", True),
+        ("failed", "", (0, 2), ": NO CASE RAN ON RANKS", True),
+        # The first shard has warned.
+        ("passed", "", (1, 2), ": NO CASE RAN ON RANKS", False),
+        ("skipped", "", (0, 1), ": EVERY CASE WAS SKIPPED: without a reason", False),
+        # It has failed, and for another reason.
+        ("passed", "Ctrl-C", (0, 1), ": NO CASE RAN ON RANKS", False),
+    ],
+)
+def test_a_target_without_ranks_is_told(
+    tmp_path: Path, outcome: Outcome, interruption: str, shard: tuple[int, int], end: str, warns: bool
+) -> None:
+    """Whoever forgets a marker gets a pass of code that no rank has run."""
+    file, log = tmp_path / "warnings", io.StringIO()
+    conclusion = _conclusion(Protocol(warnings_file=file, shard=shard), log=log)
+    conclusion.has_ranks = False
+    conclusion.add(XmlCase("a", "x", outcome, 0.0))
+    conclusion.interruption = interruption
+    conclusion.conclude(int(outcome == "failed"))
+    assert log.getvalue() == f"head{end}\n"
+    assert ("no case ran on ranks" in (file.read_text() if file.exists() else "")) == warns

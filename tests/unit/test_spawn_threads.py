@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch.distributed as dist
 
 from dist_testing import spawn_threads_and_init_comms
+from dist_testing.doors.spawn_threads import starts_threads
 from dist_testing.errors import ThreadsFailedError, UsageError
 from dist_testing.outcomes import Cause
 
@@ -41,6 +44,24 @@ def test_function_keeps_its_name() -> None:
 
     decorated = spawn_threads_and_init_comms(world_size=2)(original)
     assert (decorated.__name__, decorated.__doc__) == ("original", "Its text.")
+
+
+def test_threads_of_a_test_are_known_before_it_runs(tmp_path: Path) -> None:
+    """If this fails, a target whose ranks are threads is said to have none, or one without ranks to have some."""
+
+    def plain() -> None:
+        pass
+
+    file = tmp_path / "test_x.py"
+    file.write_text("def test_plain(): pass")
+    assert not starts_threads(plain, file)
+    assert not starts_threads(None, tmp_path / "no file")
+    decorated = spawn_threads_and_init_comms(world_size=2)(plain)
+    assert starts_threads(decorated, file)
+    assert starts_threads(functools.wraps(decorated)(lambda: None), file)
+    nested = tmp_path / "test_y.py"
+    nested.write_text("def test_nested():\n    dist_testing.spawn_threads_and_init_comms(list)()")
+    assert starts_threads(plain, nested)
 
 
 def test_rank_that_hangs_is_a_failure_with_its_stack() -> None:

@@ -1,0 +1,236 @@
+"""A target that is green although no rank, or nothing at all, has run says so first: in its log, and to Bazel."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.children import Ended, Target, write_file
+from tests.support.starter import Starter
+
+_PLAIN = """
+    import unittest
+
+    import pytest
+
+
+    def test_plain():
+        pass
+
+
+    class PlainTest(unittest.TestCase):
+        def test_method(self):
+            pass
+"""
+
+# Each is one way to be distributed; each runs nothing here but is there.
+_ON_RANKS = {
+    "marker": """
+        @pytest.mark.distributed
+        def test_ranks(world):
+            pass
+    """,
+    "threads": """
+        @pytest.mark.distributed(isolation="thread")
+        def test_ranks(world):
+            pass
+    """,
+    "skipped": """
+        @pytest.mark.skip(reason="not today")
+        @pytest.mark.distributed
+        def test_ranks(world):
+            pass
+    """,
+    "process class": """
+        class RanksTest(dist_testing.MultiProcessTestCase):
+            def test_ranks(self):
+                pass
+    """,
+    "continuous class": """
+        class RanksTest(dist_testing.MultiProcContinuousTest):
+            def test_ranks(self):
+                pass
+    """,
+    "thread class": """
+        class RanksTest(dist_testing.MultiThreadedTestCase):
+            def test_ranks(self):
+                pass
+    """,
+    "decorated method": """
+        class RanksTest(unittest.TestCase):
+            @dist_testing.spawn_threads_and_init_comms(world_size=2)
+            def test_ranks(self):
+                pass
+    """,
+    "decorated in a base class": """
+        import os
+        import sys
+
+        sys.path.append(os.path.dirname(__file__))
+
+        from base import Base
+
+        class RanksTest(Base):
+            pass
+    """,
+    "decorator in a test": """
+        def test_ranks():
+            dist_testing.spawn_threads_and_init_comms(world_size=2)(list)()
+    """,
+}
+
+_BASE = """
+    import unittest
+
+    from dist_testing import spawn_threads_and_init_comms
+
+
+    class Base(unittest.TestCase):
+        @spawn_threads_and_init_comms(world_size=2)
+        def test_ranks(self):
+            pass
+"""
+
+_HEAD = "dist_testing: //pkg:cases_gloo: gloo, world size 2, fork"
+_FIRST_OF_TWO = {"TEST_TOTAL_SHARDS": "2", "TEST_SHARD_INDEX": "0"}
+_SECOND_OF_TWO = {"TEST_TOTAL_SHARDS": "2", "TEST_SHARD_INDEX": "1"}
+
+
+def _first_line(ended: Ended) -> str:
+    return ended.log.partition("\n")[0]
+
+
+def _warnings(target: Target) -> str:
+    return target.warnings_file.read_text() if target.warnings_file.exists() else ""
+
+
+def _mixed(tmp_path: Path, kind: str) -> Target:
+    """Plain tests, and one that is distributed, in a file of its own."""
+    head = "import unittest\n\nimport pytest\n\nimport dist_testing\n\n"
+    target = Target(tmp_path, {"test_plain.py": _PLAIN}, spec={"srcs": ["//pkg:test_plain.py", "//pkg:test_ranks.py"]})
+    path = write_file(target.package, "test_ranks.py", _ON_RANKS[kind])
+    path.write_text(head + path.read_text())
+    write_file(target.package, "base.py", _BASE)
+    return target
+
+
+@pytest.mark.parametrize("wanted", ["nonesuch", "test_print[", "test_with[a b]", "theirs~/pkg/test_x.py::test_y"])
+@pytest.mark.parametrize("env", [{}, _FIRST_OF_TWO], ids=["whole", "shard"])
+def test_filter_that_matches_nothing_says_so(
+    starter: Starter, tmp_path: Path, wanted: str, env: dict[str, str]
+) -> None:
+    """A misspelt name is a pass, since the filter goes to all targets; and nobody would see that nothing was tested."""
+    target = Target(tmp_path, {"test_cases.py": _PLAIN})
+    ended = target.run(starter, env={"TESTBRIDGE_TEST_ONLY": wanted, **env})
+    assert ended.code == 0, ended.log
+    assert _first_line(ended).endswith(f": NOTHING RAN: no case matches --test_filter={wanted!r}")
+    assert _warnings(target) == f"nothing of //pkg:cases_gloo ran: no case matches --test_filter={wanted!r}\n"
+
+
+def test_filter_that_matches_cases_of_another_shard_is_no_misspelling(starter: Starter, tmp_path: Path) -> None:
+    """Most shards have nothing of a filter that means one case."""
+    target = Target(tmp_path, {"test_cases.py": _PLAIN})
+    ended = target.run(starter, env={"TESTBRIDGE_TEST_ONLY": "test_plain", **_SECOND_OF_TWO})
+    assert ended.code == 0, ended.log
+    assert target.xml() == {}
+    assert "NOTHING RAN" not in ended.log
+    assert not target.warnings_file.exists()
+
+
+def test_second_shard_leaves_the_warning_to_the_first(starter: Starter, tmp_path: Path) -> None:
+    """Of fifty shards, Bazel would print fifty."""
+    target = Target(tmp_path, {"test_cases.py": _PLAIN})
+    ended = target.run(starter, env={"TESTBRIDGE_TEST_ONLY": "nonesuch", **_SECOND_OF_TWO})
+    assert ended.code == 0, ended.log
+    assert "NOTHING RAN" in _first_line(ended)
+    assert not target.warnings_file.exists()
+
+
+def test_filter_is_not_judged_by_a_file_that_skips_itself(starter: Starter, tmp_path: Path) -> None:
+    """The case that is meant may be in there; nobody has read it."""
+    target = Target(tmp_path, {"test_cases.py": "import pytest\n\npytest.skip('not here', allow_module_level=True)\n"})
+    ended = target.run(starter, env={"TESTBRIDGE_TEST_ONLY": "test_x", **_SECOND_OF_TWO})
+    assert ended.code == 0, ended.log
+    assert "NOTHING RAN" not in ended.log
+
+
+@pytest.mark.parametrize("options", [(), ("-s",)], ids=["captured", "not captured"])
+def test_target_without_a_distributed_case_says_so(starter: Starter, tmp_path: Path, options: tuple[str, ...]) -> None:
+    """A forgotten marker: the test runs once, in the runner, and passes without a single rank."""
+    target = Target(tmp_path, {"test_cases.py": _PLAIN})
+    ended = target.run(starter, *options)
+    assert ended.code == 0, ended.log
+    assert _first_line(ended) == (_HEAD if options else f"{_HEAD}: NO CASE RAN ON RANKS")
+    first, *rest = _warnings(target).splitlines()
+    assert first == "//pkg:cases_gloo: no case ran on ranks: none is distributed for backend gloo."
+    assert "@pytest.mark.distributed" in rest[0]
+    assert "py_test" in rest[1]
+    assert f"WARNING: {first}" in ended.log
+
+
+def test_forgotten_marker_is_seen_in_every_part_of_the_target(starter: Starter, tmp_path: Path) -> None:
+    """Also under a filter, in shards, and where what is marked is for other backends."""
+    source = _PLAIN + '\n\n    @pytest.mark.distributed(backends=["nccl"])\n    def test_other(world):\n        pass\n'
+    target = Target(tmp_path, {"test_cases.py": source})
+    for env in ({"TESTBRIDGE_TEST_ONLY": "test_plain"}, _FIRST_OF_TWO):
+        ended = target.run(starter, env=env)
+        assert ended.code == 0, ended.log
+        assert _first_line(ended).endswith(": NO CASE RAN ON RANKS")
+        assert "none is distributed for backend gloo" in _warnings(target)
+        target.warnings_file.unlink()
+
+
+@pytest.mark.parametrize("kind", _ON_RANKS)
+def test_plain_tests_beside_a_distributed_one_are_fine(starter: Starter, tmp_path: Path, kind: str) -> None:
+    """A filter, a shard or a skip may leave the plain ones alone; the target has its ranks all the same."""
+    target = _mixed(tmp_path, kind)
+    ended = target.run(starter, env={"TESTBRIDGE_TEST_ONLY": "test_plain.py"})
+    assert ended.code == 0, ended.log
+    assert [key.rpartition(".")[2] for key in target.xml_keys()] == ["test_plain", "test_method"]
+    assert _first_line(ended) == _HEAD
+    assert not target.warnings_file.exists()
+
+
+def test_shard_of_plain_tests_is_fine(starter: Starter, tmp_path: Path) -> None:
+    """The distributed ones are in another."""
+    target = _mixed(tmp_path, "marker")
+    ran: list[str] = []
+    for index in range(3):
+        ended = target.run(starter, env={"TEST_TOTAL_SHARDS": "3", "TEST_SHARD_INDEX": str(index)})
+        assert ended.code == 0, ended.log
+        ran += target.xml()
+        assert len(target.xml()) == 1
+        assert "NO CASE" not in ended.log
+        assert not target.warnings_file.exists()
+    assert sorted(ran) == ["test_method", "test_plain", "test_ranks"]
+
+
+@pytest.mark.parametrize(
+    ("source", "code"),
+    [
+        ("import pytest\n\npytest.skip('not here', allow_module_level=True)\n", 0),
+        ("import nothing_of_this_name\n", pytest.ExitCode.INTERRUPTED),
+    ],
+    ids=["skips itself", "broken"],
+)
+def test_ranks_are_not_missed_where_a_file_was_not_read(
+    starter: Starter, tmp_path: Path, source: str, code: int
+) -> None:
+    """The distributed cases may be in there."""
+    target = Target(tmp_path, {"test_cases.py": _PLAIN, "test_ranks.py": source})
+    ended = target.run(starter)
+    assert ended.code == code, ended.log
+    assert "NO CASE" not in ended.log
+    assert not target.warnings_file.exists()
+
+
+def test_skips_are_said_before_missing_ranks(starter: Starter, tmp_path: Path) -> None:
+    """One line has room for one news: that nothing was tested at all."""
+    target = Target(
+        tmp_path, {"test_cases.py": "import pytest\n\n@pytest.mark.skip('today')\ndef test_x():\n    pass\n"}
+    )
+    ended = target.run(starter)
+    assert ended.code == 0, ended.log
+    assert _first_line(ended) == f"{_HEAD}: EVERY CASE WAS SKIPPED: today"
+    assert "no case ran" not in _warnings(target)
