@@ -137,6 +137,17 @@ def read_invocation(path: Path) -> Invocation:
         EventsError: If it is none.
     """
     events = read_events(path)
+    try:
+        return _summed_up(events)
+    except (AttributeError, KeyError, TypeError) as error:
+        raise EventsError(
+            f"{path}: no results: an event is not as Bazel writes it ({type(error).__name__}: {error}).\n"
+            "Another tool has made the file, or changed it.\n"
+            "Give the file that Bazel wrote for --build_event_json_file."
+        ) from error
+
+
+def _summed_up(events: Sequence[Mapping[str, Any]]) -> Invocation:
     testlogs = _Testlogs()
     attempts: list[Attempt] = []
     summaries: dict[str, str] = {}

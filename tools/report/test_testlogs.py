@@ -164,3 +164,15 @@ def test_nothing_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(ReportError) as caught:
         read_results([tmp_path / name])
     assert len(str(caught.value).splitlines()) == 3
+
+
+@pytest.mark.parametrize(
+    "event",
+    [{"id": {"testResult": {}}, "testResult": {}}, {"id": {"targetCompleted": {"label": "//a"}}, "aborted": None}],
+)
+def test_events_that_are_not_bazels_are_no_results(event: object, tmp_path: Path) -> None:
+    """A file that another tool has rewritten must not end in a traceback."""
+    file = tmp_path / "events.json"
+    file.write_text(f"{json.dumps(event)}\n")
+    with pytest.raises(EventsError, match="an event is not as Bazel writes it"):
+        read_invocation(file)

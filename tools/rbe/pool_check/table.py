@@ -112,22 +112,28 @@ def findings(name: str, seen: Sequence[Seen]) -> Iterator[Finding]:
 
 
 def _what_came_back(inside: Seen) -> Iterator[Finding]:
-    files = {"pool.json": b""}
-    for output, path in inside.files.items():
-        if path.suffix == ".zip":
-            with zipfile.ZipFile(path) as archive:
-                files.update({entry: archive.read(entry) for entry in archive.namelist() if entry == "pool.json"})
-        elif output.endswith("pool.json"):
-            files["pool.json"] = path.read_bytes()
     try:
-        yield from (Finding(**one) for one in json.loads(files["pool.json"]))
+        yield from [Finding(**one) for one in json.loads(_pool_json(inside))]
         yield Finding("undeclared outputs back", "ok", "pool.json came back")
-    except ValueError:
-        yield Finding("undeclared outputs back", "FAILED", f"pool.json did not come back ({inside.status})")
+    # What an executor has cut or mixed up: no archive, no JSON, or JSON of something else.
+    except (zipfile.BadZipFile, ValueError, TypeError) as error:
+        text = f"pool.json did not come back ({inside.status}; {type(error).__name__}: {error})"
+        yield Finding("undeclared outputs back", "FAILED", text)
     xml = inside.files.get("test.xml")
     has_cases = xml is not None and b"loopback network" in xml.read_bytes()
     yield Finding("test.xml back", "ok" if has_cases else "FAILED", "as written" if has_cases else "not as written")
     yield Finding("test.log back", "ok" if inside.log else "FAILED", f"{len(inside.log)} characters")
+
+
+def _pool_json(inside: Seen) -> bytes:
+    content = b""
+    for output, path in inside.files.items():
+        if path.suffix == ".zip":
+            with zipfile.ZipFile(path) as archive:
+                content = archive.read("pool.json") if "pool.json" in archive.namelist() else content
+        elif output.endswith("pool.json"):
+            content = path.read_bytes()
+    return content
 
 
 def _told(runs: Sequence[Seen], *keys: str) -> list[dict[str, Any]]:

@@ -122,6 +122,25 @@ def test_what_did_not_come_back_is_a_failure(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("outputs.zip", b"PK half an archive", "BadZipFile"),
+        ("pool.json", b"[{", "JSONDecodeError"),
+        ("pool.json", b'[{"of": "another"}]', "TypeError"),
+        ("pool.json", b"1", "TypeError"),
+    ],
+)
+def test_what_came_back_in_pieces_is_a_failure(name: str, content: bytes, said: str, tmp_path: Path) -> None:
+    """And a row of the table, not a traceback in its place."""
+    inside = seen(tmp_path, "pool", test_log="a log")
+    (tmp_path / name).write_bytes(content)
+    inside.files[f"test.outputs/{name}"] = tmp_path / name
+    found = by_name(list(client.findings("pool", [inside])))["undeclared outputs back"]
+    assert "FAILED" == found.verdict
+    assert said in found.text
+
+
+@pytest.mark.parametrize(
     ("status", "log", "verdict", "text"),
     [
         ("TIMEOUT", "grace: waiting\ngrace: SIGTERM\ngrace: still running after 1 s\n", "ok", "at least 1 s"),
