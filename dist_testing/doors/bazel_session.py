@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from dist_testing.budget import TimeShares
 from dist_testing.doors import reports
 from dist_testing.doors.marker import read_marker
 from dist_testing.doors.pytest_internals import Failed, parse_expression
@@ -23,7 +24,7 @@ from dist_testing.runner.junit import EXPECTED, Outcome, XmlCase
 from dist_testing.runner.log_head import LogHead
 from dist_testing.runner.sharding import ShardCase, deal
 from dist_testing.runner.timings import read_timings
-from dist_testing.runner.watch import TimeShares, Watch
+from dist_testing.runner.watch import Watch
 from dist_testing.spec import Spec
 
 __all__ = ["BazelSession", "Timing"]

@@ -12,13 +12,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from dist_testing.budget import TimeShares
 from dist_testing.errors import DistTestingError, InterruptedRunError, ReportError, SpecError
 from dist_testing.runner.bazel import Protocol, read_protocol
 from dist_testing.runner.conclusion import FAILED, Conclusion, banner
 from dist_testing.runner.coverage import CoverageRun, start_coverage
 from dist_testing.runner.interrupts import ExitGuard, ignore_termination, raise_on_termination
 from dist_testing.runner.log_head import LogHead
-from dist_testing.runner.watch import TimeShares, Watch
+from dist_testing.runner.watch import Watch
 from dist_testing.runner.watchdog import watchdog_for
 from dist_testing.spec import SPEC_VARIABLE, Spec, read_promise, read_spec
 

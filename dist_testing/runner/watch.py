@@ -19,60 +19,14 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from types import FrameType, TracebackType
 
-from dist_testing.budget import Budget
+from dist_testing.budget import LEAST_S
 from dist_testing.runner.report import tidied
 
-__all__ = ["LIMIT_SIGNAL", "TimeShares", "Watch"]
+__all__ = ["LIMIT_SIGNAL", "Watch"]
 
 LIMIT_SIGNAL = int(signal.SIGRTMIN) + 9
 # Their frames are the end of a traceback that a signal has begun, and say nothing.
 _SIGNAL_HANDLERS = (__name__, "dist_testing.runner.interrupts")
-# What is left of a test when the run's time is over, its teardown above all, still has this much. Seconds.
-_LEAST_S = 1.0
-# Of the reserve, which is for the report: what may begin, and run, after the last case should have ended; and when a
-# runner that has not come to an end by itself is taken for stuck.
-_LATE_SHARE = 0.5
-_STUCK_SHARE = 0.75
-# But a report takes no less time in a short run: one that is being written is not taken for stuck. With a timeout below
-# ten seconds this is after Bazel's timer, and within the grace that Bazel gives a test to end. Seconds.
-_REPORT_S = 2.0
-
-
-@dataclass(frozen=True, slots=True)
-class TimeShares:
-    """Bazel's time, divided.
-
-    Attributes:
-        budget: For the cases.
-        late_s: When the last teardown must have ended, on the monotonic clock; infinity without a limit.
-        stuck_s: When a runner that has not ended is ended; None without a limit.
-    """
-
-    budget: Budget
-    late_s: float = math.inf
-    stuck_s: float | None = None
-
-    @classmethod
-    def starting_now(cls, total_s: float | None) -> TimeShares:
-        """Of `total_s` seconds from now; None for no limit."""
-        budget = Budget.starting_now(total_s)
-        if total_s is None or budget.end_s is None:
-            return cls(budget)
-        reserve_s = time.monotonic() + total_s - budget.end_s
-        stuck_s = budget.end_s + max(_REPORT_S, _STUCK_SHARE * reserve_s)
-        return cls(budget, budget.end_s + _LATE_SHARE * reserve_s, stuck_s)
-
-    def case_end_s(self, cases_after: int) -> float:
-        """When a part of a case that begins now must have ended.
-
-        Args:
-            cases_after: How many cases wait behind this one.
-        """
-        now_s = time.monotonic()
-        return max(
-            now_s + self.budget.limit_s(math.inf, cases_after=cases_after),
-            min(now_s + _LEAST_S, self.late_s),
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +81,7 @@ class Watch:
             yield
         finally:
             if limit is not None:
-                self._set(dataclasses.replace(limit, end_s=max(limit.end_s, time.monotonic() + _LEAST_S)))
+                self._set(dataclasses.replace(limit, end_s=max(limit.end_s, time.monotonic() + LEAST_S)))
 
     def _set(self, limit: _Limit | None) -> None:
         self._limit = limit
