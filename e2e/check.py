@@ -5,6 +5,7 @@ Each folder beside this file is a workspace of its own, which uses the library a
 bzlmod      With modules: its own toolchain and hub, its own packages of the same names as the library's folders.
 workspace   Without modules, which Bazel 7 is the last to allow.
 queries     Its targets are asked about and never run: every command of docs/queries.md is.
+mine        Is not here: docs/consumers.md shows its files, and they are pasted from there.
 
 No test can start Bazel, so this is a program. Exit status 0 when everything is as expected.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -25,6 +27,8 @@ from tests.support.nested_bazel import ROOT, Done, NestedBazel, nested_bazel, sc
 
 # As the lock file of these workspaces has it.
 TORCH = "torch==2.13.0+cpu"
+
+CONSUMERS = ROOT / "docs" / "consumers.md"
 
 # Of Bazel's output, in a complaint. Characters.
 SHOWN = 6000
@@ -112,22 +116,66 @@ def check_queries(bazel: NestedBazel) -> list[str]:
     return answers_problems(bazel, ROOT / "docs" / "queries.md")
 
 
-def page_problems(page: Path) -> list[str]:
-    """Say which lines of docs/consumers.md no consumer here has: each block of code names the file that it shows."""
-    blocks = re.findall(
+def check_mine(bazel: NestedBazel) -> list[str]:
+    """The repository that docs/consumers.md shows."""
+    done = bazel.run("test", "--test_output=all", "//mytests:ring_gloo")
+    printed = (
+        r"^dist_testing: //mytests:ring_gloo: gloo, world size 2, 4, fork$",
+        r"^collected 2 items$",
+        r"^mytests/test_ring\.py \.\. +\[100%\]$",
+        r"^//mytests:ring_gloo +PASSED in ",
+        r"^Executed 1 out of 1 test: 1 test passes\.$",
+    )
+    return problems("mine: the commands of the page", done, status=0, parts=printed)
+
+
+def page_blocks(page: Path) -> list[tuple[str, str]]:
+    """The page's blocks of code that name the file that they show: names and texts."""
+    return re.findall(
         r"^<!-- (\S+) -->\n```\w*\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
     )
+
+
+def page_problems(page: Path) -> list[str]:
+    """Say which lines of docs/consumers.md no consumer here has. `mine` is pasted from it."""
+    blocks = page_blocks(page)
     found = [] if blocks else [f"{page.name}: no block of code names its file"]
     for name, block in blocks:
-        lines = set((ROOT / name).read_text(encoding="utf-8").splitlines())
-        found += [f"{page.name}: {name} has no line {line!r}" for line in block.splitlines() if line not in lines]
+        # Its lock file is the one that is here.
+        name = {"mine/requirements.in": "e2e/requirements.in"}.get(name, name)
+        if not name.startswith("mine/"):
+            lines = set((ROOT / name).read_text(encoding="utf-8").splitlines())
+            found += [f"{page.name}: {name} has no line {line!r}" for line in block.splitlines() if line not in lines]
     return found
+
+
+def paste_mine(page: Path, folder: Path) -> Path:
+    """Follow docs/consumers.md: make the repository that it shows, beside the library.
+
+    Args:
+        page: The page.
+        folder: An empty one, for both.
+
+    Returns:
+        Its folder.
+    """
+    workspace = folder / "mine"
+    (folder / "dist_testing").symlink_to(ROOT)
+    for name, block in page_blocks(page):
+        if name.startswith("mine/"):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(block, encoding="utf-8")
+    (workspace / "BUILD.bazel").touch()
+    shutil.copy(ROOT / "dist_testing.bazelrc", workspace)
+    shutil.copy(ROOT / "e2e" / "requirements.txt", workspace)
+    return workspace
 
 
 CHECKS: dict[str, Callable[[NestedBazel], list[str]]] = {
     "bzlmod": check_bzlmod,
     "workspace": check_workspace,
     "queries": check_queries,
+    "mine": check_mine,
 }
 
 
@@ -165,17 +213,20 @@ def main() -> int:
     options = parser.parse_args()
     if unknown := sorted(set(options.names) - set(CHECKS)):
         parser.error(f"no consumer is named {', '.join(unknown)}; there are {', '.join(CHECKS)}")
-    found = page_problems(ROOT / "docs" / "consumers.md")
+    found = page_problems(CONSUMERS)
     with ExitStack() as stack:
         output = options.output.absolute() if options.output else stack.enter_context(scratch_folder("e2e"))
         index = index_options()
         for name in options.names or CHECKS:
             start = time.monotonic()
-            common = index if name != "queries" else ()
+            common = index if name in ("bzlmod", "workspace") else ()
             if name == "workspace":
                 with nested_bazel(ROOT / "e2e" / "queries", output, bazel=options.bazel) as other:
                     common += repository_options(other)
-            with nested_bazel(ROOT / "e2e" / name, output, bazel=options.bazel, common=common) as bazel:
+            folder = ROOT / "e2e" / name
+            if name == "mine":
+                folder = paste_mine(CONSUMERS, stack.enter_context(scratch_folder("e2e.mine")))
+            with nested_bazel(folder, output, bazel=options.bazel, common=common) as bazel:
                 wrong = CHECKS[name](bazel)
             took = f"{time.monotonic() - start:.0f} s"
             sys.stderr.write(f"e2e.check: {name}: {'as expected' if not wrong else 'WRONG'} after {took}\n")

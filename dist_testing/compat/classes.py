@@ -34,7 +34,7 @@ except ImportError as error:
         f"dist_testing.compat: torch.testing._internal.common_utils cannot be imported: {error}.\n"
         "torch's TestCase, the base of the classes, needs the packages expecttest and numpy, which torch does not "
         "bring.\n"
-        "Install them: pip install expecttest numpy."
+        "Install them: pip install expecttest numpy; under Bazel, add both to the target's deps."
     ) from error
 
 if TYPE_CHECKING:

@@ -31,7 +31,7 @@ from datetime import timedelta
 from enum import Enum
 from functools import partial, reduce, wraps
 from io import StringIO
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Optional, Union
 from unittest.mock import patch
 
 import torch
@@ -178,11 +178,13 @@ __all__ = [
     "MultiProcessTestCase",
     "MultiThreadedTestCase",
     "NamedTuple",
+    "Optional",
     "SaveForwardInputsModel",
     "SaveForwardInputsModule",
     "StringIO",
     "TestCase",
     "TestSkip",
+    "Union",
     "_dynamo_dist_per_rank_init",
     "at_least_x_gpu",
     "c10d",

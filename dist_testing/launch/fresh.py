@@ -107,7 +107,7 @@ def main(state: dict[str, Any]) -> NoReturn:
     # Imports can hang, too.
     answer_with_stacks(start.stacks_fd)
     try:
-        _load(loader, lambda side: _enter_prepared(start, side))
+        _load(loader, lambda side: _enter_prepared(start, side), start.request.body.get("nodeid"))
     except BaseException as error:
         with socket.socket(fileno=start.channel_fd) as channel:
             # Imports are test code: this is the test's failure, and not the machine's.
@@ -140,25 +140,25 @@ def _be_template(loader: Loader, control_fd: int, run_directories: Sequence[str]
         os._exit(1)
 
 
-def _load(loader: Loader, then: _Then) -> NoReturn:
+def _load(loader: Loader, then: _Then, nodeid: str | None = None) -> NoReturn:
     for module in loader["import_first"]:
         importlib.import_module(module)
     if loader["door"] == "pytest":
-        _load_pytest(loader, then)
+        _load_pytest(loader, then, nodeid)
     from dist_testing.doors.rank_unittest import UnittestSide
 
     _import_main(loader["main_path"], loader["main_name"])
     then(UnittestSide())
 
 
-def _load_pytest(loader: Loader, then: _Then) -> NoReturn:
+def _load_pytest(loader: Loader, then: _Then, nodeid: str | None) -> NoReturn:
     import pytest
 
     from dist_testing.doors import pytest_plugin
 
     arguments: Sequence[str] = [*loader["arguments"], "-p", "no:cacheprovider", "--no-header", "-qq"]
     os.chdir(loader["directory"])
-    session = pytest_plugin.FreshSession(loader, then)
+    session = pytest_plugin.FreshSession(loader, then, nodeid)
     code = pytest.main([*arguments], plugins=[session, pytest_plugin])
     if session.errors:
         raise LaunchError("\n".join(["The tests could not be imported in a fresh interpreter.", *session.errors]))

@@ -89,7 +89,7 @@ def dist_py_test(
         name: Name of the suite, and first part of the targets' names.
         srcs: Python files with the cases: the files themselves, not targets that stand for some. Code that has no
             cases goes in `deps`.
-        backends: Names of backends declared in //backends, each once.
+        backends: Names of backends that `@dist_testing//backends` declares, each once.
         world_size: Ranks per case, 1 to 1024. A list runs each case once per entry, in one target. A
             dict gives either for each backend.
         gpus_per_rank: GPUs each rank owns alone, or a dict by backend. Default: the backend's own.

@@ -11,6 +11,10 @@ def fail_on(subject, problems):
     if problems:
         fail("{}: {}".format(subject, "\nand ".join(problems)))
 
+def shown(value):
+    """Returns how a value is written in a refusal: all of it, but not what a select() chooses from."""
+    return "select(...)" if type(value) == "select" else repr(value)
+
 def is_int(value):
     """Returns whether a value is a number; True is none, as type(True) is "bool"."""
     return type(value) == "int"

@@ -3,7 +3,7 @@
 Every function here returns a list of texts (see problems.bzl). An empty list means that there is nothing to say.
 """
 
-load("//dist_testing/private:problems.bzl", "problem")
+load("//dist_testing/private:problems.bzl", "problem", "shown")
 
 # Linux starts no program with a longer variable: its name, "=", its value and the zero at its end (MAX_ARG_STRLEN).
 MAX_VARIABLE_BYTES = 128 * 1024
@@ -31,7 +31,7 @@ def env_problems(env):
     """
     if type(env) != "dict":
         return [problem(
-            "env = {}".format(repr(env) if type(env) != "select" else "select(...)"),
+            "env = {}".format(shown(env)),
             "It is a dict from names of variables to texts; a select() could hide a name that is ours.",
             "Use, for example, env = {\"NCCL_DEBUG\": \"INFO\"}.",
         )]

@@ -4,7 +4,7 @@ Every function here returns a list of texts (see problems.bzl). An empty list me
 """
 
 load("//dist_testing/private:labels.bzl", "label_fault", "path_fault")
-load("//dist_testing/private:problems.bzl", "problem")
+load("//dist_testing/private:problems.bzl", "problem", "shown")
 
 # Stand for many targets on a command line, so that one of that name could not be asked for.
 _WILDCARDS = ["*", "all", "all-targets"]
@@ -75,7 +75,7 @@ def srcs_problems(srcs):
     """
     if type(srcs) != "list" or not srcs:
         return [problem(
-            "srcs = {}".format(repr(srcs) if type(srcs) in ("list", "NoneType", "string") else type(srcs)),
+            "srcs = {}".format(shown(srcs)),
             "A list of at least one Python file is needed: the cases come from these files and nowhere else.",
             "Name the test files. What differs by platform belongs in deps or data, which may be a select().",
         )]
@@ -110,7 +110,7 @@ def timings_problems(timings):
     way_out = "Write, for example, timings = \"timings.json\", or drop it: then cases are dealt to shards in turn."
     if type(timings) not in ("string", "Label"):
         return [problem(
-            "timings = {}".format("select(...)" if type(timings) == "select" else repr(timings)),
+            "timings = {}".format(shown(timings)),
             "It is the label of the one file that says how long cases take.",
             way_out,
         )]

@@ -3,7 +3,7 @@
 Every function here returns a list of texts (see problems.bzl). An empty list means that there is nothing to say.
 """
 
-load("//dist_testing/private:problems.bzl", "by_backend", "choice_problems", "is_int", "problem")
+load("//dist_testing/private:problems.bzl", "by_backend", "choice_problems", "is_int", "problem", "shown")
 load("//dist_testing/private:tags.bzl", "cpu_tags", "is_reserved_tag")
 
 SIZES = ["small", "medium", "large", "enormous"]
@@ -144,7 +144,7 @@ def exec_properties_problems(exec_properties):
     """
     if type(exec_properties) != "dict":
         return [problem(
-            "exec_properties = {}".format(repr(exec_properties) if type(exec_properties) != "select" else "select(...)"),
+            "exec_properties = {}".format(shown(exec_properties)),
             "It is a dict of properties for remote executors; a select() could hide one that is not the test's alone.",
             "Use, for example, exec_properties = {\"test.Pool\": \"large\"}.",
         )]

@@ -5,11 +5,15 @@ Every function here returns a list of texts (see problems.bzl). An empty list me
 
 load("//backends:declare.bzl", "ISOLATIONS")
 load("//dist_testing/private:gpus.bzl", "MAX_GPUS", "gpus_of_world")
+load("//dist_testing/private:labels.bzl", "user_label")
 load("//dist_testing/private:problems.bzl", "by_backend", "choice_problems", "is_int", "problem")
 load("//dist_testing/private:suggest.bzl", "suggestion")
 
 # Ranks are processes of one machine; a larger number is a typing error.
 MAX_WORLD_SIZE = 1024
+
+# Only who has this repository as the main one can add to its backends.
+_CAN_DECLARE = user_label(Label("//backends")).startswith("//")
 
 def backends_problems(backends, known):
     """Checks the argument `backends` against the table of backends.
@@ -36,8 +40,11 @@ def backends_problems(backends, known):
                     repr(backend),
                     suggestion(backend, known) if type(backend) == "string" else "",
                 ),
-                "The backends are declared in //backends: {}.".format(", ".join(sorted(known))),
-                "Use one of these, or declare it there in a folder of its own.",
+                "The backends are declared in {}: {}.".format(
+                    "//backends" if _CAN_DECLARE else "@dist_testing//backends",
+                    ", ".join(sorted(known)),
+                ),
+                "Use one of these, or declare it there in a folder of its own." if _CAN_DECLARE else "Use one of these.",
             ))
         elif backend in backends[:index]:
             problems.append(problem(

@@ -41,9 +41,10 @@ def test_the_page_of_names_is_true(theirs: ModuleType) -> None:
     assert not differences, f"{PAGE} is not what the modules say. Write it anew: {REPAIR}\n{differences}"
 
 
-def test_every_difference_on_the_page_is_of_a_name(theirs: ModuleType) -> None:
+def test_every_difference_on_the_page_is_of_a_name() -> None:
     """What is said of a name that is gone is read by nobody, and stays for ever."""
-    assert DIFFERENCES.keys() <= set(public_names(theirs))
+    written = PAGE.read_text(encoding="utf-8")
+    assert not [name for name in DIFFERENCES if f"\n| `{name}` | " not in written]
 
 
 def test_the_module_lists_all_its_names() -> None:
@@ -57,7 +58,15 @@ def test_classes_are_derived_from_each_other_as_in_torch(theirs: ModuleType) -> 
     """Test files ask with issubclass, and mix them."""
     classes = [name for name in public_names(theirs) if isinstance(getattr(theirs, name), type)]
     cases = [name for name in classes if issubclass(getattr(theirs, name), unittest.TestCase)]
-    assert len(cases) > 7
+    assert {
+        "DistributedTestBase",
+        "DynamoDistributedMultiProcTestCase",
+        "DynamoDistributedSingleProcTestCase",
+        "MultiProcContinuousTest",
+        "MultiProcessTestCase",
+        "MultiThreadedTestCase",
+        "TestCase",
+    } <= set(cases)
     for name in cases:
         bases = {base.__name__ for base in getattr(theirs, name).__mro__ if base.__name__ in cases}
         assert bases <= {base.__name__ for base in getattr(common_distributed, name).__mro__}, name
@@ -100,12 +109,15 @@ def test_nothing_slow_is_imported_before_it_is_used() -> None:
     """torch._dynamo takes a second, on every rank that is a fresh interpreter."""
     code = """if True:
         import sys
+        import torch.testing._internal.common_utils
+        # The base of all test classes, which needs it in some versions of torch, such as 2.11.
+        base = "torch._dynamo" in sys.modules
         import dist_testing.compat.common_distributed as ours
         before = "torch._dynamo" in sys.modules
         ours.DynamoDistributedSingleProcTestCase
-        print(before, "torch._dynamo" in sys.modules)
+        print(before == base, "torch._dynamo" in sys.modules)
     """
-    assert python(code) == "False True\n"
+    assert python(code) == "True True\n"
 
 
 def test_gpus_are_counted_without_cuda() -> None:

@@ -78,7 +78,11 @@ LOADING_CASES = (
     Loading(
         "unknown_backend",
         'srcs = ["a.py"], backends = ["ncl"], world_size = 2',
-        ('"ncl" is not a backend. Did you mean "nccl"?',),
+        (
+            '"ncl" is not a backend. Did you mean "nccl"?',
+            "The backends are declared in @dist_testing//backends: ",
+            "Use one of these.\n",
+        ),
     ),
     Loading(
         "backend_declared_wrongly",

@@ -22,7 +22,7 @@ def _backends_test_impl(ctx):
     assert_refused(env, backends_problems("gloo", BACKENDS), "backends = \"gloo\"", "A list")
     assert_refused(env, backends_problems(None, BACKENDS), "backends = None")
     assert_refused(env, backends_problems(["glo"], BACKENDS), "\"glo\" is not a backend", "Did you mean \"gloo\"?", "nccl")
-    assert_refused(env, backends_problems(["carrier_pigeon"], BACKENDS), "\"carrier_pigeon\" is not a backend.\n")
+    assert_refused(env, backends_problems(["carrier_pigeon"], BACKENDS), "\"carrier_pigeon\" is not a backend.\n", "declared in //backends: ", "or declare it there")
     assert_refused(env, backends_problems([4], BACKENDS), "4 is not a backend")
     assert_refused(env, backends_problems(["gloo", "gloo"], BACKENDS), "\"gloo\" is there twice", "Drop one")
     return unittest.end(env)

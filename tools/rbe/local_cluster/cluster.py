@@ -30,7 +30,7 @@ from local_cluster.plan import Plan, reserve_port
 from local_cluster.pools import Worker
 from local_cluster.supervisor import DownError, Supervisor
 
-# `down` waits as long for the supervisor before it does the work itself. Seconds.
+# `down` waits as long for the supervisor to end all parts before it does the work itself. Seconds.
 _DOWN_LIMIT_S = 30.0
 # What is the matter with a disk, and not with this program.
 _NOT_WRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
@@ -123,9 +123,14 @@ def end_cluster(files: ClusterFiles, name: str, tell: Callable[[str], None]) -> 
         try:
             signal.pidfd_send_signal(pidfd, signal.SIGTERM)
             if not select.select([pidfd], [], [], _DOWN_LIMIT_S)[0]:
-                tell(f"the supervisor has not ended within {_DOWN_LIMIT_S:.0f} s; it is being killed")
-                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-                select.select([pidfd], [], [], _DOWN_LIMIT_S)
+                if _read_state(files) == state:
+                    tell(f"the supervisor has not ended within {_DOWN_LIMIT_S:.0f} s; it is being killed")
+                    signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+                    select.select([pidfd], [], [], _DOWN_LIMIT_S)
+                else:
+                    # There may be gigabytes of them.
+                    tell("nothing of it runs any more; its files are still being removed")
+                    select.select([pidfd], [], [])
         finally:
             os.close(pidfd)
     if _read_state(files) != state or not state:

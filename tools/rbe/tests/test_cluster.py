@@ -205,6 +205,55 @@ def test_supervisor_is_known_by_its_lock_and_ended(files: ClusterFiles, scratch:
     assert not files.root.exists()
 
 
+# Ends like a supervisor that has a lot to remove: until its input ends.
+_HOLD_AND_REMOVE = """
+import fcntl, os, signal, sys
+lock = open(sys.argv[1], "w")
+fcntl.flock(lock, fcntl.LOCK_EX)
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+os.write(1, b"x")
+signal.sigwait([signal.SIGTERM])
+os.rename(sys.argv[2], sys.argv[3])
+os.write(1, b"y")
+sys.stdin.read()
+"""
+
+
+def test_supervisor_that_only_removes_files_is_waited_for(
+    files: ClusterFiles, scratch: Scratch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tests unpack gigabytes of packages; on a busy machine a `down` in order would look like one that went wrong."""
+    files.root.mkdir(parents=True)
+    places = (str(files.lock), str(files.root), str(files.root.with_name(".local.1")))
+    command = (sys.executable, "-c", _HOLD_AND_REMOVE, *places)
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as supervisor:
+        stdin, stdout = supervisor.stdin, supervisor.stdout
+        assert stdin is not None
+        assert stdout is not None
+        assert b"x" == stdout.read(1)
+        write_state(files, supervisor=supervisor.pid, scratch=str(scratch.root))
+        send = signal.pidfd_send_signal
+
+        def send_and_wait(pidfd: int, number: int) -> None:
+            send(pidfd, number)
+            # The rest takes longer than any limit.
+            assert b"y" == stdout.read(1)
+
+        monkeypatch.setattr(signal, "pidfd_send_signal", send_and_wait)
+        monkeypatch.setattr(cluster, "_DOWN_LIMIT_S", 0.0)
+        said: list[str] = []
+
+        def tell(text: str) -> None:
+            said.append(text)
+            stdin.close()
+
+        cluster.end_cluster(files, "local", tell)
+        assert 0 == supervisor.wait(10)
+    assert ["nothing of it runs any more; its files are still being removed"] == said
+    assert not files.root.exists()
+    assert not files.removed
+
+
 def test_process_that_has_the_supervisors_number_now_is_left_alone(files: ClusterFiles, scratch: Scratch) -> None:
     """Numbers are given again, above all after a restart of the machine."""
     with running("sleep", "600") as stranger:
