@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import os
 import runpy
+import shlex
 import sys
 from pathlib import Path
 
 from dist_testing import compat
+from dist_testing.doors.session import started_by
 from dist_testing.errors import DistTestingError
 
 _USAGE = "usage: python -m dist_testing.compat FILE [ARGUMENTS]"
@@ -40,6 +42,7 @@ def main() -> None:
     except DistTestingError as error:
         print(error, file=sys.stderr)
         raise SystemExit(2) from None
+    started_by(f"python -m dist_testing.compat {shlex.quote(sys.argv[1])}")
     sys.argv = sys.argv[1:]
     # Before the working directory, which `-m` has put there, and from which this package may come.
     sys.path.insert(0, str(path.resolve().parent))

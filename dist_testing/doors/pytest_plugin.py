@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
@@ -75,10 +76,23 @@ def world() -> World:
 class FreshSession:
     """A pytest plugin for fresh interpreters: collects as the runner did, and then does not run the tests."""
 
-    def __init__(self, loader: Mapping[str, Any], then: Callable[[RankSide], NoReturn]) -> None:
+    def __init__(self, loader: Mapping[str, Any], then: Callable[[RankSide], NoReturn], nodeid: str | None) -> None:
+        """Make the plugin.
+
+        Args:
+            loader: What the runner's session was given.
+            then: What the interpreter is to be, once it has the tests.
+            nodeid: The test that it is for; None if that is known later.
+        """
         self._loader = loader
         self._then = then
+        self._nodeid = nodeid
         self.errors: list[str] = []
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_configure(self, config: pytest.Config) -> None:
+        """Leave the file of `--log-file` to the session, which has it open."""
+        config.option.log_file = os.devnull
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """Keep what went wrong: it is all that will be known of this interpreter."""
@@ -86,8 +100,15 @@ class FreshSession:
             self.errors.append(str(report.longrepr))
 
     @pytest.hookimpl(tryfirst=True)
-    def pytest_runtestloop(self) -> bool:
-        """Run no tests, also with `--continue-on-collection-errors`."""
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        """Run no tests, also with `--continue-on-collection-errors`.
+
+        It is called only if a file could not be collected: that fails its own tests, and no others.
+        """
+        side = current_runner(session.config).side
+        if side.has_tests and self._nodeid in (None, *(item.nodeid for item in session.items)):
+            side.collection_errors += self.errors
+            self._then(side)
         return True
 
     def pytest_load_initial_conftests(self, early_config: pytest.Config) -> None:

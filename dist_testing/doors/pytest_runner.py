@@ -56,7 +56,11 @@ _MARKER_KEY = pytest.StashKey[Distributed]()
 
 
 class Runner:
-    """The runner's half: owns the engine of the session."""
+    """The runner's half: owns the engine of the session.
+
+    Attributes:
+        side: What ranks have of the session.
+    """
 
     def __init__(self, config: pytest.Config) -> None:
         spare_cuda()
@@ -77,7 +81,7 @@ class Runner:
         self._fail_on_missing = options.fail_on_missing
         self._outputs = config.stash.get(OUTPUTS_KEY, None)
         self._items: dict[str, pytest.Item] = {}
-        self._side = PytestSide(config, self._items)
+        self.side = PytestSide(config, self._items)
         self._cases_after: dict[str, int] = {}
         self._failures: list[str] = []
         self._engine = self._make_engine()
@@ -96,8 +100,8 @@ class Runner:
         budget = config.stash.get(BUDGET_KEY, Budget())
         if self._place is not None:
             torchrun.check_options(config)
-            engine = JoinedEngine(self._spec, budget, self._side, self._place, self._side.as_rank)
-            torchrun.join(config, self._place, self._side, engine)
+            engine = JoinedEngine(self._spec, budget, self.side, self._place, self.side.as_rank)
+            torchrun.join(config, self._place, self.side, engine)
             return engine
         loader = {
             "door": "pytest",
@@ -110,7 +114,7 @@ class Runner:
             "spec": self._spec.text or None,
             "promised_gpus": self._spec.promised_gpus,
         }
-        return Engine(self._spec, budget, self._side, loader)
+        return Engine(self._spec, budget, self.side, loader)
 
     def _show_line(self, line: str) -> None:
         """With -s: a line of a rank's output, below what pytest has begun to say of the test."""
@@ -157,7 +161,7 @@ class Runner:
         self._items.update({item.nodeid: item for item in ours})
         if (then := self._config.stash.get(FRESH_KEY, None)) is not None:
             if not session.testsfailed:
-                then(self._side)
+                then(self.side)
             return
         if self._config.option.collectonly or (self._place and self._place.rank):
             return

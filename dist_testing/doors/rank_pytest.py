@@ -21,11 +21,14 @@ from dist_testing.doors.pytest_internals import (
     assertion_module,
     runtestprotocol,
 )
+from dist_testing.doors.rank_log import log_to_output
 from dist_testing.doors.rank_unittest import UnittestDoor, UnittestSide
 from dist_testing.doors.rank_warnings import print_warnings, recording_warnings
+from dist_testing.doors.session import current_session
 from dist_testing.doors.thread_items import REFUSED_FIXTURES, ThreadItems
 from dist_testing.errors import UsageError
 from dist_testing.rank.bootstrap import RankDoor, RankStart
+from dist_testing.rank.debugging import debug_by
 from dist_testing.rank.reporter import Reporter
 from dist_testing.rank.world import RankWorld
 from dist_testing.world import World
@@ -89,6 +92,9 @@ class PytestSide:
         config = self._config
         _capture_nothing(config)
         print_warnings()
+        log_to_output(config)
+        if target := current_session().engine.spec.target:
+            debug_by(f"bazel run {target}.run --")
         # What pytest itself prints on a rank, such as --setup-show, goes where the rank's output goes.
         config.get_terminal_writer()._file = sys.stdout
         # Skip marks and expected failures are judged in the runner, once for all ranks.
@@ -97,7 +103,7 @@ class PytestSide:
             UnittestSide().prepare()
         config.pluginmanager.register(self._narrator, "dist_testing_narrator")
         if not any("caplog" in getattr(item, "fixturenames", ()) for item in self._items.values()):
-            # It puts handlers on each of torch's 42 loggers, three times a test. A rank's log gets warnings without it.
+            # It puts handlers on each of torch's 42 loggers, three times a test.
             config.pluginmanager.unregister(name="logging-plugin")
             self._narrator.has_caplog = False
 
@@ -110,9 +116,11 @@ class PytestSide:
         _capture_nothing(config)
         manager.register(self._narrator, "dist_testing_narrator")
         self._is_joined = True
+        log_as_before = log_to_output(config)
         try:
             yield
         finally:
+            log_as_before()
             _this.world = None
             manager.unregister(self._narrator)
             config.option.runxfail = runxfail

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,7 @@ __all__ = [
 
 Properties = list[tuple[str, object]]
 
+_COMPAT_PLUGIN = "dist_testing.compat.pytest_install"
 
 # Before the colon of a report's first line.
 _NAME = re.compile(r"^.*\(world of \d+\): ")
@@ -135,15 +137,20 @@ def failure_text(name: str, result: CaseResult, spec: Spec) -> str:
         result: How it went.
         spec: What the target asked for.
     """
+    pytest_command = "pytest"
+    if _COMPAT_PLUGIN in sys.modules:
+        # Without it the test would run on torch's own class.
+        pytest_command += f" -p {_COMPAT_PLUGIN}"
     if spec.target:
         # Without the path, which differs from one place to the next.
         reproduce = f"bazel test {spec.target} --test_filter={shlex.quote(name.partition('::')[2])}"
     elif result.case.isolation == "thread" and "thread" not in spec.backend.isolations:
         # A class of threads, which has its own backend whatever the others of this run use.
-        reproduce = f"pytest {shlex.quote(name)}"
+        reproduce = f"{pytest_command} {shlex.quote(name)}"
     else:
         reproduce = (
-            f"pytest {shlex.quote(name)} --dist-backend={spec.backend.name} --dist-world-size={result.case.world_size}"
+            f"{pytest_command} {shlex.quote(name)}"
+            f" --dist-backend={spec.backend.name} --dist-world-size={result.case.world_size}"
         )
     return failure_report(result, target=spec.target, reproduce=reproduce)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import shlex
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -14,10 +15,15 @@ from dist_testing.doors.rank_unittest import UnittestSide
 from dist_testing.errors import UsageError
 from dist_testing.joined.place import Place, place_in
 from dist_testing.launch.fresh import unittest_loader
+from dist_testing.runner.case import CaseResult
 from dist_testing.runner.engine import Engine
+from dist_testing.runner.report import failure_report
 from dist_testing.spec import DEFAULT_WORLD_SIZE, Spec
 
-__all__ = ["Session", "current_session", "open_session"]
+__all__ = ["Session", "current_session", "open_session", "started_by"]
+
+# What a user types before the name of a test of the file that runs as the program; "" if nobody has said.
+_program = [""]
 
 
 @dataclass(slots=True)
@@ -38,6 +44,16 @@ class Session:
     fail_on_missing: bool = False
     ignored_place: Place | None = None
     pause_limit: Callable[[], AbstractContextManager[None]] = nullcontext
+
+    def failure_report(self, result: CaseResult) -> str:
+        """The report of a failed case of a class, with the command that runs it alone if that is known."""
+        test = result.case.name.removeprefix("__main__.")
+        is_of_program = _program[0] and test != result.case.name
+        return failure_report(
+            result,
+            target=self.engine.spec.target,
+            reproduce=f"{_program[0]} {shlex.quote(test)}" if is_of_program else "",
+        )
 
     def check_place(self, name: str) -> None:
         """Refuse to make a world in each process of one that exists.
@@ -65,6 +81,11 @@ class Session:
                 "Bazel has set aside CPUs and GPUs for the declared size.\n"
                 f"Set world_size = {world_size} in the BUILD file."
             )
+
+
+def started_by(command: str) -> None:
+    """Say what this process was started by, for the commands in reports; the tests are those of `__main__`."""
+    _program[0] = command
 
 
 _sessions: list[Session] = []

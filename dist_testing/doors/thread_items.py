@@ -53,7 +53,9 @@ class _SetupStateOfThread:
 def _repr_failure(item: Any, excinfo: pytest.ExceptionInfo[BaseException]) -> Any:
     if isinstance(excinfo.value, CollectiveError):
         # pytest's own form shows the source around each frame, for which it parses all of torch's module: seconds, when
-        # the ranks of a world do so together. The text of the error says which call it is about.
+        # the ranks of a world do so together. The text of the error says which call it is about. Natively pytest leaves
+        # out nothing of how it came to the test.
+        excinfo.traceback = item._traceback_filter(excinfo)
         return item._repr_failure_py(excinfo, style="native")
     return type(item).repr_failure(item, excinfo)
 

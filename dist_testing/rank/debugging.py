@@ -9,10 +9,18 @@ from typing import Any
 
 from dist_testing.errors import UsageError
 
-__all__ = ["TERMINAL", "set_breakpoint_hook", "take_terminal"]
+__all__ = ["TERMINAL", "debug_by", "set_breakpoint_hook", "take_terminal"]
 
 # The terminal that the run was started from, whatever its output goes to.
 TERMINAL = "/dev/tty"
+
+# What a user types before the option that gives a rank the terminal.
+_command = ["pytest"]
+
+
+def debug_by(command: str) -> None:
+    """Say what starts this run's tests where there is a terminal; by default it is pytest."""
+    _command[:] = [command]
 
 
 def take_terminal() -> None:
@@ -44,7 +52,7 @@ def set_breakpoint_hook(rank: int, debug_rank: int | None) -> Callable[[], None]
             raise UsageError(
                 f"breakpoint() on rank {rank}, which has no terminal.\n"
                 "The ranks of a world run at the same time, and only one of them can have it.\n"
-                f"Say which: pytest --dist-debug-rank={rank}, on ranks that the library starts."
+                f"Say which: {_command[0]} --dist-debug-rank={rank}, on ranks that the library starts."
             )
 
     # pytest has put its own there; it is loaded by then.

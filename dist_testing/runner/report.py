@@ -6,10 +6,11 @@ The culprit's own words come last, because the end of a log is what people see f
 from __future__ import annotations
 
 import re
+import signal
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
-from dist_testing.outcomes import Cause, Kind
+from dist_testing.outcomes import UNKNOWN_EXIT_CODE, Cause, Kind
 from dist_testing.runner.case import CaseResult
 from dist_testing.runner.needs import Lack
 from dist_testing.spec import ALL_GPUS, Spec
@@ -73,7 +74,9 @@ def failure_report(result: CaseResult, *, target: str = "", reproduce: str = "")
     """
     verdict = result.verdict
     lines = [f"{target + ', case ' if target else ''}{failure_headline(result)}"]
-    if explanation := _EXPLANATIONS.get(verdict.cause):
+    if verdict.cause is Cause.CRASH:
+        lines.append(_crash_explanation(result))
+    elif explanation := _EXPLANATIONS.get(verdict.cause):
         lines.append(explanation)
     if verdict.victims:
         lines.append(f"Victims: {_victims(result)} (consequence, not cause).")
@@ -107,10 +110,6 @@ def failure_report(result: CaseResult, *, target: str = "", reproduce: str = "")
 
 # The likely cause and the way out, where there is no traceback that shows them.
 _EXPLANATIONS = {
-    Cause.CRASH: (
-        "A rank that dies without an exception was ended by a signal, by the kernel for lack of memory, or by an exit "
-        "call in native or test code. Its last output is below."
-    ),
     Cause.HANG: (
         "Stacks of the ranks that were running are below. A longer limit: the marker's timeout, or --dist-timeout."
     ),
@@ -132,6 +131,22 @@ _EXPLANATIONS = {
     ),
     Cause.LEAK: "A test must end the processes that it starts. They have been killed.",
 }
+
+
+def _crash_explanation(result: CaseResult) -> str:
+    assert result.verdict.culprit is not None
+    first = result.outcomes[result.verdict.culprit]
+    if first.kind is Kind.EXITED and tidied(first.text):
+        return "The test, or what it calls, has ended the process instead of returning: below is where."
+    if first.exit_code == UNKNOWN_EXIT_CODE:
+        text = "It was ended by a signal, by the kernel for lack of memory, or by an exit call."
+    elif first.kind is Kind.EXITED:
+        text = "An exit call in native or test code, such as os._exit, ends a process without an exception."
+    elif first.signal == signal.SIGKILL:
+        text = "The kernel kills for lack of memory, of the machine or of a container; else a process has done it."
+    else:
+        text = "Native code that faults or aborts ends its process by a signal; else a process has sent it."
+    return f"{text} Its last output is below." if tidied(result.logs.get(first.rank, "")) else text
 
 
 def _victims(result: CaseResult) -> str:

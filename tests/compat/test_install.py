@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -107,6 +108,8 @@ def test_a_file_runs_unchanged_as_a_program(starter: Starter, tmp_path: Path) ->
     assert ended.code == 1
     assert "(world of 2): rank 1 raised AssertionError" in ended.log
     assert "skipped 'Need at least 99 CUDA devices'" in ended.log
+    (command,) = set(re.findall(r"^This case alone: (.*)$", ended.log, re.MULTILINE))
+    assert command == "python -m dist_testing.compat test_file.py ProcessTest.test_fail"
 
 
 def test_a_program_gets_its_arguments_and_gives_its_exit_code(starter: Starter, tmp_path: Path) -> None:
@@ -124,6 +127,11 @@ def test_a_file_runs_unchanged_under_pytest(starter: Starter, tmp_path: Path) ->
     assert ended.outcomes() == {name: how for name, how in _EXPECTED.items() if how != "SKIPPED"}, ended.log
     assert "2 skipped" in ended.log
     assert ended.code == 1
+    (command,) = set(re.findall(r"^This case alone: (.*)$", ended.log, re.MULTILINE))
+    assert command == (
+        "pytest -p dist_testing.compat.pytest_install test_file.py::ProcessTest::test_fail "
+        "--dist-backend=gloo --dist-world-size=2"
+    ), "without the plugin it is torch's own class that runs"
 
 
 def test_a_conftest_can_install_too(starter: Starter, tmp_path: Path) -> None:
@@ -230,4 +238,5 @@ def test_what_torchs_testcase_needs_is_named(starter: Starter, tmp_path: Path, s
     child = starter.start([*start, "test_file.py"], tmp_path, env={"PYTHONPATH": str(tmp_path)})
     assert child.wait() != 0
     assert "needs the packages expecttest and numpy" in child.log
+    assert "under Bazel, add both to the target's deps" in child.log
     assert "Traceback" not in child.log

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.children import assert_no_folder_left, run_cases, start_pytest, write_file
+from tests.support.children import Target, assert_no_folder_left, run_cases, start_pytest, write_file
 from tests.support.starter import Starter
 from tests.support.terminal import Terminal
 
@@ -104,6 +104,12 @@ def test_breakpoint_without_a_terminal_is_a_clear_error(starter: Starter, tmp_pa
     assert ended.outcomes()["test_stops"] == "FAILED"
     assert "which has no terminal" in ended.log
     assert "Say which: pytest --dist-debug-rank=" in ended.log
+
+
+def test_breakpoint_under_bazel_names_the_target_to_run(starter: Starter, tmp_path: Path) -> None:
+    """There pytest is no way in: the target's program is, and it is `bazel run` that gives it the terminal."""
+    ended = Target(tmp_path, {"test_cases.py": _BREAKPOINT}, world_size=3).run(starter)
+    assert "Say which: bazel run //pkg:cases_gloo.run -- --dist-debug-rank=" in ended.log
 
 
 @pytest.mark.parametrize("option", ["--pdb", "--trace"])

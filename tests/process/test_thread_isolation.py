@@ -355,3 +355,31 @@ def test_under_bazel(starter: Starter, tmp_path: Path) -> None:
     logs = {path.name.rpartition(".rank-")[2]: path.read_text() for path in target.outputs.glob("*.rank-*.log")}
     assert "hello from rank 2" in logs["2.log"]
     assert "Segmentation fault" in logs["0.log"], "what the process writes is in the log of rank 0"
+
+
+def test_collective_error_begins_at_the_test(starter: Starter, tmp_path: Path) -> None:
+    """The user's own lines are what the error is about, and not how pytest came to the test."""
+    ended = run_cases(
+        starter,
+        tmp_path,
+        """
+        import pytest
+        import torch
+        import torch.distributed as dist
+
+
+        def reduce(size):
+            dist.all_reduce(torch.ones(size))
+
+
+        @pytest.mark.distributed(world_size=2)
+        def test_differs(world):
+            reduce(2 + world.rank)
+        """,
+        _THREADED,
+    )
+    assert ended.outcomes() == {"test_differs": "FAILED"}, ended.log
+    tracebacks = ended.log.split("Traceback (most recent call last):\n")[1:]
+    assert [text.splitlines()[0].rpartition(", in ")[2] for text in tracebacks] == ["test_differs"] * 2, ended.log
+    assert "lines left out" not in ended.log
+    assert "pluggy" not in ended.log.partition("distributed failure")[2]

@@ -322,6 +322,33 @@ def test_end_of_rank_0_ends_the_others(agent: Agent) -> None:
     assert "Traceback" not in second.log
 
 
+def test_log_records_are_in_the_report(agent: Agent) -> None:
+    """Of a rank that is kept, too: by the handler of its own case, and no other."""
+    first, second = agent.run(
+        """
+        import logging
+
+        import pytest
+
+        own = logging.getLogger("own")
+        own.propagate = False
+        own.addHandler(logging.StreamHandler())
+
+
+        @pytest.mark.distributed
+        @pytest.mark.parametrize("case", [1, 2])
+        def test_logs(world, case):
+            own.warning("by its own handler in case %d", case)
+            world.log.warning("in case %d", case)
+            assert world.rank == 0
+        """
+    )
+    for case in (1, 2):
+        assert first.log.count(f"WARNING  dist_testing.rank1:test_cases.py:15 in case {case}\n") == 1, first.log
+        assert first.log.count(f"by its own handler in case {case}\n") == 1, first.log
+    _assert_quiet(second)
+
+
 def test_selection_and_early_end_hold_for_all(agent: Agent) -> None:
     """`-k`, `-x`, `-s`: decided by rank 0, and no rank is left waiting."""
     first, second = agent.run(_MIXED, "-x", "-s", "-k", "fails")

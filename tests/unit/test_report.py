@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from dist_testing.backends import backend_named
-from dist_testing.outcomes import Cause, Kind, RankOutcome, Status, Verdict, verdict
+from dist_testing.outcomes import UNKNOWN_EXIT_CODE, Cause, Kind, RankOutcome, Status, Verdict, verdict
 from dist_testing.runner.case import Case, CaseResult
 from dist_testing.runner.report import broken_promise, failure_headline, failure_report, tidied
 from dist_testing.spec import ALL_GPUS, Spec
@@ -265,7 +265,6 @@ def test_leaked_processes_are_told_once_where_they_are_the_failure() -> None:
 @pytest.mark.parametrize(
     ("cause", "part"),
     [
-        (Cause.CRASH, "died|dies|signal"),
         (Cause.HANG, "--dist-timeout"),
         (Cause.INFRASTRUCTURE, "could not be started"),
         (Cause.DISAGREEMENT, "same reason"),
@@ -280,6 +279,33 @@ def test_what_no_traceback_explains_is_explained(cause: Cause, part: str) -> Non
     lines = failure_report(result([RankOutcome(0, Kind.PASSED, 101.0)], judged=judged)).splitlines()
     assert "what happened" in lines[0]
     assert any(option in lines[1] for option in part.split("|"))
+
+
+@pytest.mark.parametrize(
+    ("outcome", "part"),
+    [
+        (RankOutcome(0, Kind.SIGNALLED, 101.0, signal=9), "lack of memory"),
+        (RankOutcome(0, Kind.SIGNALLED, 101.0, signal=11), "Native code that faults"),
+        (RankOutcome(0, Kind.EXITED, 101.0, exit_code=3), "os._exit"),
+        (RankOutcome(0, Kind.EXITED, 101.0, exit_code=UNKNOWN_EXIT_CODE), "a signal, by the kernel"),
+    ],
+)
+def test_end_without_an_exception_is_explained_by_how_it_ended(outcome: RankOutcome, part: str) -> None:
+    """To speak of the kernel above an exit code, or of output where none follows, sends people the wrong way."""
+    text = failure_report(result([outcome])).splitlines()[1]
+    assert part in text
+    assert "output" not in text
+    (log_head, *_) = failure_report(result([outcome], logs={0: "printed"})).splitlines()[1:]
+    assert log_head == f"{text} Its last output is below."
+
+
+def test_exit_by_an_exception_is_explained_by_its_traceback() -> None:
+    """`sys.exit` is neither the kernel's doing nor without an exception."""
+    outcome = RankOutcome(0, Kind.EXITED, 101.0, exit_code=0, text="E  SystemExit: 0")
+    text = failure_report(result([outcome], logs={0: "printed"}))
+    assert "kernel" not in text
+    assert "without an exception" not in text
+    assert text.endswith("SystemExit: 0")
 
 
 def test_the_target_and_the_command_are_there_if_they_are_known() -> None:

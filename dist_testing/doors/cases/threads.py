@@ -22,7 +22,6 @@ from dist_testing.errors import CaseFailedError, DistTestingError, UsageError
 from dist_testing.outcomes import Status
 from dist_testing.rank.reporter import Reporter
 from dist_testing.runner.case import Case, CaseResult
-from dist_testing.runner.report import failure_report
 from dist_testing.runner.running_world import group_limit_s
 
 if TYPE_CHECKING:
@@ -182,7 +181,7 @@ class ThreadCase(WorldCase):
             case Status.SKIPPED:
                 raise unittest.SkipTest(result.verdict.reason)
             case Status.FAILED:
-                raise CaseFailedError(failure_report(result, target=current_session().engine.spec.target), result)
+                raise CaseFailedError(current_session().failure_report(result), result)
 
     @classmethod
     def _run(cls, test_name: str, rank: int, world_size: int, **kwargs: Any) -> None:

@@ -28,7 +28,7 @@ from dist_testing.rank.bootstrap import FAILED_EXIT_CODE
 from dist_testing.runner.case import Case, CaseResult
 from dist_testing.runner.engine import RunningCase
 from dist_testing.runner.needs import missing_need
-from dist_testing.runner.report import broken_promise, failure_report
+from dist_testing.runner.report import broken_promise
 from dist_testing.runner.running_world import check_world_size
 from dist_testing.skips import is_about_hardware
 from dist_testing.spec import ISOLATIONS
@@ -223,7 +223,7 @@ class WorldCase(unittest.TestCase):
                 self.skipTest(verdict.reason)
             case Status.FAILED:
                 self._expect_nothing_but_failures(result)
-                raise CaseFailedError(failure_report(result, target=current_session().engine.spec.target), result)
+                raise CaseFailedError(current_session().failure_report(result), result)
 
     def _expect_nothing_but_failures(self, result: CaseResult) -> None:
         # `expectedFailure` is about a method that fails. A crash, a hang or a broken machine is never what was meant,
