@@ -77,9 +77,15 @@ def main() -> int:
 def _complaints(
     program: Path, workspace: Path, arguments: tuple[str, ...], status: int, parts: tuple[str, ...]
 ) -> list[str]:
+    env = {
+        **os.environ,
+        "BUILD_WORKSPACE_DIRECTORY": str(workspace),
+        # What the target depends on.
+        "PYTHONPATH": str(ROOT / "tools" / "report"),
+    }
     done = subprocess.run(
         [sys.executable, str(ROOT / "tools" / "tags" / "tags.py"), f"--bazel={program}", *arguments],
-        env={**os.environ, "BUILD_WORKSPACE_DIRECTORY": str(workspace)},
+        env=env,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
