@@ -40,6 +40,13 @@ def test_limit_is_of_cpu_and_heap(cpu: float, heap: float, expected: list[str]) 
     assert analysis.excess(found, 1.5) == expected
 
 
+def test_one_disturbed_turn_is_not_above_the_limit() -> None:
+    """A machine that is shared would fail every other change."""
+    turns = {analysis.LIBRARY.name: [_turn(3.0), _turn(30.0)], analysis.PLAIN.name: [_turn(3.0), _turn(3.0)]}
+    assert analysis.ratios(turns)["heap"] == 5.5
+    assert analysis.ratios(turns, of=analysis.least)["heap"] == 1.0
+
+
 @pytest.mark.parametrize("wrong", ["0", "-1", "nan", "inf", "much"])
 def test_limit_that_could_not_fail_is_refused(
     wrong: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
