@@ -15,6 +15,10 @@ __all__ = ["Strays", "kill_strays"]
 
 # What a rank leaves behind may be on its way out. Seconds until it counts as left behind.
 _LEAVING_S = 0.5
+# A rank may have died while it started a program, which has the rank's environment only from then on. Seconds for all
+# looks, and between two.
+_STARTING_S = 1.0
+_LOOK_S = 0.05
 # After a kill; only a process stuck in the kernel takes longer. Seconds.
 _KILLED_S = 5.0
 
@@ -55,8 +59,14 @@ def kill_strays(temp: str) -> None:
     Args:
         temp: The start of every rank's TMPDIR, by which what it started is known. Other children are not ours to kill.
     """
-    strays = [child for child in psutil.Process().children(recursive=True) if _env(child, "TMPDIR").startswith(temp)]
-    _kill([stray for stray in strays if not _is_dead(stray)], _KILLED_S)
+    until_s = time.monotonic() + _STARTING_S
+    while True:
+        below = psutil.Process().children(recursive=True)
+        strays = [child for child in below if _env(child, "TMPDIR").startswith(temp)]
+        _kill([stray for stray in strays if not _is_dead(stray)], _KILLED_S)
+        if time.monotonic() >= until_s:
+            return
+        time.sleep(_LOOK_S)
 
 
 def _kill(processes: Sequence[psutil.Process], limit_s: float) -> tuple[list[str], set[psutil.Process]]:
