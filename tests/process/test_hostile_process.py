@@ -147,6 +147,7 @@ def test_template_that_a_test_kills_and_waits_for_costs_one_case(starter: Starte
         @pytest.mark.distributed(world_size=2)
         def test_leaves_a_session(world):
             subprocess.Popen(["sleep", "1000"], start_new_session=True)
+            world.barrier()
             if world.rank == 0:
                 os.kill(os.getppid(), 9)
             world.barrier()
