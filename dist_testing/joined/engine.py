@@ -19,8 +19,9 @@ from dist_testing.joined.rank import JoinedRank
 from dist_testing.launch.launcher import Launcher
 from dist_testing.rank.bootstrap import RankSide
 from dist_testing.runner.case import Case, CaseResult
-from dist_testing.runner.engine import Engine, RunningCase
+from dist_testing.runner.engine import Engine
 from dist_testing.runner.run_directory import RunDirectory
+from dist_testing.runner.running_world import RunningCase
 from dist_testing.spec import Spec
 
 __all__ = ["JoinedEngine"]

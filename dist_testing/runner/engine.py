@@ -18,7 +18,6 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from dist_testing.budget import Budget
@@ -40,12 +39,12 @@ from dist_testing.runner.interruption import interruption_report
 from dist_testing.runner.live import LiveOutput
 from dist_testing.runner.ranks import RankRecord
 from dist_testing.runner.run_directory import RunDirectory
-from dist_testing.runner.running_world import RunningWorld, check_world_size, start_world
+from dist_testing.runner.running_world import RunningCase, RunningWorld, check_world_size, start_world
 from dist_testing.runner.stack_dumps import operation_in
 from dist_testing.runner.thread_stacks import blame_thread, waiting_for_skipped
 from dist_testing.spec import Spec, check_isolation
 
-__all__ = ["Engine", "RunningCase"]
+__all__ = ["Engine"]
 
 # For the ranks of a pool to destroy their groups and end. Seconds.
 _POOL_END_LIMIT_S = 30.0
@@ -53,17 +52,6 @@ _POOL_END_LIMIT_S = 30.0
 _GPU_WAIT_SHARE = 0.5
 # While somebody debugs: what the limits of groups and stores are made from, because these must have one. Seconds.
 _DEBUG_LIMIT_S = 7 * 24 * 3600.0
-
-
-@dataclass(frozen=True, slots=True)
-class RunningCase:
-    """A case whose ranks have been asked for."""
-
-    case: Case
-    world: RunningWorld
-    started_s: float
-    limit_s: float
-    is_first: bool  # on these ranks
 
 
 class Engine:
@@ -209,7 +197,7 @@ class Engine:
             except KeyboardInterrupt:
                 # A second one ends this, too.
                 with contextlib.suppress(LaunchError):
-                    self.tell(self._interrupted(running))
+                    self.tell(interruption_report(running, self.spec.target))
                 raise
             outcomes = tuple(
                 _with_operation(record.outcome(), supervisor.stacks.get(record.rank, ""))
@@ -253,15 +241,6 @@ class Engine:
             gpus=gpus.names if gpus is not None else "",
             gpu_wait_s=gpus.wait_s if gpus is not None and running.is_first else 0.0,
             notes=notes(world, self.spec, after) if result.status is Status.FAILED else (),
-        )
-
-    def _interrupted(self, running: RunningCase) -> str:
-        return interruption_report(
-            running.case,
-            running.world,
-            started_s=running.started_s,
-            limit_s=running.limit_s,
-            target=self.spec.target,
         )
 
     def run_here(self, case: Case, body: ThreadBody) -> CaseResult:

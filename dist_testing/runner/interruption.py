@@ -5,32 +5,30 @@ from __future__ import annotations
 import time
 
 from dist_testing.outcomes import Cause, Status, Verdict
-from dist_testing.runner.case import Case, CaseResult
+from dist_testing.runner.case import CaseResult
 from dist_testing.runner.report import failure_report
-from dist_testing.runner.running_world import RunningWorld
+from dist_testing.runner.running_world import RunningCase
 
 __all__ = ["interruption_report"]
 
 
-def interruption_report(case: Case, world: RunningWorld, *, started_s: float, limit_s: float, target: str) -> str:
+def interruption_report(running: RunningCase, target: str) -> str:
     """Kill the ranks, and tell where each of them was and what it has printed.
 
     Args:
-        case: The case that the run was in.
-        world: Its ranks.
-        started_s: When they were asked for, on the monotonic clock.
-        limit_s: How long the case was allowed to run, in seconds.
+        running: What the run was in.
         target: Label of the target, "" outside Bazel.
 
     Raises:
         LaunchError: If the ranks could not be got rid of.
     """
-    duration_s = time.monotonic() - started_s
+    duration_s = time.monotonic() - running.started_s
+    world = running.world
     supervisor = world.supervisor
     supervisor.abort(ask_where=True)
     outcomes = tuple(record.outcome() for record in supervisor.records)
     result = CaseResult(
-        case=case,
+        case=running.case,
         verdict=Verdict(
             Status.FAILED,
             Cause.INTERRUPTED,
@@ -38,9 +36,9 @@ def interruption_report(case: Case, world: RunningWorld, *, started_s: float, li
             failing=tuple(outcome.rank for outcome in outcomes if outcome.text),
         ),
         outcomes=outcomes,
-        started_s=started_s,
+        started_s=running.started_s,
         duration_s=duration_s,
-        limit_s=limit_s,
+        limit_s=running.limit_s,
         logs={rank: world.log_tail(rank) for rank in range(world.size)},
         stacks=supervisor.stacks,
     )

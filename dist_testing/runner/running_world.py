@@ -26,7 +26,7 @@ from dist_testing.runner.supervisor import Supervisor
 from dist_testing.spec import MAX_WORLD_SIZE, Spec
 from dist_testing.world import WorldSettings
 
-__all__ = ["RunningWorld", "check_world_size", "group_limit_s", "start_world"]
+__all__ = ["RunningCase", "RunningWorld", "check_world_size", "group_limit_s", "start_world"]
 
 # Descriptors that the runner holds per rank: its channel and the rank's stacks, both ends while the world is started.
 _FDS_PER_RANK = 4
@@ -91,6 +91,25 @@ class RunningWorld:
             self.gpus.release()
         elif self.gpus is not None:
             self.gpus.abandon()
+
+
+@dataclass(frozen=True, slots=True)
+class RunningCase:
+    """A case whose ranks have been asked for.
+
+    Attributes:
+        case: The case.
+        world: Its ranks.
+        started_s: When they were asked for, on the runner's monotonic clock.
+        limit_s: How long it may run, in seconds.
+        is_first: Whether it is the first on these ranks.
+    """
+
+    case: Case
+    world: RunningWorld
+    started_s: float
+    limit_s: float
+    is_first: bool
 
 
 def start_world(

@@ -90,6 +90,11 @@ def _assert_nothing_left(starter: Starter, folder: Path, pids: list[int], heard:
     assert not left, f"segments are left: {left}"
 
 
+def _signal(child: Child, number: int, *, to_group: bool) -> None:
+    send = child.send_group_signal if to_group else child.send_signal
+    send(number)
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
 @pytest.mark.parametrize("phase", _PHASES)
 def test_nothing_survives_pytest(starter: Starter, tmp_path: Path, phase: str, number: signal.Signals) -> None:
@@ -121,10 +126,7 @@ def test_a_run_that_is_stopped_says_where_its_ranks_were(
         )
         heard = bell.wait(_RANKS, child)
     pids = starter.pids_left()
-    if to_all:
-        child.send_group_signal(number)
-    else:
-        child.send_signal(number)
+    _signal(child, number, to_group=to_all)
     assert child.wait() == pytest.ExitCode.INTERRUPTED, child.log
     assert "test_cases.py::test_held (world of 2): the run was stopped after" in child.log
     if not to_all:
@@ -190,10 +192,7 @@ def test_interrupted_target_reports_what_it_knows(
     """At its timeout Bazel signals the whole group, and shows whatever XML and log there are."""
     target, child, heard = _held_target(starter, tmp_path, phase)
     pids = starter.pids_left()
-    if to_group:
-        child.send_group_signal(number)
-    else:
-        child.send_signal(number)
+    _signal(child, number, to_group=to_group)
     assert child.wait() == pytest.ExitCode.INTERRUPTED, child.log
     _assert_nothing_left(starter, tmp_path, pids, heard)
     assert target.xml()["test_finished"].outcome == "passed"

@@ -123,13 +123,8 @@ def test_under_unittest(starter: Starter, tmp_path: Path, arguments: list[str]) 
     assert "Ran 1 test" in child.log
 
 
-@pytest.mark.parametrize("door", ["pytest", "unittest"])
-def test_import_that_fails_on_ranks_is_the_reason_in_the_report(starter: Starter, tmp_path: Path, door: str) -> None:
-    """An import is test code: what it raises is the failure, in the words of the error."""
-    write_file(
-        tmp_path,
-        "test_cases.py",
-        """
+# Ranks that are fresh interpreters import a file after the runner.
+_BREAKS_THE_SECOND_TIME = """
         from pathlib import Path
 
         import pytest
@@ -142,6 +137,17 @@ def test_import_that_fails_on_ranks_is_the_reason_in_the_report(starter: Starter
             raise ValueError("planted in the second import")
 
 
+"""
+
+
+@pytest.mark.parametrize("door", ["pytest", "unittest"])
+def test_import_that_fails_on_ranks_is_the_reason_in_the_report(starter: Starter, tmp_path: Path, door: str) -> None:
+    """An import is test code: what it raises is the failure, in the words of the error."""
+    write_file(
+        tmp_path,
+        "test_cases.py",
+        _BREAKS_THE_SECOND_TIME
+        + """
         @pytest.mark.distributed(world_size=2, isolation="spawn")
         def test_pytest(world):
             pass
@@ -176,13 +182,17 @@ _TO_FRESH_INTERPRETERS = [
 ]
 
 
+def _need_plugin_of(options: list[str]) -> None:
+    if "xdist" in options:
+        pytest.importorskip("xdist", reason="pytest-xdist is not installed")
+
+
 @pytest.mark.parametrize("options", _TO_FRESH_INTERPRETERS)
 def test_a_file_that_cannot_be_imported_fails_no_others_tests(
     starter: Starter, tmp_path: Path, options: list[str]
 ) -> None:
     """One broken file would turn a whole run red, and hide which of it is."""
-    if "xdist" in options:
-        pytest.importorskip("xdist", reason="pytest-xdist is not installed")
+    _need_plugin_of(options)
     write_file(tmp_path, "test_broken.py", "import nonexistent\n")
     write_file(tmp_path, "test_other.py", _OTHER)
     ended = run_pytest(starter, tmp_path, "-rA", *options, "test_broken.py", "test_other.py")
@@ -196,24 +206,12 @@ def test_a_file_that_cannot_be_imported_twice_fails_its_own_tests_alone(
     starter: Starter, tmp_path: Path, options: list[str]
 ) -> None:
     """The others' ranks are as good as without it, and its own tests tell what is wrong with it."""
-    if "xdist" in options:
-        pytest.importorskip("xdist", reason="pytest-xdist is not installed")
+    _need_plugin_of(options)
     write_file(
         tmp_path,
         "test_once.py",
-        """
-        from pathlib import Path
-
-        import pytest
-
-        import dist_testing
-
-        try:
-            Path("imported").touch(exist_ok=False)
-        except FileExistsError:
-            raise ValueError("planted in the second import")
-
-
+        _BREAKS_THE_SECOND_TIME
+        + """
         @pytest.mark.distributed(world_size=2)
         def test_once(world):
             pass

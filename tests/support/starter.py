@@ -146,7 +146,7 @@ class Starter:
 
     def pids_left(self) -> list[int]:
         """Every living process below the starter's: runners, templates, ranks, and what those have started."""
-        return [child.pid for child in _living_below(self._process.pid)]
+        return [child.pid for child in living_below(self._process.pid)]
 
     def wait_nothing_left(self, limit_s: float) -> None:
         """Wait until every process below the starter's has ended, in whatever session it is.
@@ -248,7 +248,8 @@ def _base_env() -> dict[str, str]:
     return env | {"PYTHONPATH": path, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
 
 
-def _living_below(pid: int) -> list[psutil.Process]:
+def living_below(pid: int) -> list[psutil.Process]:
+    """Every process below this one that is not just waiting to be reaped."""
     return [child for child in psutil.Process(pid).children(recursive=True) if _is_alive(child)]
 
 
@@ -256,7 +257,7 @@ def _kill_below(pid: int) -> list[str]:
     """Kill every process below this one; their command lines, shortened."""
     killed = []
     # Until none is left: one that is not dead yet may have started another.
-    while living := _living_below(pid):
+    while living := living_below(pid):
         for child in living:
             with contextlib.suppress(psutil.NoSuchProcess):
                 killed.append(f"{' '.join(child.cmdline())[:100]} (pid {child.pid})")

@@ -20,6 +20,7 @@ from dist_testing.runner.case import Case, CaseResult
 from dist_testing.runner.engine import Engine
 from dist_testing.spec import Spec
 from dist_testing.world import World
+from tests.support.starter import living_below
 
 __all__ = ["FunctionSide", "Functions", "alive", "engine_for", "run"]
 
@@ -72,14 +73,6 @@ class FunctionSide:
         return [Functions(self._functions, store) for _ in range(world_size)]
 
 
-def _runs(process: psutil.Process) -> bool:
-    try:
-        # What has lost its parent is this process's to wait for, and holds nothing any more.
-        return bool(process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
-
-
 @contextmanager
 def engine_for(
     functions: Mapping[str, Function],
@@ -99,8 +92,8 @@ def engine_for(
         yield engine
     finally:
         engine.close()
-    left = [process for process in psutil.Process().children(recursive=True) if process not in others]
-    left = [process for process in left if _runs(process)]
+    # A zombie that has lost its parent is this process's to wait for, and holds nothing any more.
+    left = [process for process in living_below(os.getpid()) if process not in others]
     assert not left, f"processes are left: {left}"
     opened = {fd for fd in set(os.listdir("/proc/self/fd")) - before if os.path.exists(f"/proc/self/fd/{fd}")}
     assert not opened, f"descriptors are left: {[os.readlink(f'/proc/self/fd/{fd}') for fd in opened]}"

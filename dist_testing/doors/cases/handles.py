@@ -7,8 +7,8 @@ import signal
 
 from dist_testing.doors.cases.exits import exit_code
 from dist_testing.outcomes import RankOutcome
-from dist_testing.runner.engine import RunningCase
 from dist_testing.runner.ranks import RankRecord
+from dist_testing.runner.running_world import RunningCase
 
 __all__ = ["RankHandle", "StackPipe"]
 

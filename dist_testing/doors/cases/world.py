@@ -26,10 +26,9 @@ from dist_testing.errors import CaseFailedError, DistTestingError, PromiseError,
 from dist_testing.outcomes import Status, Verdict
 from dist_testing.rank.bootstrap import FAILED_EXIT_CODE
 from dist_testing.runner.case import Case, CaseResult
-from dist_testing.runner.engine import RunningCase
 from dist_testing.runner.needs import missing_need
 from dist_testing.runner.report import broken_promise
-from dist_testing.runner.running_world import check_world_size
+from dist_testing.runner.running_world import RunningCase, check_world_size
 from dist_testing.skips import is_about_hardware
 from dist_testing.spec import ISOLATIONS
 
