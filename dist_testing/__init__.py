@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dist_testing.doors.cases.exits import expected_exits
-from dist_testing.doors.helpers import (
+from dist_testing.frontends.helpers import (
     captured_output,
     cleanup_temp_dir,
     create_device,
@@ -24,8 +23,8 @@ from dist_testing.doors.helpers import (
     with_dist_debug_levels,
     with_nccl_blocking_wait,
 )
-from dist_testing.doors.helpers.backend_features import DistTestCases
-from dist_testing.doors.requirements import (
+from dist_testing.frontends.helpers.backend_features import DistTestCases
+from dist_testing.frontends.requirements import (
     at_least_x_gpu,
     get_required_world_size,
     import_transformers_or_skip,
@@ -52,20 +51,21 @@ from dist_testing.doors.requirements import (
     skip_if_win32,
     sm_is_or_higher_than,
 )
-from dist_testing.doors.spawn_threads import spawn_threads_and_init_comms
-from dist_testing.doors.unittest_case import (
+from dist_testing.frontends.unittest.classes import (
     DistributedTestBase,
     MultiProcContinousTest,
     MultiProcContinuousTest,
     MultiProcessTestCase,
     MultiThreadedTestCase,
 )
+from dist_testing.frontends.unittest.exits import expected_exits
+from dist_testing.frontends.unittest.spawn_threads import spawn_threads_and_init_comms
 from dist_testing.run_tests import run_tests
 from dist_testing.skips import TEST_SKIPS, TestSkip
 from dist_testing.world import World
 
 if TYPE_CHECKING:
-    from dist_testing.doors.helpers.models import SaveForwardInputsModel, SaveForwardInputsModule
+    from dist_testing.frontends.helpers.models import SaveForwardInputsModel, SaveForwardInputsModule
 
 __all__ = [
     "TEST_SKIPS",
@@ -130,6 +130,6 @@ def __getattr__(name: str) -> Any:
     """Load what costs an import of torch, when it is asked for."""
     if name not in _MODELS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from dist_testing.doors.helpers import models
+    from dist_testing.frontends.helpers import models
 
     return getattr(models, name)

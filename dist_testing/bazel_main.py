@@ -9,7 +9,7 @@ if sys.version_info < (3, 11):
     # would make every module of this package importable by its bare name, before the standard library.
     del sys.path[0]
 
-from dist_testing.runner.main import main
+from dist_testing.bazel.main import main
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -1,17 +1,11 @@
-"""Every exception that dist_testing raises, and nothing else.
+"""The exceptions of dist_testing, except `CaseFailedError`, which carries a result (`dist_testing.case`).
 
 Texts have three parts: the subject with the observed values; the likely cause; the way out.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from dist_testing.runner.case import CaseResult
-
 __all__ = [
-    "CaseFailedError",
     "CollectiveError",
     "CollectiveMismatchError",
     "CollectiveTimeoutError",
@@ -27,29 +21,12 @@ __all__ = [
     "ReportError",
     "SpecError",
     "StateLeakError",
-    "ThreadsFailedError",
     "UsageError",
 ]
 
 
 class DistTestingError(Exception):
     """Base of all of them. Printed without a traceback: the text is written for the user."""
-
-
-class CaseFailedError(AssertionError):
-    """A case of a unittest class failed on its ranks; the text is the whole report.
-
-    Attributes:
-        result: What the engine found.
-    """
-
-    def __init__(self, text: str, result: CaseResult) -> None:
-        super().__init__(text)
-        self.result = result
-
-
-class ThreadsFailedError(CaseFailedError, RuntimeError):
-    """What `spawn_threads_and_init_comms` has run failed on its ranks; a `RuntimeError`, as torch's users expect."""
 
 
 class SpecError(DistTestingError):

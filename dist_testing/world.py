@@ -10,14 +10,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dist_testing.rank.environment import LOOPBACK
-
 if TYPE_CHECKING:
     import torch
     import torch.distributed as dist
     from torch._C._distributed_c10d import Store
 
-__all__ = ["World", "WorldSettings"]
+__all__ = ["LOOPBACK", "World", "WorldSettings"]
+
+# Ranks of one machine reach each other here, and no other machine can.
+LOOPBACK = "127.0.0.1"
 
 
 @dataclass(frozen=True, slots=True)

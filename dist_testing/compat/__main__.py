@@ -13,8 +13,8 @@ import sys
 from pathlib import Path
 
 from dist_testing import compat
-from dist_testing.doors.session import started_by
 from dist_testing.errors import DistTestingError
+from dist_testing.frontends.session import started_by
 
 _USAGE = "usage: python -m dist_testing.compat FILE [ARGUMENTS]"
 

@@ -6,13 +6,13 @@ import os
 import unittest
 from typing import TYPE_CHECKING, ClassVar
 
-from dist_testing.doors.cases.continuous import ContinuousCase
-from dist_testing.doors.cases.device import DeviceCase
-from dist_testing.doors.cases.process import ProcessCase
-from dist_testing.doors.cases.threads import ThreadCase
-from dist_testing.doors.cases.world import WorldCase
-from dist_testing.doors.helpers.limits import get_timeout
 from dist_testing.errors import UsageError
+from dist_testing.frontends.helpers.limits import get_timeout
+from dist_testing.frontends.unittest.continuous import ContinuousCase
+from dist_testing.frontends.unittest.device import DeviceCase
+from dist_testing.frontends.unittest.process import ProcessCase
+from dist_testing.frontends.unittest.threads import ThreadCase
+from dist_testing.frontends.unittest.world_case import WorldCase
 from dist_testing.launch.clean import spare_cuda
 
 __all__ = [

@@ -59,7 +59,7 @@ from dist_testing.compat.torchcomms import (
     setup_torchcomms_pg,
 )
 from dist_testing.compat.unknown import unknown_name
-from dist_testing.doors.helpers import (
+from dist_testing.frontends.helpers import (
     captured_output,
     cleanup_temp_dir,
     create_device,
@@ -74,13 +74,13 @@ from dist_testing.doors.helpers import (
     with_dist_debug_levels,
     with_nccl_blocking_wait,
 )
-from dist_testing.doors.helpers.backend_features import DistTestCases
-from dist_testing.doors.helpers.dynamo import dynamo_dist_per_rank_init as _dynamo_dist_per_rank_init
-from dist_testing.doors.helpers.limits import TIMEOUT_OVERRIDE
-from dist_testing.doors.helpers.models import SaveForwardInputsModel, SaveForwardInputsModule
-from dist_testing.doors.helpers.queues import retrieve_result_from_completion_queue
-from dist_testing.doors.helpers.temp_directories import current_temp_dir
-from dist_testing.doors.requirements import (
+from dist_testing.frontends.helpers.backend_features import DistTestCases
+from dist_testing.frontends.helpers.dynamo import dynamo_dist_per_rank_init as _dynamo_dist_per_rank_init
+from dist_testing.frontends.helpers.limits import TIMEOUT_OVERRIDE
+from dist_testing.frontends.helpers.models import SaveForwardInputsModel, SaveForwardInputsModule
+from dist_testing.frontends.helpers.queues import retrieve_result_from_completion_queue
+from dist_testing.frontends.helpers.temp_directories import current_temp_dir
+from dist_testing.frontends.requirements import (
     at_least_x_gpu,
     get_required_world_size,
     import_transformers_or_skip,
@@ -106,10 +106,10 @@ from dist_testing.doors.requirements import (
     skip_if_win32,
     sm_is_or_higher_than,
 )
-from dist_testing.doors.requirements.accelerators import DDP_RANK_DEVICES, evaluate_platform_supports_symm_mem
-from dist_testing.doors.requirements.backends import ACCELERATOR_DIST_BACKENDS
-from dist_testing.doors.requirements.worlds import skip_below_world_size
-from dist_testing.doors.spawn_threads import spawn_threads_and_init_comms
+from dist_testing.frontends.requirements.accelerators import DDP_RANK_DEVICES, evaluate_platform_supports_symm_mem
+from dist_testing.frontends.requirements.backends import ACCELERATOR_DIST_BACKENDS
+from dist_testing.frontends.requirements.worlds import skip_below_world_size
+from dist_testing.frontends.unittest.spawn_threads import spawn_threads_and_init_comms
 from dist_testing.skips import TEST_SKIPS, TestSkip
 from dist_testing.spec import DEFAULT_WORLD_SIZE
 
@@ -270,7 +270,7 @@ __all__ = [
 _LAZY = {
     "DynamoDistributedMultiProcTestCase": "dist_testing.compat.dynamo",
     "DynamoDistributedSingleProcTestCase": "dist_testing.compat.dynamo",
-    "TIMEOUT_DEFAULT": "dist_testing.doors.helpers.limits",
+    "TIMEOUT_DEFAULT": "dist_testing.frontends.helpers.limits",
     "ProcessLocalGroup": "torch.testing._internal.distributed.multi_threaded_pg",
     "_install_threaded_pg": "torch.testing._internal.distributed.multi_threaded_pg",
     "_uninstall_threaded_pg": "torch.testing._internal.distributed.multi_threaded_pg",

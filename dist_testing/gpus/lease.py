@@ -29,7 +29,7 @@ from types import TracebackType
 from dist_testing.errors import GpuError, LeaseTimeoutError
 from dist_testing.gpus.gpu import Gpu
 from dist_testing.gpus.holders import holders_of
-from dist_testing.gpus.queue import Place
+from dist_testing.gpus.queue import RankInfo
 
 __all__ = ["Lease", "lease_gpus"]
 
@@ -99,7 +99,7 @@ def lease_gpus(
     deadline_s = started_s + limit_s
     control = pool[0].control
     try:
-        place = Place.take(control, [gpu.minor for gpu in pool])
+        place = RankInfo.take(control, [gpu.minor for gpu in pool])
     except OSError as error:
         raise _cannot_queue(control, error) from error
     with contextlib.ExitStack() as leaving:
@@ -122,7 +122,7 @@ def lease_gpus(
 class _Taking:
     """GPUs that are being taken, one after the other, as they become free."""
 
-    def __init__(self, pool: Sequence[Gpu], place: Place, count: int) -> None:
+    def __init__(self, pool: Sequence[Gpu], place: RankInfo, count: int) -> None:
         self._pool = pool
         self._place = place
         self._count = count

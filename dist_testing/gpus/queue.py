@@ -22,7 +22,7 @@ import struct
 from collections.abc import Iterable
 from pathlib import Path
 
-__all__ = ["Place"]
+__all__ = ["RankInfo"]
 
 # struct flock: type, whence, start, length, pid. A length of 0 reaches to the end, wherever that is.
 _FLOCK = struct.Struct("hhqqi4x")
@@ -31,15 +31,15 @@ _TO_THE_END = 0
 _LANE = 1 << 32
 
 
-class Place:
-    """A place in the lanes of a file, from `Place.take` to `leave`."""
+class RankInfo:
+    """A place in the lanes of a file, from `RankInfo.take` to `leave`."""
 
     def __init__(self, fd: int, number: int) -> None:
         self._fd = fd
         self._number = number
 
     @classmethod
-    def take(cls, file: Path, lanes: Iterable[int]) -> Place:
+    def take(cls, file: Path, lanes: Iterable[int]) -> RankInfo:
         """Stand at the end of these lanes, small numbers from 0.
 
         Raises:

@@ -12,21 +12,22 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from dist_testing.errors import LaunchError
-from dist_testing.launch import template, wire
+from dist_testing.launch import fork_server
 from dist_testing.launch.clean import spare_cuda, unclean_reasons
 from dist_testing.launch.fresh import Loader, command
-from dist_testing.launch.refusal import refusal
-from dist_testing.launch.strays import kill_strays
-from dist_testing.rank.bootstrap import RankSide
-from dist_testing.rank.process import become_subreaper, fork, watch_child
+from dist_testing.process import wire
+from dist_testing.process.lifetime import become_subreaper, fork, watch_child
+from dist_testing.process.orphans import kill_orphans
+from dist_testing.process.refusal import refusal
+from dist_testing.rank.bootstrap import RankContext
 
-__all__ = ["ForkLauncher"]
+__all__ = ["ForkServerLauncher"]
 
 # For the template to remove what is left below it, which it does within limits of its own. Seconds.
 _CLOSE_LIMIT_S = 15.0
 
 
-class ForkLauncher:
+class ForkServerLauncher:
     """Forks the template from this process, and asks it for worlds.
 
     One world at a time. The template is forked when this object is made, so make it before any test code runs.
@@ -35,11 +36,11 @@ class ForkLauncher:
         unclean_reasons: Why the template is a fresh interpreter; empty when it was forked.
     """
 
-    def __init__(self, side: RankSide, loader: Loader, run_directories: Sequence[str], temp: str) -> None:
+    def __init__(self, context: RankContext, loader: Loader, run_directories: Sequence[str], temp: str) -> None:
         """Fork the template; or, if this process is not fit to be forked, start a fresh interpreter to be it.
 
         Args:
-            side: What the ranks have of the run.
+            context: What the ranks have of the run.
             loader: How a fresh interpreter finds the tests again.
             run_directories: What the run writes in; the template removes it if the runner is killed.
             temp: The start of every rank's TMPDIR, by which what ranks have started is known.
@@ -60,7 +61,7 @@ class ForkLauncher:
                 self._pid = fork()
                 if self._pid == 0:
                     ours.close()
-                    template.serve(theirs, side, loader, run_directories)
+                    fork_server.serve(theirs, context, loader, run_directories)
             # A test may wait for any child there is; from then on the number could be another process's.
             self._pidfd = watch_child(self._pid)
             undo.pop_all()
@@ -94,7 +95,7 @@ class ForkLauncher:
         except ConnectionResetError:
             data = b""
         if not data:
-            raise LaunchError(self._obituary())
+            raise LaunchError(self._exit_message())
         for message in self._reader.feed(data):
             if message["event"] == "unfit":
                 raise LaunchError(message["text"])
@@ -124,20 +125,20 @@ class ForkLauncher:
             self._control.close()
         if not has_cleaned_up:
             # It was killed, perhaps. Then Linux gave what the ranks had started to this process.
-            kill_strays(self._temp)
+            kill_orphans(self._temp)
 
     def _send(self, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
         try:
             wire.send(self._control, message, fds)
         except (BrokenPipeError, ConnectionResetError) as error:
-            raise LaunchError(self._obituary()) from error
+            raise LaunchError(self._exit_message()) from error
         except OSError as error:
             # A part of it may be out, so nothing that came after it would be understood.
             raise LaunchError(
                 f"The process that ranks are forked from (pid {self._pid}) can be told nothing more: {refusal(error)}"
             ) from error
 
-    def _obituary(self) -> str:
+    def _exit_message(self) -> str:
         return (
             f"The process that ranks are forked from (pid {self._pid}) has ended before the runner was done with it.\n"
             "It runs no test code, so it was most likely killed: by the kernel for lack of memory, or by a test.\n"
@@ -147,13 +148,13 @@ class ForkLauncher:
 
 def _start_fresh(control: socket.socket, loader: Loader, run_directories: Sequence[str]) -> int:
     arguments, descriptor = command(
+        fork_server.__name__,
+        loader,
         {
-            "role": "template",
-            "loader": dict(loader),
             "control_fd": control.fileno(),
             "run_directories": list(run_directories),
             "runner_pid": os.getpid(),
-        }
+        },
     )
     try:
         # In this process group, as every process of a test must be: Bazel kills the group.

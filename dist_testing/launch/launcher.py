@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
-from dist_testing.launch.wire import WorldRequest
+from dist_testing.process.wire import WorldRequest
 
 __all__ = ["Launcher"]
 

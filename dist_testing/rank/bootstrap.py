@@ -13,23 +13,23 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol
 
-from dist_testing.launch import wire
-from dist_testing.rank.board import PhaseBoard
+from dist_testing.process import wire
+from dist_testing.process.board import PhaseBoard
+from dist_testing.process.frames import FrameWriter
+from dist_testing.process.lifetime import die_with_parent
+from dist_testing.process.stacks import answer_with_stacks
 from dist_testing.rank.capture import flush_streams, redirect_output
 from dist_testing.rank.coverage import RankCoverage
 from dist_testing.rank.debugging import set_breakpoint_hook, take_terminal
 from dist_testing.rank.device import finish_device_work
 from dist_testing.rank.environment import become, torchrun_env
-from dist_testing.rank.frames import FrameWriter
-from dist_testing.rank.process import die_with_parent
 from dist_testing.rank.reporter import Reporter
-from dist_testing.rank.stacks import answer_with_stacks
 from dist_testing.rank.state import RankState
 
 __all__ = [
     "FAILED_EXIT_CODE",
-    "RankDoor",
-    "RankSide",
+    "RankContext",
+    "RankFrontEnd",
     "RankStart",
     "become_rank_process",
     "enter",
@@ -53,7 +53,7 @@ class RankStart:
         stacks_fd: Where its stacks go when they are asked for.
         board_fd: The board on which it writes what it is doing.
         store_fd: The listening socket of the world's store, on rank 0 only.
-        template_pid: The parent, with which the rank dies.
+        fork_server_pid: The parent, with which the rank dies.
         lease_fds: Held open, and no more: the world's GPUs are its own until the last of its ranks has ended.
     """
 
@@ -63,7 +63,7 @@ class RankStart:
     stacks_fd: int
     board_fd: int
     store_fd: int | None
-    template_pid: int
+    fork_server_pid: int
     lease_fds: Sequence[int] = ()
 
     @property
@@ -73,7 +73,7 @@ class RankStart:
         return tuple(fd for fd in given if fd is not None)
 
 
-class RankDoor(Protocol):
+class RankFrontEnd(Protocol):
     """A front door's half that lives on a rank. An exception out of any method is the rank's outcome."""
 
     def open(self, start: RankStart, reporter: Reporter) -> None:
@@ -86,32 +86,32 @@ class RankDoor(Protocol):
         """Called when every rank has ended its last case well; a failed rank leaves without."""
 
 
-class RankSide(Protocol):
+class RankContext(Protocol):
     """What a run's ranks have of it: all that the process they are made from knows."""
 
     def prepare(self) -> None:
         """Do what every rank would have to do; once, in the process that the ranks are forked from."""
 
-    def door(self, body: dict[str, Any]) -> RankDoor:
+    def door(self, body: dict[str, Any]) -> RankFrontEnd:
         """On a rank: the door that a request's body is for."""
 
-    def thread_doors(self, body: dict[str, Any], world_size: int) -> Sequence[RankDoor]:
+    def thread_front_ends(self, body: dict[str, Any], world_size: int) -> Sequence[RankFrontEnd]:
         """In a process whose threads are the ranks: a door for each of them, for one case."""
 
 
-def enter(start: RankStart, side: RankSide) -> NoReturn:
+def enter(start: RankStart, context: RankContext) -> NoReturn:
     """Run the rank and end the process. Never returns, never raises.
 
     The process ends by `os._exit`: finalisers and exit handlers were registered in the runner, for the runner.
     """
     code = FAILED_EXIT_CODE
     try:
-        die_with_parent(start.template_pid)
+        die_with_parent(start.fork_server_pid)
         channel = own_channel(start)
         reporter = Reporter(FrameWriter(channel), PhaseBoard(start.board_fd, start.request.size), start.rank)
         os.close(start.board_fd)
         coverage = RankCoverage()
-        _run(start, reporter, channel, side)
+        _run(start, reporter, channel, context)
         coverage.save()
         flush_streams()
         reporter.done()
@@ -140,18 +140,18 @@ def own_channel(start: RankStart) -> socket.socket:
     return channel
 
 
-def _run(start: RankStart, reporter: Reporter, channel: socket.socket, side: RankSide) -> None:
+def _run(start: RankStart, reporter: Reporter, channel: socket.socket, context: RankContext) -> None:
     try:
         become_rank_process(start)
         os.environ["RANK"] = os.environ["LOCAL_RANK"] = str(start.rank)
-        door = side.door(start.request.body)
+        door = context.door(start.request.body)
     except BaseException as error:
         reporter.never_started(error)
         return
     run_world(start, reporter, channel, door)
 
 
-def run_world(start: RankStart, reporter: Reporter, channel: socket.socket, door: RankDoor) -> None:
+def run_world(start: RankStart, reporter: Reporter, channel: socket.socket, door: RankFrontEnd) -> None:
     """Run the cases of a world, in a process that is its rank already. Whatever happens is told to the runner."""
     reporter.ready()
     with _reporting(reporter):
@@ -159,7 +159,7 @@ def run_world(start: RankStart, reporter: Reporter, channel: socket.socket, door
         _run_cases(start, reporter, channel, door)
 
 
-def _run_cases(start: RankStart, reporter: Reporter, channel: socket.socket, door: RankDoor) -> None:
+def _run_cases(start: RankStart, reporter: Reporter, channel: socket.socket, door: RankFrontEnd) -> None:
     state = RankState.now() if start.request.pool else None
     body = start.request.body
     while True:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-__all__ = ["LOOPBACK", "become", "torchrun_env"]
+from dist_testing.world import LOOPBACK
 
-LOOPBACK = "127.0.0.1"
+__all__ = ["become", "torchrun_env"]
 
 
 def torchrun_env(size: int, store_port: int) -> dict[str, str]:

@@ -9,46 +9,17 @@ import warnings
 from collections.abc import Callable
 from typing import Protocol
 
-from dist_testing.errors import DistTestingError
+from dist_testing.error_text import format_error, message_of, shorten, summarise
+from dist_testing.process.frames import FrameKind
 from dist_testing.rank.collateral import Collateral, collateral
-from dist_testing.rank.frames import FrameKind, shorten
 from dist_testing.skips import skip_for_exit_code
 
-__all__ = ["Board", "Frames", "Reporter", "format_error", "summarise"]
+__all__ = ["Board", "Frames", "Reporter"]
 
 # Where torch's collectives are.
 _COLLECTIVES = os.path.join("torch", "distributed", "distributed_c10d.py")
-# One line of a report; the whole text follows elsewhere.
-_SUMMARY_CHARS = 300
 # Different ones in one case; the runner keeps no more.
 _MAX_WARNINGS = 100
-
-
-def summarise(error: BaseException) -> str:
-    """`ValueError: boom`, in one line, also for an exception whose `__str__` fails."""
-    text = _text(error)
-    first = text.strip().splitlines()[0] if text.strip() else ""
-    line = f"{type(error).__name__}: {first}" if first else type(error).__name__
-    return shorten(line, _SUMMARY_CHARS).replace("\n", " ")
-
-
-def _text(error: BaseException | str) -> str:
-    try:
-        return str(error)
-    except Exception as broken:
-        return f"<__str__ raised {type(broken).__name__}>"
-
-
-def format_error(error: BaseException) -> str:
-    """The traceback as Python prints it; of our own errors the text, which is written to stand alone."""
-    if isinstance(error, DistTestingError):
-        return str(error)
-    try:
-        return "".join(traceback.format_exception(error))
-    except Exception as broken:
-        # Formatting runs test code (`__str__`, `__repr__`, notes). A failure there must not hide the failure.
-        frames = "".join(traceback.format_tb(error.__traceback__))
-        return f"{frames}{summarise(error)}\n(formatting it raised {type(broken).__name__})\n"
 
 
 def _operation(error: BaseException) -> str:
@@ -144,7 +115,7 @@ class Reporter:
         code, also 0, the rank left before the test had ended.
         """
         if isinstance(error, unittest.SkipTest):
-            self.skipped(_text(error))
+            self.skipped(message_of(error))
             return
         if not isinstance(error, SystemExit):
             self.raised(error, text)
@@ -178,7 +149,7 @@ class Reporter:
         category = f"{warning.category.__module__}.{warning.category.__qualname__}"
         fields = {
             "category": category,
-            "text": shorten(_text(warning.message)),
+            "text": shorten(message_of(warning.message)),
             "filename": warning.filename,
             "line_number": warning.lineno,
         }

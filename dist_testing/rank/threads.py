@@ -15,17 +15,17 @@ from typing import Any, NoReturn
 
 from dist_testing.budget import MAX_TIMEOUT_S
 from dist_testing.errors import LaunchError, StateLeakError
-from dist_testing.launch import wire
-from dist_testing.rank.board import PhaseBoard
-from dist_testing.rank.bootstrap import FAILED_EXIT_CODE, RankSide, RankStart, become_rank_process, own_channel
+from dist_testing.process import wire
+from dist_testing.process.board import PhaseBoard
+from dist_testing.process.frames import FrameWriter
+from dist_testing.process.lifetime import die_with_parent
+from dist_testing.process.stacks import stack_of
+from dist_testing.process.thread_idents import note_rank
+from dist_testing.rank.bootstrap import FAILED_EXIT_CODE, RankContext, RankStart, become_rank_process, own_channel
 from dist_testing.rank.capture import flush_streams, split_output
 from dist_testing.rank.coverage import RankCoverage
-from dist_testing.rank.frames import FrameWriter
-from dist_testing.rank.process import die_with_parent
 from dist_testing.rank.reporter import Reporter
-from dist_testing.rank.stacks import stack_of
 from dist_testing.rank.state import RankState
-from dist_testing.rank.thread_idents import note_rank
 from dist_testing.threaded.members import current_member
 from dist_testing.threaded.world import fail_world, run_on_threads
 
@@ -39,19 +39,19 @@ class _RankFailedError(Exception):
     """Tells the world that a rank has failed; what failed has been reported."""
 
 
-def enter_together(starts: Sequence[RankStart], side: RankSide) -> NoReturn:
+def enter_together(starts: Sequence[RankStart], context: RankContext) -> NoReturn:
     """Run the ranks and end the process. Never returns, never raises.
 
     Args:
         starts: One per rank, by rank.
-        side: What the ranks have of the run.
+        context: What the ranks have of the run.
     """
     code = FAILED_EXIT_CODE
     try:
-        die_with_parent(starts[0].template_pid)
+        die_with_parent(starts[0].fork_server_pid)
         board = PhaseBoard(starts[0].board_fd, len(starts))
         os.close(starts[0].board_fd)
-        ranks = _Ranks(starts, board, side)
+        ranks = _Ranks(starts, board, context)
         coverage = RankCoverage()
         ranks.run()
         coverage.save()
@@ -67,10 +67,10 @@ def enter_together(starts: Sequence[RankStart], side: RankSide) -> NoReturn:
 
 
 class _Ranks:
-    def __init__(self, starts: Sequence[RankStart], board: PhaseBoard, side: RankSide) -> None:
+    def __init__(self, starts: Sequence[RankStart], board: PhaseBoard, context: RankContext) -> None:
         self._starts = starts
         self._request = starts[0].request
-        self._side = side
+        self._context = context
         self._channels = [own_channel(start) for start in starts]
         self._reporters = [
             Reporter(FrameWriter(channel), board, rank, fail_world) for rank, channel in enumerate(self._channels)
@@ -119,7 +119,7 @@ class _Ranks:
         split_output([os.path.join(self._request.directory, f"rank-{start.rank}.log") for start in self._starts])
 
     def _run_case(self, body: dict[str, Any], state: RankState) -> None:
-        doors = self._side.thread_doors(body, len(self._starts))
+        doors = self._context.thread_front_ends(body, len(self._starts))
         self._running = len(self._starts)
         self._last = None
         for reporter in self._reporters:

@@ -6,8 +6,8 @@ import sys
 from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING
 
+from dist_testing.error_text import summarise
 from dist_testing.errors import CollectiveTimeoutError, DeadlockError, PeerFailedError
-from dist_testing.rank.reporter import summarise
 from dist_testing.threaded.operation import Failure, Wait, call_site
 
 if TYPE_CHECKING:

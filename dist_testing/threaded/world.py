@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from dist_testing.errors import CollectiveTimeoutError, LaunchError, PeerFailedError, UsageError
-from dist_testing.rank.stacks import stack_of
+from dist_testing.process.stacks import stack_of
 from dist_testing.spec import MAX_WORLD_SIZE
 from dist_testing.threaded.members import Member, ThreadWorld, current_member
 from dist_testing.threaded.operation import Failure

@@ -174,7 +174,7 @@ _DISTRIBUTED = """
 _THREADS = """
     import threading
 
-    from dist_testing.doors.spawn_threads import spawn_threads_and_init_comms
+    from dist_testing.frontends.unittest.spawn_threads import spawn_threads_and_init_comms
 
 
     def test_ranks():

@@ -23,7 +23,7 @@ from dist_testing.gpus.devices import gpus_present
 from dist_testing.gpus.gpu import Gpu
 from dist_testing.gpus.holders import find_holders, is_locked
 from dist_testing.gpus.lease import lease_gpus
-from dist_testing.gpus.queue import Place
+from dist_testing.gpus.queue import RankInfo
 from dist_testing.gpus.simulated import NODES_VARIABLE
 from tests.support.forks import forked
 from tests.support.gpu_nodes import break_node
@@ -171,7 +171,7 @@ def test_a_lease_that_waits_gets_the_gpus_when_their_holder_dies(
 
 def test_a_wait_that_becomes_another_is_told_anew(pool: tuple[Gpu, ...], holder: subprocess.Popen[str]) -> None:
     """Somebody who is first now, and waits for a test that hangs, would go on looking for who was before it."""
-    before_us = Place.take(pool[0].control, [pool[0].minor])
+    before_us = RankInfo.take(pool[0].control, [pool[0].minor])
     steps = iter([before_us.leave, holder.kill])
     waits: list[str] = []
 

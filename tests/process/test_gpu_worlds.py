@@ -17,8 +17,10 @@ import torch
 import torch.distributed as dist
 
 from dist_testing.backends import Backend
-from dist_testing.doors.reports import failed_teardown, properties
+from dist_testing.engine.engine import Engine
+from dist_testing.engine.report import failure_report
 from dist_testing.errors import GpuError, LaunchError, LeaseTimeoutError, UsageError
+from dist_testing.frontends.pytest.reports import failed_teardown, properties
 from dist_testing.gpus import memory
 from dist_testing.gpus.devices import gpus_present
 from dist_testing.gpus.gpu import Gpu
@@ -26,8 +28,6 @@ from dist_testing.gpus.lease import lease_gpus
 from dist_testing.gpus.simulated import NODES_VARIABLE, NVML_VARIABLE
 from dist_testing.gpus.world import WorldGpus
 from dist_testing.outcomes import Cause, Status
-from dist_testing.runner.engine import Engine
-from dist_testing.runner.report import failure_report
 from dist_testing.world import World
 from tests.support.fake_nvml import STATE_VARIABLE, build_fake_nvml
 from tests.support.worlds import engine_for, run

@@ -19,15 +19,15 @@ from typing import Any, NoReturn
 import psutil
 import pytest
 
+from dist_testing.attach.launcher import AttachedLauncher
+from dist_testing.attach.rank_info import RankInfo
+from dist_testing.engine.engine import Engine
+from dist_testing.engine.run_directory import RunDirectory
 from dist_testing.errors import LaunchError
-from dist_testing.joined.launcher import JoinedLauncher
-from dist_testing.joined.place import Place
-from dist_testing.launch import template
-from dist_testing.launch.fork import ForkLauncher
-from dist_testing.launch.wire import WorldRequest
+from dist_testing.launch import fork_server as template
+from dist_testing.launch.fork import ForkServerLauncher
 from dist_testing.outcomes import Cause, Status
-from dist_testing.runner.engine import Engine
-from dist_testing.runner.run_directory import RunDirectory
+from dist_testing.process.wire import WorldRequest
 from dist_testing.world import World
 from tests.support.children import run_cases
 from tests.support.open_files import all_low_numbers_taken
@@ -82,7 +82,7 @@ def _passes(engine: Engine) -> bool:
 
 def _template_of(engine: Engine) -> int:
     launcher, _ = engine.prepare()
-    assert isinstance(launcher, ForkLauncher)
+    assert isinstance(launcher, ForkServerLauncher)
     return launcher._pid
 
 
@@ -181,7 +181,7 @@ def test_descriptors_that_cannot_be_sent_cost_one_case(
         raise OSError(errno.ETOOMANYREFS, os.strerror(errno.ETOOMANYREFS))
 
     with monkeypatch.context() as patch:
-        patch.setattr("dist_testing.launch.wire._CROWD_LIMIT_S", 0.0)
+        patch.setattr("dist_testing.process.wire._CROWD_LIMIT_S", 0.0)
         patch.setattr(socket, "send_fds", refuse)
         with pytest.raises(LaunchError, match=r"Too many references.*\n.*on the way to each other"):
             run(engine, "nothing", world_size=2, init=False)
@@ -210,9 +210,9 @@ def test_joined_rank_that_cannot_be_asked_ends_the_launcher(monkeypatch: pytest.
         store_port=0,
     )
     run_directory = RunDirectory({})
-    launcher = JoinedLauncher(Place(0, 1, "", 0, is_served=True, attempt=""), run_directory)
+    launcher = AttachedLauncher(RankInfo(0, 1, "", 0, is_served=True, attempt=""), run_directory)
     try:
-        monkeypatch.setattr("dist_testing.launch.wire._CROWD_LIMIT_S", 0.0)
+        monkeypatch.setattr("dist_testing.process.wire._CROWD_LIMIT_S", 0.0)
         monkeypatch.setattr(socket, "send_fds", refuse)
         with pytest.raises(LaunchError, match=r"Rank 0 of 1 can be told nothing more: .*Too many references"):
             launcher.start(request, [0, 1, 2])
@@ -266,7 +266,7 @@ def test_rank_that_has_become_another_user_is_no_end_of_the_template(monkeypatch
             raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
         kill(pid, number)
 
-    monkeypatch.setattr("dist_testing.runner.supervisor._KILL_LIMIT_S", 0.5)
+    monkeypatch.setattr("dist_testing.engine.supervisor._KILL_LIMIT_S", 0.5)
     with engine_for({"nothing": _nothing, "wait": _wait}) as engine:
         with monkeypatch.context() as patch:
             patch.setattr(os, "kill", kill_no_rank)
@@ -315,16 +315,16 @@ def test_current_directory_that_a_test_has_removed_is_named(engine: Engine, monk
 
 def test_folder_of_the_run_goes_whatever_happens_at_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """It would lie in the way of nobody, for ever."""
-    close = ForkLauncher.close
+    close = ForkServerLauncher.close
 
-    def fail(launcher: ForkLauncher) -> None:
+    def fail(launcher: ForkServerLauncher) -> None:
         close(launcher)
         raise OSError("planted")
 
     with engine_for({"nothing": _nothing}) as engine:
         _, directory = engine.prepare()
         with monkeypatch.context() as patch:
-            patch.setattr(ForkLauncher, "close", fail)
+            patch.setattr(ForkServerLauncher, "close", fail)
             with contextlib.suppress(OSError):
                 engine.close()
         assert not directory.path.exists()

@@ -283,7 +283,7 @@ def test_stop_of_the_template_costs_one_case(starter: Starter, tmp_path: Path) -
         "conftest.py",
         """
         from dist_testing.launch import fork
-        from dist_testing.runner import supervisor
+        from dist_testing.engine import supervisor
 
         # Seconds.
         fork._CLOSE_LIMIT_S = supervisor._KILL_LIMIT_S = 0.5

@@ -20,7 +20,7 @@ from dist_testing.outcomes import Status
 from dist_testing.world import World
 from tests.support.children import Ended, Target, run_pytest, write_file
 from tests.support.starter import Starter
-from tests.support.worlds import Functions, FunctionSide, engine_for, run
+from tests.support.worlds import FunctionRankContext, Functions, engine_for, run
 
 _SUM = """
     import pytest
@@ -124,7 +124,7 @@ def _run_on_a_small_disk(starter: Starter, folder: Path, source: str, files: int
     (folder / "small").mkdir()
     write_file(folder, "fill.py", _ON_A_FULL_DISK)
     write_file(folder, "test_cases.py", source)
-    write_file(folder, "pytest.ini", "[pytest]\naddopts = -p dist_testing.doors.pytest_plugin --color=no\n")
+    write_file(folder, "pytest.ini", "[pytest]\naddopts = -p dist_testing.frontends.pytest.plugin --color=no\n")
     write_file(
         folder,
         "namespace.py",
@@ -196,7 +196,7 @@ _FEW_PROCESSES = """
 
     from dist_testing.backends import backend_named
     from dist_testing.errors import LaunchError
-    from tests.support.worlds import Functions, FunctionSide, engine_for, run
+    from tests.support.worlds import Functions, FunctionRankContext, engine_for, run
 
 
     def nothing(world, body):
@@ -259,7 +259,7 @@ def test_refused_fork_ends_the_ranks_that_were_made(monkeypatch: pytest.MonkeyPa
 
     with engine_for({"meet": _meet}) as engine:
         # In the template, which is forked from here.
-        monkeypatch.setattr("dist_testing.launch.template.fork", fork)
+        monkeypatch.setattr("dist_testing.launch.fork_server.fork", fork)
         forks.append(None)
         with pytest.raises(LaunchError, match=f"Rank {allowed} of 4 could not be started: .*Resource temporarily"):
             run(engine, "meet", world_size=4)
@@ -276,16 +276,16 @@ def test_ranks_that_could_not_be_had_are_asked_for_again_if_no_test_has_run(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, broken: list[int], status: Status, said: str
 ) -> None:
     """A machine that was short of something for a moment costs no case; and no test runs twice."""
-    door = FunctionSide.door
+    door = FunctionRankContext.door
 
-    def fail_once(side: FunctionSide, body: dict[str, Any]) -> Functions:
+    def fail_once(context: FunctionRankContext, body: dict[str, Any]) -> Functions:
         rank = os.environ["RANK"]
         if int(rank) in broken and not (tmp_path / rank).exists():
             (tmp_path / rank).touch()
             raise OSError("no room")
-        return door(side, body)
+        return door(context, body)
 
-    monkeypatch.setattr(FunctionSide, "door", fail_once)
+    monkeypatch.setattr(FunctionRankContext, "door", fail_once)
     with engine_for({"nothing": lambda _, __: None}) as engine:
         result = run(engine, "nothing", world_size=2, init=False)
     assert (result.verdict.status, result.retried) == (status, said), result

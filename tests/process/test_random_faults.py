@@ -14,8 +14,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from dist_testing.engine.engine import Engine
 from dist_testing.outcomes import Cause, Kind, Status
-from dist_testing.runner.engine import Engine
 from dist_testing.world import World
 from tests.support.faults import FAULTS
 from tests.support.worlds import alive, engine_for, run

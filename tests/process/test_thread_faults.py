@@ -9,10 +9,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from dist_testing.case import CaseResult
+from dist_testing.engine.engine import Engine
+from dist_testing.engine.report import failure_report
 from dist_testing.outcomes import Cause, Kind, Status
-from dist_testing.runner.case import CaseResult
-from dist_testing.runner.engine import Engine
-from dist_testing.runner.report import failure_report
 from dist_testing.world import World
 from tests.support.faults import FAULTS
 from tests.support.worlds import engine_for, run

@@ -416,7 +416,7 @@ def test_options_that_make_no_sense_are_refused(agent: Agent) -> None:
 
 def test_torchrun_itself(starter: Starter, tmp_path: Path) -> None:
     """The command of the documentation, on a file of each door; a rank that is killed, and torchrun's own clean-up."""
-    write_file(tmp_path, "pytest.ini", "[pytest]\naddopts = -p dist_testing.doors.pytest_plugin --color=no\n")
+    write_file(tmp_path, "pytest.ini", "[pytest]\naddopts = -p dist_testing.frontends.pytest.plugin --color=no\n")
     write_file(tmp_path, "test_cases.py", _DIES.format(death="os.kill(os.getpid(), 9)", wait="world.barrier()"))
     write_file(
         tmp_path,

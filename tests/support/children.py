@@ -74,7 +74,7 @@ def start_pytest(
         "pytest.ini",
         """
         [pytest]
-        addopts = -p dist_testing.doors.pytest_plugin --strict-markers --color=no
+        addopts = -p dist_testing.frontends.pytest.plugin --strict-markers --color=no
         """,
     )
     return starter.start(["-m", "pytest", *options], folder, env=env, fresh=fresh, **more)

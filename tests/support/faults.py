@@ -19,7 +19,7 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from dist_testing.rank.world import RankWorld
+from dist_testing.rank.rank_world import RankWorld
 from dist_testing.world import World
 
 __all__ = ["FAULTS"]

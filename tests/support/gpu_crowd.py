@@ -19,7 +19,7 @@ from typing import NoReturn
 
 import dist_testing.gpus.lease as leasing
 from dist_testing.gpus.devices import gpus_present
-from dist_testing.gpus.queue import Place
+from dist_testing.gpus.queue import RankInfo
 
 # Of those who come, how many are killed at a random moment, whatever they are doing then.
 _KILLED_SHARE = 0.15
@@ -49,9 +49,9 @@ def _take_part(number: int, chance: random.Random, log: int) -> NoReturn:
     def say(event: str, *values: int) -> None:
         os.write(log, f"{event} {number} {time.monotonic_ns()} {' '.join(map(str, values))}\n".encode())
 
-    class LoggedPlace(Place):
+    class LoggedPlace(RankInfo):
         @classmethod
-        def take(cls, file: Path, lanes: Iterable[int]) -> Place:
+        def take(cls, file: Path, lanes: Iterable[int]) -> RankInfo:
             place = super().take(file, lanes)
             say("queued")
             return place
@@ -63,7 +63,7 @@ def _take_part(number: int, chance: random.Random, log: int) -> NoReturn:
 
     code = 1
     try:
-        leasing.Place = LoggedPlace  # type: ignore[attr-defined]  # to see when a place is taken
+        leasing.RankInfo = LoggedPlace  # type: ignore[attr-defined]  # to see when a place is taken
         if chance.random() < _KILLED_SHARE:
             # Nobody handles it, so it kills.
             signal.setitimer(signal.ITIMER_REAL, max(1e-6, chance.random() * _LATEST_KILL_S))

@@ -29,7 +29,7 @@ from typing import Any
 
 import psutil
 
-from dist_testing.rank.process import become_subreaper
+from dist_testing.process.lifetime import become_subreaper
 
 __all__ = ["LIMIT_S", "Child", "Starter", "wait_ended"]
 

@@ -12,17 +12,17 @@ from torch._C._distributed_c10d import HashStore, Store
 
 from dist_testing.backends import Backend, backend_named
 from dist_testing.budget import Budget
-from dist_testing.launch.fresh import unittest_loader
-from dist_testing.rank.bootstrap import RankDoor, RankStart
+from dist_testing.case import Case, CaseResult
+from dist_testing.engine.engine import Engine
+from dist_testing.frontends.unittest.fresh import unittest_loader
+from dist_testing.rank.bootstrap import RankFrontEnd, RankStart
+from dist_testing.rank.rank_world import RankWorld
 from dist_testing.rank.reporter import Reporter
-from dist_testing.rank.world import RankWorld
-from dist_testing.runner.case import Case, CaseResult
-from dist_testing.runner.engine import Engine
 from dist_testing.spec import Spec
 from dist_testing.world import World
 from tests.support.starter import living_below
 
-__all__ = ["FunctionSide", "Functions", "alive", "engine_for", "run"]
+__all__ = ["FunctionRankContext", "Functions", "alive", "engine_for", "run"]
 
 Function = Callable[[World, dict[str, Any]], None]
 
@@ -54,7 +54,7 @@ class Functions:
         self._world.finish()
 
 
-class FunctionSide:
+class FunctionRankContext:
     """The rank side whose only door is `Functions`."""
 
     def __init__(self, functions: Mapping[str, Function]) -> None:
@@ -67,7 +67,7 @@ class FunctionSide:
         """The only door there is."""
         return Functions(self._functions)
 
-    def thread_doors(self, body: dict[str, Any], world_size: int) -> Sequence[RankDoor]:
+    def thread_front_ends(self, body: dict[str, Any], world_size: int) -> Sequence[RankFrontEnd]:
         """One for each of the threads, with a store that is theirs together."""
         store = HashStore()
         return [Functions(self._functions, store) for _ in range(world_size)]
@@ -87,7 +87,7 @@ def engine_for(
     spec = Spec("", declared, (4,), gpus_per_rank, promised_gpus=promised_gpus, ranks_per_gpu=ranks_per_gpu)
     before = set(os.listdir("/proc/self/fd"))
     others = psutil.Process().children(recursive=True)
-    engine = Engine(spec, Budget(), FunctionSide(functions), unittest_loader())
+    engine = Engine(spec, Budget(), FunctionRankContext(functions), unittest_loader())
     try:
         yield engine
     finally:

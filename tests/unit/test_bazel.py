@@ -8,8 +8,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from dist_testing.bazel.protocol import CoverageRequest, Protocol, read_protocol
 from dist_testing.errors import UsageError
-from dist_testing.runner.bazel import CoverageRequest, Protocol, read_protocol
 
 
 def test_outside_bazel_nothing_is_wanted() -> None:

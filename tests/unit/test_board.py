@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from dist_testing.rank.board import PhaseBoard
+from dist_testing.process.board import PhaseBoard
 
 
 @pytest.fixture

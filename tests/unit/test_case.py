@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from dist_testing.case import Case, CaseResult
 from dist_testing.outcomes import Kind, RankOutcome, verdict
-from dist_testing.runner.case import Case, CaseResult
 
 _RAISED = RankOutcome(0, Kind.RAISED, 1.0, types="builtins.ValueError")
 _PASSED = RankOutcome(1, Kind.PASSED)

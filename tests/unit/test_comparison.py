@@ -11,8 +11,8 @@ import numpy
 import pytest
 import torch
 
-from dist_testing.doors.cases.comparison import TensorComparisons
 from dist_testing.errors import UsageError
+from dist_testing.frontends.unittest.comparison import TensorComparisons
 
 _CASE = TensorComparisons()
 
@@ -137,7 +137,7 @@ def test_ordinary_tensors_need_no_more_than_torch() -> None:
     """What `assert_close` imports takes most of a second, and every fresh rank would pay for it."""
     program = (
         "import sys, torch\n"
-        "from dist_testing.doors.cases.comparison import TensorComparisons\n"
+        "from dist_testing.frontends.unittest.comparison import TensorComparisons\n"
         "case = TensorComparisons()\n"
         "case.assertEqual(torch.ones(2), torch.ones(2))\n"
         "case.assertEqual([torch.ones(2)], [[1, 1 + 1e-7]])\n"

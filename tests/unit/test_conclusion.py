@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from dist_testing.backends import backend_named
-from dist_testing.runner.bazel import Protocol
-from dist_testing.runner.conclusion import Conclusion
-from dist_testing.runner.junit import Outcome, XmlCase
-from dist_testing.runner.log_head import LogHead
+from dist_testing.bazel.banner import Banner
+from dist_testing.bazel.conclusion import Conclusion
+from dist_testing.bazel.junit import Outcome, XmlCase
+from dist_testing.bazel.protocol import Protocol
 from dist_testing.spec import Spec
 
 _NOTHING_RAN = 5
@@ -20,7 +20,7 @@ _NOTHING_RAN = 5
 
 def _conclusion(protocol: Protocol, *, promised_gpus: int | None = None, log: io.StringIO | None = None) -> Conclusion:
     spec = Spec("//a:a", backend_named("gloo"), (2,), 1, srcs=("//a:test_a.py",), promised_gpus=promised_gpus)
-    return Conclusion(spec, protocol, LogHead(log or io.StringIO(), "head"))
+    return Conclusion(spec, protocol, Banner(log or io.StringIO(), "head"))
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,8 @@ from unittest import mock
 
 import pytest
 
-from dist_testing.rank.environment import LOOPBACK, become, torchrun_env
+from dist_testing.rank.environment import become, torchrun_env
+from dist_testing.world import LOOPBACK
 
 # RANK and LOCAL_RANK are set by the rank.
 BASE = {"WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK"}

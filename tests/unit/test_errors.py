@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from dist_testing import errors
-from dist_testing.errors import CaseFailedError, CollectiveError, DistTestingError, InterruptedRunError
+from dist_testing.case import CaseFailedError
+from dist_testing.errors import CollectiveError, DistTestingError, InterruptedRunError
 
 # These are what others act on: unittest and pytest on a failure or an interruption, test code on what a group raises.
 _FOR_OTHERS = (CaseFailedError, CollectiveError, InterruptedRunError)

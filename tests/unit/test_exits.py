@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dist_testing.doors.cases.exits import declared_exits, exit_code, expected_exits, forgiven, names_of
 from dist_testing.errors import UsageError
+from dist_testing.frontends.unittest.exits import declared_exits, exit_code, expected_exits, forgiven, names_of
 from dist_testing.outcomes import Kind, RankOutcome
 from dist_testing.skips import TEST_SKIPS
 

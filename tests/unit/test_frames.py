@@ -12,8 +12,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from dist_testing.error_text import MAX_TEXT_CHARS, shorten
 from dist_testing.errors import FrameError
-from dist_testing.rank.frames import MAX_FRAME_BYTES, MAX_TEXT_CHARS, Frame, FrameReader, FrameWriter, shorten
+from dist_testing.process.frames import MAX_FRAME_BYTES, Frame, FrameReader, FrameWriter
 
 SETTINGS = settings(
     derandomize=True, database=None, deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow]

@@ -13,10 +13,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dist_testing.engine.running_world import group_limit_s
 from dist_testing.errors import UsageError
 from dist_testing.gpus.nccl import check_devices, lack_of_memory, nccl_version, recorder_env, recordings
 from dist_testing.gpus.plain_pickle import read_plain_pickle
-from dist_testing.runner.running_world import group_limit_s
 
 _MIB = 1 << 20
 _PLAIN = st.recursive(

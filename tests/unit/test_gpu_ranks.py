@@ -15,7 +15,7 @@ import torch
 from dist_testing.gpus.faults import is_hardware_fault
 from dist_testing.outcomes import Cause, Kind, RankOutcome, Status, Verdict, blame_machine, verdict
 from dist_testing.rank.device import finish_device_work
-from dist_testing.rank.world import RankWorld
+from dist_testing.rank.rank_world import RankWorld
 from dist_testing.world import WorldSettings
 
 

@@ -16,13 +16,13 @@ import pytest
 import torch
 import torch.distributed
 
-from dist_testing.doors import helpers
-from dist_testing.doors.helpers import limits, transports
-from dist_testing.doors.helpers.backend_features import DistTestCases
-from dist_testing.doors.helpers.models import SaveForwardInputsModel
-from dist_testing.doors.helpers.queues import retrieve_result_from_completion_queue
-from dist_testing.doors.helpers.temp_directories import current_temp_dir
 from dist_testing.errors import UsageError
+from dist_testing.frontends import helpers
+from dist_testing.frontends.helpers import limits, transports
+from dist_testing.frontends.helpers.backend_features import DistTestCases
+from dist_testing.frontends.helpers.models import SaveForwardInputsModel
+from dist_testing.frontends.helpers.queues import retrieve_result_from_completion_queue
+from dist_testing.frontends.helpers.temp_directories import current_temp_dir
 
 # Much of it is public, but not in its __all__.
 dist: Any = torch.distributed

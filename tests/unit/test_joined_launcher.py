@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
+from dist_testing.attach import launcher as module
+from dist_testing.attach.launcher import AttachedLauncher
+from dist_testing.attach.rank import AttachedRank
 from dist_testing.errors import LaunchError
-from dist_testing.joined import launcher as module
-from dist_testing.joined.launcher import JoinedLauncher
-from dist_testing.joined.rank import JoinedRank
-from dist_testing.launch import wire
+from dist_testing.process import wire
 
 _Visit = Callable[[socket.socket], None]
 
@@ -36,11 +36,11 @@ def _message(payload: bytes) -> bytes:
 
 
 @pytest.fixture
-def admit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., JoinedLauncher]]:
+def admit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., AttachedLauncher]]:
     """Rank 0 of a world, to which these come in this order, all before it listens to the first."""
     with contextlib.ExitStack() as stack:
 
-        def admit(*visits: _Visit, size: int = 2) -> JoinedLauncher:
+        def admit(*visits: _Visit, size: int = 2) -> AttachedLauncher:
             folder = Path(stack.enter_context(_short_folder()))
 
             def come(_: str, path: str) -> None:
@@ -50,9 +50,9 @@ def admit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Jo
                     visit(connection)
 
             store = SimpleNamespace(set=come)
-            place: Any = SimpleNamespace(size=size, store=lambda: store)
+            rank_info: Any = SimpleNamespace(size=size, store=lambda: store)
             run: Any = SimpleNamespace(short=folder, all_paths=[str(folder)])
-            launcher = JoinedLauncher(place, run)
+            launcher = AttachedLauncher(rank_info, run)
             stack.callback(launcher.own_end.close)
             stack.callback(launcher.close)
             return launcher
@@ -89,7 +89,7 @@ def _come_as(rank: object) -> _Visit:
     ids=["nothing", "half", "no JSON", "list", "text", "no fds", "null", "in a list", "rank 0", "beyond", "gone"],
 )
 def test_who_says_something_else_does_not_keep_the_ranks_out(
-    admit: Callable[..., JoinedLauncher], visit: _Visit
+    admit: Callable[..., AttachedLauncher], visit: _Visit
 ) -> None:
     """A rank that was killed in the middle of a word would end the run of all others, or make them wait for long."""
     launcher = admit(visit, _come_as(1))
@@ -97,7 +97,7 @@ def test_who_says_something_else_does_not_keep_the_ranks_out(
     assert set(launcher._peers) == {0, 1}
 
 
-def test_a_word_may_come_in_parts(admit: Callable[..., JoinedLauncher]) -> None:
+def test_a_word_may_come_in_parts(admit: Callable[..., AttachedLauncher]) -> None:
     """The kernel promises nothing else."""
     whole = _message(b'{"rank": 1, "fds": 0}')
 
@@ -108,18 +108,18 @@ def test_a_word_may_come_in_parts(admit: Callable[..., JoinedLauncher]) -> None:
     assert set(admit(in_parts)._peers) == {0, 1}
 
 
-def test_who_does_not_come_is_named(admit: Callable[..., JoinedLauncher], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_does_not_come_is_named(admit: Callable[..., AttachedLauncher], monkeypatch: pytest.MonkeyPatch) -> None:
     """Somebody has to look at that rank."""
-    monkeypatch.setattr(module, "JOIN_LIMIT_S", 0.01)
+    monkeypatch.setattr(module, "ATTACH_LIMIT_S", 0.01)
     with pytest.raises(LaunchError, match=r"Rank\(s\) 1, 2 of 3 did not come"):
         admit(_say(b"\0"), size=3)
 
 
 def test_rank_0_can_end_its_part_when_the_launcher_has_been_closed() -> None:
     """The watching thread closes it when a rank cannot be stopped; rank 0, in its own thread, may come back later."""
-    place: Any = SimpleNamespace(size=1)
-    launcher = JoinedLauncher(place, SimpleNamespace())  # type: ignore[arg-type]  # nobody else comes
+    rank_info: Any = SimpleNamespace(size=1)
+    launcher = AttachedLauncher(rank_info, SimpleNamespace())  # type: ignore[arg-type]  # nobody else comes
     rank: Any = SimpleNamespace(_connection=launcher.own_end)
     with launcher.own_end:
         launcher.close()
-        JoinedRank._say_over(rank, 1)
+        AttachedRank._say_over(rank, 1)

@@ -10,8 +10,8 @@ from xml.etree import ElementTree
 
 import pytest
 
+from dist_testing.bazel.junit import Outcome, XmlCase, XmlSuite, read_xml, write_xml
 from dist_testing.errors import ReportError
-from dist_testing.runner.junit import Outcome, XmlCase, XmlSuite, read_xml, write_xml
 
 # What XML 1.0 cannot hold in any form.
 FORBIDDEN = [*(chr(code) for code in range(0x20) if chr(code) not in "\t\n\r"), "\ud800", "\udcff", "\ufffe", "\uffff"]

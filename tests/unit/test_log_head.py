@@ -7,13 +7,13 @@ import sys
 
 import pytest
 
-from dist_testing.runner.log_head import LogHead
+from dist_testing.bazel.banner import Banner
 
 
 def test_the_line_begins_at_once_and_the_rest_waits() -> None:
     """A run that hangs at once must not have an empty log; one that skips everything says so in the first line."""
     stream = io.StringIO()
-    head = LogHead(stream, "what runs")
+    head = Banner(stream, "what runs")
     head.write("header\n")
     assert stream.getvalue() == "what runs"
     head.end_line(": everything was skipped")
@@ -24,7 +24,7 @@ def test_the_line_begins_at_once_and_the_rest_waits() -> None:
 def test_the_line_ends_once() -> None:
     """The first thing that runs ends it, and so does the end of the run."""
     stream = io.StringIO()
-    head = LogHead(stream, "what runs")
+    head = Banner(stream, "what runs")
     head.end_line()
     head.end_line(": too late")
     assert stream.getvalue() == "what runs\n"
@@ -33,7 +33,7 @@ def test_the_line_ends_once() -> None:
 def test_it_is_otherwise_the_stream_that_it_stands_for() -> None:
     """pytest asks for colours, descriptors and encodings."""
     stream = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
-    head = LogHead(stream, "")
+    head = Banner(stream, "")
     assert head.encoding == "utf-8"
     assert not head.isatty()
     print("waits", file=head, flush=True)
@@ -44,7 +44,7 @@ def test_it_is_otherwise_the_stream_that_it_stands_for() -> None:
 
 def test_errors_come_below_the_line(capsys: pytest.CaptureFixture[str]) -> None:
     """pytest tells a wrong option before any test has run; within the line it would be overlooked."""
-    head = LogHead(sys.stdout, "what runs")
+    head = Banner(sys.stdout, "what runs")
     with head.in_place():
         print("waits")
         assert capsys.readouterr().out == "what runs"
@@ -56,7 +56,7 @@ def test_errors_come_below_the_line(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_nothing_that_waits_is_lost(capsys: pytest.CaptureFixture[str]) -> None:
     """An error that ends the run before its first case is in the log with all that led to it."""
-    head = LogHead(sys.stdout, "what runs")
+    head = Banner(sys.stdout, "what runs")
 
     def run() -> None:
         with head.in_place():
@@ -73,7 +73,7 @@ def test_standard_error_is_otherwise_as_ever(capsys: pytest.CaptureFixture[str])
     stream = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "stderr", stream)
-        with LogHead(sys.stdout, "").in_place():
+        with Banner(sys.stdout, "").in_place():
             assert sys.stderr.encoding == "utf-8"
             sys.stderr.flush()
             assert capsys.readouterr().out == ""

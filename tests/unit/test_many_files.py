@@ -8,11 +8,11 @@ import socket
 import struct
 import time
 
+from dist_testing.bazel import watchdog
+from dist_testing.engine.rank_record import RankRecord
 from dist_testing.outcomes import Kind
-from dist_testing.rank.board import PhaseBoard
-from dist_testing.rank.frames import FrameWriter
-from dist_testing.runner import watchdog
-from dist_testing.runner.ranks import RankRecord
+from dist_testing.process.board import PhaseBoard
+from dist_testing.process.frames import FrameWriter
 from tests.support.open_files import all_low_numbers_taken
 
 

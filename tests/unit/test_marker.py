@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from dist_testing.doors.marker import MARKER_HELP, Distributed, read_marker
 from dist_testing.errors import UsageError
+from dist_testing.frontends.pytest.marker import MARKER_HELP, Distributed, read_marker
 from dist_testing.spec import ISOLATIONS, MAX_WORLD_SIZE
 
 NODEID = "tests/test_a.py::test_b"

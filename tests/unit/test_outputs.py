@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from dist_testing.case import Case, CaseResult
+from dist_testing.engine import kept_logs as outputs
 from dist_testing.outcomes import Kind, RankOutcome, verdict
-from dist_testing.runner import outputs
-from dist_testing.runner.case import Case, CaseResult
 
 
 @pytest.fixture

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from dist_testing.attach.rank_info import RankInfo, rank_info_in
 from dist_testing.errors import UsageError
-from dist_testing.joined.place import Place, place_in
 
 _GIVEN = {
     "RANK": "1",
@@ -21,18 +21,18 @@ _GIVEN = {
 
 def test_no_rank_no_world() -> None:
     """Without RANK the library starts its own ranks, whatever else is set."""
-    assert place_in({name: value for name, value in _GIVEN.items() if name != "RANK"}) is None
+    assert rank_info_in({name: value for name, value in _GIVEN.items() if name != "RANK"}) is None
 
 
 def test_torchruns_variables_are_understood() -> None:
     """A restart of the world must not meet what an earlier one has left in the store."""
-    assert place_in(_GIVEN) == Place(1, 4, "localhost", 29500, is_served=True, attempt="run/2")
+    assert rank_info_in(_GIVEN) == RankInfo(1, 4, "localhost", 29500, is_served=True, attempt="run/2")
 
 
 def test_variables_set_by_hand_are_enough() -> None:
     """Four of them, as `env://` needs them; then rank 0 serves the store."""
     by_hand = {name: _GIVEN[name] for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")}
-    assert place_in(by_hand) == Place(1, 4, "localhost", 29500, is_served=False, attempt="/0")
+    assert rank_info_in(by_hand) == RankInfo(1, 4, "localhost", 29500, is_served=False, attempt="/0")
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_what_cannot_be_is_a_clear_error(changed: dict[str, str | None], said: s
     """Three lines: what is set, what that means, and the way out."""
     given = {name: value for name, value in {**_GIVEN, **changed}.items() if value is not None}
     with pytest.raises(UsageError) as caught:
-        place_in(given)
+        rank_info_in(given)
     text = str(caught.value)
     assert text.startswith(said)
     assert len(text.splitlines()) == 3

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from dist_testing.rank.process import current_umask
+from dist_testing.process.lifetime import current_umask
 
 
 @pytest.fixture

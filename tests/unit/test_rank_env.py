@@ -8,8 +8,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from dist_testing.runner import rank_env as module
-from dist_testing.runner.rank_env import cpu_count, rank_env, threads_per_rank
+from dist_testing.engine import rank_env as module
+from dist_testing.engine.rank_env import cpu_count, rank_env, threads_per_rank
 
 INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
 # Of Bazel's test encyclopedia: those that make whoever reads them write, shard, filter or stop.

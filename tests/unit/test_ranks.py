@@ -10,12 +10,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from dist_testing.launch import wire
+from dist_testing.engine.rank_record import RankRecord
 from dist_testing.outcomes import Kind, RankOutcome
-from dist_testing.rank.board import PhaseBoard
-from dist_testing.rank.frames import FrameWriter
-from dist_testing.rank.stacks import STACKS_SIGNAL
-from dist_testing.runner.ranks import RankRecord
+from dist_testing.process import wire
+from dist_testing.process.board import PhaseBoard
+from dist_testing.process.frames import FrameWriter
+from dist_testing.process.stacks import STACKS_SIGNAL
 
 
 class StrictSocket(socket.socket):

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from dist_testing.backends import backend_named
+from dist_testing.case import Case, CaseResult
+from dist_testing.engine.report import broken_promise, failure_headline, failure_report, tidied
 from dist_testing.outcomes import UNKNOWN_EXIT_CODE, Cause, Kind, RankOutcome, Status, Verdict, verdict
-from dist_testing.runner.case import Case, CaseResult
-from dist_testing.runner.report import broken_promise, failure_headline, failure_report, tidied
 from dist_testing.spec import ALL_GPUS, Spec
 
 TRACEBACK = 'Traceback (most recent call last):\n  File "test_a.py", line 7, in test_b\nValueError: boom\n'

@@ -13,9 +13,10 @@ from typing import Any, cast
 
 import pytest
 
-from dist_testing.rank.board import PhaseBoard
-from dist_testing.rank.frames import MAX_TEXT_CHARS, Frame, FrameReader, FrameWriter
-from dist_testing.rank.reporter import Reporter, format_error, summarise
+from dist_testing.error_text import MAX_TEXT_CHARS, format_error, summarise
+from dist_testing.process.board import PhaseBoard
+from dist_testing.process.frames import Frame, FrameReader, FrameWriter
+from dist_testing.rank.reporter import Reporter
 from dist_testing.skips import TEST_SKIPS
 
 

@@ -13,11 +13,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from dist_testing.doors import requirements
-from dist_testing.doors.requirements import accelerators
-from dist_testing.doors.requirements.decision import requirement, unmet_requirement
-from dist_testing.doors.requirements.worlds import skip_below_world_size
 from dist_testing.errors import UsageError
+from dist_testing.frontends import requirements
+from dist_testing.frontends.requirements import accelerators
+from dist_testing.frontends.requirements.decision import requirement, unmet_requirement
+from dist_testing.frontends.requirements.worlds import skip_below_world_size
 from dist_testing.skips import TEST_SKIPS
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dist_testing.runner.run_directory import RunDirectory
+from dist_testing.engine.run_directory import RunDirectory
 
 
 def test_half_a_folder_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

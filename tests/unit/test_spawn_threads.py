@@ -11,8 +11,9 @@ import pytest
 import torch.distributed as dist
 
 from dist_testing import spawn_threads_and_init_comms
-from dist_testing.doors.spawn_threads import starts_threads
-from dist_testing.errors import ThreadsFailedError, UsageError
+from dist_testing.case import ThreadsFailedError
+from dist_testing.errors import UsageError
+from dist_testing.frontends.unittest.spawn_threads import starts_threads
 from dist_testing.outcomes import Cause
 
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from dist_testing.engine.stack_dumps import operation_in
+from dist_testing.engine.thread_stacks import blame_thread, stacks_by_rank, waiting_for_skipped
 from dist_testing.errors import DeadlockError
 from dist_testing.outcomes import Kind, RankOutcome, Status, verdict
-from dist_testing.rank.stacks import stack_of
-from dist_testing.rank.thread_idents import note_rank, read_ranks
-from dist_testing.runner.stack_dumps import operation_in
-from dist_testing.runner.thread_stacks import blame_thread, stacks_by_rank, waiting_for_skipped
+from dist_testing.process.stacks import stack_of
+from dist_testing.process.thread_idents import note_rank, read_ranks
 
 # What faulthandler writes when asked, and at a crash; with Python 3.14's name of a thread.
 _DUMP = """Thread 0x00007f00000000a1 (most recent call first):

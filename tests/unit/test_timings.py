@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from dist_testing.bazel.timings import read_timings, write_timings
 from dist_testing.errors import ReportError
-from dist_testing.runner.timings import read_timings, write_timings
 
 
 @pytest.fixture

@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 
+from dist_testing.engine.rank_record import RankRecord
+from dist_testing.engine.running_world import RunningWorld
+from dist_testing.engine.supervisor import Supervisor
 from dist_testing.errors import LaunchError, LeaseTimeoutError
 from dist_testing.gpus.devices import gpus_present
 from dist_testing.gpus.lease import lease_gpus
 from dist_testing.gpus.simulated import NODES_VARIABLE
 from dist_testing.gpus.world import WorldGpus
-from dist_testing.launch.wire import WorldRequest
-from dist_testing.rank.board import PhaseBoard
-from dist_testing.runner.ranks import RankRecord
-from dist_testing.runner.running_world import RunningWorld
-from dist_testing.runner.supervisor import Supervisor
+from dist_testing.process.board import PhaseBoard
+from dist_testing.process.wire import WorldRequest
 from tests.support.forks import forked
 
 _SIZE = 2
@@ -72,7 +72,7 @@ def world(launcher: KernelsLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyP
         (tmp_path / name).touch()
     monkeypatch.setenv(NODES_VARIABLE, str(tmp_path))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr("dist_testing.runner.supervisor._KILL_LIMIT_S", 0.0)
+    monkeypatch.setattr("dist_testing.engine.supervisor._KILL_LIMIT_S", 0.0)
     fd = PhaseBoard.create(_SIZE)
     board = PhaseBoard(fd, _SIZE)
     os.close(fd)

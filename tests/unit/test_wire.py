@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from dist_testing.launch.wire import MessageReader, WorldRequest, receive, send
+from dist_testing.process.wire import MessageReader, WorldRequest, receive, send
 
 Ends = tuple[socket.socket, socket.socket]
 
@@ -138,7 +138,7 @@ def test_descriptors_do_not_wait_for_ever(ends: Ends, monkeypatch: pytest.Monkey
         raise OSError(errno.ETOOMANYREFS, os.strerror(errno.ETOOMANYREFS))
 
     monkeypatch.setattr(socket, "send_fds", refuse)
-    monkeypatch.setattr("dist_testing.launch.wire._CROWD_LIMIT_S", 0.0)
+    monkeypatch.setattr("dist_testing.process.wire._CROWD_LIMIT_S", 0.0)
     monkeypatch.setattr(time, "sleep", lambda _: pytest.fail("it waits on"))
     with pytest.raises(OSError, match=os.strerror(errno.ETOOMANYREFS)):
         send(ends[0], {}, [ends[0].fileno()])

@@ -92,7 +92,7 @@ def pytest_command(file: str, *options: str) -> tuple[str, ...]:
     """A pytest session with the library's plugin and no other, whatever this environment has or configures."""
     folder = BENCH / "contestants"
     plain = ("-q", "-c", os.devnull, "--rootdir", str(folder), "-p", "no:cacheprovider")
-    return ("-m", "pytest", *plain, "-p", "dist_testing.doors.pytest_plugin", *options, str(folder / file))
+    return ("-m", "pytest", *plain, "-p", "dist_testing.frontends.pytest.plugin", *options, str(folder / file))
 
 
 class _Process:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from build_events import EventsError, read_invocation
 
+from dist_testing.bazel.junit import XmlCase, read_xml
 from dist_testing.errors import ReportError
-from dist_testing.runner.junit import XmlCase, read_xml
 
 __all__ = ["Results", "Run", "go_where_the_user_is", "read_results"]
 

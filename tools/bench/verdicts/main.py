@@ -14,7 +14,7 @@ from pathlib import Path
 from figures import machine_facts, write_json
 from options import add_common, count, require_torch_needs
 
-from dist_testing.rank.process import become_subreaper
+from dist_testing.process.lifetime import become_subreaper
 from verdicts.bodies import order_env
 from verdicts.cases import CASES, Case
 from verdicts.judge import LIBRARY, TORCH, Dialect, Finding, NothingHappenedError, judge

@@ -25,7 +25,7 @@ SCRATCH_PREFIX = "dist-rbe-"
 SCRATCH_PARENT = Path("/tmp")
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,32}")
-# Short ways of tests, and the link in each (dist_testing/runner/run_directory.py). Whoever kills a test with all of its
+# Short ways of tests, and the link in each (dist_testing/engine/run_directory.py). Whoever kills a test with all of its
 # processes at once leaves one.
 _SHORT_WAYS = "dist-*"
 _SHORT_WAY_LINK = "t"

@@ -1,0 +1,282 @@
+"""The launcher where torchrun has made the ranks: asks those that exist instead of starting some.
+
+    torchrun --- starts --->  rank 0 (the runner, too)  <--- Unix socket --->  rank 1, 2, ...
+
+Rank 0 listens on a socket in the run's folder, which belongs to this user alone, and leaves its path in the store that
+all ranks know of. From then on a world is asked for as from the template: descriptors travel with the request, frames
+come back on them. But a rank that is to be killed is told to give its test up, and is a rank of the next world again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import struct
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from dist_testing.attach.rank_info import ATTACH_LIMIT_S, RankInfo
+from dist_testing.engine.run_directory import RunDirectory
+from dist_testing.errors import LaunchError
+from dist_testing.outcomes import UNKNOWN_EXIT_CODE
+from dist_testing.process import wire
+from dist_testing.process.refusal import refusal
+from dist_testing.rank.bootstrap import FAILED_EXIT_CODE
+
+__all__ = ["GIVE_UP_SIGNAL", "SOCKET_KEY", "AttachedLauncher", "peer_of"]
+
+# Tells a rank to give its test up. Next to the signal that asks for stacks, and for the same reason a real-time one.
+GIVE_UP_SIGNAL = int(signal.SIGRTMIN) + 8
+# In the store: the path of rank 0's socket.
+SOCKET_KEY = "socket"
+# struct ucred of SO_PEERCRED: pid, uid, gid.
+_CREDENTIALS = struct.Struct("iII")
+# Much more than a rank has to say before it is answered.
+_HELLO_BYTES = 1 << 12
+
+
+def peer_of(connection: socket.socket) -> tuple[int, int]:
+    """Process and user at the other end of a Unix socket, by the kernel's word."""
+    pid, user, _ = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    return pid, user
+
+
+class _Guest:
+    """A connection of which it is not known yet whether it is a rank's."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        self._reader = wire.MessageReader()
+
+    def hear(self) -> int | None:
+        """Which rank it says that it is: -1 if that is none, or if it has gone; None while it has not said it."""
+        try:
+            data = self.connection.recv(_HELLO_BYTES)
+            if not data or peer_of(self.connection)[1] != os.getuid():
+                return -1
+            said = [message["rank"] for message in self._reader.feed(data)]
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            # Reset, or no message of this library's.
+            return -1
+        if not said:
+            return None
+        return said[0] if type(said[0]) is int else -1
+
+
+class _Peer:
+    """One rank's process, from rank 0's point of view."""
+
+    def __init__(self, connection: socket.socket, pid: int) -> None:
+        self.connection = connection
+        self.pid = pid
+        self.pidfd = os.pidfd_open(pid)
+        self.reader = wire.MessageReader()
+
+    def close(self) -> None:
+        self.connection.close()
+        os.close(self.pidfd)
+
+
+class AttachedLauncher:
+    """Asks the ranks of a world that exists, of which this process is rank 0. One world at a time.
+
+    Attributes:
+        unclean_reasons: Nothing is forked, so there are none.
+        gone: Ranks whose processes have ended.
+        own_end: Of the connection to this process as a rank. Who is that rank closes it: it may be about to say
+            something in another thread when this launcher is closed.
+    """
+
+    unclean_reasons: Sequence[str] = ()
+
+    def __init__(self, rank_info: RankInfo, run: RunDirectory) -> None:
+        """Wait until every rank has come.
+
+        Args:
+            rank_info: This process's.
+            run: Where the socket is made; the others remove it if this process cannot.
+
+        Raises:
+            LaunchError: If a rank does not come.
+        """
+        self.gone: list[int] = []
+        self._world = 0
+        self._running: set[int] = set()
+        self._said: list[dict[str, Any]] = []
+        # Readable while something has been said that did not come from a rank.
+        self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._epoll = select.epoll()
+        self._epoll.register(self._bell, select.EPOLLIN)
+        ours, self.own_end = socket.socketpair()
+        self._peers = {0: _Peer(ours, os.getpid())}
+        self._by_fd: dict[int, int] = {}
+        # It may serve the store, so it stays.
+        self._store = rank_info.store() if rank_info.size > 1 else None
+        if self._store is not None:
+            with socket.socket(socket.AF_UNIX) as listener, contextlib.ExitStack() as undo:
+                undo.callback(self.own_end.close)
+                undo.callback(self.close)
+                path = str(run.short / "ranks")
+                listener.bind(path)
+                listener.listen(rank_info.size)
+                self._store.set(SOCKET_KEY, path)
+                self._admit(listener, rank_info.size, run.all_paths)
+                undo.pop_all()
+        for rank, peer in self._peers.items():
+            for fd in {peer.connection.fileno(), peer.pidfd} if rank else {peer.connection.fileno()}:
+                self._by_fd[fd] = rank
+                self._epoll.register(fd, select.EPOLLIN)
+
+    def _admit(self, listener: socket.socket, size: int, directories: Sequence[str]) -> None:
+        deadline_s = time.monotonic() + ATTACH_LIMIT_S
+        # Heard side by side: one that says half a word, or nothing, must not keep the others waiting.
+        guests: dict[int, _Guest] = {}
+        poller = select.poll()
+        poller.register(listener, select.POLLIN)
+        try:
+            while missing := [rank for rank in range(size) if rank not in self._peers]:
+                ready = poller.poll(max(0.0, 1000 * (deadline_s - time.monotonic())))
+                if not ready or time.monotonic() > deadline_s:
+                    raise LaunchError(
+                        f"Rank(s) {', '.join(map(str, missing))} of {size} did not come within "
+                        f"{ATTACH_LIMIT_S:.0f} s.\n"
+                        "They run something else than this, or have not got as far as having collected the tests.\n"
+                        "Start every rank by the same command, with torchrun."
+                    )
+                for fd, _ in ready:
+                    if fd == listener.fileno():
+                        guest = _Guest(listener.accept()[0])
+                        guests[guest.connection.fileno()] = guest
+                        poller.register(guest.connection, select.POLLIN)
+                    elif (rank := guests[fd].hear()) is not None:
+                        poller.unregister(fd)
+                        self._welcome(rank, guests.pop(fd).connection, directories, size)
+        finally:
+            for guest in guests.values():
+                guest.connection.close()
+
+    def _welcome(self, rank: int, connection: socket.socket, directories: Sequence[str], size: int) -> None:
+        if 0 <= rank < size and rank not in self._peers:
+            # It may be gone by now.
+            with contextlib.suppress(OSError):
+                wire.send(connection, {"directories": list(directories)})
+                self._peers[rank] = _Peer(connection, peer_of(connection)[0])
+                return
+        connection.close()
+
+    def fileno(self) -> int:
+        """For polling: readable when there are events."""
+        return self._epoll.fileno()
+
+    def start(self, request: wire.WorldRequest, fds: Sequence[int]) -> None:
+        """Ask every rank to be a rank of this world.
+
+        Raises:
+            LaunchError: If one has ended, or cannot be told all of it. Then none is of any use any more.
+        """
+        if self.gone:
+            raise LaunchError(self.exit_message())
+        size = request.size
+        channels, stacks, (board, *stores) = fds[:size], fds[size : 2 * size], fds[2 * size :]
+        self._world = request.world
+        self._running = set(range(size))
+        for rank, peer in self._peers.items():
+            own = [channels[rank], stacks[rank], board, *(stores if rank == 0 else ())]
+            try:
+                wire.send(peer.connection, {**request.to_message(), "rank": rank}, own)
+            except (BrokenPipeError, ConnectionResetError):
+                self._ended(rank)
+            except OSError as error:
+                # A part of it may be out, so nothing that came after it would be understood.
+                raise LaunchError(f"Rank {rank} of {size} can be told nothing more: {refusal(error)}") from error
+        pids = [self._peers[rank].pid for rank in range(size)]
+        self._say({"event": "started", "world": request.world, "pids": pids})
+
+    def signal(self, ranks: Sequence[int], number: int) -> None:
+        """Send a signal to those of `ranks` that still run their part; in place of SIGKILL, the one to give up."""
+        for rank in self._running.intersection(ranks):
+            try:
+                signal.pidfd_send_signal(
+                    self._peers[rank].pidfd, GIVE_UP_SIGNAL if number == signal.SIGKILL else number
+                )
+            except ProcessLookupError:
+                # Its end is on the way to `events`.
+                continue
+
+    def events(self) -> Iterator[dict[str, Any]]:
+        """What there is to say since the last call."""
+        for fd, _ in self._epoll.poll(0):
+            if fd != self._bell and (rank := self._by_fd.get(fd)) is not None:
+                self._hear(rank, fd)
+        said, self._said = self._said, []
+        if said:
+            os.eventfd_read(self._bell)
+        yield from said
+
+    def dismiss(self, exit_code: int) -> None:
+        """Let the other ranks end, with this exit code."""
+        for rank, peer in self._peers.items():
+            if rank and rank not in self.gone:
+                try:
+                    wire.send(peer.connection, {"do": "end", "exit_code": exit_code})
+                except (BrokenPipeError, ConnectionResetError):
+                    # torchrun was faster.
+                    continue
+
+    def close(self) -> None:
+        """Close what is open. The other ranks end."""
+        self._epoll.close()
+        os.close(self._bell)
+        for peer in self._peers.values():
+            peer.close()
+        self._peers.clear()
+
+    def exit_message(self) -> str:
+        """What to say of ranks that have ended."""
+        return (
+            f"Rank(s) {', '.join(map(str, self.gone))} of the world that torchrun has made have ended.\n"
+            "A world that lacks a rank can run no case.\n"
+            "torchrun says below how they ended; the first case that failed says what they were doing."
+        )
+
+    def _hear(self, rank: int, fd: int) -> None:
+        peer = self._peers[rank]
+        if fd == peer.pidfd:
+            self._ended(rank)
+            return
+        try:
+            data = peer.connection.recv(1 << 16)
+        except ConnectionResetError:
+            data = b""
+        if not data:
+            self._ended(rank)
+            return
+        for message in peer.reader.feed(data):
+            # It is 0 or not; what went wrong has come by the rank's channel.
+            self._part_over(rank, 0 if message.get("exit_code") == 0 else FAILED_EXIT_CODE)
+
+    def _ended(self, rank: int) -> None:
+        if rank in self.gone:
+            return
+        self.gone.append(rank)
+        peer = self._peers[rank]
+        for fd in (peer.connection.fileno(), peer.pidfd):
+            if self._by_fd.pop(fd, None) is not None:
+                self._epoll.unregister(fd)
+        self._part_over(rank, UNKNOWN_EXIT_CODE)
+
+    def _part_over(self, rank: int, exit_code: int) -> None:
+        if rank not in self._running:
+            return
+        self._running.remove(rank)
+        self._say({"event": "ended", "world": self._world, "rank": rank, "exit_code": exit_code})
+        if not self._running:
+            self._say({"event": "over", "world": self._world, "leaked": []})
+
+    def _say(self, event: dict[str, Any]) -> None:
+        self._said.append(event)
+        os.eventfd_write(self._bell, 1)

@@ -1,0 +1,104 @@
+"""A process's place in a world that torchrun has made, and how its ranks find each other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from dist_testing.errors import UsageError
+from dist_testing.spec import MAX_WORLD_SIZE
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
+__all__ = ["ATTACH_LIMIT_S", "RankInfo", "rank_info_in"]
+
+# Until every rank has collected the tests and come: on a cold disk the import of torch alone takes a minute. Seconds.
+ATTACH_LIMIT_S = 300.0
+
+_NEEDED = ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+@dataclass(frozen=True, slots=True)
+class RankInfo:
+    """Which rank of which world a process is.
+
+    Attributes:
+        rank: From 0. Rank 0 is also the runner.
+        size: Ranks in the world.
+        address: Where the store is that all ranks know of.
+        port: Its port.
+        is_served: Whether that store runs already: torchrun's agent serves one. Else rank 0 does.
+        attempt: What tells this start of the world from torchrun's earlier ones.
+    """
+
+    rank: int
+    size: int
+    address: str
+    port: int
+    is_served: bool
+    attempt: str
+
+    def store(self) -> Store:
+        """The store, with keys of our own.
+
+        It shares nothing with the groups of the tests, so it works whatever becomes of those.
+        """
+        from torch._C._distributed_c10d import PrefixStore, TCPStore
+
+        store = TCPStore(
+            self.address,
+            self.port,
+            self.size,
+            is_master=self.rank == 0 and not self.is_served,
+            timeout=timedelta(seconds=ATTACH_LIMIT_S),
+            wait_for_workers=False,
+            # Later stores of rank 0 at this port, such as env:// makes one, then share the server.
+            multi_tenant=True,
+        )
+        return PrefixStore(f"dist_testing/{self.attempt}", store)
+
+
+def rank_info_in(env: Mapping[str, str]) -> RankInfo | None:
+    """Where the environment says that this process is; None if no world has been made.
+
+    Raises:
+        UsageError: If what it says is incomplete or impossible.
+    """
+    if "RANK" not in env:
+        return None
+    if missing := [name for name in _NEEDED if name not in env]:
+        raise UsageError(
+            f"RANK={env['RANK']} is set, and {', '.join(missing)} not.\n"
+            "With RANK set, this process is a rank of a world that exists, as torchrun makes one.\n"
+            "Start it with torchrun; or unset RANK, and the library starts the ranks itself."
+        )
+    size = _number(env, "WORLD_SIZE", 1, MAX_WORLD_SIZE)
+    local_size = _number(env, "LOCAL_WORLD_SIZE", 1, MAX_WORLD_SIZE) if "LOCAL_WORLD_SIZE" in env else size
+    if local_size != size:
+        raise UsageError(
+            f"WORLD_SIZE={size} and LOCAL_WORLD_SIZE={local_size}: the world spans several machines.\n"
+            "Its ranks report to rank 0 on one machine only, so that nothing has to listen on the network.\n"
+            f"Start torchrun with --nnodes=1 --nproc-per-node={size}."
+        )
+    return RankInfo(
+        rank=_number(env, "RANK", 0, size - 1),
+        size=size,
+        address=env["MASTER_ADDR"],
+        port=_number(env, "MASTER_PORT", 1, 65535),
+        is_served=env.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+        attempt=f"{env.get('TORCHELASTIC_RUN_ID', '')}/{env.get('TORCHELASTIC_RESTART_COUNT', '0')}",
+    )
+
+
+def _number(env: Mapping[str, str], name: str, least: int, most: int) -> int:
+    text = env[name]
+    if text.isascii() and text.isdecimal() and least <= int(text) <= most:
+        return int(text)
+    raise UsageError(
+        f"{name}={text!r}: expected a number from {least} to {most}.\n"
+        "With RANK set, this process is a rank of a world that exists, as torchrun makes one.\n"
+        "Start it with torchrun; or unset RANK, and the library starts the ranks itself."
+    )

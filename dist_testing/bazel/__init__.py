@@ -1,0 +1,1 @@
+"""What Bazel starts, and Bazel's test protocol."""

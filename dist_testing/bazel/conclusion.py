@@ -1,0 +1,240 @@
+"""What a whole run comes to: the XML, the warnings, and the answer to Bazel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from dist_testing.bazel.banner import Banner
+from dist_testing.bazel.junit import XmlCase, write_xml
+from dist_testing.bazel.protocol import Protocol
+from dist_testing.errors import ReportError
+from dist_testing.spec import Spec
+
+__all__ = ["FAILED", "Conclusion", "banner"]
+
+# pytest's own meanings (`pytest.ExitCode`); to Bazel anything but 0 is a failure.
+FAILED = 1
+_NO_TESTS_COLLECTED = 5
+# Of different skip reasons, in one line.
+_MAX_REASONS = 3
+
+
+def banner(spec: Spec, protocol: Protocol) -> str:
+    """The beginning of the log's first line: what is about to run."""
+    sizes = ", ".join(str(size) for size in spec.world_sizes)
+    gpus = f", {spec.gpus_per_rank} GPU(s) per rank" if spec.gpus_per_rank else ""
+    index, total = protocol.shard
+    shard = f", shard {index + 1} of {total}" if total > 1 else ""
+    run = f", run {protocol.run_number}" if protocol.run_number is not None else ""
+    return f"dist_testing: {spec.target}: {spec.backend.name}, world size {sizes}{gpus}, {spec.isolation}{shard}{run}"
+
+
+class Conclusion:
+    """Collects the results of a run, and says in the end what they mean.
+
+    Attributes:
+        cases: What has been reported.
+        running: Class name and name of the case that is being run.
+        to_come: Cases that have not ended.
+        interruption: Why the run has ended early; "" if it has not.
+        where: In what: stacks of the runner, if that says anything; "" if not.
+        is_promised: Whether the hardware is there, as the configuration says.
+        has_ranks: Whether the target has a case that runs on ranks, in whatever shard, and whatever the filter; taken
+            to be so until all cases are known.
+        is_filter_in_vain: Whether the filter means no case of the target, in whatever shard.
+        decides_for_target: Whether all cases of other shards are known to skip, so that this one's stand for all.
+        on_change: Called when a case begins or ends, and with what is reported.
+    """
+
+    def __init__(self, spec: Spec, protocol: Protocol, head: Banner) -> None:
+        """Begin with nothing.
+
+        Args:
+            spec: What the target asks for.
+            protocol: What Bazel wants.
+            head: The log's first line.
+        """
+        self.cases: list[XmlCase] = []
+        self.running: tuple[str, str] | None = None
+        self.to_come = 0
+        self.interruption = ""
+        self.where = ""
+        self.has_ranks = True
+        self.is_filter_in_vain = False
+        self.decides_for_target = False
+        self.on_change: Callable[[XmlCase | None], None] = lambda case: None
+        self._spec = spec
+        self._protocol = protocol
+        self._head = head
+        self.is_promised = any(spec.promises(size) for size in spec.world_sizes)
+        self._warnings: list[str] = []
+
+    def expect(self, count: int) -> None:
+        """So many cases will run."""
+        self.to_come = count
+        self.on_change(None)
+
+    def began(self, classname: str, name: str) -> None:
+        """A case runs."""
+        self.running = (classname, name)
+        self.on_change(None)
+
+    def add(self, case: XmlCase) -> None:
+        """Something is to be reported; when it has run, the log's first line ends."""
+        self.cases.append(case)
+        if case.has_run:
+            self._head.end_line("" if self.has_ranks else ": NO CASE RAN ON RANKS")
+        self.on_change(case)
+
+    def finished(self) -> None:
+        """The running case has ended."""
+        self.running = None
+        self.to_come -= 1
+        self.on_change(None)
+
+    def warn(self, text: str) -> None:
+        """Say something in the log, and have Bazel say it."""
+        print(f"WARNING: {text}")
+        self._warnings.append(text)
+
+    def give_up(self, why: str) -> None:
+        """The run has ended before pytest could answer."""
+        self.interruption = why
+        text = (
+            f"{self._spec.target}: the run ended before its cases did: {why}.\n"
+            "What has not run is neither a pass nor a skip.\n"
+            "Find who ended it in the log above."
+        )
+        self._head.end_line()
+        print(text)
+        self._blame_run(self._with_place(text))
+
+    def tell_infrastructure(self, message: str) -> None:
+        """Let the executor know that the machine failed, and not the test; the first time is enough."""
+        path = self._protocol.infrastructure_file
+        if path is not None and not path.exists():
+            self._write(path, f"dist_testing\n{message}\n")
+
+    def conclude(self, code: int) -> int:
+        """Write everything that Bazel wants.
+
+        Args:
+            code: What pytest has ended with.
+
+        Returns:
+            What Bazel is told: 0 for a pass.
+
+        Raises:
+            ReportError: If the XML cannot be written.
+        """
+        if not self.has_ranks and not self.interruption and any(case.has_run for case in self.cases):
+            self._warn_for_target(
+                f"{self._spec.target}: no case ran on ranks: "
+                f"none is distributed for backend {self._spec.backend.name}.\n"
+                "Probably @pytest.mark.distributed was forgotten, or a base class such as "
+                "dist_testing.MultiProcessTestCase; what has neither runs once, in the runner.\n"
+                "Mark the cases; tests that need no ranks are better off in a py_test."
+            )
+        if self.running is not None:
+            text = f"the case had not ended when the run did: {self.interruption or 'for a reason that is in the log'}"
+            self.cases.append(XmlCase(*self.running, "error", 0.0, text, self._with_place(text)))
+            self.finished()
+        if code in (0, _NO_TESTS_COLLECTED):
+            if self.interruption:
+                # `pytest.exit` takes any exit code.
+                self.give_up(self.interruption)
+                code = FAILED
+            elif not self.cases:
+                code = self._judge_empty_run()
+            elif not any(case.has_run for case in self.cases):
+                code = self._judge_skipped_run()
+        elif all(case.outcome in ("passed", "skipped") for case in self.cases):
+            # A wrong option, a broken conftest.py, a signal between two cases.
+            why = self.interruption or f"pytest's exit code {code}"
+            self._blame_run(self._with_place(f"the run failed outside its cases ({why}); the log says why"))
+        self._head.end_line()
+        if self.where:
+            print(self._with_place(f"\n{self._spec.target}: {self.interruption}."))
+        if self._warnings and self._protocol.warnings_file is not None:
+            self._write(self._protocol.warnings_file, "".join(f"{warning}\n" for warning in self._warnings))
+        self._write_xml()
+        return code
+
+    def _judge_empty_run(self) -> int:
+        index, total = self._protocol.shard
+        if self._protocol.test_filter or (total > 1 and index > 0):
+            # A filter may match nothing in this target, and there may be fewer cases than shards.
+            if self.is_filter_in_vain:
+                why = f"no case matches --test_filter={self._protocol.test_filter!r}"
+                self._head.end_line(f": NOTHING RAN: {why}")
+                self._warn_for_target(f"nothing of {self._spec.target} ran: {why}")
+            return 0
+        text = (
+            f"{self._spec.target}: nothing ran: there was no case for backend {self._spec.backend.name}.\n"
+            "A target that runs nothing would be green for ever.\n"
+            f"Add tests to {', '.join(self._spec.srcs)}, or remove the target."
+        )
+        self._head.end_line()
+        print(text)
+        self._blame_run(text)
+        return _NO_TESTS_COLLECTED
+
+    def _warn_for_target(self, text: str) -> None:
+        # All shards know it, and one warning will do.
+        if self._protocol.shard[0] == 0:
+            self.warn(text)
+
+    def _judge_skipped_run(self) -> int:
+        # In one line, whatever the tests say.
+        reasons = sorted({" ".join(case.message.split()) or "without a reason" for case in self.cases})
+        shown = "; ".join(reasons[:_MAX_REASONS])
+        if len(reasons) > _MAX_REASONS:
+            shown += f"; and {len(reasons) - _MAX_REASONS} more"
+        self._head.end_line(f": EVERY CASE WAS SKIPPED: {shown}")
+        is_decisive = self._protocol.is_whole_target or (self.decides_for_target and not self._protocol.test_filter)
+        whose = "" if is_decisive else "the selected part of "
+        # Of a part, all cases may well be skipped; a lack of hardware has failed each of them by name already.
+        if not (self.is_promised and is_decisive):
+            self.warn(f"every case of {whose}{self._spec.target} was skipped: {shown}")
+            return 0
+        text = (
+            f"{self._spec.target}: promised hardware, and every case was skipped: {shown}.\n"
+            "Where the hardware is there, a GPU target that runs nothing tests nothing; a skip mark of its own may ask "
+            "for something else.\n"
+            "Repair what the reasons name, remove the target, or run it without the promise."
+        )
+        print(text)
+        self._blame_run(text)
+        return FAILED
+
+    def _with_place(self, text: str) -> str:
+        return f"{text}\n{self.where}" if self.where else text
+
+    def _blame_run(self, text: str) -> None:
+        """Have the XML show a failure that is no case's."""
+        self.cases.append(XmlCase("", self._spec.target, "error", 0.0, text.partition("\n")[0], text))
+
+    def _write_xml(self) -> None:
+        path = self._protocol.xml_file
+        if path is None:
+            return
+        properties = self._protocol.properties
+        if self.interruption:
+            properties += [("interrupted", self.interruption), ("not_run", self.to_come)]
+        try:
+            write_xml(path, self._spec.target, self.cases, properties)
+        except OSError as error:
+            raise ReportError(
+                f"{path}: the results cannot be written: {error}.\n"
+                "The disk is full, or a test has removed the folder.\n"
+                "Make room, and run the target again; what is in the log stays true."
+            ) from error
+
+    def _write(self, path: Path, text: str) -> None:
+        try:
+            # Whatever a test says, as in the log.
+            path.write_text(text, encoding="utf-8", errors="backslashreplace")
+        except OSError as error:
+            # For the log alone; it decides nothing.
+            print(f"WARNING: {path} cannot be written: {error}")

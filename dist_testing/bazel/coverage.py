@@ -1,0 +1,146 @@
+"""`bazel coverage`: what the runner and all ranks have executed, as one LCOV file."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from dist_testing.bazel.protocol import CoverageRequest
+from dist_testing.errors import ReportError
+from dist_testing.rank.coverage import CoverageSettings, quiet, start_measuring
+
+__all__ = ["CoverageRun", "sources_wanted", "start_coverage"]
+
+# Bazel merges every file in COVERAGE_DIR that ends so.
+_LCOV_NAME = "dist_testing.dat"
+
+
+def start_coverage(
+    request: CoverageRequest, rlocation: Callable[[str], str | None], workspace: str
+) -> CoverageRun | None:
+    """Start to measure this process, and have the ranks measured.
+
+    Args:
+        request: What Bazel wants.
+        rlocation: Finds a file by its path in the runfiles.
+        workspace: Name of the main repository in the runfiles.
+
+    Returns:
+        None if Bazel wants nothing of what this target has.
+
+    Raises:
+        ReportError: If it cannot be measured.
+    """
+    try:
+        import coverage
+    except ImportError as error:
+        raise ReportError(
+            f"coverage is not measured: {error}.\n"
+            "`bazel coverage` was asked for, and the Python package that measures it is not among the target's.\n"
+            "Add to .bazelrc, with your own hub's name: "
+            "coverage --@dist_testing//dist_testing/config:coverage=@pypi//coverage"
+        ) from error
+    del coverage
+    try:
+        names = sources_wanted(request.manifest.read_text(encoding="utf-8"), rlocation, workspace)
+        return CoverageRun(request.directory, names) if names else None
+    except (OSError, ValueError) as error:
+        raise ReportError(
+            f"coverage is not measured: {error}.\n"
+            "COVERAGE_DIR and COVERAGE_MANIFEST come from Bazel; something between has changed them.\n"
+            "Run the target with `bazel coverage`, without wrappers that touch these variables."
+        ) from error
+
+
+class CoverageRun:
+    """Measures a run from its construction to `finish`."""
+
+    def __init__(self, directory: Path, names: Mapping[str, str]) -> None:
+        """Start.
+
+        Args:
+            directory: Where the LCOV file goes.
+            names: Path of each file to measure, to what Bazel calls it.
+        """
+        from coverage import Coverage
+
+        self._lcov_file = directory / _LCOV_NAME
+        self._names = names
+        self._folder = Path(tempfile.mkdtemp(prefix="dist-coverage-", dir=directory))
+        settings = CoverageSettings(str(self._folder / "data"), tuple(names))
+        self._settings_file = self._folder / "settings.json"
+        settings.publish(self._settings_file)
+        # With a coverage tool in the Python toolchain, this process is measured already.
+        self._coverage = start_measuring(settings) if Coverage.current() is None else None
+
+    def finish(self) -> None:
+        """Write the LCOV file of all processes that got as far as saving what they have executed.
+
+        Raises:
+            ReportError: If it cannot be written.
+        """
+        from coverage import Coverage, CoverageException
+        from coverage.exceptions import NoDataError
+
+        try:
+            # Without it, ranks have not been measured.
+            self._settings_file.stat()
+            lcov = self._folder / _LCOV_NAME
+            with quiet():
+                if self._coverage is not None:
+                    self._coverage.stop()
+                    self._coverage.save()
+                merged = Coverage(data_file=str(self._folder / "merged"), config_file=False, branch=True)
+                merged.combine([str(path) for path in sorted(self._folder.glob("data.*"))])
+                merged.lcov_report(outfile=str(lcov), ignore_errors=True)
+            text = lcov.read_text(encoding="utf-8")
+            self._lcov_file.write_text(_with_bazels_names(text, self._names), encoding="utf-8")
+        except NoDataError:
+            # Nothing of what Bazel asked for was executed.
+            return
+        except (OSError, CoverageException) as error:
+            raise ReportError(
+                f"{self._lcov_file}: the coverage cannot be written: {error}.\n"
+                "The disk is full, or a test has removed files of COVERAGE_DIR.\n"
+                "Make room, and run the target again."
+            ) from error
+        finally:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def sources_wanted(manifest: str, rlocation: Callable[[str], str | None], workspace: str) -> Mapping[str, str]:
+    """The Python files of a manifest: where each is, to what Bazel calls it.
+
+    Args:
+        manifest: Content of Bazel's file: paths relative to the root of the execution.
+        rlocation: Finds a file by its path in the runfiles.
+        workspace: Name of the main repository in the runfiles.
+    """
+    names = {}
+    for name in manifest.split("\n"):
+        if name.endswith(".py") and (path := rlocation(_runfiles_path(name, workspace))) and os.path.exists(path):
+            # What `coverage` calls a file, whatever it was imported as.
+            names[os.path.realpath(path)] = name
+    return names
+
+
+def _runfiles_path(name: str, workspace: str) -> str:
+    parts = name.split("/")
+    if parts[0] == "bazel-out":
+        # bazel-out/<configuration>/bin/: a generated file.
+        parts = parts[3:]
+    return "/".join(parts[1:] if parts[0] == "external" else [workspace, *parts])
+
+
+def _with_bazels_names(lcov: str, names: Mapping[str, str]) -> str:
+    lines = []
+    for line in lcov.split("\n"):
+        if line.startswith("SF:"):
+            # Relative to the working directory if it is below it.
+            path = os.path.realpath(line.removeprefix("SF:"))
+            line = f"SF:{names.get(path, path)}"
+        lines.append(line)
+    return "\n".join(lines)

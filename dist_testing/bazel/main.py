@@ -1,0 +1,243 @@
+"""The runner under Bazel: reads the spec and the protocol, runs pytest, answers Bazel."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import os
+import re
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dist_testing.bazel.banner import Banner
+from dist_testing.bazel.conclusion import FAILED, Conclusion, banner
+from dist_testing.bazel.coverage import CoverageRun, start_coverage
+from dist_testing.bazel.protocol import Protocol, read_protocol
+from dist_testing.bazel.watch import Watch
+from dist_testing.bazel.watchdog import watchdog_for
+from dist_testing.budget import TimeShares
+from dist_testing.engine.interrupts import ExitGuard, ignore_termination, raise_on_termination
+from dist_testing.errors import DistTestingError, InterruptedRunError, ReportError, SpecError
+from dist_testing.spec import SPEC_VARIABLE, Spec, read_promise, read_spec
+
+__all__ = ["main"]
+
+# Set by the build rules, where a target has such a file: its runfiles path, as `$(rlocationpath)` writes it.
+_PROMISE_VARIABLE = "DIST_TESTING_GPU_PROMISE"
+_TIMINGS_VARIABLE = "DIST_TESTING_TIMINGS"
+_BLAS_THREADS = "OPENBLAS_NUM_THREADS"
+# As the rules write labels: `//package:name`, with the canonical name of another repository before it.
+_LABEL = re.compile(r"(?:@{1,2}(?P<repository>[^@/]+))?//(?P<package>[^:]*):(?P<name>.+)")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the target that Bazel started.
+
+    Args:
+        arguments: Options for pytest, from the target's `args`; the command line's if None.
+
+    Returns:
+        0 if every case passed or was skipped, and at least one was collected.
+    """
+    guard = ExitGuard(FAILED)
+    _print_anything()
+    try:
+        protocol = read_protocol(os.environ)
+        with protocol.not_over_yet():
+            raise_on_termination()
+            target = _find_target()
+            let_threads_be = _limit_fork_server_threads()
+            given = list(sys.argv[1:] if arguments is None else arguments)
+            return guard.conclude(_run(target, protocol, given, guard, let_threads_be))
+    except (DistTestingError, InterruptedRunError) as error:
+        print(error, file=sys.stderr)
+        return guard.conclude(FAILED)
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    spec: Spec
+    files: Sequence[str]
+    # Of the files, as runfiles name them; "" where nobody has said which the main one is.
+    repositories: frozenset[str]
+    timings: Path | None
+    rlocation: Callable[[str], str | None]
+
+
+def _find_target() -> _Target:
+    from runfiles import Runfiles
+
+    text = os.environ.get(SPEC_VARIABLE)
+    runfiles = Runfiles.Create()
+    if not text or runfiles is None:
+        raise SpecError(
+            f"{SPEC_VARIABLE}={text!r}, runfiles {'found' if runfiles else 'not found'}: no target to run.\n"
+            "This is the main program of dist_py_test targets, which the build rules set up.\n"
+            "Use dist_py_test in a BUILD file; without Bazel, run the test file with pytest."
+        )
+    spec = read_spec(text)
+    promise = _declared_file(_PROMISE_VARIABLE, runfiles.Rlocation)
+    if promise is not None:
+        spec = dataclasses.replace(spec, promised_gpus=read_promise(promise, spec.backend.vendor))
+    sources = [_source(spec, label, runfiles.Rlocation) for label in spec.srcs]
+    return _Target(
+        spec,
+        [path for _, path in sources],
+        frozenset(repository for repository, _ in sources),
+        _declared_file(_TIMINGS_VARIABLE, runfiles.Rlocation),
+        runfiles.Rlocation,
+    )
+
+
+def _declared_file(variable: str, rlocation: Callable[[str], str | None]) -> Path | None:
+    value = os.environ.get(variable)
+    if not value:
+        return None
+    try:
+        # Bazel quotes it for a shell.
+        (location,) = shlex.split(value)
+    except ValueError:
+        raise SpecError(
+            f"{variable}={value!r}: expected the runfiles path of one file, quoted as for a shell.\n"
+            "The build rules set it; something between Bazel and the test has changed it.\n"
+            "Run the target with `bazel test`, and leave the variable alone."
+        ) from None
+    return Path(rlocation(location) or location)
+
+
+def _source(spec: Spec, label: str, rlocation: Callable[[str], str | None]) -> tuple[str, str]:
+    """A file's repository, and where it is."""
+    match = _LABEL.fullmatch(label)
+    if match is None:
+        raise SpecError(
+            f"{SPEC_VARIABLE} says srcs has {label!r}; expected a label, such as //package:test_one.py.\n"
+            "It was not written by the build rules of this version of dist_testing.\n"
+            "Build the target again; if it stays, the rules and the Python package are of two versions."
+        )
+    repository = match["repository"] or os.environ.get("TEST_WORKSPACE", "")
+    path = rlocation(os.path.normpath(os.path.join(repository, match["package"], match["name"])))
+    if path is None or not os.path.exists(path):
+        raise SpecError(
+            f"{spec.target}: the source {label} is not in the runfiles (looked at {path}).\n"
+            "It is no file but a target that makes files of other names, or the runfiles are of another build.\n"
+            "Name the files themselves in srcs, and build the target again."
+        )
+    return repository, path
+
+
+def _print_anything() -> None:
+    # A reason or a name may hold what the encoding has no bytes for, such as half of a file name. The run must not end
+    # over what it says.
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _limit_fork_server_threads() -> Callable[[], None]:
+    """Keep the pool of OpenBLAS empty while the template comes to be.
+
+    Set before the test modules load a numeric library: the template computes nothing, and every thread that such a
+    library starts at import is one more that must be safe to fork with.
+
+    Returns:
+        What takes it back, so that ranks and tests have the user's value, or their share.
+    """
+    if _BLAS_THREADS in os.environ:
+        return lambda: None
+    os.environ[_BLAS_THREADS] = "1"
+    return lambda: _unset(_BLAS_THREADS, "1")
+
+
+def _unset(variable: str, value: str) -> None:
+    # An import may have decided otherwise in between.
+    if os.environ.get(variable) == value:
+        del os.environ[variable]
+
+
+def _run(
+    target: _Target,
+    protocol: Protocol,
+    arguments: Sequence[str],
+    guard: ExitGuard,
+    on_collected: Callable[[], None],
+) -> int:
+    # Not at the top: a target that cannot be found should say so at once.
+    import pytest
+
+    from dist_testing.bazel import session as bazel_session
+    from dist_testing.frontends.pytest import plugin as pytest_plugin
+
+    spec = target.spec
+    head = Banner(sys.stdout, banner(spec, protocol))
+    with head.in_place():
+        conclusion = Conclusion(spec, protocol, head)
+        shares = TimeShares.starting_now(protocol.time_left_s())
+        watch = Watch()
+        watchdog = watchdog_for(conclusion, shares.stuck_s)
+        if watchdog is not None:
+            watch.remind = watchdog.remind
+        coverage = _start_coverage(target, protocol, conclusion)
+        timing = bazel_session.Timing(shares, watch, target.timings)
+        session = bazel_session.BazelSession(spec, protocol, head, conclusion, timing)
+        session.on_collected = on_collected
+        command = [
+            *target.files,
+            # The sandbox is read-only, and thrown away.
+            *("-p", "no:cacheprovider"),
+            # Leaves sys.path alone: a test's folder must not shadow the consumer's packages.
+            "--import-mode=importlib",
+            f"--rootdir={_root(target)}",
+            "-rs",
+            *(("--exitfirst",) if protocol.fail_fast else ()),
+            *arguments,
+        ]
+        code = FAILED
+        try:
+            code = int(pytest.main(command, plugins=[session, pytest_plugin]))
+        except SystemExit as error:
+            conclusion.give_up(f"a conftest.py or a plugin has called sys.exit({error.code!r})")
+        except InterruptedRunError as error:
+            conclusion.where = watch.interrupted_at
+            conclusion.give_up(str(error))
+        finally:
+            # What is left takes a moment, and Bazel waits for longer than that after its signal.
+            ignore_termination()
+            conclusion.interruption = guard.cause or conclusion.interruption
+            conclusion.where = watch.interrupted_at
+            if coverage is not None:
+                _finish_coverage(coverage, conclusion)
+            try:
+                code = conclusion.conclude(code)
+            finally:
+                if watchdog is not None:
+                    watchdog.stop()
+    return code
+
+
+def _start_coverage(target: _Target, protocol: Protocol, conclusion: Conclusion) -> CoverageRun | None:
+    if protocol.coverage is None:
+        return None
+    try:
+        return start_coverage(protocol.coverage, target.rlocation, os.environ.get("TEST_WORKSPACE", ""))
+    except ReportError as error:
+        # It says nothing about the tests.
+        conclusion.warn(str(error))
+        return None
+
+
+def _finish_coverage(coverage: CoverageRun, conclusion: Conclusion) -> None:
+    try:
+        coverage.finish()
+    except ReportError as error:
+        conclusion.warn(str(error))
+
+
+def _root(target: _Target) -> str:
+    """The folder that test names are relative to: the repository's, in the runfiles; of several, the runfiles."""
+    source = os.environ.get("TEST_SRCDIR")
+    if not source or "" in target.repositories:
+        return os.path.commonpath([os.path.dirname(file) for file in target.files])
+    return os.path.join(source, *target.repositories) if len(target.repositories) == 1 else source

@@ -1,0 +1,328 @@
+"""The part of a Bazel run that lives inside pytest: hands the spec in, filters, shards, keeps results for the XML."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from dist_testing.bazel.banner import Banner
+from dist_testing.bazel.conclusion import Conclusion
+from dist_testing.bazel.junit import EXPECTED, Outcome, XmlCase
+from dist_testing.bazel.protocol import Protocol
+from dist_testing.bazel.sharding import ShardCase, assign_shards
+from dist_testing.bazel.timings import read_timings
+from dist_testing.bazel.watch import Watch
+from dist_testing.budget import TimeShares
+from dist_testing.errors import InterruptedRunError, ReportError
+from dist_testing.frontends.pytest import reports
+from dist_testing.frontends.pytest.in_runner import is_multi_process
+from dist_testing.frontends.pytest.internals import Failed, parse_expression
+from dist_testing.frontends.pytest.marker import read_marker
+from dist_testing.frontends.pytest.plugin import BUDGET_KEY, OUTPUTS_KEY, PAUSE_LIMIT_KEY, SPEC_KEY, current_runner
+from dist_testing.outcomes import Cause
+from dist_testing.spec import Spec
+
+__all__ = ["BazelSession", "Timing"]
+
+# Launchers that keep ranks for the cases of a class, or of a module outside classes.
+_KEEPING = ("pool", "thread")
+_SKIPPED = "Skipped: "
+# Causes of which the executor is told: another machine may do better.
+_OF_THE_MACHINE = (Cause.INFRASTRUCTURE, Cause.PROMISE)
+# What a filter is that names a case: a path, classes and a function, joined by `::` or `.`, and parameters of any form.
+_NAME = re.compile(r"[\w./:+~@=-]*\w(?:\[.*\])?", re.DOTALL)
+
+
+class _TimeOverError(Failed):
+    """Ends a part of a test that runs in the runner; of pytest's kind, so that fixtures are torn down after it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """How long things may take, and how long they take.
+
+    Attributes:
+        shares: Of Bazel's time.
+        watch: Keeps the time of what runs in the runner itself.
+        recorded: The file that says how long cases take; None if nobody has said.
+    """
+
+    shares: TimeShares
+    watch: Watch
+    recorded: Path | None
+
+
+class BazelSession:
+    """A pytest plugin, registered before all others.
+
+    Attributes:
+        on_collected: Called when the test files have been imported and the template is there, also if that has failed.
+    """
+
+    def __init__(self, spec: Spec, protocol: Protocol, head: Banner, conclusion: Conclusion, timing: Timing) -> None:
+        """Take part in a session.
+
+        Args:
+            spec: What the target asks for.
+            protocol: What Bazel wants.
+            head: The log's first line, which ends when something has run.
+            conclusion: Takes the results.
+            timing: About time.
+        """
+        self._spec = spec
+        self._protocol = protocol
+        self._head = head
+        self._conclusion = conclusion
+        self._shares = timing.shares
+        self._watch = timing.watch
+        self._timings = timing.recorded
+        self._doing = ""
+        self._over = ""
+        self._knows_all = True
+        self.on_collected: Callable[[], None] = lambda: None
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_load_initial_conftests(self, early_config: pytest.Config) -> Generator[None, object, object]:
+        """Hand the spec to the plugin, before any plugin is configured; then conftest files are imported."""
+        early_config.stash[SPEC_KEY] = self._spec
+        early_config.stash[BUDGET_KEY] = self._shares.budget
+        early_config.stash[OUTPUTS_KEY] = self._protocol.outputs
+        early_config.stash[PAUSE_LIMIT_KEY] = self._watch.paused
+        self._doing = "a conftest.py was being imported"
+        with self._watch.until(self._shares.budget.latest_s, self._collection_over):
+            return (yield)
+
+    def pytest_configure(self, config: pytest.Config) -> None:
+        """End the head of the log early where nothing is held back."""
+        if config.option.capture == "no":
+            # Somebody wants to see everything as it comes.
+            self._head.end_line()
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_collection(self) -> Generator[None, object, object]:
+        """Test files are imported."""
+        try:
+            with self._watch.until(self._shares.budget.latest_s, self._collection_over):
+                return (yield)
+        finally:
+            self.on_collected()
+
+    def pytest_collectstart(self, collector: pytest.Collector) -> None:
+        """The next of them."""
+        self._doing = f"{collector.nodeid or 'the target'} was being collected"
+
+    def _collection_over(self, stacks: str) -> InterruptedRunError:
+        self._watch.interrupted_at = (
+            "Something there waits for what does not come; the stacks show where. If it is only slow, the target needs "
+            f"a larger size or timeout.\n\n{stacks}"
+        )
+        return InterruptedRunError(f"the target's time was over while {self._doing}")
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
+        """Keep the cases that the filter means, and of what is then left this shard's."""
+        wanted = self._protocol.test_filter
+        runner = current_runner(config)
+        if self._knows_all:
+            self._conclusion.has_ranks = any(runner.runs_on_ranks(item) for item in items)
+        if wanted:
+            self._filter(config, items, wanted)
+        yield
+        self._conclusion.is_filter_in_vain = self._knows_all and bool(wanted) and not items
+        index, total = self._protocol.shard
+        if total > 1:
+            shards = assign_shards(
+                [ShardCase(item.nodeid, self._kept_ranks(item)) for item in items], total, self._durations(items)
+            )
+            # Each shard sees its own part; that the others skip all of theirs is known before if marks say so.
+            self._conclusion.decides_for_target = self._conclusion.is_promised and all(
+                shards[item.nodeid] == index or runner.skips_by_mark(item) for item in items
+            )
+            _keep(config, items, [item for item in items if shards[item.nodeid] == index])
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> Generator[None, object, object]:
+        """Fixtures of a test that is not distributed."""
+        return (yield from self._limited(item, "setup"))
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, object, object]:
+        """The test itself."""
+        return (yield from self._limited(item, "call"))
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None, object, object]:
+        """Fixtures again."""
+        return (yield from self._limited(item, "teardown"))
+
+    def _limited(self, item: pytest.Item, phase: str) -> Generator[None, object, object]:
+        if is_multi_process(item):
+            # It waits for ranks, whose time the engine keeps.
+            return (yield)
+        end_s = self._shares.case_end_s(self._conclusion.to_come - 1)
+        began_s = time.monotonic()
+
+        def over(stacks: str) -> _TimeOverError:
+            self._over = (
+                f"{item.nodeid}: its {phase} had not ended after {time.monotonic() - began_s:.1f} s, its share of the "
+                "target's time.\n"
+                "The test is not distributed: it runs in the runner, and waits there for something that does not come; "
+                "or it is only slow.\n"
+                "The stacks show where it was. If nothing hangs, give the target a larger size or timeout.\n\n"
+                f"{stacks}"
+            )
+            return _TimeOverError(self._over, pytrace=False)
+
+        with self._watch.until(end_s, over):
+            return (yield)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_makereport(self) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        """A limit that was reached is a failure, whatever the test made of the exception, and not an expected one."""
+        report = yield
+        text, self._over = self._over, ""
+        if text:
+            reports.fail(report, text)
+        return report
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        """Know what is to come: after a signal it is what has not run."""
+        self._conclusion.expect(len(session.items))
+        self._doing = "ranks were being prepared"
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """A file that cannot be collected is a failure, and one that skips itself a skip; both belong into the XML."""
+        if not report.passed:
+            self._knows_all = False
+        if report.failed:
+            text = str(report.longrepr)
+            self._conclusion.add(XmlCase("", report.nodeid, "error", 0.0, _last_line(text), text))
+        elif report.skipped and self._protocol.shard[0] == 0:
+            self._conclusion.add(XmlCase("", report.nodeid, "skipped", 0.0, _skip_reason(report.longrepr)))
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        """A case begins."""
+        self._conclusion.began(*_named(nodeid))
+
+    def pytest_runtest_logfinish(self) -> None:
+        """It has ended, whatever its reports say."""
+        self._conclusion.finished()
+
+    def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
+        """The run ends before its cases do."""
+        self._conclusion.interruption = str(excinfo.value) or excinfo.typename
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Keep one case per test: its call, or whatever went wrong around it."""
+        if report.when != "call" and report.passed:
+            return
+        outcome: Outcome = report.outcome
+        if report.failed and report.when != "call":
+            outcome = "error"
+        text = ""
+        message = ""
+        if report.failed:
+            text = str(report.longrepr)
+            is_ours = hasattr(report, "dist_failure")
+            message = text.partition("\n")[0] if is_ours else _last_line(text)
+        elif hasattr(report, "wasxfail"):
+            message = f"{EXPECTED}{report.wasxfail}"
+        elif report.skipped:
+            message = _skip_reason(report.longrepr)
+        if report.failed and any(("cause", cause.value) in report.user_properties for cause in _OF_THE_MACHINE):
+            self._conclusion.tell_infrastructure(message)
+        classname, name = _named(report.nodeid)
+        case = XmlCase(classname, name, outcome, report.duration, message, text, tuple(report.user_properties))
+        self._conclusion.add(case)
+
+    def _filter(self, config: pytest.Config, items: list[pytest.Item], wanted: str) -> None:
+        """Select by name, as reports and unittest write it; by pytest's expressions what is nobody's name."""
+        if named := [item for item in items if wanted in _names(item.nodeid)]:
+            _keep(config, items, named)
+            return
+        try:
+            parse_expression(wanted, "--test_filter")
+        except pytest.UsageError as error:
+            if _NAME.fullmatch(wanted) is None:
+                raise pytest.UsageError(
+                    f"{error}.\n"
+                    f"It is not the name of a case of {self._spec.target}, and no expression that pytest can read.\n"
+                    "Write a name as reports do, or parts of names joined by `and`, `or` and `not`."
+                ) from None
+            # Of a case of another target: all of them get the filter.
+            _keep(config, items, [])
+        else:
+            # pytest's own hook comes after this one.
+            given = config.option.keyword
+            config.option.keyword = f"({given}) and ({wanted})" if given else wanted
+
+    def _durations(self, items: Sequence[pytest.Item]) -> Mapping[str, float]:
+        if self._timings is None:
+            return {}
+        try:
+            known = read_timings(self._timings).get(self._spec.target, {})
+        except ReportError as error:
+            self._conclusion.warn(f"{error}\nThe cases are dealt out to the shards as if all took the same time.")
+            return {}
+        keys = {item.nodeid: XmlCase(*_named(item.nodeid), "passed", 0.0).key for item in items}
+        return {nodeid: known[key] for nodeid, key in keys.items() if key in known}
+
+    def _kept_ranks(self, item: pytest.Item) -> str:
+        """What shares ranks with the item's: its class, or its module; "" if it has its own."""
+        marker = read_marker(item) if isinstance(item, pytest.Function) else None
+        isolation = marker.isolation if marker is not None else getattr(getattr(item, "cls", None), "isolation", "")
+        is_kept = (isolation or self._spec.isolation) in _KEEPING
+        return item.parent.nodeid if is_kept and item.parent is not None else ""
+
+
+def _keep(config: pytest.Config, items: list[pytest.Item], kept: Sequence[pytest.Item]) -> None:
+    chosen = {item.nodeid for item in kept}
+    config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in chosen])
+    items[:] = kept
+
+
+def _parts(nodeid: str) -> tuple[list[str], str]:
+    """File, classes and function of a case; and its parameters, which may look like anything."""
+    head, bracket, parameters = nodeid.partition("[")
+    return head.split("::"), bracket + parameters
+
+
+def _names(nodeid: str) -> set[str]:
+    """What a person may call a case, or what it is part of: `test_x`, `Class.test_x`, `file.py::Class`, `module`."""
+    (path, *rest), parameters = _parts(nodeid)
+    module = _module(path)
+    names = set()
+    for first in (path, module, module.rpartition(".")[2]):
+        parts = [first, *rest]
+        for end in range(1, len(parts) + 1):
+            for start in range(end):
+                names |= {joint.join(parts[start:end]) for joint in ("::", ".")}
+    # Parameters belong to the function, which comes last.
+    return names | {name + parameters for name in names}
+
+
+def _module(path: str) -> str:
+    return path.removesuffix(".py").replace("/", ".")
+
+
+def _named(nodeid: str) -> tuple[str, str]:
+    """Class name and name of a case in the XML."""
+    (path, *classes), parameters = _parts(nodeid)
+    name = classes.pop() if classes else ""
+    return ".".join([_module(path), *classes]), name + parameters
+
+
+def _skip_reason(longrepr: object) -> str:
+    reason = longrepr[2] if isinstance(longrepr, tuple) else str(longrepr)
+    return str(reason).removeprefix(_SKIPPED)
+
+
+def _last_line(text: str) -> str:
+    """Where pytest says what happened."""
+    return text.rstrip().rpartition("\n")[2]

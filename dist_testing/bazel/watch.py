@@ -1,0 +1,127 @@
+"""Limits for what runs in the runner itself: collection, and tests that are not distributed.
+
+The engine keeps the time of cases on ranks. Here the limit is an exception, out of whatever the main thread is in. It
+comes by a real-time signal from the watchdog's process: SIGALRM and the timers of this process are the tests' own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from types import FrameType, TracebackType
+
+from dist_testing.budget import LEAST_S
+from dist_testing.engine.report import tidied
+
+__all__ = ["LIMIT_SIGNAL", "Watch"]
+
+LIMIT_SIGNAL = int(signal.SIGRTMIN) + 9
+# Their frames are the end of a traceback that a signal has begun, and say nothing.
+_SIGNAL_HANDLERS = (__name__, "dist_testing.engine.interrupts")
+
+
+@dataclass(frozen=True, slots=True)
+class _Limit:
+    end_s: float
+    error: Callable[[str], BaseException]
+
+
+class Watch:
+    """Raises in the main thread when the time of what it does is over.
+
+    Attributes:
+        remind: Has LIMIT_SIGNAL sent to this process at a time on the monotonic clock; until it is set, nothing is
+            limited.
+        interrupted_at: Where the runner was when something ended it that was watched: its stacks; "" if nothing has.
+    """
+
+    def __init__(self) -> None:
+        self.remind: Callable[[float], None] = lambda at_s: None
+        self.interrupted_at = ""
+        self._runner = os.getpid()
+        self._limit: _Limit | None = None
+        signal.signal(LIMIT_SIGNAL, self._at_limit)
+
+    @contextlib.contextmanager
+    def until(self, end_s: float, error: Callable[[str], BaseException]) -> Iterator[None]:
+        """Limit what the body does.
+
+        Args:
+            end_s: On the monotonic clock.
+            error: Given the stacks of all threads, what to raise.
+        """
+        if os.getpid() != self._runner:
+            # A rank, which has got this with everything else. Its limits are the engine's.
+            yield
+            return
+        self._set(_Limit(end_s, error))
+        try:
+            yield
+        except KeyboardInterrupt as interrupt:
+            self.interrupted_at = self.interrupted_at or _stacks(_frames_of(interrupt.__traceback__))
+            raise
+        finally:
+            self._set(None)
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """No limit for as long as the body runs: it has one of its own, and what it says then shall be heard."""
+        limit = self._limit
+        self._set(None)
+        try:
+            yield
+        finally:
+            if limit is not None:
+                self._set(dataclasses.replace(limit, end_s=max(limit.end_s, time.monotonic() + LEAST_S)))
+
+    def _set(self, limit: _Limit | None) -> None:
+        self._limit = limit
+        self.remind(limit.end_s if limit is not None else math.inf)
+
+    def _at_limit(self, _: int, frame: FrameType | None) -> None:
+        limit = self._limit
+        # It may have been sent for what has ended in the meantime; and a child that a test has forked has no limit.
+        if limit is None or time.monotonic() < limit.end_s or os.getpid() != self._runner:
+            return
+        self._limit = None
+        raise limit.error(_stacks(_frames_below(frame)))
+
+
+def _frames_below(frame: FrameType | None) -> Iterable[tuple[FrameType, int]]:
+    return traceback.walk_stack(frame) if frame is not None else ()
+
+
+def _frames_of(found: TracebackType | None) -> Iterable[tuple[FrameType, int]]:
+    """The innermost first."""
+    frames = list(traceback.walk_tb(found))
+    return [frame for frame in reversed(frames) if frame[0].f_globals.get("__name__") not in _SIGNAL_HANDLERS]
+
+
+def _stacks(frames: Iterable[tuple[FrameType, int]]) -> str:
+    """The stacks of all threads, as faulthandler writes them.
+
+    Args:
+        frames: The main thread's, where the exception has come into it.
+    """
+    texts = [_stack("the main thread", frames)]
+    current = sys._current_frames()
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread() and thread.ident in current:
+            texts.append(_stack(repr(thread.name), traceback.walk_stack(current[thread.ident])))
+    return "\n\n".join(texts)
+
+
+def _stack(name: str, frames: Iterable[tuple[FrameType, int]]) -> str:
+    lines = [f'  File "{frame.f_code.co_filename}", line {line} in {frame.f_code.co_name}' for frame, line in frames]
+    text = "\n".join([f"Thread {name} (most recent call first):", *lines])
+    # Without what is below the test; but not without everything.
+    return tidied(text) or text

@@ -1,0 +1,139 @@
+"""A case, and how it went."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dist_testing.outcomes import Cause, Kind, RankOutcome, Verdict
+
+__all__ = ["Case", "CaseFailedError", "CaseResult", "RankWarning", "ThreadsFailedError"]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One test, to be run on one world.
+
+    Attributes:
+        name: As the user names it: a pytest node id, or `module.Class.method`.
+        world_size: Ranks.
+        body: What the door on the ranks finds the test by.
+        timeout_s: The case's own limit, in seconds.
+        isolation: The launcher: one of `dist_testing.spec.ISOLATIONS`.
+        pool: With isolation "pool", the name of the pool: cases with one name and one size run on the same ranks.
+        init: Whether the library makes the default group.
+        with_store: Whether the world has a store of the library's, at MASTER_ADDR and MASTER_PORT. Threads always
+            have one, in memory.
+        expected_exits: Rank to how its process must end; a negative number is a signal, as in `subprocess`.
+        debug_rank: The rank that gets the terminal, while the others have all the time they need; None for none.
+    """
+
+    name: str
+    world_size: int
+    body: dict[str, Any]
+    timeout_s: float
+    isolation: str = "fork"
+    pool: str = ""
+    init: bool = True
+    with_store: bool = True
+    expected_exits: Mapping[int, int] = field(default_factory=dict)
+    debug_rank: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RankWarning:
+    """A warning, and the ranks that had it.
+
+    Attributes:
+        category: Name of its class.
+        text: What it says.
+        filename: Where it points to.
+        line_number: In that file.
+        ranks: Which ranks, ascending.
+    """
+
+    category: str
+    text: str
+    filename: str
+    line_number: int
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CaseResult:
+    """How a case went.
+
+    Attributes:
+        case: The case.
+        verdict: What it adds up to.
+        outcomes: One per rank, by rank.
+        started_s: When the ranks were asked for, on the runner's monotonic clock.
+        duration_s: From then until nothing of them was left, in seconds; on kept ranks, until all had passed.
+        limit_s: How long the case was allowed to run, in seconds.
+        logs: Rank to the end of its output, for ranks that a failure report quotes.
+        log_files: Rank to the file with all of its output; there until the engine is closed.
+        stacks: Rank to its stacks, of ranks that were running when something went wrong.
+        leaked: Command lines of processes that were left behind.
+        retried: Why a first try did not count; "" if there was none.
+        warnings: What the ranks warned of, each once.
+        end_session: Why a rank wants no further test to run; "" if none does.
+        gpus: The machine's numbers of the GPUs that the ranks had, such as "0, 1"; "" for none.
+        gpu_wait_s: How long the case waited for them, in seconds.
+        notes: What else may explain a failure, a line each.
+    """
+
+    case: Case
+    verdict: Verdict
+    outcomes: tuple[RankOutcome, ...]
+    started_s: float
+    duration_s: float
+    limit_s: float
+    logs: Mapping[int, str] = field(default_factory=dict)
+    log_files: Mapping[int, Path] = field(default_factory=dict)
+    stacks: Mapping[int, str] = field(default_factory=dict)
+    leaked: tuple[str, ...] = ()
+    retried: str = ""
+    warnings: tuple[RankWarning, ...] = ()
+    end_session: str = ""
+    gpus: str = ""
+    gpu_wait_s: float = 0.0
+    notes: tuple[str, ...] = ()
+
+    @property
+    def failures(self) -> list[RankOutcome]:
+        """What failed by itself, all of it, rank by rank: the culprit, then the other ranks. No victims."""
+        verdict = self.verdict
+        ranks = [] if verdict.culprit is None else [verdict.culprit, *verdict.failing]
+        return [
+            failure
+            for rank in ranks
+            for failure in (self.outcomes[rank], *self.outcomes[rank].further)
+            # The teardown of a rank that failed may well miss its peers.
+            if failure is self.outcomes[rank] or not failure.collateral
+        ]
+
+    @property
+    def has_only_raised(self) -> bool:
+        """Whether it failed by exceptions and nothing else: the one way in which a failure can be expected."""
+        return self.verdict.cause is Cause.FAILURE and all(failure.kind is Kind.RAISED for failure in self.failures)
+
+
+class CaseFailedError(AssertionError):
+    """A case of a unittest class failed on its ranks; the text is the whole report.
+
+    Attributes:
+        result: The result that the engine found.
+    """
+
+    def __init__(self, text: str, result: CaseResult) -> None:
+        super().__init__(text)
+        self.result = result
+
+
+class ThreadsFailedError(CaseFailedError, RuntimeError):
+    """A function that `spawn_threads_and_init_comms` ran failed on its ranks.
+
+    It is also a `RuntimeError`, because torch's users expect one.
+    """

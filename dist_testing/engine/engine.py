@@ -1,0 +1,374 @@
+"""The engine: one per run. Takes cases, makes worlds, gives results.
+
+    case -> start() -> ranks running -> finish() -> outcomes -> verdict -> CaseResult
+
+The two front doors drive it: pytest runs a case in one go, a unittest class starts it in `setUp` and finishes it in the
+test method.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib
+import math
+import os
+import shutil
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from dist_testing.budget import Budget
+from dist_testing.case import Case, CaseResult, RankWarning
+from dist_testing.engine.gpu_checks import aftermath, notes, preflight
+from dist_testing.engine.interruption import interruption_report
+from dist_testing.engine.live_output import LiveOutput
+from dist_testing.engine.rank_record import RankRecord
+from dist_testing.engine.run_directory import RunDirectory
+from dist_testing.engine.running_world import RunningCase, RunningWorld, check_world_size, start_world
+from dist_testing.engine.stack_dumps import operation_in
+from dist_testing.engine.thread_stacks import blame_thread, waiting_for_skipped
+from dist_testing.engine.thread_world import ThreadBody, run_ranks
+from dist_testing.errors import GpuError, LaunchError, UsageError
+from dist_testing.gpus.gpu import Gpu
+from dist_testing.gpus.vendors import vendor_named
+from dist_testing.gpus.world import WorldGpus
+from dist_testing.launch.fork import ForkServerLauncher
+from dist_testing.launch.fresh import Loader
+from dist_testing.launch.launcher import Launcher
+from dist_testing.outcomes import Cause, Kind, RankOutcome, Status, blame_machine, verdict
+from dist_testing.process.refusal import refusal
+from dist_testing.process.thread_idents import read_ranks
+from dist_testing.rank.bootstrap import RankContext
+from dist_testing.spec import Spec, check_isolation
+
+__all__ = ["Engine"]
+
+# For the ranks of a pool to destroy their groups and end. Seconds.
+_POOL_END_LIMIT_S = 30.0
+# Of a case's limit, for GPUs that others have: so that what runs then has its time, too.
+_GPU_WAIT_SHARE = 0.5
+# While somebody debugs: what the limits of groups and stores are made from, because these must have one. Seconds.
+_DEBUG_LIMIT_S = 7 * 24 * 3600.0
+
+
+class Engine:
+    """Runs cases, one at a time, each on fresh ranks or on those of a pool.
+
+    Attributes:
+        spec: What the target asks for.
+        cases_after: Cases that will come after the next one; they share the budget with it.
+        debug_rank: The rank that gets the terminal in every case; None for none.
+        show_line: Given what ranks print, line by line, as they print it; None to leave it in their logs.
+        tell: Given a line for the log about what a case has to wait for.
+    """
+
+    def __init__(self, spec: Spec, budget: Budget, context: RankContext, loader: Loader | None) -> None:
+        """Make an engine. No process is started yet.
+
+        Args:
+            spec: What the target asks for.
+            budget: The time of the whole run.
+            context: What the ranks have of the run.
+            loader: How a fresh interpreter finds the tests again; None if this engine starts no processes.
+        """
+        self.spec = spec
+        self.cases_after = 0
+        self.debug_rank: int | None = None
+        self.show_line: Callable[[str], None] | None = None
+        self.tell: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True)
+        self._budget = budget
+        self._context = context
+        self._loader = loader
+        self._launcher: Launcher | None = None
+        self._pool: RunningWorld | None = None
+        self._worlds = 0
+        self._directory: RunDirectory | None = None
+        self._settled_memory: dict[Gpu, int] = {}
+        self._has_warned = False
+
+    def prepare(self) -> tuple[Launcher, RunDirectory]:
+        """Fork the template now, while this process is clean. Without this the first case does it.
+
+        Returns:
+            The launcher and the run's folder.
+
+        Raises:
+            LaunchError: If the machine has no room for either.
+        """
+        try:
+            if self._directory is None:
+                self._directory = RunDirectory(os.environ)
+            if self._launcher is None:
+                self._launcher = self._make_launcher(self._directory)
+        except OSError as error:
+            raise _no_room("the run", error) from error
+        return self._launcher, self._directory
+
+    def _make_launcher(self, directory: RunDirectory) -> Launcher:
+        # Every rank needs it, also of a test file that does not import it; loaded before the template is forked, it is
+        # loaded once.
+        importlib.import_module("torch.distributed")
+        assert self._loader is not None
+        return ForkServerLauncher(self._context, self._loader, directory.all_paths, str(directory.short))
+
+    def run(self, case: Case) -> CaseResult:
+        """`start` and `finish`, and once more if ranks could not be had although no test code has run yet."""
+        result = self.finish(self.start(case))
+        never_began = all(outcome.kind is Kind.NEVER_STARTED for outcome in result.outcomes)
+        if result.verdict.cause is Cause.INFRASTRUCTURE and never_began:
+            first = result.verdict.reason
+            return dataclasses.replace(self.finish(self.start(case)), retried=first)
+        return result
+
+    def start(self, case: Case) -> RunningCase:
+        """Ask for the ranks of a case; returns as soon as they are asked for.
+
+        Raises:
+            LaunchError: If they cannot be had.
+            UsageError: If the world is larger than can be.
+        """
+        check_world_size(case.name, case.world_size)
+        check_isolation(case.name, self.spec.backend, case.isolation)
+        if case.expected_exits and case.isolation == "thread":
+            raise UsageError(
+                f'{case.name}: expected_exits = {case.expected_exits!r} with isolation "thread".\n'
+                "Its ranks are threads of one process, which ends as a whole.\n"
+                'Give the test ranks that are processes: isolation="fork" and a backend for them.'
+            )
+        if any(rank >= case.world_size for rank in case.expected_exits):
+            raise UsageError(
+                f"{case.name}: expected_exits = {case.expected_exits!r} in a world of {case.world_size} ranks.\n"
+                "Of a rank that does not exist it can neither be met nor fail.\n"
+                "Name ranks of the world, from 0."
+            )
+        if self.debug_rank is not None:
+            case = dataclasses.replace(case, debug_rank=self.debug_rank)
+        limit_s = self._limit_s(case)
+        started_s = time.monotonic()
+        world, self._pool = self._pool, None
+        body = None
+        if world is not None and case.pool == world.pool and case.world_size == world.size:
+            body = case.body
+        else:
+            if world is not None and (trouble := self._end(world)):
+                warnings.warn(trouble, RuntimeWarning, stacklevel=2)
+            self._worlds += 1
+            if (warning := preflight(case.name, case.world_size, self.spec)) and not self._has_warned:
+                self._has_warned = True
+                self.tell(f"dist_testing: {case.name}: {warning}")
+            try:
+                launcher, directory = self.prepare()
+                gpus = self._take_gpus(case, _GPU_WAIT_SHARE * limit_s)
+                if gpus is not None:
+                    # All of the case's own, and of the run's budget what the wait has left.
+                    limit_s = self._limit_s(case)
+                world = start_world(launcher, self._worlds, case, self.spec, directory, limit_s, gpus)
+                if self.show_line is not None:
+                    world.supervisor.show_output(LiveOutput(world.directory, world.size, self.show_line))
+            except GpuError:
+                raise
+            except LaunchError:
+                self._drop_launcher()
+                raise
+            except OSError as error:
+                raise _no_room(case.name, error) from error
+        world.supervisor.begin_case(
+            limit_s,
+            latest_s=math.inf if case.debug_rank is not None else self._budget.latest_s,
+            keep=bool(case.pool),
+            expected_exits=case.expected_exits,
+            body=body,
+        )
+        return RunningCase(case, world, started_s, limit_s, is_first=body is None)
+
+    def finish(self, running: RunningCase) -> CaseResult:
+        """Wait for the end of a case, at most until its deadline, and judge it.
+
+        Raises:
+            LaunchError: If the ranks could not be made, or could not be got rid of.
+        """
+        case, world = running.case, running.world
+        supervisor = world.supervisor
+        with self._closing_if_over(world):
+            try:
+                supervisor.wait_case()
+            except KeyboardInterrupt:
+                # A second one ends this, too.
+                with contextlib.suppress(LaunchError):
+                    self.tell(interruption_report(running, self.spec.target))
+                raise
+            outcomes = tuple(
+                _with_operation(record.outcome(), supervisor.stacks.get(record.rank, ""))
+                for record in supervisor.records
+            )
+            if case.isolation == "thread":
+                log = world.log_tail(0)
+                outcomes = waiting_for_skipped(blame_thread(outcomes, read_ranks(world.directory), log))
+            after = aftermath(world)
+        result = verdict(
+            outcomes,
+            world_size=case.world_size,
+            promised=self.spec.promises(case.world_size),
+            leaked=supervisor.leaked,
+            gpu_memory=after.memory,
+        )
+        result = blame_machine(result, faults=after.faults, lost=after.lost_text)
+        gpus = world.gpus
+        log_files: dict[int, Path] = {}
+        quoted: Sequence[int] = ()
+        if result.status is Status.FAILED:
+            log_files = {rank: world.log_file(rank) for rank in range(case.world_size)}
+            quoted = [result.culprit, *result.failing] if result.culprit is not None else list(log_files)
+        elif supervisor.is_over:
+            shutil.rmtree(world.directory, ignore_errors=True)
+        else:
+            self._pool = world
+        return CaseResult(
+            case=case,
+            verdict=result,
+            outcomes=outcomes,
+            started_s=running.started_s,
+            duration_s=time.monotonic() - running.started_s,
+            limit_s=running.limit_s,
+            logs={rank: world.log_tail(rank) for rank in quoted},
+            log_files=log_files,
+            stacks=supervisor.stacks,
+            leaked=tuple(supervisor.leaked),
+            warnings=_warnings_of(supervisor.records),
+            end_session=next((record.end_session for record in supervisor.records if record.end_session), ""),
+            gpus=gpus.names if gpus is not None else "",
+            gpu_wait_s=gpus.wait_s if gpus is not None and running.is_first else 0.0,
+            notes=notes(world, self.spec, after) if result.status is Status.FAILED else (),
+        )
+
+    def run_here(self, case: Case, body: ThreadBody) -> CaseResult:
+        """Run a case on threads of this process, and judge it.
+
+        Args:
+            case: The case; its isolation is "thread".
+            body: Runs one rank.
+
+        Raises:
+            UsageError: If the world is larger than can be.
+        """
+        check_world_size(case.name, case.world_size, needs_files=False)
+        limit_s = self._budget.limit_s(case.timeout_s, cases_after=self.cases_after)
+        started_s = time.monotonic()
+        ended = run_ranks(case.world_size, body, limit_s=limit_s)
+        outcomes = tuple(_with_operation(outcome, ended.stacks.get(outcome.rank, "")) for outcome in ended.outcomes)
+        return CaseResult(
+            case=case,
+            verdict=verdict(outcomes, world_size=case.world_size, promised=self.spec.promises(case.world_size)),
+            outcomes=outcomes,
+            started_s=started_s,
+            duration_s=time.monotonic() - started_s,
+            limit_s=limit_s,
+            stacks=ended.stacks,
+        )
+
+    def abandon(self, running: RunningCase) -> None:
+        """Kill the ranks of a case that nobody will ask about any more."""
+        with self._closing_if_over(running.world):
+            running.world.supervisor.abort()
+
+    def end_pool(self) -> str:
+        """Let the ranks of the current pool end, if there is one.
+
+        Returns:
+            What went wrong with that; "" if nothing did.
+
+        Raises:
+            LaunchError: If they could not be got rid of, or one of their GPUs is gone.
+        """
+        world, self._pool = self._pool, None
+        return self._end(world) if world is not None else ""
+
+    def close(self) -> None:
+        """Let everything go and remove the run's folder. Nothing of the run is left after this."""
+        with contextlib.ExitStack() as whatever_happens:
+            if self._directory is not None:
+                directory, self._directory = self._directory, None
+                whatever_happens.callback(directory.remove)
+            whatever_happens.callback(self._drop_launcher)
+            if self._pool is not None:
+                world, self._pool = self._pool, None
+                with contextlib.suppress(LaunchError), self._closing_if_over(world):
+                    world.supervisor.abort()
+
+    def _limit_s(self, case: Case) -> float:
+        if case.debug_rank is not None:
+            return _DEBUG_LIMIT_S
+        return self._budget.limit_s(case.timeout_s, cases_after=self.cases_after)
+
+    def _take_gpus(self, case: Case, limit_s: float) -> WorldGpus | None:
+        count = self.spec.gpus(case.world_size)
+        vendor = vendor_named(self.spec.backend.vendor)
+        if not count or vendor is None:
+            return None
+        return WorldGpus.take(
+            count,
+            vendor,
+            limit_s=limit_s,
+            on_wait=lambda line: self.tell(f"dist_testing: {case.name}: {line}"),
+            settled=self._settled_memory,
+        )
+
+    def _end(self, world: RunningWorld) -> str:
+        supervisor = world.supervisor
+        with self._closing_if_over(world):
+            supervisor.finish(_POOL_END_LIMIT_S)
+            outcomes = [record.outcome() for record in supervisor.records]
+            after = aftermath(world)
+        if after.lost is not None:
+            raise after.lost
+        result = verdict(outcomes, world_size=world.size, leaked=supervisor.leaked, gpu_memory=after.memory)
+        if result.status is not Status.FAILED:
+            shutil.rmtree(world.directory, ignore_errors=True)
+            return ""
+        details = "\n".join(outcome.text for outcome in outcomes if outcome.text)
+        return f"the ranks of the pool {world.pool} did not end well: {result.reason}\n{details}".rstrip()
+
+    @contextlib.contextmanager
+    def _closing_if_over(self, world: RunningWorld) -> Iterator[None]:
+        """Whatever happens, no rank and no descriptor of a world that is not kept outlives this."""
+        try:
+            yield
+        except LaunchError:
+            world.close()
+            self._drop_launcher()
+            raise
+        except BaseException:
+            with contextlib.suppress(LaunchError):
+                world.supervisor.abort()
+            world.close()
+            raise
+        if world.supervisor.is_over:
+            world.close()
+
+    def _drop_launcher(self) -> None:
+        if self._launcher is not None:
+            launcher, self._launcher = self._launcher, None
+            launcher.close()
+
+
+def _warnings_of(records: Sequence[RankRecord]) -> tuple[RankWarning, ...]:
+    """What the ranks warned of, each warning once."""
+    ranks: dict[tuple[str, str, str, int], list[int]] = {}
+    for record in records:
+        for warning in record.warnings:
+            ranks.setdefault(warning, []).append(record.rank)
+    return tuple(RankWarning(*warning, tuple(its_ranks)) for warning, its_ranks in ranks.items())
+
+
+def _with_operation(outcome: RankOutcome, stack: str) -> RankOutcome:
+    """What a rank that could not say so itself was waiting in."""
+    if outcome.kind in (Kind.HUNG, Kind.STOPPED):
+        return dataclasses.replace(outcome, operation=operation_in(stack) or outcome.operation)
+    return outcome
+
+
+def _no_room(subject: str, error: OSError) -> LaunchError:
+    return LaunchError(f"{subject}: no ranks could be started: {refusal(error)}")

@@ -1,0 +1,348 @@
+"""What the runner knows of one rank: its frames, then its end, and the outcome that both make."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import signal
+import socket
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from dist_testing.errors import FrameError
+from dist_testing.outcomes import GOOD, Kind, RankOutcome, exit_name
+from dist_testing.process import wire
+from dist_testing.process.board import PhaseBoard
+from dist_testing.process.frames import Frame, FrameReader
+from dist_testing.process.stacks import STACKS_SIGNAL
+
+__all__ = ["REPORTED_KINDS", "WORST_LAST", "RankRecord", "worst_of"]
+
+# What a rank's frame says of its outcome.
+REPORTED_KINDS = {
+    "passed": Kind.PASSED,
+    "skipped": Kind.SKIPPED,
+    "raised": Kind.RAISED,
+    "exited": Kind.EXITED,
+    "never_started": Kind.NEVER_STARTED,
+}
+# Of several reports of one rank the worst counts: a teardown can fail after the test has passed.
+# A broken report after a failure that was told adds nothing to it.
+WORST_LAST = (Kind.PASSED, Kind.SKIPPED, Kind.UNREADABLE, Kind.NEVER_STARTED, Kind.RAISED, Kind.EXITED)
+# Of one rank in one case, beside the first. A loop of sub-tests can fail any number of times.
+_MAX_FURTHER = 20
+# Different ones, of one rank in one case. What is beyond says nothing new, and a rank can make up any number.
+_MAX_WARNINGS = 100
+
+
+def worst_of(known: RankOutcome | None, told: RankOutcome, weigh: Callable[[RankOutcome], int]) -> RankOutcome:
+    """What a rank's reports add up to: the worst of them, the first of equals, with the other failures.
+
+    Args:
+        known: The reports until now; None if there are none.
+        told: One more.
+        weigh: How bad an outcome is: its place in `WORST_LAST`, if nothing else is said of the case.
+    """
+    if known is None:
+        return told
+    worst, other = (told, known) if weigh(told) > weigh(known) else (known, told)
+    if weigh(other) < WORST_LAST.index(Kind.RAISED):
+        return worst
+    further = (*known.further, dataclasses.replace(other, further=(), more_count=0))
+    more_count = known.more_count
+    # Only one that says something new of what failed is kept beyond that number: a verdict may hang on it.
+    if len(further) > _MAX_FURTHER and any(_is_like(other, kept) for kept in known.further):
+        further, more_count = known.further, more_count + 1
+    return dataclasses.replace(worst, further=further, more_count=more_count)
+
+
+def _is_like(outcome: RankOutcome, kept: RankOutcome) -> bool:
+    return (outcome.kind, outcome.phase, outcome.types) == (kept.kind, kept.phase, kept.types)
+
+
+class RankRecord:
+    """One rank, as the runner sees it.
+
+    Attributes:
+        rank: Which one.
+        pid: Its process; None until it is known.
+        channel: The runner's end of the frame channel; closed at the end of the stream.
+        is_ready: Whether it has begun; time counts from when all have.
+        is_done: Whether it has nothing more to say.
+        first_trouble_s: When the first sign of a failure was seen, on the monotonic clock.
+        warnings: What the rank warned of in this case, in order: category, text, file, line number.
+        end_session: Why the rank wants no further test to run; "" if it does not.
+        is_patient: Whether the rank's end, however it is, is no sign of a failure in this case: the outcome still says
+            how it ended, and whoever asked for patience judges.
+    """
+
+    def __init__(self, rank: int, channel: socket.socket, board: PhaseBoard) -> None:
+        self.rank = rank
+        self._board = board
+        self.pid: int | None = None
+        self.channel = channel
+        self.is_ready = False
+        self.is_done = False
+        self.first_trouble_s: float | None = None
+        self.is_patient = False
+        self._reader = FrameReader()
+        self._report: RankOutcome | None = None
+        self._expected_exit: int | None = None
+        self._exit_code: int | None = None
+        self._ended_s = 0.0
+        self._stopped_as: Kind | None = None
+        self._stopped_in = ""
+        self.warnings: dict[tuple[str, str, str, int], None] = {}
+        self.end_session = ""
+        self._is_finishing = False
+        self._has_hung_up = False
+
+    def begin_case(self, expected_exit: int | None) -> None:
+        """Forget the last case's outcome.
+
+        Args:
+            expected_exit: How the process must end in the case that begins, as in `subprocess`: a negative number is a
+                signal. None if it must not end.
+        """
+        self._report = None
+        self.warnings = {}
+        self._expected_exit = expected_exit
+        self.is_patient = False
+
+    def read(self, now_s: float) -> bool:
+        """Take what the channel has; False at the end of the stream.
+
+        Args:
+            now_s: The runner's clock at this look.
+        """
+        data = self._received()
+        return data is None or self._digest(data, now_s)
+
+    def _received(self) -> bytes | None:
+        """What the channel has: b"" at the end of the stream, None if nothing has come."""
+        try:
+            return self.channel.recv(1 << 18, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return None
+        except ConnectionResetError:
+            return b""
+
+    def _digest(self, data: bytes, now_s: float) -> bool:
+        if not data:
+            self._hang_up(now_s)
+            return False
+        try:
+            for frame in self._reader.feed(data):
+                self._take(frame, now_s)
+        except FrameError as error:
+            self._note(Kind.UNREADABLE, now_s, summary=str(error))
+            self.channel.close()
+            return False
+        return True
+
+    def instruct(self, message: Mapping[str, Any]) -> None:
+        """Tell the waiting rank how to go on."""
+        self._is_finishing = message["do"] != "next"
+        # If it died while it waited, its end will be seen like any other.
+        with contextlib.suppress(OSError):
+            wire.send(self.channel, message)
+
+    def ended(self, exit_code: int, now_s: float) -> None:
+        """The process is gone; a negative code is a signal, as in `subprocess`."""
+        self._exit_code = exit_code
+        self._ended_s = now_s
+        # The last frames may still lie in the socket. Its end may not: a process that the rank forked can hold it open.
+        while self.channel.fileno() >= 0 and (data := self._received()) is not None:
+            self._digest(data, now_s)
+        if self.channel.fileno() >= 0:
+            self._hang_up(now_s)
+        if self._stopped_as is None and not self.is_patient and exit_code != (self._expected_exit or 0):
+            self._trouble(now_s)
+
+    def stop(self, kind: Kind, now_s: float) -> None:
+        """Note that the runner is about to kill the rank, and why: STOPPED or HUNG.
+
+        What it reports from now on does not count: being asked for its stacks can wake it up.
+        """
+        if self._exit_code is None and self._stopped_as is None:
+            self._stopped_as = kind
+            self._stopped_in = self.phase
+            if kind is Kind.HUNG:
+                self._trouble(now_s)
+
+    @property
+    def phase(self) -> str:
+        """What the rank said it is doing, or was doing when it was stopped."""
+        return self._stopped_in or self._board.read(self.rank)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the process is gone."""
+        return self._exit_code is not None
+
+    @property
+    def ended_as_expected(self) -> bool:
+        """Whether the process has ended, and was meant to, like this."""
+        return self._expected_exit is not None and self._exit_code == self._expected_exit
+
+    @property
+    def reported(self) -> Kind | None:
+        """The worst outcome that the rank itself has reported in this case."""
+        return self._report.kind if self._report else None
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether nothing more is to come of this rank in this case."""
+        return self._report is not None or self.ended_as_expected or (self.is_patient and self.has_ended)
+
+    @property
+    def kernel_state(self) -> str:
+        """What the kernel says that the process is doing, such as "T (stopped)"; "" if it does not."""
+        try:
+            with open(f"/proc/{self.pid}/status", encoding="utf-8") as status:
+                fields = dict(line.rstrip("\n").split(":\t", 1) for line in status if ":\t" in line)
+        except OSError:
+            return ""
+        return fields.get("State", "")
+
+    @property
+    def has_told_all(self) -> bool:
+        """Whether nothing that the rank may still do can change its outcome: it is gone, or waits with a good one."""
+        return self.has_ended or self.reported in GOOD
+
+    @property
+    def waited_in_vain(self) -> bool:
+        """Whether the rank failed because a peer did not come; then that peer's stack is what matters."""
+        return self._report is not None and self._report.collateral == "late"
+
+    def outcome(self) -> RankOutcome:
+        """What became of the rank in this case. Ask when the case is over."""
+        report = self._report
+        at_s = self.first_trouble_s if self.first_trouble_s is not None else self._ended_s
+        if report is not None and report.kind is Kind.EXITED and report.exit_code == self._expected_exit:
+            return RankOutcome(self.rank, Kind.PASSED, at_s, self.phase)
+        if report is not None and report.kind not in GOOD:
+            # It failed; how it left afterwards, or that it was killed while it cleaned up, adds nothing.
+            return report
+        if self._expected_exit is not None and self._stopped_as is None:
+            return self._expected_outcome(self._expected_exit, at_s)
+        if self._stopped_as is not None:
+            return self._stopped_outcome(self._stopped_as, at_s)
+        if self._exit_code is None and report is not None:
+            # Kept for the next case.
+            return report
+        if self._exit_code is None or not self.is_ready:
+            how = "" if self._exit_code is None else f"its process ended by {exit_name(self._exit_code)}"
+            return RankOutcome(self.rank, Kind.NEVER_STARTED, at_s, self.phase, summary=how)
+        if self._exit_code < 0:
+            return RankOutcome(self.rank, Kind.SIGNALLED, at_s, self.phase, signal=-self._exit_code)
+        if self._exit_code > 0 or not self.is_done or report is None:
+            return RankOutcome(self.rank, Kind.EXITED, at_s, self.phase, exit_code=self._exit_code)
+        return report
+
+    def _stopped_outcome(self, stopped_as: Kind, at_s: float) -> RankOutcome:
+        code = self._exit_code
+        if code is not None and code < 0 and -code not in (signal.SIGKILL, STACKS_SIGNAL):
+            # It crashed before the kill came.
+            return RankOutcome(self.rank, Kind.SIGNALLED, self._ended_s, self.phase, signal=-code)
+        if self._has_hung_up:
+            how = "it closed its channel to the runner and went on"
+            return RankOutcome(self.rank, Kind.UNREADABLE, at_s, self.phase, summary=how)
+        if self._report is not None and (
+            stopped_as is Kind.STOPPED or self.is_done or not (self._is_finishing or self.phase == "destroy")
+        ):
+            # It had ended its test and only waited for the others.
+            return self._report
+        return RankOutcome(self.rank, stopped_as, at_s, self.phase)
+
+    def _expected_outcome(self, expected: int, at_s: float) -> RankOutcome:
+        if self._exit_code == expected:
+            return RankOutcome(self.rank, Kind.PASSED, at_s, self.phase)
+        if self._exit_code is None or self.is_done:
+            how = f"ended the test ({self._report.describe()})" if self._report else "did not end"
+        else:
+            how = f"ended by {exit_name(self._exit_code)}"
+        wanted = f"AssertionError: expected to end by {exit_name(expected)}, but it {how}"
+        return RankOutcome(self.rank, Kind.RAISED, at_s, self.phase, summary=wanted)
+
+    def _take(self, frame: Frame, now_s: float) -> None:
+        fields = frame.fields
+        match frame.kind:
+            case "ready":
+                self.is_ready = True
+            case "outcome":
+                if fields["kind"] not in REPORTED_KINDS:
+                    raise FrameError(f"an outcome of unknown kind {fields['kind']!r}")
+                self._note(
+                    REPORTED_KINDS[fields["kind"]],
+                    now_s,
+                    phase=fields["phase"],
+                    reason=fields["reason"],
+                    summary=fields["summary"],
+                    text=fields["text"],
+                    exit_code=fields["exit_code"],
+                    collateral=fields["collateral"],
+                    operation=fields["operation"],
+                    types=fields["types"],
+                )
+            case "warning":
+                if len(self.warnings) < _MAX_WARNINGS:
+                    # A warning that comes in every step of a loop is one.
+                    self.warnings[fields["category"], fields["text"], fields["filename"], fields["line_number"]] = None
+            case "end_session":
+                self.end_session = fields["reason"]
+            case "done":
+                self.is_done = True
+
+    def _note(
+        self,
+        kind: Kind,
+        now_s: float,
+        *,
+        phase: str | None = None,
+        reason: str = "",
+        summary: str = "",
+        text: str = "",
+        exit_code: int = 0,
+        collateral: str = "",
+        operation: str = "",
+        types: str = "",
+    ) -> None:
+        if self._stopped_as is not None:
+            return
+        if self._weight(kind, exit_code) > WORST_LAST.index(Kind.SKIPPED):
+            self._trouble(now_s)
+        told = RankOutcome(
+            self.rank,
+            kind,
+            now_s if self.first_trouble_s is None else self.first_trouble_s,
+            self.phase if phase is None else phase,
+            reason=reason,
+            summary=summary,
+            text=text,
+            exit_code=exit_code if kind is Kind.EXITED else None,
+            collateral=collateral,
+            operation=operation,
+            types=types,
+        )
+        self._report = worst_of(self._report, told, lambda outcome: self._weight(outcome.kind, outcome.exit_code or 0))
+
+    def _hang_up(self, now_s: float) -> None:
+        """Nothing more will come from the channel."""
+        self.channel.close()
+        if self._reader.mid_frame:
+            self._note(Kind.UNREADABLE, now_s, summary="the last frame is incomplete")
+        # With an end that is expected, it takes the exit code to tell.
+        if not self.is_done and self._expected_exit is None and self._stopped_as is None and not self.is_patient:
+            self._has_hung_up = True
+            self._trouble(now_s)
+
+    def _weight(self, kind: Kind, exit_code: int) -> int:
+        """How bad a report is; to leave the test as it was meant to is no worse than to pass it."""
+        if kind is Kind.EXITED and (self.is_patient or exit_code == self._expected_exit):
+            return 0
+        return WORST_LAST.index(kind)
+
+    def _trouble(self, now_s: float) -> None:
+        if self.first_trouble_s is None:
+            self.first_trouble_s = now_s

@@ -1,0 +1,226 @@
+"""The report of a failed case: which rank failed first, and why. Text only; who prints it decides where.
+
+The culprit's own words come last, because the end of a log is what people see first.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+from dist_testing.case import CaseResult
+from dist_testing.engine.needs import Lack
+from dist_testing.outcomes import UNKNOWN_EXIT_CODE, Cause, Kind
+from dist_testing.spec import ALL_GPUS, Spec
+
+__all__ = ["broken_promise", "failure_headline", "failure_report", "tidied"]
+
+_LOG_TAIL_LINES = 40
+# Of a traceback that is not the culprit's: its end says most.
+_OTHER_TEXT_LINES = 20
+_RULE = "-" * 100
+_FRAME = re.compile(r'  File ".*", line \d+ in ')
+# Python 3.14 adds the thread's name; that of a rank which is a thread tells its number.
+_THREAD_ADDRESS = re.compile(r"hread 0x[0-9a-f]+(?: \[rank-\d+\])?")
+# Python 3.14 adds the C stack of a thread that crashes. The interpreter's own part of it says nothing, and is long.
+_INTERPRETER_FRAME = re.compile(r'  Binary file "[^"]*/(python[\d.]*|libpython[^/"]*)"')
+_BELOW_TEST = re.compile(
+    r"[/](_pytest/(python|fixtures)|unittest/case|"
+    r"dist_testing/(doors/(rank_\w+|spawn_threads|cases/\w+)|(joined|launch|rank|runner)/\w+))\.py\""
+)
+# A thread that is nobody's but this library's, after the rest is gone.
+_EMPTY_THREAD = re.compile(r"^Thread\b.*\n(?=\n|\Z)", re.MULTILINE)
+
+
+def broken_promise(name: str, spec: Spec, missing: str) -> str:
+    """The text for a machine without what it was said to have; no rank was started.
+
+    Args:
+        name: Of the case.
+        spec: What the target asks for.
+        missing: What there is not.
+    """
+    if spec.promised_gpus is None:
+        promise = "asks for a failure in that case (--dist-on-missing=fail)"
+    else:
+        count = "all the GPUs that tests ask for" if spec.promised_gpus == ALL_GPUS else f"{spec.promised_gpus} GPU(s)"
+        promise = f"promises {count} (--config=gpu, or the flag //dist_testing/config:gpus)"
+    way_out = missing.way_out if isinstance(missing, Lack) else ""
+    return (
+        f"{name}: {Cause.PROMISE.value}: {missing}\n"
+        f"The configuration of this run {promise}, so it is a failure and not a skip.\n"
+        + (way_out or "Run it on a machine that has the hardware, or without the promise.")
+    )
+
+
+def failure_headline(result: CaseResult) -> str:
+    """One line: the case, its world, and what happened."""
+    case, verdict = result.case, result.verdict
+    where = f"{case.name} (world of {case.world_size})"
+    seen_s = [outcome.at_s for outcome in result.outcomes if outcome.kind not in (Kind.PASSED, Kind.STOPPED)]
+    when = f"; first seen after {min(seen_s) - result.started_s:.1f} s" if seen_s else ""
+    return f"{where}: {verdict.reason}{when}."
+
+
+def failure_report(result: CaseResult, *, target: str = "", reproduce: str = "") -> str:
+    """Everything about a failed case, the culprit last.
+
+    Args:
+        result: A result whose verdict is a failure.
+        target: Label of the target, "" outside Bazel.
+        reproduce: A command that runs this case alone, "" if there is none.
+    """
+    verdict = result.verdict
+    lines = [f"{target + ', case ' if target else ''}{failure_headline(result)}"]
+    if verdict.cause is Cause.CRASH:
+        lines.append(_crash_explanation(result))
+    elif explanation := _EXPLANATIONS.get(verdict.cause):
+        lines.append(explanation)
+    if verdict.victims:
+        lines.append(f"Victims: {_victims(result)} (consequence, not cause).")
+    passed = [str(outcome.rank) for outcome in result.outcomes if outcome.kind is Kind.PASSED]
+    if passed:
+        lines.append(f"Rank(s) {', '.join(passed)} ended the test without an error.")
+    told = {verdict.culprit, *verdict.failing, *verdict.victims}
+    lines += [
+        f"Rank {outcome.rank} {outcome.describe()}."
+        for outcome in result.outcomes
+        if outcome.rank not in told
+        and outcome.kind not in (Kind.PASSED, Kind.HUNG)
+        and verdict.cause is not Cause.DISAGREEMENT
+    ]
+    if result.leaked and verdict.cause is not Cause.LEAK:
+        lines.append(f"Processes left behind, now killed: {'; '.join(result.leaked)}.")
+    if result.gpus:
+        lines.append(f"GPUs of the machine: {result.gpus}; gpu wait {result.gpu_wait_s:.1f} s.")
+    lines += result.notes
+    if reproduce:
+        lines.append(f"This case alone: {reproduce}")
+    if result.stacks:
+        lines += ["", _stacks(result.stacks)]
+    lines += _also_failed(result)
+    if verdict.culprit is not None:
+        lines += _section(result, [verdict.culprit], "failed first")
+    else:
+        lines += _logs(result, result.logs)
+    return "\n".join(lines)
+
+
+# The likely cause and the way out, where there is no traceback that shows them.
+_EXPLANATIONS = {
+    Cause.HANG: (
+        "Stacks of the ranks that were running are below. A longer limit: the marker's timeout, or --dist-timeout."
+    ),
+    Cause.INFRASTRUCTURE: (
+        "No test code is to blame for this: a rank could not be started, its report was destroyed, or its GPU is "
+        "broken."
+    ),
+    Cause.DISAGREEMENT: (
+        "A skip counts only if every rank skips for the same reason; the ranks that went on would wait for the others "
+        "for ever. Decide it from something that all ranks know."
+    ),
+    Cause.PROMISE: (
+        "The configuration of this run promises that hardware (--config=gpu, or the flag //dist_testing/config:gpus), "
+        "so running without it is a failure and not a skip."
+    ),
+    Cause.GPU_MEMORY: (
+        "All ranks have ended, so a process that outlived them holds it, or the driver does. The next test would lack "
+        "it."
+    ),
+    Cause.LEAK: "A test must end the processes that it starts. They have been killed.",
+}
+
+
+def _crash_explanation(result: CaseResult) -> str:
+    assert result.verdict.culprit is not None
+    first = result.outcomes[result.verdict.culprit]
+    if first.kind is Kind.EXITED and tidied(first.text):
+        return "The test, or what it calls, has ended the process instead of returning: below is where."
+    if first.exit_code == UNKNOWN_EXIT_CODE:
+        text = "It was ended by a signal, by the kernel for lack of memory, or by an exit call."
+    elif first.kind is Kind.EXITED:
+        text = "An exit call in native or test code, such as os._exit, ends a process without an exception."
+    elif first.signal == signal.SIGKILL:
+        text = "The kernel kills for lack of memory, of the machine or of a container; else a process has done it."
+    else:
+        text = "Native code that faults or aborts ends its process by a signal; else a process has sent it."
+    return f"{text} Its last output is below." if tidied(result.logs.get(first.rank, "")) else text
+
+
+def _victims(result: CaseResult) -> str:
+    by_fate: dict[str, list[str]] = defaultdict(list)
+    for rank in result.verdict.victims:
+        by_fate[result.outcomes[rank].describe()].append(str(rank))
+    return "; ".join(
+        f"rank{'s' if len(ranks) > 1 else ''} {', '.join(ranks)} {fate}" for fate, ranks in by_fate.items()
+    )
+
+
+def _stacks(stacks: Mapping[int, str]) -> str:
+    by_stack: dict[str, list[str]] = defaultdict(list)
+    for rank, stack in stacks.items():
+        by_stack[tidied(stack)].append(str(rank))
+    parts = []
+    for stack, ranks in by_stack.items():
+        parts.append(f"{_RULE}\nstacks of rank(s) {', '.join(ranks)}:")
+        parts.append(stack)
+    return "\n".join(parts)
+
+
+def tidied(text: str) -> str:
+    """Make stacks by faulthandler readable.
+
+    Without what differs from rank to rank, so that equal stacks are equal texts; without what is below the test: pytest
+    or unittest, this library, and the runner that the rank was forked from; and without the interpreter's C functions.
+    """
+    lines = []
+    is_below_test = False
+    for line in text.splitlines():
+        is_frame = _FRAME.match(line) is not None
+        is_below_test = is_frame and (is_below_test or _BELOW_TEST.search(line) is not None)
+        if not is_below_test and not _INTERPRETER_FRAME.match(line):
+            lines.append(_THREAD_ADDRESS.sub("hread", line))
+    return _EMPTY_THREAD.sub("", "\n".join([*lines, ""])).strip()
+
+
+def _logs(result: CaseResult, ranks: Iterable[int]) -> list[str]:
+    lines = []
+    for rank in ranks:
+        if tail := tidied(result.logs.get(rank, "")).splitlines():
+            left_out = len(tail) - _LOG_TAIL_LINES
+            first = f", last {_LOG_TAIL_LINES} lines" if left_out > 0 else ""
+            lines += [_RULE, f"output of rank {rank}{first}:", *tail[-_LOG_TAIL_LINES:]]
+    return lines
+
+
+def _also_failed(result: CaseResult) -> list[str]:
+    """A section for each way in which other ranks failed, the first to fail first."""
+    alike: dict[tuple[str, ...], list[int]] = defaultdict(list)
+    for rank in result.verdict.failing:
+        outcome = result.outcomes[rank]
+        texts = (outcome.describe(), outcome.text, result.logs.get(rank, ""))
+        alike[texts + tuple(failure.describe() for failure in outcome.further)].append(rank)
+    return [line for ranks in alike.values() for line in _section(result, ranks, "also failed", _OTHER_TEXT_LINES)]
+
+
+def _section(result: CaseResult, ranks: Sequence[int], part: str, text_lines: int | None = None) -> list[str]:
+    """What is known of ranks that failed in one and the same way."""
+    outcome = result.outcomes[ranks[0]]
+    who = f"ranks {', '.join(map(str, ranks))}" if len(ranks) > 1 else f"rank {ranks[0]}"
+    each = "each" if len(ranks) > 1 else "it"
+    lines = _logs(result, ranks[:1])
+    lines += [_RULE, f"{who} of {result.case.world_size} {part}: {each} {outcome.describe()}"]
+    text = tidied(outcome.text).splitlines()
+    if text_lines is not None and len(text) > text_lines:
+        text = [f"... {len(text) - text_lines} lines left out ...", *text[-text_lines:]]
+    if text:
+        lines += ["", *text]
+    for further in outcome.further:
+        lines += ["", f"then it {further.describe()}"]
+        if text_lines is None:
+            lines += ["", *tidied(further.text).splitlines()]
+    if outcome.more_count:
+        lines += ["", f"then it failed {outcome.more_count} more times like this"]
+    return lines

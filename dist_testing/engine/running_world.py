@@ -1,0 +1,245 @@
+"""A world that has been asked for, and everything that the runner holds for it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from dist_testing.case import Case
+from dist_testing.engine.rank_env import rank_env, threads_per_rank
+from dist_testing.engine.rank_record import RankRecord
+from dist_testing.engine.run_directory import RunDirectory
+from dist_testing.engine.supervisor import Supervisor
+from dist_testing.errors import UsageError
+from dist_testing.gpus.nccl import recorder_env
+from dist_testing.gpus.world import WorldGpus
+from dist_testing.launch.launcher import Launcher
+from dist_testing.process.board import PhaseBoard
+from dist_testing.process.lifetime import current_umask
+from dist_testing.process.wire import WorldRequest
+from dist_testing.spec import MAX_WORLD_SIZE, Spec
+from dist_testing.world import LOOPBACK, WorldSettings
+
+__all__ = ["RunningCase", "RunningWorld", "check_world_size", "group_limit_s", "start_world"]
+
+# Descriptors that the runner holds per rank: its channel and the rank's stacks, both ends while the world is started.
+_FDS_PER_RANK = 4
+# And beside the ranks: log files, pytest's, Python's own.
+_FDS_SPARE = 64
+# Of a rank's output, for a report.
+_LOG_TAIL_BYTES = 64 * 1024
+# Of the case's limit, for operations of the group: so that torch gives up before the runner does and says what it
+# waited for.
+_GROUP_SHARE = 0.9
+
+
+@dataclass(slots=True)
+class RunningWorld:
+    """A world's ranks, as the runner sees it.
+
+    Attributes:
+        pool: Name of the pool that they are; "" if they live for one case.
+        supervisor: Watches them.
+        directory: The world's folder.
+        gpus: What it has leased; None for nothing.
+    """
+
+    pool: str
+    supervisor: Supervisor
+    directory: Path
+    stacks_fds: Mapping[int, int]
+    board: PhaseBoard
+    store: socket.socket | None
+    gpus: WorldGpus | None
+
+    @property
+    def size(self) -> int:
+        """Ranks in the world."""
+        return len(self.supervisor.records)
+
+    def log_file(self, rank: int) -> Path:
+        """What a rank prints goes there."""
+        return self.directory / f"rank-{rank}.log"
+
+    def log_tail(self, rank: int) -> str:
+        """The end of what a rank has printed; "" if it never got as far as opening the file."""
+        try:
+            with self.log_file(rank).open("rb") as file:
+                file.seek(0, os.SEEK_END)
+                file.seek(max(0, file.tell() - _LOG_TAIL_BYTES))
+                return file.read().decode(errors="replace")
+        except FileNotFoundError:
+            return ""
+
+    def close(self) -> None:
+        """Close what the runner holds. The ranks must be gone; one that could not be killed keeps the GPUs."""
+        self.supervisor.close()
+        for fd in self.stacks_fds.values():
+            os.close(fd)
+        for record in self.supervisor.records:
+            record.channel.close()
+        self.board.close()
+        if self.store is not None:
+            self.store.close()
+        if self.gpus is not None and self.supervisor.is_over:
+            self.gpus.release()
+        elif self.gpus is not None:
+            self.gpus.abandon()
+
+
+@dataclass(frozen=True, slots=True)
+class RunningCase:
+    """A case whose ranks have been asked for.
+
+    Attributes:
+        case: The case.
+        world: Its ranks.
+        started_s: When they were asked for, on the runner's monotonic clock.
+        limit_s: How long it may run, in seconds.
+        is_first: Whether it is the first on these ranks.
+    """
+
+    case: Case
+    world: RunningWorld
+    started_s: float
+    limit_s: float
+    is_first: bool
+
+
+def start_world(
+    launcher: Launcher,
+    number: int,
+    case: Case,
+    spec: Spec,
+    run: RunDirectory,
+    limit_s: float,
+    gpus: WorldGpus | None = None,
+) -> RunningWorld:
+    """Ask the launcher for the ranks of a case.
+
+    Args:
+        launcher: Who makes them.
+        number: Of the world, in this run.
+        case: Their first case.
+        spec: What the target asks for.
+        run: Where the world's folder is made.
+        limit_s: How long the case may take.
+        gpus: What has been leased for it, and is given back with it, also if it cannot be started.
+
+    Raises:
+        LaunchError: If the launcher is gone.
+    """
+    size = case.world_size
+    together = case.isolation == "thread"
+    directory = run.path / str(number)
+    with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
+        if gpus is not None:
+            ours.callback(gpus.release)
+        (directory / "temp").mkdir(parents=True)
+        fds = []
+        channels = []
+        for _ in range(size):
+            mine, other = socket.socketpair()
+            channels.append(ours.enter_context(mine))
+            fds.append(theirs.enter_context(other).fileno())
+        stacks_fds = {}
+        for rank in range(size):
+            stacks_fds[rank], write = os.pipe()
+            ours.callback(os.close, stacks_fds[rank])
+            theirs.callback(os.close, write)
+            fds.append(write)
+        board_fd = PhaseBoard.create(size)
+        theirs.callback(os.close, board_fd)
+        fds.append(board_fd)
+        board = PhaseBoard(board_fd, size)
+        ours.callback(board.close)
+        store = None
+        # Threads share a store in memory, and the variables that lead to another could not name a rank.
+        if case.with_store and not together:
+            # Bound once and kept until the world is over: the port is never free for anybody else.
+            store = ours.enter_context(socket.create_server((LOOPBACK, 0), backlog=2 * size))
+            fds.append(store.fileno())
+        lease_fds = gpus.lease.fds if gpus is not None else ()
+        fds += lease_fds
+        backend_env = dict(spec.backend.env)
+        if spec.backend.torch_backend == "nccl":
+            backend_env |= recorder_env(directory, limit_s)
+        launcher.start(
+            WorldRequest(
+                world=number,
+                size=size,
+                body=case.body,
+                directory=str(directory),
+                env=rank_env(
+                    os.environ,
+                    world_size=size,
+                    backend_env=backend_env,
+                    device_env=gpus.env() if gpus is not None else {},
+                    scratch=os.environ.get("TEST_TMPDIR"),
+                    temp=str(run.short / str(number) / "temp"),
+                ),
+                cwd=os.getcwd(),
+                umask=current_umask(),
+                # Of a process: threads share a process's pool.
+                threads=threads_per_rank(1 if together else size),
+                pool=bool(case.pool),
+                fresh=case.isolation == "spawn",
+                together=together,
+                debug_rank=case.debug_rank,
+                store_port=store.getsockname()[1] if store else 0,
+                lease_fds=len(lease_fds),
+                settings=WorldSettings(
+                    backend=spec.backend.torch_backend,
+                    device=spec.backend.device,
+                    gpus_per_rank=spec.gpus_per_rank,
+                    ranks_per_gpu=spec.ranks_per_gpu,
+                    register_module=spec.backend.register_module,
+                    timeout_s=group_limit_s(limit_s),
+                    init=case.init,
+                ).to_json(),
+            ),
+            fds,
+        )
+        records = [RankRecord(rank, channel, board) for rank, channel in enumerate(channels)]
+        supervisor = Supervisor(launcher, number, records, stacks_fds, directory if together else None)
+        if case.debug_rank is not None:
+            supervisor.wait_for_debugger(case.debug_rank)
+        ours.pop_all()
+    return RunningWorld(case.pool, supervisor, directory, stacks_fds, board, store, gpus)
+
+
+def group_limit_s(limit_s: float) -> float:
+    """The limit of a default group's operations, for a case with a limit of `limit_s`; both in seconds."""
+    return max(1.0, _GROUP_SHARE * limit_s)
+
+
+def check_world_size(name: str, world_size: int, *, needs_files: bool = True) -> None:
+    """Refuse a world that cannot be, before anything is started.
+
+    Args:
+        name: Of the case.
+        world_size: Its ranks.
+        needs_files: Whether this process holds open files for each rank.
+
+    Raises:
+        UsageError: If the size is out of bounds, or beyond what this process may open.
+    """
+    if not 1 <= world_size <= MAX_WORLD_SIZE:
+        raise UsageError(
+            f"{name}: world_size = {world_size}; expected 1 to {MAX_WORLD_SIZE}.\n"
+            "A world has at least one rank, and no machine runs more than that.\n"
+            "Set world_size in the marker, the class or the BUILD file."
+        )
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = _FDS_PER_RANK * world_size + _FDS_SPARE
+    if needs_files and limit != resource.RLIM_INFINITY and needed > limit:
+        raise UsageError(
+            f"{name}: a world of {world_size} ranks needs about {needed} open files; the limit is {limit}.\n"
+            "Each rank has a channel to the runner and one for its stacks.\n"
+            "Raise the limit with `ulimit -n`, or ask for a smaller world."
+        )

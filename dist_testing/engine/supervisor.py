@@ -1,0 +1,358 @@
+"""Watches one world from its start to its end.
+
+Waits on descriptors only: the template's socket and every rank's channel. No polling, no sleeps; every wait has a
+limit.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+import select
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dist_testing.engine.live_output import LiveOutput
+from dist_testing.engine.rank_record import RankRecord
+from dist_testing.engine.stack_dumps import collect_stacks
+from dist_testing.engine.thread_stacks import stacks_by_rank
+from dist_testing.errors import LaunchError
+from dist_testing.launch.launcher import Launcher
+from dist_testing.outcomes import Kind
+from dist_testing.process.stacks import STACKS_SIGNAL
+from dist_testing.process.thread_idents import read_ranks
+
+__all__ = ["PEER_GRACE_S", "Supervisor"]
+
+# From fork to "ready" a rank does almost nothing; on a machine that swaps it still takes a while. A fresh interpreter
+# imports torch first, all ranks at once. Seconds.
+_START_LIMIT_S = 120.0
+# Also when the run's own time is over: otherwise a case that is out of time looks like a machine that makes no ranks.
+_LEAST_START_S = 1.0
+# After the first failure, how long the other ranks may take to tell their side of it. Seconds.
+PEER_GRACE_S = 0.5
+# After the first skip. Ranks reach the same decision at different times, and nothing is broken. Seconds.
+_SKIP_GRACE_S = 5.0
+# For the stacks of ranks that a failure elsewhere has left waiting: nice to have, so the verdict does not wait long.
+_VICTIM_STACKS_S = 0.3
+# For the stacks of ranks that are the problem. A rank that is stopped, or stuck in the kernel, never answers. Seconds.
+_HUNG_STACKS_S = 2.0
+# A signal that comes between Python's last look and the wait itself is handled when the wait ends. Seconds.
+_LONGEST_POLL_S = 1.0
+# After SIGKILL, until the kernel must have let go. Longer than the template takes to clear up. Seconds.
+_KILL_LIMIT_S = 15.0
+
+
+class _Stage(enum.Enum):
+    RUNNING = enum.auto()  # a case
+    BETWEEN = enum.auto()  # cases: the ranks wait
+    FINISHING = enum.auto()  # ranks destroy their groups
+    LEAVING = enum.auto()
+    KILLED = enum.auto()
+    OVER = enum.auto()  # nothing is left
+
+
+class Supervisor:
+    """Runs the cases of one world, and the world to its end.
+
+    Attributes:
+        records: One per rank.
+        stacks: Rank to its stacks, of ranks that were running when something went wrong.
+        leaked: Command lines of what the ranks left behind.
+    """
+
+    def __init__(
+        self,
+        launcher: Launcher,
+        world: int,
+        records: Sequence[RankRecord],
+        stacks_fds: Mapping[int, int],
+        threads_directory: Path | None = None,
+    ) -> None:
+        """Watch a world that was just asked for.
+
+        Args:
+            launcher: Who starts it.
+            world: Its number.
+            records: One per rank.
+            stacks_fds: Rank to the descriptor that its stacks come from.
+            threads_directory: Where ranks that are threads of one process note which of them they are; None for ranks
+                that are processes.
+        """
+        self.records = records
+        self.stacks: dict[int, str] = {}
+        self.leaked: list[str] = []
+        self._launcher = launcher
+        self._world = world
+        self._stacks_fds = stacks_fds
+        self._threads_directory = threads_directory
+        self._stage = _Stage.BETWEEN
+        self._keep = False
+        self._limit_s = 0.0
+        self._latest_s = math.inf
+        self._is_timed = False
+        self._deadline_s = math.inf
+        self._grace_end_s = math.inf
+        self._live: LiveOutput | None = None
+        self._debugged: RankRecord | None = None
+        self._by_fd = {record.channel.fileno(): record for record in records}
+        self._poller = select.poll()
+        self._poller.register(launcher.fileno(), select.POLLIN)
+        for fd in self._by_fd:
+            self._poller.register(fd, select.POLLIN)
+
+    def show_output(self, live: LiveOutput) -> None:
+        """Show what the ranks print while they print it."""
+        self._live = live
+        if live.fileno() >= 0:
+            self._poller.register(live.fileno(), select.POLLIN)
+
+    def wait_for_debugger(self, rank: int) -> None:
+        """While this rank runs its test nothing is too late, and no failure of another rank ends it."""
+        self._debugged = self.records[rank]
+
+    def close(self) -> None:
+        """Give back what is not a rank's."""
+        if self._live is not None:
+            self._live.close()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing of the world is left."""
+        return self._stage is _Stage.OVER
+
+    def begin_case(
+        self,
+        limit_s: float,
+        *,
+        latest_s: float,
+        keep: bool,
+        expected_exits: Mapping[int, int],
+        body: Mapping[str, Any] | None,
+    ) -> None:
+        """A case begins.
+
+        Args:
+            limit_s: Seconds that it may take, from when every rank is ready.
+            latest_s: When it must have ended in any case, on the monotonic clock.
+            keep: Keep the ranks for another case if this one passes.
+            expected_exits: Rank to how its process must end in this case.
+            body: What to run, if the ranks are waiting for it; None if they were started with it.
+        """
+        self._stage = _Stage.RUNNING
+        self._keep = keep
+        self._limit_s = limit_s
+        self._latest_s = latest_s
+        self._grace_end_s = math.inf
+        now_s = time.monotonic()
+        # Kept ranks are ready already; others have to start first.
+        self._is_timed = body is not None
+        start_limit_s = min(_START_LIMIT_S, max(_LEAST_START_S, latest_s - now_s))
+        self._deadline_s = now_s + (limit_s if self._is_timed else start_limit_s)
+        for record in self.records:
+            record.begin_case(expected_exits.get(record.rank))
+            if body is not None:
+                record.instruct({"do": "next", "body": body})
+
+    def wait_case(self) -> None:
+        """Return when the case is over, and unless the ranks are kept, when nothing of them is left.
+
+        Raises:
+            LaunchError: If the template ends, refuses, or cannot get rid of a rank.
+        """
+        self._wait(_Stage.BETWEEN)
+        if self._live is not None:
+            self._live.finish()
+
+    def finish(self, limit_s: float) -> None:
+        """Let the waiting ranks of a kept world end, and return when nothing of them is left.
+
+        Args:
+            limit_s: Seconds that their clean-up may take.
+
+        Raises:
+            LaunchError: As for `wait_case`.
+        """
+        self._deadline_s = time.monotonic() + limit_s
+        self._instruct("finish", _Stage.FINISHING)
+        self._wait(_Stage.OVER)
+        if self._live is not None:
+            self._live.finish()
+
+    def abort(self, *, ask_where: bool = False) -> None:
+        """Kill the ranks at once and wait until they are gone: the run is being interrupted.
+
+        Args:
+            ask_where: Hear those that a Ctrl-C has reached, too, and ask the others for their stacks, before.
+
+        Raises:
+            LaunchError: As for `wait_case`.
+        """
+        if ask_where:
+            self.wait_until(lambda: self._stage is _Stage.KILLED, PEER_GRACE_S)
+        if self._stage not in (_Stage.KILLED, _Stage.OVER):
+            self._stop(Kind.STOPPED, time.monotonic(), _HUNG_STACKS_S if ask_where else None)
+        self._wait(_Stage.OVER)
+
+    def be_patient(self) -> None:
+        """From now on, until the case is over: no rank's end is a reason to stop the others."""
+        for record in self.records:
+            record.is_patient = True
+
+    def wait_until(self, holds: Callable[[], bool], limit_s: float = math.inf) -> bool:
+        """Watch the case until something holds that can be seen from here, or the case is over.
+
+        Args:
+            holds: Asked after every look.
+            limit_s: Seconds to wait at most; 0 to look once.
+
+        Returns:
+            Whether it holds.
+
+        Raises:
+            LaunchError: As for `wait_case`.
+        """
+        until_s = time.monotonic() + limit_s
+        is_first = True
+        while not holds() and self._stage not in (_Stage.BETWEEN, _Stage.OVER):
+            if not is_first and time.monotonic() >= until_s:
+                return False
+            self._look(until_s)
+            is_first = False
+        return holds()
+
+    def signal(self, rank: int, number: int) -> None:
+        """Send a signal to a rank, if it still runs."""
+        if not self.is_over:
+            self._launcher.signal([rank], number)
+
+    def stacks_now(self) -> dict[int, str]:
+        """Rank to its stacks, of the ranks that have not ended their case; it goes on."""
+        return self._stacks_of([record for record in self.records if not record.is_settled], _HUNG_STACKS_S)
+
+    def _wait(self, until: _Stage) -> None:
+        while self._stage not in (until, _Stage.OVER):
+            self._look(math.inf)
+
+    def _look(self, until_s: float) -> None:
+        """Wait for something to happen, at most until then, and draw the consequences."""
+        limit_s = min(self._deadline_s, self._grace_end_s, until_s)
+        left_s = min(max(0.0, limit_s - time.monotonic()), _LONGEST_POLL_S)
+        events = self._poller.poll(math.ceil(1000 * left_s))
+        # One look, one time: what is seen together counts as happening together.
+        now_s = time.monotonic()
+        for fd, _ in events:
+            if fd == self._launcher.fileno():
+                self._hear_launcher(now_s)
+            elif self._live is not None and fd == self._live.fileno():
+                self._live.pump()
+            elif (record := self._by_fd.get(fd)) and (not record.read(now_s) or record.is_done):
+                self._forget(fd)
+        if not self.is_over:
+            self._decide(now_s)
+
+    def _forget(self, fd: int) -> None:
+        self._poller.unregister(fd)
+        del self._by_fd[fd]
+
+    def _hear_launcher(self, now_s: float) -> None:
+        for event in self._launcher.events():
+            if event["world"] != self._world:
+                continue
+            match event["event"]:
+                case "started":
+                    for record, pid in zip(self.records, event["pids"], strict=False):
+                        record.pid = pid
+                case "ended":
+                    record = self.records[event["rank"]]
+                    fd = record.channel.fileno()
+                    record.ended(event["exit_code"], now_s)
+                    if fd in self._by_fd:
+                        self._forget(fd)
+                case "refused":
+                    raise LaunchError(
+                        f"Rank {event['rank']} of {len(self.records)} could not be started: {event['text']}"
+                    )
+                case "over":
+                    self.leaked = event["leaked"]
+                    self._stage = _Stage.OVER
+
+    def _decide(self, now_s: float) -> None:
+        records = self.records
+        if self._stage is _Stage.KILLED:
+            if now_s >= self._deadline_s:
+                raise LaunchError(self._unkillable())
+            return
+        if self._stage is _Stage.RUNNING and not self._is_timed and all(record.is_ready for record in records):
+            self._is_timed = True
+            self._deadline_s = min(now_s + self._limit_s, self._latest_s)
+        if any(record.first_trouble_s is not None for record in records):
+            grace_s = 0.0 if all(record.has_told_all for record in records) else PEER_GRACE_S
+            self._grace_end_s = min(self._grace_end_s, now_s + grace_s)
+        elif self._stage is _Stage.RUNNING:
+            self._decide_running(now_s)
+        elif self._stage is _Stage.FINISHING and all(record.is_done or record.has_ended for record in records):
+            self._instruct("leave", _Stage.LEAVING)
+        if self._debugged is not None and not (self._debugged.is_done or self._debugged.has_told_all):
+            self._grace_end_s = self._deadline_s = math.inf
+        if now_s >= self._grace_end_s:
+            in_vain = any(record.waited_in_vain for record in records)
+            self._stop(Kind.STOPPED, now_s, _HUNG_STACKS_S if in_vain else _VICTIM_STACKS_S)
+        elif now_s >= self._deadline_s:
+            self._stop(Kind.HUNG, now_s, _HUNG_STACKS_S)
+
+    def _decide_running(self, now_s: float) -> None:
+        reported = [record.reported for record in self.records]
+        if all(record.is_settled for record in self.records):
+            self._grace_end_s = math.inf
+            if self._keep and all(kind is Kind.PASSED for kind in reported):
+                self._stage = _Stage.BETWEEN
+                self._deadline_s = math.inf
+            else:
+                self._instruct("finish", _Stage.FINISHING)
+        elif Kind.SKIPPED in reported:
+            self._grace_end_s = min(self._grace_end_s, now_s + _SKIP_GRACE_S)
+
+    def _instruct(self, what: str, stage: _Stage) -> None:
+        self._stage = stage
+        for record in self.records:
+            record.instruct({"do": what})
+
+    def _stop(self, kind: Kind, now_s: float, stacks_limit_s: float | None) -> None:
+        """Kill every rank that is still there; first ask those that the others wait for where they are."""
+        running = [record for record in self.records if not record.has_ended]
+        for record in running:
+            record.stop(kind, now_s)
+        if stacks_limit_s is not None:
+            wanted = [
+                record
+                for record in running
+                if not (record.is_settled if self._stage is _Stage.RUNNING else record.is_done)
+            ]
+            self.stacks = self._stacks_of(wanted, stacks_limit_s)
+        self._stage = _Stage.KILLED
+        self._grace_end_s = math.inf
+        self._deadline_s = time.monotonic() + _KILL_LIMIT_S
+        self._launcher.signal([record.rank for record in running], signal.SIGKILL)
+
+    def _stacks_of(self, records: Sequence[RankRecord], limit_s: float) -> dict[int, str]:
+        states = {record.rank: record.kernel_state for record in records}
+        # A stopped process would answer only when it is continued.
+        asked = [rank for rank, state in states.items() if not state.startswith("T")]
+        # One answers for all where they are threads.
+        fds = {rank: self._stacks_fds[rank] for rank in (asked if self._threads_directory is None else asked and [0])}
+        stacks = collect_stacks(fds, lambda: self._launcher.signal(list(fds), STACKS_SIGNAL), limit_s) if fds else {}
+        if self._threads_directory is not None:
+            stacks = stacks_by_rank(stacks.get(0, ""), read_ranks(self._threads_directory))
+        return {rank: stacks.get(rank) or f"no answer; its state is {state}" for rank, state in states.items()}
+
+    def _unkillable(self) -> str:
+        ranks = ", ".join(str(record.rank) for record in self.records if not record.has_ended)
+        return (
+            f"Rank(s) {ranks} could not be killed within {_KILL_LIMIT_S:.0f} s.\n"
+            "A process that survives SIGKILL is waiting inside the kernel, most often for a device or a network disk.\n"
+            "The machine may have to be restarted; see the process state with `ps -o pid,stat,wchan`."
+        )

@@ -1,0 +1,124 @@
+"""The thread launcher: ranks that are threads of the runner's own process, for test classes that want it so.
+
+A rank tells how it went as one with a process of its own does, and the same outcomes come of it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+from dist_testing.engine.rank_record import REPORTED_KINDS, WORST_LAST, worst_of
+from dist_testing.engine.thread_stacks import waiting_for_skipped
+from dist_testing.error_text import summarise
+from dist_testing.outcomes import GOOD, Kind, RankOutcome
+from dist_testing.process.frames import FrameKind
+from dist_testing.rank.bootstrap import FAILED_EXIT_CODE
+from dist_testing.rank.reporter import Reporter
+from dist_testing.threaded.world import fail_world, run_on_threads
+
+__all__ = ["ThreadBody", "ThreadsEnded", "run_ranks"]
+
+# Runs one rank: its number, whom it tells how it goes, and the case's limit in seconds. What it raises is its outcome.
+ThreadBody = Callable[[int, Reporter, float], None]
+
+# Of a rank that had not ended when another failed; in the words of `RankOutcome.describe`.
+_LEFT_BEHIND = "was left behind: a thread cannot be stopped"
+
+# unittest leaves frames of modules with this mark out of its tracebacks.
+__unittest = True
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadsEnded:
+    """What became of the ranks.
+
+    Attributes:
+        outcomes: One per rank, by rank.
+        stacks: Rank to its stack, of ranks that had not ended.
+    """
+
+    outcomes: tuple[RankOutcome, ...]
+    stacks: Mapping[int, str]
+
+
+class _RankFailedError(Exception):
+    """Tells the world that a rank has failed; what failed has been told."""
+
+
+class _Account:
+    """What one rank has said of itself: where its frames and its phases go."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self.phase = "start"
+        self.outcome: RankOutcome | None = None
+
+    def write(self, rank: int, phase: str) -> None:
+        del rank
+        self.phase = phase
+
+    def send(self, frame: FrameKind, /, **fields: object) -> None:
+        if frame != "outcome":
+            return
+        kind = REPORTED_KINDS[str(fields.pop("kind"))]
+        told = cast(dict[str, Any], fields)
+        if kind is not Kind.EXITED:
+            told["exit_code"] = None
+        outcome = RankOutcome(self.rank, kind, time.monotonic(), **told)
+        self.outcome = worst_of(self.outcome, outcome, lambda outcome: WORST_LAST.index(outcome.kind))
+
+
+def run_ranks(world_size: int, body: ThreadBody, *, limit_s: float) -> ThreadsEnded:
+    """Run a world of threads to its end, or to its deadline.
+
+    A thread cannot be killed. One that has not ended by then is left alone; it is a daemon, so the process can end.
+
+    Args:
+        world_size: Ranks.
+        body: Runs one of them. It makes its process groups itself.
+        limit_s: Seconds that all may take together.
+    """
+    deadline_s = time.monotonic() + limit_s
+    accounts = [_Account(rank) for rank in range(world_size)]
+
+    def run(rank: int) -> None:
+        account = accounts[rank]
+        reporter = Reporter(account, account, rank, fail_world)
+        try:
+            body(rank, reporter, limit_s)
+        except BaseException as error:
+            reporter.ended_by(_without_our_frames(error))
+        if reporter.is_forked:
+            # A child that has outrun the test.
+            os._exit(FAILED_EXIT_CODE if reporter.failed else 0)
+        if reporter.failed:
+            raise _RankFailedError
+        reporter.case_over()
+
+    ended = run_on_threads(run, world_size, timeout_s=limit_s, init=False)
+    seen_s = min(time.monotonic(), deadline_s)
+    has_failed = any(account.outcome is not None and account.outcome.kind not in GOOD for account in accounts)
+    outcomes = []
+    for account, rank in zip(accounts, ended, strict=True):
+        told = account.outcome
+        if told is None and rank.error is not None:
+            told = RankOutcome(account.rank, Kind.NEVER_STARTED, summary=summarise(rank.error), text=str(rank.error))
+        elif told is None or (rank.stack and told.kind in GOOD):
+            told = RankOutcome(account.rank, Kind.HUNG, seen_s, account.phase)
+            if has_failed:
+                told = dataclasses.replace(told, kind=Kind.STOPPED, summary=_LEFT_BEHIND)
+        outcomes.append(told)
+    return ThreadsEnded(waiting_for_skipped(outcomes), {rank.rank: rank.stack for rank in ended if rank.stack})
+
+
+def _without_our_frames(error: BaseException) -> BaseException:
+    """The error with a traceback that begins in the test, if it gets that far."""
+    traceback = error.__traceback__
+    while traceback is not None and "__unittest" in traceback.tb_frame.f_globals:
+        traceback = traceback.tb_next
+    return error if traceback is None else error.with_traceback(traceback)

@@ -1,0 +1,110 @@
+"""Debugging one rank: who may have the terminal, and what pytest's own debugger options mean beside it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from dist_testing.attach.rank_info import RankInfo
+from dist_testing.case import CaseFailedError
+from dist_testing.errors import UsageError
+from dist_testing.rank.debugging import TERMINAL
+from dist_testing.spec import MAX_WORLD_SIZE
+
+__all__ = ["check_world", "debug_rank", "leave_ranks_to_ranks"]
+
+# pytest's options that open a prompt.
+_PROMPTS = (("usepdb", "--pdb"), ("trace", "--trace"))
+
+
+def debug_rank(config: pytest.Config, rank_info: RankInfo | None) -> int | None:
+    """The rank that `--dist-debug-rank` names.
+
+    Raises:
+        UsageError: If it is no rank, or no rank can have a terminal in this run.
+    """
+    text: str | None = config.getoption("--dist-debug-rank")
+    if text is None:
+        return None
+    option = f"--dist-debug-rank={text}"
+    if not (text.isascii() and text.isdecimal() and int(text) < MAX_WORLD_SIZE):
+        raise UsageError(
+            f"{option}: expected the number of a rank, from 0.\n"
+            "One rank gets the terminal, and the others wait for it.\n"
+            "Name a rank of the world that the test runs on."
+        )
+    if rank_info is not None or hasattr(config, "workerinput") or config.getoption("numprocesses", None):
+        who = "torchrun" if rank_info is not None else "pytest-xdist"
+        raise UsageError(
+            f"{option} under {who}.\n"
+            "It starts its processes away from the terminal, so none of them can have it.\n"
+            f"Run the test without {who}; the library starts the ranks itself."
+        )
+    try:
+        os.close(os.open(TERMINAL, os.O_RDWR))
+    except OSError as error:
+        raise UsageError(
+            f"{option}: there is no terminal: {TERMINAL}: {error.strerror}.\n"
+            "A debugger needs one, and this run was started without: by a service, or by `bazel test`.\n"
+            "Run it in a terminal: pytest, or `bazel run` on the target's .run."
+        ) from error
+    return int(text)
+
+
+def check_world(config: pytest.Config, rank: int | None, worlds: Iterable[tuple[str, int, str]]) -> None:
+    """Refuse a prompt that nobody could answer.
+
+    Args:
+        config: pytest's.
+        rank: The rank that gets the terminal; None for none.
+        worlds: Name, size and isolation of the cases that are about to run on ranks.
+
+    Raises:
+        UsageError: If a case has no such rank, or a prompt is asked for and no rank is named.
+    """
+    every = list(worlds)
+    if rank is None:
+        prompts = [option for name, option in _PROMPTS if config.getoption(name)]
+        if every and prompts:
+            raise UsageError(
+                f"{prompts[0]}: {every[0][0]} runs on ranks, and a rank has no terminal.\n"
+                "The ranks of a world run at the same time, and only one of them can have it.\n"
+                "Say which: --dist-debug-rank=0."
+            )
+        return
+    for name, size, isolation in every:
+        if rank >= size:
+            raise UsageError(
+                f"--dist-debug-rank={rank}: {name} runs on {size} rank{'s' if size > 1 else ''}.\n"
+                "Ranks are counted from 0.\n"
+                f"Name a rank from 0 to {size - 1}, or choose other tests with -k."
+            )
+        if isolation == "thread":
+            raise UsageError(
+                f'--dist-debug-rank={rank}: {name} has isolation "thread".\n'
+                "Its ranks are threads of one process, and a debugger would stop them all.\n"
+                'Choose other tests with -k, or give the test ranks that are processes: isolation="fork".'
+            )
+
+
+def leave_ranks_to_ranks(config: pytest.Config) -> None:
+    """With --pdb, open no prompt in the runner for what has failed on the ranks: there is nothing to see here."""
+    if (invoke := config.pluginmanager.unregister(name="pdbinvoke")) is not None:
+        config.pluginmanager.register(_InvokeElsewhere(invoke), "pdbinvoke")
+
+
+class _InvokeElsewhere:
+    def __init__(self, invoke: Any) -> None:
+        self._invoke = invoke
+
+    def pytest_exception_interact(self, node: pytest.Item, call: pytest.CallInfo[Any], report: Any) -> None:
+        """A failure of plain tests, or on the rank that has the terminal."""
+        if call.excinfo is not None and not isinstance(call.excinfo.value, CaseFailedError):
+            self._invoke.pytest_exception_interact(node, call, report)
+
+    def pytest_internalerror(self, excrepr: Any, excinfo: Any) -> None:
+        """As ever."""
+        self._invoke.pytest_internalerror(excrepr, excinfo)

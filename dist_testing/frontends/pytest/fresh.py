@@ -1,0 +1,87 @@
+"""The tests of a pytest session, collected again in a fresh interpreter."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+import pytest
+
+from dist_testing.errors import LaunchError
+from dist_testing.frontends.pytest import plugin
+from dist_testing.frontends.pytest.in_runner import FRESH_KEY, SPEC_KEY
+from dist_testing.frontends.pytest.plugin import current_runner
+from dist_testing.launch.fresh import ThenBe
+from dist_testing.spec import read_spec
+
+__all__ = ["FreshSession", "load"]
+
+
+def load(state: Mapping[str, Any], then: ThenBe, test: str | None) -> NoReturn:
+    """Collect the tests as the runner did, then be a rank or a fork server.
+
+    Args:
+        state: As `in_runner` made it: arguments and directory of the runner's session, its spec and its promise.
+        then: Called at the end of the collection.
+        test: Node id of the only test that is needed; None if it is not known yet.
+
+    Raises:
+        LaunchError: If the collection fails.
+    """
+    arguments = [*state["arguments"], "-p", "no:cacheprovider", "--no-header", "-qq"]
+    os.chdir(state["directory"])
+    session = FreshSession(state, then, test)
+    code = pytest.main(arguments, plugins=[session, plugin])
+    if session.errors:
+        raise LaunchError("\n".join(["The tests could not be imported in a fresh interpreter.", *session.errors]))
+    raise LaunchError(
+        f"Collecting the tests again in a fresh interpreter ended with pytest's exit code {int(code)}.\n"
+        "The test files, or what they import, behave differently in a second process.\n"
+        "The output of rank 0 shows what pytest said."
+    )
+
+
+class FreshSession:
+    """A pytest plugin for fresh interpreters: collects as the runner did, and then does not run the tests."""
+
+    def __init__(self, state: Mapping[str, Any], then: ThenBe, nodeid: str | None) -> None:
+        """Make the plugin.
+
+        Args:
+            state: What the runner's session was given.
+            then: What the interpreter is to be, once it has the tests.
+            nodeid: The test that it is for; None if that is known later.
+        """
+        self._state = state
+        self._then = then
+        self._nodeid = nodeid
+        self.errors: list[str] = []
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_configure(self, config: pytest.Config) -> None:
+        """Leave the file of `--log-file` to the session, which has it open."""
+        config.option.log_file = os.devnull
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """Keep what went wrong: it is all that will be known of this interpreter."""
+        if report.failed:
+            self.errors.append(str(report.longrepr))
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        """Run no tests, also with `--continue-on-collection-errors`.
+
+        It is called only if a file could not be collected: that fails its own tests, and no others.
+        """
+        context = current_runner(session.config).context
+        if context.has_tests and self._nodeid in (None, *(item.nodeid for item in session.items)):
+            context.collection_errors += self.errors
+            self._then(context)
+        return True
+
+    def pytest_load_initial_conftests(self, early_config: pytest.Config) -> None:
+        """Hand on what the runner's session was given, before any plugin is configured."""
+        early_config.stash[FRESH_KEY] = self._then
+        if self._state["spec"] is not None:
+            early_config.stash[SPEC_KEY] = read_spec(self._state["spec"], self._state["promised_gpus"])

@@ -1,0 +1,397 @@
+"""The runner's half of the pytest door: owns the engine, and runs a marked test on its ranks instead of here.
+
+Everything that pytest decides about a test (collection, selection, skip marks, expected failures, reporting) stays in
+the runner; the test itself, with its fixtures, runs on the ranks (`rank_pytest`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import unittest
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+from dist_testing.attach.engine import AttachedEngine
+from dist_testing.attach.rank_info import RankInfo, rank_info_in
+from dist_testing.budget import Budget
+from dist_testing.case import Case
+from dist_testing.engine.engine import Engine
+from dist_testing.engine.interrupts import raise_on_termination
+from dist_testing.engine.kept_logs import keep_logs
+from dist_testing.engine.needs import missing_need
+from dist_testing.engine.report import broken_promise
+from dist_testing.errors import DistTestingError, LaunchError, PromiseError, UsageError
+from dist_testing.frontends.pytest import attached as torchrun
+from dist_testing.frontends.pytest import reports
+from dist_testing.frontends.pytest.collection import check_item
+from dist_testing.frontends.pytest.debugger import check_world, leave_ranks_to_ranks
+from dist_testing.frontends.pytest.marker import Distributed, read_marker
+from dist_testing.frontends.pytest.on_rank import EXPECTED, PytestRankContext
+from dist_testing.frontends.pytest.options import check_plugins, read_options
+from dist_testing.frontends.requirements.decision import unmet_requirement
+from dist_testing.frontends.session import Session, open_session
+from dist_testing.frontends.unittest.spawn_threads import starts_threads
+from dist_testing.frontends.unittest.world_case import WorldCase
+from dist_testing.launch.clean import spare_cuda
+from dist_testing.launch.fresh import Loader
+from dist_testing.outcomes import Status
+from dist_testing.rank.bootstrap import RankContext
+from dist_testing.skips import is_about_hardware
+from dist_testing.spec import MAX_WORLD_SIZE, Spec
+
+__all__ = ["BUDGET_KEY", "FRESH_KEY", "OUTPUTS_KEY", "PAUSE_LIMIT_KEY", "SPEC_KEY", "Runner", "is_multi_process"]
+
+# Set by the Bazel main before pytest starts; outside Bazel the options take their place.
+SPEC_KEY = pytest.StashKey[Spec]()
+BUDGET_KEY = pytest.StashKey[Budget]()
+OUTPUTS_KEY = pytest.StashKey[Path | None]()
+# Given by the Bazel main: suspends its own time limit while the engine keeps the time.
+PAUSE_LIMIT_KEY = pytest.StashKey[Callable[[], contextlib.AbstractContextManager[None]]]()
+# Set in a fresh interpreter: what to do with the tests, instead of running them.
+FRESH_KEY = pytest.StashKey[Callable[[RankContext], NoReturn]]()
+_MARKER_KEY = pytest.StashKey[Distributed]()
+
+
+class Runner:
+    """The runner's half: owns the engine of the session.
+
+    Attributes:
+        context: What ranks have of the session.
+    """
+
+    def __init__(self, config: pytest.Config) -> None:
+        spare_cuda()
+        self._config = config
+        target = config.stash.get(SPEC_KEY, None)
+        # Bazel starts one process, whatever its environment says; and a fresh interpreter is a rank of this library's.
+        self._rank_info: RankInfo | None = None
+        self._attach_error: UsageError | None = None
+        if target is None and FRESH_KEY not in config.stash:
+            try:
+                self._rank_info = rank_info_in(os.environ)
+            except UsageError as error:
+                # Nobody's business in a session without a distributed test.
+                self._attach_error = error
+        options = read_options(config, target, self._rank_info)
+        self._spec = options.spec
+        self._timeout_s = options.timeout_s
+        self._fail_on_missing = options.fail_on_missing
+        self._outputs = config.stash.get(OUTPUTS_KEY, None)
+        self._items: dict[str, pytest.Item] = {}
+        self.context = PytestRankContext(config, self._items)
+        self._cases_after: dict[str, int] = {}
+        self._failures: list[str] = []
+        self._engine = self._make_engine()
+        self._engine.debug_rank = options.debug_rank
+        if not hasattr(config, "workerinput"):
+            self._engine.tell = self._tell
+            if config.getoption("capture", "no") == "no":
+                self._engine.show_line = self._show_line
+        self._session = Session(self._engine, self._timeout_s, self._fail_on_missing)
+        self._session.pause_limit = config.stash.get(PAUSE_LIMIT_KEY, contextlib.nullcontext)
+        open_session(self._session)
+
+    def _make_engine(self) -> Engine:
+        config = self._config
+        budget = config.stash.get(BUDGET_KEY, Budget())
+        if self._rank_info is not None:
+            torchrun.check_options(config)
+            engine = AttachedEngine(self._spec, budget, self.context, self._rank_info, self.context.as_rank)
+            torchrun.join(config, self._rank_info, self.context, engine)
+            return engine
+        state = {
+            "arguments": [
+                *(str(argument) for argument in config.invocation_params.args),
+                # A worker of pytest-xdist is told what its controller was told; it must not become one.
+                *(("-n", "0") if config.pluginmanager.hasplugin("xdist") else ()),
+            ],
+            "directory": str(config.invocation_params.dir),
+            "spec": self._spec.text or None,
+            "promised_gpus": self._spec.promised_gpus,
+        }
+        # By name: this module is imported by the one that collects the tests again.
+        loader = Loader(f"{__package__}.fresh", state)
+        return Engine(self._spec, budget, self.context, loader)
+
+    def _show_line(self, line: str) -> None:
+        """With -s: a line of a rank's output, below what pytest has begun to say of the test."""
+        reporter: Any = self._config.pluginmanager.getplugin("terminalreporter")
+        reporter.ensure_newline()
+        reporter._tw.line(line)
+        reporter._tw.flush()
+
+    def _tell(self, line: str) -> None:
+        """At once, also from within a unittest class, whose output pytest keeps back."""
+        capture: Any = self._config.pluginmanager.getplugin("capturemanager")
+        with capture.global_and_fixture_disabled() if capture is not None else contextlib.nullcontext():
+            self._show_line(line)
+
+    def world_sizes(self, nodeid: str, marker: Distributed) -> tuple[int, ...]:
+        """The worlds that a marked test runs on."""
+        for size in marker.world_size:
+            self._session.check_declared(nodeid, size)
+        return marker.world_size or self._spec.world_sizes
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """Leave out tests that are for other backends."""
+        kept: list[pytest.Item] = []
+        other: list[pytest.Item] = []
+        for item in items:
+            is_kept = True
+            if (marker := _marker(item)) is not None:
+                try:
+                    check_item(item)
+                except UsageError as error:
+                    raise pytest.UsageError(str(error)) from error
+                item.stash[_MARKER_KEY] = marker
+                is_kept = self._is_for_backend(marker)
+            (kept if is_kept else other).append(item)
+        if other:
+            items[:] = kept
+            self._config.hook.pytest_deselected(items=other)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        """Fork the template: the tests are imported, and nothing of them has run."""
+        ours = [item for item in session.items if _MARKER_KEY in item.stash or is_multi_process(item)]
+        self._items.update({item.nodeid: item for item in ours})
+        if (then := self._config.stash.get(FRESH_KEY, None)) is not None:
+            if not session.testsfailed:
+                then(self.context)
+            return
+        if self._config.option.collectonly or (self._rank_info and self._rank_info.rank):
+            return
+        # Those that are not distributed need their time, too.
+        every = [item.nodeid for item in session.items]
+        self._cases_after = dict(zip(every, itertools.count(len(every) - 1, -1), strict=False))
+        # A rank that has collected nothing because of an error has peers that wait.
+        if not ours and not (self._rank_info and session.testsfailed):
+            return
+        if self._attach_error is not None:
+            raise pytest.UsageError(str(self._attach_error))
+        self._check_pools()
+        try:
+            check_plugins(self._config)
+            check_world(self._config, self._engine.debug_rank, map(self._world_of, ours))
+        except UsageError as error:
+            raise pytest.UsageError(str(error)) from error
+        leave_ranks_to_ranks(self._config)
+        raise_on_termination()
+        try:
+            launcher, _ = self._engine.prepare()
+        except LaunchError as error:
+            raise pytest.UsageError(str(error)) from error
+        if reasons := launcher.unclean_reasons:
+            self._config.get_terminal_writer().line(
+                f"dist_testing: ranks are forked from a fresh interpreter and not from this one: {'; '.join(reasons)}"
+            )
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
+        """Run a marked test on the ranks instead of here."""
+        self._engine.cases_after = self._cases_after.get(item.nodeid, 0)
+        if _MARKER_KEY not in item.stash:
+            return None
+        item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+        for report in self._reports(item, item.stash[_MARKER_KEY], nextitem):
+            item.ihook.pytest_runtest_logreport(report=report)
+        item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+        if nextitem is None or self._pool_of(nextitem) != self._pool_of(item):
+            self._end_pool(item)
+        # Nothing of this item was set up here, but an earlier one's module may be waiting for its teardown.
+        item.session._setupstate.teardown_exact(nextitem)
+        return True
+
+    def _reports(self, item: pytest.Item, marker: Distributed, nextitem: pytest.Item | None) -> list[pytest.TestReport]:
+        try:
+            skip_reason, expected = reports.skip_mark(item), reports.xfail_mark(item)
+        except UsageError as error:
+            return reports.not_run(item, error)
+        if skip_reason is not None:
+            return reports.skipped(item, skip_reason)
+        if expected is not None and not expected.run:
+            return reports.expected_failure(item, f"[NOTRUN] {expected.reason}", 0.0)
+        size = _world_size(item)
+        if missing := self._missing(getattr(item, "obj", None), size):
+            if self._is_promised(missing, size):
+                return reports.not_run(item, PromiseError(broken_promise(item.nodeid, self._spec, missing)))
+            return reports.skipped(item, missing)
+        case = Case(
+            name=item.nodeid,
+            world_size=size,
+            body={
+                "door": "pytest",
+                "nodeid": item.nodeid,
+                # Where ranks outlive a case, so do the fixtures that the next one shares.
+                "next": nextitem.nodeid if self._rank_info and nextitem else None,
+            },
+            timeout_s=marker.timeout or self._timeout_s,
+            isolation=marker.isolation or self._spec.isolation,
+            pool=self._pool_of(item),
+            init=marker.init,
+            expected_exits=marker.expected_exits,
+        )
+        try:
+            result = self._engine.run(case)
+        except unittest.SkipTest as skip:
+            return reports.skipped(item, str(skip))
+        except (LaunchError, UsageError) as error:
+            return reports.not_run(item, error)
+        reports.forward_warnings(item, result)
+        if result.end_session:
+            item.session.shouldstop = result.end_session
+        properties = reports.properties(result)
+        if expected is not None and result.verdict.status is not Status.SKIPPED:
+            return reports.judge_expected(item, expected, result, self._spec)
+        match result.verdict.status:
+            case Status.PASSED:
+                return reports.passed(item, result.duration_s, properties)
+            case Status.SKIPPED if result.verdict.reason.startswith(EXPECTED):
+                return reports.expected_failure(item, result.verdict.reason.removeprefix(EXPECTED), result.duration_s)
+            case Status.SKIPPED:
+                return reports.skipped(item, result.verdict.reason, result.duration_s, properties)
+            case Status.FAILED:
+                if self._outputs is not None:
+                    keep_logs(result, self._outputs)
+                text = reports.failure_text(item.nodeid, result, self._spec)
+                return reports.failed(item, text, result.duration_s, properties)
+
+    def runs_on_ranks(self, item: pytest.Item) -> bool:
+        """Whether the item runs on ranks, or on threads that are, if it runs at all."""
+        marker = _marker(item)
+        if marker is not None:
+            return self._is_for_backend(marker)
+        return is_multi_process(item) or starts_threads(_function(item), item.path)
+
+    def _is_for_backend(self, marker: Distributed) -> bool:
+        return not marker.backends or self._spec.backend.name in marker.backends
+
+    def skips_by_mark(self, item: pytest.Item) -> bool:
+        """Whether the item is known to skip, wherever it runs. What cannot be told counts as no."""
+        cls = getattr(item, "cls", None)
+        try:
+            function = _function(item)
+            if reports.skip_mark(item) is not None or any(
+                getattr(marked, "__unittest_skip__", False) for marked in (function, cls)
+            ):
+                return True
+            size: object = None
+            if _MARKER_KEY in item.stash:
+                size = _world_size(item)
+            elif is_multi_process(item):
+                # A property asks the instance.
+                size = getattr(cls, "world_size", None)
+            if not isinstance(size, int):
+                return False
+            missing = self._missing(function, size)
+        except Exception:
+            # It will be told where the item runs.
+            return False
+        return missing is not None and not self._is_promised(missing, size)
+
+    def _missing(self, function: Any, size: int) -> str | None:
+        """What the machine does not have for a test, or the test's own requirements say."""
+        unmet = function and unmet_requirement(function, os.environ | {"WORLD_SIZE": str(size)})
+        return missing_need(self._spec, size) or unmet
+
+    def _is_promised(self, missing: str, size: int) -> bool:
+        return is_about_hardware(missing) and (self._fail_on_missing or self._spec.promises(size))
+
+    def _world_of(self, item: pytest.Item) -> tuple[str, int, str]:
+        """Name, size and isolation. A unittest class says its size when it asks for its ranks."""
+        marker = item.stash.get(_MARKER_KEY, None)
+        if marker is None:
+            return item.nodeid, MAX_WORLD_SIZE, self._spec.isolation
+        return item.nodeid, _world_size(item), marker.isolation or self._spec.isolation
+
+    def _pool_of(self, item: pytest.Item) -> str:
+        """The ranks that run the item and are kept: its class's, or its module's; "" for ranks of its own."""
+        marker = item.stash.get(_MARKER_KEY, None)
+        isolation = marker and (marker.isolation or self._spec.isolation)
+        if marker is None or isolation not in ("pool", "thread"):
+            return ""
+        assert item.parent is not None
+        pool = item.parent.nodeid if marker.init else f"{item.parent.nodeid} without a group"
+        # Threads are new for each case; their process is kept while it is for the same number of them.
+        return pool if isolation == "pool" else f"{pool}, {_world_size(item)} threads"
+
+    def _check_pools(self) -> None:
+        sizes: dict[str, int] = {}
+        for item in self._items.values():
+            if pool := self._pool_of(item):
+                size = _world_size(item)
+                if sizes.setdefault(pool, size) != size:
+                    raise pytest.UsageError(
+                        f"{item.nodeid}: world_size = {size}, but the pool of {pool} has {sizes[pool]} ranks.\n"
+                        "The tests of a class, or of a module outside classes, share the ranks of one pool.\n"
+                        'Give the test a class of its own, or isolation="fork".'
+                    )
+
+    def _end_pool(self, item: pytest.Item) -> None:
+        error = None
+        try:
+            trouble = self._engine.end_pool()
+        except LaunchError as launch_error:
+            trouble, error = str(launch_error), launch_error
+        if trouble:
+            report = reports.failed_teardown(item, f"{item.nodeid}: {trouble}", error)
+            item.ihook.pytest_runtest_logreport(report=report)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
+        """Give the report of a unittest case what the ranks had to say."""
+        report = yield
+        if call.excinfo is not None and isinstance(call.excinfo.value, DistTestingError):
+            reports.add_error(report, call.excinfo.value)
+        if call.when == "call":
+            reports.add_result(report, call.excinfo, self._spec, self._outputs)
+        return report
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Keep what is to be printed last."""
+        if (text := getattr(report, "dist_failure", None)) is not None:
+            self._failures.append(text)
+            reports.point_to_end(report, text)
+
+    def pytest_unconfigure(self, config: pytest.Config) -> None:
+        """Leave nothing behind, then print the failures, so that they are the last thing in the log."""
+        self._engine.close()
+        if self._failures and not hasattr(config, "workerinput"):
+            writer = config.get_terminal_writer()
+            for text in self._failures:
+                writer.line()
+                writer.sep("=", "distributed failure")
+                # A line that the terminal has no bytes for is escaped by pytest as a whole, with its line ends.
+                for line in text.split("\n"):
+                    writer.line(line)
+
+
+def _marker(item: pytest.Item) -> Distributed | None:
+    try:
+        return read_marker(item) if isinstance(item, pytest.Function) else None
+    except UsageError as error:
+        raise pytest.UsageError(str(error)) from error
+
+
+def _function(item: pytest.Item) -> Any:
+    # Not the item's own, which pytest binds to an instance that it makes of a unittest class.
+    owner = getattr(item, "cls", None) or getattr(item.getparent(pytest.Module), "obj", None)
+    return getattr(owner, getattr(item, "originalname", item.name), None)
+
+
+def _world_size(item: pytest.Item) -> int:
+    size: int = item.callspec.params["world_size"]  # type: ignore[attr-defined]  # pytest_generate_tests sets it
+    return size
+
+
+def is_multi_process(item: pytest.Item) -> bool:
+    """Whether the item is a method of a unittest class, and runs on ranks."""
+    cls = getattr(item, "cls", None)
+    return isinstance(cls, type) and issubclass(cls, WorldCase)

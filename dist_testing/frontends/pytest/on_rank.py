@@ -1,0 +1,352 @@
+"""A pytest item on a rank: fixtures, the test, teardown, each told to the runner as it happens.
+
+The rank was forked from a process that had collected the tests, so the item is there already; nothing is imported or
+collected again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from dist_testing.errors import UsageError
+from dist_testing.frontends.pytest.internals import (
+    CaptureManager,
+    FixtureLookupError,
+    TestCaseFunction,
+    assertion_module,
+    runtestprotocol,
+)
+from dist_testing.frontends.pytest.rank_log import log_to_output
+from dist_testing.frontends.pytest.rank_warnings import print_warnings, recording_warnings
+from dist_testing.frontends.pytest.thread_items import REFUSED_FIXTURES, ThreadItems
+from dist_testing.frontends.session import current_session
+from dist_testing.frontends.unittest.on_rank import UnittestRankContext, UnittestRankFrontEnd
+from dist_testing.rank.bootstrap import RankFrontEnd, RankStart
+from dist_testing.rank.debugging import debug_by
+from dist_testing.rank.rank_world import RankWorld
+from dist_testing.rank.reporter import Reporter
+from dist_testing.world import World
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
+__all__ = ["EXPECTED", "PytestRankContext", "PytestRankFrontEnd", "current_world"]
+
+# Before the reason of a test that called `pytest.xfail`: for the runner, which has to tell it from a skip.
+EXPECTED = "expected failure: "
+
+
+class _ThisRank(threading.local):
+    """The rank that runs on this thread: the only one of its process, or one of several."""
+
+    world: World | None = None
+    reporter: Reporter
+    is_in_test = False
+    sub_test_error: BaseException | None = None
+
+
+_this = _ThisRank()
+
+
+def current_world() -> World | None:
+    """The world of this rank; None in the runner."""
+    return _this.world
+
+
+class PytestRankContext:
+    """What ranks have of a pytest session: the collected items, and a pytest that is fit for a rank.
+
+    Attributes:
+        collection_errors: What was told of files that could not be collected, where ranks collect for themselves.
+    """
+
+    def __init__(self, config: pytest.Config, items: Mapping[str, pytest.Item]) -> None:
+        """Keep what will be needed.
+
+        Args:
+            config: Of the session.
+            items: By node id; filled when the tests have been collected.
+        """
+        self._config = config
+        self._items = items
+        self._reporting = _RankReporting()
+        self._thread_items: ThreadItems | None = None
+        self._thread_cases = 0
+        self._is_joined = False
+        self._explaining: contextlib.AbstractContextManager[object] | None = None
+        self.collection_errors: list[str] = []
+
+    @property
+    def has_tests(self) -> bool:
+        """Whether any test has been collected that runs on ranks."""
+        return bool(self._items)
+
+    def prepare(self) -> None:
+        """Take from pytest what belongs to the runner."""
+        config = self._config
+        _capture_nothing(config)
+        print_warnings()
+        log_to_output(config)
+        if target := current_session().engine.spec.target:
+            debug_by(f"bazel run {target}.run --")
+        # What pytest itself prints on a rank, such as --setup-show, goes where the rank's output goes.
+        config.get_terminal_writer()._file = sys.stdout
+        # Skip marks and expected failures are judged in the runner, once for all ranks.
+        config.pluginmanager.unregister(name="skipping")
+        if any(isinstance(item, TestCaseFunction) for item in self._items.values()):
+            UnittestRankContext().prepare()
+        config.pluginmanager.register(self._reporting, "dist_testing_rank_reporting")
+        if not any("caplog" in getattr(item, "fixturenames", ()) for item in self._items.values()):
+            # It puts handlers on each of torch's 42 loggers, three times a test.
+            config.pluginmanager.unregister(name="logging-plugin")
+            self._reporting.has_caplog = False
+
+    @contextlib.contextmanager
+    def as_rank(self) -> Iterator[None]:
+        """`prepare` for a while, in a process that is the runner's, or nobody's, before and after."""
+        config, manager = self._config, self._config.pluginmanager
+        capture = manager.getplugin("capturemanager")
+        runxfail, config.option.runxfail = config.option.runxfail, True
+        _capture_nothing(config)
+        manager.register(self._reporting, "dist_testing_rank_reporting")
+        self._is_joined = True
+        log_as_before = log_to_output(config)
+        try:
+            yield
+        finally:
+            log_as_before()
+            _this.world = None
+            manager.unregister(self._reporting)
+            config.option.runxfail = runxfail
+            manager.unregister(name="capturemanager")
+            manager.register(capture, "capturemanager")
+
+    def door(self, body: dict[str, Any]) -> RankFrontEnd:
+        """A unittest class brings its own rules."""
+        if body["door"] == "unittest":
+            return _UnittestInPytest(next(iter(self._items.values())))
+        if body["nodeid"] not in self._items:
+            raise UsageError(
+                "\n".join(
+                    [
+                        f"This rank has not collected {body['nodeid']}.",
+                        "The test files, or what they import, are different here.",
+                        "Give all ranks the same files, and collect the same tests in every process.",
+                        *self.collection_errors,
+                    ]
+                )
+            )
+        return PytestRankFrontEnd(self._config, self._items, stays=self._is_joined)
+
+    def thread_front_ends(self, body: dict[str, Any], world_size: int) -> Sequence[RankFrontEnd]:
+        """Each rank gets its own of all that pytest keeps while a test runs; the store is theirs together."""
+        from torch._C._distributed_c10d import HashStore
+
+        if self._thread_items is None:
+            self._reporting.refused = REFUSED_FIXTURES
+            self._thread_items = ThreadItems(self._config, next(iter(self._items.values())).session)
+            # For all threads, until the process ends.
+            self._explaining = explain_assertions(next(iter(self._items.values())))
+            self._explaining.__enter__()
+        store = HashStore()
+        doors = [
+            PytestRankFrontEnd(self._config, self._items, self._thread_items, store, self._thread_cases)
+            for _ in range(world_size)
+        ]
+        self._thread_cases += 1
+        return doors
+
+
+# In place of the hook of this name, which is not called on ranks: what `assert` says beyond the values, such as a diff.
+explain_assertions = contextlib.contextmanager(assertion_module.pytest_runtest_protocol)
+
+
+class PytestRankFrontEnd:
+    """Runs collected items on a rank."""
+
+    def __init__(
+        self,
+        config: pytest.Config,
+        items: Mapping[str, pytest.Item],
+        thread_items: ThreadItems | None = None,
+        store: Store | None = None,
+        cases: int = 0,
+        *,
+        stays: bool = False,
+    ) -> None:
+        """Make the door of one rank.
+
+        Args:
+            config: Of the session.
+            items: By node id.
+            thread_items: Makes a rank's own items, where ranks are threads.
+            store: What the ranks share; None for the one at the world's port.
+            cases: How many cases the process has run before.
+            stays: Whether the process was there before the world, and goes on after it.
+        """
+        self._config = config
+        self._items = items
+        self._thread_items = thread_items
+        self._store = store
+        self._cases = cases
+        self._stays = stays
+        self._world: RankWorld | None = None
+
+    def open(self, start: RankStart, reporter: Reporter) -> None:
+        """Make the world."""
+        reporter.phase("init")
+        self._world = _this.world = RankWorld.of(start, self._store, self._cases)
+        _this.reporter = reporter
+        self._world.prepare()
+        if start.rank != start.request.debug_rank:
+            # Without a terminal they would answer themselves, and end the test.
+            for name in ("pdbinvoke", "pdbtrace"):
+                self._config.pluginmanager.unregister(name=name)
+
+    def run(self, body: dict[str, Any], reporter: Reporter) -> None:
+        """Run one item as pytest would."""
+        assert self._world is not None
+        self._world.begin_case()
+        item = self._items[body["nodeid"]]
+        if self._thread_items is not None:
+            item = self._thread_items.own(item)
+        if self._stays:
+            # Fixtures were kept for a test that then was not run, if it was another one than this.
+            item.session._setupstate.teardown_exact(item)
+        else:
+            _keep_temporary_files_in(item.config, self._world)
+        # A rank's thread ends with the case, and so do all fixtures that it has.
+        follows = None if self._thread_items is not None else self._items.get(body["next"])
+        with contextlib.ExitStack() as stack:
+            if self._thread_items is None:
+                # Both are the process's, not a thread's.
+                stack.enter_context(recording_warnings(item.config, reporter, item))
+                stack.enter_context(explain_assertions(item))
+            try:
+                runtestprotocol(item, log=False, nextitem=follows)
+            except pytest.exit.Exception as error:
+                # Of `pytest.exit`, and of who leaves the debugger.
+                reporter.end_session(str(error))
+                if not reporter.failed:
+                    reporter.raised(error, str(item.repr_failure(pytest.ExceptionInfo.from_exception(error))))
+
+    def finish(self) -> None:
+        """Give the groups back."""
+        assert self._world is not None
+        self._world.finish()
+
+
+class _UnittestInPytest(UnittestRankFrontEnd):
+    """The unittest door on a rank of a pytest session."""
+
+    def __init__(self, item: pytest.Item) -> None:
+        """Make the door.
+
+        Args:
+            item: Any of the session.
+        """
+        super().__init__(shows_locals=bool(item.config.option.showlocals))
+        self._item = item
+
+    def run(self, body: dict[str, Any], reporter: Reporter) -> None:
+        """Run a method, with pytest's warnings."""
+        with recording_warnings(self._item.config, reporter, None), explain_assertions(self._item):
+            super().run(body, reporter)
+
+
+class _RankReporting:
+    """Tells the runner what pytest is doing."""
+
+    has_caplog = True
+    refused: Mapping[str, str] = {}
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any]) -> None:
+        if reason := self.refused.get(fixturedef.argname):
+            raise UsageError(
+                f"`{fixturedef.argname}` was asked for on a rank that is a thread.\n"
+                f"{reason}\n"
+                'Give the test ranks that are processes: isolation="fork" and a backend for them.'
+            )
+        if fixturedef.argname == "caplog" and not self.has_caplog:
+            raise UsageError(
+                "`caplog` was asked for by request.getfixturevalue on a rank, where pytest's log capture is off.\n"
+                "It is on when a collected test, or a fixture that one uses, names `caplog` as an argument.\n"
+                "Name it as an argument."
+            )
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self) -> None:
+        _this.reporter.phase("setup")
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_call(self) -> Generator[None, object, object]:
+        _this.reporter.phase("call")
+        _this.is_in_test = True
+        try:
+            return (yield)
+        finally:
+            _this.is_in_test = False
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_teardown(self) -> None:
+        _this.reporter.phase("teardown")
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(
+        self, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        report = yield
+        if _this.is_in_test:
+            # Of a sub-test; which one, its own report will say.
+            _this.sub_test_error = call.excinfo and call.excinfo.value
+        elif call.excinfo is not None and not report.passed:
+            if isinstance(call.excinfo.value, FixtureLookupError):
+                # It would show the request.
+                call.excinfo.value.args = (call.excinfo.value.msg or f"no fixture {call.excinfo.value.argname!r}",)
+            if isinstance(call.excinfo.value, pytest.xfail.Exception):
+                _this.reporter.skipped(f"{EXPECTED}{call.excinfo.value.msg}")
+            elif report.skipped:
+                _this.reporter.skipped(_skip_reason(report))
+            else:
+                _this.reporter.ended_by(call.excinfo.value, str(report.longrepr))
+        return report
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """A sub-test has ended: nobody logs other reports on a rank. A skip of one is no skip of the test."""
+        error, _this.sub_test_error = _this.sub_test_error, None
+        if error is not None and report.failed:
+            _this.reporter.ended_by(error, f"{report.head_line}\n{report.longrepr}")
+
+
+def _skip_reason(report: pytest.TestReport) -> str:
+    # A skip's representation is (file, line, "Skipped: reason").
+    text = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+    return text.removeprefix("Skipped: ")
+
+
+def _capture_nothing(config: pytest.Config) -> None:
+    """Stop pytest's own capture, which was set up in the runner: a rank's output goes to its log.
+
+    The `capsys` and `capfd` fixtures go on working; they need a capture manager, but not a capturing one.
+    """
+    config.pluginmanager.unregister(name="capturemanager")
+    fresh = CaptureManager("no")
+    config.pluginmanager.register(fresh, "capturemanager")
+    fresh.start_global_capturing()
+
+
+def _keep_temporary_files_in(config: pytest.Config, world: RankWorld) -> None:
+    # `tmp_path` would otherwise make a numbered folder per rank outside the run's own, which nobody removes. pytest
+    # makes the folder when a test asks for it.
+    factory: Any = getattr(config, "_tmp_path_factory", None)
+    if factory is not None:
+        factory._basetemp = None
+        factory._given_basetemp = world.pytest_tmp_path

@@ -1,0 +1,73 @@
+"""The pytest door: marker, `world` fixture and options; what runs a marked test is in `pytest_runner`."""
+
+from __future__ import annotations
+
+import pytest
+
+from dist_testing.errors import DistTestingError, UsageError
+from dist_testing.frontends.pytest.collection import parametrize_world_size
+from dist_testing.frontends.pytest.in_runner import (
+    BUDGET_KEY,
+    OUTPUTS_KEY,
+    PAUSE_LIMIT_KEY,
+    SPEC_KEY,
+    Runner,
+)
+from dist_testing.frontends.pytest.marker import MARKER_HELP
+from dist_testing.frontends.pytest.on_rank import current_world
+from dist_testing.frontends.pytest.options import add_options
+from dist_testing.world import World
+
+__all__ = ["BUDGET_KEY", "OUTPUTS_KEY", "PAUSE_LIMIT_KEY", "SPEC_KEY", "current_runner"]
+
+_RUNNER = "dist_testing_runner"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """The `--dist-*` options. Under Bazel the target's spec says these things, and an option overrides it."""
+    add_options(parser)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register the marker and the runner's half of the plugin."""
+    config.addinivalue_line("markers", MARKER_HELP)
+    try:
+        runner = Runner(config)
+    except DistTestingError as error:
+        raise pytest.UsageError(str(error)) from error
+    config.pluginmanager.register(runner, _RUNNER)
+
+
+def current_runner(config: pytest.Config) -> Runner:
+    """The runner's half, once the plugin is configured."""
+    runner: Runner | None = config.pluginmanager.get_plugin(_RUNNER)
+    assert runner is not None
+    return runner
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Make one case per world size."""
+    try:
+        parametrize_world_size(metafunc, __name__, current_runner(metafunc.config).world_sizes)
+    except UsageError as error:
+        raise pytest.Collector.CollectError(str(error)) from error
+
+
+@pytest.fixture
+def world_size(request: pytest.FixtureRequest) -> int:
+    """Ranks in the world of this case."""
+    size: int = request.param
+    return size
+
+
+@pytest.fixture
+def world() -> World:
+    """This rank's view of the world (`dist_testing.World`)."""
+    world = current_world()
+    if world is None:
+        raise UsageError(
+            "The fixture `world` was asked for in a test that runs in the runner.\n"
+            "Only ranks have a world, and request.getfixturevalue does not make any.\n"
+            "Mark the test with @pytest.mark.distributed."
+        )
+    return world

@@ -1,0 +1,299 @@
+"""Turns results into pytest's reports."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dist_testing.case import CaseFailedError, CaseResult
+from dist_testing.engine.kept_logs import keep_logs
+from dist_testing.engine.report import failure_report
+from dist_testing.errors import DistTestingError, LaunchError, PromiseError, UsageError
+from dist_testing.frontends.pytest.internals import (
+    ReprFileLocation,
+    TerminalRepr,
+    TerminalWriter,
+    Xfail,
+    evaluate_skip_marks,
+    evaluate_xfail_marks,
+)
+from dist_testing.frontends.warned import warnings_of
+from dist_testing.outcomes import Cause, RankOutcome, Status
+from dist_testing.spec import Spec
+
+__all__ = [
+    "add_error",
+    "add_result",
+    "expected_failure",
+    "fail",
+    "failed",
+    "failed_teardown",
+    "failure_text",
+    "forward_warnings",
+    "judge_expected",
+    "not_run",
+    "passed",
+    "point_to_end",
+    "properties",
+    "skip_mark",
+    "skipped",
+    "xfail_mark",
+]
+
+Properties = list[tuple[str, object]]
+
+_COMPAT_PLUGIN = "dist_testing.compat.pytest_install"
+
+# Before the colon of a report's first line.
+_NAME = re.compile(r"^.*\(world of \d+\): ")
+
+
+class _Pointer(TerminalRepr):
+    """A failure whose text is printed at the end of the log, once. Tools that ask for a string get all of it."""
+
+    def __init__(self, text: str, location: tuple[str, int | None, str]) -> None:
+        self._text = text
+        path, line, _ = location
+        # For the short summary and the XML's message: what happened, without the name, which stands there already.
+        message = _NAME.sub("", text.partition("\n")[0])
+        self.reprcrash = ReprFileLocation(path, (line or 0) + 1, message)
+
+    def __str__(self) -> str:
+        return self._text
+
+    def toterminal(self, tw: TerminalWriter) -> None:
+        tw.line(self._text.partition("\n")[0])
+        tw.line("(the report is at the end of the log)")
+
+
+def skip_mark(item: pytest.Item) -> str | None:
+    """Why the item's own marks skip it; None if they do not.
+
+    Raises:
+        UsageError: If a mark cannot be judged: its condition fails, or it has no reason where it needs one.
+    """
+    try:
+        skip = evaluate_skip_marks(item)
+    except (pytest.fail.Exception, TypeError) as error:
+        raise _unjudged(item, error) from error
+    return skip.reason if skip is not None else None
+
+
+def xfail_mark(item: pytest.Item) -> Xfail | None:
+    """The expected failure that applies to the item.
+
+    Raises:
+        UsageError: If a mark cannot be judged, or says what it expects by something that has to look at the exception.
+    """
+    try:
+        expected = None if item.config.option.runxfail else evaluate_xfail_marks(item)
+    except (pytest.fail.Exception, TypeError) as error:
+        raise _unjudged(item, error) from error
+    raises: Any = expected.raises if expected is not None else None
+    for cls in raises if isinstance(raises, tuple) else (raises,):
+        if cls is not None and not isinstance(cls, type):
+            raise UsageError(
+                f"{item.nodeid}: xfail(raises={cls!r}).\n"
+                "The exception stays on its rank; the runner knows the names of its classes, and no more.\n"
+                "Give a class, or a tuple of classes; or use the context manager in the test."
+            )
+    return expected
+
+
+def _unjudged(item: pytest.Item, error: BaseException) -> UsageError:
+    return UsageError(
+        f"{item.nodeid}: a skip or xfail mark of the test cannot be judged.\n"
+        f"{str(error).rstrip()}\n"
+        "Correct the mark of the test, its class or its module; nothing has run."
+    )
+
+
+def properties(result: CaseResult) -> Properties:
+    """What is worth knowing of a result, rank by rank."""
+    values: Properties = [("world_size", result.case.world_size)]
+    if result.verdict.cause is not Cause.NONE:
+        values.append(("cause", result.verdict.cause.value))
+    if result.gpus:
+        values += [("gpus", result.gpus), ("gpu_wait_s", f"{result.gpu_wait_s:.1f}")]
+    if result.retried:
+        values.append(("retried", result.retried))
+    if result.verdict.culprit is not None:
+        values.append(("culprit", result.verdict.culprit))
+    if result.verdict.status is not Status.PASSED:
+        values += [(f"rank_{outcome.rank}", outcome.describe()) for outcome in result.outcomes]
+    return values
+
+
+def failure_text(name: str, result: CaseResult, spec: Spec) -> str:
+    """The report of a failed case, with the command that runs it alone.
+
+    Args:
+        name: pytest's name for the case.
+        result: How it went.
+        spec: What the target asked for.
+    """
+    pytest_command = "pytest"
+    if _COMPAT_PLUGIN in sys.modules:
+        # Without it the test would run on torch's own class.
+        pytest_command += f" -p {_COMPAT_PLUGIN}"
+    if spec.target:
+        # Without the path, which differs from one place to the next.
+        reproduce = f"bazel test {spec.target} --test_filter={shlex.quote(name.partition('::')[2])}"
+    elif result.case.isolation == "thread" and "thread" not in spec.backend.isolations:
+        # A class of threads, which has its own backend whatever the others of this run use.
+        reproduce = f"{pytest_command} {shlex.quote(name)}"
+    else:
+        reproduce = (
+            f"{pytest_command} {shlex.quote(name)}"
+            f" --dist-backend={spec.backend.name} --dist-world-size={result.case.world_size}"
+        )
+    return failure_report(result, target=spec.target, reproduce=reproduce)
+
+
+def forward_warnings(item: pytest.Item, result: CaseResult) -> None:
+    """Put what the ranks warned of into pytest's summary, each warning once, with its ranks."""
+    for message in warnings_of(result):
+        item.ihook.pytest_warning_recorded.call_historic(
+            kwargs={"warning_message": message, "nodeid": item.nodeid, "when": "runtest", "location": None}
+        )
+
+
+def not_run(item: pytest.Item, error: DistTestingError) -> list[pytest.TestReport]:
+    """Reports of a case whose ranks could not be had, or could not be asked for."""
+    text = str(error)
+    return failed(item, text if text.startswith(item.nodeid) else f"{item.nodeid}: {text}", 0.0, _cause_of(error))
+
+
+def _cause_of(error: DistTestingError) -> Properties:
+    if isinstance(error, PromiseError):
+        return [("cause", Cause.PROMISE.value)]
+    return [("cause", Cause.INFRASTRUCTURE.value)] if isinstance(error, LaunchError) else []
+
+
+def passed(item: pytest.Item, duration_s: float, values: Properties) -> list[pytest.TestReport]:
+    """Reports of a case that passed."""
+    return _three(item, _report(item, "passed", None, duration_s, values))
+
+
+def skipped(
+    item: pytest.Item, reason: str, duration_s: float = 0.0, values: Properties | None = None
+) -> list[pytest.TestReport]:
+    """Reports of a skipped case."""
+    path, line, _ = item.location
+    longrepr = (str(item.path or path), (line or 0) + 1, f"Skipped: {reason}")
+    return _three(item, _report(item, "skipped", longrepr, duration_s, values or []))
+
+
+def failed(
+    item: pytest.Item, text: str, duration_s: float, values: Properties | None = None
+) -> list[pytest.TestReport]:
+    """Reports of a failed case."""
+    report = _report(item, "failed", _Pointer(text, item.location), duration_s, values or [])
+    report.dist_failure = text  # type: ignore[attr-defined]  # extra attributes travel with a report, also under xdist
+    return _three(item, report)
+
+
+def point_to_end(report: pytest.TestReport, text: str) -> None:
+    """Have the terminal point to the end of the log, where `text` will be; under xdist a report comes as plain text."""
+    report.longrepr = _Pointer(text, report.location)
+
+
+def fail(report: pytest.TestReport, text: str) -> None:
+    """Make a failure of a report, whatever it was; `text` goes to the end of the log."""
+    report.outcome = "failed"
+    # Else it would be an expected one.
+    vars(report).pop("wasxfail", None)
+    report.dist_failure = text  # type: ignore[attr-defined]  # as in `failed`
+    point_to_end(report, text)
+
+
+def failed_teardown(item: pytest.Item, text: str, error: DistTestingError | None = None) -> pytest.TestReport:
+    """Report of a failure after the test itself was over, and of what kind it was, if it was an error of ours."""
+    values = _cause_of(error) if error is not None else []
+    report = _report(item, "failed", _Pointer(text, item.location), 0.0, values, when="teardown")
+    report.dist_failure = text  # type: ignore[attr-defined]  # as in `failed`
+    return report
+
+
+def expected_failure(item: pytest.Item, reason: str, duration_s: float) -> list[pytest.TestReport]:
+    """Reports of a case that was expected to fail, and did (or was not run)."""
+    report = _report(item, "skipped", reason, duration_s, [])
+    report.wasxfail = reason
+    return _three(item, report)
+
+
+def judge_expected(item: pytest.Item, expected: Xfail, result: CaseResult, spec: Spec) -> list[pytest.TestReport]:
+    """Reports of a case that is marked as an expected failure and ran.
+
+    Only a test that raises can fail as expected: a crash, a hang or a broken machine is never what was meant.
+    """
+    values = properties(result)
+    if result.has_only_raised and all(_is_expected(expected, failure) for failure in result.failures):
+        return expected_failure(item, expected.reason, result.duration_s)
+    if result.verdict.status is Status.FAILED:
+        return failed(item, failure_text(item.nodeid, result, spec), result.duration_s, values)
+    if expected.strict:
+        return failed(item, f"{item.nodeid}: [XPASS(strict)] {expected.reason}", result.duration_s, values)
+    reports = passed(item, result.duration_s, values)
+    reports[1].wasxfail = expected.reason
+    return reports
+
+
+def _is_expected(expected: Xfail, failure: RankOutcome) -> bool:
+    if expected.raises is None:
+        return True
+    raises: Any = expected.raises
+    allowed = raises if isinstance(raises, tuple) else (raises,)
+    return any(f"{cls.__module__}.{cls.__qualname__}" in failure.types.split() for cls in allowed)
+
+
+def add_error(report: pytest.TestReport, error: DistTestingError) -> None:
+    """Have the report say what the error says and no more: it is written for the user."""
+    report.dist_failure = str(error)  # type: ignore[attr-defined]  # as above
+    report.longrepr = _Pointer(str(error), report.location)
+    report.user_properties += _cause_of(error)
+
+
+def add_result(
+    report: pytest.TestReport, excinfo: pytest.ExceptionInfo[BaseException] | None, spec: Spec, outputs: Path | None
+) -> None:
+    """Put what the ranks said into the report of a unittest case."""
+    if excinfo is None or not isinstance(excinfo.value, CaseFailedError):
+        return
+    result = excinfo.value.result
+    text = failure_text(report.nodeid, result, spec)
+    report.longrepr = _Pointer(text, report.location)
+    report.user_properties += properties(result)
+    if outputs is not None:
+        keep_logs(result, outputs)
+    report.dist_failure = text  # type: ignore[attr-defined]  # as above
+
+
+def _three(item: pytest.Item, call: pytest.TestReport) -> list[pytest.TestReport]:
+    # Tools expect a test to have been set up and torn down; on the ranks it was.
+    return [
+        _report(item, "passed", None, 0.0, [], when="setup"),
+        call,
+        # pytest's XML takes the properties of a case from here.
+        _report(item, "passed", None, 0.0, list(call.user_properties), when="teardown"),
+    ]
+
+
+def _report(
+    item: pytest.Item, outcome: Any, longrepr: Any, duration_s: float, values: Properties, when: Any = "call"
+) -> pytest.TestReport:
+    return pytest.TestReport(
+        nodeid=item.nodeid,
+        location=item.location,
+        keywords=dict.fromkeys(item.keywords, 1),
+        outcome=outcome,
+        longrepr=longrepr,
+        when=when,
+        duration=duration_s,
+        user_properties=values,
+    )

@@ -1,0 +1,93 @@
+"""Requirements on the platform, and on packages."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import unittest
+from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
+from typing import Any, TypeVar
+
+from dist_testing.frontends.requirements.decision import requirement
+from dist_testing.skips import TEST_SKIPS
+
+__all__ = [
+    "import_transformers_or_skip",
+    "is_rocm",
+    "skip_if_rocm_arch_multiprocess",
+    "skip_if_rocm_multiprocess",
+    "skip_if_rocm_ver_lessthan_multiprocess",
+    "skip_if_win32",
+]
+
+# A function, a method or a class.
+_Test = TypeVar("_Test", bound=Callable[..., Any])
+
+
+def is_rocm() -> bool:
+    """Whether torch was built for ROCm."""
+    import torch
+
+    return torch.version.hip is not None
+
+
+def skip_if_rocm_multiprocess(func: _Test) -> _Test:
+    """Skip on ROCm."""
+    return unittest.skipIf(is_rocm(), TEST_SKIPS["skipIfRocm"].message)(func)
+
+
+def skip_if_rocm_arch_multiprocess(arch: Sequence[str]) -> Callable[[_Test], _Test]:
+    """Skip on these ROCm architectures.
+
+    Args:
+        arch: Names such as "gfx942".
+    """
+    if not is_rocm():
+        return lambda test: test
+
+    def decide(environment: Mapping[str, str]) -> str | None:
+        import torch
+
+        found = torch.cuda.get_device_properties(0).gcnArchName.split(":")[0]
+        return f"skip_if_rocm_arch_multiprocess: test skipped on {found}" if found in arch else None
+
+    return requirement(decide, on_rank_only=True)
+
+
+def skip_if_rocm_ver_lessthan_multiprocess(version: Sequence[int] | None = None) -> Callable[[_Test], _Test]:
+    """Skip on a ROCm older than `version`; on any ROCm if it is None."""
+    import torch
+
+    # A version such as 6.2.41133-dd7f95766.
+    found = tuple(int(part) for part in str(torch.version.hip).split("-")[0].split(".")) if is_rocm() else None
+    is_older = found is not None and (version is None or found < tuple(version))
+    return unittest.skipIf(
+        is_older,
+        f"skip_if_rocm_ver_lessthan_multiprocess: ROCm {found} is available but {version} required",
+    )
+
+
+def skip_if_win32() -> Callable[[_Test], _Test]:
+    """Skip on Windows."""
+    return unittest.skipIf(sys.platform == "win32", "This unit test case is not supported on Windows platform")
+
+
+def import_transformers_or_skip() -> Callable[[_Test], _Test]:
+    """Skip if the package transformers, or its BERT classes, cannot be imported."""
+    text = TEST_SKIPS["importerror"].message
+
+    def decide_by_import(environment: Mapping[str, str]) -> str | None:
+        try:
+            transformers = importlib.import_module("transformers")
+            for name in ("AutoModelForMaskedLM", "BertConfig"):
+                getattr(transformers, name)
+        except (ImportError, AttributeError) as error:
+            return f"{text} ({error})"
+        return None
+
+    def decorator(func: _Test) -> _Test:
+        is_missing = requirement(lambda environment: None if find_spec("transformers") else f"{text} (transformers)")
+        return is_missing(requirement(decide_by_import, on_rank_only=True)(func))
+
+    return decorator

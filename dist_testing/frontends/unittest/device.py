@@ -1,0 +1,94 @@
+"""A test class whose tests are written for any kind of device: the logic of `DistributedTestBase`."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from dist_testing.errors import UsageError
+from dist_testing.frontends.unittest.process import ProcessCase
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["DeviceCase"]
+
+# unittest leaves frames of modules with this mark out of its tracebacks.
+__unittest = True
+
+# Kind of device to the backend that torch's suites test on it; gloo on all others.
+_BACKENDS = {"cuda": "nccl", "hpu": "hccl", "xpu": "xccl"}
+# Backends whose ranks each own a device.
+_OWN_DEVICE = ("nccl", "xccl")
+
+
+class DeviceCase(ProcessCase):
+    """A `ProcessCase` that asks for its ranks in `setUp`, and makes the process group that fits a device.
+
+    Tests are methods with the device as a text, "cpu" or "cuda", as
+    `torch.testing._internal.common_device_type.instantiate_device_type_tests` makes them; or they name it themselves.
+    """
+
+    def setUp(self) -> None:
+        """In the runner: ask for the ranks. `WORLD_SIZE` is set for the time of the test."""
+        super().setUp()
+        before = os.environ.get("WORLD_SIZE")
+        self.addCleanup(_restore, "WORLD_SIZE", before)
+        os.environ["WORLD_SIZE"] = str(self.world_size)
+        self._spawn_processes()
+
+    def backend(self, device: str | torch.device) -> str:
+        """The backend for tests on a device."""
+        return next((backend for kind, backend in _BACKENDS.items() if kind in str(device)), "gloo")
+
+    def create_pg(self, device: str | torch.device, world_size: int | None = None) -> Any:
+        """On a rank: make the default group, and take a device if the backend wants each rank to have one.
+
+        Args:
+            device: What the test runs on.
+            world_size: Ranks in the group; None for all.
+
+        Returns:
+            The group. It is destroyed after the test.
+        """
+        import torch
+        import torch.distributed as dist
+
+        size = int(self.world_size if world_size is None else world_size)
+        backend = self.backend(device)
+        if backend in _OWN_DEVICE:
+            own = torch.device(torch.device(device).type, self.rank % _device_count(self.id(), device))
+            torch.set_default_device(own)
+            torch.accelerator.set_device_index(own)
+        store = dist.FileStore(self.file_name, size)  # type: ignore[attr-defined]  # public, but not in __all__
+        dist.init_process_group(backend, world_size=size, rank=self.rank, store=store)
+        return dist.group.WORLD
+
+    def rank_to_device(self, device: str | torch.device) -> dict[int, list[int]]:
+        """The index of each rank's device, in a list of one: ranks take turns if there are more of them than devices.
+
+        Raises:
+            UsageError: If there is no such device.
+        """
+        count = _device_count(self.id(), device)
+        return {rank: [rank % count] for rank in range(int(self.world_size))}
+
+
+def _device_count(name: str, device: str | torch.device) -> int:
+    import torch
+
+    count: int = torch.get_device_module(device).device_count()
+    if not count:
+        raise UsageError(
+            f"{name}: there is no {torch.device(device).type} device for the ranks.\n"
+            "The machine has none, or its visibility was taken away, as by CUDA_VISIBLE_DEVICES.\n"
+            "Skip the test where there is none, as by @skip_if_lt_x_gpu(1)."
+        )
+    return count
+
+
+def _restore(name: str, value: str | None) -> None:
+    if value is None:
+        os.environ.pop(name, None)
+    else:
+        os.environ[name] = value

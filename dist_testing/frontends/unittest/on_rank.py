@@ -1,0 +1,208 @@
+"""A unittest method on a rank."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import random
+import sys
+import unittest
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any
+
+from dist_testing.frontends.unittest.lookup import find_class
+from dist_testing.rank.bootstrap import RankFrontEnd, RankStart
+from dist_testing.rank.groups import destroy_groups, end_groups
+from dist_testing.rank.reporter import Reporter
+
+__all__ = ["RankPipe", "UnittestRankContext", "UnittestRankFrontEnd", "seed_generators"]
+
+# unittest leaves frames of modules with this mark out of its tracebacks.
+__unittest = True
+
+# The one that torch's test classes start every test with.
+_SEED = 1234
+
+_ExcInfo = tuple[type[BaseException], BaseException, TracebackType] | tuple[None, None, None]
+
+
+class UnittestRankContext:
+    """The rank side under plain unittest: a class is found by its name."""
+
+    def prepare(self) -> None:
+        """Load what every test seeds; the tests' own modules are imported already."""
+        if "numpy" in sys.modules:
+            # By itself it would do so at first use: on each rank.
+            importlib.import_module("numpy.random")
+
+    def door(self, body: dict[str, Any]) -> UnittestRankFrontEnd:
+        """The only door there is."""
+        return UnittestRankFrontEnd()
+
+    def thread_front_ends(self, body: dict[str, Any], world_size: int) -> Sequence[RankFrontEnd]:
+        """None: the engine refuses classes of processes on threads."""
+        raise NotImplementedError
+
+
+class UnittestRankFrontEnd:
+    """Runs methods of a `WorldCase` on a rank, with unittest's own rules.
+
+    `setUp` and `tearDown` belong to the runner; here `setUpRank` and `tearDownRank` take their place. Cleanups,
+    sub-tests and skips work as they do anywhere.
+    """
+
+    def __init__(self, *, shows_locals: bool = False) -> None:
+        """Make the door of one rank.
+
+        Args:
+            shows_locals: Whether tracebacks tell the values of local variables, also if the runner's result does not.
+        """
+        self._shows_locals = shows_locals
+        self._rank = -1
+        self._destroys_groups = True
+        self._is_kept = False
+
+    def open(self, start: RankStart, reporter: Reporter) -> None:
+        """Make what the tests of the class share; most classes share nothing."""
+        self._rank = start.rank
+        self._is_kept = start.request.pool
+        reporter.phase("init")
+        body = start.request.body
+        cls = find_class(body["class"])
+        cls._open_rank(start.rank, body["world_size"], start.request.directory)
+
+    def run(self, body: dict[str, Any], reporter: Reporter) -> None:
+        """Make the instance anew and run the method.
+
+        Args:
+            body: What `WorldCase` sent.
+            reporter: Where outcomes go.
+        """
+        reporter.phase("setup")
+        cls = find_class(body["class"])
+        pipe = RankPipe(reporter, exit_0_passes=cls.exit_0_passes, tb_locals=body["tb_locals"] or self._shows_locals)
+        try:
+            cls._run_on_rank(self._rank, body, pipe)
+        except _TestEnded:
+            pass
+        except SystemExit as error:
+            # Once the test has passed, torch's suites may end the process themselves.
+            if error.code or not pipe.has_passed:
+                raise
+        self._destroys_groups = pipe.destroys_groups
+        if self._is_kept and pipe.destroys_groups and not body["keeps_groups"]:
+            # The next test's process would not have them, if it were its own.
+            destroy_groups()
+
+    def finish(self) -> None:
+        """End the groups that the tests left."""
+        if self._destroys_groups:
+            end_groups()
+
+
+class RankPipe:
+    """What a class's `_run` is given to hand on to `run_test`: the way from the test to the runner."""
+
+    def __init__(self, reporter: Reporter, *, exit_0_passes: bool, tb_locals: bool, seeds: bool = True) -> None:
+        """Make the way of one test.
+
+        Args:
+            reporter: Where outcomes go.
+            exit_0_passes: Whether `sys.exit(0)` in the test is a pass.
+            tb_locals: Whether tracebacks show local variables.
+            seeds: Whether the rank has random generators of its own, to be seeded for the test.
+        """
+        self._reporter = reporter
+        self._seeds = seeds
+        self._exit_0_passes = exit_0_passes
+        self._tb_locals = tb_locals
+        self.has_run = False
+        self.has_passed = False
+        self.destroys_groups = True
+
+    def run(self, test: Any, method: str) -> None:
+        """Run one method of an instance, between its `setUpRank` and `tearDownRank`, and report how it went.
+
+        Raises:
+            SystemExit: If it did not pass. It has been reported, so that no more is to be done on this rank.
+        """
+        self.has_run = True
+        self.destroys_groups = bool(getattr(test, "destroy_pg_upon_exit", True))
+        if self._seeds:
+            seed_generators()
+        # Whether a failure was expected is judged in the runner, over all ranks. A partial carries no such mark.
+        test.__unittest_expecting_failure__ = False
+        setattr(test, method, functools.partial(self._in_phase, "call", getattr(test, method)))
+        test.setUp = functools.partial(self._in_phase, "setup", test.setUpRank)
+        test.tearDown = functools.partial(self._in_phase, "teardown", test.tearDownRank)
+        result = _RankResult(self._reporter, self._exit_0_passes)
+        result.tb_locals = self._tb_locals
+        # Not `test.run`: what a base class adds there is for the runner.
+        unittest.TestCase.run(test, result)
+        if not result.has_passed:
+            raise _TestEnded
+        self.has_passed = True
+
+    def _in_phase(self, phase: str, function: Any) -> Any:
+        self._reporter.phase(phase)
+        return function()
+
+
+class _TestEnded(SystemExit):
+    """Leaves what a class does after its test. How the test ended has been reported."""
+
+
+def seed_generators(*, is_fresh: bool = True) -> None:
+    """Give every test the same random numbers, on all ranks.
+
+    Args:
+        is_fresh: Whether the process is the test's own. In one that is not, devices that nobody has used are left out:
+            torch would note for each test, and for ever, how to seed them once somebody does.
+    """
+    random.seed(_SEED)
+    if (numpy_random := sys.modules.get("numpy.random")) is not None:
+        numpy_random.seed(_SEED)
+    if (torch := sys.modules.get("torch")) is not None:
+        if is_fresh or torch.cuda.is_initialized():
+            torch.manual_seed(_SEED)
+        else:
+            torch.default_generator.manual_seed(_SEED)
+
+
+# Named by nothing public; it is what addSubTest is given.
+_SubTest: type = unittest.case._SubTest  # type: ignore[attr-defined]
+
+
+class _RankResult(unittest.TestResult):
+    def __init__(self, reporter: Reporter, exit_0_passes: bool) -> None:
+        super().__init__()
+        self._reporter = reporter
+        self._exit_0_passes = exit_0_passes
+        self.has_passed = True
+
+    def addError(self, test: unittest.TestCase, err: _ExcInfo) -> None:
+        self._report(test, err)
+
+    def addFailure(self, test: unittest.TestCase, err: _ExcInfo) -> None:
+        self._report(test, err)
+
+    def addSubTest(self, test: unittest.TestCase, subtest: unittest.TestCase, err: _ExcInfo | None) -> None:
+        if err is not None:
+            self._report(subtest, err)
+
+    def addSkip(self, test: unittest.TestCase, reason: str) -> None:
+        self.has_passed = False
+        self._reporter.skipped(reason)
+
+    def _report(self, test: unittest.TestCase, err: _ExcInfo) -> None:
+        error = err[1]
+        assert error is not None
+        self.has_passed = False
+        if self._exit_0_passes and isinstance(error, SystemExit) and not error.code:
+            return
+        # unittest's own text: without its frames, and with the values of a sub-test.
+        text: str = self._exc_info_to_string(err, test)  # type: ignore[attr-defined]  # not in typeshed
+        if isinstance(test, _SubTest):
+            text = f"{test}\n{text}"
+        self._reporter.ended_by(error, text)

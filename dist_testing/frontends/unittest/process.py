@@ -1,0 +1,261 @@
+"""A test class whose methods run on fresh rank processes: the logic of `MultiProcessTestCase`."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import enum
+import inspect
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from dist_testing.case import CaseResult
+from dist_testing.errors import UsageError
+from dist_testing.frontends.session import current_session
+from dist_testing.frontends.unittest.exits import exit_code, forgiven, names_of
+from dist_testing.frontends.unittest.handles import RankHandle, StackPipe
+from dist_testing.frontends.unittest.on_rank import RankPipe
+from dist_testing.frontends.unittest.world_case import WorldCase, default_world_size
+from dist_testing.outcomes import RankOutcome, exit_name, verdict
+
+__all__ = ["ProcessCase"]
+
+# unittest leaves frames of modules with this mark out of its tracebacks.
+__unittest = True
+
+
+class ProcessCase(WorldCase):
+    """Each test method runs on every rank of a fresh world; ranks are processes.
+
+    `setUp` and `tearDown` run in the runner, once per test; `setUpRank` and `tearDownRank` run on every rank, around
+    the method. The ranks are asked for when `setUp` calls `_spawn_processes`, or when the method begins. The library
+    makes no process group here: the test does, with a store on `self.file_name` or whatever it likes.
+
+    On a rank the test goes through the class method `_run`, which makes the instance and calls its `run_test`. A
+    class that needs something around its tests, such as a process group, overrides it.
+
+    Attributes:
+        rank: This rank; `MAIN_PROCESS_RANK` in the runner.
+        file_name: An empty file that the ranks share, for a rendezvous.
+        processes: In the runner, a handle for each rank that has been asked for.
+        skip_return_code_checks: Test methods whose ranks may end in any way but by an exception.
+        special_return_code_checks: Test method to the exit code by which rank 0 must end; other ranks may.
+    """
+
+    class Event(enum.Enum):
+        """What the runner can ask of a rank, in torch's words."""
+
+        GET_TRACEBACK = 1
+
+    def __init__(self, methodName: str = "runTest", method_name: str | None = None) -> None:
+        super().__init__(methodName, method_name)
+        self.file_name = ""
+        self.processes: list[RankHandle] = []
+        self.skip_return_code_checks: list[Callable[..., Any]] = []
+        self.special_return_code_checks: dict[Callable[..., Any], int] = {}
+        self._result: CaseResult | None = None
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of each test; set the attribute, or override the property. Default: the target's, else 4."""
+        return default_world_size()
+
+    @property
+    def destroy_pg_upon_exit(self) -> bool:
+        """Whether the library destroys the default group, if the test has left one; override it if not."""
+        return True
+
+    @property
+    def pid_to_pipe(self) -> Mapping[int, StackPipe]:
+        """In the runner: process to where its stacks can be asked for, of the ranks of a test that is running."""
+        running = self._running
+        if running is None:
+            return {}
+        return {handle.pid: StackPipe(handle, running) for handle in self.processes if handle.pid is not None}
+
+    def setUp(self) -> None:
+        """In the runner, before the ranks are asked for."""
+        super().setUp()
+        self._make_file()
+
+    def _spawn_processes(self) -> None:
+        """Ask for the ranks. They inherit the environment and the working directory of this moment.
+
+        Raises:
+            UsageError: If the ranks of this test have been asked for already, or the world is larger than declared.
+        """
+        self._ask(self.isolation)
+
+    def _fork_processes(self) -> None:
+        """`_spawn_processes`, with ranks that are forked, whatever the class or the target says."""
+        self._ask("fork")
+
+    def _start_processes(self, proc: object) -> None:
+        """`_spawn_processes`, with ranks that are made as this class of `multiprocessing` makes its processes.
+
+        Raises:
+            UsageError: If it is another callable: the engine makes the ranks, and calls nobody.
+        """
+        method = getattr(proc, "_start_method", "")
+        if method not in ("spawn", "fork", "forkserver"):
+            raise UsageError(
+                f"{self.id()}: _start_processes({proc!r}): not a process class of multiprocessing.\n"
+                "Ranks are made by the engine, which can only be told how: by spawn or by fork.\n"
+                "Pass get_context(...).Process; what ranks need to know can go into the environment or a file."
+            )
+        self._ask("spawn" if method == "spawn" else "fork")
+
+    def _ask(self, isolation: object) -> None:
+        if self.processes:
+            raise UsageError(
+                f"{self.id()}: _spawn_processes was called twice.\n"
+                "Each test has one world.\n"
+                "Call it once, at the end of setUp, or not at all: then the test asks for its ranks itself."
+            )
+        self._make_file()
+        running = self._ask_for_ranks(
+            self.world_size,
+            isolation,
+            file_name=self.file_name,
+            # torch's classes hand it on, and those of FSDP ask for it.
+            options={"fake_pg": bool(getattr(self, "fake_pg", False))},
+        )
+        if type(self)._check_return_codes is not ProcessCase._check_return_codes:
+            running.world.supervisor.be_patient()
+        self.processes = [RankHandle(running, rank) for rank in range(running.case.world_size)]
+
+    def _join_processes(self, fn: Callable[[], Any]) -> None:
+        """In the runner: wait for the ranks, and judge.
+
+        Args:
+            fn: The test method.
+        """
+        if not self.processes:
+            self._spawn_processes()
+        if self._running is None:
+            raise UsageError(
+                f"{self.id()}: no ranks were asked for, so nothing of the test has run.\n"
+                "The class overrides _spawn_processes, and does not call the one of its base class.\n"
+                "Call it; or override join_or_run, if the test is to run without ranks."
+            )
+        names = names_of(fn)
+        if any(name in self.skip_return_code_checks or name in self.special_return_code_checks for name in names):
+            self._running.world.supervisor.be_patient()
+        handles, self.processes = self.processes, []
+        self._result = result = self._wait_for_ranks()
+        for handle, outcome in zip(handles, result.outcomes, strict=True):
+            handle.settle(outcome)
+        self.processes = handles
+        # Older releases of torch gave the method the time alone, and classes of that time override it so.
+        takes_time_alone = len(inspect.signature(self._check_return_codes).parameters) == 1
+        arguments: Any = (result.duration_s,) if takes_time_alone else (fn, result.duration_s)
+        self._check_return_codes(*arguments)
+
+    def _check_return_codes(self, fn: Callable[[], Any], elapsed_time: float) -> None:
+        """Judge how the ranks have ended. Whoever overrides it sees `self.processes`, all of which have ended.
+
+        Args:
+            fn: The test method.
+            elapsed_time: Seconds that it took.
+        """
+        result = self._result
+        assert result is not None
+        names = names_of(fn)
+        special = next((self.special_return_code_checks[n] for n in names if n in self.special_return_code_checks), 0)
+        if any(name in self.skip_return_code_checks for name in names):
+            self._judge_outcomes(result, [forgiven(outcome, None) for outcome in result.outcomes])
+        elif special:
+            self._judge_special(result, int(special))
+        else:
+            self._judge(result, result.verdict)
+
+    def _check_no_test_errors(self, elapsed_time: float) -> None:
+        """Fail if a rank raised, or did not end; other ends count as passes. For classes that look at codes themselves.
+
+        Args:
+            elapsed_time: Seconds that the test took.
+        """
+        if self._result is not None:
+            self._judge_outcomes(self._result, [forgiven(outcome, None) for outcome in self._result.outcomes])
+
+    def _judge_special(self, result: CaseResult, required: int) -> None:
+        first = exit_code(result.outcomes[0])
+        self._judge_outcomes(result, [forgiven(outcome, required) for outcome in result.outcomes])
+        if first != required:
+            self.fail(
+                f"{self.id()}: rank 0 ended by {exit_name(first)}; expected {exit_name(required)}.\n"
+                "special_return_code_checks says how the test must end."
+            )
+
+    def _judge_outcomes(self, result: CaseResult, outcomes: list[RankOutcome]) -> None:
+        promised = current_session().engine.spec.promises(result.case.world_size)
+        judged = verdict(outcomes, world_size=result.case.world_size, promised=promised, leaked=result.leaked)
+        self._judge(dataclasses.replace(result, verdict=judged, outcomes=tuple(outcomes)), judged)
+
+    def _get_timedout_process_traceback(self) -> None:
+        """In the runner: print the stacks of the ranks that have not ended their test, which goes on."""
+        if self._running is not None:
+            for rank, stacks in self._running.world.supervisor.stacks_now().items():
+                print(f"stacks of rank {rank}:\n{stacks}", file=sys.stderr)
+
+    @classmethod
+    def _run(cls, rank: int, test_name: str, file_name: str, parent_pipe: RankPipe, **kwargs: Any) -> None:
+        """On a rank: make the instance, and run its test.
+
+        Args:
+            rank: This rank.
+            test_name: The method.
+            file_name: The file that the ranks share.
+            parent_pipe: For `run_test`.
+            **kwargs: Settings of other libraries' classes.
+        """
+        self = cls(test_name)
+        self.rank = rank
+        self.file_name = file_name
+        self.run_test(test_name, parent_pipe)
+
+    def run_test(self, test_name: str, parent_pipe: RankPipe) -> None:
+        """On a rank: run the method between `setUpRank` and `tearDownRank`, with freshly seeded random generators.
+
+        Args:
+            test_name: The method.
+            parent_pipe: What `_run` was given.
+
+        Raises:
+            SystemExit: If the test did not pass, so that nothing that comes after it is done.
+        """
+        if self.rank == self.MAIN_PROCESS_RANK:
+            raise UsageError(
+                f"{self.id()}: run_test was called on an instance that has no rank.\n"
+                "The class overrides _run, which makes the instance.\n"
+                "Set self.rank = rank there, before run_test is called."
+            )
+        parent_pipe.run(self, test_name)
+
+    @classmethod
+    def _run_on_rank(cls, rank: int, body: dict[str, Any], pipe: RankPipe) -> None:
+        cls._run(rank, body["method"], body["file_name"], pipe, **body["options"])
+        # A class may run its tests itself; but whoever uses ours must come to it.
+        if cls.run_test is ProcessCase.run_test and not pipe.has_run:
+            raise UsageError(
+                f"{cls.__qualname__}._run has returned, and {body['method']} has not run.\n"
+                "The class overrides _run, and does not call run_test.\n"
+                "Call self.run_test(test_name, parent_pipe) at its end, or leave by sys.exit with the code of a skip."
+            )
+
+    def _make_file(self) -> None:
+        if self.file_name:
+            return
+        # In the run's folder, which goes whatever happens to this process.
+        _, run = current_session().engine.prepare()
+        descriptor, self.file_name = tempfile.mkstemp(prefix="rendezvous-", dir=run.path)
+        os.close(descriptor)
+        self.addCleanup(self._remove_file)
+
+    def _remove_file(self) -> None:
+        # A FileStore removes its file when the last of its users goes.
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.file_name)

@@ -1,0 +1,306 @@
+"""What the test classes have in common whose methods run on the ranks of a world.
+
+In the runner: setUp, ask for the ranks, wait for them (in place of the method), verdict, tearDown.
+On each rank: setUpRank, the method, tearDownRank, cleanups.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import types
+import unittest
+import warnings
+from collections.abc import Callable
+from typing import Any, ClassVar, NoReturn, cast
+
+from dist_testing.budget import MAX_TIMEOUT_S
+from dist_testing.case import Case, CaseFailedError, CaseResult
+from dist_testing.engine.needs import missing_need
+from dist_testing.engine.report import broken_promise
+from dist_testing.engine.running_world import RunningCase, check_world_size
+from dist_testing.errors import DistTestingError, PromiseError, UsageError
+from dist_testing.frontends.requirements.decision import unmet_requirement
+from dist_testing.frontends.session import Session, current_session
+from dist_testing.frontends.unittest.exits import declared_exits
+from dist_testing.frontends.unittest.lookup import class_name
+from dist_testing.frontends.unittest.on_rank import RankPipe
+from dist_testing.frontends.warned import warnings_of
+from dist_testing.outcomes import Status, Verdict
+from dist_testing.rank.bootstrap import FAILED_EXIT_CODE
+from dist_testing.skips import is_about_hardware
+from dist_testing.spec import ISOLATIONS
+
+__all__ = ["WorldCase", "default_world_size"]
+
+# unittest leaves frames of modules with this mark out of its tracebacks.
+__unittest = True
+# Attributes of an instance that hold channels and processes. Two are unittest's, two replace methods on a rank.
+_OF_THE_RUN = ("_cleanups", "_outcome", "_result", "_running", "processes", "setUp", "tearDown")
+
+
+class WorldCase(unittest.TestCase):
+    """Base of the test classes whose methods run on the ranks of a world. Not meant to be used directly."""
+
+    # How ranks are made: "fork", "spawn", "pool"; "" for the target's or the command line's choice.
+    isolation: ClassVar[str] = ""
+    # Limit of each test in seconds; None for the target's or the command line's.
+    case_timeout_s: ClassVar[float | None] = None
+
+    # Whether a rank that calls `sys.exit(0)` in its test has passed. To torch it has; otherwise it has left too early.
+    exit_0_passes: ClassVar[bool] = False
+
+    MAIN_PROCESS_RANK: ClassVar[int] = -1
+    TEST_ERROR_EXIT_CODE: ClassVar[int] = FAILED_EXIT_CODE
+
+    def __init__(self, methodName: str = "runTest", method_name: str | None = None) -> None:
+        """Make the instance for one test method.
+
+        Args:
+            methodName: unittest's name for the argument.
+            method_name: torch's name for it.
+
+        Raises:
+            ValueError: If the class has no such method.
+        """
+        # Classes hand both on, in torch's order or in unittest's; one of the two is then the default.
+        name = methodName if method_name in (None, "runTest") else method_name
+        super().__init__(name)
+        self.rank = self.MAIN_PROCESS_RANK
+        self._running: RunningCase | None = None
+        self._shows_locals = False
+        # Without a method of that name the instance only serves as a namespace, as unittest allows for "runTest".
+        if (method := getattr(self, name, None)) is not None:
+            setattr(self, name, self.join_or_run(method))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What goes along when a test hands one of its methods to another process: all but what belongs to its run."""
+        kept = {name: value for name, value in vars(self).items() if name not in (*_OF_THE_RUN, self._testMethodName)}
+        return {**kept, "_cleanups": [], "_outcome": None, "_running": None}
+
+    @property
+    def is_master(self) -> bool:
+        """Whether this is rank 0."""
+        return self.rank == 0
+
+    @classmethod
+    def tearDownClass(cls) -> None:
+        """In the runner: let the ranks of a pool go.
+
+        Raises:
+            AssertionError: If they did not end well.
+        """
+        super().tearDownClass()
+        if trouble := cls._let_ranks_go():
+            raise AssertionError(trouble)
+
+    @classmethod
+    def _let_ranks_go(cls) -> str:
+        """End what lives as long as the class; what went wrong with that, "" if nothing."""
+        return current_session().engine.end_pool()
+
+    def setUpRank(self) -> None:
+        """On every rank, before the method."""
+
+    def tearDownRank(self) -> None:
+        """On every rank, after the method; also when the method failed."""
+
+    def run(self, result: unittest.TestResult | None = None) -> unittest.TestResult | None:
+        """In the runner: run the test. The ranks are told what this result wants to see."""
+        self._shows_locals = bool(getattr(result, "tb_locals", False))
+        return super().run(result)
+
+    def join_or_run(self, fn: Callable[[], Any]) -> Callable[[], Any]:
+        """What a test method becomes: in the runner, wait for the ranks; on a rank, run."""
+
+        @functools.wraps(fn)
+        def wrapper(self: WorldCase) -> Any:
+            if self.rank == self.MAIN_PROCESS_RANK:
+                return self._join_processes(fn)
+            return fn()
+
+        # Bound, as the method was: unittest's loader takes a plain function for a static method, and calls it.
+        return types.MethodType(wrapper, self)
+
+    def _join_processes(self, fn: Callable[[], Any]) -> None:
+        raise NotImplementedError
+
+    def _current_test_name(self) -> str:
+        return self.id().rpartition(".")[2]
+
+    def _ask_for_ranks(
+        self, size: object, isolation: object, *, lacking: str | None = None, **body: Any
+    ) -> RunningCase:
+        """Ask for the ranks of this test, which has to be fit for it.
+
+        Args:
+            size: The world's, as the class gives it.
+            isolation: The launcher, as the class gives it; "" for the target's.
+            lacking: What the class knows that the machine does not have; None if nothing.
+            **body: What the door on the ranks is told, beside what to run.
+
+        Raises:
+            UsageError: If the class says something impossible, or the world is larger than declared.
+            unittest.SkipTest: If the machine lacks what the test needs.
+        """
+        session = current_session()
+        method = getattr(type(self), self._testMethodName, None)
+        spec = session.engine.spec
+        # Asked before the size is looked at: a class may have as many ranks as there are GPUs, and there may be none.
+        environment = os.environ | {"WORLD_SIZE": str(size)}
+        if method and (unmet := unmet_requirement(method, environment)):
+            promised = spec.promises(max(spec.world_sizes)) or session.fail_on_missing
+            self._lack(unmet, promised=promised and is_about_hardware(unmet))
+        try:
+            world_size = self._checked_size(session, size)
+            timeout_s = self._checked_timeout(session)
+            launcher = self._checked_isolation(session, isolation)
+            self._check_method(method)
+            session.check_not_attached(self.id())
+        except DistTestingError as error:
+            # The text says it all; where in this library it was found out is of no use.
+            raise error.with_traceback(None) from None
+        if missing := missing_need(spec, world_size) or lacking:
+            self._lack(missing, promised=spec.promises(world_size) or session.fail_on_missing)
+        cls = type(self)
+        case = Case(
+            name=self.id(),
+            world_size=world_size,
+            body={
+                "door": "unittest",
+                "class": class_name(cls),
+                "method": self._testMethodName,
+                "world_size": world_size,
+                "tb_locals": self._shows_locals,
+                "keeps_groups": False,
+                "keeps_state": False,
+                **body,
+            },
+            timeout_s=timeout_s,
+            isolation=launcher,
+            pool=f"{cls.__module__}.{cls.__qualname__}" if launcher == "pool" else "",
+            init=False,
+            with_store=False,
+            expected_exits=declared_exits(method) if method else {},
+        )
+        self._running = running = session.engine.start(case)
+        # However the test ends, its ranks do not outlive it: also when setUp fails after this, or the method is not
+        # run.
+        self.addCleanup(self._stop_ranks)
+        return running
+
+    def _lack(self, what: str, *, promised: bool) -> NoReturn:
+        """Skip for what the machine does not have; fail if it was said to have it."""
+        if promised:
+            self._expect_no_failure()
+            raise PromiseError(broken_promise(self.id(), current_session().engine.spec, what))
+        self.skipTest(what)
+
+    def _wait_for_ranks(self) -> CaseResult:
+        running, self._running = self._running, None
+        assert running is not None
+        result = current_session().engine.finish(running)
+        for warning in warnings_of(result):
+            warnings.warn_explicit(str(warning.message), warning.category, warning.filename, warning.lineno)
+        return result
+
+    def _stop_ranks(self) -> None:
+        if self._running is not None:
+            running, self._running = self._running, None
+            current_session().engine.abandon(running)
+
+    def _judge(self, result: CaseResult, verdict: Verdict) -> None:
+        """Give unittest what the ranks' outcomes add up to.
+
+        Raises:
+            unittest.SkipTest: If the ranks agree on a skip.
+            CaseFailedError: If the test failed; its text is the report.
+        """
+        match verdict.status:
+            case Status.SKIPPED:
+                self.skipTest(verdict.reason)
+            case Status.FAILED:
+                self._expect_nothing_but_failures(result)
+                raise CaseFailedError(current_session().failure_report(result), result)
+
+    def _expect_nothing_but_failures(self, result: CaseResult) -> None:
+        # `expectedFailure` is about a method that fails. A crash, a hang or a broken machine is never what was meant,
+        # nor, to unittest, what fails around the method.
+        if not (result.has_only_raised and all(failure.phase == "call" for failure in result.failures)):
+            self._expect_no_failure()
+
+    def _expect_no_failure(self) -> None:
+        if (outcome := self._outcome) is not None:  # type: ignore[attr-defined]  # unittest's own, not in typeshed
+            outcome.expecting_failure = False
+
+    def _checked_size(self, session: Session, size: object) -> int:
+        """The size as a number; torch's suites give it as a text, too."""
+        if isinstance(size, str) and size.isascii() and size.isdecimal():
+            size = int(size)
+        if type(size) is not int:
+            raise self._wrong("world_size", size, "a number of ranks")
+        check_world_size(self.id(), size)
+        session.check_declared(self.id(), size)
+        return size
+
+    def _checked_timeout(self, session: Session) -> float:
+        timeout_s: object = self.case_timeout_s if self.case_timeout_s is not None else session.timeout_s
+        if type(timeout_s) not in (int, float) or not 0 < cast(float, timeout_s) <= MAX_TIMEOUT_S:
+            raise self._wrong("case_timeout_s", timeout_s, f"a number of seconds above 0, up to {MAX_TIMEOUT_S}")
+        return float(cast(float, timeout_s))
+
+    def _checked_isolation(self, session: Session, isolation: object) -> str:
+        isolation = isolation or session.engine.spec.isolation
+        if isolation == "thread":
+            raise UsageError(
+                f'{self.id()}: isolation = "thread" for a class whose ranks are processes.\n'
+                "The class, or the target or the command line, asks for ranks that are threads.\n"
+                "Derive the class from MultiThreadedTestCase, or run it with another isolation."
+            )
+        if isolation not in ISOLATIONS:
+            raise self._wrong("isolation", isolation, f"one of {', '.join(ISOLATIONS)}")
+        return isolation
+
+    def _check_method(self, method: object) -> None:
+        is_coroutine = inspect.iscoroutinefunction(method) or inspect.isasyncgenfunction(method)
+        if is_coroutine or inspect.isgeneratorfunction(method):
+            kind = "an async def" if is_coroutine else "a generator"
+            raise UsageError(
+                f"{self.id()}: the test method is {kind}.\n"
+                "A rank calls the method, and to call one of these runs nothing of it.\n"
+                "Make it a plain method; asyncio.run() in it runs a coroutine."
+            )
+
+    def _wrong(self, name: str, value: object, expected: str) -> UsageError:
+        return UsageError(
+            f"{self.id()}: {name} = {value!r}; expected {expected}.\n"
+            "The attribute of the class, or the property that it overrides, gives it.\n"
+            "Correct it in the class."
+        )
+
+    @classmethod
+    def _open_rank(cls, rank: int, world_size: int, directory: str) -> None:
+        """On a rank, once: make what the tests of this class share there.
+
+        Args:
+            rank: This rank.
+            world_size: Ranks in the world.
+            directory: The world's folder, which all ranks see.
+        """
+
+    @classmethod
+    def _run_on_rank(cls, rank: int, body: dict[str, Any], pipe: RankPipe) -> None:
+        """On a rank: make an instance and have it run its method.
+
+        Args:
+            rank: This rank.
+            body: What the runner said; see `_ask_for_ranks`.
+            pipe: Runs the method.
+        """
+        raise NotImplementedError
+
+
+def default_world_size() -> int:
+    """Ranks of a test whose class says nothing: the target's, the command line's, torchrun's; else 4."""
+    return max(current_session().engine.spec.world_sizes)

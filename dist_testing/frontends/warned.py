@@ -1,0 +1,30 @@
+"""What ranks have warned of, as warnings of the runner."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Iterator
+
+from dist_testing.case import CaseResult
+
+__all__ = ["warnings_of"]
+
+
+def warnings_of(result: CaseResult) -> Iterator[warnings.WarningMessage]:
+    """Each warning once, with its ranks."""
+    for warning in result.warnings:
+        ranks = ", ".join(map(str, warning.ranks))
+        yield warnings.WarningMessage(
+            f"{warning.text} [rank{'s' if len(warning.ranks) > 1 else ''} {ranks}]",
+            _class_named(warning.category),
+            warning.filename,
+            warning.line_number,
+        )
+
+
+def _class_named(name: str) -> type[Warning]:
+    """The class of that name, if it is known here: nothing is imported because a rank says so."""
+    module, _, qualified = name.rpartition(".")
+    found = getattr(sys.modules.get(module), qualified, None)
+    return found if isinstance(found, type) and issubclass(found, Warning) else UserWarning

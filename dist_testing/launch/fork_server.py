@@ -1,0 +1,261 @@
+"""The template: a clean process that ranks are forked from, and that answers for them.
+
+    runner  --- start(request, descriptors) --->  template  --- fork --->  ranks
+            <-- started, ended(rank, status), over(leaked) --
+    runner  <------------------ frames ------------------------------------  each rank
+
+It has torch and the test modules imported, one thread, no group and no CUDA context, and it runs no test code. It is
+the ranks' parent, so that it alone waits for them; it adopts what they leave behind; and when the runner is gone,
+however that came about, it kills everything below it and goes too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import gc
+import os
+import select
+import shutil
+import signal
+import socket
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any, NoReturn
+
+from dist_testing.launch.fresh import Loader, load_tests, loader_of
+from dist_testing.launch.spawn import become_rank
+from dist_testing.process import wire
+from dist_testing.process.lifetime import become_subreaper, fork, watch_child
+from dist_testing.process.orphans import Orphans
+from dist_testing.process.refusal import refusal
+from dist_testing.rank.bootstrap import RankContext, RankStart, enter, take_over
+from dist_testing.rank.capture import own_streams
+from dist_testing.rank.threads import enter_together
+
+__all__ = ["main", "serve"]
+
+_Handler = Callable[[int, FrameType | None], Any] | int | None
+
+
+@dataclass(slots=True)
+class _World:
+    number: int
+    ranks: dict[int, list[int]]  # pid -> its ranks: one, unless they are threads
+    pidfds: dict[int, int] = field(default_factory=dict)  # pidfd -> pid
+
+
+class _ForkServer:
+    def __init__(self, control: socket.socket, context: RankContext, loader: Loader, on_child: _Handler) -> None:
+        self._control = control
+        self._context = context
+        self._loader = loader
+        self._on_child = on_child
+        self.orphans = Orphans()
+        self._world: _World | None = None
+        self._poller = select.poll()
+        self._poller.register(control, select.POLLIN)
+
+    def run(self) -> None:
+        """Serve until the runner lets this process go."""
+        while True:
+            for fd, _ in self._poller.poll():
+                if fd != self._control.fileno():
+                    self._reap(fd)
+                elif not self._obey():
+                    return
+
+    def is_orphaned(self) -> bool:
+        """Whether the runner has not only let this process go but ended, and left its end to the kernel."""
+        control = self._control.fileno()
+        return any(fd == control and event & select.POLLHUP for fd, event in self._poller.poll(0))
+
+    def _obey(self) -> bool:
+        received = wire.receive(self._control)
+        if received is None:
+            return False
+        message, fds = received
+        match message["do"]:
+            case "start":
+                self._start(wire.WorldRequest.from_message(message), fds)
+            case "signal":
+                self._signal(message["ranks"], message["signal"])
+        return True
+
+    def _start(self, request: wire.WorldRequest, fds: Sequence[int]) -> None:
+        if not fds:
+            self._refuse(request.world, 0, OSError(errno.EMFILE, os.strerror(errno.EMFILE)))
+            self._over(_World(request.world, {}))
+            return
+        leases = tuple(fds[len(fds) - request.lease_fds :])
+        channels, stacks, (board, *stores) = (
+            fds[: request.size],
+            fds[request.size : 2 * request.size],
+            fds[2 * request.size : len(fds) - request.lease_fds],
+        )
+        self._world = world = _World(request.world, {})
+        fork_server_pid = os.getpid()
+        try:
+            take_over(request)
+        except OSError as error:
+            self._refuse(request.world, 0, error)
+            request = dataclasses.replace(request, size=0)
+        every = list(range(request.size))
+        for ranks in [every] if request.together and every else [[rank] for rank in every]:
+            try:
+                pid, pidfd = _fork()
+            except OSError as error:
+                self._refuse(request.world, ranks[0], error)
+                self.kill_ranks()
+                break
+            if pid == 0:
+                starts = []
+                for rank in ranks:
+                    store = stores[0] if stores and rank == 0 else None
+                    starts.append(
+                        RankStart(request, rank, channels[rank], stacks[rank], board, store, fork_server_pid, leases)
+                    )
+                mine = {fd for start in starts for fd in start.fds}
+                for fd in [*fds, *world.pidfds, self._control.detach()]:
+                    if fd not in mine:
+                        os.close(fd)
+                self._be_ranks(starts)
+            world.ranks[pid] = ranks
+            world.pidfds[pidfd] = pid
+            self._poller.register(pidfd, select.POLLIN)
+        for fd in fds:
+            os.close(fd)
+        if world.ranks:
+            pids = {rank: pid for pid, ranks in world.ranks.items() for rank in ranks}
+            wire.send(
+                self._control,
+                {"event": "started", "world": world.number, "pids": [pids[rank] for rank in sorted(pids)]},
+            )
+        else:
+            self._over(world)
+
+    def _refuse(self, world: int, rank: int, error: OSError) -> None:
+        wire.send(self._control, {"event": "refused", "world": world, "rank": rank, "text": refusal(error)})
+
+    def _be_ranks(self, starts: Sequence[RankStart]) -> NoReturn:
+        if self._on_child is not None:
+            signal.signal(signal.SIGCHLD, self._on_child)
+        request = starts[0].request
+        if request.together:
+            enter_together(starts, self._context)
+        (start,) = starts
+        if not request.fresh:
+            enter(start, self._context)
+        try:
+            become_rank(start, self._loader)
+        finally:
+            # Nothing can be reported without the interpreter; the runner sees a rank that never began.
+            os._exit(1)
+
+    def _signal(self, ranks: Sequence[int], number: int) -> None:
+        if self._world is None:
+            return
+        for pid, its_ranks in self._world.ranks.items():
+            if not set(ranks).isdisjoint(its_ranks):
+                # Another user's, if it has become a setuid program. The runner will say that it does not end.
+                with contextlib.suppress(PermissionError):
+                    # Not reaped yet, or it would not be in the table: the pid is still the rank's.
+                    os.kill(pid, number)
+
+    def kill_ranks(self) -> None:
+        """Nobody waits for them any more."""
+        if self._world is not None:
+            self._signal([rank for ranks in self._world.ranks.values() for rank in ranks], signal.SIGKILL)
+
+    def _reap(self, pidfd: int) -> None:
+        world = self._world
+        assert world is not None
+        self._poller.unregister(pidfd)
+        os.close(pidfd)
+        pid = world.pidfds.pop(pidfd)
+        _, status = os.waitpid(pid, 0)
+        for rank in world.ranks.pop(pid):
+            wire.send(
+                self._control,
+                {
+                    "event": "ended",
+                    "world": world.number,
+                    "rank": rank,
+                    "exit_code": os.waitstatus_to_exitcode(status),
+                },
+            )
+        if not world.pidfds:
+            self._over(world)
+
+    def _over(self, world: _World) -> None:
+        self._world = None
+        wire.send(self._control, {"event": "over", "world": world.number, "leaked": self.orphans.remove()})
+
+
+def _fork() -> tuple[int, int]:
+    """Pid and pidfd of a child; 0 and no descriptor in the child."""
+    pid = fork()
+    return (pid, watch_child(pid)) if pid else (0, -1)
+
+
+def serve(control: socket.socket, context: RankContext, loader: Loader, run_directories: Sequence[str]) -> NoReturn:
+    """Be the template until the runner is gone, then leave nothing behind.
+
+    Args:
+        control: This end of the socket pair to the runner.
+        context: What the ranks have of the run.
+        loader: How a fresh interpreter finds the tests again.
+        run_directories: Removed at the end if the runner cannot do it.
+    """
+    code = 1
+    try:
+        # Bazel signals the whole process group at once. The runner decides what happens then; this process lives until
+        # the runner has closed the socket. A handler and not SIG_IGN, which ranks and their children would inherit.
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, lambda *_: None)
+        # What test files have set, or an agent has left, would take the ranks' ends from this process. Ranks get it
+        # back: for them it is as if the runner had forked them.
+        on_child = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        become_subreaper()
+        own_streams()
+        context.prepare()
+        gc.collect()
+        # Frozen objects are not touched by a rank's collections, so their pages stay shared.
+        gc.freeze()
+        server = _ForkServer(control, context, loader, on_child)
+        # The runner may be gone in the middle of a message to it.
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            server.run()
+        server.kill_ranks()
+        server.orphans.remove()
+        if server.is_orphaned():
+            for path in run_directories:
+                shutil.rmtree(path, ignore_errors=True)
+        code = 0
+    except BaseException:
+        # A bug of this library. It must not pass for a kill.
+        text = f"The process that ranks are forked from has failed, by a bug of dist_testing:\n{traceback.format_exc()}"
+        with contextlib.suppress(OSError):
+            wire.send(control, {"event": "unfit", "world": 0, "text": text})
+    finally:
+        os._exit(code)
+
+
+def main(state: dict[str, Any]) -> NoReturn:
+    """Be the fork server in a fresh interpreter; the program that the launcher starts if it cannot fork the runner."""
+    # Until it serves, it has nothing to clean up; then it outlives the runner on purpose, to do so.
+    if os.getppid() != state["runner_pid"]:
+        os._exit(1)
+    control_fd: int = state["control_fd"]
+    os.set_inheritable(control_fd, False)
+    control = socket.socket(fileno=control_fd)
+    loader = loader_of(state)
+    try:
+        load_tests(state, lambda context: serve(control, context, loader, state["run_directories"]))
+    except BaseException as error:
+        wire.send(control, {"event": "unfit", "world": 0, "text": str(error)})
+    finally:
+        os._exit(1)

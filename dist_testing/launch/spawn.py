@@ -1,0 +1,63 @@
+"""A rank that is a fresh interpreter: isolation "spawn". The fork server forks a process, which becomes one."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import socket
+from typing import Any, NoReturn
+
+from dist_testing.launch.fresh import Loader, command, load_tests
+from dist_testing.process import wire
+from dist_testing.process.board import PhaseBoard
+from dist_testing.process.frames import FrameWriter
+from dist_testing.process.lifetime import die_with_parent
+from dist_testing.process.stacks import answer_with_stacks
+from dist_testing.rank.bootstrap import RankContext, RankStart, enter, take_over
+from dist_testing.rank.capture import own_streams, redirect_output
+from dist_testing.rank.environment import torchrun_env
+from dist_testing.rank.reporter import Reporter
+
+__all__ = ["become_rank", "main"]
+
+
+def become_rank(start: RankStart, loader: Loader) -> NoReturn:
+    """Replace this process, just forked, by a fresh interpreter that is the rank."""
+    die_with_parent(start.fork_server_pid)
+    arguments, descriptor = command(__name__, loader, {"start": dataclasses.asdict(start)})
+    for fd in (*start.fds, descriptor):
+        os.set_inheritable(fd, True)
+    request = start.request
+    rank_env = {"RANK": str(start.rank), "LOCAL_RANK": str(start.rank)}
+    # Complete from the start: some libraries read their variables when they are imported.
+    os.execve(arguments[0], arguments, request.env | torchrun_env(request.size, request.store_port) | rank_env)
+
+
+def main(state: dict[str, Any]) -> NoReturn:
+    """Be the rank; the program that `become_rank` starts."""
+    given = state["start"]
+    start = RankStart(**{**given, "request": wire.WorldRequest(**given["request"])})
+    # The output of imports belongs to the rank, too.
+    own_streams()
+    redirect_output(os.path.join(start.request.directory, f"rank-{start.rank}.log"))
+    die_with_parent(start.fork_server_pid)
+    for fd in start.fds:
+        os.set_inheritable(fd, False)
+    # Imports can hang, too.
+    answer_with_stacks(start.stacks_fd)
+    try:
+        load_tests(state, lambda context: _enter_prepared(start, context), start.request.body.get("nodeid"))
+    except BaseException as error:
+        with socket.socket(fileno=start.channel_fd) as channel:
+            # Imports run test code: an error is the test's failure, and not the machine's.
+            reporter = Reporter(FrameWriter(channel), PhaseBoard(start.board_fd, start.request.size), start.rank)
+            reporter.phase("import")
+            reporter.raised(error)
+    finally:
+        os._exit(1)
+
+
+def _enter_prepared(start: RankStart, context: RankContext) -> NoReturn:
+    take_over(start.request)
+    context.prepare()
+    enter(start, context)

@@ -1,0 +1,1 @@
+"""Mechanics that the runner and the ranks share: messages, wire, shared memory, stacks, processes."""

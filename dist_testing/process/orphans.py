@@ -1,0 +1,144 @@
+"""Processes that ranks leave behind, and their removal."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Sequence
+
+import psutil
+
+from dist_testing.process.lifetime import is_helper
+
+__all__ = ["Orphans", "kill_orphans"]
+
+# What a rank leaves behind may be on its way out. Seconds until it counts as left behind.
+_LEAVING_S = 0.5
+# A rank may have died while it started a program, which has the rank's environment only from then on. Seconds for all
+# looks, and between two.
+_STARTING_S = 1.0
+_LOOK_S = 0.05
+# After a kill; only a process stuck in the kernel takes longer. Seconds.
+_KILLED_S = 5.0
+
+
+class Orphans:
+    """What lives below this process, which must have no children but ranks and what they left to it."""
+
+    def __init__(self) -> None:
+        """Of a process that has no children yet."""
+        self._given_up: set[psutil.Process] = set()
+
+    def remove(self) -> list[str]:
+        """Remove what is there, but for what has been given up before: it is no later world's fault.
+
+        Returns:
+            Command lines of those that had to be killed, or should have been.
+        """
+        if not _reap():
+            return []
+        psutil.wait_procs(self._living(), timeout=_LEAVING_S)
+        leaked: list[str] = []
+        deadline_s = time.monotonic() + _KILLED_S
+        # More than one round: between the look and the kill, a process may have made another.
+        while _reap() and (living := self._living()) and (left_s := deadline_s - time.monotonic()) > 0:
+            named, given_up = _kill(living, left_s)
+            leaked += named
+            self._given_up |= given_up
+        return leaked
+
+    def _living(self) -> list[psutil.Process]:
+        below = psutil.Process().children(recursive=True)
+        return [process for process in below if process not in self._given_up and not _is_dead(process)]
+
+
+def kill_orphans(temp: str) -> None:
+    """Kill descendants of this process that came from ranks, where nobody else has: the template was killed.
+
+    Args:
+        temp: The start of every rank's TMPDIR, by which what it started is known. Other children are not ours to kill.
+    """
+    until_s = time.monotonic() + _STARTING_S
+    while True:
+        below = psutil.Process().children(recursive=True)
+        orphans = [child for child in below if _env(child, "TMPDIR").startswith(temp)]
+        _kill([stray for stray in orphans if not _is_dead(stray)], _KILLED_S)
+        if time.monotonic() >= until_s:
+            return
+        time.sleep(_LOOK_S)
+
+
+def _kill(processes: Sequence[psutil.Process], limit_s: float) -> tuple[list[str], set[psutil.Process]]:
+    """Kill them.
+
+    Returns:
+        What is to be said of them, and those that are still there.
+    """
+    helpers, killed, given_up = [], [], set()
+    named: list[str] = []
+    for process in processes:
+        # One that has ended by itself in between is none.
+        with contextlib.suppress(psutil.NoSuchProcess):
+            command = _command(process)
+            if is_helper(process.pid, command):
+                helpers.append(process)
+            elif _try_to_kill(process):
+                killed.append(process)
+                named.append(f"{command} (pid {process.pid})")
+            else:
+                given_up.add(process)
+                named.append(f"{command} (pid {process.pid}, not killed: it runs as another user)")
+    _, stuck = psutil.wait_procs(killed, timeout=limit_s)
+    given_up.update(stuck)
+    # With nobody left to serve, these do their work and end.
+    _, stuck = psutil.wait_procs(helpers, timeout=_LEAVING_S)
+    for process in stuck:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            _try_to_kill(process)
+    _, stuck = psutil.wait_procs(stuck, timeout=limit_s)
+    given_up.update(stuck)
+    return named, given_up
+
+
+def _try_to_kill(process: psutil.Process) -> bool:
+    """Kill it; False if this user may not."""
+    try:
+        process.kill()
+    except psutil.AccessDenied:
+        return False
+    return True
+
+
+def _command(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline()) or process.name()
+    except psutil.AccessDenied:
+        return "a process"
+
+
+def _is_dead(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
+    except psutil.AccessDenied:
+        return False
+
+
+def _env(process: psutil.Process, name: str) -> str:
+    try:
+        return str(process.environ().get(name, ""))
+    except (psutil.NoSuchProcess, psutil.AccessDenied):
+        return ""
+
+
+def _reap() -> bool:
+    """Reap every dead child; say whether living ones are left."""
+    while True:
+        try:
+            pid, _ = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return False
+        if pid == 0:
+            return True
