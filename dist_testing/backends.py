@@ -49,6 +49,11 @@ class Backend:
     features: tuple[str, ...] = ()
 
     @property
+    def in_process(self) -> bool:
+        """Whether a group lives inside one process, so that its ranks are threads."""
+        return self.isolations == ("thread",)
+
+    @property
     def shares_gpus(self) -> bool:
         """Whether several ranks may use one GPU, where a target says so."""
         return "shared_gpu" in self.features

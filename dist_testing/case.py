@@ -21,8 +21,9 @@ class Case:
         world_size: Ranks.
         body: What the door on the ranks finds the test by.
         timeout_s: The case's own limit, in seconds.
-        isolation: The launcher: one of `dist_testing.spec.ISOLATIONS`.
-        pool: With isolation "pool", the name of the pool: cases with one name and one size run on the same ranks.
+        isolation: Name of the isolation (`dist_testing.launch.isolation`).
+        pool: Name of the worker pool, or of the process whose threads are the ranks: cases with the same name and size
+            share it. "" for ranks that live for one case.
         init: Whether the library makes the default group.
         with_store: Whether the world has a store of the library's, at MASTER_ADDR and MASTER_PORT. Threads always
             have one, in memory.
@@ -34,7 +35,7 @@ class Case:
     world_size: int
     body: dict[str, Any]
     timeout_s: float
-    isolation: str = "fork"
+    isolation: str
     pool: str = ""
     init: bool = True
     with_store: bool = True

@@ -14,17 +14,15 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from dist_testing.backends import Backend
-from dist_testing.errors import SpecError, UsageError
+from dist_testing.errors import SpecError
 
 __all__ = [
     "ALL_GPUS",
     "DEFAULT_WORLD_SIZE",
-    "ISOLATIONS",
     "MAX_WORLD_SIZE",
     "SCHEMA",
     "SPEC_VARIABLE",
     "Spec",
-    "check_isolation",
     "read_promise",
     "read_spec",
 ]
@@ -40,7 +38,6 @@ ALL_GPUS = 1 << 30
 MAX_WORLD_SIZE = 1024
 # Of a test that nobody gave a size; torch's.
 DEFAULT_WORLD_SIZE = 4
-ISOLATIONS = ("fork", "spawn", "pool", "thread")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +49,7 @@ class Spec:
         backend: The backend.
         world_sizes: Each is a parameter of every case that does not name its own; never empty.
         gpus_per_rank: GPUs that each rank needs.
-        isolation: The launcher: one of `ISOLATIONS`.
+        isolation: Name of the isolation (`dist_testing.launch.isolation`).
         srcs: Labels of the test files.
         promised_gpus: How many GPUs the configuration says the machine has, which may be `ALL_GPUS`; None if it says
             nothing.
@@ -64,7 +61,7 @@ class Spec:
     backend: Backend
     world_sizes: tuple[int, ...]
     gpus_per_rank: int
-    isolation: str = "fork"
+    isolation: str
     srcs: tuple[str, ...] = ()
     promised_gpus: int | None = None
     text: str = ""
@@ -78,33 +75,6 @@ class Spec:
         """Whether the configuration says that the machine has the GPUs of such a world."""
         gpus = self.gpus(world_size)
         return self.promised_gpus is not None and 0 < gpus <= self.promised_gpus
-
-
-def check_isolation(name: str, backend: Backend, isolation: str) -> None:
-    """Refuse ranks that the backend cannot connect.
-
-    Args:
-        name: What asks for them.
-        backend: The backend.
-        isolation: The launcher.
-
-    Raises:
-        UsageError: If they do not fit.
-    """
-    if isolation in backend.isolations:
-        return
-    if isolation == "thread":
-        raise UsageError(
-            f'{name}: isolation "thread" with backend "{backend.name}".\n'
-            "Ranks that are threads share one process: one address, one device, one environment. This backend connects "
-            "processes.\n"
-            'Use the backend "threaded" (backends = ["threaded"], or --dist-backend=threaded), or isolation "fork".'
-        )
-    raise UsageError(
-        f'{name}: isolation "{isolation}" with backend "{backend.name}".\n'
-        f"Its ranks can be made by {', '.join(backend.isolations)} only.\n"
-        f'Use isolation "{backend.isolations[0]}", or another backend, such as "gloo".'
-    )
 
 
 def read_spec(text: str, promised_gpus: int | None = None) -> Spec:
@@ -125,11 +95,7 @@ def read_spec(text: str, promised_gpus: int | None = None) -> Spec:
         all(1 <= size <= MAX_WORLD_SIZE for size in world_sizes),
         f"numbers from 1 to {MAX_WORLD_SIZE}",
     )
-    isolation = fields.text("isolation")
-    fields.require("isolation", isolation in ISOLATIONS, f"one of {', '.join(ISOLATIONS)}")
     backend = fields.backend()
-    fits = isolation in backend.isolations
-    fields.require("isolation", fits, f"one of {', '.join(backend.isolations)}, with backend {backend.name}")
     gpus_per_rank = fields.number("gpus_per_rank", 0)
     ranks_per_gpu = fields.number("ranks_per_gpu", 1)
     is_possible = ranks_per_gpu == 1 or (backend.shares_gpus and gpus_per_rank == 1)
@@ -139,7 +105,7 @@ def read_spec(text: str, promised_gpus: int | None = None) -> Spec:
         backend=backend,
         world_sizes=tuple(world_sizes),
         gpus_per_rank=gpus_per_rank,
-        isolation=isolation,
+        isolation=fields.text("isolation"),
         srcs=tuple(fields.items("srcs", str)),
         promised_gpus=promised_gpus,
         text=text,

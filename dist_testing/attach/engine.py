@@ -16,11 +16,12 @@ from dist_testing.attach.rank_info import RankInfo
 from dist_testing.budget import Budget
 from dist_testing.case import Case, CaseResult
 from dist_testing.engine.engine import Engine
-from dist_testing.engine.run_directory import RunDirectory
 from dist_testing.engine.running_world import RunningCase
 from dist_testing.errors import InterruptedRunError, LaunchError
 from dist_testing.gpus.world import WorldGpus
-from dist_testing.launch.launcher import Launcher
+from dist_testing.launch.fresh import Loader
+from dist_testing.launch.isolation import Isolation, isolation_named
+from dist_testing.launch.launcher import Launcher, RunContext
 from dist_testing.rank.bootstrap import RankContext
 from dist_testing.spec import Spec
 
@@ -42,12 +43,15 @@ class AttachedEngine(Engine):
         spec: Spec,
         budget: Budget,
         context: RankContext,
+        loader: Loader,
         rank_info: RankInfo,
         as_rank: Callable[[], AbstractContextManager[None]],
     ) -> None:
-        super().__init__(spec, budget, context, None)
+        super().__init__(spec, budget, context, loader)
         self.exit_code = 1
         self._rank_info = rank_info
+        # Not registered: a user cannot ask for it, the environment decides.
+        self._isolation = Isolation("attached", self._attach, can_debug=False, has_exit_codes=False)
         self._as_rank = as_rank
         self._joined: AttachedLauncher | None = None
         self._rank: AttachedRank | None = None
@@ -70,7 +74,12 @@ class AttachedEngine(Engine):
         """
         if reason := self._unfit(case):
             raise unittest.SkipTest(reason)
-        return super().start(dataclasses.replace(case, isolation="fork", pool=""))
+        return super().start(dataclasses.replace(case, pool=""))
+
+    def isolation_of(self, case: Case) -> Isolation:
+        """Return the isolation of ranks that exist already, whatever the case asks for."""
+        del case
+        return self._isolation
 
     def finish(self, running: RunningCase) -> CaseResult:
         """Take rank 0's part here, in the main thread, while another one watches all ranks."""
@@ -130,19 +139,20 @@ class AttachedEngine(Engine):
     def _unfit(self, case: Case) -> str:
         if case.world_size != self._rank_info.size:
             return f"world_size = {case.world_size}; torchrun has made a world of {self._rank_info.size}"
-        if case.isolation in ("spawn", "thread"):
-            return f'isolation = "{case.isolation}"; torchrun has made the ranks, as processes that stay'
+        wanted = isolation_named(case.isolation)
+        if wanted.in_process or wanted.fresh_interpreter:
+            return f'isolation = "{wanted.name}"; torchrun has made the ranks, as processes that stay'
         if case.expected_exits:
             return "expected_exits: a rank that ends would be the end of the world that torchrun has made"
         return ""
 
-    def _make_launcher(self, directory: RunDirectory) -> Launcher:
+    def _attach(self, run: RunContext) -> Launcher:
         if self._rank is not None:
             raise LaunchError(
                 "The ranks that torchrun has made have been given up: one could not be stopped, or not be told more.\n"
                 "A world that lacks a rank can run no case.\n"
                 "See the first case that failed."
             )
-        self._joined = AttachedLauncher(self._rank_info, directory)
+        self._joined = AttachedLauncher(self._rank_info, run)
         self._rank = AttachedRank(self._joined.own_end, self._context, self._as_rank)
         return self._joined

@@ -20,8 +20,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from dist_testing.attach.rank_info import ATTACH_LIMIT_S, RankInfo
-from dist_testing.engine.run_directory import RunDirectory
 from dist_testing.errors import LaunchError
+from dist_testing.launch.launcher import RunContext
 from dist_testing.outcomes import UNKNOWN_EXIT_CODE
 from dist_testing.process import wire
 from dist_testing.process.refusal import refusal
@@ -93,12 +93,12 @@ class AttachedLauncher:
 
     unclean_reasons: Sequence[str] = ()
 
-    def __init__(self, rank_info: RankInfo, run: RunDirectory) -> None:
+    def __init__(self, rank_info: RankInfo, run: RunContext) -> None:
         """Wait until every rank has come.
 
         Args:
             rank_info: This process's.
-            run: Where the socket is made; the others remove it if this process cannot.
+            run: Its folder holds the socket; the other ranks remove the folder if this process cannot.
 
         Raises:
             LaunchError: If a rank does not come.
@@ -120,11 +120,11 @@ class AttachedLauncher:
             with socket.socket(socket.AF_UNIX) as listener, contextlib.ExitStack() as undo:
                 undo.callback(self.own_end.close)
                 undo.callback(self.close)
-                path = str(run.short / "ranks")
+                path = os.path.join(run.temp, "ranks")
                 listener.bind(path)
                 listener.listen(rank_info.size)
                 self._store.set(SOCKET_KEY, path)
-                self._admit(listener, rank_info.size, run.all_paths)
+                self._admit(listener, rank_info.size, run.directories)
                 undo.pop_all()
         for rank, peer in self._peers.items():
             for fd in {peer.connection.fileno(), peer.pidfd} if rank else {peer.connection.fileno()}:

@@ -22,15 +22,12 @@ from dist_testing.errors import InterruptedRunError, ReportError
 from dist_testing.frontends.pytest import reports
 from dist_testing.frontends.pytest.in_runner import is_multi_process
 from dist_testing.frontends.pytest.internals import Failed, parse_expression
-from dist_testing.frontends.pytest.marker import read_marker
 from dist_testing.frontends.pytest.plugin import BUDGET_KEY, OUTPUTS_KEY, PAUSE_LIMIT_KEY, SPEC_KEY, current_runner
 from dist_testing.outcomes import Cause
 from dist_testing.spec import Spec
 
 __all__ = ["BazelSession", "Timing"]
 
-# Launchers that keep ranks for the cases of a class, or of a module outside classes.
-_KEEPING = ("pool", "thread")
 _SKIPPED = "Skipped: "
 # Causes of which the executor is told: another machine may do better.
 _OF_THE_MACHINE = (Cause.INFRASTRUCTURE, Cause.PROMISE)
@@ -137,7 +134,7 @@ class BazelSession:
         index, total = self._protocol.shard
         if total > 1:
             shards = assign_shards(
-                [ShardCase(item.nodeid, self._kept_ranks(item)) for item in items], total, self._durations(items)
+                [ShardCase(item.nodeid, runner.shared_ranks(item)) for item in items], total, self._durations(items)
             )
             # Each shard sees its own part; that the others skip all of theirs is known before if marks say so.
             self._conclusion.decides_for_target = self._conclusion.is_promised and all(
@@ -272,13 +269,6 @@ class BazelSession:
             return {}
         keys = {item.nodeid: XmlCase(*_named(item.nodeid), "passed", 0.0).key for item in items}
         return {nodeid: known[key] for nodeid, key in keys.items() if key in known}
-
-    def _kept_ranks(self, item: pytest.Item) -> str:
-        """What shares ranks with the item's: its class, or its module; "" if it has its own."""
-        marker = read_marker(item) if isinstance(item, pytest.Function) else None
-        isolation = marker.isolation if marker is not None else getattr(getattr(item, "cls", None), "isolation", "")
-        is_kept = (isolation or self._spec.isolation) in _KEEPING
-        return item.parent.nodeid if is_kept and item.parent is not None else ""
 
 
 def _keep(config: pytest.Config, items: list[pytest.Item], kept: Sequence[pytest.Item]) -> None:

@@ -17,7 +17,7 @@ import shutil
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from dist_testing.budget import Budget
@@ -35,14 +35,14 @@ from dist_testing.errors import GpuError, LaunchError, UsageError
 from dist_testing.gpus.gpu import Gpu
 from dist_testing.gpus.vendors import vendor_named
 from dist_testing.gpus.world import WorldGpus
-from dist_testing.launch.fork import ForkServerLauncher
 from dist_testing.launch.fresh import Loader
-from dist_testing.launch.launcher import Launcher
+from dist_testing.launch.isolation import FORK, Isolation, check_isolation, isolation_named
+from dist_testing.launch.launcher import Launcher, RunContext
 from dist_testing.outcomes import Cause, Kind, RankOutcome, Status, blame_machine, verdict
 from dist_testing.process.refusal import refusal
 from dist_testing.process.thread_idents import read_ranks
 from dist_testing.rank.bootstrap import RankContext
-from dist_testing.spec import Spec, check_isolation
+from dist_testing.spec import Spec
 
 __all__ = ["Engine"]
 
@@ -65,14 +65,14 @@ class Engine:
         tell: Given a line for the log about what a case has to wait for.
     """
 
-    def __init__(self, spec: Spec, budget: Budget, context: RankContext, loader: Loader | None) -> None:
+    def __init__(self, spec: Spec, budget: Budget, context: RankContext, loader: Loader) -> None:
         """Make an engine. No process is started yet.
 
         Args:
             spec: What the target asks for.
             budget: The time of the whole run.
             context: What the ranks have of the run.
-            loader: How a fresh interpreter finds the tests again; None if this engine starts no processes.
+            loader: How a fresh interpreter finds the tests again.
         """
         self.spec = spec
         self.cases_after = 0
@@ -82,37 +82,56 @@ class Engine:
         self._budget = budget
         self._context = context
         self._loader = loader
-        self._launcher: Launcher | None = None
+        # By what makes them: several isolations can share one.
+        self._launchers: dict[Callable[[RunContext], Launcher], Launcher] = {}
         self._pool: RunningWorld | None = None
         self._worlds = 0
         self._directory: RunDirectory | None = None
         self._settled_memory: dict[Gpu, int] = {}
         self._has_warned = False
 
-    def prepare(self) -> tuple[Launcher, RunDirectory]:
-        """Fork the template now, while this process is clean. Without this the first case does it.
+    def prepare(self, isolations: Iterable[Isolation] = ()) -> tuple[Sequence[Launcher], RunDirectory]:
+        """Make the launchers now, while this process is clean: it may be forked. Without this the first case does it.
+
+        Args:
+            isolations: Those of the cases to come; by default the target's.
 
         Returns:
-            The launcher and the run's folder.
+            Their launchers, each once, and the run's folder.
 
         Raises:
-            LaunchError: If the machine has no room for either.
+            LaunchError: If the machine has no room for them.
+            UsageError: If the target's isolation does not exist.
         """
+        wanted = list(isolations) or [isolation_named(self.spec.isolation)]
         try:
             if self._directory is None:
                 self._directory = RunDirectory(os.environ)
-            if self._launcher is None:
-                self._launcher = self._make_launcher(self._directory)
+            launchers = [self._launcher_for(isolation, self._directory) for isolation in wanted]
         except OSError as error:
             raise _no_room("the run", error) from error
-        return self._launcher, self._directory
+        return list(dict.fromkeys(launchers)), self._directory
 
-    def _make_launcher(self, directory: RunDirectory) -> Launcher:
-        # Every rank needs it, also of a test file that does not import it; loaded before the template is forked, it is
-        # loaded once.
+    def _launcher_for(self, isolation: Isolation, directory: RunDirectory) -> Launcher:
+        launcher = self._launchers.get(isolation.make_launcher)
+        if launcher is None:
+            launcher = self._launchers[isolation.make_launcher] = self._make_launcher(isolation, directory)
+        return launcher
+
+    def _make_launcher(self, isolation: Isolation, directory: RunDirectory) -> Launcher:
+        # Every rank needs it, also of a test file that does not import it; a fork server that has it loads it once.
         importlib.import_module("torch.distributed")
-        assert self._loader is not None
-        return ForkServerLauncher(self._context, self._loader, directory.all_paths, str(directory.short))
+        return isolation.make_launcher(
+            RunContext(self._context, self._loader, directory.all_paths, str(directory.short)),
+        )
+
+    def isolation_of(self, case: Case) -> Isolation:
+        """Return how the ranks of a case are made.
+
+        Raises:
+            UsageError: If no isolation has that name.
+        """
+        return isolation_named(case.isolation)
 
     def run(self, case: Case) -> CaseResult:
         """`start` and `finish`, and once more if ranks could not be had although no test code has run yet."""
@@ -131,12 +150,13 @@ class Engine:
             UsageError: If the world is larger than can be.
         """
         check_world_size(case.name, case.world_size)
-        check_isolation(case.name, self.spec.backend, case.isolation)
-        if case.expected_exits and case.isolation == "thread":
+        isolation = self.isolation_of(case)
+        check_isolation(case.name, self.spec.backend, isolation)
+        if case.expected_exits and not isolation.has_exit_codes:
             raise UsageError(
-                f'{case.name}: expected_exits = {case.expected_exits!r} with isolation "thread".\n'
-                "Its ranks are threads of one process, which ends as a whole.\n"
-                'Give the test ranks that are processes: isolation="fork" and a backend for them.'
+                f'{case.name}: expected_exits = {case.expected_exits!r} with isolation "{isolation.name}".\n'
+                "Its ranks have no exit code of their own: they are threads of one process, which ends as a whole.\n"
+                f'Give the test ranks that are processes: isolation="{FORK.name}" and a backend for them.'
             )
         if any(rank >= case.world_size for rank in case.expected_exits):
             raise UsageError(
@@ -160,18 +180,18 @@ class Engine:
                 self._has_warned = True
                 self.tell(f"dist_testing: {case.name}: {warning}")
             try:
-                launcher, directory = self.prepare()
+                (launcher,), directory = self.prepare([isolation])
                 gpus = self._take_gpus(case, _GPU_WAIT_SHARE * limit_s)
                 if gpus is not None:
                     # All of the case's own, and of the run's budget what the wait has left.
                     limit_s = self._limit_s(case)
-                world = start_world(launcher, self._worlds, case, self.spec, directory, limit_s, gpus)
+                world = start_world(launcher, isolation, self._worlds, case, self.spec, directory, limit_s, gpus)
                 if self.show_line is not None:
                     world.supervisor.show_output(LiveOutput(world.directory, world.size, self.show_line))
             except GpuError:
                 raise
             except LaunchError:
-                self._drop_launcher()
+                self._drop_launchers()
                 raise
             except OSError as error:
                 raise _no_room(case.name, error) from error
@@ -204,7 +224,7 @@ class Engine:
                 _with_operation(record.outcome(), supervisor.stacks.get(record.rank, ""))
                 for record in supervisor.records
             )
-            if case.isolation == "thread":
+            if world.isolation.in_process:
                 log = world.log_tail(0)
                 outcomes = waiting_for_skipped(blame_thread(outcomes, read_ranks(world.directory), log))
             after = aftermath(world)
@@ -248,7 +268,7 @@ class Engine:
         """Run a case on threads of this process, and judge it.
 
         Args:
-            case: The case; its isolation is "thread".
+            case: The case.
             body: Runs one rank.
 
         Raises:
@@ -292,7 +312,7 @@ class Engine:
             if self._directory is not None:
                 directory, self._directory = self._directory, None
                 whatever_happens.callback(directory.remove)
-            whatever_happens.callback(self._drop_launcher)
+            whatever_happens.callback(self._drop_launchers)
             if self._pool is not None:
                 world, self._pool = self._pool, None
                 with contextlib.suppress(LaunchError), self._closing_if_over(world):
@@ -338,7 +358,7 @@ class Engine:
             yield
         except LaunchError:
             world.close()
-            self._drop_launcher()
+            self._drop_launchers()
             raise
         except BaseException:
             with contextlib.suppress(LaunchError):
@@ -348,10 +368,11 @@ class Engine:
         if world.supervisor.is_over:
             world.close()
 
-    def _drop_launcher(self) -> None:
-        if self._launcher is not None:
-            launcher, self._launcher = self._launcher, None
-            launcher.close()
+    def _drop_launchers(self) -> None:
+        launchers, self._launchers = self._launchers, {}
+        with contextlib.ExitStack() as whatever_happens:
+            for launcher in launchers.values():
+                whatever_happens.callback(launcher.close)
 
 
 def _warnings_of(records: Sequence[RankRecord]) -> tuple[RankWarning, ...]:

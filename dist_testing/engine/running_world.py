@@ -18,6 +18,7 @@ from dist_testing.engine.supervisor import Supervisor
 from dist_testing.errors import UsageError
 from dist_testing.gpus.nccl import recorder_env
 from dist_testing.gpus.world import WorldGpus
+from dist_testing.launch.isolation import Isolation
 from dist_testing.launch.launcher import Launcher
 from dist_testing.process.board import PhaseBoard
 from dist_testing.process.lifetime import current_umask
@@ -47,6 +48,7 @@ class RunningWorld:
         supervisor: Watches them.
         directory: The world's folder.
         gpus: What it has leased; None for nothing.
+        isolation: How the ranks were made.
     """
 
     pool: str
@@ -56,6 +58,7 @@ class RunningWorld:
     board: PhaseBoard
     store: socket.socket | None
     gpus: WorldGpus | None
+    isolation: Isolation
 
     @property
     def size(self) -> int:
@@ -113,6 +116,7 @@ class RunningCase:
 
 def start_world(
     launcher: Launcher,
+    isolation: Isolation,
     number: int,
     case: Case,
     spec: Spec,
@@ -123,7 +127,8 @@ def start_world(
     """Ask the launcher for the ranks of a case.
 
     Args:
-        launcher: Who makes them.
+        launcher: Makes them.
+        isolation: How.
         number: Of the world, in this run.
         case: Their first case.
         spec: What the target asks for.
@@ -135,7 +140,7 @@ def start_world(
         LaunchError: If the launcher is gone.
     """
     size = case.world_size
-    together = case.isolation == "thread"
+    together = isolation.in_process
     directory = run.path / str(number)
     with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
         if gpus is not None:
@@ -188,7 +193,7 @@ def start_world(
                 # Of a process: threads share a process's pool.
                 threads=threads_per_rank(1 if together else size),
                 pool=bool(case.pool),
-                fresh=case.isolation == "spawn",
+                fresh=isolation.fresh_interpreter,
                 together=together,
                 debug_rank=case.debug_rank,
                 store_port=store.getsockname()[1] if store else 0,
@@ -210,7 +215,7 @@ def start_world(
         if case.debug_rank is not None:
             supervisor.wait_for_debugger(case.debug_rank)
         ours.pop_all()
-    return RunningWorld(case.pool, supervisor, directory, stacks_fds, board, store, gpus)
+    return RunningWorld(case.pool, supervisor, directory, stacks_fds, board, store, gpus, isolation)
 
 
 def group_limit_s(limit_s: float) -> float:

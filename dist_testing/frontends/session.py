@@ -18,6 +18,7 @@ from dist_testing.engine.report import failure_report
 from dist_testing.errors import UsageError
 from dist_testing.frontends.unittest.fresh import unittest_loader
 from dist_testing.frontends.unittest.on_rank import UnittestRankContext
+from dist_testing.launch.isolation import default_isolation
 from dist_testing.spec import DEFAULT_WORLD_SIZE, Spec
 
 __all__ = ["Session", "current_session", "open_session", "started_by"]
@@ -101,7 +102,7 @@ def current_session() -> Session:
     """The current session; under plain unittest, one with the defaults of the command line."""
     if not _sessions:
         backend = backend_named("gloo")
-        spec = Spec("", backend, (DEFAULT_WORLD_SIZE,), backend.gpus_per_rank)
+        spec = Spec("", backend, (DEFAULT_WORLD_SIZE,), backend.gpus_per_rank, default_isolation(backend).name)
         engine = Engine(spec, Budget(), UnittestRankContext(), unittest_loader())
         atexit.register(engine.close)
         open_session(Session(engine, float(backend.timeout_s), ignored_rank_info=_rank_info()))

@@ -14,12 +14,12 @@ from typing import Any
 from dist_testing.errors import LaunchError
 from dist_testing.launch import fork_server
 from dist_testing.launch.clean import spare_cuda, unclean_reasons
-from dist_testing.launch.fresh import Loader, command
+from dist_testing.launch.fresh import command
+from dist_testing.launch.launcher import RunContext
 from dist_testing.process import wire
 from dist_testing.process.lifetime import become_subreaper, fork, watch_child
 from dist_testing.process.orphans import kill_orphans
 from dist_testing.process.refusal import refusal
-from dist_testing.rank.bootstrap import RankContext
 
 __all__ = ["ForkServerLauncher"]
 
@@ -36,32 +36,29 @@ class ForkServerLauncher:
         unclean_reasons: Why the template is a fresh interpreter; empty when it was forked.
     """
 
-    def __init__(self, context: RankContext, loader: Loader, run_directories: Sequence[str], temp: str) -> None:
+    def __init__(self, run: RunContext) -> None:
         """Fork the template; or, if this process is not fit to be forked, start a fresh interpreter to be it.
 
         Args:
-            context: What the ranks have of the run.
-            loader: How a fresh interpreter finds the tests again.
-            run_directories: What the run writes in; the template removes it if the runner is killed.
-            temp: The start of every rank's TMPDIR, by which what ranks have started is known.
+            run: What the fork server needs of the run.
 
         Raises:
             OSError: If the machine has no room for it.
         """
         self.unclean_reasons = unclean_reasons()
-        self._temp = temp
+        self._temp = run.temp
         become_subreaper()
         spare_cuda()
         ours, theirs = socket.socketpair()
         with theirs, contextlib.ExitStack() as undo:
             undo.enter_context(ours)
             if self.unclean_reasons:
-                self._pid = _start_fresh(theirs, loader, run_directories)
+                self._pid = _start_fresh(theirs, run)
             else:
                 self._pid = fork()
                 if self._pid == 0:
                     ours.close()
-                    fork_server.serve(theirs, context, loader, run_directories)
+                    fork_server.serve(theirs, run.ranks, run.loader, run.directories)
             # A test may wait for any child there is; from then on the number could be another process's.
             self._pidfd = watch_child(self._pid)
             undo.pop_all()
@@ -146,13 +143,13 @@ class ForkServerLauncher:
         )
 
 
-def _start_fresh(control: socket.socket, loader: Loader, run_directories: Sequence[str]) -> int:
+def _start_fresh(control: socket.socket, run: RunContext) -> int:
     arguments, descriptor = command(
         fork_server.__name__,
-        loader,
+        run.loader,
         {
             "control_fd": control.fileno(),
-            "run_directories": list(run_directories),
+            "run_directories": list(run.directories),
             "runner_pid": os.getpid(),
         },
     )

@@ -162,7 +162,7 @@ def test_rank_that_has_died_as_expected_is_not_waited_for(engine: Engine) -> Non
 def test_case_that_is_given_up_leaves_no_rank(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever ends the wait for them: the next case would begin beside ranks that nobody watches."""
     body = {"function": "one fails", "fault": "sleep", "rank": 1, "peers": "collective"}
-    running = engine.start(Case("given up", 2, body, 60.0))
+    running = engine.start(Case("given up", 2, body, 60.0, "fork"))
     supervisor = running.world.supervisor
 
     def interrupt() -> None:

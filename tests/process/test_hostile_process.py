@@ -14,6 +14,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import psutil
@@ -81,7 +82,7 @@ def _passes(engine: Engine) -> bool:
 
 
 def _template_of(engine: Engine) -> int:
-    launcher, _ = engine.prepare()
+    (launcher,), _ = engine.prepare()
     assert isinstance(launcher, ForkServerLauncher)
     return launcher._pid
 
@@ -210,7 +211,8 @@ def test_joined_rank_that_cannot_be_asked_ends_the_launcher(monkeypatch: pytest.
         store_port=0,
     )
     run_directory = RunDirectory({})
-    launcher = AttachedLauncher(RankInfo(0, 1, "", 0, is_served=True, attempt=""), run_directory)
+    run: Any = SimpleNamespace(temp=str(run_directory.short), directories=run_directory.all_paths)
+    launcher = AttachedLauncher(RankInfo(0, 1, "", 0, is_served=True, attempt=""), run)
     try:
         monkeypatch.setattr("dist_testing.process.wire._CROWD_LIMIT_S", 0.0)
         monkeypatch.setattr(socket, "send_fds", refuse)

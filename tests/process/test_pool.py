@@ -364,5 +364,5 @@ def test_ranks_are_kept_for_worlds_of_their_size_only() -> None:
     with engine_for({"nothing": lambda _, __: None}) as engine:
         for size in (2, 3, 2):
             result = run(engine, "nothing", world_size=size, isolation="pool", pool="class")
-            assert (result.verdict.status, len(result.outcomes)) == (Status.PASSED, size)
+            assert (result.verdict.status, len(result.outcomes)) == (Status.PASSED, size), result
         assert engine.end_pool() == ""

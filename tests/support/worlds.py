@@ -15,6 +15,7 @@ from dist_testing.budget import Budget
 from dist_testing.case import Case, CaseResult
 from dist_testing.engine.engine import Engine
 from dist_testing.frontends.unittest.fresh import unittest_loader
+from dist_testing.launch.isolation import default_isolation
 from dist_testing.rank.bootstrap import RankFrontEnd, RankStart
 from dist_testing.rank.rank_world import RankWorld
 from dist_testing.rank.reporter import Reporter
@@ -84,7 +85,8 @@ def engine_for(
 ) -> Iterator[Engine]:
     """An engine for a backend whose cases are `functions`; checks at the end that it has left nothing behind."""
     declared = backend_named(backend) if isinstance(backend, str) else backend
-    spec = Spec("", declared, (4,), gpus_per_rank, promised_gpus=promised_gpus, ranks_per_gpu=ranks_per_gpu)
+    isolation = default_isolation(declared).name
+    spec = Spec("", declared, (4,), gpus_per_rank, isolation, promised_gpus=promised_gpus, ranks_per_gpu=ranks_per_gpu)
     before = set(os.listdir("/proc/self/fd"))
     others = psutil.Process().children(recursive=True)
     engine = Engine(spec, Budget(), FunctionRankContext(functions), unittest_loader())
@@ -111,7 +113,8 @@ def run(engine: Engine, function: str, *, world_size: int = 4, timeout_s: float 
     """
     arguments = more.pop("arguments", {})
     body = {"function": function, **arguments}
-    return engine.run(Case(function, world_size, body, timeout_s, **more))
+    isolation = more.pop("isolation", engine.spec.isolation)
+    return engine.run(Case(function, world_size, body, timeout_s, isolation, **more))
 
 
 def alive(pid: int) -> bool:

@@ -9,7 +9,7 @@ import pytest
 
 from dist_testing.backends import Backend, backend_named, backends
 from dist_testing.errors import SpecError, UsageError
-from dist_testing.spec import ISOLATIONS
+from dist_testing.launch.isolation import isolation_names
 
 ENTRY: dict[str, Any] = {
     "name": "new",
@@ -40,7 +40,7 @@ def test_a_backend_is_possible(name: str) -> None:
     assert backend.timeout_s > 0
     assert backend.gpus_per_rank >= 0
     assert (backend.gpus_per_rank > 0) == bool(backend.vendor) == (backend.device != "cpu")
-    assert set(backend.isolations) <= set(ISOLATIONS)
+    assert set(backend.isolations) <= set(isolation_names())
 
 
 def test_a_backend_of_torch_on_another_device_is_a_backend_of_its_own() -> None:

@@ -19,7 +19,7 @@ _NOTHING_RAN = 5
 
 
 def _conclusion(protocol: Protocol, *, promised_gpus: int | None = None, log: io.StringIO | None = None) -> Conclusion:
-    spec = Spec("//a:a", backend_named("gloo"), (2,), 1, srcs=("//a:test_a.py",), promised_gpus=promised_gpus)
+    spec = Spec("//a:a", backend_named("gloo"), (2,), 1, "fork", srcs=("//a:test_a.py",), promised_gpus=promised_gpus)
     return Conclusion(spec, protocol, Banner(log or io.StringIO(), "head"))
 
 

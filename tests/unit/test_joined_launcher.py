@@ -51,7 +51,7 @@ def admit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., At
 
             store = SimpleNamespace(set=come)
             rank_info: Any = SimpleNamespace(size=size, store=lambda: store)
-            run: Any = SimpleNamespace(short=folder, all_paths=[str(folder)])
+            run: Any = SimpleNamespace(temp=str(folder), directories=[str(folder)])
             launcher = AttachedLauncher(rank_info, run)
             stack.callback(launcher.own_end.close)
             stack.callback(launcher.close)

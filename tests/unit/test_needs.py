@@ -31,7 +31,7 @@ def spec(
     env: Mapping[str, str] = {}
     device, vendor = ("cuda", vendor) if gpus_per_rank else ("cpu", "")
     backend = Backend("mine", torch_backend, device, gpus_per_rank, vendor, 60, register_module, env, ("fork",))
-    return Spec("//t", backend, (2,), gpus_per_rank, ranks_per_gpu=ranks_per_gpu)
+    return Spec("//t", backend, (2,), gpus_per_rank, "fork", ranks_per_gpu=ranks_per_gpu)
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ def _result(folder: Path, name: str, *logs: bytes) -> CaseResult:
         files[rank].write_bytes(content)
     outcomes = tuple(RankOutcome(rank=rank, kind=Kind.PASSED) for rank in range(len(logs)))
     return CaseResult(
-        case=Case(name, len(logs), {}, 1.0),
+        case=Case(name, len(logs), {}, 1.0, "fork"),
         verdict=verdict(outcomes, world_size=len(logs)),
         outcomes=outcomes,
         started_s=0.0,

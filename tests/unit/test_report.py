@@ -48,7 +48,7 @@ def result(
 ) -> CaseResult:
     """The result of a case with these outcomes, started at 100.0 s."""
     return CaseResult(
-        case=Case("tests/test_a.py::test_b", len(outcomes), {}, 60.0),
+        case=Case("tests/test_a.py::test_b", len(outcomes), {}, 60.0, "fork"),
         verdict=judged or verdict(outcomes, world_size=len(outcomes), leaked=leaked),
         outcomes=tuple(outcomes),
         started_s=100.0,
@@ -320,7 +320,7 @@ def test_the_target_and_the_command_are_there_if_they_are_known() -> None:
 )
 def test_a_broken_promise_says_what_was_promised(promised: int, said: str) -> None:
     """The number that stands for all of them is no number that people know."""
-    spec = Spec("//t:x", backend_named("nccl"), (2,), 1, promised_gpus=promised)
+    spec = Spec("//t:x", backend_named("nccl"), (2,), 1, "fork", promised_gpus=promised)
     assert said in broken_promise("test_x", spec, "Need at least 2 CUDA devices (found 0)")
 
 

@@ -162,7 +162,6 @@ def test_a_newer_schema_is_refused_with_both_numbers() -> None:
         ("world_sizes", [True]),
         ("world_sizes", ["2"]),
         ("world_sizes", [MAX_WORLD_SIZE + 1]),
-        ("isolation", "thread"),
         ("isolation", ""),
         ("isolation", None),
         ("target", ""),
@@ -234,7 +233,7 @@ def test_a_wrong_backend_is_refused_like_any_other_field(backend: object, part: 
 @pytest.mark.parametrize(("gpus_per_rank", "world_size", "gpus"), [(0, 4, 0), (1, 4, 4), (2, 8, 16)])
 def test_a_world_needs_gpus_for_each_of_its_ranks(gpus_per_rank: int, world_size: int, gpus: int) -> None:
     """Fewer would put two ranks on one GPU."""
-    assert Spec("", backend_named("gloo"), (2,), gpus_per_rank).gpus(world_size) == gpus
+    assert Spec("", backend_named("gloo"), (2,), gpus_per_rank, "fork").gpus(world_size) == gpus
 
 
 @pytest.mark.parametrize(
@@ -243,5 +242,5 @@ def test_a_world_needs_gpus_for_each_of_its_ranks(gpus_per_rank: int, world_size
 )
 def test_a_promise_holds_for_worlds_that_fit_it(gpus_per_rank: int, promised: int | None, expected: bool) -> None:
     """A CPU world is promised nothing, and a world that is too large may still be skipped."""
-    spec = Spec("", backend_named("gloo"), (4,), gpus_per_rank, promised_gpus=promised)
+    spec = Spec("", backend_named("gloo"), (4,), gpus_per_rank, "fork", promised_gpus=promised)
     assert spec.promises(4) is expected

@@ -20,6 +20,7 @@ from dist_testing.gpus.devices import gpus_present
 from dist_testing.gpus.lease import lease_gpus
 from dist_testing.gpus.simulated import NODES_VARIABLE
 from dist_testing.gpus.world import WorldGpus
+from dist_testing.launch.isolation import FORK
 from dist_testing.process.board import PhaseBoard
 from dist_testing.process.wire import WorldRequest
 from tests.support.forks import forked
@@ -79,7 +80,7 @@ def world(launcher: KernelsLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyP
     pairs = [socket.socketpair() for _ in range(_SIZE)]
     records = [RankRecord(rank, ours, board) for rank, (ours, _) in enumerate(pairs)]
     gpus = WorldGpus.take(1, limit_s=0.0, on_wait=lambda _: None)
-    world = RunningWorld("", Supervisor(launcher, 1, records, {}), tmp_path, {}, board, None, gpus)
+    world = RunningWorld("", Supervisor(launcher, 1, records, {}), tmp_path, {}, board, None, gpus, FORK)
     world.supervisor.begin_case(60.0, latest_s=math.inf, keep=False, expected_exits={}, body=None)
     yield world
     for _, theirs in pairs:

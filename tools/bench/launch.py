@@ -32,7 +32,7 @@ from contestants.turns import EMPTY_CASE, MEMORY_CASE, MEMORY_FILE
 from figures import Summary, machine_facts, summarise, table, write_json
 from options import add_common, count, counts, require_torch_needs
 
-from dist_testing.spec import ISOLATIONS
+from dist_testing.launch.isolation import isolation_names
 
 RAW = (
     Contestant("raw fork, TCPStore", ("-m", "contestants.raw_fork", "tcp")),
@@ -137,7 +137,7 @@ def measure_worlds(options: argparse.Namespace) -> dict[int, dict[str, Row]]:
         few = min(timed, options.fresh_cases)
         fresh_fits = world_size <= options.largest_fresh_world
         counts = dict.fromkeys((*RAW, RAW_KEPT), timed)
-        for isolation in ISOLATIONS:
+        for isolation in isolation_names():
             if isolation != "spawn":
                 counts[library(isolation)] = timed
             elif fresh_fits:

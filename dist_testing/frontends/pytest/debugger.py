@@ -11,6 +11,7 @@ import pytest
 from dist_testing.attach.rank_info import RankInfo
 from dist_testing.case import CaseFailedError
 from dist_testing.errors import UsageError
+from dist_testing.launch.isolation import FORK, Isolation
 from dist_testing.rank.debugging import TERMINAL
 from dist_testing.spec import MAX_WORLD_SIZE
 
@@ -54,7 +55,7 @@ def debug_rank(config: pytest.Config, rank_info: RankInfo | None) -> int | None:
     return int(text)
 
 
-def check_world(config: pytest.Config, rank: int | None, worlds: Iterable[tuple[str, int, str]]) -> None:
+def check_world(config: pytest.Config, rank: int | None, worlds: Iterable[tuple[str, int, Isolation]]) -> None:
     """Refuse a prompt that nobody could answer.
 
     Args:
@@ -82,11 +83,11 @@ def check_world(config: pytest.Config, rank: int | None, worlds: Iterable[tuple[
                 "Ranks are counted from 0.\n"
                 f"Name a rank from 0 to {size - 1}, or choose other tests with -k."
             )
-        if isolation == "thread":
+        if not isolation.can_debug:
             raise UsageError(
-                f'--dist-debug-rank={rank}: {name} has isolation "thread".\n'
+                f'--dist-debug-rank={rank}: {name} has isolation "{isolation.name}".\n'
                 "Its ranks are threads of one process, and a debugger would stop them all.\n"
-                'Choose other tests with -k, or give the test ranks that are processes: isolation="fork".'
+                f'Choose other tests with -k, or give the test ranks that are processes: isolation="{FORK.name}".'
             )
 
 

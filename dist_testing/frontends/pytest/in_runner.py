@@ -39,6 +39,7 @@ from dist_testing.frontends.unittest.spawn_threads import starts_threads
 from dist_testing.frontends.unittest.world_case import WorldCase
 from dist_testing.launch.clean import spare_cuda
 from dist_testing.launch.fresh import Loader
+from dist_testing.launch.isolation import FORK, Isolation, Reuse, isolation_named
 from dist_testing.outcomes import Status
 from dist_testing.rank.bootstrap import RankContext
 from dist_testing.skips import is_about_hardware
@@ -99,11 +100,6 @@ class Runner:
     def _make_engine(self) -> Engine:
         config = self._config
         budget = config.stash.get(BUDGET_KEY, Budget())
-        if self._rank_info is not None:
-            torchrun.check_options(config)
-            engine = AttachedEngine(self._spec, budget, self.context, self._rank_info, self.context.as_rank)
-            torchrun.join(config, self._rank_info, self.context, engine)
-            return engine
         state = {
             "arguments": [
                 *(str(argument) for argument in config.invocation_params.args),
@@ -116,6 +112,11 @@ class Runner:
         }
         # By name: this module is imported by the one that collects the tests again.
         loader = Loader(f"{__package__}.fresh", state)
+        if self._rank_info is not None:
+            torchrun.check_options(config)
+            engine = AttachedEngine(self._spec, budget, self.context, loader, self._rank_info, self.context.as_rank)
+            torchrun.join(config, self._rank_info, self.context, engine)
+            return engine
         return Engine(self._spec, budget, self.context, loader)
 
     def _show_line(self, line: str) -> None:
@@ -184,10 +185,10 @@ class Runner:
         leave_ranks_to_ranks(self._config)
         raise_on_termination()
         try:
-            launcher, _ = self._engine.prepare()
+            launchers, _ = self._engine.prepare()
         except LaunchError as error:
             raise pytest.UsageError(str(error)) from error
-        if reasons := launcher.unclean_reasons:
+        if reasons := [reason for launcher in launchers for reason in launcher.unclean_reasons]:
             self._config.get_terminal_writer().line(
                 f"dist_testing: ranks are forked from a fresh interpreter and not from this one: {'; '.join(reasons)}"
             )
@@ -232,7 +233,7 @@ class Runner:
                 "next": nextitem.nodeid if self._rank_info and nextitem else None,
             },
             timeout_s=marker.timeout or self._timeout_s,
-            isolation=marker.isolation or self._spec.isolation,
+            isolation=self._isolation_of(item).name,
             pool=self._pool_of(item),
             init=marker.init,
             expected_exits=marker.expected_exits,
@@ -303,23 +304,32 @@ class Runner:
     def _is_promised(self, missing: str, size: int) -> bool:
         return is_about_hardware(missing) and (self._fail_on_missing or self._spec.promises(size))
 
-    def _world_of(self, item: pytest.Item) -> tuple[str, int, str]:
-        """Name, size and isolation. A unittest class says its size when it asks for its ranks."""
+    def _isolation_of(self, item: pytest.Item) -> Isolation:
+        """Return how the ranks of the item are made: by its marker or its class, else by the target."""
         marker = item.stash.get(_MARKER_KEY, None)
-        if marker is None:
-            return item.nodeid, MAX_WORLD_SIZE, self._spec.isolation
-        return item.nodeid, _world_size(item), marker.isolation or self._spec.isolation
+        own: str = marker.isolation if marker is not None else getattr(getattr(item, "cls", None), "isolation", "")
+        return isolation_named(own or self._spec.isolation)
+
+    def _world_of(self, item: pytest.Item) -> tuple[str, int, Isolation]:
+        """Return name, size and isolation of a case. A unittest class says its size when it asks for its ranks."""
+        is_marked = _MARKER_KEY in item.stash
+        return item.nodeid, _world_size(item) if is_marked else MAX_WORLD_SIZE, self._isolation_of(item)
+
+    def shared_ranks(self, item: pytest.Item) -> str:
+        """Return what the item shares with other cases: a name for the worker pool or process; "" for nothing."""
+        if item.nodeid not in self._items or self._isolation_of(item).reuse is Reuse.NOTHING:
+            return ""
+        return self._pool_of(item) or (item.parent.nodeid if item.parent is not None else "")
 
     def _pool_of(self, item: pytest.Item) -> str:
-        """The ranks that run the item and are kept: its class's, or its module's; "" for ranks of its own."""
+        """Return the name of the worker pool or process that runs a marked item; "" for ranks of its own."""
         marker = item.stash.get(_MARKER_KEY, None)
-        isolation = marker and (marker.isolation or self._spec.isolation)
-        if marker is None or isolation not in ("pool", "thread"):
+        if marker is None or (reuse := self._isolation_of(item).reuse) is Reuse.NOTHING:
             return ""
         assert item.parent is not None
         pool = item.parent.nodeid if marker.init else f"{item.parent.nodeid} without a group"
-        # Threads are new for each case; their process is kept while it is for the same number of them.
-        return pool if isolation == "pool" else f"{pool}, {_world_size(item)} threads"
+        # Threads are new for each case; their process is reused while it is for the same number of them.
+        return pool if reuse is Reuse.RANKS else f"{pool}, {_world_size(item)} threads"
 
     def _check_pools(self) -> None:
         sizes: dict[str, int] = {}
@@ -330,7 +340,7 @@ class Runner:
                     raise pytest.UsageError(
                         f"{item.nodeid}: world_size = {size}, but the pool of {pool} has {sizes[pool]} ranks.\n"
                         "The tests of a class, or of a module outside classes, share the ranks of one pool.\n"
-                        'Give the test a class of its own, or isolation="fork".'
+                        f'Give the test a class of its own, or isolation="{FORK.name}".'
                     )
 
     def _end_pool(self, item: pytest.Item) -> None:

@@ -11,7 +11,8 @@ import pytest
 
 from dist_testing.budget import MAX_TIMEOUT_S
 from dist_testing.errors import UsageError
-from dist_testing.spec import ISOLATIONS, MAX_WORLD_SIZE
+from dist_testing.launch.isolation import isolation_names
+from dist_testing.spec import MAX_WORLD_SIZE
 
 __all__ = ["MARKER_HELP", "Distributed", "read_marker"]
 
@@ -21,7 +22,7 @@ MARKER_HELP = (
     "world_size: a number, or a list of which each is a case; by default the target's. "
     "init=False: the test makes its own groups. "
     "timeout: seconds for the case. "
-    f"isolation: how ranks are made, one of {', '.join(ISOLATIONS)}; "
+    f"isolation: how ranks are made, one of {', '.join(isolation_names())}; "
     "a pool is kept for the tests of a class or module. "
     "expected_exits: rank to how its process must end, as {1: -9}. "
     "backends: names of backends that the test is for; others do not collect it."
@@ -113,8 +114,8 @@ def _timeout(definition: Any, value: object) -> float | None:
 def _isolation(definition: Any, value: object) -> str:
     if value is None:
         return ""
-    if not isinstance(value, str) or value not in ISOLATIONS:
-        raise _wrong(definition, f"isolation = {value!r}", f"It is one of {', '.join(ISOLATIONS)}")
+    if not isinstance(value, str) or value not in isolation_names():
+        raise _wrong(definition, f"isolation = {value!r}", f"It is one of {', '.join(isolation_names())}")
     return value
 
 

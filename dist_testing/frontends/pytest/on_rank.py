@@ -27,6 +27,7 @@ from dist_testing.frontends.pytest.rank_warnings import print_warnings, recordin
 from dist_testing.frontends.pytest.thread_items import REFUSED_FIXTURES, ThreadItems
 from dist_testing.frontends.session import current_session
 from dist_testing.frontends.unittest.on_rank import UnittestRankContext, UnittestRankFrontEnd
+from dist_testing.launch.isolation import FORK
 from dist_testing.rank.bootstrap import RankFrontEnd, RankStart
 from dist_testing.rank.debugging import debug_by
 from dist_testing.rank.rank_world import RankWorld
@@ -272,7 +273,7 @@ class _RankReporting:
             raise UsageError(
                 f"`{fixturedef.argname}` was asked for on a rank that is a thread.\n"
                 f"{reason}\n"
-                'Give the test ranks that are processes: isolation="fork" and a backend for them.'
+                f'Give the test ranks that are processes: isolation="{FORK.name}" and a backend for them.'
             )
         if fixturedef.argname == "caplog" and not self.has_caplog:
             raise UsageError(

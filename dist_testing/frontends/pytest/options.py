@@ -12,12 +12,11 @@ from dist_testing.backends import Backend, backend_named
 from dist_testing.budget import MAX_TIMEOUT_S
 from dist_testing.errors import UsageError
 from dist_testing.frontends.pytest.debugger import debug_rank
+from dist_testing.launch.isolation import check_isolation, default_isolation, isolation_named, isolation_names
 from dist_testing.spec import (
     DEFAULT_WORLD_SIZE,
-    ISOLATIONS,
     MAX_WORLD_SIZE,
     Spec,
-    check_isolation,
 )
 
 __all__ = ["Options", "add_options", "check_plugins", "read_options"]
@@ -65,7 +64,7 @@ def add_options(parser: pytest.Parser) -> None:
     group.addoption(
         "--dist-isolation",
         metavar="LAUNCHER",
-        help=f"one of {', '.join(ISOLATIONS)} (default: the backend's, mostly fork)",
+        help=f"one of {', '.join(isolation_names())} (default: the target's, else the backend's)",
     )
     group.addoption("--dist-timeout", metavar="SECONDS", help="limit of a case that does not say")
     group.addoption(
@@ -115,15 +114,17 @@ def _spec(config: pytest.Config, spec: Spec | None, rank_info: RankInfo | None) 
     name = config.getoption("--dist-backend")
     backend = backend_named(name) if name else (spec.backend if spec else backend_named("gloo"))
     sizes = _sizes(config.getoption("--dist-world-size"))
-    isolation = _choice(config, "--dist-isolation", ISOLATIONS)
-    if isolation is None:
-        # What the target says was said of its own backend.
-        fits = spec is not None and spec.isolation in backend.isolations
-        isolation = spec.isolation if spec and fits else backend.isolations[0]
+    named = _choice(config, "--dist-isolation", isolation_names())
+    isolation = isolation_named(named) if named else default_isolation(backend)
+    if named is None and spec is not None:
+        of_target = isolation_named(spec.isolation)
+        # With another backend than the target's own, the target's isolation may not fit.
+        if of_target.fits(backend) or not name:
+            isolation = of_target
     check_isolation("the options of this run", backend, isolation)
     if spec is None:
         every = rank_info.size if rank_info else DEFAULT_WORLD_SIZE
-        spec = Spec("", backend, (every,), backend.gpus_per_rank)
+        spec = Spec("", backend, (every,), backend.gpus_per_rank, isolation.name)
     gpus_per_rank = backend.gpus_per_rank if name else spec.gpus_per_rank
     shared: str | None = config.getoption("--dist-ranks-per-gpu")
     ranks_per_gpu = 1 if name else spec.ranks_per_gpu
@@ -135,7 +136,7 @@ def _spec(config: pytest.Config, spec: Spec | None, rank_info: RankInfo | None) 
         world_sizes=sizes or spec.world_sizes,
         gpus_per_rank=gpus_per_rank,
         ranks_per_gpu=ranks_per_gpu,
-        isolation=isolation,
+        isolation=isolation.name,
     )
 
 

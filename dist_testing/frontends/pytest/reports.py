@@ -23,6 +23,7 @@ from dist_testing.frontends.pytest.internals import (
     evaluate_xfail_marks,
 )
 from dist_testing.frontends.warned import warnings_of
+from dist_testing.launch.isolation import isolation_named
 from dist_testing.outcomes import Cause, RankOutcome, Status
 from dist_testing.spec import Spec
 
@@ -144,7 +145,7 @@ def failure_text(name: str, result: CaseResult, spec: Spec) -> str:
     if spec.target:
         # Without the path, which differs from one place to the next.
         reproduce = f"bazel test {spec.target} --test_filter={shlex.quote(name.partition('::')[2])}"
-    elif result.case.isolation == "thread" and "thread" not in spec.backend.isolations:
+    elif not isolation_named(result.case.isolation).fits(spec.backend):
         # A class of threads, which has its own backend whatever the others of this run use.
         reproduce = f"{pytest_command} {shlex.quote(name)}"
     else:

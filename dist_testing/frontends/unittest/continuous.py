@@ -14,6 +14,7 @@ from dist_testing.frontends.unittest.on_rank import RankPipe, seed_generators
 from dist_testing.frontends.unittest.world_case import WorldCase, default_world_size
 from dist_testing.gpus.devices import gpus_present, visible_gpus
 from dist_testing.gpus.vendors import NVIDIA, vendor_named
+from dist_testing.launch.isolation import POOL
 from dist_testing.skips import TEST_SKIPS
 
 __all__ = ["ContinuousCase"]
@@ -51,7 +52,7 @@ class ContinuousCase(WorldCase):
         keeps_state: Whether a test may leave other things than groups to the next one, which then finds them.
     """
 
-    isolation = "pool"
+    isolation = POOL.name
     world_size: Any = _UNSET
     rank: Any = _UNSET
     rdvz_file: ClassVar[str | None] = None

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from dist_testing.errors import UsageError
+from dist_testing.launch.isolation import FORK
 
 __all__ = ["class_name", "find_class"]
 
@@ -43,7 +44,7 @@ def find_class(name: Mapping[str, Any]) -> Any:
         raise UsageError(
             f"{module}.{qualname} does not exist on the rank.\n"
             "The class was made while tests were running, or by code that a fresh interpreter does not run.\n"
-            'Make it when its module is imported, or use isolation = "fork".'
+            f'Make it when its module is imported, or use isolation = "{FORK.name}".'
         )
     return found
 

@@ -19,6 +19,7 @@ from dist_testing.frontends.unittest.exits import exit_code, forgiven, names_of
 from dist_testing.frontends.unittest.handles import RankHandle, StackPipe
 from dist_testing.frontends.unittest.on_rank import RankPipe
 from dist_testing.frontends.unittest.world_case import WorldCase, default_world_size
+from dist_testing.launch.isolation import FORK, SPAWN
 from dist_testing.outcomes import RankOutcome, exit_name, verdict
 
 __all__ = ["ProcessCase"]
@@ -91,7 +92,7 @@ class ProcessCase(WorldCase):
 
     def _fork_processes(self) -> None:
         """`_spawn_processes`, with ranks that are forked, whatever the class or the target says."""
-        self._ask("fork")
+        self._ask(FORK.name)
 
     def _start_processes(self, proc: object) -> None:
         """`_spawn_processes`, with ranks that are made as this class of `multiprocessing` makes its processes.
@@ -106,7 +107,7 @@ class ProcessCase(WorldCase):
                 "Ranks are made by the engine, which can only be told how: by spawn or by fork.\n"
                 "Pass get_context(...).Process; what ranks need to know can go into the environment or a file."
             )
-        self._ask("spawn" if method == "spawn" else "fork")
+        self._ask(SPAWN.name if method == "spawn" else FORK.name)
 
     def _ask(self, isolation: object) -> None:
         if self.processes:

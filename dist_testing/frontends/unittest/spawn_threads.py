@@ -14,6 +14,7 @@ from dist_testing.case import Case, ThreadsFailedError
 from dist_testing.engine.running_world import group_limit_s
 from dist_testing.errors import UsageError
 from dist_testing.frontends.session import current_session
+from dist_testing.launch.isolation import THREAD
 from dist_testing.outcomes import Status
 from dist_testing.rank.reporter import Reporter
 from dist_testing.spec import DEFAULT_WORLD_SIZE, MAX_WORLD_SIZE
@@ -112,7 +113,7 @@ def _run(call: Callable[[], Any], name: str, timeout: float | None, world_size: 
         call()
 
     session = current_session()
-    case = Case(name, world_size, {}, session.timeout_s if timeout is None else float(timeout), isolation="thread")
+    case = Case(name, world_size, {}, session.timeout_s if timeout is None else float(timeout), isolation=THREAD.name)
     with session.pause_limit():
         result = session.engine.run_here(case, run_rank)
     match result.verdict.status:

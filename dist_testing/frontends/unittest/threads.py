@@ -21,6 +21,7 @@ from dist_testing.frontends.session import current_session
 from dist_testing.frontends.unittest.exits import declared_exits
 from dist_testing.frontends.unittest.on_rank import RankPipe, seed_generators
 from dist_testing.frontends.unittest.world_case import WorldCase, default_world_size
+from dist_testing.launch.isolation import THREAD
 from dist_testing.outcomes import Status
 from dist_testing.rank.reporter import Reporter
 
@@ -125,8 +126,8 @@ class ThreadCase(WorldCase):
         try:
             world_size = self._checked_size(session, self.world_size)
             timeout_s = self._checked_timeout(session)
-            if self.isolation not in ("", "thread"):
-                raise self._wrong("isolation", self.isolation, '"thread": that is what the class is')
+            if self.isolation not in ("", THREAD.name):
+                raise self._wrong("isolation", self.isolation, f'"{THREAD.name}": the ranks of this class are threads')
             self._check_method(method)
             if method is not None and declared_exits(method):
                 raise UsageError(
@@ -140,7 +141,7 @@ class ThreadCase(WorldCase):
         environment = ChainMap({"WORLD_SIZE": str(world_size)}, os.environ)
         if reason := method and unmet_requirement(method, environment):
             self.skipTest(reason)
-        case = Case(self.id(), world_size, {}, timeout_s, isolation="thread")
+        case = Case(self.id(), world_size, {}, timeout_s, isolation=THREAD.name)
         self.threads = RankThreads(type(self), self._testMethodName, case, self._shows_locals)
 
     def _join_processes(self, fn: Callable[[], Any]) -> None:

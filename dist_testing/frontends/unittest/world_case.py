@@ -27,10 +27,10 @@ from dist_testing.frontends.unittest.exits import declared_exits
 from dist_testing.frontends.unittest.lookup import class_name
 from dist_testing.frontends.unittest.on_rank import RankPipe
 from dist_testing.frontends.warned import warnings_of
+from dist_testing.launch.isolation import Isolation, Reuse, isolation_named, isolation_names
 from dist_testing.outcomes import Status, Verdict
 from dist_testing.rank.bootstrap import FAILED_EXIT_CODE
 from dist_testing.skips import is_about_hardware
-from dist_testing.spec import ISOLATIONS
 
 __all__ = ["WorldCase", "default_world_size"]
 
@@ -43,7 +43,7 @@ _OF_THE_RUN = ("_cleanups", "_outcome", "_result", "_running", "processes", "set
 class WorldCase(unittest.TestCase):
     """Base of the test classes whose methods run on the ranks of a world. Not meant to be used directly."""
 
-    # How ranks are made: "fork", "spawn", "pool"; "" for the target's or the command line's choice.
+    # Name of the isolation, such as "fork", "spawn" or "pool"; "" for the target's or the command line's choice.
     isolation: ClassVar[str] = ""
     # Limit of each test in seconds; None for the target's or the command line's.
     case_timeout_s: ClassVar[float | None] = None
@@ -155,7 +155,7 @@ class WorldCase(unittest.TestCase):
         try:
             world_size = self._checked_size(session, size)
             timeout_s = self._checked_timeout(session)
-            launcher = self._checked_isolation(session, isolation)
+            how = self._checked_isolation(session, isolation)
             self._check_method(method)
             session.check_not_attached(self.id())
         except DistTestingError as error:
@@ -178,8 +178,8 @@ class WorldCase(unittest.TestCase):
                 **body,
             },
             timeout_s=timeout_s,
-            isolation=launcher,
-            pool=f"{cls.__module__}.{cls.__qualname__}" if launcher == "pool" else "",
+            isolation=how.name,
+            pool=f"{cls.__module__}.{cls.__qualname__}" if how.reuse is Reuse.RANKS else "",
             init=False,
             with_store=False,
             expected_exits=declared_exits(method) if method else {},
@@ -250,16 +250,17 @@ class WorldCase(unittest.TestCase):
             raise self._wrong("case_timeout_s", timeout_s, f"a number of seconds above 0, up to {MAX_TIMEOUT_S}")
         return float(cast(float, timeout_s))
 
-    def _checked_isolation(self, session: Session, isolation: object) -> str:
-        isolation = isolation or session.engine.spec.isolation
-        if isolation == "thread":
+    def _checked_isolation(self, session: Session, name: object) -> Isolation:
+        name = name or session.engine.spec.isolation
+        if name not in isolation_names():
+            raise self._wrong("isolation", name, f"one of {', '.join(isolation_names())}")
+        isolation = isolation_named(str(name))
+        if isolation.in_process:
             raise UsageError(
-                f'{self.id()}: isolation = "thread" for a class whose ranks are processes.\n'
+                f'{self.id()}: isolation = "{isolation.name}" for a class whose ranks are processes.\n'
                 "The class, or the target or the command line, asks for ranks that are threads.\n"
                 "Derive the class from MultiThreadedTestCase, or run it with another isolation."
             )
-        if isolation not in ISOLATIONS:
-            raise self._wrong("isolation", isolation, f"one of {', '.join(ISOLATIONS)}")
         return isolation
 
     def _check_method(self, method: object) -> None:

@@ -1,0 +1,157 @@
+"""Isolations: how the ranks of a case are made, and what each way can do.
+
+This is the only module that knows the names. All other code asks an `Isolation` for a fact, such as `in_process`. To
+add an isolation, write its launcher and register it here, or in a conftest.py.
+"""
+
+from __future__ import annotations
+
+import difflib
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from dist_testing.backends import Backend
+from dist_testing.errors import UsageError
+from dist_testing.launch.fork import ForkServerLauncher
+from dist_testing.launch.launcher import Launcher, RunContext
+
+__all__ = [
+    "FORK",
+    "POOL",
+    "SPAWN",
+    "THREAD",
+    "Isolation",
+    "Reuse",
+    "check_isolation",
+    "default_isolation",
+    "isolation_named",
+    "isolation_names",
+    "register_isolation",
+]
+
+
+class Reuse(enum.Enum):
+    """What goes on living when a case has passed, for the next case of its class or module."""
+
+    NOTHING = enum.auto()
+    RANKS = enum.auto()  # a worker pool: the ranks, and their process group
+    PROCESS = enum.auto()  # the process of ranks that are threads; its ranks and groups are new for each case
+
+
+@dataclass(frozen=True, slots=True)
+class Isolation:
+    """A way to make the ranks of a case.
+
+    Attributes:
+        name: The user's name for it, as in `isolation = "fork"`.
+        make_launcher: Makes the launcher of a run. Isolations with the same function share one launcher.
+        in_process: All ranks are threads of one process. They share its environment and its exit, they have a store in
+            memory, and their backend must connect threads.
+        fresh_interpreter: Each rank imports the tests again.
+        reuse: What the next case of the class or module finds still alive.
+        can_debug: One rank can have the terminal.
+        has_exit_codes: Each rank ends with an exit code of its own, so that a test can expect one.
+    """
+
+    name: str
+    make_launcher: Callable[[RunContext], Launcher]
+    in_process: bool = False
+    fresh_interpreter: bool = False
+    reuse: Reuse = Reuse.NOTHING
+    can_debug: bool = True
+    has_exit_codes: bool = True
+
+    def fits(self, backend: Backend) -> bool:
+        """Return whether the backend can connect such ranks."""
+        return self.in_process == backend.in_process
+
+
+_registered: dict[str, Isolation] = {}
+
+
+def register_isolation(isolation: Isolation) -> Isolation:
+    """Make an isolation known by its name, for markers, classes and `--dist-isolation`.
+
+    Returns:
+        The isolation.
+
+    Raises:
+        UsageError: If another isolation has the name.
+    """
+    if _registered.setdefault(isolation.name, isolation) != isolation:
+        raise UsageError(
+            f"Isolation {isolation.name!r} is registered twice.\n"
+            "Two launchers have the same name, so that a test cannot say which one it means.\n"
+            "Give one of them another name."
+        )
+    return isolation
+
+
+FORK = register_isolation(Isolation("fork", ForkServerLauncher))
+SPAWN = register_isolation(Isolation("spawn", ForkServerLauncher, fresh_interpreter=True))
+POOL = register_isolation(Isolation("pool", ForkServerLauncher, reuse=Reuse.RANKS))
+THREAD = register_isolation(
+    Isolation(
+        "thread",
+        ForkServerLauncher,
+        in_process=True,
+        reuse=Reuse.PROCESS,
+        can_debug=False,
+        has_exit_codes=False,
+    )
+)
+
+
+def isolation_names() -> tuple[str, ...]:
+    """Return the names that a user can choose from."""
+    return tuple(_registered)
+
+
+def isolation_named(name: str) -> Isolation:
+    """Return the isolation of that name.
+
+    Raises:
+        UsageError: If there is none.
+    """
+    if (found := _registered.get(name)) is not None:
+        return found
+    near = difflib.get_close_matches(name, _registered, n=1)
+    raise UsageError(
+        f"Isolation {name!r} does not exist.\n"
+        f"The isolations are {', '.join(_registered)}.\n"
+        f"{f'Did you mean {near[0]!r}?' if near else 'Use one of them.'}"
+    )
+
+
+def default_isolation(backend: Backend) -> Isolation:
+    """Return the isolation of tests that do not name one."""
+    return THREAD if backend.in_process else FORK
+
+
+def check_isolation(name: str, backend: Backend, isolation: Isolation) -> None:
+    """Refuse ranks that the backend cannot connect.
+
+    Args:
+        name: The case, or whatever else asks for the ranks.
+        backend: The backend.
+        isolation: How the ranks are made.
+
+    Raises:
+        UsageError: If the two do not fit.
+    """
+    if isolation.fits(backend):
+        return
+    if isolation.in_process:
+        raise UsageError(
+            f'{name}: isolation "{isolation.name}" with backend "{backend.name}".\n'
+            "Ranks that are threads share one process: one address, one device, one environment. This backend connects "
+            "processes.\n"
+            f'Use the backend "threaded" (backends = ["threaded"], or --dist-backend=threaded), or isolation '
+            f'"{default_isolation(backend).name}".'
+        )
+    raise UsageError(
+        f'{name}: isolation "{isolation.name}" with backend "{backend.name}".\n'
+        "This backend connects threads of one process, and the isolation makes processes.\n"
+        f'Use isolation "{default_isolation(backend).name}", or another backend, such as "gloo".'
+    )

@@ -1,0 +1,79 @@
+"""Isolations: the facts that the library asks for, instead of comparing names."""
+
+from __future__ import annotations
+
+import pytest
+
+from dist_testing.backends import backends
+from dist_testing.errors import UsageError
+from dist_testing.launch.fork import ForkServerLauncher
+from dist_testing.launch.isolation import (
+    FORK,
+    POOL,
+    SPAWN,
+    THREAD,
+    Isolation,
+    Reuse,
+    check_isolation,
+    default_isolation,
+    isolation_named,
+    isolation_names,
+    register_isolation,
+)
+
+
+def test_the_four_isolations_are_known_by_their_names() -> None:
+    """A BUILD file, a marker and the command line name them; a lost name breaks every test that uses it."""
+    assert isolation_names()[:4] == ("fork", "spawn", "pool", "thread")
+    assert [isolation_named(name) for name in isolation_names()[:4]] == [FORK, SPAWN, POOL, THREAD]
+
+
+@pytest.mark.parametrize(
+    ("isolation", "reuse"),
+    [(FORK, Reuse.NOTHING), (SPAWN, Reuse.NOTHING), (POOL, Reuse.RANKS), (THREAD, Reuse.PROCESS)],
+)
+def test_what_outlives_a_case(isolation: Isolation, reuse: Reuse) -> None:
+    """Cases that share ranks stay in one shard, and the leak checks run for them."""
+    assert isolation.reuse is reuse
+
+
+@pytest.mark.parametrize("name", ["threads", "Fork", "", "srun"])
+def test_an_unknown_isolation_is_refused_with_the_known_ones(name: str) -> None:
+    """A silent default would run the test in another way than its author asked for."""
+    with pytest.raises(UsageError) as caught:
+        isolation_named(name)
+    what, known, way_out = str(caught.value).splitlines()
+    assert repr(name) in what
+    assert ", ".join(isolation_names()) in known
+    assert way_out
+
+
+def test_a_near_miss_names_the_isolation_that_was_meant() -> None:
+    """The user sees the correction in the message."""
+    with pytest.raises(UsageError, match="Did you mean 'thread'"):
+        isolation_named("threads")
+
+
+@pytest.mark.parametrize("name", list(backends()))
+def test_the_default_isolation_fits_its_backend(name: str) -> None:
+    """Otherwise no test of this backend could run without naming an isolation."""
+    backend = backends()[name]
+    assert default_isolation(backend).fits(backend)
+    check_isolation("a case", backend, default_isolation(backend))
+
+
+@pytest.mark.parametrize(("isolation", "backend"), [(THREAD, "gloo"), (FORK, "threaded"), (POOL, "threaded")])
+def test_ranks_that_the_backend_cannot_connect_are_refused(isolation: Isolation, backend: str) -> None:
+    """Gloo ranks that are threads of one process would hang or corrupt each other's state."""
+    with pytest.raises(UsageError) as caught:
+        check_isolation("test_x", backends()[backend], isolation)
+    text = str(caught.value)
+    assert f'test_x: isolation "{isolation.name}" with backend "{backend}"' in text
+    assert f'isolation "{default_isolation(backends()[backend]).name}"' in text
+
+
+def test_two_launchers_cannot_have_one_name() -> None:
+    """The later one would silently take the place of the first for all tests that name it."""
+    with pytest.raises(UsageError, match="'fork' is registered twice"):
+        register_isolation(Isolation("fork", ForkServerLauncher, can_debug=False))
+    assert register_isolation(FORK) is FORK
