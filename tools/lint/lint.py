@@ -1,6 +1,7 @@
 """Every static check of this repository: `./bazelw run //tools/lint`, or with `-- --fix` what can be fixed by itself.
 
-Python: ruff (rules and form), mypy (strict). Starlark: buildifier. Pages: links. CI runs the same command.
+Python: ruff (rules and form), mypy (strict), import-linter (layers; the contracts are in pyproject.toml). Starlark:
+buildifier. Pages: links. CI runs the same command.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ _MYPY_GROUPS: dict[tuple[str, ...], tuple[str, ...]] = {
 }
 # Bazel's links, and fixtures that are no code of this repository.
 _STARLARK = ("*.bzl", "*.bazel", "WORKSPACE")
+# Its script names the interpreter that installed it, which need not be there any more.
+_IMPORT_LINTER = "from importlinter.cli import lint_imports_command; lint_imports_command()"
 
 
 def main() -> int:
@@ -54,6 +57,9 @@ def main() -> int:
         [_buildifier(), f"-mode={'fix' if fix else 'check'}", "-lint=warn", *_files(*_STARLARK)],
     ]
     failed = [step for step in steps if _fails(step)]
+    imports = [sys.executable, "-c", _IMPORT_LINTER, "--no-cache"]
+    if _fails(imports):
+        failed.append(imports)
     for folders, path in _MYPY_GROUPS.items():
         step = [sys.executable, "-m", "mypy", *folders]
         if _fails(step, MYPYPATH=os.pathsep.join(path)):
