@@ -167,6 +167,7 @@ def _run(
     # Not at the top: a target that cannot be found should say so at once.
     import pytest
 
+    from dist_testing.bazel import pytest_config
     from dist_testing.bazel import session as bazel_session
     from dist_testing.frontends.pytest import plugin as pytest_plugin
 
@@ -189,7 +190,7 @@ def _run(
             *("-p", "no:cacheprovider"),
             # Leaves sys.path alone: a test's folder must not shadow the consumer's packages.
             "--import-mode=importlib",
-            f"--rootdir={_root(target)}",
+            *pytest_config.options(target.files, target.repositories),
             "-rs",
             *(("--exitfirst",) if protocol.fail_fast else ()),
             *arguments,
@@ -233,11 +234,3 @@ def _finish_coverage(coverage: CoverageRun, conclusion: Conclusion) -> None:
         coverage.finish()
     except ReportError as error:
         conclusion.warn(str(error))
-
-
-def _root(target: _Target) -> str:
-    """The folder that test names are relative to: the repository's, in the runfiles; of several, the runfiles."""
-    source = os.environ.get("TEST_SRCDIR")
-    if not source or "" in target.repositories:
-        return os.path.commonpath([os.path.dirname(file) for file in target.files])
-    return os.path.join(source, *target.repositories) if len(target.repositories) == 1 else source

@@ -12,7 +12,8 @@ for plugins that leave the running to pytest; these parts of that it offers to n
   (`DatetimeFormatter`);
 - the class of what `pytest.fail` raises, to derive from (`Failed`);
 - expressions as `-k` takes them (`parse_expression`), and filters of warnings as the mark writes them
-  (`parse_warning_filter`).
+  (`parse_warning_filter`);
+- a configuration file, read to see whether it holds anything for pytest (`load_config_dict_from_file`).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from _pytest._code.code import ReprFileLocation, TerminalRepr
 from _pytest._io import TerminalWriter
 from _pytest.capture import CaptureIO, CaptureManager, EncodedFile
 from _pytest.config import parse_warning_filter
+from _pytest.config.findpaths import load_config_dict_from_file
 from _pytest.fixtures import FixtureLookupError
 from _pytest.logging import DatetimeFormatter
 from _pytest.mark import _parse_expression as parse_expression
@@ -47,6 +49,7 @@ __all__ = [
     "assertion_module",
     "evaluate_skip_marks",
     "evaluate_xfail_marks",
+    "load_config_dict_from_file",
     "parse_expression",
     "parse_warning_filter",
     "runner_module",
