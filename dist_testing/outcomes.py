@@ -136,7 +136,7 @@ class RankOutcome:
                 others = f", {self.summary}" if self.summary else ""
                 return f"was killed by {exit_name(-(self.signal or 0))} in {self.phase}{others}"
             case Kind.HUNG:
-                return f"was still in {self.operation or self.phase} at the deadline"
+                return f"was still in {self.operation or self.phase} {self.summary or 'at the deadline'}"
             case Kind.STOPPED:
                 return f"was in {self.operation or self.phase} and {self.summary or 'was stopped by the runner'}"
             case Kind.NEVER_STARTED:
@@ -156,6 +156,7 @@ class Verdict:
         culprit: The rank that failed first, if a rank is to blame.
         failing: Other ranks that failed by themselves, first to last.
         victims: Ranks that only suffered from another one's failure.
+        is_proven: For a hang, whether it is proven that no rank could ever have gone on.
     """
 
     status: Status
@@ -164,6 +165,7 @@ class Verdict:
     culprit: int | None = None
     failing: tuple[int, ...] = ()
     victims: tuple[int, ...] = ()
+    is_proven: bool = False
 
 
 def exit_name(exit_code: int) -> str:

@@ -23,6 +23,7 @@ from pathlib import Path
 from dist_testing.budget import Budget
 from dist_testing.case import Case, CaseResult, RankWarning
 from dist_testing.engine.gpu_checks import aftermath, notes, preflight
+from dist_testing.engine.hang_story import blame_by_ledger, mark_stuck
 from dist_testing.engine.interruption import interruption_report
 from dist_testing.engine.live_output import LiveOutput
 from dist_testing.engine.rank_record import RankRecord
@@ -228,6 +229,8 @@ class Engine:
                 log = world.log_tail(0)
                 outcomes = waiting_for_skipped(blame_thread(outcomes, read_ranks(world.directory), log))
             after = aftermath(world)
+        story = supervisor.hang
+        outcomes = mark_stuck(outcomes, story)
         result = verdict(
             outcomes,
             world_size=case.world_size,
@@ -235,6 +238,7 @@ class Engine:
             leaked=supervisor.leaked,
             gpu_memory=after.memory,
         )
+        result = blame_by_ledger(result, outcomes, story)
         result = blame_machine(result, faults=after.faults, lost=after.lost_text)
         gpus = world.gpus
         log_files: dict[int, Path] = {}
@@ -261,7 +265,9 @@ class Engine:
             end_session=next((record.end_session for record in supervisor.records if record.end_session), ""),
             gpus=gpus.names if gpus is not None else "",
             gpu_wait_s=gpus.wait_s if gpus is not None and running.is_first else 0.0,
-            notes=notes(world, self.spec, after) if result.status is Status.FAILED else (),
+            notes=(*(story.lines if story is not None else ()), *notes(world, self.spec, after))
+            if result.status is Status.FAILED
+            else (),
         )
 
     def run_here(self, case: Case, body: ThreadBody) -> CaseResult:

@@ -32,6 +32,9 @@ _PROTOCOL = (
     "XML_OUTPUT_FILE",
 )
 
+# Collectives that torch's flight recorder keeps on each rank. It keeps the newest; a hang is told from the last ones.
+_RECORDED_CALLS = 256
+
 # What decides how many threads torch starts; a user who set one of them has decided.
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
@@ -97,6 +100,7 @@ def rank_env(
             result.setdefault(name, str(threads_per_rank(world_size, env)))
     for name, value in backend_env.items():
         result.setdefault(name, value)
+    result.setdefault("TORCH_FR_BUFFER_SIZE", str(_RECORDED_CALLS))
     if scratch is not None:
         for name, folder in _CACHES.items():
             result.setdefault(name, os.path.join(scratch, "cache", folder))

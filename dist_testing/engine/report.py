@@ -76,6 +76,8 @@ def failure_report(result: CaseResult, *, target: str = "", reproduce: str = "")
     lines = [f"{target + ', case ' if target else ''}{failure_headline(result)}"]
     if verdict.cause is Cause.CRASH:
         lines.append(_crash_explanation(result))
+    elif verdict.is_proven:
+        lines.append(_PROVEN)
     elif explanation := _EXPLANATIONS.get(verdict.cause):
         lines.append(explanation)
     if verdict.victims:
@@ -102,12 +104,17 @@ def failure_report(result: CaseResult, *, target: str = "", reproduce: str = "")
         lines += ["", _stacks(result.stacks)]
     lines += _also_failed(result)
     if verdict.culprit is not None:
-        lines += _section(result, [verdict.culprit], "failed first")
+        part = "is what the others wait for" if verdict.cause is Cause.HANG and verdict.victims else "failed first"
+        lines += _section(result, [verdict.culprit], part)
     else:
         lines += _logs(result, result.logs)
     return "\n".join(lines)
 
 
+_PROVEN = (
+    "It is proven that no rank could ever go on: each has ended its test, or waits for another rank. So the runner did "
+    "not wait for the deadline. See docs/hangs.md."
+)
 # The likely cause and the way out, where there is no traceback that shows them.
 _EXPLANATIONS = {
     Cause.HANG: (

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dist_testing.case import Case
+from dist_testing.engine.hang_watch import HangWatch
 from dist_testing.engine.rank_env import rank_env, threads_per_rank
 from dist_testing.engine.rank_record import RankRecord
 from dist_testing.engine.run_directory import RunDirectory
@@ -154,7 +155,10 @@ def start_world(
             fds.append(theirs.enter_context(other).fileno())
         stacks_fds = {}
         for rank in range(size):
-            stacks_fds[rank], write = os.pipe()
+            # Stacks come from it, packet by packet, and so does the rank's ledger when the runner asks for it.
+            near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            near.setblocking(False)
+            stacks_fds[rank], write = near.detach(), far.detach()
             ours.callback(os.close, stacks_fds[rank])
             theirs.callback(os.close, write)
             fds.append(write)
@@ -211,7 +215,8 @@ def start_world(
             fds,
         )
         records = [RankRecord(rank, channel, board) for rank, channel in enumerate(channels)]
-        supervisor = Supervisor(launcher, number, records, stacks_fds, directory if together else None)
+        watch = None if together else HangWatch(records, stacks_fds, group_limit_s(limit_s))
+        supervisor = Supervisor(launcher, number, records, stacks_fds, directory if together else None, watch)
         if case.debug_rank is not None:
             supervisor.wait_for_debugger(case.debug_rank)
         ours.pop_all()

@@ -8,6 +8,8 @@ import select
 import time
 from collections.abc import Callable, Mapping
 
+from dist_testing.process.ledger import ANSWER_MARK
+
 __all__ = ["collect_stacks", "operation_in"]
 
 # The public operation of torch.distributed that a stack by faulthandler goes through, the outermost last.
@@ -48,9 +50,14 @@ def collect_stacks(fds: Mapping[int, int], ask: Callable[[], None], limit_s: flo
         if not events:
             break
         for fd, _ in events:
-            data = os.read(fd, 1 << 16)
+            try:
+                data = os.read(fd, 1 << 16)
+            except ConnectionError:
+                # The rank has ended without reading what it was asked.
+                data = b""
             if data:
-                answers[by_fd[fd]] += data
+                # A ledger that comes too late is no stack.
+                answers[by_fd[fd]] += b"" if data.startswith(ANSWER_MARK) else data
             else:
                 poller.unregister(fd)
                 del by_fd[fd]

@@ -15,6 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from dist_testing.engine.hang_story import HangStory
+from dist_testing.engine.hang_watch import HangWatch
 from dist_testing.engine.live_output import LiveOutput
 from dist_testing.engine.rank_record import RankRecord
 from dist_testing.engine.stack_dumps import collect_stacks
@@ -38,6 +40,8 @@ PEER_GRACE_S = 0.5
 _SKIP_GRACE_S = 5.0
 # For the stacks of ranks that a failure elsewhere has left waiting: nice to have, so the verdict does not wait long.
 _VICTIM_STACKS_S = 0.3
+# For the ledgers of all ranks at the deadline: a rank that holds the GIL for long does not answer. Seconds.
+_LEDGERS_S = 0.5
 # For the stacks of ranks that are the problem. A rank that is stopped, or stuck in the kernel, never answers. Seconds.
 _HUNG_STACKS_S = 2.0
 # A signal that comes between Python's last look and the wait itself is handled when the wait ends. Seconds.
@@ -62,6 +66,7 @@ class Supervisor:
         records: One per rank.
         stacks: Rank to its stacks, of ranks that were running when something went wrong.
         leaked: Command lines of what the ranks left behind.
+        hang: Why the ranks of the case that has just ended waited for each other, if it is known.
     """
 
     def __init__(
@@ -71,6 +76,7 @@ class Supervisor:
         records: Sequence[RankRecord],
         stacks_fds: Mapping[int, int],
         threads_directory: Path | None = None,
+        hang_watch: HangWatch | None = None,
     ) -> None:
         """Watch a world that was just asked for.
 
@@ -81,6 +87,7 @@ class Supervisor:
             stacks_fds: Rank to the descriptor that its stacks come from.
             threads_directory: Where ranks that are threads of one process note which of them they are; None for ranks
                 that are processes.
+            hang_watch: Looks for hangs while a case runs; None to leave them to the deadline.
         """
         self.records = records
         self.stacks: dict[int, str] = {}
@@ -89,11 +96,14 @@ class Supervisor:
         self._world = world
         self._stacks_fds = stacks_fds
         self._threads_directory = threads_directory
+        self._hang_watch = hang_watch
+        self.hang: HangStory | None = None
         self._stage = _Stage.BETWEEN
         self._keep = False
         self._limit_s = 0.0
         self._latest_s = math.inf
         self._is_timed = False
+        self._expects_exits = False
         self._deadline_s = math.inf
         self._grace_end_s = math.inf
         self._live: LiveOutput | None = None
@@ -143,6 +153,8 @@ class Supervisor:
             body: What to run, if the ranks are waiting for it; None if they were started with it.
         """
         self._stage = _Stage.RUNNING
+        self.hang = None
+        self._expects_exits = bool(expected_exits)
         self._keep = keep
         self._limit_s = limit_s
         self._latest_s = latest_s
@@ -152,6 +164,8 @@ class Supervisor:
         self._is_timed = body is not None
         start_limit_s = min(_START_LIMIT_S, max(_LEAST_START_S, latest_s - now_s))
         self._deadline_s = now_s + (limit_s if self._is_timed else start_limit_s)
+        if self._hang_watch is not None:
+            self._hang_watch.begin_case()
         for record in self.records:
             record.begin_case(expected_exits.get(record.rank))
             if body is not None:
@@ -235,7 +249,24 @@ class Supervisor:
 
     def _wait(self, until: _Stage) -> None:
         while self._stage not in (until, _Stage.OVER):
-            self._look(math.inf)
+            watch = self._watch_now()
+            self._look(math.inf if watch is None else watch.next_s)
+            if watch is not None and watch is self._watch_now() and (story := watch.look(time.monotonic())):
+                self.hang = story
+                # Where ranks have skipped, that is what is wrong; the others are stopped.
+                skips = any(record.reported is Kind.SKIPPED for record in self.records)
+                self._stop(Kind.STOPPED if skips else Kind.HUNG, time.monotonic(), _HUNG_STACKS_S)
+
+    def _watch_now(self) -> HangWatch | None:
+        """What looks for hangs, while the ranks alone decide how the case goes on."""
+        is_alone = (
+            self._stage is _Stage.RUNNING
+            and self._is_timed
+            and self._debugged is None
+            and not self._expects_exits
+            and not any(record.is_patient or record.first_trouble_s is not None for record in self.records)
+        )
+        return self._hang_watch if is_alone else None
 
     def _look(self, until_s: float) -> None:
         """Wait for something to happen, at most until then, and draw the consequences."""
@@ -300,8 +331,13 @@ class Supervisor:
             self._grace_end_s = self._deadline_s = math.inf
         if now_s >= self._grace_end_s:
             in_vain = any(record.waited_in_vain for record in records)
+            if in_vain and self._hang_watch is not None:
+                self.hang = self._hang_watch.latest
             self._stop(Kind.STOPPED, now_s, _HUNG_STACKS_S if in_vain else _VICTIM_STACKS_S)
         elif now_s >= self._deadline_s:
+            if self._stage is _Stage.RUNNING and self._is_timed and self._hang_watch is not None:
+                self._hang_watch.ask(_LEDGERS_S)
+                self.hang = self._hang_watch.latest
             self._stop(Kind.HUNG, now_s, _HUNG_STACKS_S)
 
     def _decide_running(self, now_s: float) -> None:

@@ -23,6 +23,7 @@ from dist_testing.rank.coverage import RankCoverage
 from dist_testing.rank.debugging import set_breakpoint_hook, take_terminal
 from dist_testing.rank.device import finish_device_work
 from dist_testing.rank.environment import become, torchrun_env
+from dist_testing.rank.ledger import answer_with_ledger
 from dist_testing.rank.reporter import Reporter
 from dist_testing.rank.state import RankState
 
@@ -221,6 +222,9 @@ def become_rank_process(start: RankStart) -> None:
     if start.rank == start.request.debug_rank:
         take_terminal()
     answer_with_stacks(start.stacks_fd)
+    if not start.request.together:
+        # Threads find out themselves who waits for whom.
+        answer_with_ledger(start.stacks_fd)
     if (torch := sys.modules.get("torch")) is not None:
         # A pool of native threads does not survive the fork. torch replaces it when a thread first asks for it, and has
         # no lock around that; several at once find none and abort the process.

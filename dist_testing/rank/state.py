@@ -12,7 +12,7 @@ from typing import Any
 
 from dist_testing.errors import StateLeakError
 
-__all__ = ["RankState"]
+__all__ = ["RankState", "child_processes"]
 
 # torch sets it at the first call of some functions that have nothing to do with it.
 _SET_BY_TORCH = frozenset({"TORCHINDUCTOR_CACHE_DIR"})
@@ -135,6 +135,11 @@ def _descriptor_name(fd: int) -> str | None:
         if not name.startswith("anon_inode:"):
             return name
     return None
+
+
+def child_processes() -> frozenset[int]:
+    """Return the processes that this one has started, apart from the helpers of multiprocessing."""
+    return _children(_helpers()[0])
 
 
 def _children(helpers: frozenset[int]) -> frozenset[int]:

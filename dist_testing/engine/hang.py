@@ -1,0 +1,257 @@
+"""Proves from the ledgers of all ranks that no rank of a world can ever go on: a pure function, and its reasons.
+
+A rank *can move* unless the ledger shows that it cannot. It cannot move by itself if its case has ended, or if its main
+thread waits for something that only another rank can give, without a limit that the user chose, and nothing else on the
+rank runs the user's code. Such a rank can move as soon as the ranks that it waits for have done their part:
+
+| it waits for | it can move if |
+|---|---|
+| a collective | each member that has not begun this call can move; none is missing: it can move now |
+| one of several collectives | one of them can end |
+| a receive from a rank | that rank is about to send to it, or can move |
+| a receive from any rank | so for one of the group's members |
+| a send to a rank | that rank is about to receive from it, or can move |
+| a monitored barrier, a new group | each member that is not in it can move |
+| a key of a store | any other rank can move |
+
+The least solution of these rules is the set of ranks that can move. The hang is proven if the set is empty and at least
+one rank waits. No correct program is stopped: the ranks of a correct program that has not ended are on the way to a
+call, so one of them can move; or they are all in one call, and then it is in flight, and all of them can move. Members
+of a group that make different calls at one number are no correct program; such a call never ends.
+
+The ledgers are taken one after the other. `dist_testing.engine.hang_watch` sees to it that they describe one moment:
+nothing may have changed between two looks at all ranks, and no rank may have run in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from dist_testing.process.ledger import COLLECTIVE, Call, Ledger, Wait, WaitKind
+
+__all__ = ["Analysis", "Mismatch", "RankView", "Waiting", "analyse"]
+
+# Limits that torch gives to groups and stores for which the user has named none: gloo's, NCCL's, a store's.
+# Milliseconds.
+_TORCH_LIMITS_MS = frozenset({1_800_000, 600_000, 300_000})
+# Only of this backend it is known that a call that is recorded as not ended has not ended, and that no other thread of
+# the user's can end it.
+_RECORDED_BACKENDS = frozenset({"gloo"})
+
+
+@dataclass(frozen=True, slots=True)
+class RankView:
+    """What is known of one rank at one moment.
+
+    Attributes:
+        rank: Which one.
+        ended: How its case has ended, such as "ended the test"; "" if it runs.
+        ledger: Its ledger; None if it did not tell it.
+        busy: Why it can move, whatever its ledger says, such as "uses the CPU"; "" for no such reason.
+    """
+
+    rank: int
+    ended: str
+    ledger: Ledger | None
+    busy: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatch:
+    """Members of one group have made different calls at the same number.
+
+    Attributes:
+        group: Name of the group.
+        number: Of the call.
+        calls: Rank to its call.
+    """
+
+    group: str
+    number: int
+    calls: Mapping[int, Call]
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A rank that waits.
+
+    Attributes:
+        rank: Which one.
+        wait: What for.
+        call: The collective, if it is one and it is known which.
+        missing: The ranks that have to do something first. Each of these sets is enough; an empty one says that it can
+            move now.
+        mismatch: Why the call can never end, if members have made different calls.
+    """
+
+    rank: int
+    wait: Wait
+    call: Call | None
+    missing: tuple[frozenset[int], ...]
+    mismatch: Mismatch | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Analysis:
+    """What the ledgers say of a world.
+
+    Attributes:
+        views: What it was made from, by rank.
+        waiting: Rank to what it waits for, of ranks that cannot move by themselves.
+        free: Rank to why it can move by itself.
+        movable: Ranks that can move, now or after others.
+    """
+
+    views: Mapping[int, RankView]
+    waiting: Mapping[int, Waiting]
+    free: Mapping[int, str]
+    movable: frozenset[int]
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether no rank can ever go on, although at least one has not ended."""
+        return bool(self.waiting) and not self.movable
+
+
+def analyse(views: Sequence[RankView], limits_ms: frozenset[int] = frozenset()) -> Analysis:
+    """Find the ranks that can move.
+
+    Args:
+        views: One per rank of the world.
+        limits_ms: Limits that this library has given to groups and stores, in milliseconds. A wait with any other limit
+            than these and torch's defaults ends by itself: the user chose it.
+    """
+    by_rank = {view.rank: view for view in views}
+    known_ms = limits_ms | _TORCH_LIMITS_MS
+    waiting: dict[int, Waiting] = {}
+    free: dict[int, str] = {}
+    for view in views:
+        found = _waiting(view, by_rank, known_ms)
+        if isinstance(found, str):
+            free[view.rank] = found
+        elif found is not None:
+            waiting[view.rank] = found
+    movable = set(free)
+    while more := {
+        rank
+        for rank, found in waiting.items()
+        if rank not in movable and any(missing <= movable for missing in found.missing)
+    }:
+        movable |= more
+    return Analysis(by_rank, waiting, free, frozenset(movable))
+
+
+def _waiting(view: RankView, views: Mapping[int, RankView], known_ms: frozenset[int]) -> Waiting | str | None:
+    """What a rank waits for; why it can move by itself; or None for a rank that has ended and does nothing more."""
+    ledger = view.ledger
+    if view.busy:
+        return view.busy
+    if ledger is None:
+        return "did not tell its ledger"
+    if ledger.others:
+        return f"has {', '.join(ledger.others)}"
+    if view.ended:
+        return None
+    wait = ledger.wait
+    if wait is None:
+        return "waits for no other rank"
+    if wait.kind in COLLECTIVE:
+        return _in_collective(view.rank, ledger, wait, views, known_ms)
+    if wait.limit_ms not in known_ms:
+        return "waits with a limit of the test's own"
+    missing = _missing(view.rank, ledger, wait, views)
+    if missing is None:
+        return "waits in a group that is not known"
+    return Waiting(view.rank, wait, None, missing)
+
+
+def _in_collective(
+    rank: int, ledger: Ledger, wait: Wait, views: Mapping[int, RankView], known_ms: frozenset[int]
+) -> Waiting | str:
+    if not ledger.is_recording:
+        return "runs without torch's flight recorder"
+    pending = [call for call in ledger.calls if not call.is_done]
+    if wait.kind is WaitKind.COLLECTIVE:
+        pending = [call for call in pending if call.group == wait.group][-1:]
+    if not pending:
+        return "waits for a call that has just ended"
+    missing = []
+    mismatches = []
+    for call in pending:
+        members = ledger.members(call.group)
+        if members is None or call.backend not in _RECORDED_BACKENDS or not set(members) <= views.keys():
+            return f"waits in a group that is not known ({call.group})"
+        if call.limit_ms not in known_ms:
+            return "waits with a limit of the test's own"
+        if mismatch := _mismatch(rank, call, members, views):
+            mismatches.append(mismatch)
+        else:
+            missing.append(
+                frozenset(other for other in members if other != rank and not _has_begun(call, views[other], members))
+            )
+    return Waiting(rank, wait, pending[-1], tuple(missing), mismatches[0] if mismatches else None)
+
+
+def _has_begun(call: Call, view: RankView, members: tuple[int, ...]) -> bool:
+    """Whether a member has begun a call, or may have."""
+    ledger = view.ledger
+    if ledger is None or not ledger.is_recording:
+        # Then it can move anyway, unless it has ended without a ledger: nothing is known of what it had begun.
+        return True
+    if ledger.members(call.group) not in (None, members) or any(
+        other.generation != call.generation for other in ledger.calls if other.group == call.group
+    ):
+        # Another group of the same name.
+        return True
+    if call.group not in ledger.last:
+        return not ledger.is_complete
+    return ledger.last[call.group] >= call.number
+
+
+def _mismatch(rank: int, call: Call, members: tuple[int, ...], views: Mapping[int, RankView]) -> Mismatch | None:
+    calls = {rank: call}
+    for other in members:
+        ledger = views[other].ledger
+        if other == rank or ledger is None or ledger.members(call.group) not in (None, members):
+            continue
+        for theirs in ledger.calls:
+            if (theirs.group, theirs.generation, theirs.number) == (call.group, call.generation, call.number):
+                calls[other] = theirs
+    if len({theirs.operation for theirs in calls.values()}) > 1:
+        return Mismatch(call.group, call.number, calls)
+    return None
+
+
+def _missing(rank: int, ledger: Ledger, wait: Wait, views: Mapping[int, RankView]) -> tuple[frozenset[int], ...] | None:
+    """The sets of ranks that are enough for what is no collective; None if the group is not known."""
+    if wait.kind is WaitKind.STORE:
+        return tuple(frozenset({other}) for other in views if other != rank)
+    members = wait.ranks or ledger.members(wait.group)
+    if members is None or rank not in members or not set(members) <= views.keys():
+        return None
+    if wait.kind in (WaitKind.MONITORED, WaitKind.GROUP):
+        absent = {other for other in members if not _is_in(views[other], wait)}
+        return (frozenset(absent - {rank}),)
+    if wait.peer == -1 and wait.kind is WaitKind.RECEIVE:
+        peers = [other for other in members if other != rank]
+    elif wait.peer in members:
+        peers = [wait.peer]
+    else:
+        return None
+    return tuple(frozenset() if _meets(rank, wait, views[peer]) else frozenset({peer}) for peer in peers)
+
+
+def _is_in(view: RankView, wait: Wait) -> bool:
+    theirs = view.ledger.wait if view.ledger is not None and not view.ended else None
+    return theirs is not None and (theirs.kind, theirs.group) == (wait.kind, wait.group)
+
+
+def _meets(rank: int, wait: Wait, view: RankView) -> bool:
+    """Whether a peer is in the send or receive that `wait` of `rank` is for."""
+    theirs = view.ledger.wait if view.ledger is not None and not view.ended else None
+    if theirs is None or (theirs.group, theirs.tag) != (wait.group, wait.tag):
+        return False
+    if wait.kind is WaitKind.RECEIVE:
+        return theirs.kind is WaitKind.SEND and theirs.peer == rank
+    return theirs.kind is WaitKind.RECEIVE and theirs.peer in (rank, -1)

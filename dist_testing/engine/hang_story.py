@@ -1,0 +1,240 @@
+"""Tells in words what an analysis of ledgers has found: who waits for whom, where, and which rank it comes from."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from dist_testing.engine.hang import Analysis, Mismatch, Waiting
+from dist_testing.outcomes import GOOD, Cause, Kind, RankOutcome, Verdict
+from dist_testing.process.ledger import Ledger, WaitKind
+
+__all__ = ["HangStory", "blame_by_ledger", "mark_stuck", "ranks_text", "tell"]
+
+# Files in whose lines a reader cannot see what their test does: torch's, and this library's.
+_NOT_THE_TEST = (f"{os.sep}torch{os.sep}", f"{os.sep}dist_testing{os.sep}")
+_DEFAULT_GROUP = "0"
+# Instead of "at the deadline".
+_STUCK = "when no rank could go on any more"
+
+
+@dataclass(frozen=True, slots=True)
+class HangStory:
+    """What is known of a hang.
+
+    Attributes:
+        is_proven: Whether no rank could ever have gone on.
+        headline: One sentence: which ranks wait, for whom, where.
+        lines: What each rank did, a line for ranks that did the same.
+        culprits: The ranks that the others wait for; empty if they wait for each other.
+        victims: The ranks that wait.
+    """
+
+    is_proven: bool
+    headline: str
+    lines: tuple[str, ...]
+    culprits: tuple[int, ...]
+    victims: tuple[int, ...]
+
+
+def tell(analysis: Analysis) -> HangStory | None:
+    """Tell what an analysis has found; None if no rank is known to wait for another."""
+    if not analysis.waiting:
+        return None
+    culprits: Sequence[int] = ()
+    mismatch = next((waiting.mismatch for waiting in analysis.waiting.values() if waiting.mismatch), None)
+    awaited = _awaited(analysis)
+    if mismatch is not None:
+        headline, culprits = _disagreement(analysis, mismatch)
+    elif ended := [rank for rank in awaited if analysis.views[rank].ended]:
+        headline, culprits = _absent(analysis, awaited, ended), ended
+    elif free := [rank for rank in awaited if rank in analysis.free]:
+        headline, culprits = _absent(analysis, awaited, free), free
+    elif cycle := _cycle(analysis):
+        headline = f"{ranks_text(cycle)} wait for each other: {_each(analysis, cycle)}"
+    elif analysis.is_proven:
+        headline = f"no rank can go on: {_each(analysis, analysis.waiting)}"
+    else:
+        headline = _each(analysis, analysis.waiting)
+    victims = tuple(rank for rank in analysis.waiting if rank not in culprits)
+    return HangStory(analysis.is_proven, headline, tuple(_lines(analysis)), tuple(culprits), victims)
+
+
+def ranks_text(ranks: Iterable[int]) -> str:
+    """Such as "rank 3", or "ranks 0, 1"."""
+    texts = [str(rank) for rank in sorted(ranks)]
+    return f"rank{'s' if len(texts) > 1 else ''} {', '.join(texts)}"
+
+
+def _awaited(analysis: Analysis) -> dict[int, list[int]]:
+    """Rank to those that cannot go on without it, by rank."""
+    awaited: dict[int, list[int]] = {}
+    for rank, waiting in sorted(analysis.waiting.items()):
+        # Without a choice: one that may come from this rank or that is nobody's in particular.
+        if len(waiting.missing) == 1:
+            for other in waiting.missing[0]:
+                awaited.setdefault(other, []).append(rank)
+    return dict(sorted(awaited.items()))
+
+
+def _disagreement(analysis: Analysis, mismatch: Mismatch) -> tuple[str, Sequence[int]]:
+    sides: dict[str, list[int]] = {}
+    for rank, theirs in sorted(mismatch.calls.items()):
+        sides.setdefault(theirs.operation, []).append(rank)
+    texts = [
+        f"{ranks_text(ranks)} {'call' if len(ranks) > 1 else 'calls'} {operation}{_at(_common_place(analysis, ranks))}"
+        for operation, ranks in sorted(sides.items(), key=lambda side: (len(side[1]), side[1]))
+    ]
+    alone = [ranks[0] for ranks in sides.values() if len(ranks) == 1]
+    culprits = alone if len(alone) == 1 else ()
+    call = f"call #{mismatch.number} of {_group(mismatch.group)}"
+    return f"the ranks disagree about {call}: {', '.join(texts)}", culprits
+
+
+def _absent(analysis: Analysis, awaited: Mapping[int, Sequence[int]], absent: Sequence[int]) -> str:
+    fates: dict[str, list[int]] = {}
+    for rank in absent:
+        view = analysis.views[rank]
+        fates.setdefault(view.ended or f"{analysis.free[rank]}{_at(_place(view.ledger))}", []).append(rank)
+    who = "; ".join(f"{ranks_text(ranks)} {fate}" for fate, ranks in fates.items())
+    waiting = sorted({rank for other in absent for rank in awaited[other]})
+    verb = "wait" if len(waiting) > 1 else "waits"
+    them = "it" if len(absent) == 1 else "them"
+    where = _common([_what(analysis.waiting[rank]) + _at(_place(analysis.views[rank].ledger)) for rank in waiting])
+    if where:
+        return f"{who}; {ranks_text(waiting)} {verb} for {them} in {where}"
+    return f"{who}; {ranks_text(waiting)} {verb} for {them}: {_each(analysis, waiting)}"
+
+
+def _cycle(analysis: Analysis) -> list[int]:
+    """Ranks of which each waits for the next and the last for the first; empty if there are none."""
+    for start in sorted(analysis.waiting):
+        path: list[int] = []
+        rank: int | None = start
+        while rank is not None and rank not in path:
+            path.append(rank)
+            waiting = analysis.waiting.get(rank)
+            following = waiting.missing[0] if waiting is not None and len(waiting.missing) == 1 else frozenset[int]()
+            rank = min((other for other in following if other in analysis.waiting), default=None)
+        if rank is not None:
+            return path[path.index(rank) :]
+    return []
+
+
+def _each(analysis: Analysis, ranks: Iterable[int]) -> str:
+    places: dict[str, list[int]] = {}
+    for rank in sorted(ranks):
+        text = f"{_what(analysis.waiting[rank])}{_at(_place(analysis.views[rank].ledger))}"
+        places.setdefault(text, []).append(rank)
+    return "; ".join(f"{ranks_text(its_ranks)} in {text}" for text, its_ranks in places.items())
+
+
+def _lines(analysis: Analysis) -> Iterable[str]:
+    texts: dict[str, list[int]] = {}
+    for rank, view in sorted(analysis.views.items()):
+        waiting = analysis.waiting.get(rank)
+        if view.ended:
+            text = view.ended
+        elif waiting is None:
+            text = f"{analysis.free.get(rank, '')}{_at(_place(view.ledger))}"
+        else:
+            sizes = f" {waiting.call.sizes} {waiting.call.dtypes}" if waiting.call is not None else ""
+            text = f"waits in {_what(waiting)}{sizes}{_at(_place(view.ledger))}"
+        if last := _last_done(view.ledger):
+            text += f"; the last collective that it ended: {last}"
+        texts.setdefault(text, []).append(rank)
+    for text, ranks in texts.items():
+        yield f"Ledger of {ranks_text(ranks)}: {text}."
+
+
+def _last_done(ledger: Ledger | None) -> str:
+    done = [call for call in ledger.calls if call.is_done] if ledger is not None else []
+    return f"{done[-1].operation} #{done[-1].number} of {_group(done[-1].group)}" if done else ""
+
+
+def _what(waiting: Waiting) -> str:
+    wait, call = waiting.wait, waiting.call
+    match wait.kind:
+        case WaitKind.RECEIVE:
+            return f"{wait.operation} from {f'rank {wait.peer}' if wait.peer >= 0 else 'any rank'}"
+        case WaitKind.SEND:
+            return f"{wait.operation} to rank {wait.peer}"
+        case WaitKind.STORE:
+            return f"{wait.operation} of a store{f' for {wait.keys}' if wait.keys else ''}"
+        case WaitKind.MONITORED:
+            return f"monitored_barrier of {_group(wait.group)}"
+        case WaitKind.GROUP:
+            return wait.operation
+    if call is None:
+        return wait.operation
+    # A function of torch can consist of another collective, and some wait for what an earlier call has begun.
+    name = call.operation
+    if wait.kind is WaitKind.COLLECTIVE and wait.operation != call.operation:
+        name = f"{wait.operation} ({call.operation})"
+    return f"{name} #{call.number} of {_group(call.group)}"
+
+
+def _group(name: str) -> str:
+    return "the default group" if name == _DEFAULT_GROUP else f"group {name}"
+
+
+def _place(ledger: Ledger | None) -> str:
+    """File and line of the test that a rank is in."""
+    if ledger is None:
+        return ""
+    for place in ledger.places:
+        if not any(part in place.file for part in _NOT_THE_TEST):
+            return f"{os.path.basename(place.file)}:{place.line}"
+    return ""
+
+
+def _common_place(analysis: Analysis, ranks: Iterable[int]) -> str:
+    return _common([_place(analysis.views[rank].ledger) for rank in ranks if rank in analysis.waiting])
+
+
+def _common(texts: Sequence[str]) -> str:
+    return texts[0] if len(set(texts)) == 1 else ""
+
+
+def _at(place: str) -> str:
+    return f" ({place})" if place else ""
+
+
+def mark_stuck(outcomes: Sequence[RankOutcome], story: HangStory | None) -> tuple[RankOutcome, ...]:
+    """Return the outcomes with what a proven hang means for the ranks that were stopped because of it."""
+    if story is None or not story.is_proven:
+        return tuple(outcomes)
+    return tuple(
+        dataclasses.replace(outcome, summary=_STUCK) if outcome.kind is Kind.HUNG else outcome for outcome in outcomes
+    )
+
+
+def blame_by_ledger(found: Verdict, outcomes: Sequence[RankOutcome], story: HangStory | None) -> Verdict:
+    """Return the verdict on a case, given what the ledgers say of a hang.
+
+    Args:
+        found: What the outcomes add up to.
+        outcomes: One per rank.
+        story: What the ledgers say; None if they were not read, or if no rank waited for another.
+    """
+    if story is None:
+        return found
+    if found.cause is Cause.DISAGREEMENT and story.is_proven:
+        return dataclasses.replace(found, reason=f"{found.reason}; {story.headline}")
+    failed = [outcome for outcome in outcomes if outcome.kind not in GOOD and outcome.kind is not Kind.STOPPED]
+    is_hang = all(outcome.kind is Kind.HUNG or outcome.collateral == "late" for outcome in failed)
+    # A story of an earlier moment is none of ranks that have failed later.
+    in_vain = {outcome.rank for outcome in failed if outcome.collateral == "late"}
+    if found.cause not in (Cause.HANG, Cause.FAILURE) or not failed or not is_hang or not in_vain <= {*story.victims}:
+        return found
+    return dataclasses.replace(
+        found,
+        cause=Cause.HANG,
+        reason=story.headline,
+        culprit=story.culprits[0] if len(story.culprits) == 1 else None,
+        failing=(),
+        victims=story.victims,
+        is_proven=story.is_proven,
+    )

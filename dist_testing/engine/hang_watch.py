@@ -1,0 +1,226 @@
+"""Looks at the ranks of a running case while they do nothing, and finds out whether they can ever go on.
+
+Every look costs a rank some milliseconds of a thread that does nothing else, so the cheap question comes first: the
+kernel knows which rank has used the CPU. The ledgers are asked for when no rank has, and again a moment later. A hang
+is proven if both times no rank could go on, if nothing has changed in between, and if no thread of any rank was about
+to run: then also nothing is on the way between them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import select
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from dist_testing.engine.hang import Analysis, RankView, analyse
+from dist_testing.engine.hang_story import HangStory, tell
+from dist_testing.engine.rank_record import RankRecord
+from dist_testing.errors import MessageError
+from dist_testing.outcomes import Kind
+from dist_testing.process.ledger import ANSWER_MARK, LEDGERS, Ledger, NoLedger
+
+__all__ = ["HangWatch", "collect_ledgers"]
+
+# Between two looks at the CPU time, and between the two looks at the ledgers. The kernel counts in steps of 10 ms.
+# Seconds.
+_PAUSE_S = 0.25
+# After a look that proved nothing. Seconds.
+_LONG_PAUSE_S = 0.5
+# For the answers of all ranks. A rank whose main thread is blocked answers in milliseconds. Seconds.
+_ANSWER_LIMIT_S = 0.2
+# Between two looks, the threads of gloo that look for work every 10 ms use next to nothing; a rank that works uses
+# more. Steps of the kernel's clock.
+_IDLE_TICKS = 1
+_ASLEEP = "S"
+_PACKET_BYTES = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class _Activity:
+    """What the kernel says of a rank.
+
+    Attributes:
+        ticks: CPU time that it has used until now.
+        state: Of its main thread, such as "S".
+    """
+
+    ticks: int
+    state: str
+
+
+class HangWatch:
+    """Watches one world for hangs.
+
+    Attributes:
+        next_s: When to look again, on the monotonic clock; never while it rests.
+        latest: What the last look at the ledgers said, as long as the case runs; None if no rank was known to wait.
+    """
+
+    def __init__(self, records: Sequence[RankRecord], fds: Mapping[int, int], group_limit_s: float) -> None:
+        """Watch a world; rests until `begin_case`.
+
+        Args:
+            records: One per rank.
+            fds: Rank to the socket that its ledger comes from; must not block.
+            group_limit_s: The limit that this library gives to groups and stores, in seconds.
+        """
+        self.next_s = math.inf
+        self.latest: HangStory | None = None
+        self._records = records
+        self._fds = fds
+        # torch cuts off what is less than a millisecond.
+        limit_ms = math.floor(group_limit_s * 1000)
+        self._limits_ms = frozenset({limit_ms, limit_ms + 1})
+        self._before: dict[int, _Activity] = {}
+        self._first: list[RankView] | None = None
+        self._requests = 0
+
+    def begin_case(self) -> None:
+        """Forget the last case."""
+        self.latest = None
+        self._forget()
+        self.next_s = time.monotonic() + _PAUSE_S
+
+    def rest(self) -> None:
+        """Look no more."""
+        self.next_s = math.inf
+
+    def look(self, now_s: float) -> HangStory | None:
+        """Look, if it is time.
+
+        Args:
+            now_s: The runner's clock.
+
+        Returns:
+            The story of a hang that is proven, else None.
+        """
+        if now_s < self.next_s:
+            return None
+        activity = _activity(self._records)
+        is_quiet = self._is_quiet(activity)
+        self._before = activity
+        self.next_s = now_s + _PAUSE_S
+        if not is_quiet:
+            self._first = None
+            return None
+        analysis = self.ask(_ANSWER_LIMIT_S)
+        # What the answers have cost is not the ranks' work.
+        self._before = _activity(self._records)
+        self.next_s = time.monotonic() + _PAUSE_S
+        views = list(analysis.views.values())
+        if not analysis.is_proven:
+            self._first = None
+            self.next_s += _LONG_PAUSE_S - _PAUSE_S
+        elif views != self._first:
+            self._first = views
+        elif all(_all_asleep(record.pid) for record in self._records):
+            return self.latest
+        return None
+
+    def ask(self, limit_s: float) -> Analysis:
+        """Ask all ranks for their ledgers now, and note what they say as `latest`.
+
+        Args:
+            limit_s: For all answers together, in seconds.
+        """
+        self._requests = (self._requests + 1) % 256
+        ledgers = collect_ledgers(self._fds, self._requests, limit_s)
+        views = [
+            RankView(record.rank, _how_ended(record), ledger if isinstance(ledger, Ledger) else None)
+            for record in self._records
+            for ledger in [ledgers.get(record.rank)]
+        ]
+        analysis = analyse(views, self._limits_ms)
+        self.latest = tell(analysis)
+        return analysis
+
+    def _is_quiet(self, activity: Mapping[int, _Activity]) -> bool:
+        return len(activity) == len(self._records) and all(
+            rank in self._before
+            and seen.state == self._before[rank].state == _ASLEEP
+            and seen.ticks - self._before[rank].ticks <= _IDLE_TICKS
+            for rank, seen in activity.items()
+        )
+
+    def _forget(self) -> None:
+        self._before = {}
+        self._first = None
+
+
+def collect_ledgers(fds: Mapping[int, int], number: int, limit_s: float) -> dict[int, Ledger | NoLedger]:
+    """Ask ranks for their ledgers and read the answers.
+
+    Args:
+        fds: Rank to the socket that its ledger comes from.
+        number: Of this request, 0 to 255: late answers to an earlier one do not count.
+        limit_s: For all ranks together, in seconds.
+
+    Returns:
+        Rank to its answer, of ranks that gave one that can be read.
+    """
+    mark = bytes([number])
+    poller = select.poll()
+    waiting = {}
+    for rank, fd in fds.items():
+        # Its end may be closed, and a rank that reads nothing has a full queue.
+        with contextlib.suppress(BlockingIOError, BrokenPipeError, ConnectionError):
+            os.write(fd, mark)
+            waiting[fd] = rank
+            poller.register(fd, select.POLLIN)
+    answers: dict[int, Ledger | NoLedger] = {}
+    end_s = time.monotonic() + limit_s
+    while waiting and (left_s := end_s - time.monotonic()) > 0:
+        for fd, _ in poller.poll(math.ceil(1000 * left_s)):
+            try:
+                packet = os.read(fd, _PACKET_BYTES)
+            except BlockingIOError:
+                continue
+            except ConnectionError:
+                packet = b""
+            # Anything else is an answer that came too late, or a stack.
+            is_answer = packet.startswith(ANSWER_MARK + mark)
+            if is_answer:
+                with contextlib.suppress(MessageError):
+                    answers[waiting[fd]] = LEDGERS.from_wire(packet[len(ANSWER_MARK) + 1 :])
+            if is_answer or not packet:
+                poller.unregister(fd)
+                del waiting[fd]
+    return answers
+
+
+def _how_ended(record: RankRecord) -> str:
+    if not record.is_settled:
+        return ""
+    return "skipped" if record.reported is Kind.SKIPPED else "ended the test"
+
+
+def _activity(records: Sequence[RankRecord]) -> dict[int, _Activity]:
+    """Rank to what the kernel says of it, of ranks that it knows."""
+    found = {}
+    for record in records:
+        if stat := _stat(f"/proc/{record.pid}/stat"):
+            # proc(5): utime and stime are the 14th and the 15th field, the state is the third.
+            found[record.rank] = _Activity(int(stat[11]) + int(stat[12]), stat[0])
+    return found
+
+
+def _all_asleep(pid: int | None) -> bool:
+    """Whether no thread of a process runs, is about to, or waits for a device."""
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return False
+    return all((stat := _stat(f"/proc/{pid}/task/{thread}/stat")) and stat[0] == _ASLEEP for thread in threads)
+
+
+def _stat(path: str) -> list[str]:
+    """The fields after the name, which may hold anything; empty if there is no such process."""
+    try:
+        with open(path, "rb") as file:
+            return file.read().rpartition(b")")[2].decode("ascii").split()
+    except OSError:
+        return []

@@ -1,0 +1,251 @@
+"""Tells the collective ledger of this rank when the runner asks, also while the main thread is blocked in native code.
+
+A helper thread waits for requests. It is no thread of `threading`, so tests that count threads do not see it; it takes
+no signals; and it steps aside while the test forks, so that a fork finds the threads that the test has started and no
+other. It reads and writes nothing that belongs to the test.
+"""
+
+from __future__ import annotations
+
+import _thread
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+
+from dist_testing.errors import MessageError
+from dist_testing.process.ledger import ANSWER_MARK, LEDGERS, Call, Group, Ledger, LedgerAnswer, NoLedger, Place
+from dist_testing.rank.state import child_processes
+from dist_testing.rank.waits import C10D, wait_of
+
+__all__ = ["LedgerThread", "answer_with_ledger", "read_ledger"]
+
+# Of the calls that have ended.
+_LAST_CALLS = 16
+_MAX_PLACES = 12
+_MAX_TEXT = 200
+# Threads of this library, by their names.
+_OUR_THREADS = "dist_testing"
+# For the helper to end its thread before a fork; it answers in milliseconds. Seconds.
+_STEP_ASIDE_S = 1.0
+_PAUSE_S = 0.0002
+
+
+def answer_with_ledger(fd: int) -> None:
+    """Answer the runner's requests for the ledger from now on, if the kernel has what that takes.
+
+    Args:
+        fd: A Unix socket that requests come from and answers go to; it stays the caller's.
+    """
+    if sys.platform == "linux":
+        LedgerThread(fd)
+
+
+class LedgerThread:
+    """The helper thread of a rank. It lives as long as the process."""
+
+    def __init__(self, fd: int) -> None:
+        """Start the thread.
+
+        Args:
+            fd: A Unix socket that requests come from and answers go to; it stays the caller's.
+        """
+        self._fd = fd
+        self._main = threading.get_ident()
+        self._ident = 0
+        self._native_id = 0
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC)
+        self._ended = _thread.allocate_lock()
+        self._pid = os.getpid()
+        self._start()
+        os.register_at_fork(before=self._step_aside, after_in_parent=self._start)
+
+    def _start(self) -> None:
+        # A signal to the process must never find a thread of ours to take it, also not between two lines of this.
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        try:
+            self._ended.acquire()
+            self._ident = _thread.start_new_thread(self._serve, ())
+        except RuntimeError:
+            # The machine has no room for a thread; then the deadline decides alone.
+            self._ended.release()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+
+    def _step_aside(self) -> None:
+        if os.getpid() != self._pid:
+            return
+        os.eventfd_write(self._wake, 1)
+        end_s = time.monotonic() + _STEP_ASIDE_S
+        if self._ended.acquire(timeout=_STEP_ASIDE_S):
+            self._ended.release()
+            # The interpreter has let it go; the kernel takes a moment longer.
+            while os.path.exists(f"/proc/self/task/{self._native_id}") and time.monotonic() < end_s:
+                time.sleep(_PAUSE_S)
+
+    def _serve(self) -> None:
+        try:
+            self._native_id = threading.get_native_id()
+            poller = select.poll()
+            for fd in (self._fd, self._wake):
+                poller.register(fd, select.POLLIN)
+            while True:
+                for fd, event in poller.poll():
+                    if fd == self._wake:
+                        os.eventfd_read(self._wake)
+                        return
+                    if not event & select.POLLIN or not self._answer():
+                        return
+        finally:
+            self._ended.release()
+
+    def _answer(self) -> bool:
+        """Answer one request; False if there will be no more."""
+        # The test may have closed the descriptor, and the runner may be gone.
+        try:
+            with _borrowed(self._fd) as channel:
+                request = channel.recv(1)
+                if not request:
+                    return False
+                channel.send(ANSWER_MARK + request + encoded(read_ledger(self._main, {self._ident})))
+        except OSError:
+            return False
+        return True
+
+
+@contextlib.contextmanager
+def _borrowed(fd: int) -> Iterator[socket.socket]:
+    """The socket of a descriptor that stays open."""
+    channel = socket.socket(fileno=fd)
+    try:
+        yield channel
+    finally:
+        channel.detach()
+
+
+def encoded(answer: LedgerAnswer) -> bytes:
+    """Return an answer as bytes; where it is too large, one that says so."""
+    try:
+        return LEDGERS.to_wire(answer)
+    except MessageError as error:
+        return LEDGERS.to_wire(NoLedger(str(error).partition("\n")[0]))
+
+
+def read_ledger(main: int, ours: set[int]) -> LedgerAnswer:
+    """Read the ledger of this process.
+
+    Args:
+        main: The thread that runs the test.
+        ours: Threads of this library.
+    """
+    try:
+        return _read(main, ours)
+    except Exception as error:
+        # The test may have put anything in the places that are read here, and torch may have changed them.
+        return NoLedger(f"{type(error).__name__}: {error}"[:_MAX_TEXT])
+
+
+def _read(main: int, ours: set[int]) -> Ledger:
+    frames = sys._current_frames()
+    frame = frames[main]
+    wait = wait_of(frame)
+    c10d = sys.modules.get(C10D)
+    recorded = _recorded()
+    entries: list[dict[str, Any]] = [] if recorded is None else recorded
+    calls = list(_calls(entries))
+    kept = [call for number, call in enumerate(calls) if not call.is_done or number >= len(calls) - _LAST_CALLS]
+    newest: dict[str, int] = {}
+    for call in calls:
+        newest[call.group] = call.generation
+    return Ledger(
+        is_recording=recorded is not None,
+        is_complete=len(entries) < _recorder_size(),
+        groups=tuple(_groups(c10d)) if c10d is not None else (),
+        calls=tuple(kept),
+        last={call.group: call.number for call in calls if call.generation == newest[call.group]},
+        waits=() if wait is None else (wait,),
+        places=tuple(_places(frame)),
+        others=tuple(_others(frames, {main, *ours})),
+    )
+
+
+def _recorded() -> list[dict[str, Any]] | None:
+    """What torch's flight recorder has; None if it is off."""
+    torch = sys.modules.get("torch")
+    if torch is None or _recorder_size() == 0:
+        return None
+    dump = getattr(getattr(torch._C, "_distributed_c10d", None), "_dump_fr_trace_json", None)
+    if dump is None:
+        return None
+    entries: list[dict[str, Any]] | None = json.loads(dump(includeCollectives=True, onlyActive=False)).get("entries")
+    if entries is None:
+        # It has recorded nothing yet; or the size in the environment is not the one that it began with.
+        return []
+    return sorted(entries, key=lambda entry: int(entry["record_id"]))
+
+
+def _recorder_size() -> int:
+    size = os.environ.get("TORCH_FR_BUFFER_SIZE", "0")
+    return int(size) if size.isascii() and size.isdigit() else 0
+
+
+def _calls(entries: list[dict[str, Any]]) -> Iterator[Call]:
+    generations: dict[str, list[int]] = {}
+    for entry in entries:
+        if entry["is_p2p"]:
+            continue
+        group = str(entry["process_group"][0])[:_MAX_TEXT]
+        seen = generations.setdefault(group, [])
+        if entry["pg_id"] not in seen:
+            seen.append(entry["pg_id"])
+        backend, _, operation = str(entry["profiling_name"]).rpartition(":")
+        yield Call(
+            group=group,
+            generation=seen.index(entry["pg_id"]),
+            number=int(entry["collective_seq_id"]),
+            backend=backend[:_MAX_TEXT],
+            operation=operation[:_MAX_TEXT],
+            sizes=str(entry["input_sizes"])[:_MAX_TEXT],
+            dtypes=" ".join(dict.fromkeys(map(str, entry["input_dtypes"])))[:_MAX_TEXT],
+            is_done=bool(entry["retired"]),
+            limit_ms=int(entry["timeout_ms"]),
+        )
+
+
+def _groups(c10d: Any) -> Iterator[Group]:
+    names = c10d._world.pg_names
+    for group, ranks in list(c10d._world.pg_group_ranks.items()):
+        if (name := names.get(group)) is not None:
+            yield Group(str(name), tuple(sorted(ranks, key=ranks.__getitem__)))
+
+
+def _places(frame: FrameType) -> Iterator[Place]:
+    inner: FrameType | None = frame
+    for _ in range(_MAX_PLACES):
+        if inner is None:
+            return
+        code = inner.f_code
+        yield Place(code.co_name[:_MAX_TEXT], code.co_filename[-_MAX_TEXT:], inner.f_lineno or 0, max(0, inner.f_lasti))
+        inner = inner.f_back
+
+
+def _others(frames: dict[int, FrameType], ours: set[int]) -> Iterator[str]:
+    for ident in frames.keys() - ours:
+        # Without the lock of `threading`, which the test may hold.
+        thread = threading._active.get(ident)  # type: ignore[attr-defined]
+        name = "" if thread is None else str(thread.name)
+        if not name.startswith(_OUR_THREADS):
+            yield f"another thread ({name[:_MAX_TEXT] or ident})"
+    if children := child_processes():
+        yield f"child processes ({', '.join(map(str, sorted(children)))})"[:_MAX_TEXT]
+    rpc = sys.modules.get("torch._C._distributed_rpc")
+    if rpc is not None and rpc._is_current_rpc_agent_set():
+        yield "an RPC agent"

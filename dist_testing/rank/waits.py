@@ -1,0 +1,304 @@
+"""Recognises from the Python frames of a blocked thread what it waits for.
+
+Torch's flight recorder knows the collectives of a rank, not which of them its main thread waits for, and neither
+point-to-point operations nor stores. The frames know: the innermost one names the call that has not returned, and its
+variables hold the arguments. No code of the test runs for this: variables are read, properties and methods of the
+test's own classes are not called. A call that is not understood is no wait for another rank.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import itertools
+import linecache
+import operator
+import sys
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from types import FrameType, ModuleType
+from typing import Any
+
+import dist_testing.world
+from dist_testing.process.ledger import Wait, WaitKind
+
+__all__ = ["C10D", "call_in", "group_name", "wait_of"]
+
+# torch's module of collectives.
+C10D = "torch.distributed.distributed_c10d"
+_FUNCTIONAL = "torch.distributed._functional_collectives"
+_OPS = "torch._ops"
+# c10d::OpType, the part that concerns one peer: SEND, RECV, RECVANYSOURCE.
+_POINT_TO_POINT = frozenset({12, 13, 14})
+_STORE_WAITS = frozenset({"wait", "get", "multi_get"})
+_MAX_KEYS_CHARS = 200
+_WORLD_FILE = dist_testing.world.__file__
+_OPERATORS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mod: operator.mod,
+    ast.BitXor: operator.xor,
+}
+
+
+class _UnknownError(Exception):
+    """The value of an expression cannot be told without running code."""
+
+
+def wait_of(frame: FrameType) -> Wait | None:
+    """Return what a thread waits for.
+
+    Args:
+        frame: The innermost frame of the thread, which is inside a call of native code.
+
+    Returns:
+        None if that is not another rank, or if it cannot be told.
+    """
+    c10d = sys.modules.get(C10D)
+    if c10d is None:
+        return None
+    if wait := _functional_wait(frame):
+        return wait
+    call = call_in(frame)
+    if call is None:
+        return None
+    try:
+        if isinstance(call.func, ast.Attribute):
+            return _wait_of_method(frame, call, call.func, c10d)
+        if isinstance(call.func, ast.Name) and call.func.id == "ProcessGroupGloo" and _module_of(frame) == C10D:
+            return _new_group(frame)
+    except (_UnknownError, RuntimeError):
+        # RuntimeError: torch does not tell it of this object.
+        pass
+    return None
+
+
+def call_in(frame: FrameType) -> ast.Call | None:
+    """Return the expression of the call that the frame is in; None if there is none, or no source."""
+    code = frame.f_code
+    if sys.version_info < (3, 11):
+        return _only_call_on_line(frame)
+    position = next(itertools.islice(code.co_positions(), frame.f_lasti // 2, None), (None,) * 4)
+    line, end_line, column, end_column = position
+    if line is None or end_line is None or column is None or end_column is None:
+        return None
+    lines = [text.encode() for text in linecache.getlines(code.co_filename, frame.f_globals)[line - 1 : end_line]]
+    if len(lines) != end_line - line + 1:
+        return None
+    # The end first: both may be on one line.
+    lines[-1] = lines[-1][:end_column]
+    lines[0] = lines[0][column:]
+    return _parsed_call(b"".join(lines))
+
+
+def _only_call_on_line(frame: FrameType) -> ast.Call | None:
+    """Python 3.10 knows the line only: good enough if there is one call on it, alone or assigned."""
+    text = linecache.getline(frame.f_code.co_filename, frame.f_lineno, frame.f_globals)
+    try:
+        calls = [node for node in ast.walk(ast.parse(text.strip())) if isinstance(node, ast.Call)]
+    except (SyntaxError, ValueError):
+        return None
+    return calls[0] if len(calls) == 1 else None
+
+
+def _parsed_call(source: bytes) -> ast.Call | None:
+    try:
+        node = ast.parse(b"(" + source + b"\n)", mode="eval").body
+    except (SyntaxError, ValueError):
+        return None
+    return node if isinstance(node, ast.Call) else None
+
+
+def group_name(group: object, c10d: ModuleType) -> str:
+    """Return torch's name of a process group; of the default group for None.
+
+    Raises:
+        _UnknownError: If it is none that torch knows.
+    """
+    names: dict[object, str] = c10d._world.pg_names
+    try:
+        return names[c10d.GroupMember.WORLD if group is None else group]
+    except (KeyError, TypeError) as error:
+        raise _UnknownError from error
+
+
+def _functional_wait(frame: FrameType) -> Wait | None:
+    """Functional collectives wait in an operator of torch, which Python calls through `torch._ops`."""
+    inner: FrameType | None = frame
+    while inner is not None and _module_of(inner) == _OPS:
+        inner = inner.f_back
+    if inner is not None and _module_of(inner) == _FUNCTIONAL and inner.f_code.co_name == "wait_tensor":
+        return Wait(WaitKind.SOME_COLLECTIVE, "wait_tensor")
+    return None
+
+
+def _wait_of_method(frame: FrameType, call: ast.Call, method: ast.Attribute, c10d: ModuleType) -> Wait | None:
+    in_c10d = _module_of(frame) == C10D
+    if in_c10d and method.attr == "monitored_barrier":
+        timeout = frame.f_locals.get("timeout")
+        group = group_name(frame.f_locals.get("group"), c10d)
+        return Wait(WaitKind.MONITORED, "monitored_barrier", group, limit_ms=_milliseconds(timeout))
+    if isinstance(method.value, ast.Call):
+        return _wait_of_new_work(frame, call, method, c10d)
+    receiver = _value(method.value, frame)
+    if isinstance(receiver, c10d.Store):
+        return _store_wait(frame, call, method.attr, receiver)
+    if method.attr != "wait" or type(receiver) is not c10d.Work or call.args or call.keywords:
+        return None
+    if receiver.is_completed():
+        return None
+    is_collective = receiver._get_op_type() not in _POINT_TO_POINT
+    if not in_c10d:
+        return Wait(WaitKind.SOME_COLLECTIVE, "wait") if is_collective else None
+    operation = frame.f_code.co_name
+    variables = frame.f_locals
+    if operation in ("send", "recv"):
+        peer, group_peer = ("dst", "group_dst") if operation == "send" else ("src", "group_src")
+        return _point_to_point(operation, variables.get(peer), variables.get(group_peer), variables, c10d)
+    if not is_collective or "group" not in variables:
+        return None
+    return Wait(WaitKind.COLLECTIVE, operation, group_name(variables["group"], c10d))
+
+
+def _wait_of_new_work(frame: FrameType, call: ast.Call, method: ast.Attribute, c10d: ModuleType) -> Wait | None:
+    """Such as `dist.irecv(tensor, 0).wait()`: the work is in no variable."""
+    began = method.value
+    assert isinstance(began, ast.Call)
+    if method.attr != "wait" or call.args or call.keywords:
+        return None
+    function = _value(began.func, frame)
+    if getattr(function, "__module__", None) != C10D or not inspect.isfunction(function):
+        return None
+    name = function.__name__
+    if getattr(c10d, name, None) is not function:
+        return None
+    if name not in ("isend", "irecv"):
+        return Wait(WaitKind.SOME_COLLECTIVE, name)
+    if any(isinstance(argument, ast.Starred) for argument in began.args) or len(began.args) > 5:
+        raise _UnknownError
+    peer, group_peer = ("dst", "group_dst") if name == "isend" else ("src", "group_src")
+    names = ("tensor", peer, "group", "tag", group_peer)
+    nodes = dict(zip(names, began.args, strict=False)) | {word.arg or "": word.value for word in began.keywords}
+    given = {argument: _value(node, frame) for argument, node in nodes.items() if argument != "tensor"}
+    if not given.keys() <= set(names):
+        raise _UnknownError
+    return _point_to_point(name, given.get(peer), given.get(group_peer), given, c10d)
+
+
+def _point_to_point(
+    operation: str, peer: object, group_peer: object, arguments: Mapping[str, object], c10d: ModuleType
+) -> Wait:
+    group: Any = arguments.get("group")
+    name = group_name(group, c10d)
+    group = c10d.GroupMember.WORLD if group is None else group
+    if peer is None and group_peer is not None:
+        ranks: dict[int, int] = c10d._world.pg_group_ranks[group]
+        peer = next((world for world, local in ranks.items() if local == group_peer), None)
+        if peer is None:
+            raise _UnknownError
+    tag = arguments.get("tag", 0)
+    if not isinstance(tag, int) or not (peer is None or isinstance(peer, int)):
+        raise _UnknownError
+    is_send = operation in ("send", "isend")
+    if is_send and peer is None:
+        raise _UnknownError
+    torch = sys.modules["torch"]
+    try:
+        limit: object = group._get_backend(torch.device("cpu")).options._timeout
+    except AttributeError:
+        limit = None
+    kind = WaitKind.SEND if is_send else WaitKind.RECEIVE
+    return Wait(kind, operation, name, -1 if peer is None else peer, tag, limit_ms=_milliseconds(limit))
+
+
+def _store_wait(frame: FrameType, call: ast.Call, method: str, store: Any) -> Wait | None:
+    if method not in _STORE_WAITS:
+        return None
+    limits = [_milliseconds(store.timeout)]
+    values = [*call.args, *(word.value for word in call.keywords)]
+    if frame.f_code.co_filename == _WORLD_FILE:
+        # The property that makes its argument is the library's own.
+        limits.append(_milliseconds(frame.f_locals["self"]._timeout))
+    elif len(values) > 1:
+        limits = [_milliseconds(_value_or_none(values[1], frame))]
+    keys = _value_or_none(values[0], frame) if values else None
+    return Wait(WaitKind.STORE, method, keys=_shown(keys), limit_ms=min(limits))
+
+
+def _new_group(frame: FrameType) -> Wait:
+    variables = frame.f_locals
+    ranks = variables["global_ranks_in_group"] or range(variables["group_size"])
+    limits = [_milliseconds(variables["timeout"]), _milliseconds(getattr(variables["store"], "timeout", None))]
+    return Wait(
+        WaitKind.GROUP,
+        "new_group" if variables["global_ranks_in_group"] else "init_process_group",
+        str(variables["group_name"]),
+        limit_ms=min(limits),
+        ranks=tuple(ranks),
+    )
+
+
+def _shown(keys: object) -> str:
+    texts = keys if isinstance(keys, list | tuple) else [keys]
+    return ", ".join(repr(text) for text in texts if isinstance(text, str))[:_MAX_KEYS_CHARS]
+
+
+def _milliseconds(limit: object) -> int:
+    return round(limit.total_seconds() * 1000) if type(limit) is timedelta else 0
+
+
+def _value_or_none(node: ast.expr, frame: FrameType) -> object:
+    try:
+        return _value(node, frame)
+    except _UnknownError:
+        return None
+
+
+def _value(node: ast.expr, frame: FrameType) -> Any:
+    """The value of a simple expression, found without running the test's code.
+
+    Raises:
+        _UnknownError: If the expression is of another kind.
+    """
+    match node:
+        case ast.Constant():
+            return node.value
+        case ast.Name():
+            for variables in (frame.f_locals, frame.f_globals, frame.f_builtins):
+                if node.id in variables:
+                    return variables[node.id]
+        case ast.List() | ast.Tuple():
+            return [_value(element, frame) for element in node.elts]
+        case ast.BinOp() if type(node.op) in _OPERATORS:
+            left, right = _value(node.left, frame), _value(node.right, frame)
+            if type(left) is int and type(right) is int and not (isinstance(node.op, ast.Mod) and right == 0):
+                return _OPERATORS[type(node.op)](left, right)
+        case ast.Attribute():
+            return _attribute(_value(node.value, frame), node.attr)
+        case ast.Subscript():
+            container, index = _value(node.value, frame), _value(node.slice, frame)
+            if type(container) in (list, tuple, dict) and type(index) in (int, str):
+                try:
+                    return container[index]
+                except (IndexError, KeyError) as error:
+                    raise _UnknownError from error
+    raise _UnknownError
+
+
+def _attribute(owner: Any, name: str) -> Any:
+    # A module's `__getattr__` is code, and so is a property.
+    try:
+        value = inspect.getattr_static(owner, name)
+    except AttributeError as error:
+        raise _UnknownError from error
+    if hasattr(type(value), "__get__") and not isinstance(owner, ModuleType):
+        cached = vars(owner).get(name) if hasattr(owner, "__dict__") else None
+        if cached is None:
+            raise _UnknownError
+        return cached
+    return value
+
+
+def _module_of(frame: FrameType) -> str:
+    name: object = frame.f_globals.get("__name__")
+    return name if isinstance(name, str) else ""
