@@ -11,7 +11,7 @@ rank runs the user's code. Such a rank can move as soon as the ranks that it wai
 | a receive from a rank | that rank is about to send to it, or can move |
 | a receive from any rank | so for one of the group's members |
 | a send to a rank | that rank is about to receive from it, or can move |
-| a monitored barrier, a new group | each member that is not in it can move |
+| a monitored barrier, a group that is made, the world's barrier | each member that is not in it can move |
 | a key of a store | any other rank can move |
 
 The least solution of these rules is the set of ranks that can move. The hang is proven if the set is empty and at least
@@ -230,7 +230,7 @@ def _missing(rank: int, ledger: Ledger, wait: Wait, views: Mapping[int, RankView
     members = wait.ranks or ledger.members(wait.group)
     if members is None or rank not in members or not set(members) <= views.keys():
         return None
-    if wait.kind in (WaitKind.MONITORED, WaitKind.GROUP):
+    if wait.kind in (WaitKind.MONITORED, WaitKind.MEETING):
         absent = {other for other in members if not _is_in(views[other], wait)}
         return (frozenset(absent - {rank}),)
     if wait.peer == -1 and wait.kind is WaitKind.RECEIVE:

@@ -165,7 +165,7 @@ def _what(waiting: Waiting) -> str:
             return f"{wait.operation} of a store{f' for {wait.keys}' if wait.keys else ''}"
         case WaitKind.MONITORED:
             return f"monitored_barrier of {_group(wait.group)}"
-        case WaitKind.GROUP:
+        case WaitKind.MEETING:
             return wait.operation
     if call is None:
         return wait.operation

@@ -47,7 +47,7 @@ class WaitKind(enum.Enum):
     SEND = "send"
     MONITORED = "monitored barrier"  # the group's first member waits for all others, and they for it
     STORE = "store"  # a key of a store
-    GROUP = "new group"  # the other members of a group that is being made
+    MEETING = "meeting"  # other ranks, all of them: a group is being made, or it is the world's own barrier
 
 
 COLLECTIVE = frozenset({WaitKind.COLLECTIVE, WaitKind.SOME_COLLECTIVE})
@@ -117,12 +117,12 @@ class Wait:
     Attributes:
         kind: What.
         operation: Name of the function, such as "all_reduce" or "wait".
-        group: Name of the group; "" if there is none or if it is not known.
+        group: Name of the group, or of a meeting; "" if there is none or if it is not known.
         peer: For a send or a receive the other rank; -1 for a receive from any rank.
         tag: For a send or a receive.
         keys: For a wait on a store, what is waited for; "" if it is not known.
         limit_ms: How long the wait may take, in milliseconds; 0 if that is not known.
-        ranks: For a group that is being made, its members.
+        ranks: For a meeting, the ranks that meet.
     """
 
     kind: WaitKind

@@ -214,13 +214,17 @@ def _point_to_point(
 def _store_wait(frame: FrameType, call: ast.Call, method: str, store: Any) -> Wait | None:
     if method not in _STORE_WAITS:
         return None
-    limits = [_milliseconds(store.timeout)]
+    if frame.f_code.co_filename == _WORLD_FILE and frame.f_code.co_name == "barrier":
+        world = frame.f_locals["self"]
+        return Wait(
+            WaitKind.MEETING,
+            "world.barrier",
+            f"world.barrier {world._barriers}",
+            limit_ms=_milliseconds(world._timeout),
+            ranks=tuple(range(world.size)),
+        )
     values = [*call.args, *(word.value for word in call.keywords)]
-    if frame.f_code.co_filename == _WORLD_FILE:
-        # The property that makes its argument is the library's own.
-        limits.append(_milliseconds(frame.f_locals["self"]._timeout))
-    elif len(values) > 1:
-        limits = [_milliseconds(_value_or_none(values[1], frame))]
+    limits = [_milliseconds(store.timeout if len(values) < 2 else _value_or_none(values[1], frame))]
     keys = _value_or_none(values[0], frame) if values else None
     return Wait(WaitKind.STORE, method, keys=_shown(keys), limit_ms=min(limits))
 
@@ -230,7 +234,7 @@ def _new_group(frame: FrameType) -> Wait:
     ranks = variables["global_ranks_in_group"] or range(variables["group_size"])
     limits = [_milliseconds(variables["timeout"]), _milliseconds(getattr(variables["store"], "timeout", None))]
     return Wait(
-        WaitKind.GROUP,
+        WaitKind.MEETING,
         "new_group" if variables["global_ranks_in_group"] else "init_process_group",
         str(variables["group_name"]),
         limit_ms=min(limits),
