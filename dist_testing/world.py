@@ -165,7 +165,7 @@ class World:
         return group
 
     def barrier(self) -> None:
-        """Block until every rank of the world has called it; uses the store, so it needs no group and works everywhere.
+        """Block until every rank of the world has called it; uses the store, so it needs no process group.
 
         Raises:
             torch.distributed.DistStoreError: If a rank does not call it within the world's time limit.
