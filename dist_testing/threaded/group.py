@@ -53,7 +53,7 @@ class ThreadedGroup(Reductions):
     The `wait` of the work raises, on every rank:
 
     - CollectiveMismatchError: If the calls of the ranks differ in function, root, reduce operation, dtype or size.
-      c10d's backends do not promise such a check.
+      c10d compares the calls only with `TORCH_DISTRIBUTED_DEBUG=DETAIL`.
     - DeadlockError: If the collective can never complete.
     - CollectiveTimeoutError: If the time limit is reached.
     - PeerFailedError: If a rank of the world has failed.
