@@ -1,13 +1,16 @@
 """What NCCL needs of the machine, and what its flight recorder has seen when a case fails.
 
 torch keeps a record of the last collectives of each rank, and its watchdog writes it to a file when one of them takes
-longer than the group's limit. The file comes from a rank, so it is data: it is written in Python's pickle format, and
-read here without unpickling.
+longer than the group's limit. The file is in Python's pickle format and comes from a rank, so it is read as plain data:
+the reader imports nothing and calls nothing.
 """
 
 from __future__ import annotations
 
+import io
 import os
+import pickle
+import pickletools
 import re
 import sys
 from collections.abc import Mapping
@@ -15,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from dist_testing.errors import UsageError
-from dist_testing.gpus.plain_pickle import read_plain_pickle
 
 __all__ = ["check_devices", "lack_of_memory", "nccl_version", "recorder_env", "recordings"]
 
@@ -33,8 +35,8 @@ _RECORDED = 2000
 # the case's, of which this is to take less than half. A share of the case's limit.
 _DUMP_WAIT_SHARE = 0.01
 _LONGEST_DUMP_WAIT_S = 15.0
-# Nothing that a recorder writes comes near it. Bytes.
-_MAX_RECORDING = 64 << 20
+# Larger files are refused; a full record takes a few MiB. Bytes.
+_MAX_RECORDING = 16 << 20
 # Of a record, in a report.
 _LAST_SHOWN = 3
 _TENSORS_SHOWN = 4
@@ -128,12 +130,35 @@ def recordings(directory: Path, world_size: int) -> dict[int, str]:
             found[rank] = f"its flight record cannot be read: {error.strerror}"
             continue
         try:
-            if len(content) > _MAX_RECORDING:
-                raise ValueError("it is too large")
-            found[rank] = _summary(read_plain_pickle(content))
+            found[rank] = _summary(_read_plain_pickle(content))
         except (ValueError, KeyError, TypeError, IndexError, OverflowError) as error:
             found[rank] = f"its flight record is not one: {error}"
     return found
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    """Reads dicts, lists, tuples, numbers and texts; a pickle that names a function or a class is refused."""
+
+    def find_class(self, module_name: str, global_name: str) -> Any:
+        raise ValueError(f"{module_name}.{global_name} is not plain data")
+
+
+def _read_plain_pickle(content: bytes) -> Any:
+    """The value of a pickle that holds plain data.
+
+    Raises:
+        ValueError: If it is too large, is not a pickle, or holds anything else.
+    """
+    if len(content) > _MAX_RECORDING:
+        raise ValueError("it is too large")
+    # The unpickler allocates room for as many values, or bytes, as the pickle says. `genops` checks the bytes.
+    for opcode, argument, _ in pickletools.genops(content):
+        if opcode.name.endswith("PUT") and argument > len(content):
+            raise ValueError(f"a pickle of {len(content)} bytes remembers {argument} values")
+    try:
+        return _PlainUnpickler(io.BytesIO(content)).load()
+    except (pickle.UnpicklingError, EOFError, AttributeError, IndexError, KeyError, TypeError) as error:
+        raise ValueError(f"the pickle is broken: {error}") from error
 
 
 def _summary(record: Any) -> str:

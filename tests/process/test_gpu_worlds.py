@@ -419,7 +419,7 @@ def test_flight_records_are_in_the_report_of_a_failure() -> None:
         result = run(worlds, "record", world_size=2, init=False, arguments={"hostile": hostile})
     text = failure_report(result)
     assert "Rank 0's last collectives: #1 all_reduce [[3, 4]] " in text
-    assert "Rank 1's last collectives: its flight record is not one: GLOBAL is not plain data." in text
+    assert "Rank 1's last collectives: its flight record is not one: posix.system is not plain data." in text
 
 
 def test_little_shared_memory_is_told_before_nccl_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
