@@ -11,8 +11,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from dist_testing.gpus.gpu import Found, Gpu, node_directory, node_names, why_closed
-from dist_testing.gpus.simulated import is_simulated
+from dist_testing.gpus.gpu import Found, Gpu, is_simulated, node_directory, node_names, why_closed
 
 __all__ = ["find_amd"]
 

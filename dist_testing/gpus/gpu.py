@@ -1,4 +1,4 @@
-"""What a GPU is to this library, whoever makes it: a device node, and the names by which programs choose it."""
+"""What a GPU of any vendor is to this library: a device node, and the names by which programs choose it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dist_testing.errors import GpuError
-from dist_testing.gpus.simulated import NODES_VARIABLE
 
-__all__ = ["Found", "Gpu", "node_directory", "node_names", "why_closed"]
+__all__ = ["NODES_VARIABLE", "NVML_VARIABLE", "Found", "Gpu", "is_simulated", "node_directory", "node_names"]
+__all__ += ["why_closed"]
+
+# The folder of the device nodes. If it is set, the GPUs are simulated: the nodes are files that are named like nodes.
+# For tests of this library and of schedulers, on machines without GPUs.
+NODES_VARIABLE = "DIST_TESTING_GPU_NODES"
+# Another file of NVIDIA's management library. With simulated GPUs, only this one is asked. For tests of this library.
+NVML_VARIABLE = "DIST_TESTING_NVML"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +55,16 @@ class Found:
 
     Attributes:
         gpus: Those that this process may use.
-        left_out: A line for each device node that is not one of theirs, with the reason.
+        left_out: A line for each device node that this process may not use, or that belongs to no GPU, with the reason.
     """
 
     gpus: tuple[Gpu, ...]
     left_out: tuple[str, ...] = ()
+
+
+def is_simulated(env: Mapping[str, str]) -> bool:
+    """Whether the device nodes are files."""
+    return bool(env.get(NODES_VARIABLE))
 
 
 def node_directory(env: Mapping[str, str] = os.environ) -> Path:

@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 
 from dist_testing.errors import GpuError
 from dist_testing.gpus.devices import visible_gpus
-from dist_testing.gpus.gpu import Gpu, node_directory
+from dist_testing.gpus.gpu import NODES_VARIABLE, NVML_VARIABLE, Gpu, node_directory
 from dist_testing.gpus.holders import Holder, find_holders, is_locked
 from dist_testing.gpus.nvml import Nvml, NvmlGpu, open_nvml, why_missing
-from dist_testing.gpus.simulated import NODES_VARIABLE, NVML_VARIABLE
 from dist_testing.gpus.vendors import AMD, NVIDIA
 
 __all__ = ["listing"]

@@ -133,7 +133,7 @@ def memory_left(nvml: Nvml, before: Mapping[Gpu, MemoryUse], *, started_s: float
     known = _by_gpu(nvml, list(before))
     # A driver that does not even count its GPUs says nothing about any of them.
     if (missing := [gpu for gpu in before if gpu not in known]) and nvml.gpu_count() is not None:
-        raise lost_error(_nodes(missing), is_told=nvml.lost_count > 0)
+        raise lost_error(_nodes(missing), is_reported=nvml.lost_count > 0)
     deadline_s = time.monotonic() + _AFTER_LIMIT_S
     while True:
         more = {

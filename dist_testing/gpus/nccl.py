@@ -153,7 +153,7 @@ def _read_plain_pickle(content: bytes) -> Any:
         raise ValueError("it is too large")
     # The unpickler allocates room for as many values, or bytes, as the pickle says. `genops` checks the bytes.
     for opcode, argument, _ in pickletools.genops(content):
-        if opcode.name.endswith("PUT") and argument > len(content):
+        if opcode.name.endswith("PUT") and int(argument or 0) > len(content):
             raise ValueError(f"a pickle of {len(content)} bytes remembers {argument} values")
     try:
         return _PlainUnpickler(io.BytesIO(content)).load()

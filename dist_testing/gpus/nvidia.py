@@ -13,9 +13,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from dist_testing.gpus.gpu import Found, Gpu, node_directory, node_names, why_closed
+from dist_testing.gpus.gpu import (
+    NODES_VARIABLE,
+    NVML_VARIABLE,
+    Found,
+    Gpu,
+    is_simulated,
+    node_directory,
+    node_names,
+    why_closed,
+)
 from dist_testing.gpus.nvml import open_nvml
-from dist_testing.gpus.simulated import NODES_VARIABLE, NVML_VARIABLE, is_simulated
 
 __all__ = ["find_nvidia"]
 

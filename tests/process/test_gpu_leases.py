@@ -20,11 +20,10 @@ import pytest
 
 from dist_testing.errors import GpuError, LeaseTimeoutError
 from dist_testing.gpus.devices import gpus_present
-from dist_testing.gpus.gpu import Gpu
+from dist_testing.gpus.gpu import NODES_VARIABLE, Gpu
 from dist_testing.gpus.holders import find_holders, is_locked
 from dist_testing.gpus.lease import lease_gpus
 from dist_testing.gpus.queue import Place
-from dist_testing.gpus.simulated import NODES_VARIABLE
 from tests.support.forks import forked
 from tests.support.gpu_nodes import break_node
 

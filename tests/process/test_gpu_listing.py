@@ -13,7 +13,7 @@ import pytest
 
 from dist_testing.gpus import nvidia
 from dist_testing.gpus.devices import gpus_present, visible_gpus
-from dist_testing.gpus.simulated import NODES_VARIABLE, NVML_VARIABLE
+from dist_testing.gpus.gpu import NODES_VARIABLE, NVML_VARIABLE
 from tests.support.fake_nvml import STATE_VARIABLE, build_fake_nvml
 from tests.support.gpu_nodes import break_node, make_render_node
 

@@ -16,12 +16,11 @@ import pytest
 from dist_testing.errors import GpuError
 from dist_testing.gpus import memory, nvidia
 from dist_testing.gpus.devices import gpus_present
-from dist_testing.gpus.gpu import Gpu
+from dist_testing.gpus.gpu import NODES_VARIABLE, NVML_VARIABLE, Gpu
 from dist_testing.gpus.lease import lease_gpus
 from dist_testing.gpus.listing import listing
 from dist_testing.gpus.memory import MemoryUse, memory_left, wait_for_memory
 from dist_testing.gpus.nvml import Nvml, NvmlProcess, open_nvml
-from dist_testing.gpus.simulated import NODES_VARIABLE, NVML_VARIABLE
 from tests.support.fake_nvml import STATE_VARIABLE, FakeMachine, build_fake_nvml
 
 _GIB = 1 << 30

@@ -11,8 +11,8 @@ import pytest
 
 from dist_testing.errors import LeaseTimeoutError
 from dist_testing.gpus.devices import gpus_present
+from dist_testing.gpus.gpu import NODES_VARIABLE, NVML_VARIABLE
 from dist_testing.gpus.lease import lease_gpus
-from dist_testing.gpus.simulated import NODES_VARIABLE, NVML_VARIABLE
 from tests.support.bell import Bell
 from tests.support.children import Ended, run_cases, start_pytest, write_file
 from tests.support.fake_nvml import STATE_VARIABLE, build_fake_nvml

@@ -21,9 +21,8 @@ from dist_testing.doors.reports import failed_teardown, properties
 from dist_testing.errors import GpuError, LaunchError, LeaseTimeoutError, UsageError
 from dist_testing.gpus import memory
 from dist_testing.gpus.devices import gpus_present
-from dist_testing.gpus.gpu import Gpu
+from dist_testing.gpus.gpu import NODES_VARIABLE, NVML_VARIABLE, Gpu
 from dist_testing.gpus.lease import lease_gpus
-from dist_testing.gpus.simulated import NODES_VARIABLE, NVML_VARIABLE
 from dist_testing.gpus.world import WorldGpus
 from dist_testing.outcomes import Cause, Status
 from dist_testing.runner.engine import Engine

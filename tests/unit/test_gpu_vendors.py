@@ -14,9 +14,8 @@ from typing import Any
 import pytest
 
 from dist_testing.gpus import nvidia
-from dist_testing.gpus.gpu import Gpu
+from dist_testing.gpus.gpu import NODES_VARIABLE, Gpu
 from dist_testing.gpus.lease import Lease
-from dist_testing.gpus.simulated import NODES_VARIABLE
 from dist_testing.gpus.vendors import AMD, NVIDIA, Vendor, vendor_named
 from dist_testing.gpus.world import WorldGpus
 from dist_testing.gpus.xids import XidWatch

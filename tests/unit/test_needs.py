@@ -11,7 +11,7 @@ import pytest
 
 from dist_testing.backends import Backend
 from dist_testing.errors import DistTestingError
-from dist_testing.gpus.simulated import NODES_VARIABLE
+from dist_testing.gpus.gpu import NODES_VARIABLE
 from dist_testing.runner.needs import Lack, missing_need
 from dist_testing.runner.report import broken_promise
 from dist_testing.skips import TEST_SKIPS, is_about_hardware

@@ -14,8 +14,8 @@ import pytest
 
 from dist_testing.errors import LaunchError, LeaseTimeoutError
 from dist_testing.gpus.devices import gpus_present
+from dist_testing.gpus.gpu import NODES_VARIABLE
 from dist_testing.gpus.lease import lease_gpus
-from dist_testing.gpus.simulated import NODES_VARIABLE
 from dist_testing.gpus.world import WorldGpus
 from dist_testing.launch.wire import WorldRequest
 from dist_testing.rank.board import PhaseBoard

@@ -7,7 +7,7 @@ from pathlib import Path
 import checklist
 import pytest
 
-from dist_testing.gpus.simulated import NODES_VARIABLE
+from dist_testing.gpus.gpu import NODES_VARIABLE
 
 
 @pytest.fixture
