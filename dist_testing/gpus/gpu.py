@@ -25,13 +25,13 @@ class Gpu:
 
     Attributes:
         index: Its number among the machine's GPUs of this vendor that may be used here, in the order of their PCI
-            addresses; by device node if the driver does not tell those.
-        node: Its device node, which is what a lease locks.
-        uuid: As the vendor's variable takes it; "" if the driver does not tell.
-        model: The vendor's name for it; "" if the driver does not tell.
+            addresses, or of their device nodes if the driver does not report addresses.
+        node: Its device node, which a lease locks.
+        uuid: As the vendor's variable takes it; "" if the driver does not report it.
+        model: The vendor's name for it; "" if the driver does not report it.
         is_simulated: Whether it stands for a GPU only in tests.
         control: The node on which processes queue for GPUs like this one.
-        is_mig: Whether it is in MIG mode: divided into instances, and not to be used as a whole.
+        is_mig: Whether it is in MIG mode: divided into instances, so that no program can use it as a whole.
     """
 
     index: int
@@ -44,7 +44,7 @@ class Gpu:
 
     @property
     def minor(self) -> int:
-        """The number in the name of its device node."""
+        """Return the number in the name of its device node."""
         name = self.node.name
         return int(name[len(name.rstrip("0123456789")) :])
 
@@ -68,15 +68,15 @@ def is_simulated(env: Mapping[str, str]) -> bool:
 
 
 def node_directory(env: Mapping[str, str] = os.environ) -> Path:
-    """Where the device nodes are."""
+    """Return the folder of the device nodes."""
     return Path(env.get(NODES_VARIABLE) or "/dev")
 
 
 def node_names(folder: Path, *, may_be_missing: bool) -> list[str]:
-    """What is in a folder of device nodes.
+    """Return the names of the files in a folder of device nodes.
 
     Raises:
-        GpuError: If it cannot be read, or is not there although it has to be.
+        GpuError: If the folder cannot be read, or is missing without `may_be_missing`.
     """
     try:
         return os.listdir(folder)
@@ -91,6 +91,6 @@ def node_names(folder: Path, *, may_be_missing: bool) -> list[str]:
 
 
 def why_closed(node: Path) -> str:
-    """Why this process may not use a device node, such as one of another job; "" if it may."""
-    # The kernel answers for the device cgroup as well, with which Slurm and containers hand out subsets.
+    """Return why this process may not use a device node, such as one of another job; "" if it may."""
+    # The kernel also checks the device cgroup, through which Slurm and containers hand out some of the GPUs.
     return "" if os.access(node, os.R_OK | os.W_OK) else f"{node}: this process may not open it"

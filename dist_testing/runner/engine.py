@@ -22,8 +22,8 @@ from pathlib import Path
 
 from dist_testing.budget import Budget
 from dist_testing.errors import GpuError, LaunchError, UsageError
+from dist_testing.gpus.devices import vendor_named
 from dist_testing.gpus.gpu import Gpu
-from dist_testing.gpus.vendors import vendor_named
 from dist_testing.gpus.world import WorldGpus
 from dist_testing.launch.fork import ForkLauncher
 from dist_testing.launch.fresh import Loader

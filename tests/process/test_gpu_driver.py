@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from dist_testing.gpus.faults import XidWatch
 from dist_testing.gpus.gpu import NODES_VARIABLE, NVML_VARIABLE, Gpu
 from dist_testing.gpus.listing import listing
 from dist_testing.gpus.nvml import Nvml, open_nvml
-from dist_testing.gpus.xids import XidWatch
 from tests.support.fake_nvml import STATE_VARIABLE, FakeMachine, build_fake_nvml
 
 _GPUS = (Gpu(0, Path("/dev/nvidia4"), "GPU-four"), Gpu(1, Path("/dev/nvidia5"), "GPU-five"))

@@ -180,7 +180,7 @@ def test_a_wait_that_becomes_another_is_told_anew(pool: tuple[Gpu, ...], holder:
 
     with lease_gpus(1, pool[:1], limit_s=_LIMIT_S, on_wait=go_on):
         assert [line.partition(";")[0] for line in waits] == [
-            "waiting for 1 of 1 GPU(s) behind others",
+            "waiting for 1 of 1 GPU(s) behind other processes",
             "waiting for 1 of 1 GPU(s)",
         ]
 
@@ -302,7 +302,7 @@ def test_who_may_use_other_gpus_is_not_waited_for(pool: tuple[Gpu, ...], holder:
     with lease_gpus(1, pool[2:4], limit_s=0) as lease:
         assert lease.gpus == pool[3:4]
     # Of what the one that waits may use, nothing is given to others.
-    with pytest.raises(LeaseTimeoutError, match="others were first"):
+    with pytest.raises(LeaseTimeoutError, match="other processes were first"):
         lease_gpus(1, pool[2:3], limit_s=0)
     holder.kill()
     assert os.waitpid(pid, 0)[1] == 0
@@ -335,7 +335,7 @@ def test_a_holder_in_another_pid_namespace_is_seen_to_be_there(pool: tuple[Gpu, 
         )
     first, rest = inside.stdout.split("GPU 1:", 1)
     assert "leased by a process that cannot be seen from here (another PID namespace" in first, inside
-    assert "free: nobody has leased it" in rest
+    assert "free: not leased" in rest
     assert "GPU 0: a process that cannot be seen from here" in inside.stderr
 
 

@@ -69,7 +69,7 @@ def test_a_lost_gpu_does_not_hide_the_others(nodes: Path, library: Path) -> None
 def test_a_gpu_that_was_lost_before_is_counted(nodes: Path, library: Path) -> None:
     """The library does not say which one."""
     text = listed(machine(nodes, library, "gone", ""))
-    assert "the driver has lost 1 GPU(s), and does not say which" in text
+    assert "the driver has lost 1 GPU(s); it does not report which" in text
     assert text.startswith("2 GPU(s)")
 
 
@@ -78,7 +78,7 @@ def test_a_node_that_may_be_a_lost_gpus_stays(nodes: Path, library: Path, monkey
     env = machine(nodes, library, "gone", "")
     monkeypatch.setenv(STATE_VARIABLE, env.pop(STATE_VARIABLE))
     monkeypatch.setattr(nvidia, "node_directory", lambda env: nodes)
-    monkeypatch.setattr(nvidia, "_told_by_driver", dict)
+    monkeypatch.setattr(nvidia, "_facts_of_driver", dict)
     copy = str(shutil.copy(library, nodes.parent))
     # As on a machine whose GPUs are real; what the library said is kept, so it is another library.
     assert [gpu.minor for gpu in gpus_present({NVML_VARIABLE: copy})] == [1, 0]
@@ -89,7 +89,7 @@ def test_why_there_is_no_library_is_told_in_its_words(nodes: Path, library: Path
     env = {NODES_VARIABLE: str(nodes), NVML_VARIABLE: str(library)}
     assert f"no management library ({library}: nvmlInit_v2: Unknown Error (error 999))" in listed(env)
     assert "/no/such/library: cannot open shared object file" in listed({**env, NVML_VARIABLE: "/no/such/library"})
-    assert "a real one knows nothing of them" in listed({NODES_VARIABLE: str(nodes)})
+    assert "a real one does not know simulated GPUs" in listed({NODES_VARIABLE: str(nodes)})
 
 
 def test_a_gpu_in_mig_mode_is_refused_with_its_reason(
@@ -113,7 +113,7 @@ def test_a_node_that_cannot_be_opened_is_not_called_free(nodes: Path) -> None:
     """People would wait for a test that never starts on it."""
     break_node(nodes / "nvidia1")
     first, second = listed({NODES_VARIABLE: str(nodes)}).split("GPU 1: ")
-    assert "free: nobody has leased it" in first
+    assert "free: not leased" in first
     assert second.splitlines()[1] == "  cannot be used: No such device or address"
 
 
@@ -121,5 +121,5 @@ def test_amds_gpus_are_listed_and_what_was_not_tried_is_said(nodes: Path) -> Non
     """Nobody can trust what does not say how far it was tried."""
     make_render_node(nodes, 128)
     text = listed({NODES_VARIABLE: str(nodes)})
-    assert f"AMD GPU 0: {nodes}/dri/renderD128, free: nobody has leased it" in text
-    assert "nobody has tried this on hardware" in text
+    assert f"AMD GPU 0: {nodes}/dri/renderD128, free: not leased" in text
+    assert "this has not been tried on hardware" in text

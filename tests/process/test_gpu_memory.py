@@ -111,14 +111,14 @@ def test_the_listing_shows_what_is_known_of_a_machine(
     assert "'7' is no device here" in text
     assert "this process may use 2: 1, 0" in text
     first, second = text.split("GPU 0: ")[1].split("GPU 1: ")
-    assert "free: nobody has leased it" in first
+    assert "free: not leased" in first
     assert "memory: 7.0 of 100.0 GiB in use" in first
     assert "process 42: 7.0 GiB" in first
     assert f"leased by process {os.getpid()}" in second
     assert "  0 - 1: PIX" in second
     assert "test --local_resources=gpu=2" in second
     text = "\n".join(listing({**env, NVML_VARIABLE: "/no/such/library"}))
-    assert "nothing is known of memory" in text
+    assert "memory and connections are unknown" in text
 
 
 def test_a_real_library_is_not_asked_about_simulated_gpus(machine: FakeMachine, tmp_path: Path) -> None:
@@ -136,9 +136,9 @@ def test_names_come_from_the_library_where_the_driver_hides_its_files(
     for name in ("nvidia4", "nvidia5"):
         (nodes / name).touch()
     monkeypatch.setattr(nvidia, "node_directory", lambda env: nodes)
-    monkeypatch.setattr(nvidia, "_told_by_driver", dict)
+    monkeypatch.setattr(nvidia, "_facts_of_driver", dict)
     # It is asked once in a process.
-    nvidia._told_by_library.cache_clear()
+    nvidia._facts_of_library.cache_clear()
     # In the order of their addresses, which is CUDA's.
     assert [(gpu.index, gpu.minor, gpu.uuid) for gpu in gpus_present()] == [(0, 5, "GPU-five"), (1, 4, "GPU-four")]
 
@@ -163,7 +163,7 @@ def test_memory_that_comes_free_is_waited_for(nvml: Nvml, machine: FakeMachine) 
 
     assert wait_for_memory(nvml, _GPUS, limit_s=60, on_wait=on_wait)[_GPUS[0]].used == _GIB
     assert lines == [
-        "waiting for memory; GPU 0 has 20% of its memory free (by whom the driver does not tell)",
+        "waiting for memory; GPU 0 has 20% of its memory free (the driver does not report the process)",
     ]
 
 
@@ -289,7 +289,7 @@ def test_memory_that_nobody_is_seen_to_have_is_told_as_well(nvml: Nvml, machine:
     """In a container the driver names no process."""
     machine.set(4.0)
     texts = memory_left(nvml, {_GPUS[0]: MemoryUse(0, {})}, started_s=time.time())
-    assert texts == ["GPU 0: 4.0 GiB more than before (by whom the driver does not tell)"]
+    assert texts == ["GPU 0: 4.0 GiB more than before (the driver does not report the process)"]
 
 
 def test_what_older_processes_take_meanwhile_is_theirs(nvml: Nvml, machine: FakeMachine) -> None:
@@ -324,7 +324,7 @@ def test_a_neighbour_that_ends_hides_no_leak(nvml: Nvml, machine: FakeMachine) -
         before = {_GPUS[0]: MemoryUse(10 * _GIB, {pid: 10 * _GIB})}
         machine.set(3.0)
         assert memory_left(nvml, before, started_s=time.time() + 3600) == [
-            "GPU 0: 3.0 GiB more than before (by whom the driver does not tell)"
+            "GPU 0: 3.0 GiB more than before (the driver does not report the process)"
         ]
         machine.set(0.0)
         assert memory_left(nvml, before, started_s=time.time() + 3600) == []

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from dist_testing.gpus import nvidia
+from dist_testing.gpus.devices import AMD, NVIDIA, Vendor, vendor_named
+from dist_testing.gpus.faults import XidWatch
 from dist_testing.gpus.gpu import NODES_VARIABLE, Gpu
 from dist_testing.gpus.lease import Lease
-from dist_testing.gpus.vendors import AMD, NVIDIA, Vendor, vendor_named
 from dist_testing.gpus.world import WorldGpus
-from dist_testing.gpus.xids import XidWatch
 from tests.support.gpu_nodes import make_render_node
 
 # A library that nobody finds.
