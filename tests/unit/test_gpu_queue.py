@@ -17,7 +17,7 @@ from dist_testing.gpus import queue as gpu_queue
 from dist_testing.gpus.queue import Place
 from tests.support.forks import forked
 
-# One step of a history: somebody comes for some of three things, or the one at this position (modulo the length) goes.
+# One step of a history: a process comes for some of three things, or the one at this position (modulo the length) goes.
 _STEPS = st.lists(
     st.one_of(st.frozensets(st.integers(0, 2), min_size=1), st.integers(min_value=0, max_value=7)),
     min_size=1,
@@ -27,7 +27,7 @@ _STEPS = st.lists(
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    """What everybody shares."""
+    """The file that all processes share."""
     path = tmp_path / "nvidiactl"
     path.touch()
     return path
@@ -35,8 +35,8 @@ def file(tmp_path: Path) -> Path:
 
 @given(steps=_STEPS)
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-def test_whoever_came_first_of_those_who_are_left_is_head(file: Path, steps: list[frozenset[int] | int]) -> None:
-    """Somebody who asked for all GPUs would wait for ever behind those who want one, or for GPUs of others."""
+def test_the_first_place_that_is_not_left_is_head(file: Path, steps: list[frozenset[int] | int]) -> None:
+    """A process that asked for all GPUs would wait for ever behind processes that ask for one."""
     with contextlib.ExitStack() as left_over:
         queue: list[tuple[Place, frozenset[int]]] = []
 
@@ -73,7 +73,7 @@ def test_the_head_stays_head_when_others_come(file: Path) -> None:
 
 
 def test_places_with_a_lane_in_common_are_in_one_order_in_all_of_them(file: Path) -> None:
-    """Two who each are first for one GPU, and wait for the other's, wait for ever."""
+    """Two processes that are each first for one GPU, and wait for the other's GPU, wait for ever."""
     alone = [Place.take(file, [1]) for _ in range(3)]
     one = Place.take(file, [0, 1])
     other = Place.take(file, [1, 0])
@@ -89,8 +89,8 @@ def test_places_with_a_lane_in_common_are_in_one_order_in_all_of_them(file: Path
     other.leave()
 
 
-def test_many_who_come_at_once_get_places_of_their_own(file: Path) -> None:
-    """Two on one place would both be head."""
+def test_processes_that_come_at_once_get_different_places(file: Path) -> None:
+    """Two processes on one place would both be head."""
     go_read, go_write = os.pipe()
     heads_read, heads_write = os.pipe()
     pids = []
@@ -122,8 +122,8 @@ def test_many_who_come_at_once_get_places_of_their_own(file: Path) -> None:
     last.leave()
 
 
-def test_who_gives_up_while_waiting_is_not_waited_for(file: Path) -> None:
-    """A case whose time is over would block everybody behind it."""
+def test_a_place_that_is_given_up_blocks_no_other(file: Path) -> None:
+    """A case whose time is over would block all cases behind it."""
     first, second, third = (Place.take(file, [0]) for _ in range(3))
     second.leave()
     first.leave()
@@ -141,14 +141,14 @@ def test_a_child_that_was_forked_in_the_queue_does_not_stay_in_it(file: Path) ->
         other.leave()
 
 
-def test_who_dies_is_not_waited_for(file: Path) -> None:
-    """A runner killed in the queue would block the machine until somebody cleans up."""
+def test_a_killed_process_blocks_no_other(file: Path) -> None:
+    """A runner killed in the queue would block the machine until an administrator cleans up."""
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:
         Place.take(file, [0])
         os.write(write, b"1")
-        # Killed by its parent. Reading from the pipe, it could take its own byte away.
+        # Until its parent kills it. If it read from the pipe instead, it could take its own byte.
         signal.pause()
         os._exit(1)
     assert os.read(read, 1)
@@ -162,17 +162,17 @@ def test_who_dies_is_not_waited_for(file: Path) -> None:
     os.close(write)
 
 
-def test_who_comes_at_the_same_moment_as_another_gives_up_what_it_had(
+def test_a_process_that_comes_at_the_same_moment_starts_again_in_all_lanes(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else it keeps an early place in one lane and gets a late one in the other, and two wait for each other."""
+    """With an early place in one lane and a late one in another, two processes would wait for each other."""
     others: list[Place] = []
     looks: list[int] = []
     first_free = gpu_queue._first_free
 
     def look(fd: int, lane: int, number: int) -> int:
         looks.append(fd)
-        # Those who come look, too.
+        # The other processes look, too.
         own_looks = looks.count(looks[0]) if fd == looks[0] else 0
         if own_looks == 3:
             # Between the two attempts.
@@ -196,8 +196,8 @@ def test_who_comes_at_the_same_moment_as_another_gives_up_what_it_had(
     place.leave()
 
 
-def test_a_queue_that_cannot_be_joined_is_let_go_of(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The runner goes on, and would keep a descriptor for each case that needs a GPU."""
+def test_a_failed_take_closes_the_file(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The runner goes on, and would leak a descriptor with each case that needs a GPU."""
 
     def refuse(*_: object) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
@@ -210,7 +210,7 @@ def test_a_queue_that_cannot_be_joined_is_let_go_of(file: Path, monkeypatch: pyt
 
 
 def test_a_file_that_another_program_has_locked_whole_is_an_error(file: Path) -> None:
-    """Looking for the end of an endless queue would never end."""
+    """The search for the end of the queue would never end."""
     import fcntl
 
     with file.open("r+b") as other:
