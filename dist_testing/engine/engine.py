@@ -32,8 +32,8 @@ from dist_testing.engine.stack_dumps import operation_in
 from dist_testing.engine.thread_stacks import blame_thread, waiting_for_skipped
 from dist_testing.engine.thread_world import ThreadBody, run_ranks
 from dist_testing.errors import GpuError, LaunchError, UsageError
+from dist_testing.gpus.devices import vendor_named
 from dist_testing.gpus.gpu import Gpu
-from dist_testing.gpus.vendors import vendor_named
 from dist_testing.gpus.world import WorldGpus
 from dist_testing.launch.fresh import Loader
 from dist_testing.launch.isolation import FORK, Isolation, check_isolation, isolation_named

@@ -13,7 +13,7 @@ from dist_testing.backends import Backend
 from dist_testing.engine.needs import Lack, missing_need
 from dist_testing.engine.report import broken_promise
 from dist_testing.errors import DistTestingError
-from dist_testing.gpus.simulated import NODES_VARIABLE
+from dist_testing.gpus.gpu import NODES_VARIABLE
 from dist_testing.skips import TEST_SKIPS, is_about_hardware
 from dist_testing.spec import Spec
 from tests.support.gpu_nodes import make_render_node
@@ -98,7 +98,7 @@ def test_the_reason_says_what_the_variable_has_to_do_with_it(
     reason = missing_need(spec(gpus_per_rank=1), 2)
     assert reason == (
         "Need at least 2 CUDA devices "
-        "(found 1; CUDA_VISIBLE_DEVICES='3,9,4': '9' is no device here, and what follows is ignored)"
+        "(found 1; CUDA_VISIBLE_DEVICES='3,9,4': '9' is no device here, and the entries after it are ignored)"
     )
     assert is_about_hardware(reason)
     text = broken_promise("test_x", spec(gpus_per_rank=1), reason)
@@ -163,7 +163,7 @@ def test_amds_gpus_are_counted_by_their_own_nodes_and_variable(
     reason = missing_need(amd, 2)
     assert reason is not None
     assert "found 1; HIP_VISIBLE_DEVICES='1,7': '7' is no device here" in reason
-    assert "nobody has tried this on hardware" in reason
+    assert "this has not been tried on hardware" in reason
     assert isinstance(reason, Lack)
     assert reason.way_out.startswith("Correct HIP_VISIBLE_DEVICES")
 

@@ -17,8 +17,8 @@ from dist_testing.engine.running_world import RunningWorld
 from dist_testing.engine.supervisor import Supervisor
 from dist_testing.errors import LaunchError, LeaseTimeoutError
 from dist_testing.gpus.devices import gpus_present
+from dist_testing.gpus.gpu import NODES_VARIABLE
 from dist_testing.gpus.lease import lease_gpus
-from dist_testing.gpus.simulated import NODES_VARIABLE
 from dist_testing.gpus.world import WorldGpus
 from dist_testing.launch.isolation import FORK
 from dist_testing.process.board import PhaseBoard

@@ -12,8 +12,7 @@ from dist_testing.errors import UsageError
 from dist_testing.frontends.session import current_session
 from dist_testing.frontends.unittest.on_rank import RankPipe, seed_generators
 from dist_testing.frontends.unittest.world_case import WorldCase, default_world_size
-from dist_testing.gpus.devices import gpus_present, visible_gpus
-from dist_testing.gpus.vendors import NVIDIA, vendor_named
+from dist_testing.gpus.devices import NVIDIA, gpus_present, vendor_named, visible_gpus
 from dist_testing.launch.isolation import POOL
 from dist_testing.skips import TEST_SKIPS
 
