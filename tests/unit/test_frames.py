@@ -1,4 +1,4 @@
-"""Frames between a rank and the runner, also from a rank that went mad."""
+"""Frames between a rank and the runner, including frames from a rank that sends garbage."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ OUTCOME: dict[str, Any] = {
     "operation": "",
     "types": "",
 }
-# Every code point, surrogates too: a test may raise whatever it reads from somewhere.
+# Every code point, including surrogates: a test may raise any text that it reads.
 TEXT = st.text(st.characters(codec=None, exclude_categories=()), max_size=10)
 FRAMES = st.one_of(
     st.sampled_from([Frame("ready"), Frame("done")]),
@@ -61,12 +61,12 @@ class Recorder:
         self.data = b""
 
     def sendall(self, data: bytes) -> None:
-        """As of a socket."""
+        """Keep the data, as a socket would send it."""
         self.data += data
 
 
 def sent(frames: Sequence[Frame]) -> bytes:
-    """The bytes of these frames, by the writer."""
+    """Return the bytes that the writer sends for these frames."""
     channel = Recorder()
     writer = FrameWriter(cast(socket.socket, channel))
     for frame in frames:
@@ -75,19 +75,19 @@ def sent(frames: Sequence[Frame]) -> bytes:
 
 
 def framed(payload: bytes) -> bytes:
-    """A payload with its length before it."""
+    """Return a payload with its length in front."""
     return struct.pack(">I", len(payload)) + payload
 
 
 def message(content: object) -> bytes:
-    """A frame with any JSON in it."""
+    """Return a frame with any JSON as its content."""
     return framed(json.dumps(content).encode())
 
 
 @SETTINGS
 @given(st.lists(FRAMES, max_size=4), st.lists(st.integers(1, 200), max_size=20))
 def test_frames_survive_any_cuts_of_the_stream(frames: list[Frame], cuts: list[int]) -> None:
-    """The kernel hands out what it has, not what was sent in one go."""
+    """If this fails, reports break whenever the kernel delivers them in other pieces than they were sent."""
     data = sent(frames)
     reader = FrameReader()
     received: list[Frame] = []
@@ -99,15 +99,15 @@ def test_frames_survive_any_cuts_of_the_stream(frames: list[Frame], cuts: list[i
 
 
 def test_frames_survive_one_byte_at_a_time() -> None:
-    """The smallest cuts of all."""
+    """If this fails, a frame that arrives in the smallest pieces is lost."""
     frames = [Frame("ready"), Frame("outcome", OUTCOME), Frame("done")]
     reader = FrameReader()
     received = [frame for byte in sent(frames) for frame in reader.feed(bytes([byte]))]
     assert received == frames
 
 
-def test_a_torn_frame_is_seen_at_every_cut() -> None:
-    """A rank that dies while it reports must not count as one that said nothing, or all."""
+def test_an_incomplete_frame_is_detected_at_every_cut() -> None:
+    """If this fails, a rank that dies during its report counts as one that reported nothing, or everything."""
     data = sent([Frame("outcome", OUTCOME)])
     for kept in range(1, len(data)):
         reader = FrameReader()
@@ -116,22 +116,22 @@ def test_a_torn_frame_is_seen_at_every_cut() -> None:
     assert not FrameReader().mid_frame
 
 
-def test_a_frame_after_whole_ones_can_be_torn_too() -> None:
-    """What was whole before it still counts."""
+def test_an_incomplete_frame_after_complete_ones_is_detected() -> None:
+    """If this fails, an incomplete frame hides the complete frames before it."""
     reader = FrameReader()
     assert list(reader.feed(sent([Frame("ready")]) + sent([Frame("done")])[:-1])) == [Frame("ready")]
     assert reader.mid_frame
 
 
 @pytest.mark.parametrize("length", [MAX_FRAME_BYTES + 1, 0xFFFFFFFF, int.from_bytes(b"Hell", "big")])
-def test_an_absurd_length_is_refused_before_its_bytes_come(length: int) -> None:
-    """Otherwise the runner would wait for, and keep, gigabytes; text on the channel looks like this."""
+def test_an_absurd_length_is_refused_before_its_bytes_arrive(length: int) -> None:
+    """If this fails, text that a test prints on the channel makes the runner wait for gigabytes."""
     with pytest.raises(FrameError, match=f"{length} bytes; the limit is {MAX_FRAME_BYTES}"):
         list(FrameReader().feed(struct.pack(">I", length)))
 
 
 def test_a_frame_of_the_largest_size_is_read() -> None:
-    """The limit itself is allowed."""
+    """If this fails, a frame of exactly the largest allowed size is refused."""
     reader = FrameReader()
     padding = MAX_FRAME_BYTES - len(json.dumps({"frame": "outcome", **OUTCOME, "text": ""}))
     frame = next(reader.feed(message({"frame": "outcome", **OUTCOME, "text": "x" * padding})))
@@ -143,8 +143,8 @@ def test_a_frame_of_the_largest_size_is_read() -> None:
     [b"", b"{", b"\xff\xfe\x00", b"\x80\x04K\x01.", b"{} {}", b"[" * 200_000, b"9" * 5000 + b"."],
     ids=["empty", "cut", "binary", "pickle", "two", "deep", "digits"],
 )
-def test_what_is_not_json_is_refused(payload: bytes) -> None:
-    """Whatever the parser makes of it, the reader has one error for it."""
+def test_a_payload_that_is_not_json_is_refused(payload: bytes) -> None:
+    """If this fails, a payload that is not JSON reaches the reader's caller as another error."""
     with pytest.raises(FrameError, match="not JSON") as caught:
         list(FrameReader().feed(framed(payload)))
     assert len(str(caught.value)) < 500
@@ -169,7 +169,7 @@ def test_what_is_not_json_is_refused(payload: bytes) -> None:
     ids=repr,
 )
 def test_unknown_frames_are_refused(content: object) -> None:
-    """A frame that is not understood could have meant a failure."""
+    """If this fails, a frame of an unknown kind is ignored although it may report a failure."""
     with pytest.raises(FrameError, match="unknown frame"):
         list(FrameReader().feed(message(content)))
 
@@ -177,14 +177,14 @@ def test_unknown_frames_are_refused(content: object) -> None:
 @pytest.mark.parametrize("name", list(OUTCOME))
 @pytest.mark.parametrize("value", [None, True, 1.5, [], {}], ids=repr)
 def test_a_field_of_the_wrong_type_is_refused(name: str, value: object) -> None:
-    """Everything behind the reader relies on the types."""
+    """If this fails, a wrong type causes an error in the code behind the reader."""
     with pytest.raises(FrameError, match=r"frame 'outcome' with {"):
         list(FrameReader().feed(message({"frame": "outcome", **OUTCOME, name: value})))
 
 
 @pytest.mark.parametrize("name", list(OUTCOME))
 def test_a_missing_field_is_refused(name: str) -> None:
-    """No outcome is half an outcome."""
+    """If this fails, the runner accepts half an outcome."""
     content = {"frame": "outcome", **OUTCOME}
     del content[name]
     with pytest.raises(FrameError, match=r"frame 'outcome' with {"):
@@ -193,7 +193,7 @@ def test_a_missing_field_is_refused(name: str) -> None:
 
 @pytest.mark.parametrize("kind", ["ready", "outcome", "done"])
 def test_an_extra_field_is_refused(kind: str) -> None:
-    """It would be dropped silently."""
+    """If this fails, a field that the runner does not know is dropped silently."""
     fields = {"outcome": OUTCOME}.get(kind, {})
     assert len(list(FrameReader().feed(message({"frame": kind, **fields})))) == 1
     with pytest.raises(FrameError, match="extra"):
@@ -202,8 +202,8 @@ def test_an_extra_field_is_refused(kind: str) -> None:
 
 @SETTINGS
 @given(st.binary(max_size=200))
-def test_garbage_is_never_anything_but_frames_or_a_frame_error(data: bytes) -> None:
-    """Any other exception would be a traceback of the runner's."""
+def test_garbage_gives_only_frames_or_a_frame_error(data: bytes) -> None:
+    """If this fails, garbage from a rank ends the runner with a traceback."""
     reader = FrameReader()
     try:
         for frame in reader.feed(data):
@@ -220,8 +220,8 @@ def test_garbage_is_never_anything_but_frames_or_a_frame_error(data: bytes) -> N
         max_leaves=8,
     )
 )
-def test_any_json_is_a_frame_or_a_frame_error(content: object) -> None:
-    """The same for what parses."""
+def test_any_json_gives_a_frame_or_a_frame_error(content: object) -> None:
+    """If this fails, valid JSON with a wrong content ends the runner with a traceback."""
     try:
         for frame in FrameReader().feed(message(content)):
             assert frame.kind in ("ready", "outcome", "done")
@@ -229,8 +229,8 @@ def test_any_json_is_a_frame_or_a_frame_error(content: object) -> None:
         pass
 
 
-def test_a_runner_that_is_gone_is_no_error_for_the_rank() -> None:
-    """Nobody is left to tell, and the traceback would be in the log of a test that did nothing wrong."""
+def test_a_runner_that_has_ended_causes_no_error_on_the_rank() -> None:
+    """If this fails, the log of a correct test shows a traceback, only because its runner has ended."""
     ours, theirs = socket.socketpair()
     theirs.close()
     with ours:
@@ -238,23 +238,23 @@ def test_a_runner_that_is_gone_is_no_error_for_the_rank() -> None:
 
 
 def test_a_closed_channel_is_an_error_for_the_rank() -> None:
-    """A test that closed it must not go on as if it had reported."""
+    """If this fails, a test that closed its channel continues as if it had reported."""
     ours, theirs = socket.socketpair()
     ours.close()
     with theirs, pytest.raises(OSError, match="Bad file descriptor"):
         FrameWriter(ours).send("ready")
 
 
-def test_a_short_text_is_left_alone() -> None:
-    """Up to the limit itself."""
+def test_a_short_text_is_unchanged() -> None:
+    """If this fails, a text that fits is changed."""
     assert shorten("", 10) == ""
     assert shorten("0123456789", 10) == "0123456789"
     assert shorten("x" * MAX_TEXT_CHARS) == "x" * MAX_TEXT_CHARS
 
 
 @pytest.mark.parametrize(("limit", "left_out"), [(10, 90), (11, 90), (50, 50)])
-def test_a_long_text_keeps_its_ends_and_says_what_went(limit: int, left_out: int) -> None:
-    """The head says where, the tail says what."""
+def test_a_long_text_keeps_both_ends_and_counts_the_rest(limit: int, left_out: int) -> None:
+    """If this fails, a long text loses its head, which says where, or its tail, which says what."""
     text = "".join(chr(0x100 + position) for position in range(100))
     short = shorten(text, limit)
     half = limit // 2
@@ -264,7 +264,10 @@ def test_a_long_text_keeps_its_ends_and_says_what_went(limit: int, left_out: int
 
 
 def test_the_longest_texts_fit_a_frame_in_any_script() -> None:
-    """A report that cannot be sent would be a crash; characters beyond 16 bits take twelve bytes in JSON."""
+    """If this fails, a report is too long to send, and a failure looks like a crash.
+
+    A character beyond 16 bits takes twelve bytes in JSON.
+    """
     text = shorten("\N{PILE OF POO}" * (MAX_TEXT_CHARS + 1))
     frame = Frame("outcome", {**OUTCOME, "reason": text, "text": text})
     assert next(FrameReader().feed(sent([frame]))) == frame

@@ -1,4 +1,4 @@
-"""Messages of the runner, with descriptors beside them."""
+"""Messages between the runner and its launchers, with descriptors beside them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Ends = tuple[socket.socket, socket.socket]
 
 @pytest.fixture
 def ends() -> Iterator[Ends]:
-    """Both ends of a channel; a read that nothing comes for fails instead of waiting for ever."""
+    """Both ends of a channel; a read that would wait for ever fails instead."""
     ours, theirs = socket.socketpair()
     theirs.settimeout(5.0)
     with ours, theirs:
@@ -31,7 +31,7 @@ def ends() -> Iterator[Ends]:
 
 
 def request(**changes: Any) -> WorldRequest:
-    """A request with something in every field."""
+    """Return a request with a value in every field."""
     values: dict[str, Any] = {
         "world": 7,
         "size": 2,
@@ -53,7 +53,7 @@ def request(**changes: Any) -> WorldRequest:
 
 
 def test_a_request_arrives_as_it_was_sent(ends: Ends) -> None:
-    """Every field of it: a rank starts with what is in there, and with nothing else."""
+    """If this fails, a rank starts with a field missing or with a wrong value."""
     assert request().to_message()["do"] == "start"
     send(ends[0], request().to_message())
     received = receive(ends[1])
@@ -65,10 +65,10 @@ def test_a_request_arrives_as_it_was_sent(ends: Ends) -> None:
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 199, 200, 201, 253, 254, 401, 600])
-def test_descriptors_arrive_in_order_however_many(ends: Ends, count: int) -> None:
-    """The kernel takes 253 in one message; a world of 128 ranks needs more, and each rank must get its own."""
+def test_any_number_of_descriptors_arrives_in_order(ends: Ends, count: int) -> None:
+    """If this fails, a world of 128 ranks mixes up descriptors: the kernel takes only 253 per message."""
     read_end, write_end = os.pipe()
-    # Alternately one file and another, so that a change of order shows.
+    # Alternately two files, so that a change of order is visible.
     sent = [read_end, write_end] * (count // 2) + [read_end] * (count % 2)
     expected = [os.fstat(fd).st_ino for fd in sent] + [os.get_blocking(fd) for fd in sent]
     try:
@@ -89,8 +89,8 @@ def test_descriptors_arrive_in_order_however_many(ends: Ends, count: int) -> Non
             os.close(fd)
 
 
-def test_descriptors_wait_for_those_that_the_user_has_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Or a case fails because other runners start theirs at the same moment."""
+def test_sending_waits_while_the_user_has_too_many_descriptors_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If this fails, a case fails because other runners start ranks at the same moment."""
     pid = os.fork()
     if pid == 0:
         try:
@@ -103,7 +103,7 @@ def test_descriptors_wait_for_those_that_the_user_has_under_way(monkeypatch: pyt
 
 
 def send_in_a_crowd(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Send a descriptor while more are under way than this process may have open."""
+    """Send a descriptor while more are in flight than this process may have open."""
     limit = 100
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
     # A privileged user has no such limit. In a sandbox the user may have no privilege, and no other user to become.
@@ -119,7 +119,8 @@ def send_in_a_crowd(monkeypatch: pytest.MonkeyPatch) -> None:
 
         def take(duration_s: float) -> None:
             pauses.append(duration_s)
-            # What does not fit into the table of open files is closed by the kernel, and no longer under way.
+            # The kernel closes the descriptors that do not fit into the table of open files; they are not in flight any
+            # more.
             for fd in socket.recv_fds(taker, 1, limit + 1)[1]:
                 os.close(fd)
 
@@ -131,21 +132,21 @@ def send_in_a_crowd(monkeypatch: pytest.MonkeyPatch) -> None:
         assert len(received[1]) == 1
 
 
-def test_descriptors_do_not_wait_for_ever(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where nobody takes those that are under way, a hang would take the place of the error that says so."""
+def test_sending_descriptors_does_not_wait_for_ever(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If this fails, descriptors that no process receives cause a hang instead of an error."""
 
     def refuse(*_: object) -> None:
         raise OSError(errno.ETOOMANYREFS, os.strerror(errno.ETOOMANYREFS))
 
     monkeypatch.setattr(socket, "send_fds", refuse)
     monkeypatch.setattr("dist_testing.process.wire._CROWD_LIMIT_S", 0.0)
-    monkeypatch.setattr(time, "sleep", lambda _: pytest.fail("it waits on"))
+    monkeypatch.setattr(time, "sleep", lambda _: pytest.fail("it still waits"))
     with pytest.raises(OSError, match=os.strerror(errno.ETOOMANYREFS)):
         send(ends[0], {}, [ends[0].fileno()])
 
 
 def is_writable(fd: int) -> bool:
-    """Whether a descriptor is the end of a pipe that is written to."""
+    """Return whether a descriptor is the write end of a pipe."""
     try:
         os.write(fd, b"")
     except OSError:
@@ -153,8 +154,8 @@ def is_writable(fd: int) -> bool:
     return True
 
 
-def test_messages_with_and_without_descriptors_keep_apart(ends: Ends) -> None:
-    """A descriptor that belongs to another message would be another rank's channel."""
+def test_descriptors_stay_with_their_message(ends: Ends) -> None:
+    """If this fails, a rank gets the channel of another rank."""
     read_end, write_end = os.pipe()
     try:
         send(ends[0], {"n": 1})
@@ -173,7 +174,7 @@ def test_messages_with_and_without_descriptors_keep_apart(ends: Ends) -> None:
 
 
 def test_a_received_descriptor_is_not_inherited_by_programs(ends: Ends) -> None:
-    """A daemon that a test starts with `os.system` would keep the store's port and the pipe for stacks."""
+    """If this fails, a daemon that a test starts with `os.system` keeps the store's port and the pipe for stacks."""
     send(ends[0], {}, [ends[0].fileno()])
     received = receive(ends[1])
     assert received is not None
@@ -185,8 +186,8 @@ def test_a_received_descriptor_is_not_inherited_by_programs(ends: Ends) -> None:
 
 
 @pytest.mark.parametrize("count", [30, 200, 430])
-def test_descriptors_that_there_is_no_room_for_take_no_others_with_them(ends: Ends, count: int) -> None:
-    """Or whoever reads waits for ever for what the kernel has closed, and takes the next message for it."""
+def test_descriptors_without_room_do_not_affect_other_messages(ends: Ends, count: int) -> None:
+    """If this fails, the reader waits for descriptors that the kernel has closed, or misreads the next message."""
     send(ends[0], {"n": 1}, [ends[0].fileno()] * count)
     send(ends[0], {"n": 2})
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -200,8 +201,8 @@ def test_descriptors_that_there_is_no_room_for_take_no_others_with_them(ends: En
     assert set(os.listdir("/proc/self/fd")) == before
 
 
-def test_the_end_of_the_stream_is_none(ends: Ends) -> None:
-    """That is how the template learns that the runner is gone."""
+def test_the_end_of_the_stream_gives_no_message(ends: Ends) -> None:
+    """If this fails, the fork server does not learn that the runner is gone."""
     ends[0].close()
     assert receive(ends[1]) is None
 
@@ -211,23 +212,23 @@ def test_the_end_of_the_stream_is_none(ends: Ends) -> None:
     [b"\0", b"\0\0\0\x08{", struct.pack(">I", 10) + b'{"fds": 1}', struct.pack(">I", 10) + b'{"fds": 2}\0'],
     ids=["length", "payload", "no descriptor", "no descriptor with its byte"],
 )
-def test_a_stream_that_ends_inside_a_message_is_none(ends: Ends, data: bytes) -> None:
-    """The runner was killed while it wrote; half a request must not start ranks."""
+def test_an_incomplete_message_is_ignored(ends: Ends, data: bytes) -> None:
+    """If this fails, half a request, from a runner that was killed while it wrote, starts ranks."""
     ends[0].sendall(data)
     ends[0].close()
     assert receive(ends[1]) is None
 
 
 def test_a_reset_is_the_end_of_the_stream(ends: Ends) -> None:
-    """Linux resets a socket whose other end was closed with unread data."""
+    """If this fails, a socket that Linux resets because of unread data causes an error."""
     ends[1].sendall(b"unread")
     ends[0].close()
     assert receive(ends[1]) is None
 
 
 @pytest.mark.parametrize("step", [1, 3, 5, 1000])
-def test_the_reader_finds_messages_at_any_cuts(ends: Ends, step: int) -> None:
-    """The runner never waits for the template, so it reads what is there."""
+def test_the_reader_finds_messages_at_any_cut(ends: Ends, step: int) -> None:
+    """If this fails, the runner, which reads only the available bytes, loses a message."""
     sent: list[dict[str, Any]] = [
         {"event": "ended", "rank": 3, "exit_code": -9},
         {"event": "over", "leaked": ["sleep \u00fc"]},
@@ -242,15 +243,15 @@ def test_the_reader_finds_messages_at_any_cuts(ends: Ends, step: int) -> None:
 
 
 class TricklingSocket(socket.socket):
-    """A socket that hands out three bytes at a time."""
+    """A socket that returns three bytes at a time."""
 
     def recv(self, bufsize: int, flags: int = 0) -> bytes:
-        """As of a socket."""
+        """Receive at most three bytes."""
         return super().recv(min(3, bufsize), flags)
 
 
 def test_no_byte_of_the_next_message_is_taken(ends: Ends) -> None:
-    """However little the kernel hands out at once."""
+    """If this fails, a read of one message takes bytes of the next."""
     sent = [{"event": "first"}, {"event": "second"}]
     for message in sent:
         send(ends[0], message)
@@ -260,7 +261,7 @@ def test_no_byte_of_the_next_message_is_taken(ends: Ends) -> None:
 
 
 def test_sending_does_not_change_the_message(ends: Ends) -> None:
-    """Callers use it again."""
+    """If this fails, callers cannot use a message again."""
     message = {"do": "signal"}
     send(ends[0], message)
     assert message == {"do": "signal"}

@@ -1,4 +1,4 @@
-"""Rank 0 of a world that torchrun has made, and who comes to its socket."""
+"""Rank 0 of a world that torchrun started, and the processes that connect to its socket."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from dist_testing.process import wire
 _Visit = Callable[[socket.socket], None]
 
 
-def _say(data: bytes) -> _Visit:
+def _send(data: bytes) -> _Visit:
     return lambda connection: connection.sendall(data)
 
 
-def _come_and_go(connection: socket.socket) -> None:
-    _come_as(1)(connection)
+def _connect_and_leave(connection: socket.socket) -> None:
+    _connect_as(1)(connection)
     connection.close()
 
 
@@ -37,19 +37,19 @@ def _message(payload: bytes) -> bytes:
 
 @pytest.fixture
 def admit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., AttachedLauncher]]:
-    """Rank 0 of a world, to which these come in this order, all before it listens to the first."""
+    """Create rank 0's launcher; these clients connect in this order before it accepts the first."""
     with contextlib.ExitStack() as stack:
 
         def admit(*visits: _Visit, size: int = 2) -> AttachedLauncher:
             folder = Path(stack.enter_context(_short_folder()))
 
-            def come(_: str, path: str) -> None:
+            def connect(_: str, path: str) -> None:
                 for visit in visits:
                     connection = stack.enter_context(socket.socket(socket.AF_UNIX))
                     connection.connect(path)
                     visit(connection)
 
-            store = SimpleNamespace(set=come)
+            store = SimpleNamespace(set=connect)
             rank_info: Any = SimpleNamespace(size=size, store=lambda: store)
             run: Any = SimpleNamespace(temp=str(folder), directories=[str(folder)])
             launcher = AttachedLauncher(rank_info, run)
@@ -67,38 +67,36 @@ def _short_folder() -> Iterator[str]:
         yield folder
 
 
-def _come_as(rank: object) -> _Visit:
+def _connect_as(rank: object) -> _Visit:
     return lambda connection: wire.send(connection, {"rank": rank})
 
 
 @pytest.mark.parametrize(
     "visit",
     [
-        _say(b""),
-        _say(b"\0\0"),
-        _say(_message(b"{")),
-        _say(_message(b"[]")),
-        _say(_message(b'"rank"')),
-        _say(_message(b'{"rank": 1}')),
-        _come_as(None),
-        _come_as([1]),
-        _come_as(0),
-        _come_as(2),
-        _come_and_go,
+        _send(b""),
+        _send(b"\0\0"),
+        _send(_message(b"{")),
+        _send(_message(b"[]")),
+        _send(_message(b'"rank"')),
+        _send(_message(b'{"rank": 1}')),
+        _connect_as(None),
+        _connect_as([1]),
+        _connect_as(0),
+        _connect_as(2),
+        _connect_and_leave,
     ],
     ids=["nothing", "half", "no JSON", "list", "text", "no fds", "null", "in a list", "rank 0", "beyond", "gone"],
 )
-def test_who_says_something_else_does_not_keep_the_ranks_out(
-    admit: Callable[..., AttachedLauncher], visit: _Visit
-) -> None:
-    """A rank that was killed in the middle of a word would end the run of all others, or make them wait for long."""
-    launcher = admit(visit, _come_as(1))
+def test_invalid_clients_do_not_keep_the_ranks_out(admit: Callable[..., AttachedLauncher], visit: _Visit) -> None:
+    """If this fails, a rank that was killed while it connected ends the run of all others, or delays it long."""
+    launcher = admit(visit, _connect_as(1))
     assert launcher.gone == []
     assert set(launcher._peers) == {0, 1}
 
 
-def test_a_word_may_come_in_parts(admit: Callable[..., AttachedLauncher]) -> None:
-    """The kernel promises nothing else."""
+def test_a_message_may_arrive_in_pieces(admit: Callable[..., AttachedLauncher]) -> None:
+    """If this fails, a message that the kernel delivers in pieces is lost."""
     whole = _message(b'{"rank": 1, "fds": 0}')
 
     def in_parts(connection: socket.socket) -> None:
@@ -108,17 +106,22 @@ def test_a_word_may_come_in_parts(admit: Callable[..., AttachedLauncher]) -> Non
     assert set(admit(in_parts)._peers) == {0, 1}
 
 
-def test_who_does_not_come_is_named(admit: Callable[..., AttachedLauncher], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Somebody has to look at that rank."""
+def test_ranks_that_do_not_connect_are_named(
+    admit: Callable[..., AttachedLauncher], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If this fails, the user does not learn which rank to look at."""
     monkeypatch.setattr(module, "ATTACH_LIMIT_S", 0.01)
     with pytest.raises(LaunchError, match=r"Rank\(s\) 1, 2 of 3 did not come"):
-        admit(_say(b"\0"), size=3)
+        admit(_send(b"\0"), size=3)
 
 
-def test_rank_0_can_end_its_part_when_the_launcher_has_been_closed() -> None:
-    """The watching thread closes it when a rank cannot be stopped; rank 0, in its own thread, may come back later."""
+def test_rank_0_can_finish_after_the_launcher_was_closed() -> None:
+    """If this fails, rank 0 raises when it ends after the watching thread closed the launcher.
+
+    That thread closes it when a rank cannot be stopped.
+    """
     rank_info: Any = SimpleNamespace(size=1)
-    launcher = AttachedLauncher(rank_info, SimpleNamespace())  # type: ignore[arg-type]  # nobody else comes
+    launcher = AttachedLauncher(rank_info, SimpleNamespace())  # type: ignore[arg-type]  # no other rank connects
     rank: Any = SimpleNamespace(_connection=launcher.own_end)
     with launcher.own_end:
         launcher.close()
