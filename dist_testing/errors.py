@@ -16,6 +16,7 @@ __all__ = [
     "InterruptedRunError",
     "LaunchError",
     "LeaseTimeoutError",
+    "MessageError",
     "PeerFailedError",
     "PromiseError",
     "ReportError",
@@ -53,7 +54,19 @@ class PromiseError(DistTestingError, AssertionError):
     """Hardware is missing that the configuration of the run promises: a failure of the test, to unittest as well."""
 
 
-class FrameError(DistTestingError):
+class MessageError(DistTestingError):
+    """A message from another process of the run cannot be read, or one cannot be sent. The infrastructure failed.
+
+    Attributes:
+        is_other_schema: Whether the message comes from another version of this library.
+    """
+
+    def __init__(self, text: str, *, is_other_schema: bool = False) -> None:
+        super().__init__(text)
+        self.is_other_schema = is_other_schema
+
+
+class FrameError(MessageError):
     """What a rank sent is not a frame. The rank's outcome is then "report unreadable"."""
 
 

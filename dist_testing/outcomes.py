@@ -10,6 +10,7 @@ import enum
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated, Literal
 
 from dist_testing.gpus.faults import is_hardware_fault
 from dist_testing.skips import is_about_hardware
@@ -19,8 +20,10 @@ __all__ = [
     "GOOD",
     "UNKNOWN_EXIT_CODE",
     "Cause",
+    "Collateral",
     "Kind",
     "RankOutcome",
+    "ReportDetails",
     "Status",
     "Verdict",
     "blame_machine",
@@ -75,25 +78,45 @@ CRASHES = frozenset({Kind.EXITED, Kind.SIGNALLED})
 _INFRASTRUCTURE = frozenset({Kind.NEVER_STARTED, Kind.UNREADABLE})
 
 
+# "lost": a peer has gone away. "late": a peer did not come in time. "": neither, the error is the rank's own.
+Collateral = Literal["", "lost", "late"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportDetails:
+    """The details of how a rank ended: the same in what a rank reports and in what the runner makes of it.
+
+    Attributes:
+        reason: For a skip, why.
+        summary: One line, such as "ValueError: boom".
+        text: Everything that is known: a traceback, a stack, an explanation.
+        exit_code: For EXITED, the code; else None.
+        collateral: "lost" or "late" if the error says no more than that a peer went away or did not come, so that it
+            cannot be where the trouble began; else "".
+        operation: The operation of torch.distributed that the error came out of, or that the rank was waiting in, such
+            as "all_reduce"; "" if none.
+        types: For RAISED, the names of the exception's class and its bases, separated by spaces.
+    """
+
+    reason: str = ""
+    summary: str = ""
+    text: str = ""
+    exit_code: Annotated[int, range(256)] | None = None
+    collateral: Collateral = ""
+    operation: str = ""
+    types: str = ""
+
+
 @dataclass(frozen=True, slots=True)
-class RankOutcome:
-    """How one rank ended.
+class RankOutcome(ReportDetails):
+    """How one rank ended. `ReportDetails` declares the fields that a rank can tell itself.
 
     Attributes:
         rank: Which rank.
         kind: What happened.
         at_s: When the runner saw the first sign of it, on its monotonic clock, in seconds.
         phase: What the rank was doing: "start", "init", "setup", "call", "teardown" or "destroy".
-        reason: For a skip, why.
-        summary: One line, such as "ValueError: boom".
-        text: Everything that is known: a traceback, a stack, an explanation.
-        exit_code: For EXITED, the code.
         signal: For SIGNALLED, the signal's number.
-        collateral: "lost" or "late" if the error says no more than that a peer went away or did not come, so that it
-            cannot be where the trouble began; else "".
-        operation: The operation of torch.distributed that the error came out of, or that the rank was waiting in, such
-            as "all_reduce"; "" if none.
-        types: For RAISED, the names of the exception's class and its bases, separated by spaces.
         further: What else failed on the rank: later sub-tests, the teardown. They have no `further` themselves.
         more_count: How many failures like those are left out of `further`.
     """
@@ -102,16 +125,15 @@ class RankOutcome:
     kind: Kind
     at_s: float = 0.0
     phase: str = "call"
-    reason: str = ""
-    summary: str = ""
-    text: str = ""
-    exit_code: int | None = None
     signal: int | None = None
-    collateral: str = ""
-    operation: str = ""
-    types: str = ""
     further: tuple[RankOutcome, ...] = ()
     more_count: int = 0
+
+    @classmethod
+    def of(cls, rank: int, kind: Kind, at_s: float, phase: str, details: ReportDetails) -> RankOutcome:
+        """Return the outcome of a rank that has told these details."""
+        told = {field.name: getattr(details, field.name) for field in dataclasses.fields(ReportDetails)}
+        return cls(rank, kind, at_s, phase, **told)
 
     def describe(self) -> str:
         """A predicate for "rank 3 ...", in one line."""

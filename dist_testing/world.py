@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
@@ -23,7 +22,7 @@ LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True, slots=True)
 class WorldSettings:
-    """What a world is like; the same for all its ranks. Travels to them as JSON.
+    """Backend, device and limits of a world; the same for all its ranks.
 
     Attributes:
         backend: torch's backend string.
@@ -42,15 +41,6 @@ class WorldSettings:
     timeout_s: float
     init: bool
     ranks_per_gpu: int = 1
-
-    def to_json(self) -> dict[str, Any]:
-        """As it travels."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, settings: Mapping[str, Any]) -> WorldSettings:
-        """The other direction."""
-        return cls(**settings)
 
 
 class World:

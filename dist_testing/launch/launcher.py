@@ -1,11 +1,11 @@
-"""What the runner asks of whoever makes its ranks."""
+"""What the runner asks of a launcher."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
-from dist_testing.process.wire import WorldRequest
+from dist_testing.process.messages import LauncherEvent, WorldRequest
 
 __all__ = ["Launcher"]
 
@@ -30,8 +30,12 @@ class Launcher(Protocol):
     def signal(self, ranks: Sequence[int], number: int) -> None:
         """Send a signal to those of `ranks` that still run."""
 
-    def events(self) -> Iterator[dict[str, Any]]:
-        """What there is to say since the last call: "started", "refused", "ended" and "over"."""
+    def events(self) -> Iterator[LauncherEvent]:
+        """Yield what has happened since the last call.
+
+        Raises:
+            LaunchError: If there can be no world any more.
+        """
 
     def close(self) -> None:
         """Let everything go."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,10 +13,11 @@ from torch._C._distributed_c10d import HashStore, Store
 
 from dist_testing.backends import Backend, backend_named
 from dist_testing.budget import Budget
-from dist_testing.case import Case, CaseResult
+from dist_testing.case import Case, CaseBody, CaseResult
 from dist_testing.engine.engine import Engine
 from dist_testing.frontends.unittest.fresh import unittest_loader
-from dist_testing.rank.bootstrap import RankFrontEnd, RankStart
+from dist_testing.process.messages import RankStart
+from dist_testing.rank.bootstrap import RankFrontEnd
 from dist_testing.rank.rank_world import RankWorld
 from dist_testing.rank.reporter import Reporter
 from dist_testing.spec import Spec
@@ -28,7 +30,7 @@ Function = Callable[[World, dict[str, Any]], None]
 
 
 class Functions:
-    """A door whose cases are functions, found by name."""
+    """A front end whose cases are functions, found by name."""
 
     def __init__(self, functions: Mapping[str, Function], store: Store | None = None) -> None:
         self._functions = functions
@@ -41,12 +43,13 @@ class Functions:
         self._world = RankWorld.of(start, self._store)
         self._world.prepare()
 
-    def run(self, body: dict[str, Any], reporter: Reporter) -> None:
+    def run(self, body: CaseBody, reporter: Reporter) -> None:
         """Call the function that the case names."""
         assert self._world is not None
         self._world.begin_case()
         reporter.phase("call")
-        self._functions[body["function"]](self._world, body)
+        arguments = json.loads(body.content)
+        self._functions[arguments["function"]](self._world, arguments)
 
     def finish(self) -> None:
         """Give the groups back."""
@@ -55,7 +58,7 @@ class Functions:
 
 
 class FunctionRankContext:
-    """The rank side whose only door is `Functions`."""
+    """The rank context whose only front end is `Functions`."""
 
     def __init__(self, functions: Mapping[str, Function]) -> None:
         self._functions = functions
@@ -63,11 +66,11 @@ class FunctionRankContext:
     def prepare(self) -> None:
         """Nothing: functions are there already."""
 
-    def door(self, body: dict[str, Any]) -> Functions:
-        """The only door there is."""
+    def front_end(self, body: CaseBody) -> Functions:
+        """Return the only front end there is."""
         return Functions(self._functions)
 
-    def thread_front_ends(self, body: dict[str, Any], world_size: int) -> Sequence[RankFrontEnd]:
+    def thread_front_ends(self, body: CaseBody, world_size: int) -> Sequence[RankFrontEnd]:
         """One for each of the threads, with a store that is theirs together."""
         store = HashStore()
         return [Functions(self._functions, store) for _ in range(world_size)]
@@ -110,7 +113,7 @@ def run(engine: Engine, function: str, *, world_size: int = 4, timeout_s: float 
         **more: Fields of `Case`; "arguments" goes to the function.
     """
     arguments = more.pop("arguments", {})
-    body = {"function": function, **arguments}
+    body = CaseBody("functions", json.dumps({"function": function, **arguments}))
     return engine.run(Case(function, world_size, body, timeout_s, **more))
 
 

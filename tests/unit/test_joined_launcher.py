@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import socket
 import struct
 import tempfile
@@ -17,7 +18,6 @@ from dist_testing.attach import launcher as module
 from dist_testing.attach.launcher import AttachedLauncher
 from dist_testing.attach.rank import AttachedRank
 from dist_testing.errors import LaunchError
-from dist_testing.process import wire
 
 _Visit = Callable[[socket.socket], None]
 
@@ -31,8 +31,8 @@ def _come_and_go(connection: socket.socket) -> None:
     connection.close()
 
 
-def _message(payload: bytes) -> bytes:
-    return struct.pack(">I", len(payload)) + payload
+def _message(payload: bytes, fds: int = 0) -> bytes:
+    return struct.pack(">IH", len(payload), fds) + payload
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def _short_folder() -> Iterator[str]:
 
 
 def _come_as(rank: object) -> _Visit:
-    return lambda connection: wire.send(connection, {"rank": rank})
+    return _say(_message(json.dumps({"schema": 1, "message": "Hello", "rank": rank}).encode()))
 
 
 @pytest.mark.parametrize(
@@ -80,13 +80,35 @@ def _come_as(rank: object) -> _Visit:
         _say(_message(b"[]")),
         _say(_message(b'"rank"')),
         _say(_message(b'{"rank": 1}')),
+        _say(_message(b'{"schema": 1, "message": "Hello"}')),
+        _say(_message(b'{"schema": 1, "message": "Hello", "rank": 1, "more": 1}')),
+        _say(_message(b'{"schema": 1, "message": "PartOver", "exit_code": 0}')),
+        _say(_message(b'{"schema": 1, "message": "Hello", "rank": 1}', fds=1)),
+        _say(struct.pack(">IH", 0xFFFFFFFF, 0)),
         _come_as(None),
         _come_as([1]),
         _come_as(0),
         _come_as(2),
         _come_and_go,
     ],
-    ids=["nothing", "half", "no JSON", "list", "text", "no fds", "null", "in a list", "rank 0", "beyond", "gone"],
+    ids=[
+        "nothing",
+        "half",
+        "no JSON",
+        "list",
+        "text",
+        "no schema",
+        "no rank",
+        "more",
+        "another message",
+        "descriptors",
+        "too long",
+        "null",
+        "in a list",
+        "rank 0",
+        "beyond",
+        "gone",
+    ],
 )
 def test_who_says_something_else_does_not_keep_the_ranks_out(
     admit: Callable[..., AttachedLauncher], visit: _Visit
@@ -99,13 +121,20 @@ def test_who_says_something_else_does_not_keep_the_ranks_out(
 
 def test_a_word_may_come_in_parts(admit: Callable[..., AttachedLauncher]) -> None:
     """The kernel promises nothing else."""
-    whole = _message(b'{"rank": 1, "fds": 0}')
+    whole = _message(b'{"schema": 1, "message": "Hello", "rank": 1}')
 
     def in_parts(connection: socket.socket) -> None:
         for byte in whole:
             connection.sendall(bytes([byte]))
 
     assert set(admit(in_parts)._peers) == {0, 1}
+
+
+def test_rank_of_another_version_ends_the_wait(admit: Callable[..., AttachedLauncher]) -> None:
+    """It would be missed only after a long wait, and the error would not name the reason."""
+    newer = _say(_message(b'{"schema": 2, "message": "Hello", "rank": 1, "name": "r"}'))
+    with pytest.raises(LaunchError, match=r"schema 2 .*schema 1\.\n.*\n.*one version of dist_testing on both sides"):
+        admit(newer, _come_as(1))
 
 
 def test_who_does_not_come_is_named(admit: Callable[..., AttachedLauncher], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,6 @@ import signal
 import socket
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,7 +20,7 @@ from dist_testing.gpus.lease import lease_gpus
 from dist_testing.gpus.simulated import NODES_VARIABLE
 from dist_testing.gpus.world import WorldGpus
 from dist_testing.process.board import PhaseBoard
-from dist_testing.process.wire import WorldRequest
+from dist_testing.process.messages import LauncherEvent, WorldRequest
 from tests.support.forks import forked
 
 _SIZE = 2
@@ -47,7 +46,7 @@ class KernelsLauncher:
         """Note it."""
         self.signals.append((list(ranks), number))
 
-    def events(self) -> Iterator[dict[str, Any]]:
+    def events(self) -> Iterator[LauncherEvent]:
         """None."""
         return iter(())
 
