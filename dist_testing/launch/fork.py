@@ -146,6 +146,9 @@ class ForkServerLauncher:
         except MessageError as error:
             raise LaunchError(str(error)) from error
         except (BrokenPipeError, ConnectionResetError) as error:
+            # Its last event may say why it ended; `events` then raises that.
+            for _ in self.events():
+                continue
             raise LaunchError(self._exit_message()) from error
         except OSError as error:
             # A part of it may have been sent, so the fork server would not understand what follows.
