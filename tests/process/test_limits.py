@@ -195,8 +195,7 @@ _FEW_PROCESSES = """
     import torch.distributed
 
     from dist_testing.backends import backend_named
-    from dist_testing.case import CaseBody
-from dist_testing.errors import LaunchError
+    from dist_testing.errors import LaunchError
     from tests.support.worlds import Functions, FunctionRankContext, engine_for, run
 
 
