@@ -16,6 +16,7 @@ __all__ = [
     "InterruptedRunError",
     "LaunchError",
     "LeaseTimeoutError",
+    "MessageError",
     "PeerFailedError",
     "PromiseError",
     "ReportError",
@@ -53,8 +54,20 @@ class PromiseError(DistTestingError, AssertionError):
     """Promised hardware is missing. An `AssertionError`, so that unittest counts it as a failure of the test."""
 
 
-class FrameError(DistTestingError):
-    """Bytes that a rank sent are not a frame. The rank's outcome is then "report unreadable"."""
+class MessageError(DistTestingError):
+    """A message from another process of the run cannot be read, or one cannot be sent. The infrastructure failed.
+
+    Attributes:
+        is_other_schema: Whether the message comes from another version of this library.
+    """
+
+    def __init__(self, text: str, *, is_other_schema: bool = False) -> None:
+        super().__init__(text)
+        self.is_other_schema = is_other_schema
+
+
+class FrameError(MessageError):
+    """Bytes that a rank sent are not a message. The rank's outcome is then "report unreadable"."""
 
 
 class InterruptedRunError(KeyboardInterrupt):

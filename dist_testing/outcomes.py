@@ -10,6 +10,7 @@ import enum
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated, Literal
 
 from dist_testing.gpus.faults import is_hardware_fault
 from dist_testing.skips import is_about_hardware
@@ -19,8 +20,10 @@ __all__ = [
     "GOOD",
     "UNKNOWN_EXIT_CODE",
     "Cause",
+    "Collateral",
     "Kind",
     "RankOutcome",
+    "ReportDetails",
     "Status",
     "Verdict",
     "blame_machine",
@@ -76,25 +79,45 @@ CRASHES = frozenset({Kind.EXITED, Kind.SIGNALLED})
 _INFRASTRUCTURE = frozenset({Kind.NEVER_STARTED, Kind.UNREADABLE})
 
 
+# "lost": a peer has gone away. "late": a peer did not come in time. "": neither, the error is the rank's own.
+Collateral = Literal["", "lost", "late"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportDetails:
+    """Details of how a rank ended. A rank report has them, and so has the outcome that the runner makes of it.
+
+    Attributes:
+        reason: For SKIPPED, the skip reason.
+        summary: One line, such as "ValueError: boom".
+        text: All details: a traceback, a stack, an explanation.
+        exit_code: For EXITED, the exit code, or `UNKNOWN_EXIT_CODE`; else None.
+        collateral: Set if the error is only the consequence of another rank: "lost" if a peer went away, "late" if a
+            peer did not come; else "".
+        operation: The operation of `torch.distributed` that raised the error, or in which the rank was waiting, such as
+            "all_reduce"; "" if none.
+        types: For RAISED, the names of the exception's class and its bases, separated by spaces.
+    """
+
+    reason: str = ""
+    summary: str = ""
+    text: str = ""
+    exit_code: Annotated[int, range(256)] | None = None
+    collateral: Collateral = ""
+    operation: str = ""
+    types: str = ""
+
+
 @dataclass(frozen=True, slots=True)
-class RankOutcome:
-    """How one rank ended.
+class RankOutcome(ReportDetails):
+    """How one rank ended. `ReportDetails` declares the fields that a rank itself can report.
 
     Attributes:
         rank: The rank, from 0.
         kind: How its part in the case ended.
         at_s: When the runner saw the first sign of it, in seconds on the runner's monotonic clock.
         phase: The phase in which it ended: "start", "init", "setup", "call", "teardown" or "destroy".
-        reason: For SKIPPED, the skip reason.
-        summary: One line, such as "ValueError: boom".
-        text: All details: a traceback, a stack, an explanation.
-        exit_code: For EXITED, the exit code, or `UNKNOWN_EXIT_CODE`.
         signal: For SIGNALLED, the signal's number.
-        collateral: Set if the error is only the consequence of another rank: "lost" if a peer went away, "late" if a
-            peer did not come; else "".
-        operation: The operation of `torch.distributed` that raised the error, or in which the rank was waiting, such as
-            "all_reduce"; "" if none.
-        types: For RAISED, the names of the exception's class and its bases, separated by spaces.
         further: Later failures on the rank: of sub-tests, of the teardown. They have no `further` themselves.
         more_count: Number of later failures that `further` leaves out.
     """
@@ -103,16 +126,15 @@ class RankOutcome:
     kind: Kind
     at_s: float = 0.0
     phase: str = "call"
-    reason: str = ""
-    summary: str = ""
-    text: str = ""
-    exit_code: int | None = None
     signal: int | None = None
-    collateral: str = ""
-    operation: str = ""
-    types: str = ""
     further: tuple[RankOutcome, ...] = ()
     more_count: int = 0
+
+    @classmethod
+    def of(cls, rank: int, kind: Kind, at_s: float, phase: str, details: ReportDetails) -> RankOutcome:
+        """Return the outcome of a rank that has told these details."""
+        told = {field.name: getattr(details, field.name) for field in dataclasses.fields(ReportDetails)}
+        return cls(rank, kind, at_s, phase, **told)
 
     def describe(self) -> str:
         """Return one line that continues a sentence which begins with "rank 3"."""

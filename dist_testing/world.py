@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
@@ -43,15 +42,6 @@ class WorldSettings:
     timeout_s: float
     init: bool
     ranks_per_gpu: int = 1
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the settings as a JSON object."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, settings: Mapping[str, Any]) -> WorldSettings:
-        """Return the settings that `to_json` gave as a JSON object."""
-        return cls(**settings)
 
 
 class World:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from dist_testing.case import Case, CaseResult
+from dist_testing.case import Case, CaseBody, CaseResult
 from dist_testing.engine.engine import Engine
 from dist_testing.engine.report import failure_report
 from dist_testing.outcomes import Cause, Kind, Status
@@ -164,8 +165,8 @@ def test_rank_that_has_died_as_expected_is_not_waited_for(engine: Engine) -> Non
 
 def test_interrupted_wait_leaves_no_rank(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """If this fails, the next case begins beside ranks that the runner no longer watches."""
-    body = {"function": "one fails", "fault": "sleep", "rank": 1, "peers": "collective"}
-    running = engine.start(Case("given up", 2, body, 60.0, "fork"))
+    content = {"function": "one fails", "fault": "sleep", "rank": 1, "peers": "collective"}
+    running = engine.start(Case("given up", 2, CaseBody("functions", json.dumps(content)), 60.0, "fork"))
     supervisor = running.world.supervisor
 
     def interrupt() -> None:

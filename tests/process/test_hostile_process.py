@@ -22,14 +22,15 @@ import pytest
 
 from dist_testing.attach.launcher import AttachedLauncher
 from dist_testing.attach.rank_info import RankInfo
+from dist_testing.case import CaseBody
 from dist_testing.engine.engine import Engine
 from dist_testing.engine.run_directory import RunDirectory
 from dist_testing.errors import LaunchError
 from dist_testing.launch import fork_server as template
 from dist_testing.launch.fork import ForkServerLauncher
 from dist_testing.outcomes import Cause, Status
-from dist_testing.process.wire import WorldRequest
-from dist_testing.world import World
+from dist_testing.process.messages import WorldRequest
+from dist_testing.world import World, WorldSettings
 from tests.support.children import run_cases
 from tests.support.open_files import all_low_numbers_taken
 from tests.support.starter import Starter
@@ -199,7 +200,7 @@ def test_attached_rank_that_cannot_be_reached_ends_the_launcher(monkeypatch: pyt
     request = WorldRequest(
         world=1,
         size=1,
-        body={},
+        body=CaseBody("functions"),
         directory="",
         env={},
         cwd="/",
@@ -209,6 +210,7 @@ def test_attached_rank_that_cannot_be_reached_ends_the_launcher(monkeypatch: pyt
         fresh=False,
         together=False,
         store_port=0,
+        settings=WorldSettings("gloo", "cpu", 0, "", 60.0, init=False),
     )
     run_directory = RunDirectory({})
     run: Any = SimpleNamespace(temp=str(run_directory.short), directories=run_directory.all_paths)

@@ -9,12 +9,12 @@ import stat
 import subprocess
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from dist_testing.case import CaseBody
 from dist_testing.errors import LaunchError
 from dist_testing.outcomes import Status
 from dist_testing.world import World
@@ -276,16 +276,16 @@ def test_ranks_that_could_not_start_are_requested_again_if_no_test_has_run(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, broken: list[int], status: Status, said: str
 ) -> None:
     """If this fails, a short lack of resources costs a case, or a test runs twice."""
-    front_end = FunctionRankContext.door
+    front_end = FunctionRankContext.front_end
 
-    def fail_once(context: FunctionRankContext, body: dict[str, Any]) -> Functions:
+    def fail_once(context: FunctionRankContext, body: CaseBody) -> Functions:
         rank = os.environ["RANK"]
         if int(rank) in broken and not (tmp_path / rank).exists():
             (tmp_path / rank).touch()
             raise OSError("no room")
         return front_end(context, body)
 
-    monkeypatch.setattr(FunctionRankContext, "door", fail_once)
+    monkeypatch.setattr(FunctionRankContext, "front_end", fail_once)
     with engine_for({"nothing": lambda _, __: None}) as engine:
         result = run(engine, "nothing", world_size=2, init=False)
     assert (result.verdict.status, result.retried) == (status, said), result

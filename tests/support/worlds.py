@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,11 +13,12 @@ from torch._C._distributed_c10d import HashStore, Store
 
 from dist_testing.backends import Backend, backend_named
 from dist_testing.budget import Budget
-from dist_testing.case import Case, CaseResult
+from dist_testing.case import Case, CaseBody, CaseResult
 from dist_testing.engine.engine import Engine
 from dist_testing.frontends.unittest.fresh import unittest_loader
 from dist_testing.launch.isolation import default_isolation
-from dist_testing.rank.bootstrap import RankFrontEnd, RankStart
+from dist_testing.process.messages import RankStart
+from dist_testing.rank.bootstrap import RankFrontEnd
 from dist_testing.rank.rank_world import RankWorld
 from dist_testing.rank.reporter import Reporter
 from dist_testing.spec import Spec
@@ -42,12 +44,13 @@ class Functions:
         self._world = RankWorld.of(start, self._store)
         self._world.prepare()
 
-    def run(self, body: dict[str, Any], reporter: Reporter) -> None:
+    def run(self, body: CaseBody, reporter: Reporter) -> None:
         """Call the function that the case names."""
         assert self._world is not None
         self._world.begin_case()
         reporter.phase("call")
-        self._functions[body["function"]](self._world, body)
+        arguments = json.loads(body.content)
+        self._functions[arguments["function"]](self._world, arguments)
 
     def finish(self) -> None:
         """Destroy the groups."""
@@ -64,11 +67,11 @@ class FunctionRankContext:
     def prepare(self) -> None:
         """Do nothing: the functions exist already."""
 
-    def door(self, body: dict[str, Any]) -> Functions:
+    def front_end(self, body: CaseBody) -> Functions:
         """Return the only front end."""
         return Functions(self._functions)
 
-    def thread_front_ends(self, body: dict[str, Any], world_size: int) -> Sequence[RankFrontEnd]:
+    def thread_front_ends(self, body: CaseBody, world_size: int) -> Sequence[RankFrontEnd]:
         """Return a front end for each thread, with one store for all."""
         store = HashStore()
         return [Functions(self._functions, store) for _ in range(world_size)]
@@ -112,7 +115,7 @@ def run(engine: Engine, function: str, *, world_size: int = 4, timeout_s: float 
         **more: Fields of `Case`; "arguments" goes to the function.
     """
     arguments = more.pop("arguments", {})
-    body = {"function": function, **arguments}
+    body = CaseBody("functions", json.dumps({"function": function, **arguments}))
     isolation = more.pop("isolation", engine.spec.isolation)
     return engine.run(Case(function, world_size, body, timeout_s, isolation, **more))
 

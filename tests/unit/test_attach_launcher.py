@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import socket
 import struct
 import tempfile
@@ -17,7 +18,6 @@ from dist_testing.attach import launcher as module
 from dist_testing.attach.launcher import AttachedLauncher
 from dist_testing.attach.rank import AttachedRank
 from dist_testing.errors import LaunchError
-from dist_testing.process import wire
 
 _Visit = Callable[[socket.socket], None]
 
@@ -31,8 +31,8 @@ def _connect_and_leave(connection: socket.socket) -> None:
     connection.close()
 
 
-def _message(payload: bytes) -> bytes:
-    return struct.pack(">I", len(payload)) + payload
+def _message(payload: bytes, fds: int = 0) -> bytes:
+    return struct.pack(">IH", len(payload), fds) + payload
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def _short_folder() -> Iterator[str]:
 
 
 def _connect_as(rank: object) -> _Visit:
-    return lambda connection: wire.send(connection, {"rank": rank})
+    return _send(_message(json.dumps({"schema": 1, "message": "Hello", "rank": rank}).encode()))
 
 
 @pytest.mark.parametrize(
@@ -80,13 +80,35 @@ def _connect_as(rank: object) -> _Visit:
         _send(_message(b"[]")),
         _send(_message(b'"rank"')),
         _send(_message(b'{"rank": 1}')),
+        _send(_message(b'{"schema": 1, "message": "Hello"}')),
+        _send(_message(b'{"schema": 1, "message": "Hello", "rank": 1, "more": 1}')),
+        _send(_message(b'{"schema": 1, "message": "PartOver", "exit_code": 0}')),
+        _send(_message(b'{"schema": 1, "message": "Hello", "rank": 1}', fds=1)),
+        _send(struct.pack(">IH", 0xFFFFFFFF, 0)),
         _connect_as(None),
         _connect_as([1]),
         _connect_as(0),
         _connect_as(2),
         _connect_and_leave,
     ],
-    ids=["nothing", "half", "no JSON", "list", "text", "no fds", "null", "in a list", "rank 0", "beyond", "gone"],
+    ids=[
+        "nothing",
+        "half",
+        "no JSON",
+        "list",
+        "text",
+        "no schema",
+        "no rank",
+        "more",
+        "another message",
+        "descriptors",
+        "too long",
+        "null",
+        "in a list",
+        "rank 0",
+        "beyond",
+        "gone",
+    ],
 )
 def test_invalid_clients_do_not_keep_the_ranks_out(admit: Callable[..., AttachedLauncher], visit: _Visit) -> None:
     """If this fails, a rank that was killed while it connected ends the run of all others, or delays it long."""
@@ -97,7 +119,7 @@ def test_invalid_clients_do_not_keep_the_ranks_out(admit: Callable[..., Attached
 
 def test_a_message_may_arrive_in_pieces(admit: Callable[..., AttachedLauncher]) -> None:
     """If this fails, a message that the kernel delivers in pieces is lost."""
-    whole = _message(b'{"rank": 1, "fds": 0}')
+    whole = _message(b'{"schema": 1, "message": "Hello", "rank": 1}')
 
     def in_parts(connection: socket.socket) -> None:
         for byte in whole:
@@ -106,10 +128,15 @@ def test_a_message_may_arrive_in_pieces(admit: Callable[..., AttachedLauncher]) 
     assert set(admit(in_parts)._peers) == {0, 1}
 
 
-def test_ranks_that_do_not_connect_are_named(
-    admit: Callable[..., AttachedLauncher], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """If this fails, the user does not learn which rank to look at."""
+def test_rank_of_another_version_ends_the_wait(admit: Callable[..., AttachedLauncher]) -> None:
+    """It would be missed only after a long wait, and the error would not name the reason."""
+    newer = _send(_message(b'{"schema": 2, "message": "Hello", "rank": 1, "name": "r"}'))
+    with pytest.raises(LaunchError, match=r"schema 2 .*schema 1\.\n.*\n.*one version of dist_testing on both sides"):
+        admit(newer, _connect_as(1))
+
+
+def test_who_does_not_come_is_named(admit: Callable[..., AttachedLauncher], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody has to look at that rank."""
     monkeypatch.setattr(module, "ATTACH_LIMIT_S", 0.01)
     with pytest.raises(LaunchError, match=r"Rank\(s\) 1, 2 of 3 did not come"):
         admit(_send(b"\0"), size=3)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dist_testing.case import Case, CaseResult
+from dist_testing.case import Case, CaseBody, CaseResult
 from dist_testing.outcomes import Kind, RankOutcome, verdict
 
 _RAISED = RankOutcome(0, Kind.RAISED, 1.0, types="builtins.ValueError")
@@ -13,7 +13,9 @@ _PASSED = RankOutcome(1, Kind.PASSED)
 
 def _result(*outcomes: RankOutcome) -> CaseResult:
     judged = verdict(outcomes, world_size=len(outcomes))
-    return CaseResult(Case("test_it", len(outcomes), {}, 60.0, "fork"), judged, outcomes, 0.0, 1.0, 60.0)
+    return CaseResult(
+        Case("test_it", len(outcomes), CaseBody("pytest"), 60.0, "fork"), judged, outcomes, 0.0, 1.0, 60.0
+    )
 
 
 def test_failures_come_from_all_ranks() -> None:

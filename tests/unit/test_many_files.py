@@ -13,6 +13,7 @@ from dist_testing.engine.rank_record import RankRecord
 from dist_testing.outcomes import Kind
 from dist_testing.process.board import PhaseBoard
 from dist_testing.process.frames import FrameWriter
+from dist_testing.process.rank_messages import RankReport, Ready
 from tests.support.open_files import all_low_numbers_taken
 
 
@@ -25,9 +26,8 @@ def test_the_last_report_of_a_rank_is_read() -> None:
         try:
             record = RankRecord(0, ours, board)
             frames = FrameWriter(theirs)
-            frames.send("ready")
-            texts = dict.fromkeys(("reason", "summary", "text", "collateral", "operation", "types"), "")
-            frames.send("outcome", kind="raised", phase="call", exit_code=0, **texts | {"summary": "ValueError: last"})
+            frames.send(Ready())
+            frames.send(RankReport(Kind.RAISED, "call", summary="ValueError: last"))
             theirs.close()
             record.ended(10, 1.0)
             assert (record.outcome().kind, record.outcome().summary) == (Kind.RAISED, "ValueError: last")

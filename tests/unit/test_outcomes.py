@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dist_testing.outcomes import Cause, Kind, RankOutcome, Status, Verdict, exit_name, verdict
+from dist_testing.outcomes import Cause, Collateral, Kind, RankOutcome, Status, Verdict, exit_name, verdict
 from dist_testing.skips import TEST_SKIPS
 
 HARDWARE = TEST_SKIPS["no_cuda"].message
@@ -183,7 +183,7 @@ def assert_culprit_is_right(outcomes: Sequence[RankOutcome], result: Verdict) ->
 
 @pytest.mark.parametrize("broken", [Kind.NEVER_STARTED, Kind.UNREADABLE], ids=lambda kind: kind.name)
 @pytest.mark.parametrize("collateral", ["lost", "late"])
-def test_a_lost_rank_is_blamed_before_the_peer_that_reports_it(broken: Kind, collateral: str) -> None:
+def test_a_lost_rank_is_blamed_before_the_peer_that_reports_it(broken: Kind, collateral: Collateral) -> None:
     """If this fails, a victim whose error only reports a lost peer is blamed before the rank that was lost."""
     echo = RankOutcome(0, Kind.RAISED, at_s=1.0, summary="RuntimeError: peer", collateral=collateral)
     result = verdict([echo, RankOutcome(1, broken, at_s=2.0)], world_size=2)
@@ -315,7 +315,7 @@ def test_an_outcome_reads_as_a_sentence_about_its_rank(outcome: RankOutcome, exp
 
 
 @pytest.mark.parametrize(("collateral", "expected"), [("lost", "lost a peer"), ("late", "waited for a peer in vain")])
-def test_an_error_about_a_peer_is_described_by_its_type_only(collateral: str, expected: str) -> None:
+def test_an_error_about_a_peer_is_described_by_its_type_only(collateral: Collateral, expected: str) -> None:
     """If this fails, torch's long text with addresses fills the line."""
     text = RankOutcome(0, Kind.RAISED, summary="RuntimeError: [1.2.3.4]", collateral=collateral).describe()
     assert text == f"{expected} in call (RuntimeError)"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dist_testing.case import Case, CaseResult
+from dist_testing.case import Case, CaseBody, CaseResult
 from dist_testing.engine import kept_logs as outputs
 from dist_testing.outcomes import Kind, RankOutcome, verdict
 
@@ -26,7 +26,7 @@ def _result(folder: Path, name: str, *logs: bytes) -> CaseResult:
         files[rank].write_bytes(content)
     outcomes = tuple(RankOutcome(rank=rank, kind=Kind.PASSED) for rank in range(len(logs)))
     return CaseResult(
-        case=Case(name, len(logs), {}, 1.0, "fork"),
+        case=Case(name, len(logs), CaseBody("pytest"), 1.0, "fork"),
         verdict=verdict(outcomes, world_size=len(logs)),
         outcomes=outcomes,
         started_s=0.0,

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import signal
 import socket
+import struct
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -15,7 +18,20 @@ from dist_testing.outcomes import Kind, RankOutcome
 from dist_testing.process import wire
 from dist_testing.process.board import PhaseBoard
 from dist_testing.process.frames import FrameWriter
+from dist_testing.process.rank_messages import (
+    INSTRUCTIONS,
+    RANK_MESSAGES,
+    Done,
+    FinishWorld,
+    RankReport,
+    Ready,
+    ReportedKind,
+    Warned,
+)
 from dist_testing.process.stacks import STACKS_SIGNAL
+
+# The best first.
+_BADNESS = (Kind.PASSED, Kind.SKIPPED, Kind.NEVER_STARTED, Kind.RAISED, Kind.EXITED)
 
 
 class StrictSocket(socket.socket):
@@ -39,14 +55,15 @@ class Rank:
         self.record = RankRecord(3, StrictSocket(fileno=ours.detach()), self.board)
         self.frames = FrameWriter(self.channel)
 
-    def outcome_frame(self, kind: str, *, phase: str = "call", exit_code: int = 0, **texts: str) -> None:
-        """Send an outcome."""
-        fields = dict.fromkeys(("reason", "summary", "text", "collateral", "operation", "types"), "") | texts
-        self.frames.send("outcome", kind=kind, phase=phase, exit_code=exit_code, **fields)
+    def report(self, kind: ReportedKind, *, phase: str = "call", **details: Any) -> None:
+        """Report an outcome."""
+        if kind is Kind.EXITED:
+            details.setdefault("exit_code", 0)
+        self.frames.send(RankReport(kind, phase, **details))
 
     def start(self, *phases: str) -> None:
         """Send the frames and phases that come before an outcome, at 1.0 s."""
-        self.frames.send("ready")
+        self.frames.send(Ready())
         for phase in phases:
             self.board.write(3, phase)
         assert self.record.read(1.0)
@@ -72,11 +89,11 @@ def test_a_rank_that_reports_everything_has_passed(rank: Rank) -> None:
     """If this fails, the one complete sequence (outcome, done, exit code 0) is not a pass."""
     rank.start("init", "call")
     assert (rank.record.is_ready, rank.record.phase) == (True, "call")
-    rank.outcome_frame("passed")
+    rank.report(Kind.PASSED)
     assert rank.record.read(2.0)
     assert (rank.record.reported, rank.record.is_settled, rank.record.is_done) == (Kind.PASSED, True, False)
     rank.board.write(3, "destroy")
-    rank.frames.send("done")
+    rank.frames.send(Done())
     assert rank.record.read(3.0)
     assert rank.record.is_done
     assert rank.end(0, 4.0).kind is Kind.PASSED
@@ -87,16 +104,16 @@ def test_a_rank_that_reports_everything_has_passed(rank: Rank) -> None:
 def test_frames_that_remain_in_the_socket_count(rank: Rank) -> None:
     """If this fails, the last report of a rank is lost when the end of its process is seen first."""
     rank.start()
-    rank.outcome_frame("passed")
-    rank.frames.send("done")
+    rank.report(Kind.PASSED)
+    rank.frames.send(Done())
     assert rank.end(0, 2.0).kind is Kind.PASSED
 
 
 def test_a_skip_keeps_its_reason(rank: Rank) -> None:
     """If this fails, the verdict cannot compare the skip reasons of the ranks."""
     rank.start()
-    rank.outcome_frame("skipped", reason="why")
-    rank.frames.send("done")
+    rank.report(Kind.SKIPPED, reason="why")
+    rank.frames.send(Done())
     outcome = rank.end(0, 2.0)
     assert (outcome.kind, outcome.reason) == (Kind.SKIPPED, "why")
 
@@ -104,7 +121,7 @@ def test_a_skip_keeps_its_reason(rank: Rank) -> None:
 def test_a_failure_keeps_all_that_the_rank_reported(rank: Rank) -> None:
     """If this fails, the culprit's traceback is lost."""
     rank.start("call")
-    rank.outcome_frame("raised", phase="call", summary="ValueError: x", text="Traceback", collateral="late")
+    rank.report(Kind.RAISED, phase="call", summary="ValueError: x", text="Traceback", collateral="late")
     assert rank.record.read(2.0)
     assert rank.record.waited_in_vain
     assert rank.end(10, 3.0) == RankOutcome(
@@ -117,7 +134,7 @@ def test_a_failure_keeps_all_that_the_rank_reported(rank: Rank) -> None:
 def test_the_end_of_a_failed_rank_does_not_change_its_outcome(rank: Rank, exit_code: int, kind: Kind | None) -> None:
     """If this fails, a kill during the clean-up hides why the rank failed."""
     rank.start("call")
-    rank.outcome_frame("raised", summary="ValueError: x")
+    rank.report(Kind.RAISED, summary="ValueError: x")
     assert rank.record.read(2.0)
     rank.board.write(3, "teardown")
     assert rank.record.read(2.5)
@@ -150,21 +167,23 @@ def test_the_signal_that_ended_a_rank_is_named(rank: Rank, number: signal.Signal
 
 
 @pytest.mark.parametrize("exit_code", [1, 10, -6, -11])
-@pytest.mark.parametrize("report", ["passed", "skipped"])
+@pytest.mark.parametrize("report", [Kind.PASSED, Kind.SKIPPED])
 @pytest.mark.parametrize("is_done", [False, True])
-def test_a_bad_end_after_a_good_report_is_not_a_pass(rank: Rank, exit_code: int, report: str, is_done: bool) -> None:
+def test_a_bad_end_after_a_good_report_is_not_a_pass(
+    rank: Rank, exit_code: int, report: ReportedKind, is_done: bool
+) -> None:
     """If this fails, a crash while the group is destroyed passes."""
     rank.start("call")
-    rank.outcome_frame(report)
+    rank.report(report)
     if is_done:
-        rank.frames.send("done")
+        rank.frames.send(Done())
     assert rank.end(exit_code, 2.0).kind is (Kind.SIGNALLED if exit_code < 0 else Kind.EXITED)
 
 
 def test_a_good_report_without_the_done_frame_is_not_a_pass(rank: Rank) -> None:
     """If this fails, a rank that ended between its test and its clean-up passes."""
     rank.start("call")
-    rank.outcome_frame("passed")
+    rank.report(Kind.PASSED)
     outcome = rank.end(0, 2.0)
     assert (outcome.kind, outcome.exit_code) == (Kind.EXITED, 0)
 
@@ -172,7 +191,7 @@ def test_a_good_report_without_the_done_frame_is_not_a_pass(rank: Rank) -> None:
 def test_the_done_frame_without_a_report_is_not_a_pass(rank: Rank) -> None:
     """If this fails, a rank passes without having reported that its test passed."""
     rank.start("call")
-    rank.frames.send("done")
+    rank.frames.send(Done())
     assert rank.end(0, 2.0).kind is Kind.EXITED
 
 
@@ -186,45 +205,60 @@ def test_an_end_before_ready_is_a_rank_that_never_started(rank: Rank, exit_code:
 
 def test_a_rank_that_could_not_start_reports_why(rank: Rank) -> None:
     """If this fails, the exit code replaces the rank's own reason."""
-    rank.outcome_frame("never_started", phase="start", summary="OSError: no space", text="Traceback")
+    rank.report(Kind.NEVER_STARTED, phase="start", summary="OSError: no space", text="Traceback")
     outcome = rank.end(10, 2.0)
     assert (outcome.kind, outcome.summary, outcome.text) == (Kind.NEVER_STARTED, "OSError: no space", "Traceback")
 
 
 @pytest.mark.parametrize(
     "data",
-    [b"Hello, world, this is a print", b"\x00\x00\x00\x02{]", b'\x00\x00\x00\x0f{"frame":"what"}'],
-    ids=["text", "not JSON", "unknown"],
+    [
+        b"Hello, world, this is a print",
+        b"\x00\x00\x00\x02\x00\x00{]",
+        b'\x00\x00\x00\x1d\x00\x00{"schema":1,"message":"What"}',
+        b'\x00\x00\x00\x1e\x00\x00{"schema":2,"message":"Ready"}',
+        b'\x00\x00\x00\x1e\x00\x01{"schema":1,"message":"Ready"}',
+    ],
+    ids=["text", "not JSON", "unknown", "newer", "descriptors"],
 )
 @pytest.mark.parametrize("has_passed", [False, True])
 def test_an_unreadable_report_is_reported_as_such(rank: Rank, data: bytes, has_passed: bool) -> None:
     """If this fails, an unreadable frame after a good report is ignored although it may report a failure."""
     rank.start("call")
     if has_passed:
-        rank.outcome_frame("passed")
+        rank.report(Kind.PASSED)
         assert rank.record.read(1.5)
     rank.channel.sendall(data)
     assert not rank.record.read(2.0)
-    rank.outcome_frame("raised")
+    rank.report(Kind.RAISED)
     outcome = rank.end(0, 3.0)
     assert (outcome.kind, outcome.at_s) == (Kind.UNREADABLE, 2.0)
     assert outcome.summary
 
 
-def test_an_outcome_of_an_unknown_kind_is_unreadable(rank: Rank) -> None:
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("kind", "fine"), ("kind", "hung"), ("exit_code", 3), ("collateral", "yes"), ("more", 1), ("text", None)],
+)
+def test_an_outcome_of_an_unknown_kind_is_unreadable(rank: Rank, field: str, value: object) -> None:
     """If this fails, an unknown kind is ignored although it may mean a failure."""
     rank.start()
-    rank.outcome_frame("fine")
+    content = json.loads(RANK_MESSAGES.to_wire(RankReport(Kind.PASSED, "call")))
+    payload = json.dumps({**content, field: value}).encode()
+    rank.channel.sendall(struct.pack(">IH", len(payload), 0) + payload)
     assert not rank.record.read(2.0)
     outcome = rank.end(0, 3.0)
     assert outcome.kind is Kind.UNREADABLE
-    assert "'fine'" in outcome.summary
+    assert "RankReport" in outcome.summary
+    assert field in outcome.summary
+    assert "\n" not in outcome.summary
+    assert "one version of dist_testing" in outcome.text
 
 
 def test_an_incomplete_last_frame_is_unreadable(rank: Rank) -> None:
     """If this fails, a rank that died during its report counts as one that did not report."""
     rank.start()
-    rank.channel.sendall(b"\x00\x00\x01\x00{")
+    rank.channel.sendall(b"\x00\x00\x01\x00\x00\x00{")
     assert rank.record.read(2.0)
     outcome = rank.end(0, 3.0)
     assert outcome.kind is Kind.UNREADABLE
@@ -234,33 +268,32 @@ def test_an_incomplete_last_frame_is_unreadable(rank: Rank) -> None:
 def test_an_incomplete_frame_does_not_hide_a_reported_failure(rank: Rank) -> None:
     """If this fails, an incomplete frame hides a failure and its traceback."""
     rank.start("call")
-    rank.outcome_frame("raised", summary="ValueError: x", text="Traceback")
-    rank.channel.sendall(b"\x00\x00\x01\x00{")
+    rank.report(Kind.RAISED, summary="ValueError: x", text="Traceback")
+    rank.channel.sendall(b"\x00\x00\x01\x00\x00\x00{")
     outcome = rank.end(-9, 3.0)
     assert (outcome.kind, outcome.summary, outcome.text) == (Kind.RAISED, "ValueError: x", "Traceback")
 
 
 @pytest.mark.parametrize(
     ("first", "second"),
-    list(itertools.permutations(["passed", "skipped", "never_started", "raised", "exited"], 2)),
+    list(itertools.permutations(_BADNESS, 2)),
 )
-def test_the_worse_of_two_reports_counts_in_either_order(rank: Rank, first: str, second: str) -> None:
+def test_the_worse_of_two_reports_counts_in_either_order(rank: Rank, first: ReportedKind, second: ReportedKind) -> None:
     """If this fails, a failed teardown is lost after a pass, or a pass takes a failure back."""
-    badness = {"passed": 0, "skipped": 1, "never_started": 2, "raised": 3, "exited": 4}
     rank.start("call")
-    rank.outcome_frame(first, summary=first)
-    rank.outcome_frame(second, summary=second)
-    rank.frames.send("done")
+    rank.report(first, summary=first.value)
+    rank.report(second, summary=second.value)
+    rank.frames.send(Done())
     outcome = rank.end(0, 3.0)
-    assert outcome.summary == max(first, second, key=badness.__getitem__)
+    assert outcome.summary == max(first, second, key=_BADNESS.index).value
 
 
 def test_the_first_of_two_failures_counts(rank: Rank) -> None:
     """If this fails, a failed teardown replaces the failure of the test that caused it."""
     rank.start("call")
-    rank.outcome_frame("raised", phase="call", summary="first")
-    rank.outcome_frame("raised", phase="teardown", summary="second")
-    rank.outcome_frame("raised", phase="teardown", summary="third")
+    rank.report(Kind.RAISED, phase="call", summary="first")
+    rank.report(Kind.RAISED, phase="teardown", summary="second")
+    rank.report(Kind.RAISED, phase="teardown", summary="third")
     outcome = rank.end(10, 3.0)
     assert (outcome.summary, outcome.phase) == ("first", "call")
     told = [(further.summary, further.phase) for further in outcome.further]
@@ -271,8 +304,8 @@ def test_every_kind_of_many_failures_is_kept(rank: Rank) -> None:
     """If this fails, a loop of sub-tests fills the runner's memory, or hides an unexpected failure of the teardown."""
     rank.start("call")
     for _ in range(100):
-        rank.outcome_frame("raised", types="AssertionError")
-    rank.outcome_frame("raised", phase="teardown", types="OSError")
+        rank.report(Kind.RAISED, types="AssertionError")
+    rank.report(Kind.RAISED, phase="teardown", types="OSError")
     outcome = rank.end(10, 3.0)
     assert (len(outcome.further) + outcome.more_count, outcome.more_count > 70) == (100, True)
     assert (outcome.further[-1].phase, outcome.further[-1].types) == ("teardown", "OSError")
@@ -281,9 +314,9 @@ def test_every_kind_of_many_failures_is_kept(rank: Rank) -> None:
 def test_a_worse_report_keeps_the_time_of_the_first_failure(rank: Rank) -> None:
     """If this fails, a peer that failed between the two reports is blamed."""
     rank.start("call")
-    rank.outcome_frame("raised", summary="first")
+    rank.report(Kind.RAISED, summary="first")
     assert rank.record.read(2.0)
-    rank.outcome_frame("exited", exit_code=3)
+    rank.report(Kind.EXITED, exit_code=3)
     assert rank.record.read(5.0)
     assert rank.record.first_trouble_s == 2.0
     assert rank.end(10, 6.0).at_s == 2.0
@@ -292,12 +325,12 @@ def test_a_worse_report_keeps_the_time_of_the_first_failure(rank: Rank) -> None:
 def test_only_an_exit_has_an_exit_code(rank: Rank) -> None:
     """If this fails, other outcomes carry a meaningless exit code."""
     rank.start()
-    rank.outcome_frame("exited", exit_code=3)
+    rank.report(Kind.EXITED, exit_code=3)
     assert rank.end(10, 2.0).exit_code == 3
-    other = Rank()
-    other.start()
-    other.outcome_frame("raised", exit_code=0)
-    assert other.end(10, 2.0).exit_code is None
+    with pytest.raises(ValueError, match="kind 'raised' with exit_code 0"):
+        RankReport(Kind.RAISED, "call", exit_code=0)
+    with pytest.raises(ValueError, match="kind 'exited' with exit_code None"):
+        RankReport(Kind.EXITED, "call")
 
 
 @pytest.mark.parametrize("exit_code", [-signal.SIGKILL, -STACKS_SIGNAL])
@@ -352,21 +385,21 @@ def test_a_crash_before_the_kill_is_a_crash(rank: Rank, exit_code: int, kind: Ki
     assert (outcome.kind, outcome.signal) == (Kind.SIGNALLED, -exit_code)
 
 
-@pytest.mark.parametrize("report", ["passed", "skipped"])
+@pytest.mark.parametrize("report", [Kind.PASSED, Kind.SKIPPED])
 @pytest.mark.parametrize("kind", [Kind.STOPPED, Kind.HUNG])
-def test_a_rank_that_waits_after_its_test_keeps_its_outcome(rank: Rank, report: str, kind: Kind) -> None:
+def test_a_rank_that_waits_after_its_test_keeps_its_outcome(rank: Rank, report: ReportedKind, kind: Kind) -> None:
     """If this fails, a rank that waited for its peer after its test gets the blame for the peer."""
     rank.start("call")
-    rank.outcome_frame(report)
+    rank.report(report)
     assert rank.record.read(2.0)
     rank.record.stop(kind, 3.0)
-    assert rank.end(-9, 4.0).kind.value == report
+    assert rank.end(-9, 4.0).kind is report
 
 
 def test_a_rank_that_hangs_while_it_destroys_its_groups_has_hung(rank: Rank) -> None:
     """If this fails, a hang in the clean-up passes."""
     rank.start("call")
-    rank.outcome_frame("passed")
+    rank.report(Kind.PASSED)
     rank.board.write(3, "destroy")
     assert rank.record.read(2.0)
     rank.record.stop(Kind.HUNG, 3.0)
@@ -377,9 +410,9 @@ def test_a_rank_that_hangs_while_it_destroys_its_groups_has_hung(rank: Rank) -> 
 def test_a_rank_that_ignores_the_instruction_to_finish_has_hung(rank: Rank) -> None:
     """If this fails, a rank that stops between its report and its end passes, because all others passed."""
     rank.start("call")
-    rank.outcome_frame("passed")
+    rank.report(Kind.PASSED)
     assert rank.record.read(2.0)
-    rank.record.instruct({"do": "finish"})
+    rank.record.instruct(FinishWorld())
     rank.record.stop(Kind.HUNG, 3.0)
     assert rank.end(-9, 4.0).kind is Kind.HUNG
 
@@ -387,7 +420,7 @@ def test_a_rank_that_ignores_the_instruction_to_finish_has_hung(rank: Rank) -> N
 def test_an_early_close_before_a_stop_is_never_a_pass(rank: Rank) -> None:
     """If this fails, a rank passes although it closed its channel early, which was the reason for the stop."""
     rank.start("call")
-    rank.outcome_frame("passed")
+    rank.report(Kind.PASSED)
     assert rank.record.read(2.0)
     rank.channel.shutdown(socket.SHUT_WR)
     assert not rank.record.read(2.5)
@@ -405,13 +438,13 @@ def test_the_end_of_a_rank_does_not_wait_for_its_children(rank: Rank) -> None:
     assert (outcome.kind, outcome.exit_code) == (Kind.EXITED, 3)
 
 
-@pytest.mark.parametrize("report", ["passed", "skipped", "raised"])
+@pytest.mark.parametrize("report", [Kind.PASSED, Kind.SKIPPED, Kind.RAISED])
 @pytest.mark.parametrize("kind", [Kind.STOPPED, Kind.HUNG])
-def test_reports_after_the_stop_do_not_count(rank: Rank, report: str, kind: Kind) -> None:
+def test_reports_after_the_stop_do_not_count(rank: Rank, report: ReportedKind, kind: Kind) -> None:
     """If this fails, a rank that passes after its deadline, woken by the request for stacks, counts as passed."""
     rank.start("call")
     rank.record.stop(kind, 2.0)
-    rank.outcome_frame(report)
+    rank.report(report)
     assert rank.end(-9, 3.0).kind is kind
 
 
@@ -428,8 +461,8 @@ def test_a_reset_channel_is_the_end_of_the_stream(rank: Rank) -> None:
 def test_the_end_of_the_stream_after_the_done_frame_is_normal(rank: Rank) -> None:
     """If this fails, the normal end of every good rank counts as a failure."""
     rank.start("call")
-    rank.outcome_frame("passed")
-    rank.frames.send("done")
+    rank.report(Kind.PASSED)
+    rank.frames.send(Done())
     assert rank.record.read(2.0)
     rank.channel.close()
     assert not rank.record.read(3.0)
@@ -438,14 +471,14 @@ def test_the_end_of_the_stream_after_the_done_frame_is_normal(rank: Rank) -> Non
 
 def test_instructions_reach_the_rank(rank: Rank) -> None:
     """If this fails, a rank does not learn that its peers have finished."""
-    rank.record.instruct({"do": "finish"})
-    assert wire.receive(rank.channel) == ({"do": "finish"}, [])
+    rank.record.instruct(FinishWorld())
+    assert wire.receive(rank.channel, INSTRUCTIONS) == (FinishWorld(), [])
 
 
 def test_instructing_a_dead_rank_is_not_an_error(rank: Rank) -> None:
     """If this fails, a message to a dead rank ends the runner before it sees that end."""
     rank.channel.close()
-    rank.record.instruct({"do": "finish"})
+    rank.record.instruct(FinishWorld())
 
 
 @pytest.mark.parametrize(("expected", "exit_code"), [(-9, -9), (3, 3), (0, 0)])
@@ -475,8 +508,8 @@ def test_a_rank_that_should_have_died_and_passed_has_failed(rank: Rank) -> None:
     """If this fails, a fault test passes although its fault did not happen."""
     rank.record.begin_case(-9)
     rank.start("call")
-    rank.outcome_frame("passed")
-    rank.frames.send("done")
+    rank.report(Kind.PASSED)
+    rank.frames.send(Done())
     assert rank.end(0, 2.0).kind is Kind.RAISED
 
 
@@ -484,7 +517,7 @@ def test_a_failure_before_the_expected_end_is_a_failure(rank: Rank) -> None:
     """If this fails, the expected end excuses a failure before it."""
     rank.record.begin_case(-9)
     rank.start("call")
-    rank.outcome_frame("raised", summary="AssertionError: before")
+    rank.report(Kind.RAISED, summary="AssertionError: before")
     assert rank.end(-9, 2.0).summary == "AssertionError: before"
 
 
@@ -492,8 +525,8 @@ def test_a_pooled_rank_begins_its_next_case_without_the_last_report(rank: Rank) 
     """If this fails, a pooled rank passes its next case with the last report, or its warnings have no limit."""
     rank.start("call")
     for number in range(150):
-        rank.frames.send("warning", category="UserWarning", text=str(number), filename="test_a.py", line_number=1)
-    rank.outcome_frame("passed")
+        rank.frames.send(Warned("UserWarning", str(number), "test_a.py", 1))
+    rank.report(Kind.PASSED)
     assert rank.record.read(2.0)
     assert (rank.record.outcome().kind, len(rank.record.warnings)) == (Kind.PASSED, 100)
     rank.record.begin_case(None)

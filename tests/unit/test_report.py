@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from dist_testing.backends import backend_named
-from dist_testing.case import Case, CaseResult
+from dist_testing.case import Case, CaseBody, CaseResult
 from dist_testing.engine.report import broken_promise, failure_headline, failure_report, tidied
 from dist_testing.outcomes import UNKNOWN_EXIT_CODE, Cause, Kind, RankOutcome, Status, Verdict, verdict
 from dist_testing.spec import ALL_GPUS, Spec
@@ -48,7 +48,7 @@ def result(
 ) -> CaseResult:
     """Return the result of a case with these outcomes, started at 100.0 s."""
     return CaseResult(
-        case=Case("tests/test_a.py::test_b", len(outcomes), {}, 60.0, "fork"),
+        case=Case("tests/test_a.py::test_b", len(outcomes), CaseBody("pytest"), 60.0, "fork"),
         verdict=judged or verdict(outcomes, world_size=len(outcomes), leaked=leaked),
         outcomes=tuple(outcomes),
         started_s=100.0,

@@ -14,8 +14,11 @@ from typing import Any, cast
 import pytest
 
 from dist_testing.error_text import MAX_TEXT_CHARS, format_error, summarise
+from dist_testing.outcomes import Kind
 from dist_testing.process.board import PhaseBoard
-from dist_testing.process.frames import Frame, FrameReader, FrameWriter
+from dist_testing.process.frames import FrameWriter
+from dist_testing.process.rank_messages import RANK_MESSAGES, Done, RankMessage, RankReport, Ready, Warned
+from dist_testing.process.wire import MessageReader
 from dist_testing.rank.reporter import Reporter
 from dist_testing.skips import TEST_SKIPS
 
@@ -30,17 +33,21 @@ class Channel:
         """Keep the data, as a socket would send it."""
         self.data += data
 
-    def frames(self) -> list[Frame]:
-        """Return all frames so far."""
-        reader = FrameReader()
-        frames = list(reader.feed(self.data))
-        assert not reader.mid_frame
-        return frames
+    def messages(self) -> list[RankMessage]:
+        """All messages so far."""
+        reader = MessageReader(RANK_MESSAGES)
+        messages = list(reader.feed(self.data))
+        assert not reader.is_inside
+        return messages
 
-    def outcome(self) -> dict[str, Any]:
-        """Return the fields of the only outcome."""
-        (frame,) = [frame for frame in self.frames() if frame.kind == "outcome"]
-        return frame.fields
+    def report(self) -> RankReport:
+        """The only report."""
+        (report,) = self.reports()
+        return report
+
+    def reports(self) -> list[RankReport]:
+        """All reports so far."""
+        return [message for message in self.messages() if isinstance(message, RankReport)]
 
 
 @pytest.fixture
@@ -129,18 +136,18 @@ def test_phases_are_on_the_board_and_in_the_outcome(reporter: Reporter, channel:
     assert (board.read(0), board.read(1)) == ("start", "call")
     reporter.raised(caught(ValueError("boom")))
     reporter.done()
-    assert [frame.kind for frame in channel.frames()] == ["ready", "outcome", "done"]
-    outcome = channel.outcome()
-    assert (outcome["kind"], outcome["phase"], outcome["summary"]) == ("raised", "call", "ValueError: boom")
-    assert "in caught" in outcome["text"]
-    assert outcome["text"].endswith("ValueError: boom\n")
+    assert [type(message) for message in channel.messages()] == [Ready, RankReport, Done]
+    report = channel.report()
+    assert (report.kind, report.phase, report.summary) == (Kind.RAISED, "call", "ValueError: boom")
+    assert "in caught" in report.text
+    assert report.text.endswith("ValueError: boom\n")
     assert reporter.failed
 
 
 def test_a_case_without_errors_has_passed(reporter: Reporter, channel: Channel) -> None:
     """If this fails, a case without errors does not pass. Only the end of the case reports a pass."""
     reporter.case_over()
-    assert channel.outcome()["kind"] == "passed"
+    assert channel.report().kind is Kind.PASSED
     assert not reporter.failed
 
 
@@ -151,7 +158,7 @@ def test_the_end_of_a_case_does_not_undo_its_outcome(
     """If this fails, a pass follows a failure, which is the worst possible lie."""
     reporter.ended_by(error)
     reporter.case_over()
-    assert channel.outcome()["kind"] != "passed"
+    assert channel.report().kind is not Kind.PASSED
 
 
 def test_the_next_case_of_a_pooled_rank_has_its_own_report(reporter: Reporter, channel: Channel) -> None:
@@ -159,13 +166,13 @@ def test_the_next_case_of_a_pooled_rank_has_its_own_report(reporter: Reporter, c
     reporter.skipped("not this one")
     reporter.case_over()
     reporter.case_over()
-    assert [frame.fields["kind"] for frame in channel.frames()] == ["skipped", "passed"]
+    assert [report.kind for report in channel.reports()] == [Kind.SKIPPED, Kind.PASSED]
 
 
 def test_a_given_text_replaces_the_traceback(reporter: Reporter, channel: Channel) -> None:
     """If this fails, users lose the failure texts of pytest and unittest, which are better than a traceback."""
     reporter.ended_by(caught(AssertionError("1 == 2")), "E  assert 1 == 2")
-    assert channel.outcome()["text"] == "E  assert 1 == 2"
+    assert channel.report().text == "E  assert 1 == 2"
 
 
 @pytest.mark.parametrize(
@@ -178,11 +185,11 @@ def test_an_error_that_cannot_be_printed_is_still_a_failure_with_its_name(
 ) -> None:
     """If this fails, a failure is lost when its text cannot be printed: printing runs test code."""
     reporter.ended_by(caught(error))
-    outcome = channel.outcome()
-    assert outcome["kind"] == "raised"
-    assert outcome["summary"].startswith(type(error).__name__)
-    assert "in caught" in outcome["text"]
-    assert type(error).__name__ in outcome["text"]
+    report = channel.report()
+    assert report.kind is Kind.RAISED
+    assert report.summary.startswith(type(error).__name__)
+    assert "in caught" in report.text
+    assert type(error).__name__ in report.text
 
 
 def test_an_error_in_the_cause_does_not_hide_the_error(reporter: Reporter, channel: Channel) -> None:
@@ -190,16 +197,16 @@ def test_an_error_in_the_cause_does_not_hide_the_error(reporter: Reporter, chann
     error = ValueError("visible")
     error.__cause__ = BrokenStrError()
     reporter.ended_by(caught(error))
-    assert channel.outcome()["summary"] == "ValueError: visible"
-    assert "visible" in channel.outcome()["text"]
+    assert channel.report().summary == "ValueError: visible"
+    assert "visible" in channel.report().text
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), GeneratorExit(), MemoryError()], ids=repr)
 def test_every_other_exception_is_a_failure(reporter: Reporter, channel: Channel, error: BaseException) -> None:
     """If this fails, an exception that `except Exception` does not catch is not a failure."""
     reporter.ended_by(error)
-    assert channel.outcome()["kind"] == "raised"
-    assert channel.outcome()["summary"] == type(error).__name__
+    assert channel.report().kind is Kind.RAISED
+    assert channel.report().summary == type(error).__name__
     assert reporter.failed
 
 
@@ -208,23 +215,23 @@ def test_a_skip_is_reported_with_its_reason(reporter: Reporter, channel: Channel
     """If this fails, the runner cannot compare the skip reasons of the ranks."""
     reporter.phase("setup")
     reporter.ended_by(unittest.SkipTest(reason))
-    outcome = channel.outcome()
-    assert (outcome["kind"], outcome["reason"], outcome["phase"]) == ("skipped", reason, "setup")
+    report = channel.report()
+    assert (report.kind, report.reason, report.phase) == (Kind.SKIPPED, reason, "setup")
     assert not reporter.failed
 
 
 def test_a_skip_without_a_readable_reason_is_still_reported(reporter: Reporter, channel: Channel) -> None:
     """If this fails, a bad skip reason ends the rank like a crash, with a traceback of the library."""
     reporter.ended_by(BrokenSkip("x"))
-    assert channel.outcome()["kind"] in ("skipped", "raised")
+    assert channel.report().kind in (Kind.SKIPPED, Kind.RAISED)
 
 
 @pytest.mark.parametrize("name", list(TEST_SKIPS))
 def test_an_exit_with_a_code_of_the_skip_table_is_a_skip(reporter: Reporter, channel: Channel, name: str) -> None:
     """If this fails, torch's own decorators, which skip by these exit codes, fail the test."""
     reporter.ended_by(SystemExit(TEST_SKIPS[name].exit_code))
-    outcome = channel.outcome()
-    assert (outcome["kind"], outcome["reason"]) == ("skipped", TEST_SKIPS[name].message)
+    report = channel.report()
+    assert (report.kind, report.reason) == (Kind.SKIPPED, TEST_SKIPS[name].message)
     assert not reporter.failed
 
 
@@ -259,43 +266,43 @@ def test_an_exit_with_any_other_code_is_an_exit(
     `sys.exit(not ok)` is a common form, and -9 is not a signal here.
     """
     reporter.ended_by(caught(SystemExit(code)))
-    outcome = channel.outcome()
-    assert (outcome["kind"], outcome["exit_code"]) == ("exited", expected)
-    assert "in caught" in outcome["text"]
+    report = channel.report()
+    assert (report.kind, report.exit_code) == (Kind.EXITED, expected)
+    assert "in caught" in report.text
     assert reporter.failed
 
 
 def test_an_error_about_a_peer_is_marked(reporter: Reporter, channel: Channel) -> None:
     """If this fails, the runner, which gets only a text, must guess whether the error is about a peer."""
     reporter.raised(RuntimeError("Connection closed by peer"))
-    assert channel.outcome()["collateral"] == "lost"
+    assert channel.report().collateral == "lost"
 
 
 def test_a_rank_that_could_not_be_set_up_reports_the_reason(reporter: Reporter, channel: Channel) -> None:
     """If this fails, a test is blamed for an error of the machine or of the library: no test code has run."""
     reporter.never_started(caught(OSError(28, "No space left on device")))
-    outcome = channel.outcome()
-    assert (outcome["kind"], outcome["phase"]) == ("never_started", "start")
-    assert outcome["summary"] == "OSError: [Errno 28] No space left on device"
+    report = channel.report()
+    assert (report.kind, report.phase) == (Kind.NEVER_STARTED, "start")
+    assert report.summary == "OSError: [Errno 28] No space left on device"
     assert reporter.failed
 
 
 def test_a_huge_text_is_cut_to_fit(reporter: Reporter, channel: Channel) -> None:
     """If this fails, an assertion over a large tensor, which prints megabytes, breaks the report."""
     reporter.raised(AssertionError("x"), "\N{PILE OF POO}" * (4 * MAX_TEXT_CHARS))
-    assert "characters left out" in channel.outcome()["text"]
+    assert "characters left out" in channel.report().text
 
 
 def test_a_huge_reason_is_cut_to_fit(reporter: Reporter, channel: Channel) -> None:
     """If this fails, a huge skip reason breaks the report."""
     reporter.skipped("\N{PILE OF POO}" * (4 * MAX_TEXT_CHARS))
-    assert "characters left out" in channel.outcome()["reason"]
+    assert "characters left out" in channel.report().reason
 
 
 def test_text_that_cannot_be_encoded_is_sent(reporter: Reporter, channel: Channel) -> None:
     """If this fails, a file name that is not UTF-8 breaks the report."""
     reporter.raised(ValueError("file \udcff\x00"))
-    assert channel.outcome()["summary"] == "ValueError: file \udcff\x00"
+    assert channel.report().summary == "ValueError: file \udcff\x00"
 
 
 @pytest.mark.parametrize(
@@ -354,7 +361,8 @@ def test_warnings_are_reported_once_and_limited(reporter: Reporter, channel: Cha
     """If this fails, a loop that warns in every step fills the runner's time and memory."""
     for number in (0, 0, *range(150)):
         reporter.warned(warnings.WarningMessage(UserWarning(str(number)), UserWarning, "test_a.py", 1))
-    assert [frame.fields["text"] for frame in channel.frames()] == [str(number) for number in range(100)]
+    warned = [message for message in channel.messages() if isinstance(message, Warned)]
+    assert [message.text for message in warned] == [str(number) for number in range(100)]
 
 
 def test_only_the_first_failure_is_sent_to_peers(channel: Channel, board: PhaseBoard) -> None:

@@ -8,7 +8,6 @@ import signal
 import socket
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -22,7 +21,7 @@ from dist_testing.gpus.lease import lease_gpus
 from dist_testing.gpus.world import WorldGpus
 from dist_testing.launch.isolation import FORK
 from dist_testing.process.board import PhaseBoard
-from dist_testing.process.wire import WorldRequest
+from dist_testing.process.messages import LauncherEvent, WorldRequest
 from tests.support.forks import forked
 
 _SIZE = 2
@@ -48,7 +47,7 @@ class UnkillableLauncher:
         """Record the signal."""
         self.signals.append((list(ranks), number))
 
-    def events(self) -> Iterator[dict[str, Any]]:
+    def events(self) -> Iterator[LauncherEvent]:
         """Return no events."""
         return iter(())
 

@@ -1,0 +1,307 @@
+"""Turns messages between processes into JSON and back. What is read is checked against the annotations of a dataclass.
+
+A message is a dataclass; messages that travel the same way form a `Family`, which has a schema number. The checks are
+made once, from the annotations: `str`, `bool`, `int`, `float`, `None`, `Literal`, enumerations, `tuple[X, ...]`,
+`dict[str, X]`, other dataclasses, and unions of these. `Annotated[int, range(...)]` limits a number.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools
+import json
+import reprlib
+import sys
+import types
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from dist_testing.errors import MessageError
+
+__all__ = ["MAX_MESSAGE_BYTES", "Family"]
+
+# The largest message is a request for a world: its environment has a few MiB at most.
+MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+# Of a number without a limit of its own.
+_ANY_INT = range(-(1 << 63), 1 << 63)
+# Of a message that cannot be read, for the error.
+_SHOWN_BYTES = 80
+
+_encode_json = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
+
+_Message = TypeVar("_Message")
+
+
+class _WrongValueError(Exception):
+    """A value does not fit its annotation; the text says which value and what was expected."""
+
+
+class _Shape(NamedTuple):
+    """What one annotation means.
+
+    Attributes:
+        expected: The annotation in words, for errors.
+        read: Checks a JSON value and returns what it stands for, or raises `_WrongValueError`.
+        write: Returns a value as JSON takes it; None if JSON takes it as it is.
+    """
+
+    expected: str
+    read: Callable[[Any], Any]
+    write: Callable[[Any], Any] | None = None
+
+
+class Family(Generic[_Message]):
+    """Messages that travel the same way, such as all orders to the fork server.
+
+    Attributes:
+        name: What one of them is called in errors.
+        schema: Number of this version of the family.
+        messages: The dataclasses.
+        max_bytes: The largest message that is sent or read.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        schema: int,
+        messages: Sequence[type[_Message]],
+        *,
+        max_bytes: int = MAX_MESSAGE_BYTES,
+        error: type[MessageError] = MessageError,
+    ) -> None:
+        """Make the checks of all messages of the family.
+
+        Args:
+            name: What one of them is called in errors, such as "order to the fork server".
+            schema: Number of this version of the family. Raise it with every change of a field.
+            messages: The dataclasses.
+            max_bytes: The largest message that is sent or read.
+            error: Class of the errors.
+
+        Raises:
+            TypeError: If an annotation has no meaning in JSON.
+        """
+        self.name = name
+        self.schema = schema
+        self.messages = tuple(messages)
+        self.max_bytes = max_bytes
+        self._error = error
+        # mypy does not know that they are dataclasses.
+        classes: Sequence[Any] = messages
+        self._shapes = {cls: _shape_of_dataclass(cls) for cls in classes}
+        for cls in classes:
+            if taken := {"schema", "message"} & {field.name for field in dataclasses.fields(cls)}:
+                raise TypeError(f"{cls.__name__}: fields {taken} belong to the envelope")
+        self._by_name = {cls.__name__: shape for cls, shape in self._shapes.items()}
+
+    def to_wire(self, message: _Message) -> bytes:
+        """Return the message as JSON.
+
+        Raises:
+            MessageError: If it is too large, or holds a number that JSON does not have.
+        """
+        cls = type(message)
+        write = self._shapes[cls].write
+        assert write is not None
+        try:
+            payload = _encode_json({"schema": self.schema, "message": cls.__name__, **write(message)}).encode()
+        except ValueError as error:
+            raise self.refused(f"{cls.__name__} cannot be sent: {error}") from error
+        self.check_size(len(payload))
+        return payload
+
+    def from_wire(self, payload: bytes | bytearray | str) -> _Message:
+        """Return the message that the JSON stands for.
+
+        Raises:
+            MessageError: If it is not a message of this family and of this schema, with exactly its fields.
+        """
+        self.check_size(len(payload))
+        try:
+            content = json.loads(payload)
+        except (ValueError, RecursionError) as error:
+            raise self.refused(f"not JSON: {payload[:_SHOWN_BYTES]!r}") from error
+        schema = content.pop("schema", None) if type(content) is dict else None
+        if type(schema) is not int:
+            raise self.refused(f"no message: {payload[:_SHOWN_BYTES]!r}")
+        if schema != self.schema:
+            raise self.refused(
+                f"the other process speaks schema {_shown(schema)} of it, and this one schema {self.schema}",
+                is_other_schema=True,
+            )
+        name = content.pop("message", None)
+        shape = self._by_name.get(name) if type(name) is str else None
+        if shape is None:
+            raise self.refused(f"unknown message {_shown(name)}; expected one of {', '.join(self._by_name)}")
+        try:
+            message: _Message = shape.read(content)
+        except _WrongValueError as error:
+            raise self.refused(f"{name}: {error}") from None
+        return message
+
+    def check_size(self, length: int) -> None:
+        """Refuse a message of so many bytes, if that is too many.
+
+        Raises:
+            MessageError: If it is.
+        """
+        if length > self.max_bytes:
+            raise self.refused(f"a message of {length} bytes; the limit is {self.max_bytes}")
+
+    def refused(self, what: str, *, is_other_schema: bool = False) -> MessageError:
+        """Return the error for a message of this family.
+
+        Args:
+            what: What is wrong with it, in one line.
+            is_other_schema: Whether it comes from another version of this library.
+        """
+        if is_other_schema:
+            cause = "The two processes have loaded different versions of dist_testing."
+            way_out = "Use one version of dist_testing on both sides: one environment for every process of the run."
+        else:
+            cause = "Test code has written to, or read from, a descriptor that is not its own; or the versions differ."
+            way_out = (
+                "Let tests use only descriptors that they have opened; use one version of dist_testing everywhere."
+            )
+        return self._error(f"{self.name}: {what}.\n{cause}\n{way_out}", is_other_schema=is_other_schema)
+
+
+@functools.cache
+def _shape_of_dataclass(cls: type[Any]) -> _Shape:
+    hints = get_type_hints(cls, include_extras=True)
+    shapes = {field.name: _shape_of(hints[field.name]) for field in dataclasses.fields(cls)}
+    names = shapes.keys()
+    readers = [(name, shape.read) for name, shape in shapes.items()]
+    writers = [(name, shape.write) for name, shape in shapes.items()]
+
+    def read(value: Any) -> Any:
+        if type(value) is not dict:
+            raise _WrongValueError(f"{_shown(value)}; expected an object")
+        if value.keys() != names:
+            unknown, missing = sorted(value.keys() - names), sorted(names - value.keys())
+            raise _WrongValueError(
+                "; ".join(
+                    f"{adjective} {'field' if len(fields) == 1 else 'fields'} {_shown(fields)}"
+                    for adjective, fields in (("unknown", unknown), ("missing", missing))
+                    if fields
+                )
+            )
+        values = {}
+        for name, read_field in readers:
+            try:
+                values[name] = read_field(value[name])
+            except _WrongValueError as error:
+                raise _WrongValueError(f"{name} = {error}") from None
+        try:
+            return cls(**values)
+        except ValueError as error:
+            # The class itself has looked at how the fields go together.
+            raise _WrongValueError(str(error)) from None
+
+    def write(value: Any) -> dict[str, Any]:
+        return {
+            name: getattr(value, name) if convert is None else convert(getattr(value, name))
+            for name, convert in writers
+        }
+
+    return _Shape("an object", read, write)
+
+
+def _shape_of(annotation: Any) -> _Shape:
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if annotation in (str, bool, None, types.NoneType):
+        wanted = types.NoneType if annotation is None else annotation
+        return _simple("null" if wanted is types.NoneType else wanted.__name__, lambda value: type(value) is wanted)
+    if annotation is int:
+        return _shape_of_int(_ANY_INT)
+    if annotation is float:
+        largest = sys.float_info.max
+        return _simple(
+            "a finite number", lambda value: type(value) in (float, int) and -largest <= value <= largest, float
+        )
+    if origin is Annotated and arguments[0] is int and isinstance(arguments[1], range):
+        return _shape_of_int(arguments[1])
+    if origin is Literal:
+        return _shape_of_choice(arguments)
+    if origin in (Union, types.UnionType):
+        return _shape_of_union([_shape_of(argument) for argument in arguments])
+    if origin is tuple and len(arguments) == 2 and arguments[1] is ...:
+        return _shape_of_items(_shape_of(arguments[0]))
+    if origin is dict and arguments[0] is str:
+        return _shape_of_dict(_shape_of(arguments[1]))
+    if isinstance(annotation, type) and issubclass(annotation, enum.Enum):
+        return _shape_of_choice(tuple(annotation))
+    if isinstance(annotation, type) and dataclasses.is_dataclass(annotation):
+        return _shape_of_dataclass(annotation)
+    raise TypeError(f"{annotation!r} has no meaning in a message")
+
+
+def _simple(expected: str, fits: Callable[[Any], bool], convert: Callable[[Any], Any] | None = None) -> _Shape:
+    def read(value: Any) -> Any:
+        if not fits(value):
+            raise _WrongValueError(f"{_shown(value)}; expected {expected}")
+        return value if convert is None else convert(value)
+
+    return _Shape(expected, read)
+
+
+def _shape_of_int(limits: range) -> _Shape:
+    expected = "int" if limits is _ANY_INT else f"int from {limits.start} to {limits.stop - 1}"
+    return _simple(expected, lambda value: type(value) is int and value in limits)
+
+
+def _shape_of_choice(choices: Sequence[Any]) -> _Shape:
+    by_value = {choice.value if isinstance(choice, enum.Enum) else choice: choice for choice in choices}
+    expected = f"one of {', '.join(map(repr, by_value))}"
+    fits: Callable[[Any], bool] = lambda value: type(value) is str and value in by_value  # noqa: E731
+    shape = _simple(expected, fits, by_value.__getitem__)
+    return shape._replace(write=lambda value: value.value if isinstance(value, enum.Enum) else value)
+
+
+def _shape_of_union(shapes: Sequence[_Shape]) -> _Shape:
+    if any(shape.write is not None for shape in shapes):
+        raise TypeError("a union in a message is one of values that JSON takes as they are")
+    expected = " or ".join(shape.expected for shape in shapes)
+
+    def read(value: Any) -> Any:
+        for shape in shapes:
+            try:
+                return shape.read(value)
+            except _WrongValueError:
+                continue
+        raise _WrongValueError(f"{_shown(value)}; expected {expected}")
+
+    return _Shape(expected, read)
+
+
+def _shape_of_items(item: _Shape) -> _Shape:
+    expected = f"a list, each {item.expected}"
+
+    def read(value: Any) -> tuple[Any, ...]:
+        if type(value) is not list:
+            raise _WrongValueError(f"{_shown(value)}; expected {expected}")
+        return tuple(map(item.read, value))
+
+    convert = item.write
+    return _Shape(expected, read, None if convert is None else lambda value: [convert(one) for one in value])
+
+
+def _shape_of_dict(item: _Shape) -> _Shape:
+    expected = f"an object of {item.expected}"
+
+    def read(value: Any) -> Mapping[str, Any]:
+        if type(value) is not dict:
+            raise _WrongValueError(f"{_shown(value)}; expected {expected}")
+        for one in value.values():
+            item.read(one)
+        return value
+
+    if item.write is not None or item.expected == "a finite number":
+        raise TypeError("a dict in a message holds values that are read as they are")
+    return _Shape(expected, read)
+
+
+def _shown(value: object) -> str:
+    """Return a value for an error: short, however large or deep it is."""
+    return reprlib.repr(value)
