@@ -1,7 +1,7 @@
-"""One time budget: `TEST_TIMEOUT` minus a reserve, shared by the cases of a run.
+"""The time budget of a run: `TEST_TIMEOUT` minus a reserve, divided among the cases.
 
-The runner must end before Bazel's timer: at the timeout Bazel signals every process of the test at once, and what has
-not been said by then is lost.
+The runner has to end before Bazel's timer: at the timeout, Bazel sends a signal to every process of the test at once,
+and everything that the runner has not reported by then is lost.
 """
 
 from __future__ import annotations
@@ -12,20 +12,21 @@ from dataclasses import dataclass
 
 __all__ = ["LEAST_S", "MAX_TIMEOUT_S", "REPORT_RESERVE_S", "Budget", "TimeShares"]
 
-# Thirty years: no limit, in other words, but one that every clock can add up. Seconds.
+# Longest time limit, about thirty years. A finite number, so that times can be added on every clock. Seconds.
 MAX_TIMEOUT_S = 10**9
-# Kept back for the stacks of a last hung case, the kill, the report and the XML. Seconds.
+# The reserve: time for the stacks of the last hung case, the kill, the report and the XML. Seconds.
 REPORT_RESERVE_S = 10.0
-# A short timeout must not be eaten by the reserve: at most this share of it is kept back.
+# The reserve is at most this share of the timeout, so that a short timeout leaves time for the cases.
 _RESERVE_SHARE = 0.2
-# What is left of a test when the run's time is over, its teardown above all, still has this much. Seconds.
+# Time that the rest of a test, such as its teardown, still gets after the end of the budget. Seconds.
 LEAST_S = 1.0
-# Of the reserve, which is for the report: what may begin, and run, after the last case should have ended; and when a
-# runner that has not come to an end by itself is taken for stuck.
+# Shares of the reserve: until the first, parts of a test may still start and run after the end of the budget; at the
+# second, a runner that has not ended by itself counts as stuck.
 _LATE_SHARE = 0.5
 _STUCK_SHARE = 0.75
-# But a report takes no less time in a short run: one that is being written is not taken for stuck. With a timeout below
-# ten seconds this is after Bazel's timer, and within the grace that Bazel gives a test to end. Seconds.
+# A runner does not count as stuck earlier than this after the end of the budget, because a short run needs as much time
+# for its report as a long one. With a timeout below ten seconds this is after Bazel's timer, but within the time that
+# Bazel then gives a test to end. Seconds.
 _REPORT_S = 2.0
 
 
@@ -34,32 +35,36 @@ class Budget:
     """The time that the cases of a run may use.
 
     Attributes:
-        end_s: When the last case must have ended, on the monotonic clock; None without a limit.
+        end_s: When the last case has to end, in seconds on the monotonic clock; None without a limit.
     """
 
     end_s: float | None = None
 
     @classmethod
     def starting_now(cls, total_s: float | None) -> Budget:
-        """A budget of `total_s` seconds from now, less the reserve; None for no limit."""
+        """Return a budget that starts now.
+
+        Args:
+            total_s: Time limit of the run in seconds, from which the reserve is subtracted; None for no limit.
+        """
         if total_s is None:
             return cls()
         return cls(time.monotonic() + total_s - min(REPORT_RESERVE_S, _RESERVE_SHARE * total_s))
 
     @property
     def latest_s(self) -> float:
-        """`end_s`, or infinity."""
+        """`end_s`, or infinity without a limit, in seconds on the monotonic clock."""
         return math.inf if self.end_s is None else self.end_s
 
     def limit_s(self, own_limit_s: float, *, cases_after: int) -> float:
-        """How long the next case may run, in seconds; 0 if nothing is left.
+        """Return how long the next case may run, in seconds; 0 if the budget is used up.
 
-        A case with others behind it gets at most half of what is left: however many hang, the next one still has its
-        turn, and a case that is merely long is cut only when the whole target is too small for it.
+        A case gets at most half of the remaining time if more cases follow. So the next case still runs however many
+        cases hang, and a long case is cut only if the timeout of the whole target is too short for it.
 
         Args:
-            own_limit_s: What the case itself allows.
-            cases_after: How many cases wait behind it.
+            own_limit_s: Time limit of the case itself, in seconds.
+            cases_after: Number of cases that follow it.
         """
         if self.end_s is None:
             return own_limit_s
@@ -69,12 +74,12 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class TimeShares:
-    """Bazel's time, divided.
+    """Bazel's timeout, divided among cases, last teardown and report. Times are seconds on the monotonic clock.
 
     Attributes:
-        budget: For the cases.
-        late_s: When the last teardown must have ended, on the monotonic clock; infinity without a limit.
-        stuck_s: When a runner that has not ended is ended; None without a limit.
+        budget: The time of the cases.
+        late_s: When the last teardown has to end; infinity without a limit.
+        stuck_s: When the watchdog ends a runner that has not ended by itself; None without a limit.
     """
 
     budget: Budget
@@ -83,7 +88,11 @@ class TimeShares:
 
     @classmethod
     def starting_now(cls, total_s: float | None) -> TimeShares:
-        """Of `total_s` seconds from now; None for no limit."""
+        """Divide a time limit that starts now.
+
+        Args:
+            total_s: Time limit of the run in seconds; None for no limit.
+        """
         budget = Budget.starting_now(total_s)
         if total_s is None or budget.end_s is None:
             return cls(budget)
@@ -92,10 +101,10 @@ class TimeShares:
         return cls(budget, budget.end_s + _LATE_SHARE * reserve_s, stuck_s)
 
     def case_end_s(self, cases_after: int) -> float:
-        """When a part of a case that begins now must have ended.
+        """Return when a part of a case that starts now has to end, in seconds on the monotonic clock.
 
         Args:
-            cases_after: How many cases wait behind this one.
+            cases_after: Number of cases that follow this one.
         """
         now_s = time.monotonic()
         return max(

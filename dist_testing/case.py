@@ -5,11 +5,30 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from dist_testing.outcomes import Cause, Kind, RankOutcome, Verdict
 
-__all__ = ["Case", "CaseFailedError", "CaseResult", "RankWarning", "ThreadsFailedError"]
+__all__ = ["Case", "CaseBody", "CaseFailedError", "CaseResult", "RankWarning", "ThreadsFailedError"]
+
+
+@dataclass(frozen=True, slots=True)
+class CaseBody:
+    """What the ranks run: the part that the engine and the rank core read, and the front end's own part.
+
+    Attributes:
+        front_end: Name of the front end that finds the test on a rank: "pytest" or "unittest".
+        content: How the front end finds the test, as text that only the front end reads.
+        only_test: The only test that a fresh interpreter has to load, as its front end names it; None if the front end
+            loads what it needs.
+        keeps_state: On a worker pool: whether the case may leave other things than groups to the next one.
+        keeps_groups: On a worker pool: whether the case may leave its groups to the next one.
+    """
+
+    front_end: str
+    content: str = ""
+    only_test: str | None = None
+    keeps_state: bool = False
+    keeps_groups: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +38,7 @@ class Case:
     Attributes:
         name: As the user names it: a pytest node id, or `module.Class.method`.
         world_size: Ranks.
-        body: What the door on the ranks finds the test by.
+        body: What the ranks run.
         timeout_s: The case's own limit, in seconds.
         isolation: Name of the isolation (`dist_testing.launch.isolation`).
         pool: Name of the worker pool, or of the process whose threads are the ranks: cases with the same name and size
@@ -33,7 +52,7 @@ class Case:
 
     name: str
     world_size: int
-    body: dict[str, Any]
+    body: CaseBody
     timeout_s: float
     isolation: str
     pool: str = ""
@@ -71,7 +90,7 @@ class CaseResult:
         verdict: What it adds up to.
         outcomes: One per rank, by rank.
         started_s: When the ranks were asked for, on the runner's monotonic clock.
-        duration_s: From then until nothing of them was left, in seconds; on kept ranks, until all had passed.
+        duration_s: From then until nothing of them was left, in seconds; on a worker pool, until all had passed.
         limit_s: How long the case was allowed to run, in seconds.
         logs: Rank to the end of its output, for ranks that a failure report quotes.
         log_files: Rank to the file with all of its output; there until the engine is closed.

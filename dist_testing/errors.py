@@ -1,6 +1,6 @@
 """The exceptions of dist_testing, except `CaseFailedError`, which carries a result (`dist_testing.case`).
 
-Texts have three parts: the subject with the observed values; the likely cause; the way out.
+Their texts have three parts: the subject with the observed values; the likely cause; the way out.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = [
 
 
 class DistTestingError(Exception):
-    """Base of all of them. Printed without a traceback: the text is written for the user."""
+    """Base of the errors that are printed without a traceback, because their text is written for the user."""
 
 
 class SpecError(DistTestingError):
@@ -39,7 +39,7 @@ class ReportError(DistTestingError):
 
 
 class StateLeakError(DistTestingError):
-    """A case on kept ranks changed something that the next one would see. Raised on the rank, for the case that did."""
+    """A case on the worker pool changed state that the next case would see; raised on the rank, in that case."""
 
 
 class UsageError(DistTestingError):
@@ -47,11 +47,11 @@ class UsageError(DistTestingError):
 
 
 class LaunchError(DistTestingError):
-    """Ranks could not be started. No test code has run: the infrastructure failed, not the test."""
+    """Ranks could not be started. No test code has run, so the infrastructure failed, not the test."""
 
 
 class PromiseError(DistTestingError, AssertionError):
-    """Hardware is missing that the configuration of the run promises: a failure of the test, to unittest as well."""
+    """Promised hardware is missing. An `AssertionError`, so that unittest counts it as a failure of the test."""
 
 
 class MessageError(DistTestingError):
@@ -67,42 +67,42 @@ class MessageError(DistTestingError):
 
 
 class FrameError(MessageError):
-    """What a rank sent is not a frame. The rank's outcome is then "report unreadable"."""
+    """Bytes that a rank sent are not a message. The rank's outcome is then "report unreadable"."""
 
 
 class InterruptedRunError(KeyboardInterrupt):
-    """The runner was told to stop by a signal.
+    """A signal told the runner to stop.
 
-    A `KeyboardInterrupt`, because that is what pytest and unittest end a session for in an orderly way.
+    A `KeyboardInterrupt`, because pytest and unittest end a session in an orderly way for that exception.
     """
 
 
 class CollectiveError(RuntimeError):
-    """A call on the threaded backend's group cannot be completed. Raised on the ranks, and printed with a traceback.
+    """A call on a group of backend "threaded" cannot complete. Raised on the ranks, and printed with a traceback.
 
-    A `RuntimeError`, because that is what torch's own groups raise.
+    A `RuntimeError`, because torch's own groups raise that (`torch.distributed.DistBackendError` is one).
     """
 
 
 class CollectiveMismatchError(CollectiveError):
-    """The ranks of a group made calls that do not belong together. Raised on each of them."""
+    """The ranks of a group made calls that do not belong together. Raised on each of these ranks."""
 
 
 class CollectiveTimeoutError(CollectiveError):
-    """A call was not completed within the time limit of its group, or of the wait."""
+    """A call did not complete within the time limit of the call, of its group, or of the wait."""
 
 
 class DeadlockError(CollectiveError):
-    """Ranks wait for what can never happen: for each other in a circle, or for a rank that has ended."""
+    """Ranks wait for each other, or for a rank that has ended, so that the wait can never complete."""
 
 
 class PeerFailedError(CollectiveError):
-    """A call cannot be completed because another rank has failed. The rank that raises this is a victim."""
+    """A call cannot complete because another rank has failed. The rank that raises this is a victim."""
 
 
 class GpuError(LaunchError):
-    """GPUs cannot be found, or cannot be had by this process at all. The machine's fault, not the test's."""
+    """This process cannot find or use the GPUs. The cause is the machine, not the test."""
 
 
 class LeaseTimeoutError(GpuError):
-    """Others kept the GPUs for longer than the case could wait."""
+    """Other processes held the GPUs for longer than the case could wait."""

@@ -1,6 +1,6 @@
-"""What happened to each rank, and what that adds up to.
+"""The outcomes of the ranks of a case, and the verdict that follows from them.
 
-`verdict()` is pure: it sees outcomes and nothing else, so that every combination can be tested.
+`verdict()` is a pure function of the outcomes, so that every combination can be tested.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import enum
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated, Literal
 
 from dist_testing.gpus.faults import is_hardware_fault
 from dist_testing.skips import is_about_hardware
@@ -19,8 +20,10 @@ __all__ = [
     "GOOD",
     "UNKNOWN_EXIT_CODE",
     "Cause",
+    "Collateral",
     "Kind",
     "RankOutcome",
+    "ReportDetails",
     "Status",
     "Verdict",
     "blame_machine",
@@ -30,15 +33,15 @@ __all__ = [
 
 
 class Kind(enum.Enum):
-    """The closed list of ways in which a rank's part in a case can end."""
+    """The ways in which a rank's part in a case can end; the list is complete."""
 
     PASSED = "passed"
     SKIPPED = "skipped"
     RAISED = "raised"
-    EXITED = "exited"  # left on its own without finishing: any code, also 0
+    EXITED = "exited"  # the process exited before the test was finished, with any code, also 0
     SIGNALLED = "signalled"
     HUNG = "hung"  # still running at the deadline
-    STOPPED = "stopped"  # by the runner, because of what another rank did
+    STOPPED = "stopped"  # by the runner, because of another rank's outcome
     NEVER_STARTED = "never started"
     UNREADABLE = "report unreadable"
 
@@ -59,62 +62,82 @@ class Cause(enum.Enum):
 
 
 class Status(enum.Enum):
-    """What a case counts as."""
+    """How a case counts in the results."""
 
     PASSED = "passed"
     SKIPPED = "skipped"
     FAILED = "failed"
 
 
-# Of a process that is not this one's child. No process ends with it: the kernel keeps eight bits.
+# Exit code of a process that is not a child of this one, so that its code is not known. No process ends with this
+# number, because the kernel keeps eight bits.
 UNKNOWN_EXIT_CODE = 256
 
-# Ways to end that are no failure; and to die.
+# The outcomes without failure, and those in which the process ended by itself.
 GOOD = frozenset({Kind.PASSED, Kind.SKIPPED})
 CRASHES = frozenset({Kind.EXITED, Kind.SIGNALLED})
 _INFRASTRUCTURE = frozenset({Kind.NEVER_STARTED, Kind.UNREADABLE})
 
 
-@dataclass(frozen=True, slots=True)
-class RankOutcome:
-    """How one rank ended.
+# "lost": a peer has gone away. "late": a peer did not come in time. "": neither, the error is the rank's own.
+Collateral = Literal["", "lost", "late"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportDetails:
+    """Details of how a rank ended. A rank report has them, and so has the outcome that the runner makes of it.
 
     Attributes:
-        rank: Which rank.
-        kind: What happened.
-        at_s: When the runner saw the first sign of it, on its monotonic clock, in seconds.
-        phase: What the rank was doing: "start", "init", "setup", "call", "teardown" or "destroy".
-        reason: For a skip, why.
+        reason: For SKIPPED, the skip reason.
         summary: One line, such as "ValueError: boom".
-        text: Everything that is known: a traceback, a stack, an explanation.
-        exit_code: For EXITED, the code.
-        signal: For SIGNALLED, the signal's number.
-        collateral: "lost" or "late" if the error says no more than that a peer went away or did not come, so that it
-            cannot be where the trouble began; else "".
-        operation: The operation of torch.distributed that the error came out of, or that the rank was waiting in, such
-            as "all_reduce"; "" if none.
+        text: All details: a traceback, a stack, an explanation.
+        exit_code: For EXITED, the exit code, or `UNKNOWN_EXIT_CODE`; else None.
+        collateral: Set if the error is only the consequence of another rank: "lost" if a peer went away, "late" if a
+            peer did not come; else "".
+        operation: The operation of `torch.distributed` that raised the error, or in which the rank was waiting, such as
+            "all_reduce"; "" if none.
         types: For RAISED, the names of the exception's class and its bases, separated by spaces.
-        further: What else failed on the rank: later sub-tests, the teardown. They have no `further` themselves.
-        more_count: How many failures like those are left out of `further`.
+    """
+
+    reason: str = ""
+    summary: str = ""
+    text: str = ""
+    exit_code: Annotated[int, range(256)] | None = None
+    collateral: Collateral = ""
+    operation: str = ""
+    types: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RankOutcome(ReportDetails):
+    """How one rank ended. `ReportDetails` declares the fields that a rank itself can report.
+
+    Attributes:
+        rank: The rank, from 0.
+        kind: How its part in the case ended.
+        at_s: When the runner saw the first sign of it, in seconds on the runner's monotonic clock.
+        phase: The phase in which it ended: "start", "init", "setup", "call", "teardown" or "destroy".
+        signal: For SIGNALLED, the signal's number.
+        further: Later failures on the rank: of sub-tests, of the teardown. They have no `further` themselves.
+        more_count: Number of later failures that `further` leaves out.
     """
 
     rank: int
     kind: Kind
     at_s: float = 0.0
     phase: str = "call"
-    reason: str = ""
-    summary: str = ""
-    text: str = ""
-    exit_code: int | None = None
     signal: int | None = None
-    collateral: str = ""
-    operation: str = ""
-    types: str = ""
     further: tuple[RankOutcome, ...] = ()
     more_count: int = 0
 
+    @classmethod
+    def of(cls, rank: int, kind: Kind, at_s: float, phase: str, details: ReportDetails) -> RankOutcome:
+        """Return the outcome of a rank that has told these details."""
+        told = {field.name: getattr(details, field.name) for field in dataclasses.fields(ReportDetails)}
+        return cls(rank, kind, at_s, phase, **told)
+
     def describe(self) -> str:
-        """A predicate for "rank 3 ...", in one line."""
+        """Return one line that continues a sentence which begins with "rank 3"."""
         match self.kind:
             case Kind.PASSED:
                 return "passed"
@@ -147,15 +170,15 @@ class RankOutcome:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a case's outcomes add up to.
+    """The verdict on a case.
 
     Attributes:
-        status: What the case counts as.
+        status: How the case counts in the results.
         cause: Why it failed; `Cause.NONE` for a pass or a skip.
-        reason: The skip reason, or one sentence about the failure.
-        culprit: The rank that failed first, if a rank is to blame.
-        failing: Other ranks that failed by themselves, first to last.
-        victims: Ranks that only suffered from another one's failure.
+        reason: The skip reason, or one sentence about the failure; "" for a pass.
+        culprit: The rank that failed first; None if no single rank is to blame.
+        failing: Other ranks that failed by themselves, from first to last.
+        victims: Ranks that failed, hung or were stopped only because of another rank's failure.
         is_proven: For a hang, whether it is proven that no rank could ever have gone on.
     """
 
@@ -169,7 +192,11 @@ class Verdict:
 
 
 def exit_name(exit_code: int) -> str:
-    """How a process ended, for people: `SIGSEGV (11)` for -11, `exit code 3` for 3."""
+    """Return how a process ended, as text: `SIGSEGV (11)` for -11, `exit code 3` for 3.
+
+    Args:
+        exit_code: An exit code from 0, or a negative signal number.
+    """
     if exit_code >= 0:
         return f"exit code {exit_code}"
     try:
@@ -186,21 +213,35 @@ def verdict(
     leaked: Sequence[str] = (),
     gpu_memory: Sequence[str] = (),
 ) -> Verdict:
-    """Add the outcomes of one case up.
+    """Return the verdict that follows from the outcomes of one case.
 
-    Crash beats failure beats infrastructure beats hang beats skip disagreement beats leak beats skip beats pass. Among
-    crashes and failures the culprit is the rank that the runner saw fail first; at the same moment, the crash.
+    The first of these that is found decides:
+
+    1. Crashes and failures, together. The culprit is the rank that the runner saw fail first; at the same moment, a
+       crash comes before a failure, and then the lowest rank. The cause is that of the culprit, so a crash after a
+       failure does not change it; a culprit that reports a hardware fault makes it infrastructure. A collateral outcome
+       is the culprit only if no rank failed by itself; if one of the collateral outcomes is then "late", the cause is a
+       hang of the ranks that did not come.
+    2. Infrastructure: ranks that never started, or whose report is unreadable. It comes before 1 if all crashes and
+       failures are collateral.
+    3. Ranks that hung.
+    4. Ranks that disagree about a skip.
+    5. Ranks that the runner stopped before the case ended.
+    6. Processes, then GPU memory, that the ranks left behind.
+    7. A skip, which is a failure if it is about promised hardware.
+    8. A pass.
 
     Args:
-        outcomes: At most one per rank. A rank without one counts as never started.
-        world_size: Ranks that the case asked for, at least 1.
-        promised: The configuration says that the hardware is there, so a skip for want of it is a failure.
+        outcomes: At most one per rank. A rank without an outcome counts as never started.
+        world_size: Number of ranks that the case asked for, at least 1.
+        promised: Whether the configuration promises the hardware, so that a skip because of missing hardware is a
+            failure.
         leaked: Command lines of processes that the ranks left behind.
-        gpu_memory: GPUs whose memory has not come back, a text each. Counts as something left behind.
+        gpu_memory: One text for each GPU whose memory the ranks have not given back.
 
     Raises:
-        ValueError: If there are no ranks, or `outcomes` names one twice or one outside the world. That is a bug of the
-            caller.
+        ValueError: If `world_size` is below 1, or `outcomes` names a rank twice or a rank outside of the world. That is
+            an error in the caller.
     """
     if world_size < 1:
         raise ValueError(f"world_size = {world_size}: a case without ranks has no verdict")
@@ -213,7 +254,7 @@ def verdict(
     failed = [outcome for outcome in every if outcome.kind in CRASHES or outcome.kind is Kind.RAISED]
     unfit = [outcome for outcome in every if outcome.kind in _INFRASTRUCTURE]
     hung = [outcome for outcome in every if outcome.kind is Kind.HUNG]
-    # A rank that lost a peer, beside one that never was a peer, only says so.
+    # A rank that lost a peer is only a victim if that peer never started.
     if failed and not (unfit and all(outcome.collateral for outcome in failed)):
         return _failed(every, failed, Cause.FAILURE)
     if unfit:
@@ -235,12 +276,13 @@ def verdict(
 
 
 def blame_machine(found: Verdict, *, faults: Sequence[str], lost: str) -> Verdict:
-    """The verdict on a case, given what the driver says of its GPUs.
+    """Return the verdict on a case after the driver's report about its GPUs is taken into account.
 
     Args:
-        found: What the outcomes add up to.
-        faults: Errors of the hardware while the case ran; they excuse a failure, and nothing else.
-        lost: Which GPU is gone; "" if none is. No pass and no failure on it is to be believed.
+        found: The verdict that follows from the outcomes.
+        faults: Hardware errors during the case. They change a failure into a failure of the infrastructure.
+        lost: Text about a GPU that is gone; "" if there is none. Such a case is a failure of the infrastructure, even
+            if it passed, because no result on that GPU can be trusted. An interrupted case stays interrupted.
     """
     texts = [text for text in (lost, *faults, found.reason) if text]
     if found.cause is Cause.INTERRUPTED or not (lost or (faults and found.status is Status.FAILED)):
@@ -249,11 +291,11 @@ def blame_machine(found: Verdict, *, faults: Sequence[str], lost: str) -> Verdic
 
 
 def _failed(every: Sequence[RankOutcome], broken: Sequence[RankOutcome], cause: Cause) -> Verdict:
-    # A rank that only reports a lost peer did not start the trouble, even if its report came first: the kernel
-    # closes a dying rank's sockets before anybody can see that it is dead.
+    # A rank that only reports a lost peer is not the cause, even if its report came first: the kernel closes a dying
+    # rank's sockets before other processes can see that it is dead.
     roots = [outcome for outcome in broken if not outcome.collateral]
     if not roots and any(outcome.collateral == "late" for outcome in broken):
-        # Whoever was stuck elsewhere; else whoever had ended the test and did not know that others waited.
+        # The cause is the ranks that were stuck elsewhere, or else those that had ended the test while others waited.
         for kinds in ((Kind.STOPPED, Kind.HUNG), (Kind.PASSED, Kind.SKIPPED)):
             if missing := [outcome for outcome in every if outcome.kind in kinds]:
                 return _never_arrived(broken, missing)
@@ -293,7 +335,7 @@ def _still_running(hung: Sequence[RankOutcome]) -> str:
 
 
 def _never_arrived(waited: Sequence[RankOutcome], missing: Sequence[RankOutcome]) -> Verdict:
-    """The group's own limit, which is below the case's, told the ranks that waited; the others were not waiting."""
+    """Return a hang of the ranks that did not come; the time limit of the group ended the waits of the others."""
     names = ", ".join(str(outcome.rank) for outcome in missing)
     return Verdict(
         Status.FAILED,

@@ -1,8 +1,8 @@
-"""The skip table: every reason with a name, the exit code that stands for it, and its text.
+"""The skip table: each skip reason has a name, an exit code and a text.
 
-Names, codes and texts are torch's (`torch.testing._internal.common_distributed.TEST_SKIPS`, 2.13), so that
-`sys.exit(TEST_SKIPS["no_cuda"].exit_code)` in a test means the same here. torch stops at eight GPUs; for more, ours has
-rows that are made when they are asked for.
+Names, codes and texts are those of torch (`torch.testing._internal.common_distributed.TEST_SKIPS`, 2.13), so that
+`sys.exit(TEST_SKIPS["no_cuda"].exit_code)` in a test means the same here. torch's table ends at eight GPUs; this one
+computes rows for more GPUs when they are looked up.
 """
 
 from __future__ import annotations
@@ -14,13 +14,18 @@ __all__ = ["TEST_SKIPS", "TestSkip", "gpus_reason", "is_about_hardware", "skip_f
 
 
 class TestSkip(NamedTuple):
-    """One row of the skip table."""
+    """One row of the skip table.
+
+    Attributes:
+        exit_code: The exit code that stands for the reason.
+        message: The text of the reason.
+    """
 
     exit_code: int
     message: str
 
 
-# The class is named as in torch; without this pytest would try to collect it from files that import it.
+# The class is named as in torch; without this, pytest would collect it from files that import it.
 TestSkip.__test__ = False  # type: ignore[attr-defined]
 
 # torch gives codes to one to eight GPUs, in this order; 76 and 78 to 79 belong to other reasons.
@@ -28,25 +33,29 @@ _GPU_EXIT_CODES = (75, 77, 80, 81, 82, 83, 84, 85)
 
 
 def gpus_reason(gpus: int) -> str:
-    """The text for a missing number of GPUs; any number, not only the eight that have an exit code."""
+    """Return the skip text for missing GPUs.
+
+    Args:
+        gpus: Number of GPUs that the test needs; any number from 1, not only those with an exit code.
+    """
     return f"Need at least {gpus} CUDA device{'s' if gpus > 1 else ''}"
 
 
 class _SkipTable(dict[str, TestSkip]):
-    """The rows of torch; beyond its eight GPUs, any number has a row as well."""
+    """torch's rows, and a computed row for each number of GPUs from 9 to 9999."""
 
     def __missing__(self, name: str) -> TestSkip:
         if (row := _MANY_GPUS.fullmatch(name)) is None:
             raise KeyError(name)
         gpus = int(row[1])
         code = _MANY_GPUS_CODE + gpus
-        # Few enough to have a code of their own; the others share the one that stands for no reason in particular.
+        # Numbers up to 25 have their own exit code; larger ones share the code of "generic".
         return TestSkip(code if code in _MANY_GPUS_CODES else self["generic"].exit_code, gpus_reason(gpus))
 
 
 # More GPUs than torch has rows for.
 _MANY_GPUS = re.compile(r"multi-gpu-(9|[1-9][0-9]{1,3})")
-# What is added to a number of GPUs to make an exit code; up to 25, because 126 and above are a shell's.
+# Exit code minus number of GPUs. Applies to 9 to 25 GPUs, because shells use the codes from 126.
 _MANY_GPUS_CODE = 100
 _MANY_GPUS_CODES = range(_MANY_GPUS_CODE + 9, 126)
 
@@ -70,8 +79,7 @@ TEST_SKIPS: dict[str, TestSkip] = _SkipTable(
 
 _GPUS_REASON = re.compile(r"Need at least \d+ CUDA devices?\b")
 
-# Reasons that a promise of hardware excludes: with the GPUs and the build of torch that were promised, they cannot
-# arise.
+# Reasons that promised hardware excludes: they cannot occur on a machine with the promised GPUs and build of torch.
 _HARDWARE = ("backend_unavailable", "no_cuda", "no_accelerator", "nccl", "no_peer_access")
 _HARDWARE_TEXTS = tuple(TEST_SKIPS[name].message for name in _HARDWARE)
 
@@ -79,10 +87,11 @@ _BY_EXIT_CODE = {skip.exit_code: skip for skip in TEST_SKIPS.values()}
 
 
 def skip_for_exit_code(code: int) -> TestSkip | None:
-    """The row that `code` stands for, or None.
+    """Return the row for an exit code, or None if it stands for no skip.
 
-    Only ask for a code that test code handed to `sys.exit`: a process that *died* with such a code (72 to 78 are
-    also codes of sysexits.h) has crashed, not skipped.
+    Args:
+        code: A code that test code passed to `sys.exit`. Do not pass the exit code of a process that ended otherwise:
+            sysexits.h also uses 72 to 78, so such a process has crashed, not skipped.
     """
     if code in _MANY_GPUS_CODES:
         return TEST_SKIPS[f"multi-gpu-{code - _MANY_GPUS_CODE}"]
@@ -90,5 +99,9 @@ def skip_for_exit_code(code: int) -> TestSkip | None:
 
 
 def is_about_hardware(reason: str) -> bool:
-    """Whether a skip reason says that the machine lacks something, rather than that the test does not apply."""
+    """Return whether a skip reason says that the machine lacks hardware or a backend.
+
+    Args:
+        reason: The text of the skip reason. Other reasons say that the test does not apply.
+    """
     return reason.startswith(_HARDWARE_TEXTS) or _GPUS_REASON.match(reason) is not None

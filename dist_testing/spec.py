@@ -1,8 +1,8 @@
-"""What a target asks for: the spec that the build wrote, read and validated.
+"""Reads and validates the spec of a target, which the build rules write.
 
-A spec is JSON in the environment of the test. Its schema has a number; this library reads its own and refuses newer
-ones, because a field that it does not know could change what a test means. What is promised of GPUs is in a file, which
-only targets with GPUs have: nothing else may depend on it.
+A spec is JSON in the environment of the test. Its schema has a number; this library reads its own schema and refuses
+newer ones, because an unknown field could change the meaning of a test. The promise of GPUs is in a separate file that
+only targets with GPUs have, so that no other target depends on it.
 """
 
 from __future__ import annotations
@@ -27,34 +27,33 @@ __all__ = [
     "read_spec",
 ]
 
-# Set by the build rules.
+# Name of the environment variable with the spec; the build rules set it.
 SPEC_VARIABLE = "DIST_TESTING_SPEC"
 SCHEMA = 2
-# Of the file with the promise.
+# Schema of the file with the promise.
 _PROMISE_SCHEMA = 1
-# Promised in the place of a number: as many as a target asks for.
+# Promise value: as many GPUs as the target asks for.
 ALL_GPUS = 1 << 30
-# Of one case. Far above what one machine runs well; a bound so that a slip of the pen is an error.
+# Largest world of one case. Far above what one machine runs well; the limit turns typing errors into errors.
 MAX_WORLD_SIZE = 1024
-# Of a test that nobody gave a size; torch's.
+# World size of a test that names none; the value of torch's `DEFAULT_WORLD_SIZE`.
 DEFAULT_WORLD_SIZE = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """One target, for one backend.
+    """What one target asks for, for one backend.
 
     Attributes:
-        target: Label as a user types it, `//tests:pg_wrapper_gloo`; "" outside Bazel.
+        target: Label as a user types it, such as `//tests:pg_wrapper_gloo`; "" outside Bazel.
         backend: The backend.
-        world_sizes: Each is a parameter of every case that does not name its own; never empty.
-        gpus_per_rank: GPUs that each rank needs.
+        world_sizes: Numbers of ranks, never empty. A case that names no world size runs once with each.
+        gpus_per_rank: Number of GPUs that each rank needs, from 0.
         isolation: Name of the isolation (`dist_testing.launch.isolation`).
         srcs: Labels of the test files.
-        promised_gpus: How many GPUs the configuration says the machine has, which may be `ALL_GPUS`; None if it says
-            nothing.
-        text: What the spec was read from; "" outside Bazel.
-        ranks_per_gpu: Ranks that share a GPU; 1 if each has its own.
+        promised_gpus: Number of GPUs that the configuration promises, which may be `ALL_GPUS`; None without a promise.
+        text: The JSON text of the spec; "" outside Bazel.
+        ranks_per_gpu: Number of ranks that share a GPU; 1 if each has its own.
     """
 
     target: str
@@ -68,11 +67,11 @@ class Spec:
     ranks_per_gpu: int = 1
 
     def gpus(self, world_size: int) -> int:
-        """GPUs that a world of `world_size` ranks needs."""
+        """Return the number of GPUs that a world of `world_size` ranks needs."""
         return -(-world_size // self.ranks_per_gpu) * self.gpus_per_rank
 
     def promises(self, world_size: int) -> bool:
-        """Whether the configuration says that the machine has the GPUs of such a world."""
+        """Return whether the configuration promises the GPUs of a world of `world_size` ranks; False for no GPUs."""
         gpus = self.gpus(world_size)
         return self.promised_gpus is not None and 0 < gpus <= self.promised_gpus
 
@@ -81,11 +80,11 @@ def read_spec(text: str, promised_gpus: int | None = None) -> Spec:
     """Read the spec of a target.
 
     Args:
-        text: What the build wrote.
-        promised_gpus: How many GPUs the configuration says the machine has; None if it says nothing.
+        text: The JSON text that the build rules wrote.
+        promised_gpus: Number of GPUs that the configuration promises; None without a promise.
 
     Raises:
-        SpecError: If it is truncated, of a newer schema, or not what the build writes.
+        SpecError: If the text is truncated, has another schema, or has a field that the build rules do not write so.
     """
     fields = _Fields.parse(SPEC_VARIABLE, text, SCHEMA)
     fields.require("nodes", fields.number("nodes", 1) == 1, "1")
@@ -114,10 +113,18 @@ def read_spec(text: str, promised_gpus: int | None = None) -> Spec:
 
 
 def read_promise(path: Path, vendor: str) -> int | None:
-    """Read how many GPUs of a vendor the configuration promises; None if it promises nothing.
+    """Read how many GPUs of a vendor the configuration promises.
+
+    Args:
+        path: The file that the build rules wrote.
+        vendor: Vendor of the GPUs, as in the backend table, such as "nvidia".
+
+    Returns:
+        The number of GPUs, which may be `ALL_GPUS`; None if the configuration promises nothing.
 
     Raises:
-        SpecError: If the file is missing, truncated, of a newer schema, or not what the build writes.
+        SpecError: If the file is missing or truncated, has another schema, or has a field that the build rules do not
+            write so.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -141,7 +148,12 @@ _Item = TypeVar("_Item", int, str)
 
 @dataclass(frozen=True, slots=True)
 class _Fields:
-    """The fields of what the build wrote, each read with its type."""
+    """Reads the fields of a JSON object that the build rules wrote; checks the type of each.
+
+    Attributes:
+        source: Name of the object, for error texts.
+        content: The fields.
+    """
 
     source: str
     content: Mapping[str, Any]
@@ -187,7 +199,7 @@ class _Fields:
 
     def number(self, name: str, smallest: int) -> int:
         value = self.content.get(name)
-        # bool is an int to isinstance.
+        # isinstance would accept a bool.
         if not (type(value) is int and value >= smallest):
             self.refuse(name, f"a whole number from {smallest}")
         return value

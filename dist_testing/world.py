@@ -1,14 +1,13 @@
-"""What a rank sees of its world."""
+"""A rank's view of its world, and the settings that the ranks of a world share."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
@@ -23,16 +22,17 @@ LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True, slots=True)
 class WorldSettings:
-    """What a world is like; the same for all its ranks. Travels to them as JSON.
+    """Settings that are the same for all ranks of a world. The runner sends them to the ranks as JSON.
 
     Attributes:
-        backend: torch's backend string.
-        device: Type of the ranks' device, as torch calls it: "cpu", "cuda", "xpu".
-        gpus_per_rank: GPUs of each rank; its `device` is the first of them.
-        ranks_per_gpu: Ranks that share a GPU; 1 if each has its own.
-        register_module: Module whose import makes torch know the backend; "" for torch's own.
-        timeout_s: Limit for store and group operations, in seconds: below the case's, so that torch speaks first.
-        init: Whether the default group is made before the test runs.
+        backend: torch's backend string, such as "gloo".
+        device: Type of the ranks' device, as in `torch.device`: "cpu", "cuda" or "xpu".
+        gpus_per_rank: Number of GPUs of each rank, from 0; `World.device` is the first of them.
+        ranks_per_gpu: Number of ranks that share a GPU; 1 if each has its own.
+        register_module: Module whose import registers the backend with torch; "" for torch's own backends.
+        timeout_s: Time limit of store and group operations, in seconds. It is below that of the case, so that torch
+            reports first.
+        init: Whether the library creates the default group before the test runs.
     """
 
     backend: str
@@ -43,27 +43,18 @@ class WorldSettings:
     init: bool
     ranks_per_gpu: int = 1
 
-    def to_json(self) -> dict[str, Any]:
-        """As it travels."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, settings: Mapping[str, Any]) -> WorldSettings:
-        """The other direction."""
-        return cls(**settings)
-
 
 class World:
     """One rank's view of the world of the running case.
 
-    The `world` fixture gives it. The default group exists already, unless the test is marked with `init=False`, and the
-    library destroys it after a pass.
+    The `world` fixture gives it. The library has created the default group, unless the test is marked with
+    `init=False`, and destroys it after a pass.
 
     Attributes:
         rank: This rank, from 0.
-        size: Ranks in the world.
-        local_rank: This rank among those of its node.
-        node: This rank's node, from 0.
+        size: Number of ranks in the world.
+        local_rank: This rank among the ranks of its node, from 0.
+        node: The node of this rank, from 0.
         backend: torch's backend string, such as "gloo".
     """
 
@@ -98,26 +89,26 @@ class World:
 
     @property
     def log(self) -> logging.Logger:
-        """A logger that names the rank."""
+        """A logger whose name contains the rank, such as "dist_testing.rank0"."""
         return logging.getLogger(f"dist_testing.rank{self.rank}")
 
     @property
     def tmp_path(self) -> Path:
-        """A folder that all ranks of the case share, empty when the case begins."""
+        """A folder that all ranks of the case share; empty when the case starts."""
         path = self._directory / f"tmp-{self._cases}"
         path.mkdir(exist_ok=True)
         return path
 
     @property
     def rank_tmp_path(self) -> Path:
-        """A folder of this rank alone, empty when the case begins."""
+        """A folder of this rank alone; empty when the case starts."""
         path = self._directory / f"tmp-{self._cases}-rank-{self.rank}"
         path.mkdir(exist_ok=True)
         return path
 
     @property
     def device(self) -> torch.device:
-        """The device of this rank's tensors."""
+        """The device for this rank's tensors: the CPU, or the first GPU of the rank."""
         import torch
 
         if self._settings.device == "cpu":
@@ -127,9 +118,10 @@ class World:
 
     @cached_property
     def store(self) -> Store:
-        """A key-value store shared by the ranks, at `MASTER_ADDR`:`MASTER_PORT`; in memory where ranks are threads.
+        """A key-value store that the ranks share: at `MASTER_ADDR`:`MASTER_PORT`, or in memory if ranks are threads.
 
-        Rank 0 serves it on a socket that the runner bound and keeps for the case: no port is ever chosen and released.
+        Rank 0 serves it on a socket that the runner has bound and keeps open for the case, so no other process can take
+        the port.
         """
         from torch._C._distributed_c10d import TCPStore
 
@@ -139,7 +131,7 @@ class World:
             self.size,
             is_master=self._store_fd is not None,
             timeout=self._timeout,
-            # Rank 0 would wait here for ranks that a test may not want to use the store at all.
+            # Rank 0 would wait here for all ranks, although a test may use the store on some ranks only.
             wait_for_workers=False,
             master_listen_fd=self._store_fd,
         )
@@ -149,7 +141,8 @@ class World:
         """The default process group.
 
         Raises:
-            ValueError: If there is none: the test is marked with `init=False` and has not made it.
+            ValueError: If there is none: the test is marked with `init=False` and has not created it, or has destroyed
+                it.
         """
         import torch.distributed as dist
 
@@ -163,10 +156,10 @@ class World:
         return group
 
     def barrier(self) -> None:
-        """Wait until every rank is here. Uses the store, so that it works without a group and on every backend.
+        """Block until every rank of the world has called it; uses the store, so it needs no process group.
 
         Raises:
-            torch.distributed.DistStoreError: If a rank does not come within the world's time limit.
+            torch.distributed.DistStoreError: If a rank does not call it within the world's time limit.
         """
         self._barriers += 1
         key = f"dist_testing/barrier/{self._barriers}"

@@ -1,6 +1,6 @@
-"""What every rank of a world of threads runs: scenarios that pass, for each door to run in its own way.
+"""Functions that every rank of a threaded world runs: scenarios that pass, for each front end to run in its own way.
 
-Values are what plain arithmetic on the rank numbers gives.
+The expected values come from plain arithmetic on the rank numbers.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ def _full(value: float, count: int = 3) -> torch.Tensor:
 
 
 def broadcast_object_list() -> None:
-    """Objects, and not only tensors, come from the source."""
+    """Broadcast objects, not only tensors, from the source."""
     objects: list[object] = [{"from": _rank()}, (_rank(),)]
     dist.broadcast_object_list(objects, src=1)
     assert objects == [{"from": 1}, (1,)]
 
 
 def all_to_all_single_with_tensor_sizes() -> None:
-    """Sizes that were computed are tensors' items; each rank sends one, two, ... rows."""
+    """Exchange rows with sizes that are items of tensors; each rank sends one, two, ... rows."""
     size, rank = _size(), _rank()
     rows = torch.arange(1, size + 1)
     sent = torch.repeat_interleave(torch.arange(size), rows).float() + 10 * rank
@@ -48,7 +48,7 @@ def all_to_all_single_with_tensor_sizes() -> None:
 
 
 def all_to_all_single_with_list_sizes() -> None:
-    """Each rank sends nothing to itself and two rows to the next."""
+    """Exchange rows: each rank sends nothing to itself and two rows to the next."""
     size, rank = _size(), _rank()
     sizes_in = [2 if peer == (rank + 1) % size else 0 for peer in range(size)]
     sizes_out = [2 if peer == (rank - 1) % size else 0 for peer in range(size)]
@@ -58,7 +58,7 @@ def all_to_all_single_with_list_sizes() -> None:
 
 
 def all_to_all_single_without_sizes() -> None:
-    """Without sizes, each rank gets an equal share of every other."""
+    """Exchange equal shares, without sizes."""
     size, rank = _size(), _rank()
     output = torch.empty(size)
     dist.all_to_all_single(output, torch.arange(size).float() + 10 * rank)
@@ -66,7 +66,7 @@ def all_to_all_single_without_sizes() -> None:
 
 
 def all_to_all() -> None:
-    """Lists of tensors cross."""
+    """Exchange lists of tensors."""
     size, rank = _size(), _rank()
     output = [torch.empty(3) for _ in range(size)]
     dist.all_to_all(output, [_full(peer + 10 * rank) for peer in range(size)])
@@ -75,7 +75,7 @@ def all_to_all() -> None:
 
 
 def all_gather() -> None:
-    """Everybody has what everybody had."""
+    """Gather the tensors of all ranks on all ranks."""
     output = [torch.empty(3) for _ in range(_size())]
     dist.all_gather(output, _full(_rank()))
     for source, tensor in enumerate(output):
@@ -83,7 +83,7 @@ def all_gather() -> None:
 
 
 def gather() -> None:
-    """One rank has what everybody had."""
+    """Gather the tensors of all ranks on one rank."""
     output = [torch.empty(3) for _ in range(_size())] if _rank() == 1 else None
     dist.gather(_full(_rank()), output, dst=1)
     for source, tensor in enumerate(output or []):
@@ -91,7 +91,7 @@ def gather() -> None:
 
 
 def broadcast_from_every_rank() -> None:
-    """Whoever is the source."""
+    """Broadcast from every rank in turn."""
     for source in range(_size()):
         tensor = _full(_rank())
         dist.broadcast(tensor, src=source)
@@ -99,7 +99,7 @@ def broadcast_from_every_rank() -> None:
 
 
 def scatter() -> None:
-    """Each rank gets its own."""
+    """Scatter one part to each rank."""
     for source in range(_size()):
         parts = [_full(peer + 10 * source) for peer in range(_size())] if _rank() == source else None
         output = torch.empty(3)
@@ -108,28 +108,28 @@ def scatter() -> None:
 
 
 def reduce_scatter_sum() -> None:
-    """Each rank gets its part of the sum."""
+    """Give each rank its part of the sum."""
     output = torch.empty(3)
     dist.reduce_scatter(output, [_full(part + _rank()) for part in range(_size())])
     assert_close(output, _full(_size() * _rank() + sum(range(_size()))))
 
 
 def reduce_scatter_avg() -> None:
-    """Each rank gets its part of the mean."""
+    """Give each rank its part of the mean."""
     output = torch.empty(3)
     dist.reduce_scatter(output, [_full(part + _rank()) for part in range(_size())], op=dist.ReduceOp.AVG)
     assert_close(output, _full(_rank() + sum(range(_size())) / _size()))
 
 
 def all_reduce_sum() -> None:
-    """The most used collective of all."""
+    """Sum over all ranks, the most used collective."""
     tensor = _full(_rank() + 1)
     dist.all_reduce(tensor)
     assert_close(tensor, _full(sum(range(1, _size() + 1))))
 
 
 def all_reduce_with_arithmetic_ops() -> None:
-    """Product, minimum, maximum."""
+    """Reduce with product, minimum and maximum."""
     values = range(1, _size() + 1)
     for op, expected in (
         (dist.ReduceOp.PRODUCT, math.prod(values)),
@@ -142,7 +142,7 @@ def all_reduce_with_arithmetic_ops() -> None:
 
 
 def all_reduce_with_bitwise_ops() -> None:
-    """And, or, exclusive or; on integers."""
+    """Reduce integers with and, or, exclusive or."""
     values = [(1 << 8) | (1 << rank) for rank in range(_size())]
     for op, function in (
         (dist.ReduceOp.BAND, operator.and_),
@@ -155,7 +155,7 @@ def all_reduce_with_bitwise_ops() -> None:
 
 
 def all_reduce_coalesced() -> None:
-    """Several tensors in one call."""
+    """Reduce several tensors in one call."""
     tensors = [_full(_rank()), _full(_rank() + 1, 5)]
     dist.all_reduce_coalesced(tensors)
     total = sum(range(_size()))
@@ -164,7 +164,7 @@ def all_reduce_coalesced() -> None:
 
 
 def sub_groups() -> None:
-    """Ranks of two halves reduce among themselves, at the same time."""
+    """Reduce in two halves of the ranks at the same time."""
     ranks = list(range(_size()))
     halves = [ranks[::2], ranks[1::2]]
     groups = [dist.new_group(half) for half in halves]
@@ -176,7 +176,7 @@ def sub_groups() -> None:
 
 
 def group_from_another_thread() -> None:
-    """A thread that a rank starts is that rank's, as it would be in a process."""
+    """Run a collective in a thread that a rank starts; the thread belongs to that rank, as in a process."""
     seen: list[tuple[int, float]] = []
 
     def reduce() -> None:
@@ -191,7 +191,7 @@ def group_from_another_thread() -> None:
 
 
 def autograd_backward_sees_the_group() -> None:
-    """A backward pass runs on the rank's own thread, so that collectives in it find the rank's group."""
+    """Run a backward pass on the rank's own thread, so that collectives in it find the rank's group."""
     where: list[tuple[int, int]] = []
 
     def hook(gradient: torch.Tensor) -> torch.Tensor:

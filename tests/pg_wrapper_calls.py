@@ -48,33 +48,33 @@ def reduce(tensor: torch.Tensor) -> Call:
 
 
 def broadcast(tensor: torch.Tensor) -> Call:
-    """From rank 0."""
+    """Broadcast from rank 0."""
     return Call("BROADCAST", (tensor,), lambda group: group.broadcast([tensor]))
 
 
 def barrier() -> Call:
-    """Carries no tensor, so that there is nothing to compare but the operation."""
+    """Wait for all ranks; without a tensor, the wrapper compares only the operation."""
     return Call("BARRIER", (), lambda group: group.barrier())
 
 
 def all_gather(outputs: list[torch.Tensor], tensor: torch.Tensor) -> Call:
-    """Every rank's `tensor` into every rank's `outputs`."""
+    """Gather every rank's `tensor` into every rank's `outputs`."""
     return Call("ALLGATHER", (tensor,), lambda group: group.allgather([outputs], [tensor]))
 
 
 def scatter(output: torch.Tensor, inputs: list[torch.Tensor] | None) -> Call:
-    """From rank 0, which alone passes `inputs`: one tensor for each rank."""
+    """Scatter from rank 0, which alone passes `inputs`: one tensor for each rank."""
     lists = [] if inputs is None else [inputs]
     return Call("SCATTER", (output,), lambda group: group.scatter([output], lists))
 
 
 def all_gather_base(output: torch.Tensor, tensor: torch.Tensor) -> Call:
-    """Every rank's `tensor`, joined, into `output`."""
+    """Gather every rank's `tensor`, concatenated, into `output`."""
     return Call("_ALLGATHER_BASE", (tensor,), lambda group: group._allgather_base(output, tensor))
 
 
 def reduce_scatter_base(output: torch.Tensor, tensor: torch.Tensor) -> Call:
-    """The sum of all `tensor`, this rank's share of it into `output`."""
+    """Sum all `tensor` and write this rank's share into `output`."""
     return Call(
         "_REDUCE_SCATTER_BASE",
         (tensor, output),
@@ -88,7 +88,7 @@ def all_to_all_base(
     output_lengths: Sequence[int],
     lengths: Sequence[int],
 ) -> Call:
-    """Parts of `tensor`, one for each rank; nothing is compared, as parts may be uneven."""
+    """Exchange parts of `tensor`, one for each rank; the wrapper compares nothing, because parts may be uneven."""
     return Call(
         "ALLTOALL_BASE",
         (),
@@ -107,15 +107,15 @@ def assert_mismatch_is_reported(
 ) -> None:
     """Let one rank call something else than the others, and check the error on every rank.
 
-    Ends with a good all-reduce, which shows that every rank came back, that the bad calls did not
-    reach the backend and that the group is still of use. It counts as a collective.
+    At the end the ranks run a good all-reduce, which shows that every rank came back, that the bad calls did not
+    reach the backend and that the group still works. This all-reduce counts as a collective.
 
     Args:
         world: The rank's view of its world.
         group: A wrapped group of all ranks.
         odd_rank: The rank that runs `odd`.
-        odd: What that rank runs.
-        others: What every other rank runs.
+        odd: The call of that rank.
+        others: The call of every other rank.
         sequence: How many collectives the group ran before.
     """
     is_odd = world.rank == odd_rank

@@ -1,4 +1,4 @@
-"""The ways to a wrapped process group, and to a torch that cannot wrap."""
+"""The ways to get a wrapped process group, and a torch that cannot wrap."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ if TYPE_CHECKING:
 
     from dist_testing import World
 
-# Limit of every operation that is meant to end by itself. Seconds; far above what a loaded
-# machine needs, below the limit of a case.
+# Limit in seconds of every operation that must end by itself. It is far above what a loaded machine needs, and below
+# the limit of a case.
 GROUP_TIMEOUT_S = 30.0
 
 
 def debug_detail_group(world: World, timeout_s: float = GROUP_TIMEOUT_S) -> dist.ProcessGroup:
-    """A group of all ranks that torch wraps, because debugging is on when the group is made.
+    """Create a group of all ranks that torch wraps, because debugging is on at that moment.
 
     Args:
         world: The rank's view of its world; its default group exists.
         timeout_s: Limit of the group and of the wrapper's checks, in seconds.
     """
     set_debug_level("DETAIL")
-    # The limit also holds for the connections that are made here: start together, so that a
-    # short one is not used up by a rank that came late.
+    # The limit also holds for the connections that are made here. All ranks start together, so that a late rank does
+    # not use up a short limit.
     world.barrier()
     group = new_group(world, timeout_s)
     assert is_wrapped(group, world), "torch did not wrap a group made under debug level DETAIL"
@@ -37,7 +37,7 @@ def debug_detail_group(world: World, timeout_s: float = GROUP_TIMEOUT_S) -> dist
 
 
 def explicit_group(world: World, timeout_s: float = GROUP_TIMEOUT_S) -> dist.ProcessGroup:
-    """A backend of all ranks that is wrapped by hand, with debugging off.
+    """Create a backend of all ranks that is wrapped by hand, with debugging off.
 
     Args:
         world: The rank's view of its world; its default group exists.
@@ -47,12 +47,12 @@ def explicit_group(world: World, timeout_s: float = GROUP_TIMEOUT_S) -> dist.Pro
     world.barrier()
     group = new_group(world)
     assert not is_wrapped(group, world), "torch wrapped a group made under debug level OFF"
-    # A backend has the same collective methods as the process group that it serves.
+    # A backend has the same collective methods as the process group that uses it.
     return cast("dist.ProcessGroup", wrap(group, world, timeout_s))
 
 
 def new_group(world: World, timeout_s: float = GROUP_TIMEOUT_S) -> dist.ProcessGroup:
-    """A group of all ranks, wrapped or not as torch's debug level says.
+    """Create a group of all ranks, wrapped or not as torch's debug level says.
 
     Args:
         world: The rank's view of its world; its default group exists.
@@ -87,18 +87,18 @@ def wrap(group: dist.ProcessGroup, world: World, timeout_s: float = GROUP_TIMEOU
 
 
 def is_wrapped(group: dist.ProcessGroup, world: World) -> bool:
-    """Whether torch's wrapper is around the backend that a group has for the world's device."""
+    """Return whether torch's wrapper is around the backend that a group has for the world's device."""
     return isinstance(group._get_backend(world.device), _ProcessGroupWrapper)
 
 
 def set_debug_level(level: Literal["OFF", "DETAIL"]) -> None:
-    """Set `TORCH_DISTRIBUTED_DEBUG` for this rank, as if before its start."""
+    """Set `TORCH_DISTRIBUTED_DEBUG` for this rank, as if it had been set before the rank started."""
     os.environ["TORCH_DISTRIBUTED_DEBUG"] = level
     set_debug_level_from_env()
 
 
 def take_gloo_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave `distributed_c10d` as it is after an import on a torch built without gloo."""
+    """Change `distributed_c10d` to its state after an import on a torch built without gloo."""
     monkeypatch.setattr(c10d, "_GLOO_AVAILABLE", False)
     monkeypatch.delattr(c10d, "ProcessGroupGloo")
     monkeypatch.delattr(c10d, "_ProcessGroupWrapper")

@@ -1,9 +1,9 @@
-"""What torch's debug wrapper of a process group says about misuse, read back into values.
+"""Reads the errors of torch's debug wrapper of a process group back into values.
 
-The wrapper has two ways to complain. A rank that does not come is found by a barrier before the
-collective; ranks that come with different collectives are found by comparing *fingerprints*:
-sequence number, operation, and the compared tensors' shapes, dtypes and device types. The
-functions here turn both texts into values, so that a test can check all of a message.
+The wrapper reports two kinds of misuse. It finds a rank that does not arrive by a barrier before the collective.
+It finds ranks with different collectives by comparing *fingerprints*: sequence number, operation, and the compared
+tensors' shapes, dtypes and device types. The functions here turn both texts into values, so that a test can check a
+whole message.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _FINGERPRINT = re.compile(
     r", TensorDtypes=(?P<dtypes>.+?), TensorDeviceTypes=(?P<devices>.+))?\)"
 )
 
-# Values may touch the "vs" after them; two spaces or a tab separate the aspects.
+# A value may touch the "vs" after it; two spaces or a tab separate the aspects.
 _DIFFERENCE = re.compile(
     r"(?P<aspect>Sequence number|Op type|shapes|dtypes|devices): "
     r"(?P<own>.*?)\s*vs (?P<theirs>.*?)(?=\s{2}|\t|$)"
@@ -62,7 +62,7 @@ class Fingerprint:
 
     @classmethod
     def of(cls, sequence: int, op: str, tensors: tuple[torch.Tensor, ...]) -> Fingerprint:
-        """The fingerprint that the wrapper must print for this collective.
+        """Return the fingerprint that the wrapper must print for this collective.
 
         Args:
             sequence: How many collectives the group ran before.
@@ -101,13 +101,13 @@ class Fingerprint:
 
 @dataclass(frozen=True, slots=True)
 class MismatchReport:
-    """The wrapper's complaint on one rank about collectives that do not fit together.
+    """The wrapper's error on one rank about collectives that differ.
 
     Attributes:
-        rank: The rank that complains.
-        own: What that rank runs.
-        peer: A rank that runs something else.
-        theirs: What that rank runs. Only right if `descriptions_are_comparable` holds for the two.
+        rank: The rank that reports the error.
+        own: The collective of that rank.
+        peer: A rank with another collective.
+        theirs: The collective of the peer. Only correct if `descriptions_are_comparable` holds for the two.
         differences: Aspect -> (own value, the peer's value), in torch's words.
     """
 
@@ -139,11 +139,12 @@ class MismatchReport:
 
 
 def descriptions_are_comparable(mine: tuple[torch.Tensor, ...], theirs: tuple[torch.Tensor, ...]) -> bool:
-    """Whether torch can tell one rank what the other one runs.
+    """Return whether torch can describe the other rank's collective.
 
-    The ranks exchange the lengths of their serialized fingerprints before the fingerprints. Where
-    the lengths differ torch stops there and prints the peer's length decoded as if it were a
-    fingerprint, so that of the peer only the rank number is right.
+    The ranks exchange the lengths of their serialized fingerprints before the fingerprints. Where the lengths differ,
+    torch
+    stops there and prints the peer's length decoded as if it were a fingerprint. Only the peer's rank number is then
+    correct.
 
     Args:
         mine: The tensors compared on one rank.
@@ -153,9 +154,9 @@ def descriptions_are_comparable(mine: tuple[torch.Tensor, ...], theirs: tuple[to
 
 
 def expected_differences(mine: Fingerprint, theirs: Fingerprint) -> dict[str, tuple[str, str]]:
-    """The aspects that torch must name for two comparable collectives, with both values.
+    """Return the aspects that torch must name for two comparable collectives, with both values.
 
-    Empty if they differ in nothing that torch prints, as in the shape of a second tensor.
+    Empty if they differ in nothing that torch prints, for example in the shape of a second tensor.
     """
     values = {
         "Op type": (mine.op, theirs.op),
@@ -166,7 +167,7 @@ def expected_differences(mine: Fingerprint, theirs: Fingerprint) -> dict[str, tu
 
 
 def assert_names_missing_ranks(message: str, missing: list[int], *, timeout_s: float) -> None:
-    """Check rank 0's complaint about ranks that did not come: these, all of them, no other.
+    """Check that rank 0's error names exactly the ranks that did not arrive.
 
     Args:
         message: The error message on rank 0.
@@ -181,10 +182,10 @@ def assert_names_missing_ranks(message: str, missing: list[int], *, timeout_s: f
 
 
 def assert_points_to_rank_0(message: str, rank: int) -> None:
-    """Check the complaint of a rank that came while others did not.
+    """Check the error of a rank that arrived while others did not.
 
-    Only rank 0 knows who is missing. The others are told to look there, unless rank 0 gave up
-    first, which closes their connections to it.
+    Only rank 0 knows which ranks are missing. The other ranks get a reference to rank 0, unless rank 0 gave up first,
+    which closes their connections to it.
 
     Args:
         message: The error message on that rank.
@@ -205,15 +206,15 @@ def assert_same(what: str, expected: object, actual: object, message: str) -> No
 
     Args:
         what: The statement, in words.
-        expected: What the message must say.
-        actual: What it says.
+        expected: The value that the message must contain.
+        actual: The value that it contains.
         message: The whole message.
     """
     assert expected == actual, f"{what}: expected {expected}, got {actual}, from\n{message}"
 
 
 def _serialized_length(tensors: tuple[torch.Tensor, ...]) -> int:
-    """Numbers that describe the tensors: dtype, device type and dimension count each, sizes."""
+    """Return how many numbers describe the tensors: dtype, device type and dimension count each, and the sizes."""
     return sum(3 + tensor.dim() for tensor in tensors)
 
 

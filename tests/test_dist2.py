@@ -1,7 +1,7 @@
 """torch's object-style API for groups (`torch.distributed._dist2`): a group is a value, not a global.
 
-World size and device come from the target: two ranks on gloo or on NCCL. Every rank gives and gets other numbers than
-its peers, so that a collective that mixes up ranks cannot pass.
+World size and device come from the target: two ranks on gloo or on NCCL. Every rank sends and receives other numbers
+than its peers, so that a collective that mixes up ranks cannot pass.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.distributed(init=False)
 
 TIMEOUT = timedelta(seconds=60)
-# Another one, to see that a group has its own.
+# A different limit, to see that a group has its own.
 SHORT_TIMEOUT = timedelta(seconds=7)
 LENGTH = 6
 
@@ -32,7 +32,7 @@ class Filled(Protocol):
     """Makes tensors on the rank's device."""
 
     def __call__(self, value: float, *shape: int) -> torch.Tensor:
-        """A tensor of that shape, by default of `LENGTH` numbers, all of them `value`."""
+        """Return a tensor of that shape, by default of `LENGTH` numbers, all of them `value`."""
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def filled(world: World) -> Filled:
 
 
 def all_ranks(world: World) -> range:
-    """Every rank."""
+    """Return every rank."""
     return range(world.size)
 
 
@@ -62,7 +62,7 @@ def all_ranks(world: World) -> range:
 
 
 def test_the_context_nests_and_restores(world: World) -> None:
-    """Code that runs after a block must not go on with the block's group."""
+    """If this fails, code after a block continues with the block's group."""
     store = FileStore(str(world.rank_tmp_path / "store"), 1)
     outer, inner = (dist.ProcessGroup(PrefixStore(name, store), 0, 1) for name in ("outer", "inner"))
     before = dist2.current_process_group()
@@ -78,13 +78,13 @@ def test_the_context_nests_and_restores(world: World) -> None:
 
 
 def test_a_new_group_knows_its_rank_and_is_not_the_default_one(world: World, group: dist.ProcessGroup) -> None:
-    """RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are all that it is made from."""
+    """If this fails, a group needs more than RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, or replaces the default."""
     assert (group.rank(), group.size()) == (world.rank, world.size)
     assert not dist.is_initialized()
 
 
 def test_an_unknown_backend_is_refused(world: World) -> None:
-    """Before it waits for anybody."""
+    """If this fails, a mistyped backend waits for the other ranks before it is refused."""
     with pytest.raises(ValueError, match="no_such_backend"):
         dist2.new_group("no_such_backend", TIMEOUT, world.device)
 
@@ -93,7 +93,7 @@ def test_an_unknown_backend_is_refused(world: World) -> None:
 
 
 def test_allreduce(world: World, group: dist.ProcessGroup, filled: Filled) -> None:
-    """The sum, and every other operation that the backend has."""
+    """If this fails, an all-reduce with sum or maximum gives a wrong value."""
     value = filled(world.rank + 1)
     group.allreduce(value, dist2.ReduceOp.SUM, TIMEOUT).wait()
     torch.testing.assert_close(value, filled(sum(rank + 1 for rank in all_ranks(world))))
@@ -108,7 +108,7 @@ def test_allreduce(world: World, group: dist.ProcessGroup, filled: Filled) -> No
 
 
 def test_barrier(world: World, group: dist.ProcessGroup) -> None:
-    """Nobody leaves before everybody has come."""
+    """If this fails, a rank leaves a barrier before all ranks have arrived."""
     world.store.add("came", 1)
     group.barrier(timeout=TIMEOUT).wait()
     assert world.store.add("came", 0) == world.size
@@ -116,14 +116,14 @@ def test_barrier(world: World, group: dist.ProcessGroup) -> None:
 
 @pytest.mark.parametrize("root", [0, 1])
 def test_broadcast(world: World, group: dist.ProcessGroup, filled: Filled, root: int) -> None:
-    """From either rank."""
+    """If this fails, a broadcast from one of the ranks gives a wrong value."""
     value = filled(world.rank)
     group.broadcast(value, root=root, timeout=TIMEOUT).wait()
     torch.testing.assert_close(value, filled(root))
 
 
 def test_allgather(world: World, group: dist.ProcessGroup, filled: Filled) -> None:
-    """In the order of ranks."""
+    """If this fails, gathered tensors are not in the order of ranks."""
     gathered = [filled(-1) for _ in all_ranks(world)]
     group.allgather(gathered, filled(world.rank), timeout=TIMEOUT).wait()
     torch.testing.assert_close(gathered, [filled(rank) for rank in all_ranks(world)])
@@ -131,7 +131,7 @@ def test_allgather(world: World, group: dist.ProcessGroup, filled: Filled) -> No
 
 @pytest.mark.parametrize("root", [0, 1])
 def test_gather(world: World, group: dist.ProcessGroup, filled: Filled, root: int) -> None:
-    """Only the root gets anything."""
+    """If this fails, the root does not get every rank's tensor."""
     gathered = [filled(-1) for _ in all_ranks(world)] if world.rank == root else []
     group.gather(gathered, filled(world.rank), root=root, timeout=TIMEOUT).wait()
     if world.rank == root:
@@ -140,7 +140,7 @@ def test_gather(world: World, group: dist.ProcessGroup, filled: Filled, root: in
 
 @pytest.mark.parametrize("root", [0, 1])
 def test_scatter(world: World, group: dist.ProcessGroup, filled: Filled, root: int) -> None:
-    """Everybody gets a part, the root too."""
+    """If this fails, a rank, or the root itself, does not get its part."""
     value = filled(-1)
     parts = [filled(10 * root + rank) for rank in all_ranks(world)] if world.rank == root else []
     group.scatter(value, parts, root=root, timeout=TIMEOUT).wait()
@@ -149,7 +149,7 @@ def test_scatter(world: World, group: dist.ProcessGroup, filled: Filled, root: i
 
 @pytest.mark.parametrize("root", [0, 1])
 def test_reduce(world: World, group: dist.ProcessGroup, filled: Filled, root: int) -> None:
-    """The root has the sum; what the others have afterwards is not defined."""
+    """If this fails, the root does not have the sum. The values on the other ranks are undefined."""
     value = filled(world.rank + 1)
     group.reduce(value, root=root, op=dist2.ReduceOp.SUM, timeout=TIMEOUT).wait()
     if world.rank == root:
@@ -157,7 +157,7 @@ def test_reduce(world: World, group: dist.ProcessGroup, filled: Filled, root: in
 
 
 def test_reduce_scatter(world: World, group: dist.ProcessGroup, filled: Filled) -> None:
-    """Every rank has the sum of the parts that are for it."""
+    """If this fails, a rank does not get the sum of its own parts."""
     value = filled(-1)
     parts = [filled(10 * world.rank + rank) for rank in all_ranks(world)]
     group.reduce_scatter(value, parts, op=dist2.ReduceOp.SUM, timeout=TIMEOUT).wait()
@@ -165,7 +165,10 @@ def test_reduce_scatter(world: World, group: dist.ProcessGroup, filled: Filled) 
 
 
 def test_alltoall_base_with_splits(world: World, group: dist.ProcessGroup) -> None:
-    """Rank r sends r + 1 numbers to rank 0, r + 2 to rank 1, and so on; both sides must count alike."""
+    """If this fails, sender and receiver count uneven parts differently.
+
+    Rank r sends r + 1 numbers to rank 0, r + 2 to rank 1, and so on.
+    """
     sizes_in = [world.rank + rank + 1 for rank in all_ranks(world)]
     numbers = [100.0 * world.rank + rank for rank in all_ranks(world) for _ in range(sizes_in[rank])]
     expected = [100.0 * rank + world.rank for rank in all_ranks(world) for _ in range(rank + world.rank + 1)]
@@ -177,7 +180,7 @@ def test_alltoall_base_with_splits(world: World, group: dist.ProcessGroup) -> No
 
 
 def test_alltoall_base_with_equal_parts(world: World, group: dist.ProcessGroup) -> None:
-    """Without splits, every rank gets the same share."""
+    """If this fails, ranks do not get equal shares where no splits are given."""
     value = torch.arange(2.0 * world.size, device=world.device) + 100 * world.rank
     received = torch.full_like(value, -1)
     group.alltoall_base(received, value, [], [], timeout=TIMEOUT).wait()
@@ -189,7 +192,7 @@ def test_alltoall_base_with_equal_parts(world: World, group: dist.ProcessGroup) 
 
 
 def test_shutting_down_is_for_every_rank_and_may_be_repeated(world: World, filled: Filled) -> None:
-    """Clean-up code often runs twice."""
+    """If this fails, clean-up code that runs twice raises an error."""
     group = dist2.new_group(world.backend, TIMEOUT, world.device)
     group.allreduce([filled(1)]).wait()
     world.barrier()
@@ -197,8 +200,8 @@ def test_shutting_down_is_for_every_rank_and_may_be_repeated(world: World, fille
     group.shutdown()
 
 
-def test_splitting_gives_a_group_to_its_members_alone(world: World, group: dist.ProcessGroup, filled: Filled) -> None:
-    """With a name and a time limit of its own."""
+def test_splitting_gives_a_group_only_to_its_members(world: World, group: dist.ProcessGroup, filled: Filled) -> None:
+    """If this fails, a rank outside the split gets the group, or the group has no own name and time limit."""
     part = group.split_group([0], timeout=SHORT_TIMEOUT, group_name=GroupName("of_rank_0"))
     if world.rank != 0:
         assert part is None
@@ -214,7 +217,7 @@ def test_splitting_gives_a_group_to_its_members_alone(world: World, group: dist.
 
 
 def test_groups_of_one_merge_through_a_store(world: World, group: dist.ProcessGroup, filled: Filled) -> None:
-    """Jobs that have started apart become one."""
+    """If this fails, jobs that started separately cannot become one group."""
     mine = group.split_group([world.rank], group_name=GroupName(f"alone_{world.rank}"))
     assert mine is not None
     store = PrefixStore("merge", world.store)
@@ -227,5 +230,5 @@ def test_groups_of_one_merge_through_a_store(world: World, group: dist.ProcessGr
 
 
 def options_of(group: dist.ProcessGroup, world: World) -> Any:
-    """What its backend was made with. torch types it by the base of all backends' options."""
+    """Return the options of the group's backend. torch types them by the base of all backends' options."""
     return group._get_backend(world.device).options

@@ -1,7 +1,7 @@
-"""Worlds whose ranks are threads: the same scenarios through every door, and what becomes of ranks that fail.
+"""Worlds whose ranks are threads: the same scenarios through every front end, and ranks that fail.
 
-The decorator and the base class run threads of this very process; the marker runs them in a process of their own, as
-the target says.
+The decorator and the base class run threads of this process; the marker runs them in a separate process, as the target
+says.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ Body = Callable[[], None]
 
 
 class FaultError(Exception):
-    """Planted."""
+    """A planted error."""
 
 
 def fail_on(ranks: list[int]) -> None:
-    """Let `ranks` fail while the others are in a collective that can never be completed."""
+    """Let `ranks` fail while the others are in a collective that can never complete."""
     if dist.get_rank() in ranks:
         raise FaultError(f"planted on rank {dist.get_rank()}")
     dist.all_reduce(torch.ones(1))
 
 
-# Which ranks fail; the others are in mid-collective.
+# The ranks that fail; the others are in the middle of a collective.
 FAILING = ([0], [1], [1, 2, 3])
 
 
@@ -51,11 +51,11 @@ def test_through_the_marker(body: Body) -> None:
 
 
 class TestThroughTheDecorator:
-    """`spawn_threads_and_init_comms`, on methods and on functions inside of tests."""
+    """`spawn_threads_and_init_comms`, on methods and on functions inside tests."""
 
     @pytest.mark.parametrize("body", BODIES, ids=lambda body: body.__name__)
     def test_body(self, body: Body) -> None:
-        """If this fails, a decorated function does not see a world as others do."""
+        """If this fails, a decorated function does not see the same world as other tests."""
         spawn_threads_and_init_comms(world_size=WORLD_SIZE)(body)()
 
     @spawn_threads_and_init_comms
@@ -74,7 +74,7 @@ class TestThroughTheDecorator:
         assert f"{', '.join(victims)} lost a peer in all_reduce" in str(caught.value)
 
     def test_skip_of_all_is_a_skip_with_its_reason(self) -> None:
-        """If this fails, the ledger of skipped tests loses the reason that the test gave."""
+        """If this fails, the list of skipped tests lacks the reason that the test gave."""
 
         @spawn_threads_and_init_comms(world_size=WORLD_SIZE)
         def skip() -> None:
@@ -84,12 +84,12 @@ class TestThroughTheDecorator:
             skip()
 
     def test_skip_code_is_a_skip(self) -> None:
-        """If this fails, tests that leave by a code of the skip table are failures."""
+        """If this fails, tests that exit with a code of the skip table are failures."""
         with pytest.raises(unittest.SkipTest, match="CUDA is not available"):
             spawn_threads_and_init_comms(world_size=2)(partial(sys.exit, TEST_SKIPS["no_cuda"].exit_code))()
 
     def test_arguments_reach_every_rank(self) -> None:
-        """If this fails, a decorated helper runs on something else than it was called with."""
+        """If this fails, a decorated helper does not get the arguments of its call."""
         seen = []
 
         @spawn_threads_and_init_comms(world_size=3)
@@ -100,7 +100,7 @@ class TestThroughTheDecorator:
         assert sorted(seen) == [(rank, (1,), {"two": 2}) for rank in range(3)]
 
     def test_world_is_gone_afterwards(self) -> None:
-        """If this fails, the tests after this one run in a world that is not theirs."""
+        """If this fails, the tests after this one run in its world."""
         spawn_threads_and_init_comms(world_size=2)(dist.barrier)()
         assert not dist.is_initialized()
         assert [thread.name for thread in threading.enumerate() if thread.name.startswith("rank-")] == []
@@ -113,33 +113,33 @@ class TestThroughTheBaseClass(MultiThreadedTestCase):
 
     @property
     def world_size(self) -> int:
-        """Ranks."""
+        """Number of ranks."""
         return WORLD_SIZE
 
     def setUp(self) -> None:
-        """In the runner."""
+        """Start the threads, in the runner."""
         super().setUp()
         self._spawn_threads()
 
     def perThreadSetUp(self) -> None:
-        """On every rank."""
+        """Set a value on every rank."""
         self.set_up_as = self.rank
 
     def test_ranks_have_instances_of_their_own(self) -> None:
-        """If this fails, what one rank sets on `self` is seen by another."""
+        """If this fails, a rank sees what another rank sets on `self`."""
         dist.barrier()
         self.assertEqual(self.set_up_as, self.rank)
         self.assertEqual(self.rank, dist.get_rank())
         self.assertEqual(self._current_test_name, "test_ranks_have_instances_of_their_own")
 
     def test_ranks_share_the_process(self) -> None:
-        """If this fails, what `setUpClass` or a module has made is not there on the ranks."""
+        """If this fails, ranks do not see what `setUpClass` or a module created."""
         self.shared.append(self.rank)
         dist.barrier()
         self.assertEqual(sorted(self.shared), list(range(WORLD_SIZE)))
 
     def test_assertions_on_one_rank(self) -> None:
-        """If this fails, an assertion that holds on one rank only is made on all, or on none."""
+        """If this fails, an assertion for one rank is checked on all ranks, or on none."""
         self.assertEqualOnRank(self.rank, 0)
         self.assertEqualOnRank(self.rank, 2, rank=2)
         self.assertNotEqualOnRank(self.rank, 1, rank=3)
@@ -150,7 +150,7 @@ class TestThroughTheBaseClass(MultiThreadedTestCase):
                 self.assertNotEqualOnRank(self.rank, 3, rank=3)
 
     def test_store_is_one_for_all(self) -> None:
-        """If this fails, ranks that meet in the class's store never do."""
+        """If this fails, ranks that meet in the class's store wait for ever."""
         self.global_store.set(f"rank-{self.rank}", "here")
         self.global_store.wait([f"rank-{rank}" for rank in range(WORLD_SIZE)])
 
@@ -164,7 +164,7 @@ for each in BODIES:
 
 
 class TestFailuresOfTheBaseClass:
-    """Tests that fail, run by hand, so that their failure can be looked at."""
+    """Tests that fail, run by hand, so that their failure can be checked."""
 
     @pytest.mark.parametrize("ranks", FAILING, ids=str)
     def test_failure_in_mid_collective_fails_the_test_and_frees_the_others(self, ranks: list[int]) -> None:

@@ -1,8 +1,8 @@
 """The debug wrapper around a process group must find misuse instead of hanging.
 
-Every scenario runs on a group that torch wraps itself (`new_group` under
-`TORCH_DISTRIBUTED_DEBUG=DETAIL`) and on a backend wrapped by hand with debugging off. World size
-and device come from the target: four ranks on gloo, on CPU or CUDA tensors, two on NCCL.
+Every scenario runs on a group that torch wraps itself (`new_group` under `TORCH_DISTRIBUTED_DEBUG=DETAIL`) and on a
+backend wrapped by hand with debugging off. World size and device come from the target: four ranks on gloo, on CPU or
+CUDA tensors, two on NCCL.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from tests.pg_wrapper_messages import assert_names_missing_ranks, assert_points_
 if TYPE_CHECKING:
     from dist_testing import World
 
-# Limit of the wrapper's checks where a rank stays away, which costs that much time. Seconds.
+# Limit in seconds of the wrapper's checks where a rank stays away, which takes that time.
 HANG_TIMEOUT_S = 2.0
 
-# Good collectives before bad ones: a report must also be right deep in a run.
+# Good collectives before bad ones: a report must also be right late in a run.
 GOOD_COLLECTIVES_COUNT = 500
 
 
@@ -33,18 +33,18 @@ class MakeGroup(Protocol):
     """Makes a wrapped group of all ranks."""
 
     def __call__(self, world: World, timeout_s: float = ...) -> dist.ProcessGroup:
-        """`timeout_s` limits the wrapper's checks, in seconds."""
+        """Create a group; `timeout_s` limits the wrapper's checks, in seconds."""
 
 
 @pytest.fixture(params=[groups.debug_detail_group, groups.explicit_group], ids=["debug_detail", "explicit"])
 def make_group(request: pytest.FixtureRequest) -> MakeGroup:
-    """Both ways to a wrapped group."""
+    """Both ways to create a wrapped group."""
     make: MakeGroup = request.param
     return make
 
 
 def assert_absence_is_reported(world: World, make_group: MakeGroup, missing: list[int]) -> None:
-    """Let all ranks but `missing` all-reduce, and check the error on each rank that came."""
+    """Let all ranks but `missing` all-reduce, and check the error on each rank that called it."""
     group = make_group(world, timeout_s=HANG_TIMEOUT_S)
     if world.rank not in missing:
         with pytest.raises(RuntimeError) as caught:
@@ -65,13 +65,13 @@ def test_rank_that_stays_away_is_named(world: World, make_group: MakeGroup) -> N
 
 @pytest.mark.distributed(backends=["gloo", "cuda_gloo"])
 def test_every_rank_that_stays_away_is_named(world: World, make_group: MakeGroup) -> None:
-    """If this fails, a user repairs one rank and learns only in the next run of another."""
+    """If this fails, a user repairs one rank and learns of another only in the next run."""
     assert_absence_is_reported(world, make_group, list(range(1, world.size, 2)))
 
 
 @pytest.mark.distributed
 def test_other_operation_is_reported_after_many_good_ones(world: World, make_group: MakeGroup) -> None:
-    """If this fails, ranks that drift apart deep in a run hang, or the count in the report lies."""
+    """If this fails, ranks that drift apart late in a run hang, or the count in the report is wrong."""
     group = make_group(world)
     one = torch.zeros(1, device=world.device)
     for _ in range(GOOD_COLLECTIVES_COUNT):
@@ -98,7 +98,7 @@ def test_other_operation_is_reported_after_many_good_ones(world: World, make_gro
 
 @pytest.mark.distributed
 def test_odd_rank_is_named_wherever_it_is(world: World, make_group: MakeGroup) -> None:
-    """If this fails, the ranks that agree send their user to a rank that did nothing wrong."""
+    """If this fails, the report blames a rank that did nothing wrong."""
     group = make_group(world)
     tensor = torch.ones(20, 10, device=world.device)
     for odd_rank in range(world.size):
@@ -149,7 +149,7 @@ def test_scatter_of_other_length_is_reported(world: World, make_group: MakeGroup
 
 @pytest.mark.distributed
 def test_other_dtype_is_reported(world: World, make_group: MakeGroup) -> None:
-    """If this fails, the bytes of one type are added up as if they were another."""
+    """If this fails, the bytes of one type are added as if they were another."""
     calls.assert_mismatch_is_reported(
         world,
         make_group(world),
@@ -180,7 +180,7 @@ def test_all_gather_against_reduce_scatter_is_reported(world: World, make_group:
 def test_reduce_scatter_of_other_size_is_reported(
     world: World, make_group: MakeGroup, uneven: Literal["input", "output"]
 ) -> None:
-    """If this fails, one rank's wrong buffer size spoils the shards of all."""
+    """If this fails, one rank's wrong buffer size corrupts the shards of all."""
     whole = torch.ones(4 * world.size, device=world.device)
     part = torch.zeros(4, device=world.device)
     odd = {
@@ -216,7 +216,7 @@ def test_reduce_scatter_size_that_is_wrong_on_all_ranks_is_left_to_nccl(world: W
 def test_correct_program_is_left_alone(world: World, make_group: MakeGroup) -> None:
     """If this fails, switching on the wrapper breaks correct programs or changes their results.
 
-    Includes what ranks rightly do differently: inputs on the root alone, uneven parts.
+    This includes correct differences between ranks: inputs on the root alone, uneven parts.
     """
     group = make_group(world)
     ranks = range(world.size)
@@ -232,7 +232,7 @@ def test_correct_program_is_left_alone(world: World, make_group: MakeGroup) -> N
 
     total = filled(world.rank)
     calls.reduce(total).start(group).wait()
-    # On the other ranks torch leaves the value open.
+    # On the other ranks torch leaves the value undefined.
     assert world.rank != 0 or [float(sum(ranks))] * 2 == total.tolist()
 
     gathered = [filled(-1) for _ in ranks]
@@ -280,7 +280,7 @@ def test_coalescing_on_a_device_works_under_debug_detail(world: World) -> None:
 
 
 @pytest.mark.distributed
-def test_wrapping_without_gloo_says_what_is_missing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrapping_without_gloo_names_the_missing_backend(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """If this fails, a torch without gloo answers with a NameError from its own code."""
     group = groups.new_group(world)
     groups.set_debug_level("DETAIL")
@@ -294,7 +294,7 @@ def test_wrapping_without_gloo_says_what_is_missing(world: World, monkeypatch: p
 def test_new_group_without_gloo_needs_no_wrapper(
     world: World, monkeypatch: pytest.MonkeyPatch, level: Literal["OFF", "DETAIL"]
 ) -> None:
-    """If this fails, a torch without gloo cannot make groups, whatever the debug level."""
+    """If this fails, a torch without gloo cannot create groups, whatever the debug level."""
     groups.set_debug_level(level)
     groups.take_gloo_away(monkeypatch)
     group = groups.new_group(world)
@@ -304,7 +304,7 @@ def test_new_group_without_gloo_needs_no_wrapper(
 
 @pytest.mark.distributed(init=False)
 def test_default_group_is_wrapped_under_debug_detail(world: World) -> None:
-    """If this fails, a user who only sets the variable and makes no groups has no wrapper."""
+    """If this fails, a user who only sets the variable and creates no groups has no wrapper."""
     groups.set_debug_level("DETAIL")
     dist.init_process_group(
         world.backend,

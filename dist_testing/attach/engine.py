@@ -19,9 +19,9 @@ from dist_testing.engine.engine import Engine
 from dist_testing.engine.running_world import RunningCase
 from dist_testing.errors import InterruptedRunError, LaunchError
 from dist_testing.gpus.world import WorldGpus
-from dist_testing.launch.fresh import Loader
 from dist_testing.launch.isolation import Isolation, isolation_named
 from dist_testing.launch.launcher import Launcher, RunContext
+from dist_testing.process.messages import Loader
 from dist_testing.rank.bootstrap import RankContext
 from dist_testing.spec import Spec
 

@@ -1,10 +1,11 @@
-"""The launcher where torchrun has made the ranks: asks those that exist instead of starting some.
+"""The launcher for attached ranks: asks the ranks that torchrun has started instead of starting some.
 
     torchrun --- starts --->  rank 0 (the runner, too)  <--- Unix socket --->  rank 1, 2, ...
 
 Rank 0 listens on a socket in the run's folder, which belongs to this user alone, and leaves its path in the store that
-all ranks know of. From then on a world is asked for as from the template: descriptors travel with the request, frames
-come back on them. But a rank that is to be killed is told to give its test up, and is a rank of the next world again.
+all ranks know of. From then on it asks for a world in the same way as from the fork server: descriptors travel with the
+request, and the ranks report on them. But instead of killing a rank, the launcher tells it to give its test up; the
+rank takes part in the next world again.
 """
 
 from __future__ import annotations
@@ -17,13 +18,26 @@ import socket
 import struct
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from dist_testing.attach.rank_info import ATTACH_LIMIT_S, RankInfo
-from dist_testing.errors import LaunchError
+from dist_testing.errors import LaunchError, MessageError
 from dist_testing.launch.launcher import RunContext
 from dist_testing.outcomes import UNKNOWN_EXIT_CODE
 from dist_testing.process import wire
+from dist_testing.process.messages import (
+    ATTACHED_MESSAGES,
+    ATTACHED_ORDERS,
+    EndRun,
+    Hello,
+    LauncherEvent,
+    PartOver,
+    RankEnded,
+    TakePart,
+    Welcome,
+    WorldOver,
+    WorldRequest,
+    WorldStarted,
+)
 from dist_testing.process.refusal import refusal
 from dist_testing.rank.bootstrap import FAILED_EXIT_CODE
 
@@ -35,46 +49,55 @@ GIVE_UP_SIGNAL = int(signal.SIGRTMIN) + 8
 SOCKET_KEY = "socket"
 # struct ucred of SO_PEERCRED: pid, uid, gid.
 _CREDENTIALS = struct.Struct("iII")
-# Much more than a rank has to say before it is answered.
+# Much more than a rank sends before rank 0 answers.
 _HELLO_BYTES = 1 << 12
 
 
 def peer_of(connection: socket.socket) -> tuple[int, int]:
-    """Process and user at the other end of a Unix socket, by the kernel's word."""
+    """Return process and user at the other end of a Unix socket, as the kernel knows them."""
     pid, user, _ = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
     return pid, user
 
 
 class _Guest:
-    """A connection of which it is not known yet whether it is a rank's."""
+    """A connection that may turn out to be a rank's."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
-        self._reader = wire.MessageReader()
+        self._reader = wire.MessageReader(ATTACHED_MESSAGES)
 
     def hear(self) -> int | None:
-        """Which rank it says that it is: -1 if that is none, or if it has gone; None while it has not said it."""
+        """Return the rank that it says it is: -1 for no rank, or if it has gone; None while it has not said it.
+
+        Raises:
+            LaunchError: If it is a process of this user with another version of this library.
+        """
         try:
             data = self.connection.recv(_HELLO_BYTES)
             if not data or peer_of(self.connection)[1] != os.getuid():
                 return -1
-            said = [message["rank"] for message in self._reader.feed(data)]
-        except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
-            # Reset, or no message of this library's.
+            messages = list(self._reader.feed(data))
+        except MessageError as error:
+            if error.is_other_schema:
+                # It would be missed only when all others have waited for it for long, and without this reason.
+                raise LaunchError(str(error)) from error
             return -1
-        if not said:
+        except OSError:
+            # Reset.
+            return -1
+        if not messages:
             return None
-        return said[0] if type(said[0]) is int else -1
+        return messages[0].rank if isinstance(messages[0], Hello) else -1
 
 
 class _Peer:
-    """One rank's process, from rank 0's point of view."""
+    """One rank's process, as rank 0 sees it."""
 
     def __init__(self, connection: socket.socket, pid: int) -> None:
         self.connection = connection
         self.pid = pid
         self.pidfd = os.pidfd_open(pid)
-        self.reader = wire.MessageReader()
+        self.reader = wire.MessageReader(ATTACHED_MESSAGES)
 
     def close(self) -> None:
         self.connection.close()
@@ -85,9 +108,9 @@ class AttachedLauncher:
     """Asks the ranks of a world that exists, of which this process is rank 0. One world at a time.
 
     Attributes:
-        unclean_reasons: Nothing is forked, so there are none.
+        unclean_reasons: Empty: nothing is forked.
         gone: Ranks whose processes have ended.
-        own_end: Of the connection to this process as a rank. Who is that rank closes it: it may be about to say
+        own_end: The end of the connection that this process uses as rank 0. Rank 0 closes it: it may be about to send
             something in another thread when this launcher is closed.
     """
 
@@ -106,8 +129,8 @@ class AttachedLauncher:
         self.gone: list[int] = []
         self._world = 0
         self._running: set[int] = set()
-        self._said: list[dict[str, Any]] = []
-        # Readable while something has been said that did not come from a rank.
+        self._said: list[LauncherEvent] = []
+        # Readable while there are events that did not come from a rank.
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._epoll = select.epoll()
         self._epoll.register(self._bell, select.EPOLLIN)
@@ -133,7 +156,7 @@ class AttachedLauncher:
 
     def _admit(self, listener: socket.socket, size: int, directories: Sequence[str]) -> None:
         deadline_s = time.monotonic() + ATTACH_LIMIT_S
-        # Heard side by side: one that says half a word, or nothing, must not keep the others waiting.
+        # Heard side by side: one that sends half a message, or nothing, must not keep the others waiting.
         guests: dict[int, _Guest] = {}
         poller = select.poll()
         poller.register(listener, select.POLLIN)
@@ -163,7 +186,7 @@ class AttachedLauncher:
         if 0 <= rank < size and rank not in self._peers:
             # It may be gone by now.
             with contextlib.suppress(OSError):
-                wire.send(connection, {"directories": list(directories)})
+                wire.send(connection, ATTACHED_ORDERS, Welcome(tuple(directories)))
                 self._peers[rank] = _Peer(connection, peer_of(connection)[0])
                 return
         connection.close()
@@ -172,11 +195,11 @@ class AttachedLauncher:
         """For polling: readable when there are events."""
         return self._epoll.fileno()
 
-    def start(self, request: wire.WorldRequest, fds: Sequence[int]) -> None:
+    def start(self, request: WorldRequest, fds: Sequence[int]) -> None:
         """Ask every rank to be a rank of this world.
 
         Raises:
-            LaunchError: If one has ended, or cannot be told all of it. Then none is of any use any more.
+            LaunchError: If one has ended, or did not get all of the request. Then none is of any use any more.
         """
         if self.gone:
             raise LaunchError(self.exit_message())
@@ -187,14 +210,13 @@ class AttachedLauncher:
         for rank, peer in self._peers.items():
             own = [channels[rank], stacks[rank], board, *(stores if rank == 0 else ())]
             try:
-                wire.send(peer.connection, {**request.to_message(), "rank": rank}, own)
+                wire.send(peer.connection, ATTACHED_ORDERS, TakePart(rank, request), own)
             except (BrokenPipeError, ConnectionResetError):
                 self._ended(rank)
             except OSError as error:
-                # A part of it may be out, so nothing that came after it would be understood.
+                # A part of it may have been sent, so the rank would not understand what follows.
                 raise LaunchError(f"Rank {rank} of {size} can be told nothing more: {refusal(error)}") from error
-        pids = [self._peers[rank].pid for rank in range(size)]
-        self._say({"event": "started", "world": request.world, "pids": pids})
+        self._say(WorldStarted(request.world, tuple(self._peers[rank].pid for rank in range(size))))
 
     def signal(self, ranks: Sequence[int], number: int) -> None:
         """Send a signal to those of `ranks` that still run their part; in place of SIGKILL, the one to give up."""
@@ -207,8 +229,12 @@ class AttachedLauncher:
                 # Its end is on the way to `events`.
                 continue
 
-    def events(self) -> Iterator[dict[str, Any]]:
-        """What there is to say since the last call."""
+    def events(self) -> Iterator[LauncherEvent]:
+        """Yield what has happened since the last call.
+
+        Raises:
+            LaunchError: If a rank has sent what cannot be read.
+        """
         for fd, _ in self._epoll.poll(0):
             if fd != self._bell and (rank := self._by_fd.get(fd)) is not None:
                 self._hear(rank, fd)
@@ -222,7 +248,7 @@ class AttachedLauncher:
         for rank, peer in self._peers.items():
             if rank and rank not in self.gone:
                 try:
-                    wire.send(peer.connection, {"do": "end", "exit_code": exit_code})
+                    wire.send(peer.connection, ATTACHED_ORDERS, EndRun(exit_code))
                 except (BrokenPipeError, ConnectionResetError):
                     # torchrun was faster.
                     continue
@@ -236,7 +262,7 @@ class AttachedLauncher:
         self._peers.clear()
 
     def exit_message(self) -> str:
-        """What to say of ranks that have ended."""
+        """Return the error text about the ranks that have ended."""
         return (
             f"Rank(s) {', '.join(map(str, self.gone))} of the world that torchrun has made have ended.\n"
             "A world that lacks a rank can run no case.\n"
@@ -255,9 +281,13 @@ class AttachedLauncher:
         if not data:
             self._ended(rank)
             return
-        for message in peer.reader.feed(data):
-            # It is 0 or not; what went wrong has come by the rank's channel.
-            self._part_over(rank, 0 if message.get("exit_code") == 0 else FAILED_EXIT_CODE)
+        try:
+            for message in peer.reader.feed(data):
+                if isinstance(message, PartOver):
+                    # It is 0 or not; the rank's report, on its channel, has told the rest.
+                    self._part_over(rank, FAILED_EXIT_CODE if message.exit_code else 0)
+        except MessageError as error:
+            raise LaunchError(f"Rank {rank} of {len(self._peers)}: {error}") from error
 
     def _ended(self, rank: int) -> None:
         if rank in self.gone:
@@ -273,10 +303,10 @@ class AttachedLauncher:
         if rank not in self._running:
             return
         self._running.remove(rank)
-        self._say({"event": "ended", "world": self._world, "rank": rank, "exit_code": exit_code})
+        self._say(RankEnded(self._world, rank, exit_code))
         if not self._running:
-            self._say({"event": "over", "world": self._world, "leaked": []})
+            self._say(WorldOver(self._world, ()))
 
-    def _say(self, event: dict[str, Any]) -> None:
+    def _say(self, event: LauncherEvent) -> None:
         self._said.append(event)
         os.eventfd_write(self._bell, 1)

@@ -1,8 +1,9 @@
-"""A rank of a world that torchrun has made: one process for all cases, a rank of a world of its own for each."""
+"""An attached rank: torchrun has started the process, which takes part in a world of its own for each case."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import socket
@@ -15,14 +16,33 @@ from types import FrameType
 
 from dist_testing.attach.launcher import GIVE_UP_SIGNAL, SOCKET_KEY, peer_of
 from dist_testing.attach.rank_info import RankInfo
-from dist_testing.errors import InterruptedRunError, LaunchError
+from dist_testing.errors import InterruptedRunError, LaunchError, MessageError
 from dist_testing.outcomes import exit_name
 from dist_testing.process import wire
 from dist_testing.process.board import PhaseBoard
 from dist_testing.process.frames import FrameWriter
 from dist_testing.process.lifetime import current_umask
+from dist_testing.process.messages import (
+    ATTACHED_MESSAGES,
+    ATTACHED_ORDERS,
+    AttachedOrder,
+    EndRun,
+    Hello,
+    PartOver,
+    RankStart,
+    TakePart,
+    Welcome,
+)
+from dist_testing.process.refusal import refusal
 from dist_testing.process.stacks import answer_with_stacks
-from dist_testing.rank.bootstrap import FAILED_EXIT_CODE, RankContext, RankStart, own_channel, run_world, take_over
+from dist_testing.rank.bootstrap import (
+    FAILED_EXIT_CODE,
+    RankContext,
+    next_instruction,
+    own_channel,
+    run_world,
+    take_over,
+)
 from dist_testing.rank.capture import flush_streams, own_streams, redirect_output
 from dist_testing.rank.debugging import set_breakpoint_hook
 from dist_testing.rank.environment import become
@@ -32,11 +52,11 @@ __all__ = ["AttachedRank", "connect"]
 
 
 class _GiveUp(BaseException):
-    """Raised in a test that is to end. No Exception, so that a test does not take it for one of its own."""
+    """Raised in a test that is to end. Not an `Exception`, so that a test does not take it for one of its own."""
 
 
-def connect(rank_info: RankInfo) -> tuple[socket.socket, list[str]]:
-    """Find rank 0 and say which rank this is.
+def connect(rank_info: RankInfo) -> tuple[socket.socket, tuple[str, ...]]:
+    """Find rank 0 and tell it which rank this is.
 
     Returns:
         The connection, and the folders of the run.
@@ -48,20 +68,24 @@ def connect(rank_info: RankInfo) -> tuple[socket.socket, list[str]]:
         path = rank_info.store().get(SOCKET_KEY).decode()
         connection = socket.socket(socket.AF_UNIX)
         connection.connect(path)
-        # The store listens to whoever finds its port; what comes over this connection is obeyed.
+        # The store listens to any process that finds its port, and this process obeys what this connection says.
         if peer_of(connection)[1] != os.getuid():
             raise PermissionError(f"{path} belongs to another user")
-        wire.send(connection, {"rank": rank_info.rank})
-        answer = wire.receive(connection)
+        wire.send(connection, ATTACHED_MESSAGES, Hello(rank_info.rank))
+        answer = wire.receive(connection, ATTACHED_ORDERS)
         if answer is None:
             raise ConnectionError("it has closed the connection")
+        if not isinstance(answer[0], Welcome):
+            raise ATTACHED_ORDERS.refused(f"{type(answer[0]).__name__} from rank 0 before Welcome")
+    except MessageError as error:
+        raise LaunchError(str(error)) from error
     except (RuntimeError, OSError) as error:
         raise LaunchError(
             f"Rank {rank_info.rank} of {rank_info.size} has not found rank 0: {str(error).partition(chr(10))[0]}\n"
             "Rank 0 runs something else than this, or ended while it collected the tests.\n"
             "Start every rank by the same command, with torchrun; see what rank 0 said."
         ) from error
-    return connection, answer[0]["directories"]
+    return connection, answer[0].directories
 
 
 class AttachedRank:
@@ -78,8 +102,8 @@ class AttachedRank:
 
         Args:
             connection: To rank 0.
-            context: What a rank has of the run.
-            as_rank: Around each part: what the front door has to change in this process.
+            context: Finds the tests.
+            as_rank: Entered around each part: the changes of the front end in this process.
         """
         self.is_terminated = False
         self._connection = connection
@@ -88,7 +112,7 @@ class AttachedRank:
         self._can_give_up = False
         self._sockets_before: frozenset[str] | None = None
         self._store_port = 0
-        # A question that comes too late must not end the process, as the signal does if nobody handles it.
+        # A question for stacks that comes too late must not end the process, as the signal does without a handler.
         self._nowhere = os.open(os.devnull, os.O_WRONLY)
         answer_with_stacks(self._nowhere)
         signal.signal(GIVE_UP_SIGNAL, self._give_up)
@@ -106,42 +130,58 @@ class AttachedRank:
             The exit code of the run.
 
         Raises:
-            LaunchError: If rank 0 ends without a word.
+            LaunchError: If rank 0 ends without a message, or sends what cannot be read.
         """
-        while (received := wire.receive(self._connection)) is not None:
-            message, fds = received
-            if message["do"] == "end":
+        while (received := self._next_order()) is not None:
+            order, fds = received
+            if isinstance(order, EndRun):
                 # When the first rank ends with a failure, torchrun stops the others. This one is about to end itself.
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)
-                return int(message["exit_code"])
-            self._take_part(message, fds)
+                return order.exit_code
+            self._take_part(order, fds)
             if self.is_terminated:
                 raise InterruptedRunError("torchrun has stopped the run")
         raise LaunchError(
             "Rank 0 has ended before the run was over.\n"
-            "It is the runner: nobody is left to ask for a case, or to report one.\n"
-            "See what rank 0 said, and how torchrun says that it ended."
+            "It is the runner: without it no process asks for a case, or reports one.\n"
+            "See the output of rank 0, and how torchrun says that it ended."
         )
 
     def take_part_once(self, *, gives_up: bool = False) -> None:
         """Take part in the world that has just been asked for.
 
         Args:
-            gives_up: Only say that this rank's part is over: nobody wants the world any more.
+            gives_up: Only say that this rank's part is over: the runner does not want the world any more.
+
+        Raises:
+            LaunchError: If the request cannot be read.
         """
-        received = wire.receive(self._connection)
+        received = self._next_order()
         assert received is not None
-        message, fds = received
+        order, fds = received
         if gives_up:
             for fd in fds:
                 os.close(fd)
             self._say_over(FAILED_EXIT_CODE)
         else:
-            self._take_part(message, fds)
+            self._take_part(order, fds)
 
-    def _take_part(self, message: dict[str, object], fds: list[int]) -> None:
-        rank = int(str(message.pop("rank")))
-        request = wire.WorldRequest.from_message(message)
+    def _next_order(self) -> tuple[AttachedOrder, list[int]] | None:
+        try:
+            return wire.receive(self._connection, ATTACHED_ORDERS)
+        except MessageError as error:
+            raise LaunchError(str(error)) from error
+
+    def _take_part(self, order: AttachedOrder, fds: list[int]) -> None:
+        if not isinstance(order, TakePart):
+            raise LaunchError(str(ATTACHED_ORDERS.refused(f"{type(order).__name__} in place of TakePart")))
+        if not fds:
+            self._say_over(FAILED_EXIT_CODE)
+            raise LaunchError(
+                f"Rank {order.rank} of {order.request.size} could not begin: "
+                f"{refusal(OSError(errno.EMFILE, os.strerror(errno.EMFILE)))}"
+            )
+        rank, request = order.rank, order.request
         channel_fd, stacks_fd, board_fd, *stores = fds
         start = RankStart(
             request, rank, channel_fd, stacks_fd, board_fd, stores[0] if stores else None, fork_server_pid=os.getpid()
@@ -167,26 +207,26 @@ class AttachedRank:
 
     def _run(self, start: RankStart, reporter: Reporter, channel: socket.socket) -> None:
         try:
-            door = self._context.door(start.request.body)
+            front_end = self._context.front_end(start.request.body)
         except BaseException as error:
             reporter.never_started(error)
             return
-        run_world(start, reporter, channel, door)
-        del door
+        run_world(start, reporter, channel, front_end)
+        del front_end
         flush_streams()
         _end_groups(failed=reporter.failed)
         reporter.done()
         if not reporter.failed and start.store_fd is not None:
             # The others may still need the store that lives in this process.
-            wire.receive(channel)
+            next_instruction(channel, reporter)
 
     def _say_over(self, code: int) -> None:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            wire.send(self._connection, {"exit_code": code})
+            wire.send(self._connection, ATTACHED_MESSAGES, PartOver(code))
 
     @contextlib.contextmanager
     def _giving_up(self, store_port: int) -> Iterator[None]:
-        """Here, and nowhere else, the rank can be made to give up."""
+        """Let the launcher's signal end the test, only in here."""
         self._store_port = store_port
         self._sockets_before = _sockets()
         self._can_give_up = True
@@ -198,7 +238,7 @@ class AttachedRank:
 
     def _give_up(self, number: int, _: FrameType | None) -> None:
         if self._can_give_up:
-            # Once: what the test does about it must not be stopped, too.
+            # Once: the signal must not also stop what the test does about it.
             self._can_give_up = False
             raise _GiveUp("the runner has stopped this rank's part in the case")
 
@@ -208,7 +248,7 @@ class AttachedRank:
             raise InterruptedRunError(f"this rank got {exit_name(-number)}")
 
     def _listen(self, read: int) -> None:
-        """Get the main thread out of native code: every wait there is for a connection."""
+        """Get the main thread out of native code, where every wait is for a connection."""
         while numbers := os.read(read, 64):
             if not {GIVE_UP_SIGNAL, int(signal.SIGTERM)}.isdisjoint(numbers):
                 before = self._sockets_before
@@ -218,7 +258,7 @@ class AttachedRank:
 
 @contextlib.contextmanager
 def _in_place_of_runner(start: RankStart, nowhere: int) -> Iterator[None]:
-    """Environment, working directory, output and stacks are a rank's; afterwards, what they were."""
+    """Give this process a rank's environment, working directory, output and stacks; undo it afterwards."""
     flush_streams()
     env, cwd, umask = dict(os.environ), os.getcwd(), current_umask()
     streams = [(name, getattr(sys, name)) for name in ("stdin", "stdout", "stderr")]
@@ -248,7 +288,7 @@ def _in_place_of_runner(start: RankStart, nowhere: int) -> Iterator[None]:
 
 
 def _end_groups(*, failed: bool) -> None:
-    """End the groups that the case has made; after a failure without the others, who may not come."""
+    """End the groups that the case has made; after a failure without the other ranks, which may not come."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.distributed.is_available() or not torch.distributed.is_initialized():
         return
@@ -260,7 +300,7 @@ def _end_groups(*, failed: bool) -> None:
 
 
 def _sockets() -> frozenset[str]:
-    """The descriptors that are sockets, each with the kernel's name for what it is."""
+    """Return the descriptors that are sockets, each with the kernel's name for it."""
     found = set()
     for fd in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):

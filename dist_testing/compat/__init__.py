@@ -1,14 +1,16 @@
-"""torch's shared library of distributed tests, by name: existing test files run unchanged.
+"""Replaces torch's shared library of distributed tests, name by name, so that existing test files run unchanged.
+
+A test file can import the names from here::
 
     from dist_testing.compat.common_distributed import MultiProcessTestCase, skip_if_lt_x_gpu
 
-or, without touching an import, before the test files are imported::
+Or its imports stay as they are, and this runs before the test file is imported::
 
     import dist_testing.compat
 
     dist_testing.compat.install()
 
-or `python -m dist_testing.compat test_file.py`, or `pytest -p dist_testing.compat.pytest_install`.
+`python -m dist_testing.compat test_file.py` and `pytest -p dist_testing.compat.pytest_install` do that, too.
 """
 
 from __future__ import annotations
@@ -23,27 +25,27 @@ from dist_testing.launch.fresh import import_first
 
 __all__ = ["TORCH_MODULE", "install", "is_installed"]
 
-# What the names are torch's names of.
+# The module of torch whose names this package has.
 TORCH_MODULE = "torch.testing._internal.common_distributed"
 
 _OURS = "dist_testing.compat.common_distributed"
 
 
 def is_installed() -> bool:
-    """Whether `import torch.testing._internal.common_distributed` gives this library's module."""
+    """Return whether `import torch.testing._internal.common_distributed` gives this library's module."""
     module = sys.modules.get(TORCH_MODULE)
     return module is not None and module is sys.modules.get(_OURS)
 
 
 def install() -> None:
-    """Put `dist_testing.compat.common_distributed` in the place of torch's module of that name, for this process.
+    """Replace torch's module `common_distributed` by `dist_testing.compat.common_distributed` in this process.
 
-    Every later import gets ours, also those in torch's own helpers (`common_dtensor`, `common_fsdp`). Call it before
-    test files are imported: what a module has taken from torch's by name before, it keeps, and a warning names it.
-    A second call does nothing.
+    Every later import gets this library's module, also in torch's own helpers (`common_dtensor`, `common_fsdp`). Call
+    it before test files are imported: a module that has already imported names from torch's module keeps them, and a
+    `RuntimeWarning` lists such modules. A second call does nothing.
 
     Raises:
-        UsageError: If torch's `TestCase`, which is the base of the classes, cannot be imported.
+        UsageError: If torch's `TestCase`, the base of the classes, cannot be imported.
     """
     if is_installed():
         return
@@ -53,7 +55,7 @@ def install() -> None:
     if theirs is not None and (holders := _holders(theirs.__name__)):
         warnings.warn(
             f"{TORCH_MODULE} was in use before dist_testing.compat.install(): {', '.join(holders)} keep torch's.\n"
-            "A module keeps what it has imported by name.\n"
+            "A module keeps the names that it has imported.\n"
             "Install first: at the top of the file, with -p dist_testing.compat.pytest_install, or with "
             "python -m dist_testing.compat.",
             RuntimeWarning,
@@ -62,22 +64,22 @@ def install() -> None:
     import_first("dist_testing.compat.pytest_install")
     parent_name, _, name = TORCH_MODULE.rpartition(".")
     sys.modules[TORCH_MODULE] = ours
-    # `from torch.testing._internal import common_distributed` takes the attribute.
+    # `from torch.testing._internal import common_distributed` reads this attribute.
     setattr(importlib.import_module(parent_name), name, ours)
 
 
 def _holders(module_name: str) -> list[str]:
-    """Modules that have a class or function of that module among their names."""
+    """Return the names of loaded modules that have imported a class or function of that module."""
     return sorted(
         name
         for name, module in list(sys.modules.items())
         if name != module_name
-        # An entry may be None, or no module at all.
+        # An entry of sys.modules may be None, or not a module.
         and any(_is_of(module_name, value) for value in list(getattr(module, "__dict__", {}).values()))
     )
 
 
 def _is_of(module_name: str, value: object) -> bool:
-    # By the type: other objects may do anything when they are asked for an attribute, torch's warn.
+    # Checks the type first: reading an attribute of other objects may have any effect; some of torch's warn.
     is_class_or_function = issubclass(type(value), type | FunctionType)
     return is_class_or_function and getattr(value, "__module__", None) == module_name

@@ -1,12 +1,12 @@
 """Every public name of `torch.testing._internal.common_distributed`, on this library's engine.
 
-docs/torch_names.md lists them one by one. A name that the installed torch has and this module does not is an object
-that fails when it is used.
+docs/torch_names.md lists them one by one. If the installed torch has a name that this module does not have, the name
+gives an object that fails when it is used.
 """
 
 from __future__ import annotations
 
-# Names that test files take from torch's module although they are others': kept, one by one.
+# Test files import these names from torch's module, although they belong to other modules.
 import faulthandler
 import functools
 import inspect
@@ -123,13 +123,13 @@ TEST_WITH_TSAN: bool = common_utils.TEST_WITH_TSAN
 TEST_XPU: bool = common_utils.TEST_XPU
 find_free_port = common_utils.find_free_port
 retry_on_connect_failures = common_utils.retry_on_connect_failures
-# Was among the names until torch 2.5.
+# torch's module had this name until torch 2.5.
 run_tests = common_utils.run_tests
 skip_but_pass_in_sandcastle = common_utils.skip_but_pass_in_sandcastle
 skip_but_pass_in_sandcastle_if = common_utils.skip_but_pass_in_sandcastle_if
 
 HAS_ACCELERATOR = TEST_CUDA or TEST_HPU or TEST_XPU
-# A boolean that is found out when it is looked at.
+# A boolean that is computed at its first use.
 PLATFORM_SUPPORTS_SYMM_MEM: Any = LazyVal(evaluate_platform_supports_symm_mem)
 
 # The older spelling.
@@ -140,7 +140,7 @@ logger.setLevel(logging.INFO)
 
 TIMEOUT_DEFAULT: int
 
-# torch has raised this from 3 ranks to 8, and its suites count on what that leaves out.
+# torch has raised this limit from 3 ranks to 8, and its suites rely on the skips.
 skip_if_small_worldsize = skip_below_world_size(8)
 
 __all__ = [
@@ -265,8 +265,8 @@ __all__ = [
     "wraps",
 ]
 
-# These load torch._dynamo, register torch's own threaded group, or read a variable that may be wrong: for those who use
-# them.
+# Resolved at first use, because they load torch._dynamo, register torch's own threaded group, or read an environment
+# variable that may be invalid.
 _LAZY = {
     "DynamoDistributedMultiProcTestCase": "dist_testing.compat.dynamo",
     "DynamoDistributedSingleProcTestCase": "dist_testing.compat.dynamo",

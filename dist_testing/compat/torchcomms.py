@@ -1,4 +1,4 @@
-"""Names for tests of the torchcomms package, which brings back ends of its own."""
+"""Names for tests of the torchcomms package, which has its own backends."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ __all__ = [
 ]
 
 
-# Not typed.
+# torch's module is not typed.
 find_free_port: Any = common_utils.find_free_port
 
 
 def _has(backend: str) -> bool:
-    # Since torch 2.13.
+    # torch has this name since 2.13.
     if not getattr(distributed_c10d, "_TORCHCOMM_AVAILABLE", False):
         return False
     import torchcomms  # type: ignore[import-not-found]
@@ -40,7 +40,7 @@ def _has(backend: str) -> bool:
 TORCHCOMM_HAS_GLOO = _has("gloo")
 TORCHCOMM_HAS_NCCL = _has("nccl")
 TORCHCOMM_HAS_NCCLX = _has("ncclx")
-# torch does not ask for this one.
+# torch does not check for this backend.
 TORCHCOMM_HAS_RCCL = False
 TORCHCOMM_HAS_RCCLX = _has("rcclx")
 TORCHCOMM_HAS_XCCL = _has("xccl")
@@ -56,18 +56,22 @@ _IS_BUILT = {
 
 
 class C10dTorchCommsTestBase(MultiProcContinuousTest):
-    """Tests of a back end of torchcomms, on ranks that the class keeps; skipped if the back end is not built."""
+    """Tests a backend of torchcomms on ranks that the tests of the class share; skips if the backend is not built."""
 
     world_size = DEFAULT_WORLD_SIZE
 
     @staticmethod
     def backend(device: str) -> str:
-        """The back end for a kind of device."""
+        """Return the backend for a device type.
+
+        Args:
+            device: A device or device type, such as "cuda" or "cuda:0".
+        """
         return next((name for kind, name in _BACKENDS.items() if kind in device), "gloo")
 
     @classmethod
     def backend_str(cls) -> str:
-        """The back end for the class's device."""
+        """Return the backend for the device type of the class."""
         return cls.backend(cls._device_kind())
 
     @classmethod
@@ -76,7 +80,7 @@ class C10dTorchCommsTestBase(MultiProcContinuousTest):
         return str(device_type() if callable(device_type) else device_type)
 
     def setUp(self) -> None:
-        """Skip without the back end."""
+        """Skip the test if the backend is not built."""
         self._skip_if_backend_unavailable(self._device_kind())
         super().setUp()
 
@@ -101,16 +105,25 @@ class C10dTorchCommsTestBase(MultiProcContinuousTest):
             torch.accelerator.set_device_index(rank)
 
     def rank_to_device(self, device: str) -> dict[int, list[int]]:
-        """Rank to the index of its device, dealt in turn."""
+        """Return the device indices of each rank: rank r gets device r modulo the number of devices.
+
+        Args:
+            device: A device type of this machine, such as "cuda".
+        """
         count = torch.get_device_module(device).device_count()
         return {rank: [rank % count] for rank in range(self.world_size)}
 
 
-# Part of a device's name to its back end.
+# Device type to backend.
 _BACKENDS = {"cuda": "nccl", "hpu": "hccl", "xpu": "xccl"}
 
 
 def setup_torchcomms_pg(*args: Any, **kwargs: Any) -> torch.distributed.ProcessGroup:
-    """torch's own: a process group around a communicator of torchcomms. Nothing of this library is in it."""
+    """Call torch's own function: it creates a process group around a communicator of torchcomms.
+
+    Args:
+        args: Positional arguments of torch's function.
+        kwargs: Keyword arguments of torch's function.
+    """
     group: torch.distributed.ProcessGroup = torchs_own().setup_torchcomms_pg(*args, **kwargs)
     return group

@@ -1,4 +1,4 @@
-"""Names of torch's module that this library does not know: torch's newest, usually."""
+"""Stands in for names of torch's module that this library does not have, usually the newest ones."""
 
 from __future__ import annotations
 
@@ -15,15 +15,18 @@ from dist_testing.errors import UsageError
 
 __all__ = ["is_unknown", "torchs_own", "unknown_name"]
 
-# Where torch's own module lives beside ours.
+# The name under which torch's own module is loaded beside ours.
 _ALIAS = "dist_testing.compat._torchs_own"
 
 
 def unknown_name(name: str) -> Any:
-    """What stands in for a name that torch's module has and ours does not: it fails when it is used.
+    """Return a stand-in for a name that torch's module has and ours does not; it raises `UsageError` when it is used.
+
+    Args:
+        name: The name.
 
     Raises:
-        AttributeError: If torch's module does not have it either.
+        AttributeError: If torch's module does not have the name either.
     """
     if name.startswith("__") or name not in _torchs_names():
         raise AttributeError(f"module 'dist_testing.compat.common_distributed' has no attribute {name!r}")
@@ -31,7 +34,7 @@ def unknown_name(name: str) -> Any:
 
 
 class _Unknown:
-    """An object on which nothing can be done but to keep it."""
+    """An object that can be imported and stored; every other use raises `UsageError`."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -41,7 +44,7 @@ class _Unknown:
 
         raise UsageError(
             f"{self._name}: torch {torch.__version__} has this name in common_distributed; dist_testing does not.\n"
-            "It is newer than what this version of dist_testing knows.\n"
+            "Most likely the name is newer than this version of dist_testing.\n"
             f"Use dist_testing.compat.unknown.torchs_own().{self._name}, which is torch's own, on torch's own classes."
         )
 
@@ -50,7 +53,7 @@ class _Unknown:
 
     def __getattr__(self, attribute: str) -> NoReturn:
         if attribute.startswith("__"):
-            # What inspection looks for, and copes without.
+            # Code that inspects objects looks for such attributes, and works without them.
             raise AttributeError(attribute)
         self._fail()
 
@@ -68,12 +71,12 @@ class _Unknown:
 
 
 def is_unknown(value: object) -> bool:
-    """Whether a value only stands in for one that this library does not have."""
+    """Return whether a value is a stand-in made by `unknown_name`."""
     return type(value) is _Unknown
 
 
 def torchs_own() -> ModuleType:
-    """torch's own module, with its own classes, whether or not ours is installed in its place. Takes a second."""
+    """Return torch's own module, also where ours is installed in its place. The first call takes about a second."""
     if (module := sys.modules.get(_ALIAS)) is None:
         spec = importlib.util.spec_from_file_location(_ALIAS, _torchs_file())
         assert spec is not None
@@ -97,7 +100,7 @@ def _torchs_file() -> Path:
 
 @functools.cache
 def _torchs_names() -> frozenset[str]:
-    """What torch's module defines or imports, by its source: to import it takes a second."""
+    """Return the names that torch's module defines or imports; read from its source, as an import takes a second."""
     return frozenset(_bound(ast.parse(_torchs_file().read_text(encoding="utf-8")).body))
 
 

@@ -1,4 +1,4 @@
-"""Which versions of torch this library is tested with."""
+"""The versions of torch that this library is tested with."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import warnings
 
 __all__ = ["NEWEST", "OLDEST", "warn_if_untested"]
 
-# (major, minor), both ends included.
+# (major, minor) of the oldest and of the newest tested version.
 OLDEST = (2, 10)
 NEWEST = (2, 13)
 
 
 @functools.cache
 def warn_if_untested() -> None:
-    """Warn, once per process, if torch is older or newer than what is tested. Everything is tried all the same."""
+    """Warn, once per process, if torch is older or newer than the tested versions. The library runs in any case."""
     import torch
 
     version = str(torch.__version__)
@@ -31,6 +31,6 @@ def warn_if_untested() -> None:
 
 
 def is_tested(version: str) -> bool:
-    """Whether a version, such as "2.13.0+cpu", is in the range."""
+    """Return whether a version, such as "2.13.0+cpu", is in the tested range."""
     number = re.match(r"(\d+)\.(\d+)", version)
     return number is not None and OLDEST <= (int(number[1]), int(number[2])) <= NEWEST

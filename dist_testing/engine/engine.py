@@ -33,13 +33,14 @@ from dist_testing.engine.stack_dumps import operation_in
 from dist_testing.engine.thread_stacks import blame_thread, waiting_for_skipped
 from dist_testing.engine.thread_world import ThreadBody, run_ranks
 from dist_testing.errors import GpuError, LaunchError, UsageError
+from dist_testing.gpus.devices import vendor_named
 from dist_testing.gpus.gpu import Gpu
-from dist_testing.gpus.vendors import vendor_named
 from dist_testing.gpus.world import WorldGpus
-from dist_testing.launch.fresh import Loader
 from dist_testing.launch.isolation import FORK, Isolation, check_isolation, isolation_named
 from dist_testing.launch.launcher import Launcher, RunContext
 from dist_testing.outcomes import Cause, Kind, RankOutcome, Status, blame_machine, verdict
+from dist_testing.process.messages import Loader
+from dist_testing.process.rank_messages import Warned
 from dist_testing.process.refusal import refusal
 from dist_testing.process.thread_idents import read_ranks
 from dist_testing.rank.bootstrap import RankContext
@@ -383,11 +384,14 @@ class Engine:
 
 def _warnings_of(records: Sequence[RankRecord]) -> tuple[RankWarning, ...]:
     """What the ranks warned of, each warning once."""
-    ranks: dict[tuple[str, str, str, int], list[int]] = {}
+    ranks: dict[Warned, list[int]] = {}
     for record in records:
         for warning in record.warnings:
             ranks.setdefault(warning, []).append(record.rank)
-    return tuple(RankWarning(*warning, tuple(its_ranks)) for warning, its_ranks in ranks.items())
+    return tuple(
+        RankWarning(warned.category, warned.text, warned.filename, warned.line_number, tuple(its_ranks))
+        for warned, its_ranks in ranks.items()
+    )
 
 
 def _with_operation(outcome: RankOutcome, stack: str) -> RankOutcome:

@@ -6,8 +6,7 @@ import importlib
 import os
 
 from dist_testing.errors import GpuError
-from dist_testing.gpus.devices import visible_gpus
-from dist_testing.gpus.vendors import vendor_named
+from dist_testing.gpus.devices import vendor_named, visible_gpus
 from dist_testing.skips import TEST_SKIPS, gpus_reason
 from dist_testing.spec import Spec
 
@@ -64,7 +63,7 @@ def _lacking_gpus(gpus: int, name: str) -> str:
     """Why so many of a vendor's cannot be had, however long one waits; "" if they can."""
     vendor = vendor_named(name)
     if vendor is None:
-        return f"{TEST_SKIPS['no_accelerator'].message} (GPUs by {name} are not looked for; nobody has tried that)"
+        return f"{TEST_SKIPS['no_accelerator'].message} (GPUs by {name} are not supported, only by nvidia and amd)"
     try:
         found = vendor.find(os.environ)
     except GpuError as error:

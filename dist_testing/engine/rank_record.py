@@ -1,4 +1,4 @@
-"""What the runner knows of one rank: its frames, then its end, and the outcome that both make."""
+"""Keeps what the runner knows of one rank: its messages, then its end, and the outcome that both make."""
 
 from __future__ import annotations
 
@@ -6,37 +6,39 @@ import contextlib
 import dataclasses
 import signal
 import socket
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 from dist_testing.errors import FrameError
-from dist_testing.outcomes import GOOD, Kind, RankOutcome, exit_name
+from dist_testing.outcomes import GOOD, Kind, RankOutcome, ReportDetails, exit_name
 from dist_testing.process import wire
 from dist_testing.process.board import PhaseBoard
-from dist_testing.process.frames import Frame, FrameReader
+from dist_testing.process.rank_messages import (
+    INSTRUCTIONS,
+    RANK_MESSAGES,
+    Done,
+    EndSession,
+    Instruction,
+    NextCase,
+    RankMessage,
+    RankReport,
+    Ready,
+    Warned,
+)
 from dist_testing.process.stacks import STACKS_SIGNAL
 
-__all__ = ["REPORTED_KINDS", "WORST_LAST", "RankRecord", "worst_of"]
+__all__ = ["WORST_LAST", "RankRecord", "worst_of"]
 
-# What a rank's frame says of its outcome.
-REPORTED_KINDS = {
-    "passed": Kind.PASSED,
-    "skipped": Kind.SKIPPED,
-    "raised": Kind.RAISED,
-    "exited": Kind.EXITED,
-    "never_started": Kind.NEVER_STARTED,
-}
 # Of several reports of one rank the worst counts: a teardown can fail after the test has passed.
-# A broken report after a failure that was told adds nothing to it.
+# A broken report after a failure that was reported adds nothing to it.
 WORST_LAST = (Kind.PASSED, Kind.SKIPPED, Kind.UNREADABLE, Kind.NEVER_STARTED, Kind.RAISED, Kind.EXITED)
 # Of one rank in one case, beside the first. A loop of sub-tests can fail any number of times.
 _MAX_FURTHER = 20
-# Different ones, of one rank in one case. What is beyond says nothing new, and a rank can make up any number.
+# The runner keeps at most this many distinct warnings per rank and case: a rank can make up any number.
 _MAX_WARNINGS = 100
 
 
 def worst_of(known: RankOutcome | None, told: RankOutcome, weigh: Callable[[RankOutcome], int]) -> RankOutcome:
-    """What a rank's reports add up to: the worst of them, the first of equals, with the other failures.
+    """Return what a rank's reports add up to: the worst of them, the first of equals, with the other failures.
 
     Args:
         known: The reports until now; None if there are none.
@@ -50,7 +52,7 @@ def worst_of(known: RankOutcome | None, told: RankOutcome, weigh: Callable[[Rank
         return worst
     further = (*known.further, dataclasses.replace(other, further=(), more_count=0))
     more_count = known.more_count
-    # Only one that says something new of what failed is kept beyond that number: a verdict may hang on it.
+    # Beyond that number only a failure of a new kind is kept: a verdict may depend on it.
     if len(further) > _MAX_FURTHER and any(_is_like(other, kept) for kept in known.further):
         further, more_count = known.further, more_count + 1
     return dataclasses.replace(worst, further=further, more_count=more_count)
@@ -66,14 +68,14 @@ class RankRecord:
     Attributes:
         rank: Which one.
         pid: Its process; None until it is known.
-        channel: The runner's end of the frame channel; closed at the end of the stream.
-        is_ready: Whether it has begun; time counts from when all have.
+        channel: The runner's end of the channel; closed at the end of the stream.
+        is_ready: Whether it has begun; time counts from the moment when all ranks have.
         is_done: Whether it has nothing more to say.
-        first_trouble_s: When the first sign of a failure was seen, on the monotonic clock.
-        warnings: What the rank warned of in this case, in order: category, text, file, line number.
+        first_trouble_s: When the runner saw the first sign of a failure, on the monotonic clock.
+        warnings: The warnings of this case, in order, each once.
         end_session: Why the rank wants no further test to run; "" if it does not.
         is_patient: Whether the rank's end, however it is, is no sign of a failure in this case: the outcome still says
-            how it ended, and whoever asked for patience judges.
+            how it ended, and the caller that asked for patience judges.
     """
 
     def __init__(self, rank: int, channel: socket.socket, board: PhaseBoard) -> None:
@@ -85,14 +87,14 @@ class RankRecord:
         self.is_done = False
         self.first_trouble_s: float | None = None
         self.is_patient = False
-        self._reader = FrameReader()
+        self._reader = wire.MessageReader(RANK_MESSAGES)
         self._report: RankOutcome | None = None
         self._expected_exit: int | None = None
         self._exit_code: int | None = None
         self._ended_s = 0.0
         self._stopped_as: Kind | None = None
         self._stopped_in = ""
-        self.warnings: dict[tuple[str, str, str, int], None] = {}
+        self.warnings: dict[Warned, None] = {}
         self.end_session = ""
         self._is_finishing = False
         self._has_hung_up = False
@@ -132,26 +134,27 @@ class RankRecord:
             self._hang_up(now_s)
             return False
         try:
-            for frame in self._reader.feed(data):
-                self._take(frame, now_s)
+            for message in self._reader.feed(data):
+                self._take(message, now_s)
         except FrameError as error:
-            self._note(Kind.UNREADABLE, now_s, summary=str(error))
+            self._note_unreadable(now_s, str(error))
             self.channel.close()
             return False
         return True
 
-    def instruct(self, message: Mapping[str, Any]) -> None:
+    def instruct(self, instruction: Instruction) -> None:
         """Tell the waiting rank how to go on."""
-        self._is_finishing = message["do"] != "next"
-        # If it died while it waited, its end will be seen like any other.
+        self._is_finishing = not isinstance(instruction, NextCase)
+        # If it died while it waited, the runner will see its end like any other.
         with contextlib.suppress(OSError):
-            wire.send(self.channel, message)
+            wire.send(self.channel, INSTRUCTIONS, instruction)
 
     def ended(self, exit_code: int, now_s: float) -> None:
-        """The process is gone; a negative code is a signal, as in `subprocess`."""
+        """Note that the process is gone; a negative code is a signal, as in `subprocess`."""
         self._exit_code = exit_code
         self._ended_s = now_s
-        # The last frames may still lie in the socket. Its end may not: a process that the rank forked can hold it open.
+        # The last messages may still lie in the socket. Its end may not: a process that the rank forked can hold it
+        # open.
         while self.channel.fileno() >= 0 and (data := self._received()) is not None:
             self._digest(data, now_s)
         if self.channel.fileno() >= 0:
@@ -162,7 +165,7 @@ class RankRecord:
     def stop(self, kind: Kind, now_s: float) -> None:
         """Note that the runner is about to kill the rank, and why: STOPPED or HUNG.
 
-        What it reports from now on does not count: being asked for its stacks can wake it up.
+        Later reports do not count: the question for its stacks can wake it up.
         """
         if self._exit_code is None and self._stopped_as is None:
             self._stopped_as = kind
@@ -172,7 +175,7 @@ class RankRecord:
 
     @property
     def phase(self) -> str:
-        """What the rank said it is doing, or was doing when it was stopped."""
+        """The phase that the rank is in, or was in when it was stopped."""
         return self._stopped_in or self._board.read(self.rank)
 
     @property
@@ -182,7 +185,7 @@ class RankRecord:
 
     @property
     def ended_as_expected(self) -> bool:
-        """Whether the process has ended, and was meant to, like this."""
+        """Whether the process has ended in the way that the case expects."""
         return self._expected_exit is not None and self._exit_code == self._expected_exit
 
     @property
@@ -192,12 +195,12 @@ class RankRecord:
 
     @property
     def is_settled(self) -> bool:
-        """Whether nothing more is to come of this rank in this case."""
+        """Whether this rank has nothing more to report in this case."""
         return self._report is not None or self.ended_as_expected or (self.is_patient and self.has_ended)
 
     @property
     def kernel_state(self) -> str:
-        """What the kernel says that the process is doing, such as "T (stopped)"; "" if it does not."""
+        """The kernel's state of the process, such as "T (stopped)"; "" if it is not known."""
         try:
             with open(f"/proc/{self.pid}/status", encoding="utf-8") as status:
                 fields = dict(line.rstrip("\n").split(":\t", 1) for line in status if ":\t" in line)
@@ -207,7 +210,7 @@ class RankRecord:
 
     @property
     def has_told_all(self) -> bool:
-        """Whether nothing that the rank may still do can change its outcome: it is gone, or waits with a good one."""
+        """Whether the rank's outcome can no longer change: it is gone, or waits with a good one."""
         return self.has_ended or self.reported in GOOD
 
     @property
@@ -216,20 +219,20 @@ class RankRecord:
         return self._report is not None and self._report.collateral == "late"
 
     def outcome(self) -> RankOutcome:
-        """What became of the rank in this case. Ask when the case is over."""
+        """Return what became of the rank in this case. Call it when the case is over."""
         report = self._report
         at_s = self.first_trouble_s if self.first_trouble_s is not None else self._ended_s
         if report is not None and report.kind is Kind.EXITED and report.exit_code == self._expected_exit:
             return RankOutcome(self.rank, Kind.PASSED, at_s, self.phase)
         if report is not None and report.kind not in GOOD:
-            # It failed; how it left afterwards, or that it was killed while it cleaned up, adds nothing.
+            # It failed. It adds nothing how it left afterwards, or that it was killed while it cleaned up.
             return report
         if self._expected_exit is not None and self._stopped_as is None:
             return self._expected_outcome(self._expected_exit, at_s)
         if self._stopped_as is not None:
             return self._stopped_outcome(self._stopped_as, at_s)
         if self._exit_code is None and report is not None:
-            # Kept for the next case.
+            # The worker pool keeps it for the next case.
             return report
         if self._exit_code is None or not self.is_ready:
             how = "" if self._exit_code is None else f"its process ended by {exit_name(self._exit_code)}"
@@ -265,83 +268,49 @@ class RankRecord:
         wanted = f"AssertionError: expected to end by {exit_name(expected)}, but it {how}"
         return RankOutcome(self.rank, Kind.RAISED, at_s, self.phase, summary=wanted)
 
-    def _take(self, frame: Frame, now_s: float) -> None:
-        fields = frame.fields
-        match frame.kind:
-            case "ready":
+    def _take(self, message: RankMessage, now_s: float) -> None:
+        match message:
+            case Ready():
                 self.is_ready = True
-            case "outcome":
-                if fields["kind"] not in REPORTED_KINDS:
-                    raise FrameError(f"an outcome of unknown kind {fields['kind']!r}")
-                self._note(
-                    REPORTED_KINDS[fields["kind"]],
-                    now_s,
-                    phase=fields["phase"],
-                    reason=fields["reason"],
-                    summary=fields["summary"],
-                    text=fields["text"],
-                    exit_code=fields["exit_code"],
-                    collateral=fields["collateral"],
-                    operation=fields["operation"],
-                    types=fields["types"],
-                )
-            case "warning":
+            case RankReport():
+                self._note(RankOutcome.of(self.rank, message.kind, now_s, message.phase, message))
+            case Warned():
                 if len(self.warnings) < _MAX_WARNINGS:
                     # A warning that comes in every step of a loop is one.
-                    self.warnings[fields["category"], fields["text"], fields["filename"], fields["line_number"]] = None
-            case "end_session":
-                self.end_session = fields["reason"]
-            case "done":
+                    self.warnings[message] = None
+            case EndSession():
+                self.end_session = message.reason
+            case Done():
                 self.is_done = True
 
-    def _note(
-        self,
-        kind: Kind,
-        now_s: float,
-        *,
-        phase: str | None = None,
-        reason: str = "",
-        summary: str = "",
-        text: str = "",
-        exit_code: int = 0,
-        collateral: str = "",
-        operation: str = "",
-        types: str = "",
-    ) -> None:
+    def _note_unreadable(self, now_s: float, text: str) -> None:
+        details = ReportDetails(summary=text.partition("\n")[0], text=text)
+        self._note(RankOutcome.of(self.rank, Kind.UNREADABLE, now_s, self.phase, details))
+
+    def _note(self, told: RankOutcome) -> None:
         if self._stopped_as is not None:
             return
-        if self._weight(kind, exit_code) > WORST_LAST.index(Kind.SKIPPED):
-            self._trouble(now_s)
-        told = RankOutcome(
-            self.rank,
-            kind,
-            now_s if self.first_trouble_s is None else self.first_trouble_s,
-            self.phase if phase is None else phase,
-            reason=reason,
-            summary=summary,
-            text=text,
-            exit_code=exit_code if kind is Kind.EXITED else None,
-            collateral=collateral,
-            operation=operation,
-            types=types,
-        )
-        self._report = worst_of(self._report, told, lambda outcome: self._weight(outcome.kind, outcome.exit_code or 0))
+        if self._weight(told) > WORST_LAST.index(Kind.SKIPPED):
+            self._trouble(told.at_s)
+        if self.first_trouble_s is not None:
+            told = dataclasses.replace(told, at_s=self.first_trouble_s)
+        self._report = worst_of(self._report, told, self._weight)
 
     def _hang_up(self, now_s: float) -> None:
-        """Nothing more will come from the channel."""
+        """Note that nothing more will come from the channel."""
         self.channel.close()
-        if self._reader.mid_frame:
-            self._note(Kind.UNREADABLE, now_s, summary="the last frame is incomplete")
-        # With an end that is expected, it takes the exit code to tell.
+        if self._reader.is_inside:
+            self._note_unreadable(now_s, "the last message is incomplete")
+        # With an expected end, only the exit code can tell.
         if not self.is_done and self._expected_exit is None and self._stopped_as is None and not self.is_patient:
             self._has_hung_up = True
             self._trouble(now_s)
 
-    def _weight(self, kind: Kind, exit_code: int) -> int:
-        """How bad a report is; to leave the test as it was meant to is no worse than to pass it."""
-        if kind is Kind.EXITED and (self.is_patient or exit_code == self._expected_exit):
+    def _weight(self, told: RankOutcome) -> int:
+        """Return how bad a report is; to leave the test in the expected way is no worse than to pass it."""
+        if told.kind is Kind.EXITED and (self.is_patient or told.exit_code == self._expected_exit):
             return 0
-        return WORST_LAST.index(kind)
+        return WORST_LAST.index(told.kind)
 
     def _trouble(self, now_s: float) -> None:
         if self.first_trouble_s is None:

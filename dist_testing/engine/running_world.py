@@ -23,7 +23,7 @@ from dist_testing.launch.isolation import Isolation
 from dist_testing.launch.launcher import Launcher
 from dist_testing.process.board import PhaseBoard
 from dist_testing.process.lifetime import current_umask
-from dist_testing.process.wire import WorldRequest
+from dist_testing.process.messages import WorldRequest
 from dist_testing.spec import MAX_WORLD_SIZE, Spec
 from dist_testing.world import LOOPBACK, WorldSettings
 
@@ -210,7 +210,7 @@ def start_world(
                     register_module=spec.backend.register_module,
                     timeout_s=group_limit_s(limit_s),
                     init=case.init,
-                ).to_json(),
+                ),
             ),
             fds,
         )

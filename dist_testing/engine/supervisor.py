@@ -13,8 +13,8 @@ import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
+from dist_testing.case import CaseBody
 from dist_testing.engine.hang_story import HangStory
 from dist_testing.engine.hang_watch import HangWatch
 from dist_testing.engine.live_output import LiveOutput
@@ -23,7 +23,9 @@ from dist_testing.engine.stack_dumps import collect_stacks
 from dist_testing.engine.thread_stacks import stacks_by_rank
 from dist_testing.errors import LaunchError
 from dist_testing.launch.launcher import Launcher
-from dist_testing.outcomes import Kind
+from dist_testing.outcomes import Kind, exit_name
+from dist_testing.process.messages import RankEnded, WorldOver, WorldRefused, WorldStarted
+from dist_testing.process.rank_messages import FinishWorld, Instruction, LeaveWorld, NextCase
 from dist_testing.process.stacks import STACKS_SIGNAL
 from dist_testing.process.thread_idents import read_ranks
 
@@ -141,7 +143,7 @@ class Supervisor:
         latest_s: float,
         keep: bool,
         expected_exits: Mapping[int, int],
-        body: Mapping[str, Any] | None,
+        body: CaseBody | None,
     ) -> None:
         """A case begins.
 
@@ -169,7 +171,7 @@ class Supervisor:
         for record in self.records:
             record.begin_case(expected_exits.get(record.rank))
             if body is not None:
-                record.instruct({"do": "next", "body": body})
+                record.instruct(NextCase(body))
 
     def wait_case(self) -> None:
         """Return when the case is over, and unless the ranks are kept, when nothing of them is left.
@@ -191,7 +193,7 @@ class Supervisor:
             LaunchError: As for `wait_case`.
         """
         self._deadline_s = time.monotonic() + limit_s
-        self._instruct("finish", _Stage.FINISHING)
+        self._instruct(FinishWorld(), _Stage.FINISHING)
         self._wait(_Stage.OVER)
         if self._live is not None:
             self._live.finish()
@@ -291,24 +293,24 @@ class Supervisor:
 
     def _hear_launcher(self, now_s: float) -> None:
         for event in self._launcher.events():
-            if event["world"] != self._world:
+            if event.world != self._world:
                 continue
-            match event["event"]:
-                case "started":
-                    for record, pid in zip(self.records, event["pids"], strict=False):
+            match event:
+                case WorldStarted():
+                    for record, pid in zip(self.records, event.pids, strict=False):
                         record.pid = pid
-                case "ended":
-                    record = self.records[event["rank"]]
+                case RankEnded() if event.rank >= len(self.records):
+                    raise LaunchError(_no_such_rank(event, len(self.records)))
+                case RankEnded():
+                    record = self.records[event.rank]
                     fd = record.channel.fileno()
-                    record.ended(event["exit_code"], now_s)
+                    record.ended(event.exit_code, now_s)
                     if fd in self._by_fd:
                         self._forget(fd)
-                case "refused":
-                    raise LaunchError(
-                        f"Rank {event['rank']} of {len(self.records)} could not be started: {event['text']}"
-                    )
-                case "over":
-                    self.leaked = event["leaked"]
+                case WorldRefused():
+                    raise LaunchError(f"Rank {event.rank} of {len(self.records)} could not be started: {event.text}")
+                case WorldOver():
+                    self.leaked = list(event.leaked)
                     self._stage = _Stage.OVER
 
     def _decide(self, now_s: float) -> None:
@@ -326,7 +328,7 @@ class Supervisor:
         elif self._stage is _Stage.RUNNING:
             self._decide_running(now_s)
         elif self._stage is _Stage.FINISHING and all(record.is_done or record.has_ended for record in records):
-            self._instruct("leave", _Stage.LEAVING)
+            self._instruct(LeaveWorld(), _Stage.LEAVING)
         if self._debugged is not None and not (self._debugged.is_done or self._debugged.has_told_all):
             self._grace_end_s = self._deadline_s = math.inf
         if now_s >= self._grace_end_s:
@@ -348,14 +350,14 @@ class Supervisor:
                 self._stage = _Stage.BETWEEN
                 self._deadline_s = math.inf
             else:
-                self._instruct("finish", _Stage.FINISHING)
+                self._instruct(FinishWorld(), _Stage.FINISHING)
         elif Kind.SKIPPED in reported:
             self._grace_end_s = min(self._grace_end_s, now_s + _SKIP_GRACE_S)
 
-    def _instruct(self, what: str, stage: _Stage) -> None:
+    def _instruct(self, instruction: Instruction, stage: _Stage) -> None:
         self._stage = stage
         for record in self.records:
-            record.instruct({"do": what})
+            record.instruct(instruction)
 
     def _stop(self, kind: Kind, now_s: float, stacks_limit_s: float | None) -> None:
         """Kill every rank that is still there; first ask those that the others wait for where they are."""
@@ -392,3 +394,11 @@ class Supervisor:
             "A process that survives SIGKILL is waiting inside the kernel, most often for a device or a network disk.\n"
             "The machine may have to be restarted; see the process state with `ps -o pid,stat,wchan`."
         )
+
+
+def _no_such_rank(event: RankEnded, size: int) -> str:
+    return (
+        f"Rank {event.rank} of world {event.world}, which has {size} ranks, ended by {exit_name(event.exit_code)}.\n"
+        "The launcher and the runner disagree about a world, so no outcome of it can be trusted.\n"
+        "This is a bug of dist_testing: please report it with this text."
+    )

@@ -1,6 +1,6 @@
-"""The thread launcher: ranks that are threads of the runner's own process, for test classes that want it so.
+"""Runs ranks as threads of the runner's own process, for test classes that ask for it.
 
-A rank tells how it went as one with a process of its own does, and the same outcomes come of it.
+Such a rank reports in the same way as a rank with a process of its own, and its reports make the same outcomes.
 """
 
 from __future__ import annotations
@@ -10,20 +10,19 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, cast
 
-from dist_testing.engine.rank_record import REPORTED_KINDS, WORST_LAST, worst_of
+from dist_testing.engine.rank_record import WORST_LAST, worst_of
 from dist_testing.engine.thread_stacks import waiting_for_skipped
 from dist_testing.error_text import summarise
 from dist_testing.outcomes import GOOD, Kind, RankOutcome
-from dist_testing.process.frames import FrameKind
+from dist_testing.process.rank_messages import RankMessage, RankReport
 from dist_testing.rank.bootstrap import FAILED_EXIT_CODE
 from dist_testing.rank.reporter import Reporter
 from dist_testing.threaded.world import fail_world, run_on_threads
 
 __all__ = ["ThreadBody", "ThreadsEnded", "run_ranks"]
 
-# Runs one rank: its number, whom it tells how it goes, and the case's limit in seconds. What it raises is its outcome.
+# Runs one rank: its number, its reporter, and the case's limit in seconds. An exception is the rank's outcome.
 ThreadBody = Callable[[int, Reporter, float], None]
 
 # Of a rank that had not ended when another failed; in the words of `RankOutcome.describe`.
@@ -35,7 +34,7 @@ __unittest = True
 
 @dataclass(frozen=True, slots=True)
 class ThreadsEnded:
-    """What became of the ranks.
+    """How the ranks of a world of threads ended.
 
     Attributes:
         outcomes: One per rank, by rank.
@@ -47,11 +46,11 @@ class ThreadsEnded:
 
 
 class _RankFailedError(Exception):
-    """Tells the world that a rank has failed; what failed has been told."""
+    """Tells the world that a rank has failed; the rank has reported its failure before."""
 
 
 class _Account:
-    """What one rank has said of itself: where its frames and its phases go."""
+    """Takes the messages and phases of one rank."""
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
@@ -62,15 +61,10 @@ class _Account:
         del rank
         self.phase = phase
 
-    def send(self, frame: FrameKind, /, **fields: object) -> None:
-        if frame != "outcome":
-            return
-        kind = REPORTED_KINDS[str(fields.pop("kind"))]
-        told = cast(dict[str, Any], fields)
-        if kind is not Kind.EXITED:
-            told["exit_code"] = None
-        outcome = RankOutcome(self.rank, kind, time.monotonic(), **told)
-        self.outcome = worst_of(self.outcome, outcome, lambda outcome: WORST_LAST.index(outcome.kind))
+    def send(self, message: RankMessage) -> None:
+        if isinstance(message, RankReport):
+            outcome = RankOutcome.of(self.rank, message.kind, time.monotonic(), message.phase, message)
+            self.outcome = worst_of(self.outcome, outcome, lambda outcome: WORST_LAST.index(outcome.kind))
 
 
 def run_ranks(world_size: int, body: ThreadBody, *, limit_s: float) -> ThreadsEnded:

@@ -1,1 +1,1 @@
-"""GPUs: which there are, without touching CUDA; who has them; and what a world of ranks gets of them."""
+"""GPUs: finding them without CUDA, leasing them to worlds of ranks, and checking their memory and errors."""

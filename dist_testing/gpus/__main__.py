@@ -1,4 +1,4 @@
-"""`python -m dist_testing.gpus`: the GPUs of this machine, and who has leased which."""
+"""`python -m dist_testing.gpus`: the GPUs of this machine, and the processes that lease them."""
 
 from __future__ import annotations
 

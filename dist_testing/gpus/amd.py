@@ -1,7 +1,6 @@
-"""AMD's GPUs, by the same interface as NVIDIA's. Tried with simulated nodes; nobody has tried it on hardware.
+"""Finds AMD's GPUs, through the same interface as NVIDIA's. Tested with simulated nodes, not yet on hardware.
 
-Render nodes tell which GPUs are there. Their UUIDs are in no file, so GPUs are named by number, in the order of their
-PCI addresses.
+Each GPU has a render node. No file holds its UUID, so GPUs are named by number, in the order of their PCI addresses.
 """
 
 from __future__ import annotations
@@ -11,8 +10,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from dist_testing.gpus.gpu import Found, Gpu, node_directory, node_names, why_closed
-from dist_testing.gpus.simulated import is_simulated
+from dist_testing.gpus.gpu import Found, Gpu, is_simulated, node_directory, node_names, why_closed
 
 __all__ = ["find_amd"]
 
@@ -20,12 +18,12 @@ _NODE = re.compile(r"renderD([0-9]{1,4})")
 _PCI_VENDOR = "0x1002"
 # Every process and every container that computes on AMD's GPUs has it.
 _CONTROL_NODE = "kfd"
-# Of each node, a link to its PCI device. A folder of simulated nodes has the same path below it.
+# Holds a folder for each node, with a link to its PCI device. A folder of simulated nodes has the same path below it.
 _SYSTEM_DIRECTORY = "sys/class/drm"
 
 
 def find_amd(env: Mapping[str, str] = os.environ) -> Found:
-    """Every GPU that has a render node here which this process may open.
+    """Return every GPU here whose render node this process may open.
 
     Raises:
         GpuError: If the folder of the nodes cannot be read, or a simulated one does not exist.
@@ -52,5 +50,5 @@ def _vendor(system: Path, minor: int) -> str:
     try:
         return (system / f"renderD{minor}" / "device" / "vendor").read_text("ascii", errors="replace").strip()
     except OSError:
-        # Of a node that belongs to no PCI device.
+        # The node belongs to no PCI device.
         return ""

@@ -1,21 +1,62 @@
-"""Which GPUs a process may use.
+"""GPUs by vendor, and the ones that this process may use.
 
-device nodes -> which GPUs are there        CUDA_VISIBLE_DEVICES -> which of them this process may use
+device nodes -> the GPUs that are here        CUDA_VISIBLE_DEVICES -> the ones of them that this process may use
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 
-from dist_testing.gpus.gpu import Gpu
-from dist_testing.gpus.vendors import NVIDIA, Vendor
+from dist_testing.gpus.amd import find_amd
+from dist_testing.gpus.gpu import Found, Gpu
+from dist_testing.gpus.nvidia import find_nvidia
+from dist_testing.gpus.nvml import Nvml, open_nvml
 
-__all__ = ["VisibleGpus", "gpus_present", "visible_gpus"]
+__all__ = ["AMD", "NVIDIA", "Vendor", "VisibleGpus", "gpus_present", "vendor_named", "visible_gpus"]
 
 _SMALL_NUMBER = re.compile(r"[0-9]{1,9}")
+
+
+@dataclass(frozen=True, slots=True)
+class Vendor:
+    """A maker of GPUs, with everything that differs between vendors.
+
+    Attributes:
+        name: As backends name it.
+        visible_variable: The variable that says which GPUs a process sees, and in which order.
+        find: Finds its GPUs, without touching them.
+        telemetry: Opens the library that reports memory; None if there is none.
+        rank_env: Variables that ranks need beside `visible_variable`.
+        remark: A warning for users; "" if there is none.
+    """
+
+    name: str
+    visible_variable: str
+    find: Callable[[Mapping[str, str]], Found]
+    telemetry: Callable[[Mapping[str, str]], AbstractContextManager[Nvml | None]] | None = None
+    rank_env: Mapping[str, str] = field(default_factory=dict)
+    remark: str = ""
+
+    def open_telemetry(self, env: Mapping[str, str] = os.environ) -> AbstractContextManager[Nvml | None]:
+        """Open the library that reports memory, for the length of the block; None if there is none."""
+        return self.telemetry(env) if self.telemetry is not None else contextlib.nullcontext()
+
+
+# GPUs without a known UUID are named by number, in this order, which CUDA uses only if this variable says so.
+NVIDIA = Vendor("nvidia", "CUDA_VISIBLE_DEVICES", find_nvidia, open_nvml, {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"})
+AMD = Vendor("amd", "HIP_VISIBLE_DEVICES", find_amd, remark="AMD's GPUs: this has not been tried on hardware")
+
+_VENDORS = {vendor.name: vendor for vendor in (NVIDIA, AMD)}
+
+
+def vendor_named(name: str) -> Vendor | None:
+    """Return a backend's vendor; None if its GPUs cannot be found and leased."""
+    return _VENDORS.get(name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +65,8 @@ class VisibleGpus:
 
     Attributes:
         gpus: In the order in which CUDA counts them.
-        remark: Why there are fewer than `CUDA_VISIBLE_DEVICES` names, or than there are; "" if there are not.
-        way_out: What to do about that; "" if `remark` is.
+        remark: Why there are fewer than `CUDA_VISIBLE_DEVICES` names, or than the machine has; "" if there are not.
+        way_out: How to have more; "" if `remark` is.
     """
 
     gpus: tuple[Gpu, ...]
@@ -34,7 +75,7 @@ class VisibleGpus:
 
 
 def gpus_present(env: Mapping[str, str] = os.environ, vendor: Vendor = NVIDIA) -> tuple[Gpu, ...]:
-    """Every GPU that has a device node here which this process may open. A container has nodes for its own only.
+    """Return every GPU here whose device node this process may open. A container has nodes for its own GPUs only.
 
     Raises:
         GpuError: If the folder of the nodes cannot be read, or a simulated one does not exist.
@@ -43,14 +84,14 @@ def gpus_present(env: Mapping[str, str] = os.environ, vendor: Vendor = NVIDIA) -
 
 
 def visible_gpus(present: Sequence[Gpu], env: Mapping[str, str] = os.environ, vendor: Vendor = NVIDIA) -> VisibleGpus:
-    """Those that `CUDA_VISIBLE_DEVICES` allows, read as CUDA reads it, or the variable of another vendor.
+    """Return the GPUs that `CUDA_VISIBLE_DEVICES`, or the variable of another vendor, allows, read as CUDA reads it.
 
-    The list ends at the first entry that is no device, and one that names a device twice gives none (CUDA programming
-    guide, "CUDA Environment Variables"). GPUs that are divided are left out: their parts are not handed out.
+    The list ends at the first entry that is not a device, and a list that names a device twice allows none (CUDA
+    programming guide, "CUDA Environment Variables"). GPUs in MIG mode are left out: MIG instances are not handed out.
 
     Args:
         present: GPUs of the machine.
-        env: Where the variable is looked up.
+        env: Holds the variable.
         vendor: Of the GPUs.
     """
     variable = vendor.visible_variable
@@ -69,7 +110,7 @@ def visible_gpus(present: Sequence[Gpu], env: Mapping[str, str] = os.environ, ve
 
 
 def _chosen(value: str, present: Sequence[Gpu], quoted: str) -> tuple[list[Gpu], str]:
-    """What a value of the variable leaves, and why that is less than it names."""
+    """The GPUs that a value of the variable allows, and why they are fewer than it names."""
     if not value.strip():
         return [], f"{quoted} hides every device"
     chosen: list[Gpu] = []
@@ -78,7 +119,7 @@ def _chosen(value: str, present: Sequence[Gpu], quoted: str) -> tuple[list[Gpu],
             return [], f"{quoted} names a MIG instance, and those are not handed out: name whole GPUs"
         gpu = _named(entry, present)
         if gpu is None:
-            return chosen, f"{quoted}: {entry!r} is no device here, and what follows is ignored"
+            return chosen, f"{quoted}: {entry!r} is no device here, and the entries after it are ignored"
         if gpu in chosen:
             return [], f"{quoted} names device {entry} twice, and then none is shown"
         chosen.append(gpu)
@@ -91,6 +132,6 @@ def _named(entry: str, present: Sequence[Gpu]) -> Gpu | None:
         return present[index] if index < len(present) else None
     if not entry.startswith("GPU-"):
         return None
-    # CUDA takes the first letters of a UUID for it, if no other begins so.
+    # CUDA accepts the first letters of a UUID, if no other UUID begins with them.
     fitting = [gpu for gpu in present if gpu.uuid.startswith(entry)]
     return fitting[0] if len(fitting) == 1 else None

@@ -1,14 +1,20 @@
-"""CUDA's errors that accuse the machine and nobody else."""
+"""Recognizes errors that only the hardware or its driver can cause: CUDA errors by their text, and Xid errors."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-__all__ = ["is_hardware_fault"]
+if TYPE_CHECKING:
+    from dist_testing.gpus.gpu import Gpu
+    from dist_testing.gpus.nvml import Nvml
 
-# By the texts of `cudaGetErrorString`, whole: what a kernel of a test can provoke ("an illegal memory access was
-# encountered", "unspecified launch failure", "out of memory") is the test's, whatever the kernel's log says of an Xid.
-_FAULTS = (
+__all__ = ["XidWatch", "is_hardware_fault"]
+
+# Texts of `cudaGetErrorString`, complete. Errors that a kernel under test can cause are not among them ("an illegal
+# memory access was encountered", "unspecified launch failure", "out of memory"), even if the kernel's log has an Xid.
+_CUDA_FAULTS = (
     "uncorrectable ECC error encountered",
     "uncorrectable NVLink error detected during the execution",
     "CUDA-capable device(s) is/are busy or unavailable",
@@ -18,8 +24,56 @@ _FAULTS = (
 )
 _CUDA_ERROR = re.compile(r"(?:AcceleratorError|RuntimeError): CUDA error: (.+?)\s*")
 
+# Xid errors of the memory, the links, the bus and the GPU's own processor, by NVIDIA's "Xid Errors" (the catalog) and
+# "GPU Memory Error Management". Not among them: errors that a program can cause (13, 31, 43, 45, 68, ...), and 63 and
+# 92, which report repaired or corrected memory and end no program.
+_XID_FAULTS = {
+    48: "memory error that ECC cannot correct",
+    64: "memory that cannot be repaired",
+    74: "NVLink error",
+    79: "the GPU has fallen off the bus",
+    94: "memory error that ECC cannot correct, contained",
+    95: "memory error that ECC cannot correct, not contained",
+    119: "the GPU's system processor does not answer",
+    120: "error of the GPU's system processor",
+    140: "memory error that ECC has not corrected",
+}
+
 
 def is_hardware_fault(summary: str) -> bool:
     """Whether an exception, summarised in one line as `Class: text`, says that the hardware or its driver is broken."""
     match = _CUDA_ERROR.fullmatch(summary)
-    return match is not None and match[1] in _FAULTS
+    return match is not None and match[1] in _CUDA_FAULTS
+
+
+class XidWatch:
+    """Notes the Xid errors of some GPUs until it is closed; none where the driver does not report them."""
+
+    def __init__(self, gpus: Sequence[Gpu], nvml: Nvml | None) -> None:
+        """Begin.
+
+        Args:
+            gpus: The GPUs to watch.
+            nvml: The library, which has to stay open as long as this: the driver forgets errors when it is closed.
+        """
+        self._gpus = {gpu.minor: gpu for gpu in gpus}
+        self._events = None
+        if nvml is not None:
+            self._events = nvml.watch_xids([gpu for gpu in nvml.gpus() if gpu.minor in self._gpus])
+
+    def hardware_faults(self) -> list[str]:
+        """Return one text for each kind of error since the last call that only the hardware or its driver can cause."""
+        if self._events is None:
+            return []
+        found = [(self._gpus[gpu.minor], number) for gpu, number in self._events.read()]
+        return [
+            f"GPU {gpu.index} ({gpu.node}): Xid {number}, {_XID_FAULTS[number]}"
+            for gpu, number in dict.fromkeys(found)
+            if number in _XID_FAULTS
+        ]
+
+    def close(self) -> None:
+        """Stop watching."""
+        if self._events is not None:
+            self._events.close()
+        self._events = None

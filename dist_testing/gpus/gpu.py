@@ -1,4 +1,4 @@
-"""What a GPU is to this library, whoever makes it: a device node, and the names by which programs choose it."""
+"""What a GPU of any vendor is to this library: a device node, and the names by which programs choose it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dist_testing.errors import GpuError
-from dist_testing.gpus.simulated import NODES_VARIABLE
 
-__all__ = ["Found", "Gpu", "node_directory", "node_names", "why_closed"]
+__all__ = ["NODES_VARIABLE", "NVML_VARIABLE", "Found", "Gpu", "is_simulated", "node_directory", "node_names"]
+__all__ += ["why_closed"]
+
+# The folder of the device nodes. If it is set, the GPUs are simulated: the nodes are files that are named like nodes.
+# For tests of this library and of schedulers, on machines without GPUs.
+NODES_VARIABLE = "DIST_TESTING_GPU_NODES"
+# Another file of NVIDIA's management library. With simulated GPUs, only this one is asked. For tests of this library.
+NVML_VARIABLE = "DIST_TESTING_NVML"
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,13 +25,13 @@ class Gpu:
 
     Attributes:
         index: Its number among the machine's GPUs of this vendor that may be used here, in the order of their PCI
-            addresses; by device node if the driver does not tell those.
-        node: Its device node, which is what a lease locks.
-        uuid: As the vendor's variable takes it; "" if the driver does not tell.
-        model: The vendor's name for it; "" if the driver does not tell.
+            addresses, or of their device nodes if the driver does not report addresses.
+        node: Its device node, which a lease locks.
+        uuid: As the vendor's variable takes it; "" if the driver does not report it.
+        model: The vendor's name for it; "" if the driver does not report it.
         is_simulated: Whether it stands for a GPU only in tests.
         control: The node on which processes queue for GPUs like this one.
-        is_mig: Whether it is in MIG mode: divided into instances, and not to be used as a whole.
+        is_mig: Whether it is in MIG mode: divided into instances, so that no program can use it as a whole.
     """
 
     index: int
@@ -38,7 +44,7 @@ class Gpu:
 
     @property
     def minor(self) -> int:
-        """The number in the name of its device node."""
+        """Return the number in the name of its device node."""
         name = self.node.name
         return int(name[len(name.rstrip("0123456789")) :])
 
@@ -49,23 +55,28 @@ class Found:
 
     Attributes:
         gpus: Those that this process may use.
-        left_out: A line for each device node that is not one of theirs, with the reason.
+        left_out: A line for each device node that this process may not use, or that belongs to no GPU, with the reason.
     """
 
     gpus: tuple[Gpu, ...]
     left_out: tuple[str, ...] = ()
 
 
+def is_simulated(env: Mapping[str, str]) -> bool:
+    """Whether the device nodes are files."""
+    return bool(env.get(NODES_VARIABLE))
+
+
 def node_directory(env: Mapping[str, str] = os.environ) -> Path:
-    """Where the device nodes are."""
+    """Return the folder of the device nodes."""
     return Path(env.get(NODES_VARIABLE) or "/dev")
 
 
 def node_names(folder: Path, *, may_be_missing: bool) -> list[str]:
-    """What is in a folder of device nodes.
+    """Return the names of the files in a folder of device nodes.
 
     Raises:
-        GpuError: If it cannot be read, or is not there although it has to be.
+        GpuError: If the folder cannot be read, or is missing without `may_be_missing`.
     """
     try:
         return os.listdir(folder)
@@ -80,6 +91,6 @@ def node_names(folder: Path, *, may_be_missing: bool) -> list[str]:
 
 
 def why_closed(node: Path) -> str:
-    """Why this process may not use a device node, such as one of another job; "" if it may."""
-    # The kernel answers for the device cgroup as well, with which Slurm and containers hand out subsets.
+    """Return why this process may not use a device node, such as one of another job; "" if it may."""
+    # The kernel also checks the device cgroup, through which Slurm and containers hand out some of the GPUs.
     return "" if os.access(node, os.R_OK | os.W_OK) else f"{node}: this process may not open it"

@@ -1,4 +1,4 @@
-"""Who has a GPU: from the kernel's list of locks, for people who wait."""
+"""Finds the processes that hold leases, in the kernel's list of locks, for the messages of a wait."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Holder:
     """A process with a lease.
 
     Attributes:
-        pid: Which; 0 if it lives where this process cannot see it.
-        what: The test target that it runs, if it may be known, else its command line.
+        pid: Its number; 0 if this process cannot see it.
+        what: The test target that it runs, if its environment can be read, else its command line.
     """
 
     pid: int
@@ -33,12 +33,12 @@ class Holder:
         return f"process {self.pid} ({self.what})" if self.pid else self.what
 
 
-# The kernel leaves its lock out of the list that it shows here.
+# The kernel's list leaves out locks of processes in other PID namespaces.
 _UNSEEN = Holder(0, "a process that cannot be seen from here (another PID namespace, such as a sandbox)")
 
 
 def find_holders(gpus: Sequence[Gpu]) -> dict[Gpu, Holder]:
-    """Who has which of these GPUs; free ones are left out, and those of which nothing can be found out."""
+    """Return the holders of these GPUs, without GPUs that are free or whose holder cannot be found."""
     nodes: dict[str, Gpu] = {}
     for gpu in gpus:
         with contextlib.suppress(OSError):
@@ -50,7 +50,7 @@ def find_holders(gpus: Sequence[Gpu]) -> dict[Gpu, Holder]:
     except OSError:
         lines = []
     for line in lines:
-        # "1: FLOCK  ADVISORY  WRITE 24458 fe:00:2154522 0 EOF"; of one that waits, the second word is an arrow.
+        # "1: FLOCK  ADVISORY  WRITE 24458 fe:00:2154522 0 EOF"; for a lock that waits, the second word is an arrow.
         words = line.split()
         if len(words) >= 6 and words[1] == "FLOCK" and (held := nodes.get(words[5])) is not None:
             holders[held] = _holder(int(words[4]))
@@ -62,15 +62,15 @@ def find_holders(gpus: Sequence[Gpu]) -> dict[Gpu, Holder]:
 
 
 def is_locked(node: Path) -> bool:
-    """Whether anybody has a lease, seen or not.
+    """Whether any process holds a lease on a node, even one that cannot be seen from here.
 
     Raises:
         OSError: If the node cannot be opened or locked.
     """
     fd = os.open(node, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        # Shared, so that two who look do not see each other. Who takes the GPU in this moment finds it locked, and
-        # tries again.
+        # A shared lock: two processes that look do not see each other. A process that takes the GPU in this moment
+        # finds it locked, and tries again.
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         fcntl.flock(fd, fcntl.LOCK_UN)
     except BlockingIOError:
@@ -81,12 +81,12 @@ def is_locked(node: Path) -> bool:
 
 
 def holders_of(gpus: Sequence[Gpu]) -> str:
-    """One line: which of the GPUs are whose."""
+    """Return one line that names the holder of each GPU."""
     by_holder: dict[Holder, list[str]] = {}
     for gpu, holder in sorted(find_holders(gpus).items(), key=lambda item: item[0].index):
         by_holder.setdefault(holder, []).append(str(gpu.index))
     if not by_holder:
-        return "nobody has them just now"
+        return "no process has them at this moment"
     return "; ".join(f"GPU {', '.join(indices)}: {holder}" for holder, indices in by_holder.items())
 
 
@@ -101,4 +101,4 @@ def _holder(pid: int) -> Holder:
     with contextlib.suppress(OSError):
         command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
         return Holder(pid, command[:_COMMAND_CHARS] or "no command line")
-    return Holder(pid, "ended; a process that it started still has the lease")
+    return Holder(pid, "it has ended; a process that it started still has the lease")

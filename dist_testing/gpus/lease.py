@@ -1,16 +1,15 @@
-"""GPUs that are one process's own for a while: all that it asked for, or none.
+"""Leases GPUs to one process at a time: all that it asks for, or none.
 
-    a place in the lanes of the pool's GPUs -> head of a lane takes its GPU -> all there: lease, and out of the queue
+    take a place in the lanes of the pool's GPUs -> at the head of a lane, take its GPU -> with all of them, leave
 
-A lease is an exclusive `flock` on the GPU's device node. It needs no folder that anybody may write to, holds across
-sandboxes, users and the actions of a remote worker, and ends with the processes that have it, however they end. A GPU
-is taken by the head of its lane alone. So of two processes that may use the same GPU the one that came first has it
-first, those who may not use the same ones do not wait for each other, and who asks for eight is not passed by for
-ever by those who ask for one. Nobody waits in a circle: places are in one order in all lanes, and the first of all
-waits for leases alone.
+A lease is an exclusive `flock` on the GPU's device node. It needs no writable folder, holds across sandboxes, users and
+the actions of a remote worker, and ends with the processes that have it, however they end. Only the head of a lane may
+take its GPU. So the first of two processes that may use the same GPU gets it first; processes that may use different
+GPUs do not wait for each other; and a process that asks for eight GPUs is not overtaken for ever by those that ask for
+one. The waits form no circle: places are in one order in all lanes, and the first of all waits for leases alone.
 
-Whoever uses the GPUs without this library does not take part; Bazel's own count (`resources:gpu:<n>`) keeps its tests
-apart, and this keeps apart what Bazel does not know of: another Bazel, another user, another worker.
+Programs without this library ignore leases. Bazel's own count (`resources:gpu:<n>`) separates the tests of one Bazel;
+leases separate users that Bazel does not know: another Bazel, another user, another worker.
 """
 
 from __future__ import annotations
@@ -29,12 +28,12 @@ from types import TracebackType
 from dist_testing.errors import GpuError, LeaseTimeoutError
 from dist_testing.gpus.gpu import Gpu
 from dist_testing.gpus.holders import holders_of
-from dist_testing.gpus.queue import RankInfo
+from dist_testing.gpus.queue import Place
 
 __all__ = ["Lease", "lease_gpus"]
 
-# A wait for a lock can be given up only by the process that waits, and a thread that stays behind in it would take the
-# lock for nobody, so locks are tried again and again. Seconds.
+# Locks are tried in this interval, because a thread that waits for a lock cannot be stopped: it would take the lock
+# after the wait was given up. Seconds.
 _POLL_S = 0.05
 
 _NO_RIGHT = {errno.EACCES, errno.EPERM}
@@ -43,12 +42,12 @@ _NO_DEVICE = {errno.EIO, errno.ENODEV, errno.ENXIO}
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """GPUs that nobody else has, until `release` or the end of every process that has the descriptors.
+    """GPUs that no other process has, until `release` or the end of every process that has the descriptors.
 
     Attributes:
-        gpus: Which, in the order of the machine.
+        gpus: The GPUs, in the order of the machine.
         fds: Open device nodes that carry the locks. A process that inherits them keeps the lease alive.
-        waited_s: How long it took to get them.
+        waited_s: How long the wait for them took, in seconds.
     """
 
     gpus: tuple[Gpu, ...]
@@ -61,7 +60,7 @@ class Lease:
             _release(fd)
 
     def abandon(self) -> None:
-        """Let go here alone: whoever has inherited the descriptors keeps the GPUs, as long as it lives."""
+        """Close the descriptors here: processes that have inherited them keep the GPUs as long as they live."""
         for fd in self.fds:
             os.close(fd)
 
@@ -81,13 +80,13 @@ def lease_gpus(
 
     Args:
         count: At least 1.
-        pool: Where they may come from: the GPUs that this process may use.
+        pool: The GPUs that this process may use.
         limit_s: How long to wait, in seconds.
-        on_wait: Called with one line that says who has what, if they cannot be had at once.
+        on_wait: Called with one line that names the holders, if the GPUs are not free at once.
 
     Raises:
-        GpuError: If the pool is too small, or the nodes of too many cannot be opened.
-        LeaseTimeoutError: If others kept them until the limit; the text names them.
+        GpuError: If the pool is too small, or too many of its nodes cannot be opened.
+        LeaseTimeoutError: If other processes kept them until the limit; the text names these processes.
     """
     if not 0 < count <= len(pool):
         raise GpuError(
@@ -99,7 +98,7 @@ def lease_gpus(
     deadline_s = started_s + limit_s
     control = pool[0].control
     try:
-        place = RankInfo.take(control, [gpu.minor for gpu in pool])
+        place = Place.take(control, [gpu.minor for gpu in pool])
     except OSError as error:
         raise _cannot_queue(control, error) from error
     with contextlib.ExitStack() as leaving:
@@ -120,17 +119,17 @@ def lease_gpus(
 
 
 class _Taking:
-    """GPUs that are being taken, one after the other, as they become free."""
+    """Takes GPUs one after the other, as they become free."""
 
-    def __init__(self, pool: Sequence[Gpu], place: RankInfo, count: int) -> None:
+    def __init__(self, pool: Sequence[Gpu], place: Place, count: int) -> None:
         self._pool = pool
         self._place = place
         self._count = count
         self._taken: dict[Gpu, int] = {}
-        # Open, and somebody else's. Opening a node may wake the GPU up, so it is done once.
+        # Open, but locked by another process. Opening a node may wake the GPU up, so each is opened once.
         self._busy: dict[Gpu, int] = {}
         self._broken: dict[Gpu, OSError] = {}
-        # Whether somebody who came earlier may still take one of them.
+        # Whether a process that came earlier may still take one of them.
         self.is_behind = False
 
     def __enter__(self) -> _Taking:
@@ -143,13 +142,13 @@ class _Taking:
             _release(fd)
 
     def step(self) -> bool:
-        """Take what can be had now.
+        """Take the GPUs that are free now.
 
         Returns:
-            Whether that is all.
+            Whether all are taken.
 
         Raises:
-            GpuError: If it never will be.
+            GpuError: If too few of the pool can ever be taken.
         """
         self.is_behind = False
         for gpu in self._pool:
@@ -166,20 +165,21 @@ class _Taking:
         return len(self._taken) == self._count
 
     def lacking(self) -> str:
-        """What is lacking."""
-        return f"{self._count - len(self._taken)} of {self._count} GPU(s){' behind others' if self.is_behind else ''}"
+        """Say how many GPUs are missing."""
+        where = " behind other processes" if self.is_behind else ""
+        return f"{self._count - len(self._taken)} of {self._count} GPU(s){where}"
 
     def got(self) -> str:
-        """How far it has come."""
-        return "others were first" if self.is_behind else f"{len(self._taken)} of them were free"
+        """Say how many GPUs were free."""
+        return "other processes were first" if self.is_behind else f"{len(self._taken)} of them were free"
 
     def whose(self) -> str:
-        """Who has those that are lacking, and which will never do."""
+        """Name the holders of the other GPUs, and the GPUs that cannot be used."""
         rest = [gpu for gpu in self._pool if gpu not in self._taken and gpu not in self._broken]
         return "; ".join([holders_of(rest), *(_trouble(gpu, error) for gpu, error in self._broken.items())])
 
     def keep(self) -> Mapping[Gpu, int]:
-        """What was taken becomes the caller's."""
+        """Hand the GPUs that were taken over to the caller."""
         kept, self._taken = self._taken, {}
         return kept
 
@@ -197,7 +197,7 @@ class _Taking:
 
 
 def _release(fd: int) -> None:
-    # Not by closing alone: a child that was forked meanwhile has it open, and would keep the lock.
+    # Closing is not enough: a child that was forked meanwhile has it open, too, and would keep the lock.
     with contextlib.suppress(OSError):
         fcntl.flock(fd, fcntl.LOCK_UN)
     os.close(fd)
@@ -219,7 +219,7 @@ def _timed_out(count: int, limit_s: float, taking: _Taking) -> LeaseTimeoutError
     return LeaseTimeoutError(
         f"{count} GPU(s) could not be had within {math.ceil(limit_s)} s: {taking.got()}; {taking.whose()}.\n"
         "Other tests, or another user of this machine, kept them all that time.\n"
-        "Wait for them or stop them, run fewer GPU tests at once, or give the test more time."
+        "Wait for these processes or stop them, run fewer GPU tests at once, or give the test more time."
     )
 
 
@@ -228,7 +228,7 @@ def _cannot_queue(node: Path, error: OSError) -> GpuError:
 
 
 def _cause_and_way_out(numbers: set[int | None]) -> str:
-    """Two lines, by the errors' numbers."""
+    """Return the two lines that fit these error numbers."""
     if numbers <= _NO_RIGHT:
         return (
             "A lease is a lock on the device nodes, and this user, or its sandbox or container, may not open them.\n"
@@ -241,10 +241,10 @@ def _cause_and_way_out(numbers: set[int | None]) -> str:
         )
     if numbers <= {errno.ENOENT}:
         return (
-            "A lease is a lock on the device nodes, and some are not there: a container or sandbox got part of them.\n"
+            "A lease is a lock on the device nodes, and some are missing: a container or sandbox has only a part.\n"
             "Mount all of them, the driver's control node included."
         )
     return (
         "A lease is a lock on the device nodes, so this process has to be able to open and lock them.\n"
-        "Repair what the system says of them, or leave them out of the GPUs that this process may use."
+        "Repair the cause that the system names, or leave these GPUs out of CUDA_VISIBLE_DEVICES."
     )

@@ -1,4 +1,4 @@
-"""GPUs, leases and who has them, for people who look at a machine."""
+"""Lists the GPUs of a machine, their memory and connections, and the processes that lease them."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ import os
 from collections.abc import Mapping, Sequence
 
 from dist_testing.errors import GpuError
-from dist_testing.gpus.devices import visible_gpus
-from dist_testing.gpus.gpu import Gpu, node_directory
+from dist_testing.gpus.devices import AMD, NVIDIA, visible_gpus
+from dist_testing.gpus.gpu import NODES_VARIABLE, NVML_VARIABLE, Gpu, is_simulated, node_directory
 from dist_testing.gpus.holders import Holder, find_holders, is_locked
 from dist_testing.gpus.nvml import Nvml, NvmlGpu, open_nvml, why_missing
-from dist_testing.gpus.simulated import NODES_VARIABLE, NVML_VARIABLE
-from dist_testing.gpus.vendors import AMD, NVIDIA
 
 __all__ = ["listing"]
 
@@ -19,14 +17,14 @@ _GIB = 1 << 30
 
 
 def listing(env: Mapping[str, str] = os.environ) -> list[str]:
-    """What there is, line by line.
+    """Return the lines of the listing.
 
     Raises:
         GpuError: If the device nodes cannot be read.
     """
     found = NVIDIA.find(env)
     present = found.gpus
-    simulated = f" (simulated: {NODES_VARIABLE} is set)" if env.get(NODES_VARIABLE) else ""
+    simulated = f" (simulated: {NODES_VARIABLE} is set)" if is_simulated(env) else ""
     lines = [f"{len(present)} GPU(s) by the device nodes in {node_directory(env)}{simulated}"]
     lines += [f"left out: {lack}" for lack in found.left_out]
     visible = visible_gpus(present, env)
@@ -35,19 +33,19 @@ def listing(env: Mapping[str, str] = os.environ) -> list[str]:
     if NVIDIA.visible_variable in env:
         lines.append(f"this process may use {len(visible.gpus)}: {_numbers(visible.gpus)}")
     with open_nvml(env) as nvml:
-        told = {gpu.minor: gpu for gpu in nvml.gpus()} if nvml is not None else {}
+        shown = {gpu.minor: gpu for gpu in nvml.gpus()} if nvml is not None else {}
         lines += _about_library(nvml, env)
         holders = find_holders(present)
         for gpu in present:
             lines += [
                 "",
-                f"GPU {gpu.index}: {gpu.model or 'model not told'}, {gpu.uuid or 'UUID not told'}, {gpu.node}",
+                f"GPU {gpu.index}: {gpu.model or 'model unknown'}, {gpu.uuid or 'UUID unknown'}, {gpu.node}",
             ]
             lines.append(f"  {_lease(gpu, holders)}")
-            if nvml is not None and gpu.minor in told:
-                lines += _from_library(nvml, told[gpu.minor])
-        if nvml is not None and len(told) > 1:
-            lines += ["", "between GPUs:", *_connections(nvml, [gpu for gpu in present if gpu.minor in told], told)]
+            if nvml is not None and gpu.minor in shown:
+                lines += _from_library(nvml, shown[gpu.minor])
+        if nvml is not None and len(shown) > 1:
+            lines += ["", "between GPUs:", *_connections(nvml, [gpu for gpu in present if gpu.minor in shown], shown)]
     lines += _amd(env)
     lines += ["", *_for_bazel(len(visible.gpus))]
     return lines
@@ -55,11 +53,11 @@ def listing(env: Mapping[str, str] = os.environ) -> list[str]:
 
 def _about_library(nvml: Nvml | None, env: Mapping[str, str]) -> list[str]:
     if nvml is None:
-        why = "a real one knows nothing of them" if env.get(NODES_VARIABLE) and not env.get(NVML_VARIABLE) else ""
-        return [f"nothing is known of memory and connections: no management library ({why or why_missing(env)})"]
+        why = "a real one does not know simulated GPUs" if is_simulated(env) and not env.get(NVML_VARIABLE) else ""
+        return [f"memory and connections are unknown: no management library ({why or why_missing(env)})"]
     lines = [f"driver {nvml.driver_version()}"]
     if nvml.lost_count:
-        lines.append(f"the driver has lost {nvml.lost_count} GPU(s), and does not say which")
+        lines.append(f"the driver has lost {nvml.lost_count} GPU(s); it does not report which")
     return lines
 
 
@@ -72,14 +70,14 @@ def _from_library(nvml: Nvml, gpu: NvmlGpu) -> list[str]:
     if memory is not None:
         lines.append(f"  memory: {memory.used / _GIB:.1f} of {memory.total / _GIB:.1f} GiB in use")
     for process in nvml.processes(gpu) or ():
-        size = "size not told" if process.used is None else f"{process.used / _GIB:.1f} GiB"
+        size = "size unknown" if process.used is None else f"{process.used / _GIB:.1f} GiB"
         lines.append(f"  process {process.pid}: {size}")
     return lines
 
 
-def _connections(nvml: Nvml, gpus: Sequence[Gpu], told: Mapping[int, NvmlGpu]) -> list[str]:
+def _connections(nvml: Nvml, gpus: Sequence[Gpu], shown: Mapping[int, NvmlGpu]) -> list[str]:
     return [
-        f"  {one.index} - {other.index}: {nvml.connection(told[one.minor], told[other.minor]) or 'not told'}"
+        f"  {one.index} - {other.index}: {nvml.connection(shown[one.minor], shown[other.minor]) or 'unknown'}"
         for number, one in enumerate(gpus)
         for other in gpus[number + 1 :]
     ]
@@ -108,14 +106,14 @@ def _lease(gpu: Gpu, holders: Mapping[Gpu, Holder]) -> str:
         is_free = not is_locked(gpu.node)
     except OSError as error:
         return f"cannot be used: {error.strerror}"
-    return "free: nobody has leased it" if is_free else "leased a moment ago"
+    return "free: not leased" if is_free else "leased just now"
 
 
 def _for_bazel(count: int) -> list[str]:
     if not count:
         return ["for Bazel: this machine has no GPU to promise; leave //dist_testing/config:gpus at auto"]
     return [
-        "for user.bazelrc, so that Bazel runs as many tests at once as there are GPUs for:",
+        "for user.bazelrc, so that Bazel runs as many tests at once as the GPUs allow:",
         f"  test --local_resources=gpu={count}",
     ]
 

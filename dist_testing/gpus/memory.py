@@ -1,7 +1,7 @@
-"""Memory of leased GPUs: free before a world starts, and free again after it.
+"""Checks that the memory of leased GPUs is free before a world starts, and free again after it.
 
-The driver takes its time to give back the memory of a process that has ended, and programs without a lease may use a
-GPU as well. A test that starts too early fails for want of memory, and blames itself.
+The driver needs some time to give back the memory of a process that has ended, and programs without a lease may use a
+GPU as well. A test that starts too early runs out of memory, and its own report blames the test.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from dist_testing.gpus.nvml import Nvml, NvmlGpu, NvmlProcess, lost_error
 
 __all__ = ["MemoryUse", "memory_left", "wait_for_memory"]
 
-# Share of a GPU's memory that is waited for, and share without which nothing is started.
+# Free share of a GPU's memory that a world waits for, and the least with which it starts.
 _WANTED_FREE = 0.9
 _NEEDED_FREE = 0.5
-# A GPU whose use has not changed for this long belongs to somebody who stays. Seconds.
+# If the use of a GPU has not fallen for this long, its users are expected to stay. Seconds.
 _STEADY_S = 2.0
-# For memory to come free before a world. Seconds.
+# The longest wait for memory before a world. Seconds.
 _BEFORE_LIMIT_S = 30.0
-# For the driver to take back what ended processes had. Seconds.
+# The longest wait until the driver has taken back the memory of ended processes. Seconds.
 _AFTER_LIMIT_S = 10.0
 # The driver's own use varies by less. Bytes.
 _TOLERANCE_BYTES = 64 << 20
-# The library has no event for memory that comes free, so it has to be asked again and again. Seconds.
+# The library has no event for memory that comes free, so it is asked in this interval. Seconds.
 _POLL_S = 0.05
 _GIB = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
-    """What is used of a GPU's memory, in bytes.
+    """Used memory of a GPU, in bytes.
 
     Attributes:
-        used: By everybody.
-        by_process: Process number to its part; None where the driver does not tell.
+        used: By all processes together.
+        by_process: Process number to its part; None where the driver does not report it.
     """
 
     used: int
@@ -57,18 +57,18 @@ def wait_for_memory(
 ) -> dict[Gpu, MemoryUse]:
     """Wait until the memory of these GPUs is free, or it is clear that it will not be.
 
-    Only memory that is going down is waited for: somebody has ended, and the driver takes its time. Use that stays, or
-    goes up and down, is somebody's who stays.
+    The wait goes on only while the use falls: a process has ended, and the driver takes its memory back. If the use
+    stays, or goes up and down, its process is expected to stay.
 
     Args:
         nvml: The open library.
         gpus: Leased by this process.
         limit_s: How long to wait at most, in seconds; never longer than half a minute.
-        on_wait: Called with one line, if there is something to wait for.
-        settled: GPUs to what is known to stay in use, in bytes, and not waited for again; kept up to date.
+        on_wait: Called with one line, if a wait begins.
+        settled: GPU to the bytes that are known to stay in use, for which no world waits again; updated by the call.
 
     Returns:
-        What is still used, of those GPUs that the library tells of.
+        The use that remains, of the GPUs that the library reports.
 
     Raises:
         GpuError: If less than half of a GPU's memory is free in the end, or a GPU is gone.
@@ -81,7 +81,7 @@ def wait_for_memory(
     settled = {} if settled is None else settled
     lowest = _used(nvml, known)
     fell_s = time.monotonic()
-    has_told = False
+    has_reported = False
     while busy := {gpu: free for gpu, free in _free_shares(nvml, known).items() if free < _WANTED_FREE}:
         used = _used(nvml, known)
         if any(used.get(gpu, size) < size - _TOLERANCE_BYTES for gpu, size in lowest.items()):
@@ -96,9 +96,9 @@ def wait_for_memory(
             settled |= {gpu: used[gpu] for gpu in expected if gpu in used}
         if is_steady or not expected or now_s >= deadline_s:
             break
-        if not has_told:
+        if not has_reported:
             on_wait(f"waiting for memory; {_users(nvml, known, expected)}")
-            has_told = True
+            has_reported = True
         time.sleep(_POLL_S)
     for gpu in known:
         if gpu not in busy:
@@ -106,10 +106,10 @@ def wait_for_memory(
     if full := {gpu: free for gpu, free in busy.items() if free < _NEEDED_FREE}:
         raise GpuError(
             f"{_users(nvml, known, full)}: less than half of the memory is free.\n"
-            "A program that takes no lease uses the GPU, or one that has ended still has its memory.\n"
-            "Stop it, give it another GPU, or leave this one out of CUDA_VISIBLE_DEVICES."
+            "A program without a lease uses the GPU, or the driver has not taken back the memory of an ended one.\n"
+            "Stop that program, give it another GPU, or leave this GPU out of CUDA_VISIBLE_DEVICES."
         )
-    # In this order: what a process had that ends in between would later count as memory that is left.
+    # The total first: memory of a process that ends in between would otherwise count as left behind later.
     return {
         gpu: MemoryUse(used, {process.pid: process.used for process in nvml.processes(known[gpu]) or ()})
         for gpu, used in _used(nvml, known).items()
@@ -117,23 +117,23 @@ def wait_for_memory(
 
 
 def memory_left(nvml: Nvml, before: Mapping[Gpu, MemoryUse], *, started_s: float) -> list[str]:
-    """What a world that is over has not given back.
+    """Return the memory that a world has not given back after its end.
 
     Args:
         nvml: The open library.
-        before: What `wait_for_memory` has returned for the world.
-        started_s: When the world was started, in seconds since the epoch. What processes use that are older is theirs.
+        before: The result of `wait_for_memory` for the world.
+        started_s: When the world was started, in seconds since the epoch. The memory of older processes is not counted.
 
     Returns:
-        One text for each GPU; empty if everything is back, or the driver no longer tells.
+        One text for each GPU; empty if all memory is back, or the driver no longer reports it.
 
     Raises:
         GpuError: If a GPU is gone.
     """
     known = _by_gpu(nvml, list(before))
-    # A driver that does not even count its GPUs says nothing about any of them.
+    # Without an answer for the number of GPUs, a missing GPU is not known to be gone.
     if (missing := [gpu for gpu in before if gpu not in known]) and nvml.gpu_count() is not None:
-        raise lost_error(_nodes(missing), is_told=nvml.lost_count > 0)
+        raise lost_error(_nodes(missing), is_reported=nvml.lost_count > 0)
     deadline_s = time.monotonic() + _AFTER_LIMIT_S
     while True:
         more = {
@@ -168,11 +168,11 @@ def _free_shares(nvml: Nvml, known: Mapping[Gpu, NvmlGpu]) -> dict[Gpu, float]:
 
 
 def _grown(before: MemoryUse, used: int, processes: Sequence[NvmlProcess] | None, started_s: float) -> int:
-    """Bytes that have come since, but for those of processes that were there before the world was."""
+    """Bytes in use since `before`, without those of processes that are older than the world."""
     theirs = [process.used for process in processes or () if _is_older(process.pid, before, started_s)]
     theirs_before = before.by_process.values()
     if None in theirs or None in theirs_before or (processes is None and theirs_before):
-        # What is whose cannot be told apart.
+        # The parts of older processes are unknown.
         return 0
     return (used - sum(size or 0 for size in theirs)) - (before.used - sum(size or 0 for size in theirs_before))
 
@@ -181,7 +181,7 @@ def _is_older(pid: int, before: MemoryUse, started_s: float) -> bool:
     try:
         return float(psutil.Process(pid).create_time()) < started_s
     except psutil.Error:
-        # It lives where this process cannot see it, or has just ended.
+        # It is in another PID namespace, or has just ended.
         return pid in before.by_process
 
 
@@ -202,7 +202,7 @@ def _names(processes: Sequence[NvmlProcess] | None) -> str:
         try:
             name = psutil.Process(process.pid).name()
         except psutil.Error:
-            name = "not to be seen from here"
+            name = "in another PID namespace, or ended"
         size = f", {process.used / _GIB:.1f} GiB" if process.used is not None else ""
         names.append(f"process {process.pid}: {name}{size}")
-    return "; ".join(names) or "by whom the driver does not tell"
+    return "; ".join(names) or "the driver does not report the process"

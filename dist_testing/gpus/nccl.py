@@ -1,13 +1,16 @@
-"""What NCCL needs of the machine, and what its flight recorder has seen when a case fails.
+"""Checks what NCCL needs of the machine, and reads its flight recorder when a case fails.
 
 torch keeps a record of the last collectives of each rank, and its watchdog writes it to a file when one of them takes
-longer than the group's limit. The file comes from a rank, so it is data: it is written in Python's pickle format, and
-read here without unpickling.
+longer than the group's limit. The file is in Python's pickle format and comes from a rank, so it is read as plain data:
+the reader imports nothing and calls nothing.
 """
 
 from __future__ import annotations
 
+import io
 import os
+import pickle
+import pickletools
 import re
 import sys
 from collections.abc import Mapping
@@ -15,11 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from dist_testing.errors import UsageError
-from dist_testing.gpus.plain_pickle import read_plain_pickle
 
 __all__ = ["check_devices", "lack_of_memory", "nccl_version", "recorder_env", "recordings"]
 
-# The start of the files' names in a world's folder; the rank follows.
+# File names in a world's folder: this, then the rank.
 _PREFIX = "flight-record-"
 
 _SHARED_MEMORY = Path("/dev/shm")
@@ -27,15 +29,15 @@ _SHARED_MEMORY = Path("/dev/shm")
 # container's usual 64 MiB is too little for a few. Bytes per rank.
 _SHARED_MEMORY_PER_RANK = 64 << 20
 _MIB = 1 << 20
-# Collectives that the recorder keeps; torch's own default.
+# Number of collectives that the recorder keeps; torch's own default.
 _RECORDED = 2000
 # torch waits four times this long for all ranks' files before it ends the process. The group's limit leaves a tenth of
-# the case's, of which this is to take less than half. A share of the case's limit.
+# the case's limit, and the wait may take less than half of that. A share of the case's limit.
 _DUMP_WAIT_SHARE = 0.01
 _LONGEST_DUMP_WAIT_S = 15.0
-# Nothing that a recorder writes comes near it. Bytes.
-_MAX_RECORDING = 64 << 20
-# Of a record, in a report.
+# Larger files are refused; a full record takes a few MiB. Bytes.
+_MAX_RECORDING = 16 << 20
+# The part of a record that a report shows.
 _LAST_SHOWN = 3
 _TENSORS_SHOWN = 4
 _NAME_CHARS = 80
@@ -46,12 +48,12 @@ def check_devices(name: str, world_size: int, ranks_per_gpu: int) -> None:
     """Refuse a world that NCCL would refuse at its first collective ("Duplicate GPU detected").
 
     Args:
-        name: Of the case.
-        world_size: Its ranks.
+        name: Name of the case.
+        world_size: Number of its ranks.
         ranks_per_gpu: How many of them share a GPU.
 
     Raises:
-        UsageError: If two of them do.
+        UsageError: If two ranks share a GPU.
     """
     if min(world_size, ranks_per_gpu) > 1:
         raise UsageError(
@@ -62,14 +64,14 @@ def check_devices(name: str, world_size: int, ranks_per_gpu: int) -> None:
 
 
 def lack_of_memory(world_size: int, env: Mapping[str, str] = os.environ, shared_memory: Path = _SHARED_MEMORY) -> str:
-    """A warning if there is little of the shared memory that NCCL may need; "" if there is enough.
+    """Return a warning if there may be too little shared memory for NCCL; "" if there is enough.
 
-    It may do without: ranks whose GPUs reach each other need next to none. Nobody knows before it has tried.
+    It is no error: ranks whose GPUs reach each other need almost none, and only NCCL itself finds out which GPUs do.
 
     Args:
-        world_size: Ranks.
-        env: The ranks', as far as NCCL is concerned.
-        shared_memory: Where the kernel keeps shared memory.
+        world_size: Number of ranks.
+        env: Environment of the ranks, as far as NCCL reads it.
+        shared_memory: The folder of the kernel's shared memory.
     """
     if world_size < 2 or env.get("NCCL_SHM_DISABLE", "0") != "0":
         return ""
@@ -84,14 +86,14 @@ def lack_of_memory(world_size: int, env: Mapping[str, str] = os.environ, shared_
         observed = f"has {free // _MIB} MiB free"
     return (
         f"NCCL, {world_size} ranks: {shared_memory} {observed}.\n"
-        "Ranks whose GPUs do not reach each other exchange their data there; if it does not suffice, NCCL says "
+        "Ranks whose GPUs do not reach each other exchange their data there; if it is too small, NCCL reports "
         "'unhandled system error'.\n"
         "Start the container with --shm-size=1g or --ipc=host, or set NCCL_SHM_DISABLE=1, which is slower."
     )
 
 
 def nccl_version() -> str:
-    """Version of the NCCL that torch has, such as "2.27.5"; "" if torch has none or is not loaded here."""
+    """Return the version of torch's NCCL, such as "2.27.5"; "" if torch has none or is not loaded here."""
     torch = sys.modules.get("torch")
     if torch is None or not hasattr(torch._C, "_nccl_version"):
         return ""
@@ -99,7 +101,7 @@ def nccl_version() -> str:
 
 
 def recorder_env(directory: Path, limit_s: float) -> dict[str, str]:
-    """Variables by which torch writes its record where `recordings` finds it; the user's own come first.
+    """Return variables that have torch write its record where `recordings` finds it; the user's own take precedence.
 
     Args:
         directory: The world's folder.
@@ -115,7 +117,7 @@ def recorder_env(directory: Path, limit_s: float) -> dict[str, str]:
 
 
 def recordings(directory: Path, world_size: int) -> dict[int, str]:
-    """Rank to what its recorder has seen last, in one line, of ranks that have left a file."""
+    """Return the last collectives of each rank that has left a record, in one line per rank."""
     found = {}
     for rank in range(world_size):
         path = directory / f"{_PREFIX}{rank}"
@@ -128,12 +130,35 @@ def recordings(directory: Path, world_size: int) -> dict[int, str]:
             found[rank] = f"its flight record cannot be read: {error.strerror}"
             continue
         try:
-            if len(content) > _MAX_RECORDING:
-                raise ValueError("it is too large")
-            found[rank] = _summary(read_plain_pickle(content))
+            found[rank] = _summary(_read_plain_pickle(content))
         except (ValueError, KeyError, TypeError, IndexError, OverflowError) as error:
             found[rank] = f"its flight record is not one: {error}"
     return found
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    """Reads dicts, lists, tuples, numbers and texts; a pickle that names a function or a class is refused."""
+
+    def find_class(self, module_name: str, global_name: str) -> Any:
+        raise ValueError(f"{module_name}.{global_name} is not plain data")
+
+
+def _read_plain_pickle(content: bytes) -> Any:
+    """The value of a pickle that holds plain data.
+
+    Raises:
+        ValueError: If it is too large, is not a pickle, or holds anything else.
+    """
+    if len(content) > _MAX_RECORDING:
+        raise ValueError("it is too large")
+    # The unpickler allocates room for as many values, or bytes, as the pickle says. `genops` checks the bytes.
+    for opcode, argument, _ in pickletools.genops(content):
+        if opcode.name.endswith("PUT") and int(argument or 0) > len(content):
+            raise ValueError(f"a pickle of {len(content)} bytes remembers {argument} values")
+    try:
+        return _PlainUnpickler(io.BytesIO(content)).load()
+    except (pickle.UnpicklingError, EOFError, AttributeError, LookupError, OverflowError, TypeError) as error:
+        raise ValueError(f"the pickle is broken: {error}") from error
 
 
 def _summary(record: Any) -> str:
@@ -149,7 +174,7 @@ def _collective(entry: Any) -> str:
     number = int(entry["collective_seq_id"])
     if not (isinstance(name, str) and isinstance(state, str) and isinstance(sizes, list)):
         raise ValueError("an entry has values of other types")
-    # A list may hold itself; numbers are all that is looked for.
+    # Only numbers are read: a list may contain itself.
     shapes = [[n for n in size if isinstance(n, int)] for size in sizes[:_TENSORS_SHOWN] if isinstance(size, list)]
     return f"#{number} {_plain(name.rpartition(':')[2])} {shapes} {_plain(state)}"
 

@@ -1,7 +1,11 @@
-"""What NVIDIA's management library tells of the GPUs: names, memory, who uses it, how they are connected.
+"""What NVIDIA's management library (NVML) reports about the GPUs: names, memory, processes, errors, connections.
 
-It creates no CUDA context. It is loaded in the runner and in tools, and open no longer than a world is there; never in
-the template or in a rank. Where it is missing there is simply nobody to ask, so every caller goes on without it.
+The library creates no CUDA context. The runner and the tools load it, and keep it open only while a world exists; the
+fork server and the ranks never do. Where it is missing, every caller goes on without it.
+
+NVIDIA's own binding, nvidia-ml-py, would replace only the calls, a fifth of this file, and every target with GPUs would
+need it. Where it is installed, `import torch` imports it as well, which takes 10 to 25 ms in each new process. A test
+compares the two instead.
 """
 
 from __future__ import annotations
@@ -10,10 +14,12 @@ import contextlib
 import ctypes
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from ctypes import POINTER, byref, c_char_p, c_int, c_uint, c_ulonglong, c_void_p
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from dist_testing.errors import GpuError
-from dist_testing.gpus.simulated import NVML_VARIABLE, is_simulated
+from dist_testing.gpus.gpu import NVML_VARIABLE, is_simulated
 
 __all__ = ["Nvml", "NvmlEvents", "NvmlGpu", "NvmlMemory", "NvmlProcess", "lost_error", "open_nvml", "why_missing"]
 
@@ -26,55 +32,86 @@ _FUNCTION_NOT_FOUND = 13
 _GPU_IS_LOST = 15
 # nvmlMemory_v2_t: its size and, in the high byte, its version.
 _MEMORY_VERSION = 40 | 2 << 24
-# The list may grow between the question for its length and the question for its content.
+# The list may grow between the call for its length and the call for its content.
 _SPARE_PROCESSES = 16
-# An upper bound on what is believed of a count; no machine runs more processes on one GPU.
+# The largest count of processes that is believed; no machine runs more on one GPU.
 _MAX_PROCESSES = 4096
-# All bits set: the driver does not tell (a virtual machine, Windows' driver model).
-_NOT_TOLD = 2**64 - 1
+# All bits set: the driver does not report the value (a virtual machine, Windows' driver model).
+_NOT_REPORTED = 2**64 - 1
 
 # nvmlEventTypeXidCriticalError.
 _XID_EVENT = 8
-# An upper bound on what is read at once, against a driver that always has one more.
+# At most so many events are read at once, in case a driver always reports one more.
 _MAX_EVENTS = 1000
 
 # nvmlGpuP2PCapsIndex_t.
 _P2P_READ, _P2P_NVLINK = 0, 2
-# nvmlGpuP2PStatus_t; what lies between is a reason why not.
+# nvmlGpuP2PStatus_t. The values between these two are reasons why not.
 _P2P_OK, _P2P_UNKNOWN = 0, 6
-# NVML_NVLINK_MAX_LINKS.
-_MAX_LINKS = 18
+# NVML_NVLINK_MAX_LINKS. A driver that knows fewer links refuses the others.
+_MAX_LINKS = 36
 # nvmlGpuTopologyLevel_t, in the words of `nvidia-smi topo`.
 _TOPOLOGY = {0: "same board", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
+_PCI_ADDRESS_CHARS = len("0000:00:00.0")
 
 
 class _MemoryV2(ctypes.Structure):
     _fields_ = (
-        ("version", ctypes.c_uint),
-        ("total", ctypes.c_ulonglong),
-        ("reserved", ctypes.c_ulonglong),
-        ("free", ctypes.c_ulonglong),
-        ("used", ctypes.c_ulonglong),
+        ("version", c_uint),
+        ("total", c_ulonglong),
+        ("reserved", c_ulonglong),
+        ("free", c_ulonglong),
+        ("used", c_ulonglong),
     )
 
 
 class _Process(ctypes.Structure):
     _fields_ = (
-        ("pid", ctypes.c_uint),
-        ("used", ctypes.c_ulonglong),
-        ("gpu_instance", ctypes.c_uint),
-        ("compute_instance", ctypes.c_uint),
+        ("pid", c_uint),
+        ("used", c_ulonglong),
+        ("gpu_instance", c_uint),
+        ("compute_instance", c_uint),
     )
 
 
 class _Event(ctypes.Structure):
     _fields_ = (
-        ("device", ctypes.c_void_p),
-        ("kind", ctypes.c_ulonglong),
-        ("data", ctypes.c_ulonglong),
-        ("gpu_instance", ctypes.c_uint),
-        ("compute_instance", ctypes.c_uint),
+        ("device", c_void_p),
+        ("kind", c_ulonglong),
+        ("data", c_ulonglong),
+        ("gpu_instance", c_uint),
+        ("compute_instance", c_uint),
     )
+
+
+class _Pci(ctypes.Structure):
+    # It begins with the address in its old, shorter form, and ends with the full address.
+    _fields_ = (("old_address", ctypes.c_char * 16), ("numbers", c_uint * 5), ("address", ctypes.c_char * 32))
+
+
+# Arguments of the functions that are called, each of which returns a nvmlReturn_t. A handle is a `c_void_p`.
+_ARGUMENTS: Mapping[str, tuple[type, ...]] = {
+    "nvmlInit_v2": (),
+    "nvmlShutdown": (),
+    "nvmlSystemGetDriverVersion": (c_char_p, c_uint),
+    "nvmlDeviceGetCount_v2": (POINTER(c_uint),),
+    "nvmlDeviceGetHandleByIndex_v2": (c_uint, POINTER(c_void_p)),
+    "nvmlDeviceGetMinorNumber": (c_void_p, POINTER(c_uint)),
+    "nvmlDeviceGetUUID": (c_void_p, c_char_p, c_uint),
+    "nvmlDeviceGetName": (c_void_p, c_char_p, c_uint),
+    "nvmlDeviceGetPciInfo_v3": (c_void_p, POINTER(_Pci)),
+    "nvmlDeviceGetMemoryInfo_v2": (c_void_p, POINTER(_MemoryV2)),
+    "nvmlDeviceGetMigMode": (c_void_p, POINTER(c_uint), POINTER(c_uint)),
+    "nvmlDeviceGetComputeRunningProcesses_v3": (c_void_p, POINTER(c_uint), POINTER(_Process)),
+    "nvmlEventSetCreate": (POINTER(c_void_p),),
+    "nvmlEventSetFree": (c_void_p,),
+    "nvmlDeviceRegisterEvents": (c_void_p, c_ulonglong, c_void_p),
+    "nvmlEventSetWait_v2": (c_void_p, POINTER(_Event), c_uint),
+    "nvmlDeviceGetNvLinkState": (c_void_p, c_uint, POINTER(c_int)),
+    "nvmlDeviceGetNvLinkRemotePciInfo_v2": (c_void_p, c_uint, POINTER(_Pci)),
+    "nvmlDeviceGetP2PStatus": (c_void_p, c_void_p, c_int, POINTER(c_int)),
+    "nvmlDeviceGetTopologyCommonAncestor": (c_void_p, c_void_p, POINTER(c_int)),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +119,7 @@ class NvmlGpu:
     """One GPU.
 
     Attributes:
-        handle: What the library knows it by, while it is open.
+        handle: The library's number for it, valid while the library is open.
         minor: The number of its device node.
         address: Its PCI address.
         uuid: As `CUDA_VISIBLE_DEVICES` takes it.
@@ -96,26 +133,19 @@ class NvmlGpu:
     model: str
 
 
-@dataclass(frozen=True, slots=True)
-class NvmlMemory:
-    """Memory of a GPU, in bytes.
-
-    Attributes:
-        total: All of it.
-        used: What processes have, without what the driver keeps for itself.
-    """
+class NvmlMemory(NamedTuple):
+    """Memory of a GPU in bytes; `used` is what processes have, without what the driver keeps for itself."""
 
     total: int
     used: int
 
 
-@dataclass(frozen=True, slots=True)
-class NvmlProcess:
+class NvmlProcess(NamedTuple):
     """A process that computes on a GPU.
 
     Attributes:
-        pid: Which, as this process's namespace of process numbers has it; the driver may give another one's.
-        used: Its memory in bytes; None if the driver does not tell.
+        pid: Its number in this process's PID namespace; the driver may report that of another namespace.
+        used: Its memory in bytes; None if the driver does not report it.
     """
 
     pid: int
@@ -124,9 +154,9 @@ class NvmlProcess:
 
 @contextlib.contextmanager
 def open_nvml(env: Mapping[str, str] = os.environ) -> Iterator[Nvml | None]:
-    """The library, for as long as the block lasts; None if it is not there or its driver is not.
+    """Open the library for the length of the block; None if the library or its driver is missing.
 
-    A real one knows nothing of simulated GPUs, so with those it is not asked.
+    The real library does not know simulated GPUs, so with those it stays closed.
     """
     if is_simulated(env) and not env.get(NVML_VARIABLE):
         yield None
@@ -138,15 +168,15 @@ def open_nvml(env: Mapping[str, str] = os.environ) -> Iterator[Nvml | None]:
     try:
         yield Nvml(library)
     finally:
-        library.nvmlShutdown()
+        _call(library, "nvmlShutdown")
 
 
 def why_missing(env: Mapping[str, str] = os.environ) -> str:
-    """Why the library cannot be opened, as it or the system says; "" if it can."""
+    """Return why the library cannot be opened, in its own or the system's words; "" if it can."""
     library = _open(env)
     if isinstance(library, str):
         return library
-    library.nvmlShutdown()
+    _call(library, "nvmlShutdown")
     return ""
 
 
@@ -154,24 +184,33 @@ def _open(env: Mapping[str, str]) -> ctypes.CDLL | str:
     """The library, or why it cannot be opened."""
     try:
         library = ctypes.CDLL(env.get(NVML_VARIABLE) or _LIBRARY)
-        code = int(library.nvmlInit_v2())
-        if code == _SUCCESS:
-            return library
         explain = library.nvmlErrorString
     except (OSError, AttributeError) as error:
         return str(error)
-    explain.restype = ctypes.c_char_p
+    code = _call(library, "nvmlInit_v2")
+    if code == _SUCCESS:
+        return library
+    explain.argtypes, explain.restype = (c_int,), c_char_p
     return f"{library._name}: nvmlInit_v2: {(explain(code) or b'').decode(errors='replace')} (error {code})"
 
 
-def lost_error(subject: str, *, is_told: bool = True) -> GpuError:
-    """The error for a GPU that is gone.
+def _call(library: ctypes.CDLL, name: str, *arguments: object) -> int:
+    function = getattr(library, name, None)
+    if function is None:
+        # The library of an old driver lacks newer functions.
+        return _FUNCTION_NOT_FOUND
+    function.argtypes, function.restype = _ARGUMENTS[name], c_int
+    return int(function(*arguments))
+
+
+def lost_error(subject: str, *, is_reported: bool = True) -> GpuError:
+    """Return the error for a GPU that is gone.
 
     Args:
-        subject: Which.
-        is_told: Whether the driver says so; if not, it does not show the GPU any more.
+        subject: Names the GPU.
+        is_reported: Whether the driver reports the loss; if not, the driver no longer shows the GPU.
     """
-    sign = "says that the GPU is lost" if is_told else "no longer shows the GPU"
+    sign = "says that the GPU is lost" if is_reported else "no longer shows the GPU"
     return GpuError(
         f"{subject}: the driver {sign}.\n"
         "It has fallen off the bus or was reset; no program can use it.\n"
@@ -180,7 +219,7 @@ def lost_error(subject: str, *, is_told: bool = True) -> GpuError:
 
 
 class Nvml:
-    """The open library. What it does not tell is "" or None; a GPU that is gone is an error.
+    """The open library. A value that the driver does not report is "" or None; a GPU that is gone is an error.
 
     Attributes:
         lost_count: How many GPUs the last call of `gpus` found gone: the library cannot say which.
@@ -191,96 +230,88 @@ class Nvml:
         self._library = library
 
     def driver_version(self) -> str:
-        """Version of the driver, such as "580.65.06"."""
-        text = ctypes.create_string_buffer(_TEXT_BYTES)
-        code = self._call("nvmlSystemGetDriverVersion", text, ctypes.c_uint(_TEXT_BYTES))
-        return text.value.decode(errors="replace") if code == _SUCCESS else ""
+        """Return the version of the driver, such as "580.65.06"."""
+        return self._text("nvmlSystemGetDriverVersion")
 
     def gpu_count(self) -> int | None:
-        """How many there are, those of other containers too; None if the driver does not answer."""
-        count = ctypes.c_uint()
-        return count.value if self._call("nvmlDeviceGetCount_v2", ctypes.byref(count)) == _SUCCESS else None
+        """Return how many GPUs there are, those of other containers included; None if the driver does not answer."""
+        count = c_uint()
+        return count.value if self._call("nvmlDeviceGetCount_v2", byref(count)) == _SUCCESS else None
 
     def gpus(self) -> tuple[NvmlGpu, ...]:
-        """Those that the library shows here, in its order."""
+        """Return the GPUs that the library shows here, in its order."""
         found = []
         self.lost_count = 0
         for index in range(self.gpu_count() or 0):
-            handle = ctypes.c_void_p()
-            minor = ctypes.c_uint()
-            code = self._call("nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(index), ctypes.byref(handle))
+            pointer, minor = c_void_p(), c_uint()
+            code = self._call("nvmlDeviceGetHandleByIndex_v2", index, byref(pointer))
             self.lost_count += code == _GPU_IS_LOST
-            # Others that cannot be opened belong to another container.
+            # With other errors, the GPU belongs to another container.
             if code != _SUCCESS:
                 continue
-            if self._call("nvmlDeviceGetMinorNumber", handle, ctypes.byref(minor)) != _SUCCESS:
+            handle = pointer.value or 0
+            if self._call("nvmlDeviceGetMinorNumber", handle, byref(minor)) != _SUCCESS:
                 continue
-            uuid, model = (self._text(name, handle) for name in ("nvmlDeviceGetUUID", "nvmlDeviceGetName"))
-            address = self._address("nvmlDeviceGetPciInfo_v3", handle)
-            found.append(NvmlGpu(handle.value or 0, minor.value, address, uuid, model))
+            uuid, model = self._text("nvmlDeviceGetUUID", handle), self._text("nvmlDeviceGetName", handle)
+            found.append(NvmlGpu(handle, minor.value, self._address("nvmlDeviceGetPciInfo_v3", handle), uuid, model))
         return tuple(found)
 
     def memory(self, gpu: NvmlGpu) -> NvmlMemory | None:
-        """How much there is and how much is in use; None if the driver does not tell.
+        """Return how much memory there is and how much is in use; None if the driver does not report it.
 
         Raises:
             GpuError: If the GPU is gone.
         """
         memory = _MemoryV2(version=_MEMORY_VERSION)
-        handle = ctypes.c_void_p(gpu.handle)
-        code = self._call("nvmlDeviceGetMemoryInfo_v2", handle, ctypes.byref(memory))
+        code = self._call("nvmlDeviceGetMemoryInfo_v2", gpu.handle, byref(memory))
         if code == _GPU_IS_LOST:
             raise lost_error(f"/dev/nvidia{gpu.minor} ({gpu.model or 'GPU'}, {gpu.uuid})")
         return NvmlMemory(memory.total, memory.used) if code == _SUCCESS else None
 
     def is_mig(self, gpu: NvmlGpu) -> bool:
-        """Whether it is divided into instances; False if the driver does not tell, as of GPUs that cannot be."""
-        current, pending = ctypes.c_uint(), ctypes.c_uint()
-        handle = ctypes.c_void_p(gpu.handle)
-        code = self._call("nvmlDeviceGetMigMode", handle, ctypes.byref(current), ctypes.byref(pending))
+        """Whether the GPU is divided into instances; False if it cannot be, or the driver does not report it."""
+        current, pending = c_uint(), c_uint()
+        code = self._call("nvmlDeviceGetMigMode", gpu.handle, byref(current), byref(pending))
         return code == _SUCCESS and bool(current.value)
 
     def processes(self, gpu: NvmlGpu) -> tuple[NvmlProcess, ...] | None:
-        """Who computes on it, as far as the driver lets this process see; in a container often nobody.
+        """Return the processes that compute on the GPU and that the driver shows here; in a container often none.
 
-        None if the driver does not tell.
+        None if the driver does not report them.
         """
         function = "nvmlDeviceGetComputeRunningProcesses_v3"
-        handle = ctypes.c_void_p(gpu.handle)
-        count = ctypes.c_uint(0)
-        code = self._call(function, handle, ctypes.byref(count), None)
+        count = c_uint(0)
+        code = self._call(function, gpu.handle, byref(count), None)
         if code != _TOO_SMALL:
             return () if code == _SUCCESS else None
         room = min(count.value, _MAX_PROCESSES) + _SPARE_PROCESSES
         listed = (_Process * room)()
-        count = ctypes.c_uint(room)
-        if self._call(function, handle, ctypes.byref(count), listed) != _SUCCESS:
+        count = c_uint(room)
+        if self._call(function, gpu.handle, byref(count), listed) != _SUCCESS:
             return None
         return tuple(
-            NvmlProcess(process.pid, None if process.used == _NOT_TOLD else process.used)
+            NvmlProcess(process.pid, None if process.used == _NOT_REPORTED else process.used)
             for process in listed[: count.value]
         )
 
     def watch_xids(self, gpus: Sequence[NvmlGpu]) -> NvmlEvents | None:
-        """Have the driver note Xid errors of these GPUs from now on; None if it does for none of them."""
-        events = ctypes.c_void_p()
-        if self._call("nvmlEventSetCreate", ctypes.byref(events)) != _SUCCESS:
+        """Have the driver note Xid errors of these GPUs from now on; None if it does so for none of them."""
+        pointer = c_void_p()
+        if self._call("nvmlEventSetCreate", byref(pointer)) != _SUCCESS:
             return None
-        watched = [
-            gpu
+        events = pointer.value or 0
+        watched = {
+            gpu.handle: gpu
             for gpu in gpus
-            if self._call(
-                "nvmlDeviceRegisterEvents", ctypes.c_void_p(gpu.handle), ctypes.c_ulonglong(_XID_EVENT), events
-            )
-            == _SUCCESS
-        ]
+            if self._call("nvmlDeviceRegisterEvents", gpu.handle, _XID_EVENT, events) == _SUCCESS
+        }
         if not watched:
             self._call("nvmlEventSetFree", events)
             return None
-        return NvmlEvents(self._call, events, {gpu.handle: gpu for gpu in watched})
+        return NvmlEvents(self._call, events, watched)
 
     def connection(self, one: NvmlGpu, other: NvmlGpu) -> str:
-        """What lies between two GPUs, in the words of `nvidia-smi topo`; "" if the driver does not tell.
+        """Return what lies between two GPUs, in the words of `nvidia-smi topo`; "" if the driver does not report it.
 
         Returns:
             Such as "NV4, PIX": four links of NVLink, and a PCIe switch; "NV" where the links cannot be counted. With
@@ -292,80 +323,63 @@ class Nvml:
         return ", ".join(word for word in words if word)
 
     def _nvlink(self, one: NvmlGpu, other: NvmlGpu) -> str:
-        handle = ctypes.c_void_p(one.handle)
         ends = []
-        for link in map(ctypes.c_uint, range(_MAX_LINKS)):
-            is_active = ctypes.c_int()
-            code = self._call("nvmlDeviceGetNvLinkState", handle, link, ctypes.byref(is_active))
+        for link in range(_MAX_LINKS):
+            is_active = c_int()
+            code = self._call("nvmlDeviceGetNvLinkState", one.handle, link, byref(is_active))
             if code == _SUCCESS and is_active.value:
-                ends.append(self._address("nvmlDeviceGetNvLinkRemotePciInfo_v2", handle, link))
+                ends.append(self._address("nvmlDeviceGetNvLinkRemotePciInfo_v2", one.handle, link))
         direct = ends.count(other.address) if other.address else 0
         reachable = self._peers(one, other, _P2P_NVLINK)
         if reachable is None:
             return f"NV{direct}" if direct else ""
-        # Behind a switch every link leads to the switch, and with it to every GPU.
+        # Behind a switch every link leads to the switch, and through it to every GPU.
         return f"NV{direct or len(ends) or ''}" if reachable else ""
 
     def _peers(self, one: NvmlGpu, other: NvmlGpu, capability: int) -> bool | None:
-        status = ctypes.c_int(_P2P_UNKNOWN)
-        code = self._call(
-            "nvmlDeviceGetP2PStatus",
-            ctypes.c_void_p(one.handle),
-            ctypes.c_void_p(other.handle),
-            ctypes.c_int(capability),
-            ctypes.byref(status),
-        )
-        if code != _SUCCESS or status.value >= _P2P_UNKNOWN:
-            return None
-        return status.value == _P2P_OK
+        status = c_int(_P2P_UNKNOWN)
+        code = self._call("nvmlDeviceGetP2PStatus", one.handle, other.handle, capability, byref(status))
+        return None if code != _SUCCESS or status.value >= _P2P_UNKNOWN else status.value == _P2P_OK
 
     def _ancestor(self, one: NvmlGpu, other: NvmlGpu) -> str:
-        level = ctypes.c_int()
-        code = self._call(
-            "nvmlDeviceGetTopologyCommonAncestor",
-            ctypes.c_void_p(one.handle),
-            ctypes.c_void_p(other.handle),
-            ctypes.byref(level),
-        )
+        level = c_int()
+        code = self._call("nvmlDeviceGetTopologyCommonAncestor", one.handle, other.handle, byref(level))
         return _TOPOLOGY.get(level.value, "") if code == _SUCCESS else ""
 
-    def _call(self, function: str, *arguments: object) -> int:
-        # An old driver's library lacks what came later.
-        found = getattr(self._library, function, None)
-        return int(found(*arguments)) if found is not None else _FUNCTION_NOT_FOUND
+    def _call(self, name: str, *arguments: object) -> int:
+        return _call(self._library, name, *arguments)
 
-    def _text(self, function: str, handle: ctypes.c_void_p) -> str:
+    def _text(self, name: str, *handle: int) -> str:
         text = ctypes.create_string_buffer(_TEXT_BYTES)
-        code = self._call(function, handle, text, ctypes.c_uint(_TEXT_BYTES))
+        code = self._call(name, *handle, text, _TEXT_BYTES)
         return text.value.decode(errors="replace") if code == _SUCCESS else ""
 
-    def _address(self, function: str, *whose: object) -> str:
-        # nvmlPciInfo_t begins with the address in its old, shorter form, and ends with it in full.
-        information = ctypes.create_string_buffer(_PCI_BYTES)
-        if self._call(function, *whose, information) != _SUCCESS:
+    def _address(self, name: str, *subject: int) -> str:
+        pci = _Pci()
+        if self._call(name, *subject, byref(pci)) != _SUCCESS:
             return ""
-        address = information.raw[_PCI_ADDRESS_AT:].split(b"\0", 1)[0].decode(errors="replace").lower()
+        address: bytes = pci.address
         # The kernel writes four digits of the domain, the library eight.
-        return address[-_PCI_ADDRESS_CHARS:]
+        return address.decode(errors="replace").lower()[-_PCI_ADDRESS_CHARS:]
 
 
 class NvmlEvents:
     """Xid errors of some GPUs since `Nvml.watch_xids`, for as long as the library is open."""
 
-    def __init__(self, call: Callable[..., int], events: ctypes.c_void_p, gpus: Mapping[int, NvmlGpu]) -> None:
+    def __init__(self, call: Callable[..., int], events: int, gpus: Mapping[int, NvmlGpu]) -> None:
         self._call = call
         self._events = events
         self._gpus = gpus
 
     def read(self) -> list[tuple[NvmlGpu, int]]:
-        """What has come since the last call. Does not wait.
+        """Return the GPU and the number of each Xid since the last call, without waiting.
 
-        Of several Xids since then, some drivers tell the last number only.
+        Of several Xids since then, some drivers report the last number only.
         """
         found = []
         for _ in range(_MAX_EVENTS):
             event = _Event()
-            if self._call("nvmlEventSetWait_v2", self._events, ctypes.byref(event), ctypes.c_uint(0)) != _SUCCESS:
+            if self._call("nvmlEventSetWait_v2", self._events, byref(event), 0) != _SUCCESS:
                 break
             gpu = self._gpus.get(event.device or 0)
             if gpu is not None and event.kind == _XID_EVENT:
@@ -373,11 +387,5 @@ class NvmlEvents:
         return found
 
     def close(self) -> None:
-        """Watch no longer."""
+        """Stop watching."""
         self._call("nvmlEventSetFree", self._events)
-
-
-# nvmlPciInfo_t: char[16], five unsigned int, char[32].
-_PCI_ADDRESS_AT = 16 + 5 * 4
-_PCI_BYTES = _PCI_ADDRESS_AT + 32
-_PCI_ADDRESS_CHARS = len("0000:00:00.0")

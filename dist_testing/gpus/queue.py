@@ -1,15 +1,15 @@
-"""First come, first served, among processes that share nothing but a file, each for some of several things.
+"""Queues processes that share only a file: first come, first served, each for some of several things.
 
-The file has a lane for each thing. A place is one number, and the byte of that number is locked in the lane of each
-thing that its owner may get: the first number that is behind everybody in all of those lanes. Two places that have a
-lane in common have different numbers, so they are in the same order in every lane, and nobody can wait for each other
-in a circle. The head of a lane is whoever has locked everything before its own byte there. Who has no lane in common
-does not wait for each other.
+The file has a lane for each thing. A place is one number. Its owner locks the byte of that number in the lane of each
+thing that it may get; it takes the first number that is behind all others in all of those lanes. Two places with a lane
+in common have different numbers, so they are in the same order in every lane, and processes cannot wait for each other
+in a circle. The head of a lane is the process that has locked all bytes before its own there. Processes without a lane
+in common do not wait for each other.
 
-The kernel gives up a process's locks when it ends, however it ends, so nobody has to clean up after a crash, and
-nothing is ever written to the file: a device node serves as well as any other.
+The kernel releases the locks of a process when it ends, however it ends, so a crash needs no clean-up. Nothing is ever
+written to the file, so it can be a device node.
 
-The locks are those of an open file, not of a process (F_OFD_SETLK, Linux 3.15): a fork shares them.
+The locks belong to an open file, not to a process (F_OFD_SETLK, Linux 3.15): a fork shares them.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ import struct
 from collections.abc import Iterable
 from pathlib import Path
 
-__all__ = ["RankInfo"]
+__all__ = ["Place"]
 
-# struct flock: type, whence, start, length, pid. A length of 0 reaches to the end, wherever that is.
+# struct flock: type, whence, start, length, pid. A length of 0 reaches to the end of the file, even if it grows.
 _FLOCK = struct.Struct("hhqqi4x")
 _TO_THE_END = 0
-# Bytes of a lane: nobody gets so far behind while the queue is never empty.
+# Bytes of a lane: more places than are taken while a queue is never empty. In an empty lane the next place is 0.
 _LANE = 1 << 32
 
 
-class RankInfo:
-    """A place in the lanes of a file, from `RankInfo.take` to `leave`."""
+class Place:
+    """A place in the lanes of a file, from `Place.take` to `leave`."""
 
     def __init__(self, fd: int, number: int) -> None:
         self._fd = fd
         self._number = number
 
     @classmethod
-    def take(cls, file: Path, lanes: Iterable[int]) -> RankInfo:
-        """Stand at the end of these lanes, small numbers from 0.
+    def take(cls, file: Path, lanes: Iterable[int]) -> Place:
+        """Take a place at the end of these lanes, which are small numbers from 0.
 
         Raises:
             OSError: If the file cannot be opened for reading and writing, or does not take locks.
         """
-        # In one order for everybody: of those who come at once, one gets through.
+        # All processes use this order, so that one of those that come at the same moment succeeds.
         ordered = sorted(set(lanes))
         fd = os.open(file, os.O_RDWR | os.O_CLOEXEC)
         try:
@@ -57,7 +57,7 @@ class RankInfo:
                     for lane in ordered:
                         _lock(fd, lane * _LANE + number, 1)
                 except BlockingIOError:
-                    # Somebody who has come at the same moment is in the way.
+                    # Another process has come at the same moment.
                     _unlock(fd)
                 else:
                     return cls(fd, number)
@@ -66,7 +66,7 @@ class RankInfo:
             raise
 
     def is_head(self, lane: int) -> bool:
-        """Whether everybody who came to a lane of this place earlier has left; then this is its head to the end."""
+        """Whether all places before this one in a lane are left; if so, this is the head until it is left."""
         if self._number == 0:
             return True
         try:
@@ -76,7 +76,7 @@ class RankInfo:
         return True
 
     def leave(self) -> None:
-        """Let the next ones be head."""
+        """Leave all lanes."""
         _close(self._fd)
 
 
@@ -89,16 +89,16 @@ def _unlock(fd: int) -> None:
 
 
 def _close(fd: int) -> None:
-    # Not by closing alone: a child that was forked meanwhile has the file open.
+    # Closing is not enough: a child that was forked meanwhile has the file open, too.
     with contextlib.suppress(OSError):
         _unlock(fd)
     os.close(fd)
 
 
 def _first_free(fd: int, lane: int, number: int) -> int:
-    """The first number, from `number` on, after all that anybody has locked in a lane."""
+    """The first number, from `number` on, that is behind all locks in a lane."""
     low = high = number
-    # By halves: the kernel walks through everybody's locks at every question.
+    # By bisection: for each question the kernel walks through all locks.
     while taken := _taken(fd, lane, high):
         low, high = taken, 2 * taken - number
     while low < high:
@@ -111,7 +111,7 @@ def _first_free(fd: int, lane: int, number: int) -> int:
 
 
 def _taken(fd: int, lane: int, number: int) -> int:
-    """The end of one of the locks that there are in a lane from a number on; 0 if there are none."""
+    """The end of one of the locks in a lane from a number on; 0 if there are none."""
     asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, lane * _LANE + number, _LANE - number, 0)
     kind, _, start, length, _ = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_OFD_GETLK, asked))
     if kind == fcntl.F_UNLCK:

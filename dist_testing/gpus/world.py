@@ -1,11 +1,11 @@
-"""The GPUs of one world: leased before its ranks are asked for, given back when nothing of them is left.
+"""Leases the GPUs of one world before its ranks start, and gives them back when all its processes have ended.
 
     pool (CUDA_VISIBLE_DEVICES) -> lease -> memory free? -> CUDA_VISIBLE_DEVICES of the ranks -> memory back? -> release
 
-Every rank sees all GPUs of its world, in rank order, and rank r's are those from r * gpus_per_rank on. That is what
-torchrun does, and what torch's own code counts on: DeviceMesh takes `LOCAL_RANK` for the device's index, and tests ask
-whether one rank's device can reach another's. With a list for each rank alone, every device would be number 0, and
-`cuda:{rank}` an error on all ranks but one. (NCCL itself would not mind: it reaches devices that are not in the list.)
+Every rank sees all GPUs of its world, in rank order, and rank r uses those from r * gpus_per_rank on, as under
+torchrun. torch's own code relies on this: DeviceMesh takes `LOCAL_RANK` for the device's index, and tests ask whether
+one rank's device can reach another's. If each rank saw only its own GPUs, every device would be number 0, and
+`cuda:{rank}` an error on all ranks but one. (NCCL works with both: it reaches devices that the rank does not see.)
 """
 
 from __future__ import annotations
@@ -15,24 +15,23 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from dist_testing.gpus.devices import gpus_present, visible_gpus
+from dist_testing.gpus.devices import NVIDIA, Vendor, gpus_present, visible_gpus
+from dist_testing.gpus.faults import XidWatch
 from dist_testing.gpus.gpu import Gpu
 from dist_testing.gpus.lease import Lease, lease_gpus
 from dist_testing.gpus.memory import MemoryUse, memory_left, wait_for_memory
 from dist_testing.gpus.nvml import Nvml
-from dist_testing.gpus.vendors import NVIDIA, Vendor
-from dist_testing.gpus.xids import XidWatch
 
 __all__ = ["WorldGpus"]
 
 
 @dataclass(frozen=True, slots=True)
 class WorldGpus:
-    """GPUs that a world has for itself, all of one vendor.
+    """GPUs that only one world uses, all of one vendor.
 
     Attributes:
-        lease: Keeps others away.
-        wait_s: How long it took until they could be used, in seconds.
+        lease: The lease on them.
+        wait_s: How long the world has waited for them, in seconds.
     """
 
     lease: Lease
@@ -41,7 +40,7 @@ class WorldGpus:
     _xids: XidWatch
     _started_s: float
     _vendor: Vendor
-    # Opened once: that takes up to a second for each GPU.
+    # Open as long as the world: to open it takes up to a second for each GPU.
     _nvml: Nvml | None
     _library: contextlib.ExitStack
 
@@ -55,18 +54,18 @@ class WorldGpus:
         on_wait: Callable[[str], None],
         settled: dict[Gpu, int] | None = None,
     ) -> WorldGpus:
-        """Wait for GPUs that nobody has, and whose memory is free.
+        """Wait for free GPUs with free memory, and take them.
 
         Args:
             count: How many.
-            vendor: Whose.
-            limit_s: For all the waiting together, in seconds.
-            on_wait: Called with a line for each thing that has to be waited for.
-            settled: What earlier worlds have found out of memory that stays in use; see `wait_for_memory`.
+            vendor: Their vendor.
+            limit_s: Limit of all waits together, in seconds.
+            on_wait: Called with one line for each wait that begins.
+            settled: Memory that stays in use, as earlier worlds have found; see `wait_for_memory`.
 
         Raises:
-            GpuError: If they cannot be had at all, are gone, or have no memory free.
-            LeaseTimeoutError: If others kept them until the limit.
+            GpuError: If there are too few, one is gone, or their memory is in use.
+            LeaseTimeoutError: If other processes kept them until the limit.
         """
         began_s = time.monotonic()
         pool = visible_gpus(gpus_present(vendor=vendor), vendor=vendor).gpus
@@ -87,13 +86,13 @@ class WorldGpus:
 
     @property
     def names(self) -> str:
-        """The machine's numbers of them: "0, 1"."""
+        """Return the machine's numbers for them, such as "0, 1"."""
         return ", ".join(str(gpu.index) for gpu in self.lease.gpus)
 
     def env(self) -> dict[str, str]:
-        """What makes the ranks see these GPUs and no others. It replaces whatever the runner has."""
+        """Return the variables with which ranks see only these GPUs. They replace the runner's own."""
         gpus = self.lease.gpus
-        # Of a list that mixes both kinds, CUDA reads those of the first kind and ignores the rest.
+        # In a list that mixes UUIDs and numbers, CUDA ignores the entries that are not of the first one's kind.
         has_uuids = all(gpu.uuid for gpu in gpus)
         names = [gpu.uuid if has_uuids else str(gpu.index) for gpu in gpus]
         return {self._vendor.visible_variable: ",".join(names), **self._vendor.rank_env}
@@ -104,19 +103,19 @@ class WorldGpus:
         self.lease.release()
 
     def abandon(self) -> None:
-        """Let go here alone: ranks that could not be ended keep the GPUs, as long as they live."""
+        """Close the lease here only: ranks that could not be killed keep the GPUs as long as they live."""
         self._library.close()
         self.lease.abandon()
 
     def hardware_faults(self) -> list[str]:
-        """Errors of the hardware that the driver has reported since the last call; empty if nobody tells."""
+        """Return the errors of the hardware since the last call; empty where the driver does not report them."""
         return self._xids.hardware_faults()
 
     def memory_left(self) -> list[str]:
-        """What the world, which is over, has not given back. Waits for the driver, which needs a moment.
+        """Return the memory that the world has not given back after its end. Waits for the driver, if needed.
 
         Returns:
-            One text for each GPU; empty if all memory is back, or nobody tells.
+            One text for each GPU; empty if all memory is back, or the driver does not report it.
 
         Raises:
             GpuError: If a GPU is gone.

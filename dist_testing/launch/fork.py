@@ -1,4 +1,4 @@
-"""The fork launcher: the runner's side of the template."""
+"""The fork launcher: the runner's side of the fork server."""
 
 from __future__ import annotations
 
@@ -9,35 +9,44 @@ import signal
 import socket
 import subprocess
 from collections.abc import Iterator, Sequence
-from typing import Any
 
-from dist_testing.errors import LaunchError
+from dist_testing.errors import LaunchError, MessageError
 from dist_testing.launch import fork_server
 from dist_testing.launch.clean import spare_cuda, unclean_reasons
-from dist_testing.launch.fresh import command
+from dist_testing.launch.fresh import command, with_imports
 from dist_testing.launch.launcher import RunContext
 from dist_testing.process import wire
 from dist_testing.process.lifetime import become_subreaper, fork, watch_child
+from dist_testing.process.messages import (
+    FORK_SERVER_EVENTS,
+    FORK_SERVER_ORDERS,
+    ForkServerOrder,
+    FreshForkServer,
+    LauncherEvent,
+    SignalRanks,
+    Unfit,
+    WorldRequest,
+)
 from dist_testing.process.orphans import kill_orphans
 from dist_testing.process.refusal import refusal
 
 __all__ = ["ForkServerLauncher"]
 
-# For the template to remove what is left below it, which it does within limits of its own. Seconds.
+# How long the fork server may take to remove what is left below it; it has limits of its own. Seconds.
 _CLOSE_LIMIT_S = 15.0
 
 
 class ForkServerLauncher:
-    """Forks the template from this process, and asks it for worlds.
+    """Forks the fork server from this process, and asks it for worlds.
 
-    One world at a time. The template is forked when this object is made, so make it before any test code runs.
+    One world at a time. The constructor forks the fork server, so make this object before any test code runs.
 
     Attributes:
-        unclean_reasons: Why the template is a fresh interpreter; empty when it was forked.
+        unclean_reasons: Why the fork server is a fresh interpreter; empty when it was forked.
     """
 
     def __init__(self, run: RunContext) -> None:
-        """Fork the template; or, if this process is not fit to be forked, start a fresh interpreter to be it.
+        """Fork the fork server; or, if this process is not fit to be forked, start it as a fresh interpreter.
 
         Args:
             run: What the fork server needs of the run.
@@ -59,33 +68,33 @@ class ForkServerLauncher:
                 if self._pid == 0:
                     ours.close()
                     fork_server.serve(theirs, run.ranks, run.loader, run.directories)
-            # A test may wait for any child there is; from then on the number could be another process's.
+            # A test may wait for any child; from then on the number could belong to another process.
             self._pidfd = watch_child(self._pid)
             undo.pop_all()
         self._control = ours
-        self._reader = wire.MessageReader()
+        self._reader = wire.MessageReader(FORK_SERVER_EVENTS)
 
     def fileno(self) -> int:
-        """For polling: readable when the template has something to say, or has ended."""
+        """For polling: readable when the fork server has sent something, or has ended."""
         return self._control.fileno()
 
-    def start(self, request: wire.WorldRequest, fds: Sequence[int]) -> None:
-        """Ask for a world. The descriptors are the template's own copies from then on; close yours.
+    def start(self, request: WorldRequest, fds: Sequence[int]) -> None:
+        """Ask for a world. The fork server has its own copies of the descriptors from then on; close yours.
 
         Raises:
-            LaunchError: If the template is gone, or cannot be told all of it. It is of no use any more.
+            LaunchError: If the fork server is gone, or did not get all of the request. It is of no use any more.
         """
-        self._send(request.to_message(), fds)
+        self._send(request, fds)
 
     def signal(self, ranks: Sequence[int], number: int) -> None:
         """Send a signal to those of `ranks` that still run."""
-        self._send({"do": "signal", "ranks": list(ranks), "signal": number})
+        self._send(SignalRanks(tuple(ranks), number))
 
-    def events(self) -> Iterator[dict[str, Any]]:
-        """What the template has said since the last call. Blocks only if nothing is there.
+    def events(self) -> Iterator[LauncherEvent]:
+        """Yield what the fork server has sent since the last call. Blocks only if nothing is there.
 
         Raises:
-            LaunchError: If the template has ended, which it does only when somebody kills it.
+            LaunchError: If the fork server has ended, cannot serve, or has sent what cannot be read.
         """
         try:
             data = self._control.recv(1 << 16)
@@ -93,13 +102,16 @@ class ForkServerLauncher:
             data = b""
         if not data:
             raise LaunchError(self._exit_message())
-        for message in self._reader.feed(data):
-            if message["event"] == "unfit":
-                raise LaunchError(message["text"])
-            yield message
+        try:
+            for event in self._reader.feed(data):
+                if isinstance(event, Unfit):
+                    raise LaunchError(event.text)
+                yield event
+        except MessageError as error:
+            raise LaunchError(str(error)) from error
 
     def close(self) -> None:
-        """Let the template go, and wait until it has removed whatever is left below it."""
+        """Let the fork server go, and wait until it has removed whatever is left below it."""
         if self._pidfd < 0:
             return
         pidfd, self._pidfd = self._pidfd, -1
@@ -107,7 +119,7 @@ class ForkServerLauncher:
         poller = select.poll()
         poller.register(pidfd, select.POLLIN)
         try:
-            # Closed when the template has ended: until then that tells it from a runner that was killed.
+            # Closed when the fork server has ended: until then it can tell this runner from a killed one.
             self._control.shutdown(socket.SHUT_WR)
             if not poller.poll(1000 * _CLOSE_LIMIT_S):
                 # A test has stopped it. Its ranks die with it.
@@ -115,22 +127,27 @@ class ForkServerLauncher:
             ended = os.waitid(os.P_PIDFD, pidfd, os.WEXITED)
             has_cleaned_up = ended is not None and (ended.si_code, ended.si_status) == (os.CLD_EXITED, 0)
         except (ChildProcessError, ProcessLookupError):
-            # Nobody knows how it ended: a test has waited for it, or this process ignores SIGCHLD.
+            # How it ended is not known: a test has waited for it, or this process ignores SIGCHLD.
             pass
         finally:
             os.close(pidfd)
             self._control.close()
         if not has_cleaned_up:
-            # It was killed, perhaps. Then Linux gave what the ranks had started to this process.
+            # It was killed, perhaps. Then Linux gave the processes that the ranks had started to this process.
             kill_orphans(self._temp)
 
-    def _send(self, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
+    def _send(self, order: ForkServerOrder, fds: Sequence[int] = ()) -> None:
         try:
-            wire.send(self._control, message, fds)
+            wire.send(self._control, FORK_SERVER_ORDERS, order, fds)
+        except MessageError as error:
+            raise LaunchError(str(error)) from error
         except (BrokenPipeError, ConnectionResetError) as error:
+            # Its last event may say why it ended; `events` then raises that.
+            for _ in self.events():
+                continue
             raise LaunchError(self._exit_message()) from error
         except OSError as error:
-            # A part of it may be out, so nothing that came after it would be understood.
+            # A part of it may have been sent, so the fork server would not understand what follows.
             raise LaunchError(
                 f"The process that ranks are forked from (pid {self._pid}) can be told nothing more: {refusal(error)}"
             ) from error
@@ -146,18 +163,13 @@ class ForkServerLauncher:
 def _start_fresh(control: socket.socket, run: RunContext) -> int:
     arguments, descriptor = command(
         fork_server.__name__,
-        run.loader,
-        {
-            "control_fd": control.fileno(),
-            "run_directories": list(run.directories),
-            "runner_pid": os.getpid(),
-        },
+        FreshForkServer(control.fileno(), tuple(run.directories), os.getpid(), with_imports(run.loader)),
     )
     try:
-        # In this process group, as every process of a test must be: Bazel kills the group.
+        # In this process group, as all processes of a test must be: Bazel kills the group.
         process = subprocess.Popen(arguments, pass_fds=(control.fileno(), descriptor), stdin=subprocess.DEVNULL)
     finally:
         os.close(descriptor)
-    # Waited for by its number in `close`, like a forked one.
+    # `close` waits for it by its number, as for a forked one.
     process.returncode = 0
     return process.pid

@@ -1,12 +1,12 @@
-"""The template: a clean process that ranks are forked from, and that answers for them.
+"""The fork server: a clean process that ranks are forked from, and that reports how they end.
 
-    runner  --- start(request, descriptors) --->  template  --- fork --->  ranks
-            <-- started, ended(rank, status), over(leaked) --
-    runner  <------------------ frames ------------------------------------  each rank
+    runner  --- WorldRequest, descriptors --->  fork server  --- fork --->  ranks
+            <-- WorldStarted, RankEnded, WorldOver --
+    runner  <------------------ messages -----------------------------------  each rank
 
 It has torch and the test modules imported, one thread, no group and no CUDA context, and it runs no test code. It is
-the ranks' parent, so that it alone waits for them; it adopts what they leave behind; and when the runner is gone,
-however that came about, it kills everything below it and goes too.
+the ranks' parent, so that it alone waits for them, and it adopts the processes that they leave behind. When the runner
+is gone, for whatever reason, the fork server kills everything below it and ends, too.
 """
 
 from __future__ import annotations
@@ -26,17 +26,36 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, NoReturn
 
-from dist_testing.launch.fresh import Loader, load_tests, loader_of
+from dist_testing.errors import MessageError
+from dist_testing.launch.fresh import load_tests, order_for
 from dist_testing.launch.spawn import become_rank
 from dist_testing.process import wire
 from dist_testing.process.lifetime import become_subreaper, fork, watch_child
+from dist_testing.process.messages import (
+    FORK_SERVER_EVENTS,
+    FORK_SERVER_ORDERS,
+    ForkServerEvent,
+    FreshForkServer,
+    Loader,
+    RankEnded,
+    RankStart,
+    SignalRanks,
+    Unfit,
+    WorldOver,
+    WorldRefused,
+    WorldRequest,
+    WorldStarted,
+)
 from dist_testing.process.orphans import Orphans
 from dist_testing.process.refusal import refusal
-from dist_testing.rank.bootstrap import RankContext, RankStart, enter, take_over
+from dist_testing.rank.bootstrap import RankContext, enter, take_over
 from dist_testing.rank.capture import own_streams
 from dist_testing.rank.threads import enter_together
 
 __all__ = ["main", "serve"]
+
+# Of the command line of an orphan process, for the report.
+_COMMAND_CHARS = 2000
 
 _Handler = Callable[[int, FrameType | None], Any] | int | None
 
@@ -74,22 +93,31 @@ class _ForkServer:
         return any(fd == control and event & select.POLLHUP for fd, event in self._poller.poll(0))
 
     def _obey(self) -> bool:
-        received = wire.receive(self._control)
+        received = wire.receive(self._control, FORK_SERVER_ORDERS)
         if received is None:
             return False
-        message, fds = received
-        match message["do"]:
-            case "start":
-                self._start(wire.WorldRequest.from_message(message), fds)
-            case "signal":
-                self._signal(message["ranks"], message["signal"])
+        order, fds = received
+        match order:
+            case WorldRequest():
+                self._start(order, fds)
+            case SignalRanks():
+                self._signal(order.ranks, order.number)
         return True
 
-    def _start(self, request: wire.WorldRequest, fds: Sequence[int]) -> None:
+    def _say(self, event: ForkServerEvent) -> None:
+        wire.send(self._control, FORK_SERVER_EVENTS, event)
+
+    def _start(self, request: WorldRequest, fds: Sequence[int]) -> None:
         if not fds:
             self._refuse(request.world, 0, OSError(errno.EMFILE, os.strerror(errno.EMFILE)))
             self._over(_World(request.world, {}))
             return
+        if len(fds) != request.fd_count:
+            for fd in fds:
+                os.close(fd)
+            raise FORK_SERVER_ORDERS.refused(
+                f"world {request.world} came with {len(fds)} descriptors; expected {request.fd_count}"
+            )
         leases = tuple(fds[len(fds) - request.lease_fds :])
         channels, stacks, (board, *stores) = (
             fds[: request.size],
@@ -130,15 +158,12 @@ class _ForkServer:
             os.close(fd)
         if world.ranks:
             pids = {rank: pid for pid, ranks in world.ranks.items() for rank in ranks}
-            wire.send(
-                self._control,
-                {"event": "started", "world": world.number, "pids": [pids[rank] for rank in sorted(pids)]},
-            )
+            self._say(WorldStarted(world.number, tuple(pids[rank] for rank in sorted(pids))))
         else:
             self._over(world)
 
     def _refuse(self, world: int, rank: int, error: OSError) -> None:
-        wire.send(self._control, {"event": "refused", "world": world, "rank": rank, "text": refusal(error)})
+        self._say(WorldRefused(world, rank, refusal(error)))
 
     def _be_ranks(self, starts: Sequence[RankStart]) -> NoReturn:
         if self._on_child is not None:
@@ -152,7 +177,7 @@ class _ForkServer:
         try:
             become_rank(start, self._loader)
         finally:
-            # Nothing can be reported without the interpreter; the runner sees a rank that never began.
+            # Without the interpreter the rank can report nothing; the runner sees a rank that never started.
             os._exit(1)
 
     def _signal(self, ranks: Sequence[int], number: int) -> None:
@@ -160,13 +185,14 @@ class _ForkServer:
             return
         for pid, its_ranks in self._world.ranks.items():
             if not set(ranks).isdisjoint(its_ranks):
-                # Another user's, if it has become a setuid program. The runner will say that it does not end.
+                # It belongs to another user if it has become a setuid program. The runner will report that it does
+                # not end.
                 with contextlib.suppress(PermissionError):
                     # Not reaped yet, or it would not be in the table: the pid is still the rank's.
                     os.kill(pid, number)
 
     def kill_ranks(self) -> None:
-        """Nobody waits for them any more."""
+        """Kill the ranks of the running world, if there is one."""
         if self._world is not None:
             self._signal([rank for ranks in self._world.ranks.values() for rank in ranks], signal.SIGKILL)
 
@@ -178,21 +204,17 @@ class _ForkServer:
         pid = world.pidfds.pop(pidfd)
         _, status = os.waitpid(pid, 0)
         for rank in world.ranks.pop(pid):
-            wire.send(
-                self._control,
-                {
-                    "event": "ended",
-                    "world": world.number,
-                    "rank": rank,
-                    "exit_code": os.waitstatus_to_exitcode(status),
-                },
-            )
+            self._say(RankEnded(world.number, rank, os.waitstatus_to_exitcode(status)))
         if not world.pidfds:
             self._over(world)
 
     def _over(self, world: _World) -> None:
         self._world = None
-        wire.send(self._control, {"event": "over", "world": world.number, "leaked": self.orphans.remove()})
+        self._say(WorldOver(world.number, tuple(map(_cut, self.orphans.remove()))))
+
+
+def _cut(command: str) -> str:
+    return command if len(command) <= _COMMAND_CHARS else f"{command[:_COMMAND_CHARS]} ..."
 
 
 def _fork() -> tuple[int, int]:
@@ -202,11 +224,11 @@ def _fork() -> tuple[int, int]:
 
 
 def serve(control: socket.socket, context: RankContext, loader: Loader, run_directories: Sequence[str]) -> NoReturn:
-    """Be the template until the runner is gone, then leave nothing behind.
+    """Be the fork server until the runner is gone, then leave nothing behind.
 
     Args:
         control: This end of the socket pair to the runner.
-        context: What the ranks have of the run.
+        context: Finds the tests on the ranks.
         loader: How a fresh interpreter finds the tests again.
         run_directories: Removed at the end if the runner cannot do it.
     """
@@ -216,7 +238,7 @@ def serve(control: socket.socket, context: RankContext, loader: Loader, run_dire
         # the runner has closed the socket. A handler and not SIG_IGN, which ranks and their children would inherit.
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, lambda *_: None)
-        # What test files have set, or an agent has left, would take the ranks' ends from this process. Ranks get it
+        # A handler of a test file or of an agent would take the ranks' ends from this process. Ranks get the handler
         # back: for them it is as if the runner had forked them.
         on_child = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         become_subreaper()
@@ -228,7 +250,11 @@ def serve(control: socket.socket, context: RankContext, loader: Loader, run_dire
         server = _ForkServer(control, context, loader, on_child)
         # The runner may be gone in the middle of a message to it.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            server.run()
+            try:
+                server.run()
+            except MessageError as error:
+                # Nothing that follows can be understood.
+                wire.send(control, FORK_SERVER_EVENTS, Unfit(str(error)))
         server.kill_ranks()
         server.orphans.remove()
         if server.is_orphaned():
@@ -236,26 +262,26 @@ def serve(control: socket.socket, context: RankContext, loader: Loader, run_dire
                 shutil.rmtree(path, ignore_errors=True)
         code = 0
     except BaseException:
-        # A bug of this library. It must not pass for a kill.
+        # A bug of this library. It must not look like a kill.
         text = f"The process that ranks are forked from has failed, by a bug of dist_testing:\n{traceback.format_exc()}"
         with contextlib.suppress(OSError):
-            wire.send(control, {"event": "unfit", "world": 0, "text": text})
+            wire.send(control, FORK_SERVER_EVENTS, Unfit(text))
     finally:
         os._exit(code)
 
 
-def main(state: dict[str, Any]) -> NoReturn:
+def main(text: str) -> NoReturn:
     """Be the fork server in a fresh interpreter; the program that the launcher starts if it cannot fork the runner."""
+    order = order_for(FreshForkServer, text)
     # Until it serves, it has nothing to clean up; then it outlives the runner on purpose, to do so.
-    if os.getppid() != state["runner_pid"]:
+    if os.getppid() != order.runner_pid:
         os._exit(1)
-    control_fd: int = state["control_fd"]
-    os.set_inheritable(control_fd, False)
-    control = socket.socket(fileno=control_fd)
-    loader = loader_of(state)
+    os.set_inheritable(order.control_fd, False)
+    control = socket.socket(fileno=order.control_fd)
+    loader = order.loader
     try:
-        load_tests(state, lambda context: serve(control, context, loader, state["run_directories"]))
+        load_tests(loader, lambda context: serve(control, context, loader, order.run_directories))
     except BaseException as error:
-        wire.send(control, {"event": "unfit", "world": 0, "text": str(error)})
+        wire.send(control, FORK_SERVER_EVENTS, Unfit(str(error)))
     finally:
         os._exit(1)

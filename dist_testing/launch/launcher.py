@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
-from dist_testing.launch.fresh import Loader
-from dist_testing.process.wire import WorldRequest
+from dist_testing.process.messages import LauncherEvent, Loader, WorldRequest
 from dist_testing.rank.bootstrap import RankContext
 
 __all__ = ["Launcher", "RunContext"]
@@ -55,8 +54,12 @@ class Launcher(Protocol):
     def signal(self, ranks: Sequence[int], number: int) -> None:
         """Send a signal to those of `ranks` that still run."""
 
-    def events(self) -> Iterator[dict[str, Any]]:
-        """Yield what has happened since the last call: "started", "refused", "ended" and "over"."""
+    def events(self) -> Iterator[LauncherEvent]:
+        """Yield what has happened since the last call.
+
+        Raises:
+            LaunchError: If there can be no world any more.
+        """
 
     def close(self) -> None:
         """End everything that the launcher has started."""

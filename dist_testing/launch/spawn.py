@@ -1,19 +1,18 @@
-"""A rank that is a fresh interpreter: isolation "spawn". The fork server forks a process, which becomes one."""
+"""Makes ranks that are fresh interpreters, for isolation "spawn": a process that was forked becomes one."""
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import socket
-from typing import Any, NoReturn
+from typing import NoReturn
 
-from dist_testing.launch.fresh import Loader, command, load_tests
-from dist_testing.process import wire
+from dist_testing.launch.fresh import command, load_tests, order_for, with_imports
 from dist_testing.process.board import PhaseBoard
 from dist_testing.process.frames import FrameWriter
 from dist_testing.process.lifetime import die_with_parent
+from dist_testing.process.messages import FreshRank, Loader, RankStart
 from dist_testing.process.stacks import answer_with_stacks
-from dist_testing.rank.bootstrap import RankContext, RankStart, enter, take_over
+from dist_testing.rank.bootstrap import RankContext, enter, take_over
 from dist_testing.rank.capture import own_streams, redirect_output
 from dist_testing.rank.environment import torchrun_env
 from dist_testing.rank.reporter import Reporter
@@ -24,7 +23,7 @@ __all__ = ["become_rank", "main"]
 def become_rank(start: RankStart, loader: Loader) -> NoReturn:
     """Replace this process, just forked, by a fresh interpreter that is the rank."""
     die_with_parent(start.fork_server_pid)
-    arguments, descriptor = command(__name__, loader, {"start": dataclasses.asdict(start)})
+    arguments, descriptor = command(__name__, FreshRank(start, with_imports(loader)))
     for fd in (*start.fds, descriptor):
         os.set_inheritable(fd, True)
     request = start.request
@@ -33,10 +32,10 @@ def become_rank(start: RankStart, loader: Loader) -> NoReturn:
     os.execve(arguments[0], arguments, request.env | torchrun_env(request.size, request.store_port) | rank_env)
 
 
-def main(state: dict[str, Any]) -> NoReturn:
+def main(text: str) -> NoReturn:
     """Be the rank; the program that `become_rank` starts."""
-    given = state["start"]
-    start = RankStart(**{**given, "request": wire.WorldRequest(**given["request"])})
+    order = order_for(FreshRank, text)
+    start = order.start
     # The output of imports belongs to the rank, too.
     own_streams()
     redirect_output(os.path.join(start.request.directory, f"rank-{start.rank}.log"))
@@ -46,10 +45,10 @@ def main(state: dict[str, Any]) -> NoReturn:
     # Imports can hang, too.
     answer_with_stacks(start.stacks_fd)
     try:
-        load_tests(state, lambda context: _enter_prepared(start, context), start.request.body.get("nodeid"))
+        load_tests(order.loader, lambda context: _enter_prepared(start, context), start.request.body.only_test)
     except BaseException as error:
         with socket.socket(fileno=start.channel_fd) as channel:
-            # Imports run test code: an error is the test's failure, and not the machine's.
+            # Imports run test code: an error there is the test's failure, and not the machine's.
             reporter = Reporter(FrameWriter(channel), PhaseBoard(start.board_fd, start.request.size), start.rank)
             reporter.phase("import")
             reporter.raised(error)

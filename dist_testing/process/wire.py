@@ -1,84 +1,41 @@
-"""What the runner sends, to the template and to ranks: length-prefixed JSON, with descriptors beside it.
+"""Sends and receives messages: length-prefixed JSON over sockets, with descriptors beside it; never pickle.
 
-Both ends are this library, so a malformed message is a bug and not an input to be judged. What ranks send is another
-matter: see `dist_testing.process.frames`.
+Before each message comes a header: the length of the JSON and the number of descriptors that follow it.
 """
 
 from __future__ import annotations
 
 import errno
-import json
 import os
 import socket
 import struct
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Generic, TypeVar
 
-__all__ = ["MessageReader", "WorldRequest", "receive", "send"]
+from dist_testing.process.codec import Family
 
-_LENGTH = struct.Struct(">I")
+__all__ = ["MessageReader", "receive", "send"]
+
+_Message = TypeVar("_Message")
+
+_HEADER = struct.Struct(">IH")
 # The kernel takes at most 253 descriptors in one message (SCM_MAX_FD).
 _FDS_PER_MESSAGE = 200
-# Linux limits what all processes of a user have under way together, to the sender's limit of open files. Whoever they
-# are for takes them in milliseconds, but nothing tells when. Seconds.
+# Linux limits the descriptors that all processes of a user have sent and not received yet, to the sender's limit of
+# open files. Receivers take theirs within milliseconds, but no event tells when. Seconds.
 _CROWD_LIMIT_S = 10.0
 _CROWD_PAUSE_S = 0.01
 
 
-@dataclass(frozen=True, slots=True)
-class WorldRequest:
-    """Everything that a world's ranks need to know and cannot inherit from the template, which is older than the case.
+def send(channel: socket.socket, family: Family[_Message], message: _Message, fds: Sequence[int] = ()) -> None:
+    """Send one message and the descriptors that belong to it. Blocks until the receiver has room.
 
-    Attributes:
-        world: Number of the world in this run.
-        size: Ranks to start.
-        body: What the ranks run, in the words of the front door that resolves it.
-        directory: The case's own folder: `rank-<r>.log` is made in it.
-        env: The whole environment of a rank, apart from what differs from rank to rank.
-        cwd: Working directory.
-        umask: File mode creation mask.
-        threads: Intra-op threads of a rank, at least 1; 0 leaves torch alone.
-        pool: Whether the ranks stay for more cases, so that what a case leaves behind in them matters.
-        fresh: Whether each rank is a fresh interpreter instead of a fork that runs on.
-        together: Whether the ranks are threads of one process.
-        debug_rank: The rank that gets the terminal; None if nobody debugs.
-        store_port: Loopback port whose listening socket travels with the request; 0 for no store.
-        lease_fds: How many descriptors, the last ones, keep the world's GPUs for it.
-        settings: What the world is like: see `dist_testing.world.WorldSettings`.
+    Raises:
+        MessageError: If the message cannot be written; then nothing has been sent.
     """
-
-    world: int
-    size: int
-    body: dict[str, Any]
-    directory: str
-    env: dict[str, str]
-    cwd: str
-    umask: int
-    threads: int
-    pool: bool
-    fresh: bool
-    together: bool
-    store_port: int
-    settings: dict[str, Any] = field(default_factory=dict)
-    debug_rank: int | None = None
-    lease_fds: int = 0
-
-    def to_message(self) -> dict[str, Any]:
-        """The request as the template reads it."""
-        return {"do": "start", **asdict(self)}
-
-    @classmethod
-    def from_message(cls, message: Mapping[str, Any]) -> WorldRequest:
-        """The other direction."""
-        return cls(**{name: value for name, value in message.items() if name != "do"})
-
-
-def send(channel: socket.socket, message: Mapping[str, Any], fds: Sequence[int] = ()) -> None:
-    """Send one message and the descriptors that belong to it."""
-    payload = json.dumps({**message, "fds": len(fds)}).encode()
-    channel.sendall(_LENGTH.pack(len(payload)) + payload)
+    payload = family.to_wire(message)
+    channel.sendall(_HEADER.pack(len(payload), len(fds)) + payload)
     for first in range(0, len(fds), _FDS_PER_MESSAGE):
         _send_fds(channel, fds[first : first + _FDS_PER_MESSAGE])
 
@@ -96,37 +53,55 @@ def _send_fds(channel: socket.socket, fds: Sequence[int]) -> None:
             return
 
 
-def receive(channel: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
-    """Wait for one message with its descriptors; None at the end of the stream.
+def receive(channel: socket.socket, family: Family[_Message]) -> tuple[_Message, list[int]] | None:
+    """Wait for one message with its descriptors.
 
-    There are no descriptors if this process may not open as many files.
+    Returns:
+        The message and its descriptors: none of them if this process may not open as many files. None at the end of
+        the stream.
+
+    Raises:
+        MessageError: If the bytes are no message of the family. Nothing that follows can be trusted.
     """
-    header = _read(channel, _LENGTH.size)
+    header = _read(channel, _HEADER.size)
     if header is None:
         return None
-    (length,) = _LENGTH.unpack(header)
+    length, count = _HEADER.unpack(header)
+    family.check_size(length)
     payload = _read(channel, length)
     if payload is None:
         return None
-    message = json.loads(payload)
-    count = message.pop("fds")
+    message = family.from_wire(payload)
+    fds = _receive_fds(channel, count, family)
+    return None if fds is None else (message, fds)
+
+
+def _receive_fds(channel: socket.socket, count: int, family: Family[_Message]) -> list[int] | None:
     fds: list[int] = []
     to_come = count
     while to_come > 0:
         data, more, flags, _ = socket.recv_fds(channel, 1, _FDS_PER_MESSAGE)
         for fd in more:
-            # Unlike all others that Python makes, received descriptors would go on into every program that a test runs.
+            # Unlike all others that Python makes, programs that a test runs would inherit received descriptors.
             os.set_inheritable(fd, False)
         fds += more
         if not data:
+            _close(fds)
             return None
-        # Cut short by the kernel, which has closed the others.
+        if not (more or flags & socket.MSG_CTRUNC):
+            _close(fds)
+            raise family.refused(f"a message without its {count} descriptors")
+        # The kernel cuts a part short and closes the rest of it where this process has no room.
         to_come -= _FDS_PER_MESSAGE if flags & socket.MSG_CTRUNC else len(more)
-    if len(fds) < count:
-        for fd in fds:
-            os.close(fd)
-        return message, []
-    return message, fds
+    if len(fds) != count:
+        _close(fds)
+        return []
+    return fds
+
+
+def _close(fds: Sequence[int]) -> None:
+    for fd in fds:
+        os.close(fd)
 
 
 def _read(channel: socket.socket, count: int) -> bytes | None:
@@ -142,21 +117,33 @@ def _read(channel: socket.socket, count: int) -> bytes | None:
     return bytes(data)
 
 
-class MessageReader:
-    """Messages without descriptors, from bytes as they come: the runner must never block on the template."""
+class MessageReader(Generic[_Message]):
+    """Reads messages without descriptors from bytes as they come: the runner must never block on another process."""
 
-    def __init__(self) -> None:
+    def __init__(self, family: Family[_Message]) -> None:
+        self._family = family
         self._buffer = bytearray()
 
-    def feed(self, data: bytes) -> Iterator[dict[str, Any]]:
-        """Yield the messages that `data` completes."""
+    @property
+    def is_inside(self) -> bool:
+        """Whether bytes of an unfinished message are waiting: at the end of the stream, a torn message."""
+        return bool(self._buffer)
+
+    def feed(self, data: bytes) -> Iterator[_Message]:
+        """Yield the messages that `data` completes.
+
+        Raises:
+            MessageError: If the bytes are no message of the family. Nothing that follows can be trusted.
+        """
         self._buffer += data
-        while len(self._buffer) >= _LENGTH.size:
-            (length,) = _LENGTH.unpack_from(self._buffer)
-            end = _LENGTH.size + length
+        while len(self._buffer) >= _HEADER.size:
+            length, count = _HEADER.unpack_from(self._buffer)
+            self._family.check_size(length)
+            if count:
+                raise self._family.refused(f"a message with {count} descriptors; expected none")
+            end = _HEADER.size + length
             if len(self._buffer) < end:
                 return
-            message: dict[str, Any] = json.loads(self._buffer[_LENGTH.size : end])
+            payload = bytes(self._buffer[_HEADER.size : end])
             del self._buffer[:end]
-            message.pop("fds")
-            yield message
+            yield self._family.from_wire(payload)

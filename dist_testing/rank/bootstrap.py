@@ -1,4 +1,4 @@
-"""From fork to the test's own code, and out again."""
+"""Runs a rank: from the fork to the test's own code, and out again."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, NoReturn, Protocol
+from typing import NoReturn, Protocol
 
+from dist_testing.case import CaseBody
+from dist_testing.errors import MessageError
 from dist_testing.process import wire
 from dist_testing.process.board import PhaseBoard
 from dist_testing.process.frames import FrameWriter
 from dist_testing.process.lifetime import die_with_parent
+from dist_testing.process.messages import RankStart, WorldRequest
+from dist_testing.process.rank_messages import INSTRUCTIONS, Instruction, NextCase
 from dist_testing.process.stacks import answer_with_stacks
 from dist_testing.rank.capture import flush_streams, redirect_output
 from dist_testing.rank.coverage import RankCoverage
@@ -31,9 +34,9 @@ __all__ = [
     "FAILED_EXIT_CODE",
     "RankContext",
     "RankFrontEnd",
-    "RankStart",
     "become_rank_process",
     "enter",
+    "next_instruction",
     "own_channel",
     "run_world",
     "take_over",
@@ -43,61 +46,33 @@ __all__ = [
 FAILED_EXIT_CODE = 10
 
 
-@dataclass(frozen=True, slots=True)
-class RankStart:
-    """What one rank is started with.
-
-    Attributes:
-        request: What all ranks of the world share.
-        rank: Which of them this is.
-        channel_fd: The rank's end of its frame channel.
-        stacks_fd: Where its stacks go when they are asked for.
-        board_fd: The board on which it writes what it is doing.
-        store_fd: The listening socket of the world's store, on rank 0 only.
-        fork_server_pid: The parent, with which the rank dies.
-        lease_fds: Held open, and no more: the world's GPUs are its own until the last of its ranks has ended.
-    """
-
-    request: wire.WorldRequest
-    rank: int
-    channel_fd: int
-    stacks_fd: int
-    board_fd: int
-    store_fd: int | None
-    fork_server_pid: int
-    lease_fds: Sequence[int] = ()
-
-    @property
-    def fds(self) -> tuple[int, ...]:
-        """The descriptors that are this rank's own."""
-        given = (self.channel_fd, self.stacks_fd, self.board_fd, self.store_fd, *self.lease_fds)
-        return tuple(fd for fd in given if fd is not None)
-
-
 class RankFrontEnd(Protocol):
-    """A front door's half that lives on a rank. An exception out of any method is the rank's outcome."""
+    """A front end's half on a rank. An exception out of any method is the rank's outcome."""
 
     def open(self, start: RankStart, reporter: Reporter) -> None:
         """Make what the world's cases share; once per rank."""
 
-    def run(self, body: dict[str, Any], reporter: Reporter) -> None:
+    def run(self, body: CaseBody, reporter: Reporter) -> None:
         """Run one case and report how it went: passed, skipped, or worse."""
 
     def finish(self) -> None:
-        """Called when every rank has ended its last case well; a failed rank leaves without."""
+        """End what the world's cases share, when every rank has ended its last case well.
+
+        A failed rank leaves without this.
+        """
 
 
 class RankContext(Protocol):
-    """What a run's ranks have of it: all that the process they are made from knows."""
+    """Finds the tests of a run on its ranks. The process that the ranks are made from holds it."""
 
     def prepare(self) -> None:
         """Do what every rank would have to do; once, in the process that the ranks are forked from."""
 
-    def door(self, body: dict[str, Any]) -> RankFrontEnd:
-        """On a rank: the door that a request's body is for."""
+    def front_end(self, body: CaseBody) -> RankFrontEnd:
+        """On a rank: return the front end that the case is for."""
 
-    def thread_front_ends(self, body: dict[str, Any], world_size: int) -> Sequence[RankFrontEnd]:
-        """In a process whose threads are the ranks: a door for each of them, for one case."""
+    def thread_front_ends(self, body: CaseBody, world_size: int) -> Sequence[RankFrontEnd]:
+        """In a process whose threads are the ranks: return a front end for each of them, for one case."""
 
 
 def enter(start: RankStart, context: RankContext) -> NoReturn:
@@ -121,10 +96,11 @@ def enter(start: RankStart, context: RankContext) -> NoReturn:
         if not reporter.failed:
             if start.store_fd is not None:
                 # The others may still need the store that lives in this process.
-                wire.receive(channel)
+                next_instruction(channel, reporter)
             code = 0
     except BaseException:
-        # A bug of this library. It must not look like the test's, so it goes to the rank's log, which a report quotes.
+        # A bug of this library. It must not look like the test's error, so it goes to the rank's log, which a report
+        # quotes.
         traceback.print_exc()
     finally:
         os._exit(code)
@@ -141,48 +117,62 @@ def own_channel(start: RankStart) -> socket.socket:
     return channel
 
 
+def next_instruction(channel: socket.socket, reporter: Reporter) -> Instruction | None:
+    """Wait for the runner's next instruction.
+
+    Returns:
+        The instruction; None if the runner is gone, or if the bytes cannot be read, which the rank then reports.
+    """
+    try:
+        received = wire.receive(channel, INSTRUCTIONS)
+    except MessageError as error:
+        # The case that it may have been about cannot begin here. That is no fault of the test.
+        reporter.never_started(error)
+        return None
+    return None if received is None else received[0]
+
+
 def _run(start: RankStart, reporter: Reporter, channel: socket.socket, context: RankContext) -> None:
     try:
         become_rank_process(start)
         os.environ["RANK"] = os.environ["LOCAL_RANK"] = str(start.rank)
-        door = context.door(start.request.body)
+        front_end = context.front_end(start.request.body)
     except BaseException as error:
         reporter.never_started(error)
         return
-    run_world(start, reporter, channel, door)
+    run_world(start, reporter, channel, front_end)
 
 
-def run_world(start: RankStart, reporter: Reporter, channel: socket.socket, door: RankFrontEnd) -> None:
-    """Run the cases of a world, in a process that is its rank already. Whatever happens is told to the runner."""
+def run_world(start: RankStart, reporter: Reporter, channel: socket.socket, front_end: RankFrontEnd) -> None:
+    """Run the cases of a world, in a process that is its rank already, and report whatever happens to the runner."""
     reporter.ready()
     with _reporting(reporter):
-        door.open(start, reporter)
-        _run_cases(start, reporter, channel, door)
+        front_end.open(start, reporter)
+        _run_cases(start, reporter, channel, front_end)
 
 
-def _run_cases(start: RankStart, reporter: Reporter, channel: socket.socket, door: RankFrontEnd) -> None:
+def _run_cases(start: RankStart, reporter: Reporter, channel: socket.socket, front_end: RankFrontEnd) -> None:
     state = RankState.now() if start.request.pool else None
     body = start.request.body
     while True:
         with _reporting(reporter):
-            door.run(body, reporter)
+            front_end.run(body, reporter)
             if not (reporter.is_forked or reporter.failed):
                 finish_device_work()
                 if state is not None:
-                    if not body.get("keeps_state", False):
-                        state.verify(keeps_groups=body.get("keeps_groups", False))
+                    if not body.keeps_state:
+                        state.verify(keeps_groups=body.keeps_groups)
                     state.rewind_generators()
         if reporter.is_forked:
             os._exit(FAILED_EXIT_CODE if reporter.failed else 0)
         reporter.case_over()
-        if reporter.failed or (instruction := wire.receive(channel)) is None:
+        if reporter.failed or (instruction := next_instruction(channel, reporter)) is None:
             return
-        message, _ = instruction
-        if message["do"] == "finish":
+        if not isinstance(instruction, NextCase):
             break
-        body = message["body"]
+        body = instruction.body
     reporter.phase("destroy")
-    door.finish()
+    front_end.finish()
 
 
 @contextlib.contextmanager
@@ -193,11 +183,10 @@ def _reporting(reporter: Reporter) -> Iterator[None]:
         reporter.ended_by(error)
 
 
-def take_over(request: wire.WorldRequest) -> None:
-    """Make this process what the runner is at the moment of the request, and give it what all ranks have in common.
+def take_over(request: WorldRequest) -> None:
+    """Give this process the directory, environment and limits that the runner had when it asked for the world.
 
-    In the template, before it forks the ranks: what is done once there need not be done, and paid for in copied pages,
-    by each of them.
+    The fork server does this before it forks the ranks, so that each of them need not do it and pay for copied pages.
 
     Raises:
         OSError: If the working directory is gone.
@@ -208,7 +197,7 @@ def take_over(request: wire.WorldRequest) -> None:
     os.chdir(request.cwd)
     become(request.env | torchrun_env(request.size, request.store_port))
     if request.threads and (torch := sys.modules.get("torch")) is not None:
-        # The variable that says this was read when the library was loaded; from then on it has to be told.
+        # torch read the variable for this when it was loaded; later it takes only a call.
         torch.set_num_threads(request.threads)
 
 
@@ -226,6 +215,6 @@ def become_rank_process(start: RankStart) -> None:
         # Threads find out themselves who waits for whom.
         answer_with_ledger(start.stacks_fd)
     if (torch := sys.modules.get("torch")) is not None:
-        # A pool of native threads does not survive the fork. torch replaces it when a thread first asks for it, and has
-        # no lock around that; several at once find none and abort the process.
+        # A pool of native threads does not survive the fork. torch replaces it when a thread first asks for it, without
+        # a lock: several threads at once would find none and abort the process.
         torch.set_num_threads(torch.get_num_threads())

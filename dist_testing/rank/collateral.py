@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from dist_testing.errors import CollectiveTimeoutError, PeerFailedError
+from dist_testing.outcomes import Collateral
 
-__all__ = ["Collateral", "collateral"]
-
-# "lost": a peer has gone away. "late": a peer did not come in time. "": neither, the error is the rank's own.
-Collateral = Literal["", "lost", "late"]
+__all__ = ["collateral"]
 
 # Substrings of what torch 2.10 to 2.13 raises when another rank is gone, or has not come. A rank with such an error
 # is a victim whenever another rank has a better reason to have failed; alone, it is still a failure.

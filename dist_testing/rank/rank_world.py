@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dist_testing.rank.groups import end_groups
-from dist_testing.world import World, WorldSettings
+from dist_testing.world import World
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
-    from dist_testing.rank.bootstrap import RankStart
+    from dist_testing.process.messages import RankStart
 
 __all__ = ["RankWorld"]
 
@@ -36,7 +36,7 @@ class RankWorld(World):
         return cls(
             start.rank,
             request.size,
-            WorldSettings.from_json(request.settings),
+            request.settings,
             directory=Path(request.directory),
             store_port=request.store_port,
             store_fd=start.store_fd,

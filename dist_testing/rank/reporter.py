@@ -1,4 +1,4 @@
-"""A rank's account of itself: phases and outcomes, sent to the runner the moment they are known."""
+"""Tells the runner how a rank's case goes: phases and outcomes, the moment they are known."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from collections.abc import Callable
 from typing import Protocol
 
 from dist_testing.error_text import format_error, message_of, shorten, summarise
-from dist_testing.process.frames import FrameKind
-from dist_testing.rank.collateral import Collateral, collateral
+from dist_testing.outcomes import Kind
+from dist_testing.process.rank_messages import Done, EndSession, RankMessage, RankReport, Ready, Warned
+from dist_testing.rank.collateral import collateral
 from dist_testing.skips import skip_for_exit_code
 
 __all__ = ["Board", "Frames", "Reporter"]
 
 # Where torch's collectives are.
 _COLLECTIVES = os.path.join("torch", "distributed", "distributed_c10d.py")
-# Different ones in one case; the runner keeps no more.
+# Distinct warnings in one case; the runner keeps no more.
 _MAX_WARNINGS = 100
 
 
@@ -31,80 +32,83 @@ def _operation(error: BaseException) -> str:
 
 
 class Frames(Protocol):
-    """Where a rank's frames go: a `FrameWriter`, or the runner itself if the rank is one of its threads."""
+    """Takes a rank's messages: a `FrameWriter`, or the runner itself if the rank is one of its threads."""
 
-    def send(self, frame: FrameKind, /, **fields: object) -> None:
-        """Send one frame."""
+    def send(self, message: RankMessage) -> None:
+        """Send one message."""
 
 
 class Board(Protocol):
-    """Where a rank says what it is doing: a `PhaseBoard`, or the runner itself."""
+    """Takes a rank's phases: a `PhaseBoard`, or the runner itself."""
 
     def write(self, rank: int, phase: str) -> None:
         """Rank `rank` is now doing `phase`."""
 
 
 class Reporter:
-    """What a door tells the runner. The worst outcome counts, so telling more never hides a failure."""
+    """Tells the runner what a front end reports. The worst outcome counts, so telling more never hides a failure."""
 
     def __init__(
         self, frames: Frames, board: Board, rank: int, on_failure: Callable[[BaseException], None] | None = None
     ) -> None:
-        """Make the account of one rank.
+        """Make the reporter of one rank.
 
         Args:
-            frames: Where it goes.
-            board: Where phases go.
+            frames: Takes its messages.
+            board: Takes its phases.
             rank: Which rank.
-            on_failure: Called with the first exception that is a failure, when it has been told.
+            on_failure: Called with the first exception that is a failure, after the runner has been told.
         """
         self._frames = frames
         self._board = board
         self._rank = rank
         self._pid = os.getpid()
         self._phase = "start"
-        self._warned: list[dict[str, object]] = []
+        self._warned: set[Warned] = set()
         self._has_reported = False
         self._on_failure = on_failure
         self.failed = False
-        # What the test gave to sys.exit; None if it did not.
+        # The exit code that the test gave to sys.exit; None if it did not call it.
         self.left_with: int | None = None
 
     @property
     def is_forked(self) -> bool:
-        """Whether this is not the rank, but a process that the test forked from it and that has outrun the test."""
+        """Whether this process is not the rank, but a fork that the test made and that ran on beyond the test."""
         return os.getpid() != self._pid
 
     def ready(self) -> None:
-        """The rank stands; from now on its time counts."""
-        self._frames.send("ready")
+        """Say that the rank exists; from now on its time counts."""
+        self._frames.send(Ready())
 
     def phase(self, name: str) -> None:
-        """The rank moves on to `name`."""
+        """Say that the rank moves on to `name`."""
         self._phase = name
         self._board.write(self._rank, name)
 
     def case_over(self) -> None:
-        """The case has ended on this rank; if nothing was wrong with it until now, it has passed."""
+        """Say that the case has ended on this rank; if nothing was wrong with it until now, it has passed."""
         if not self._has_reported:
-            self._send("passed")
-        self._warned = []
+            self._send(RankReport(Kind.PASSED, self._phase))
+        self._warned = set()
         self._has_reported = False
 
     def skipped(self, reason: str) -> None:
-        """The body asked to be skipped."""
-        self._send("skipped", reason=reason)
+        """Say that the test asked to be skipped."""
+        self._send(RankReport(Kind.SKIPPED, self._phase, reason=shorten(reason)))
 
     def raised(self, error: BaseException, text: str | None = None) -> None:
-        """The body failed; `text` is the traceback, formatted here if it is not given."""
+        """Say that the test failed; `text` is the traceback, formatted here if it is not given."""
         self.failed = True
         self._send(
-            "raised",
-            summary=summarise(error),
-            text=format_error(error) if text is None else text,
-            collateral=collateral(error),
-            operation=_operation(error),
-            types=" ".join(f"{cls.__module__}.{cls.__qualname__}" for cls in type(error).__mro__),
+            RankReport(
+                Kind.RAISED,
+                self._phase,
+                summary=summarise(error),
+                text=shorten(format_error(error) if text is None else text),
+                collateral=collateral(error),
+                operation=_operation(error),
+                types=" ".join(f"{cls.__module__}.{cls.__qualname__}" for cls in type(error).__mro__),
+            )
         )
         self._tell_peers(error)
 
@@ -130,9 +134,9 @@ class Reporter:
         self._tell_peers(error)
 
     def exited(self, code: int, summary: str, text: str) -> None:
-        """The rank leaves by itself, before the test has ended."""
+        """Say that the rank leaves by itself, before the test has ended, with an exit code from 0 to 255."""
         self.failed = True
-        self._send("exited", exit_code=code, summary=summary, text=text)
+        self._send(RankReport(Kind.EXITED, self._phase, exit_code=code, summary=summary, text=shorten(text)))
 
     def _tell_peers(self, error: BaseException) -> None:
         if self._on_failure is not None:
@@ -140,58 +144,31 @@ class Reporter:
             callback(error)
 
     def never_started(self, error: BaseException) -> None:
-        """Setting the rank up failed before any test code ran."""
+        """Say that the rank could not be set up for its case, so that no code of this test has run on it."""
         self.failed = True
-        self._send("never_started", summary=summarise(error), text=format_error(error))
+        text = shorten(format_error(error))
+        self._send(RankReport(Kind.NEVER_STARTED, self._phase, summary=summarise(error), text=text))
 
     def warned(self, warning: warnings.WarningMessage) -> None:
-        """Test code has warned of something. That is no outcome."""
+        """Hand on a warning of test code. That is no outcome."""
         category = f"{warning.category.__module__}.{warning.category.__qualname__}"
-        fields = {
-            "category": category,
-            "text": shorten(message_of(warning.message)),
-            "filename": warning.filename,
-            "line_number": warning.lineno,
-        }
-        # A loop that warns in every step has said it once.
-        if not self.is_forked and fields not in self._warned and len(self._warned) < _MAX_WARNINGS:
-            self._warned.append(fields)
-            self._frames.send("warning", **fields)
+        warned = Warned(category, shorten(message_of(warning.message)), warning.filename, warning.lineno)
+        # A loop may warn in every step; the runner hears of it once.
+        if not self.is_forked and warned not in self._warned and len(self._warned) < _MAX_WARNINGS:
+            self._warned.add(warned)
+            self._frames.send(warned)
 
     def end_session(self, reason: str) -> None:
-        """Test code wants no further test to run. What that means for this one is told besides."""
+        """Say that test code wants no further test to run. A report says what became of this one."""
         if not self.is_forked:
-            self._frames.send("end_session", reason=shorten(reason))
+            self._frames.send(EndSession(shorten(reason)))
 
     def done(self) -> None:
-        """The last frame."""
-        self._frames.send("done")
+        """Send the last message."""
+        self._frames.send(Done())
 
-    def _send(
-        self,
-        kind: str,
-        *,
-        reason: str = "",
-        summary: str = "",
-        text: str = "",
-        exit_code: int = 0,
-        collateral: Collateral = "",
-        operation: str = "",
-        types: str = "",
-    ) -> None:
+    def _send(self, report: RankReport) -> None:
         self._has_reported = True
-        if self.is_forked:
-            # It has the rank's channel, but the rank speaks for itself.
-            return
-        self._frames.send(
-            "outcome",
-            kind=kind,
-            phase=self._phase,
-            reason=shorten(reason),
-            summary=summary,
-            text=shorten(text),
-            exit_code=exit_code,
-            collateral=collateral,
-            operation=operation,
-            types=types,
-        )
+        # A fork has the rank's channel, but only the rank itself reports.
+        if not self.is_forked:
+            self._frames.send(report)

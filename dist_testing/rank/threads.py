@@ -1,7 +1,7 @@
-"""All ranks of a world as threads of one process: from fork to the tests' own code, and out again.
+"""Runs all ranks of a world as threads of one process: from the fork to the tests' own code, and out again.
 
-The process is kept for the tests of a class or module. Each case gets new threads, a new store and new groups; what a
-case leaves behind in the process itself fails it, as on the kept ranks of a pool.
+The process stays for the tests of a class or module. Each case gets new threads, a new store and new groups; a case
+fails if it leaves anything behind in the process itself, as on a worker pool.
 """
 
 from __future__ import annotations
@@ -11,17 +11,25 @@ import sys
 import threading
 import traceback
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from dist_testing.budget import MAX_TIMEOUT_S
+from dist_testing.case import CaseBody
 from dist_testing.errors import LaunchError, StateLeakError
-from dist_testing.process import wire
 from dist_testing.process.board import PhaseBoard
 from dist_testing.process.frames import FrameWriter
 from dist_testing.process.lifetime import die_with_parent
+from dist_testing.process.messages import RankStart
+from dist_testing.process.rank_messages import NextCase
 from dist_testing.process.stacks import stack_of
 from dist_testing.process.thread_idents import note_rank
-from dist_testing.rank.bootstrap import FAILED_EXIT_CODE, RankContext, RankStart, become_rank_process, own_channel
+from dist_testing.rank.bootstrap import (
+    FAILED_EXIT_CODE,
+    RankContext,
+    become_rank_process,
+    next_instruction,
+    own_channel,
+)
 from dist_testing.rank.capture import flush_streams, split_output
 from dist_testing.rank.coverage import RankCoverage
 from dist_testing.rank.reporter import Reporter
@@ -36,7 +44,7 @@ _exit = os._exit
 
 
 class _RankFailedError(Exception):
-    """Tells the world that a rank has failed; what failed has been reported."""
+    """Tells the world that a rank has failed; the rank has reported its failure before."""
 
 
 def enter_together(starts: Sequence[RankStart], context: RankContext) -> NoReturn:
@@ -44,7 +52,7 @@ def enter_together(starts: Sequence[RankStart], context: RankContext) -> NoRetur
 
     Args:
         starts: One per rank, by rank.
-        context: What the ranks have of the run.
+        context: Finds the tests.
     """
     code = FAILED_EXIT_CODE
     try:
@@ -57,7 +65,7 @@ def enter_together(starts: Sequence[RankStart], context: RankContext) -> NoRetur
         coverage.save()
         flush_streams()
         ranks.end()
-        # Every rank has told how it went; the process's own end adds nothing.
+        # Every rank has reported; the process's own end adds nothing.
         code = 0
     except BaseException:
         # A bug of this library, as in `bootstrap.enter`.
@@ -97,29 +105,26 @@ class _Ranks:
         body = self._request.body
         while True:
             self._run_case(body, state)
-            instructions = [] if self._has_failed else [wire.receive(channel) for channel in self._channels]
-            if not instructions or instructions[0] is None:
+            instructions = [] if self._has_failed else list(map(next_instruction, self._channels, self._reporters))
+            if self._has_failed or not isinstance(instructions[0], NextCase):
                 return
-            message, _ = instructions[0]
-            if message["do"] == "finish":
-                return
-            body = message["body"]
+            body = instructions[0].body
 
     def end(self) -> None:
-        """Say the last word for every rank."""
+        """Send the last message of every rank."""
         for reporter in self._reporters:
             reporter.done()
 
     def _become_ranks(self) -> None:
         become_rank_process(self._starts[0])
         os._exit = self._exit_as_rank
-        # They cannot be said of a thread.
+        # A process whose threads are the ranks has no rank of its own.
         for name in ("RANK", "LOCAL_RANK"):
             os.environ.pop(name, None)
         split_output([os.path.join(self._request.directory, f"rank-{start.rank}.log") for start in self._starts])
 
-    def _run_case(self, body: dict[str, Any], state: RankState) -> None:
-        doors = self._context.thread_front_ends(body, len(self._starts))
+    def _run_case(self, body: CaseBody, state: RankState) -> None:
+        front_ends = self._context.thread_front_ends(body, len(self._starts))
         self._running = len(self._starts)
         self._last = None
         for reporter in self._reporters:
@@ -129,11 +134,11 @@ class _Ranks:
             start, reporter = self._starts[rank], self._reporters[rank]
             note_rank(self._request.directory, rank)
             try:
-                doors[rank].open(start, reporter)
-                doors[rank].run(body, reporter)
+                front_ends[rank].open(start, reporter)
+                front_ends[rank].run(body, reporter)
                 if not reporter.failed and not reporter.is_forked:
                     reporter.phase("destroy")
-                    doors[rank].finish()
+                    front_ends[rank].finish()
             except BaseException as error:
                 reporter.ended_by(error)
             if reporter.is_forked:
@@ -146,15 +151,15 @@ class _Ranks:
             if isinstance(outcome.error, LaunchError):
                 self._reporters[outcome.rank].never_started(outcome.error)
         if any(outcome.stack for outcome in ended):
-            # Some go on although another has failed. The runner, which has been told, ends that, and says how.
-            wire.receive(self._channels[0])
+            # Some go on although another has failed. The runner knows of the failure and ends this process.
+            next_instruction(self._channels[0], self._reporters[0])
         if self._last is None or self._has_failed:
             return
         for thread in threading.enumerate():
             if getattr(thread, "is_rank", False):
-                # Its last steps, which it took after it had told that it has ended.
+                # It may still take its last steps after it has reported its end.
                 thread.join()
-        # Only now nobody is changing anything any more.
+        # Only now no rank changes anything any more.
         try:
             state.verify()
             state.rewind_generators()

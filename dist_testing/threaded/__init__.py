@@ -1,5 +1,7 @@
-"""An in-process world: every rank is a thread, and the process group moves tensors between them.
+"""A world whose ranks are threads of one process, and the process group that moves tensors between them.
 
-`world.py` runs a body on the threads, `group.py` is the group, `isolation.py` gives each thread a torch.distributed of
-its own. What torch knows of it is in `register.py`. Nothing here is imported unless a test asks for threads.
+Read it in this order: `world.py` runs a body on the threads; `isolation.py` gives each of them its own
+`torch.distributed` state; `register.py` makes the backend known to torch; `group.py` has the collectives. They stand on
+`meeting.py` (the state that the ranks of one group share), `members.py` (which rank runs or waits) and `data.py` (the
+moves and reductions). The package is imported only if a test asks for ranks that are threads.
 """

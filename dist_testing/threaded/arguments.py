@@ -1,23 +1,32 @@
-"""Reads the arguments of a group's methods: those of torch.distributed's functions, and of its object-style API."""
+"""Reads the arguments of a group's methods: tensors, time limits and reduce operations.
+
+A group is called in two styles. `torch.distributed`'s functions pass lists and an options object (`AllreduceOptions`
+and others); the object-style API of `torch.distributed.ProcessGroup` passes plain tensors, an operation and a timeout.
+"""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeAlias
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dist_testing.threaded import data
+from dist_testing.threaded.data import tensor_text
 
 __all__ = [
+    "Reduction",
     "Tensors",
+    "check_pairs",
     "check_same_size",
     "innermost",
     "limit_of",
     "listed",
-    "op_of",
+    "reduction_of",
     "single",
     "sizes_of",
     "text_of",
@@ -26,57 +35,159 @@ __all__ = [
 Tensors: TypeAlias = Sequence[Tensor]
 
 
+@dataclass(frozen=True, slots=True)
+class Reduction:
+    """The reduce operation of one rank's call.
+
+    Attributes:
+        name: A name of `torch.distributed.ReduceOp`, such as "SUM"; the same on all ranks.
+        factor: For PREMUL_SUM, the factor of this rank's tensors: a number, or a tensor that broadcasts to each of
+            them. None for the other operations.
+    """
+
+    name: str
+    factor: float | Tensor | None = None
+
+
 def listed(tensors: Any) -> list[Tensor]:
-    """One tensor, or a list of them, as a list."""
+    """Return a list of tensors: the given list, or a list of the one given tensor."""
     return [tensors] if isinstance(tensors, Tensor) else tensors
 
 
 def single(tensors: Any) -> Tensor:
-    """The only tensor of a list, or the tensor itself."""
+    """Return the only tensor: the given one, or the entry of a list of one.
+
+    Raises:
+        ValueError: If the list does not have exactly one entry.
+    """
     if isinstance(tensors, Tensor):
         return tensors
     if len(tensors) != 1:
-        raise ValueError(f"{len(tensors)} tensors; expected one: each rank has one device here")
+        raise ValueError(f"{len(tensors)} tensors; expected one, because each rank has one device here")
     tensor: Tensor = tensors[0]
     return tensor
 
 
 def innermost(tensors: Any) -> list[Tensor]:
-    """c10d has lists of lists, for ranks with several devices; its object-style API has plain lists."""
+    """Return a flat list of tensors from a list, or from a list of one list.
+
+    `torch.distributed`'s functions pass a list per device of the rank; the object-style API passes one plain list.
+
+    Raises:
+        ValueError: If there is more than one inner list.
+    """
     if tensors and not isinstance(tensors[0], Tensor):
         if len(tensors) != 1:
-            raise ValueError(f"{len(tensors)} lists of tensors; expected one: each rank has one device here")
+            raise ValueError(f"{len(tensors)} lists of tensors; expected one, because each rank has one device here")
         tensors = tensors[0]
     return list(tensors)
 
 
+def check_pairs(outputs: Sequence[object], inputs: Sequence[object]) -> None:
+    """Check that there are as many outputs as inputs.
+
+    Raises:
+        ValueError: If the numbers differ.
+    """
+    if len(outputs) != len(inputs):
+        raise ValueError(f"{len(outputs)} outputs and {len(inputs)} inputs; expected one output for each input")
+
+
 def check_same_size(value: Tensor, output: Tensor) -> None:
-    """Check that a rank's own part fits where it goes."""
+    """Check that a rank's own part has the dtype and the number of elements of its output.
+
+    Raises:
+        ValueError: If one of them differs.
+    """
     if value.dtype != output.dtype or value.numel() != output.numel():
-        raise ValueError(f"{data.tensor_text(value)} does not fit into {data.tensor_text(output)}, on the rank itself")
+        raise ValueError(
+            f"{tensor_text(value)} does not fit into {tensor_text(output)}, where this rank's own part goes; "
+            "both need the same dtype and number of elements"
+        )
 
 
 def sizes_of(tensors: Tensors) -> tuple[object, ...]:
-    """What of tensors has to be the same on all ranks of most collectives."""
+    """Return the dtype and number of elements of each tensor: what most collectives need to be equal on all ranks."""
     return tuple((tensor.dtype, tensor.numel()) for tensor in tensors)
 
 
 def text_of(tensors: Tensors) -> str:
-    """What a reader is told of tensors."""
-    texts = list(map(data.tensor_text, tensors))
+    """Return a short text about tensors for error texts, such as "float32[2], int64[3]"."""
+    texts = list(map(tensor_text, tensors))
     # Groups of many ranks have many tensors.
     return ", ".join(texts) if len(texts) <= 4 else f"{texts[0]} and {len(texts) - 1} more"
 
 
-def op_of(opts: Any, op: Any) -> Any:
-    """The reduce operation; the sum if none is given."""
-    if op is not None:
-        return op
-    return dist.ReduceOp.SUM if opts is None else getattr(opts, "reduceOp", opts)
-
-
 def limit_of(opts: Any, timeout: timedelta | None) -> float | None:
-    """The time limit of a call in seconds; None for the group's."""
+    """Return the time limit of a call in seconds, or None where the group's own limit applies.
+
+    Args:
+        opts: c10d's options object, or None. c10d sets a negative timeout where the user gave none.
+        timeout: The timeout of the object-style API; it goes before that of `opts`.
+    """
     timeout = timeout if timeout is not None else getattr(opts, "timeout", None)
-    # c10d's options have a negative one where the user gave none.
     return timeout.total_seconds() if timeout is not None and timeout > timedelta() else None
+
+
+def reduction_of(opts: Any, op: Any, tensors: Tensors) -> Reduction:
+    """Read a call's reduce operation and check that it is defined for its tensors.
+
+    The rules come from `torch.distributed.ReduceOp`, which excludes MIN and MAX for complex tensors, and from c10d's
+    backends: gloo refuses BAND, BOR and BXOR for floating-point tensors; NCCL refuses AVG and PREMUL_SUM for bool. This
+    backend accepts more than they do where the result is clear: AVG and PREMUL_SUM of integers, PRODUCT of complex
+    tensors (which `torch.distributed.all_reduce` refuses before it calls the group).
+
+    Args:
+        opts: c10d's options object, a reduce operation, or None.
+        op: A `ReduceOp`, or one of its kinds (`ReduceOp.SUM`); it goes before that of `opts`. SUM if both are None.
+        tensors: The tensors to reduce: at least one, dense, of any shape.
+
+    Raises:
+        ValueError: If there is no tensor, if the operation is not defined for the dtype or layout of one of them, or
+            if a PREMUL_SUM has no factor.
+    """
+    if op is None:
+        op = dist.ReduceOp.SUM if opts is None else getattr(opts, "reduceOp", opts)
+    if not tensors:
+        raise ValueError("no tensors to reduce; expected at least one")
+    kind = int(getattr(op, "op", op))
+    for tensor in tensors:
+        reduction = _defined(kind, tensor.dtype, tensor.layout)
+    if reduction.name != "PREMUL_SUM":
+        return reduction
+    if isinstance(op, dist.ReduceOp.RedOpType):
+        raise ValueError(
+            "ReduceOp.PREMUL_SUM without a factor.\n"
+            "The name alone does not say by what this rank's tensors are multiplied.\n"
+            "Create the operation with torch.distributed._make_nccl_premul_sum(factor)."
+        )
+    # c10d shows Python the factor only in the pickled form.
+    return Reduction(reduction.name, op.__getstate__()[1])
+
+
+# Every call asks for it, and comparing c10d's enum is slow.
+@functools.cache
+def _defined(kind: int, dtype: torch.dtype, layout: torch.layout) -> Reduction:
+    name = dist.ReduceOp.RedOpType(kind).name
+    if layout is not torch.strided:
+        raise ValueError(
+            f'A tensor of layout {layout} cannot be reduced by backend "threaded".\n'
+            "This backend reduces dense tensors only.\n"
+            'Convert it with to_dense(), or use backend "gloo", which supports sparse all_reduce.'
+        )
+    if name in ("BAND", "BOR", "BXOR"):
+        is_defined = not (dtype.is_floating_point or dtype.is_complex)
+    elif name in ("MIN", "MAX"):
+        is_defined = not dtype.is_complex
+    elif name in ("AVG", "PREMUL_SUM"):
+        is_defined = dtype is not torch.bool
+    else:
+        is_defined = name in ("SUM", "PRODUCT")
+    if not is_defined:
+        raise ValueError(
+            f"ReduceOp.{name} is not defined for {str(dtype).removeprefix('torch.')} tensors.\n"
+            "BAND, BOR and BXOR need integers or bool, MIN and MAX any dtype but complex ones, AVG and PREMUL_SUM any "
+            "dtype but bool.\n"
+            "Convert the tensor, or use another operation."
+        )
+    return Reduction(name)

@@ -1,10 +1,13 @@
-"""What collectives do with the tensors: moves and reductions, without any waiting.
+"""Moves and reduces the tensors of a collective; waits for no rank.
 
-One thread does the work of all ranks, in the order of ranks. Inputs are read before any output is written, because
-threads, unlike processes, can pass one and the same tensor on all ranks. Outputs are written as real groups write them:
-autograd does not see it.
+One thread does the work of all ranks, in the order of ranks. Every input is read before any output is written, because
+threads, unlike processes, can pass the same tensor on all ranks. Autograd does not see the writes to outputs, as with
+c10d's own groups.
 
-What ranks bring has been checked already as far as one rank's call shows it, and `Call.signature` has been compared.
+The functions for collectives take `contributions`: one entry per rank of the group, in the order of ranks. n is the
+number of ranks. The caller has already checked each rank's arguments alone, and has compared `Call.signature` between
+the ranks. An output gets the elements of its value in row-major order; their shapes may differ. Outputs and inputs may
+lie on different devices.
 """
 
 from __future__ import annotations
@@ -38,10 +41,11 @@ __all__ = [
     "tensor_text",
 ]
 
-# What a rank brings to a reduction: its tensors, and what they are multiplied with first (None: nothing).
+# A rank's contribution to a reduction: its tensors, and the factor of PREMUL_SUM (None for all other operations).
 Reduced: TypeAlias = "tuple[Sequence[Tensor], float | Tensor | None]"
 
-# By the names of reduce operations.
+# The function for each reduce operation, by its name in `torch.distributed.ReduceOp`. AVG divides the sum afterwards;
+# PREMUL_SUM multiplies before.
 _COMBINE: dict[str, Callable[..., Tensor]] = {
     "SUM": torch.add,
     "AVG": torch.add,
@@ -54,31 +58,32 @@ _COMBINE: dict[str, Callable[..., Tensor]] = {
     "BXOR": torch.bitwise_xor,
 }
 
-
+# Device types whose operations are over when the call returns.
 _NO_STREAMS = ("cpu", "meta")
 
 
 class UnequalError(Exception):
-    """What two ranks brought does not fit together; the text says in which way."""
+    """Raised if the contributions of two ranks do not fit together; the text gives both sizes and dtypes."""
 
 
 def tensor_text(tensor: Tensor) -> str:
-    """As in "float32[2, 3]"."""
+    """Return dtype and shape as text, such as "float32[2, 3]"."""
     return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
 
 
 def run_move(move: Callable[..., None], *args: Any, devices: Iterable[torch.device]) -> None:
-    """Call one of the functions below, unseen by autograd and by what watches the operations of the calling thread.
+    """Call one of the functions below, hidden from autograd and from the calling thread's dispatch and function modes.
 
-    The thread that happens to come last works for all; which one that is must not show in its user's traces.
+    The last rank to arrive does the work of all ranks. Which rank that is depends on timing, so the work must not
+    appear in that rank's traces.
 
     Args:
         move: The function.
-        args: For it.
-        devices: The accelerators that hold the tensors.
+        args: Its arguments.
+        devices: The accelerators that hold the tensors. Returns when their current streams are idle.
     """
     has_grad = torch.is_grad_enabled()
-    # Not torch.no_grad() and the like, which take longer than a small collective.
+    # torch.no_grad() takes longer than a small collective.
     torch._C._set_grad_enabled(False)
     try:
         if torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack():
@@ -92,21 +97,26 @@ def run_move(move: Callable[..., None], *args: Any, devices: Iterable[torch.devi
 
 
 def accelerators(tensors: Iterable[Tensor]) -> list[torch.device]:
-    """The devices of tensors that have streams."""
+    """Return the devices of those tensors that lie on an accelerator, one entry per tensor."""
     return [tensor.device for tensor in tensors if tensor.device.type not in _NO_STREAMS]
 
 
 def settle(devices: Iterable[torch.device]) -> None:
-    """Wait for what the calling thread's streams still do; other threads, with streams of theirs, are to go on."""
+    """Wait for the calling thread's current stream on each device, so that all threads see its results."""
     for device in devices:
         torch.get_device_module(device.type).current_stream(device).synchronize()
 
 
 def parts(tensor: Tensor, count: int) -> list[Tensor]:
-    """A tensor cut into equal parts, as views: of its memory if that is in one piece, else along its first dimension.
+    """Cut a tensor into equal parts, as views without autograd.
+
+    Args:
+        tensor: The tensor. If it is contiguous, the parts are one-dimensional slices of its elements in row-major
+            order; else they are slices along its first dimension.
+        count: Number of parts, at least 1.
 
     Raises:
-        ValueError: If it cannot be.
+        ValueError: If the tensor cannot be cut evenly.
     """
     if tensor.is_contiguous() and tensor.numel() % count == 0:
         flat = tensor.detach().view(-1)
@@ -118,7 +128,7 @@ def parts(tensor: Tensor, count: int) -> list[Tensor]:
 
 
 def copy(output: Tensor, value: Tensor) -> None:
-    """Write `value` to an output of as many elements, whatever the shapes.
+    """Write `value` to `output`, which may have another shape.
 
     Raises:
         UnequalError: If the two differ in dtype or number of elements.
@@ -127,87 +137,148 @@ def copy(output: Tensor, value: Tensor) -> None:
     _write([output], [value])
 
 
-def meet_only(brought: list[Any]) -> None:
-    """A barrier: nothing to do."""
+def meet_only(contributions: list[Any]) -> None:
+    """Do nothing: a barrier only waits."""
 
 
-def all_reduce(op: str, brought: list[Reduced]) -> None:
-    """Every rank gets the reductions of its tensors with those of the others."""
-    results = [_reduced(op, brought, index) for index in range(len(brought[0][0]))]
-    _write([tensor for tensors, _ in brought for tensor in tensors], results * len(brought))
+def all_reduce(op: str, contributions: list[Reduced]) -> None:
+    """Reduce each tensor with the tensors at the same index on the other ranks, in place, on every rank.
+
+    Args:
+        op: Name of the reduce operation.
+        contributions: Of each rank, its tensors. At one index, all ranks have the same dtype and number of elements.
+    """
+    results = [_reduced(op, contributions, index) for index in range(len(contributions[0][0]))]
+    _write([tensor for tensors, _ in contributions for tensor in tensors], results * len(contributions))
 
 
-def reduce(op: str, root: int, brought: list[Reduced]) -> None:
-    """The root gets them."""
-    _write(brought[root][0][:1], [_reduced(op, brought, 0)])
+def reduce(op: str, root: int, contributions: list[Reduced]) -> None:
+    """Reduce the first tensor of all ranks into that of the root; the tensors of the other ranks stay as they are.
+
+    Args:
+        op: Name of the reduce operation.
+        root: The rank of the group that gets the result.
+        contributions: Of each rank, a list of one tensor, of the same dtype and number of elements on all ranks.
+    """
+    _write(contributions[root][0][:1], [_reduced(op, contributions, 0)])
 
 
-def reduce_scatter(op: str, brought: list[tuple[Tensor, Reduced]]) -> None:
-    """Each rank gets the reduction of the tensors that the ranks brought for it."""
-    inputs = [reduced for _, reduced in brought]
-    results = [_reduced(op, inputs, rank) for rank in range(len(brought))]
-    _write([output for output, _ in brought], results)
+def reduce_scatter(op: str, contributions: list[tuple[Tensor, Reduced]]) -> None:
+    """Reduce the inputs at index r of all ranks into the output of rank r.
+
+    Args:
+        op: Name of the reduce operation.
+        contributions: Of each rank, its output and its n inputs. The inputs at index r, and the output of rank r, have
+            the same dtype and number of elements.
+    """
+    inputs = [reduced for _, reduced in contributions]
+    results = [_reduced(op, inputs, rank) for rank in range(len(contributions))]
+    _write([output for output, _ in contributions], results)
 
 
-def reduce_scatter_single(op: str, brought: list[tuple[Sequence[Tensor], Reduced]]) -> None:
-    """The same for tensors that are cut into one part per rank; there may be several such pairs."""
-    inputs = [reduced for _, reduced in brought]
-    for index in range(len(brought[0][0])):
-        results = parts(_reduced(op, inputs, index).contiguous(), len(brought))
-        _write([outputs[index] for outputs, _ in brought], results)
+def reduce_scatter_single(op: str, contributions: list[tuple[Sequence[Tensor], Reduced]]) -> None:
+    """Reduce the inputs of all ranks, cut the result into n equal parts, and write part r to the output of rank r.
+
+    Args:
+        op: Name of the reduce operation.
+        contributions: Of each rank, k outputs and k inputs. An input has n times the elements of its output; at one
+            index, the inputs of all ranks have the same dtype and number of elements.
+    """
+    inputs = [reduced for _, reduced in contributions]
+    for index in range(len(contributions[0][0])):
+        results = parts(_reduced(op, inputs, index).contiguous(), len(contributions))
+        _write([outputs[index] for outputs, _ in contributions], results)
 
 
-def broadcast(root: int, brought: list[Sequence[Tensor]]) -> None:
-    """Every rank gets the root's tensors."""
-    others = [tensors for rank, tensors in enumerate(brought) if rank != root]
-    _write([tensor for tensors in others for tensor in tensors], [*brought[root]] * len(others))
+def broadcast(root: int, contributions: list[Sequence[Tensor]]) -> None:
+    """Copy the root's tensors to the tensors of all other ranks.
+
+    Args:
+        root: The rank of the group that sends.
+        contributions: Of each rank, its tensors. At one index, all have the same dtype and number of elements.
+    """
+    others = [tensors for rank, tensors in enumerate(contributions) if rank != root]
+    _write([tensor for tensors in others for tensor in tensors], [*contributions[root]] * len(others))
 
 
-def all_gather(brought: list[tuple[Sequence[Sequence[Tensor]], Sequence[Tensor]]]) -> None:
-    """Every rank gets every rank's tensor; there may be several such lists."""
-    for index in range(len(brought[0][0])):
-        values = [inputs[index] for _, inputs in brought]
-        for outputs, _ in brought:
+def all_gather(contributions: list[tuple[Sequence[Sequence[Tensor]], Sequence[Tensor]]]) -> None:
+    """Copy the inputs of all ranks to every rank.
+
+    Args:
+        contributions: Of each rank, k lists of n outputs, and k inputs. In list i, output r has the dtype and number
+            of elements of input i of rank r.
+    """
+    for index in range(len(contributions[0][0])):
+        values = [inputs[index] for _, inputs in contributions]
+        for outputs, _ in contributions:
             _write(outputs[index], values)
 
 
-def all_gather_single(brought: list[tuple[Sequence[Tensor], Sequence[Tensor]]]) -> None:
-    """The same for outputs that hold one part per rank; there may be several such pairs."""
-    for index in range(len(brought[0][0])):
-        whole = torch.cat([inputs[index].detach().reshape(-1) for _, inputs in brought])
-        _write([outputs[index] for outputs, _ in brought], [whole] * len(brought))
+def all_gather_single(contributions: list[tuple[Sequence[Tensor], Sequence[Tensor]]]) -> None:
+    """Copy the inputs of all ranks to every rank, one after the other into one output.
+
+    Args:
+        contributions: Of each rank, k outputs and k inputs. An output has n times the elements of its input; at one
+            index, all ranks have the same dtype and number of elements.
+    """
+    for index in range(len(contributions[0][0])):
+        whole = torch.cat([inputs[index].detach().reshape(-1) for _, inputs in contributions])
+        _write([outputs[index] for outputs, _ in contributions], [whole] * len(contributions))
 
 
-def gather(root: int, brought: list[tuple[Sequence[Tensor], Tensor]]) -> None:
-    """The root gets every rank's tensor."""
-    outputs = brought[root][0]
-    values = [value for _, value in brought]
+def gather(root: int, contributions: list[tuple[Sequence[Tensor], Tensor]]) -> None:
+    """Copy the values of all ranks to the root.
+
+    Args:
+        root: The rank of the group that gets them.
+        contributions: Of each rank, its outputs (n on the root, ignored on the others) and its value.
+
+    Raises:
+        UnequalError: If a value and its output differ in dtype or number of elements.
+    """
+    outputs = contributions[root][0]
+    values = [value for _, value in contributions]
     for value, output in zip(values, outputs, strict=True):
         _check_fits(value, output)
     _write(outputs, values)
 
 
-def scatter(root: int, brought: list[tuple[Tensor, Sequence[Tensor]]]) -> None:
-    """Each rank gets its one of the root's tensors."""
-    values = brought[root][1]
-    outputs = [output for output, _ in brought]
+def scatter(root: int, contributions: list[tuple[Tensor, Sequence[Tensor]]]) -> None:
+    """Copy the value at index r of the root to the output of rank r.
+
+    Args:
+        root: The rank of the group that sends.
+        contributions: Of each rank, its output and its values (n on the root, ignored on the others).
+
+    Raises:
+        UnequalError: If a value and its output differ in dtype or number of elements.
+    """
+    values = contributions[root][1]
+    outputs = [output for output, _ in contributions]
     for value, output in zip(values, outputs, strict=True):
         _check_fits(value, output)
     _write(outputs, values)
 
 
-def all_to_all(brought: list[tuple[Sequence[Tensor], Sequence[Tensor]]]) -> None:
-    """Each rank gets its one of every rank's tensors."""
-    for rank, (outputs, _) in enumerate(brought):
-        values = [inputs[rank] for _, inputs in brought]
+def all_to_all(contributions: list[tuple[Sequence[Tensor], Sequence[Tensor]]]) -> None:
+    """Copy the input at index r of rank p to the output at index p of rank r, for all ranks.
+
+    Args:
+        contributions: Of each rank, its n outputs and its n inputs.
+
+    Raises:
+        UnequalError: If an input and its output differ in dtype or number of elements.
+    """
+    for rank, (outputs, _) in enumerate(contributions):
+        values = [inputs[rank] for _, inputs in contributions]
         for peer, (value, output) in enumerate(zip(values, outputs, strict=True)):
             _check_fits(value, output, f", from rank {peer} of the group to rank {rank}")
-    # In place, an output of one rank can be its input, which others have to get first.
+    # An output can be an input of the same rank; keep its old value for the ranks that have not read it yet.
     kept = [
         [value.clone() if any(value is output for output in outputs) else value for value in inputs]
-        for outputs, inputs in brought
+        for outputs, inputs in contributions
     ]
-    for rank, (outputs, _) in enumerate(brought):
+    for rank, (outputs, _) in enumerate(contributions):
         _write(outputs, [inputs[rank] for inputs in kept])
 
 
@@ -216,7 +287,7 @@ def _check_fits(value: Tensor, output: Tensor, where: str = "") -> None:
         raise UnequalError(f"{tensor_text(value)} does not fit into {tensor_text(output)}{where}")
 
 
-# Those that can work on all ranks' tensors as one.
+# The operations that can reduce one stack of all ranks' tensors.
 _COMBINE_STACKED: dict[str, Callable[[Tensor], Tensor]] = {
     "SUM": lambda stack: stack.sum(0, dtype=stack.dtype),
     "PRODUCT": lambda stack: stack.prod(0, dtype=stack.dtype),
@@ -224,12 +295,12 @@ _COMBINE_STACKED: dict[str, Callable[[Tensor], Tensor]] = {
     "MAX": lambda stack: stack.amax(0),
 }
 _COMBINE_STACKED |= dict.fromkeys(("AVG", "PREMUL_SUM"), _COMBINE_STACKED["SUM"])
-# Up to so many elements of all ranks together, one copy costs less than many small operations.
+# Up to this many elements of all ranks together, copying into one stack costs less than many small operations.
 _STACKED_ELEMENTS = 1 << 16
 
 
-def _reduced(op: str, brought: Sequence[Reduced], index: int) -> Tensor:
-    values = [tensors[index] if factor is None else tensors[index] * factor for tensors, factor in brought]
+def _reduced(op: str, contributions: Sequence[Reduced], index: int) -> Tensor:
+    values = [tensors[index] if factor is None else tensors[index] * factor for tensors, factor in contributions]
     first = values[0]
     values = [value if value.shape == first.shape else value.reshape(first.shape) for value in values]
     if op in _COMBINE_STACKED and len(values) * first.numel() <= _STACKED_ELEMENTS:
@@ -261,5 +332,5 @@ def _write(outputs: Sequence[Tensor], values: Sequence[Tensor]) -> None:
 
 
 def _hidden(output: Tensor) -> Tensor:
-    # Autograd keeps track of writes to these even while it is off, and would show them in their grad_fn.
+    # Even while it is off, autograd records writes to these tensors and shows them in their grad_fn.
     return output.detach() if output.requires_grad or output._is_view() else output

@@ -1,30 +1,31 @@
-"""What ranks are told when a wait of theirs is in vain."""
+"""The texts of failures that end a wait: deadlock, time limit, and the failure of another rank."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Collection, Iterable
-from typing import TYPE_CHECKING
 
 from dist_testing.error_text import summarise
 from dist_testing.errors import CollectiveTimeoutError, DeadlockError, PeerFailedError
-from dist_testing.threaded.operation import Failure, Wait, call_site
-
-if TYPE_CHECKING:
-    from dist_testing.threaded.members import Member
+from dist_testing.threaded.operation import Failure, RankState, Wait, call_site
 
 __all__ = ["deadlock", "peer_failed", "ranks_text", "sentence", "timed_out", "wait_text"]
 
 
-def deadlock(members: Collection[Member], waits: Iterable[Wait]) -> Failure:
-    """Nobody is left who could complete any of the waits."""
-    ranks = "the rank" if len(members) == 1 else f"all {len(members)} ranks"
+def deadlock(members: Collection[RankState], waits: Iterable[Wait]) -> Failure:
+    """Return the failure of all waits when no running thread is left that could complete one of them.
+
+    Args:
+        members: All ranks of the world.
+        waits: All waits of the world.
+    """
+    ranks = "the only rank of the world waits" if len(members) == 1 else f"all {len(members)} ranks of the world wait"
     return Failure(
         DeadlockError,
         "\n".join(
             (
-                f"Deadlock: {ranks} of the world wait or have ended, and nobody is left who could go on.",
-                *_whereabouts(members, waits),
+                f"Deadlock: {ranks} or {'has' if len(members) == 1 else 'have'} ended, so no wait can be completed.",
+                *_activity_lines(members, waits),
                 "Most likely a call depends on the rank, or a send or receive has no counterpart.",
                 "Let all ranks of a group make the same collective calls in the same order, and pair each send with a "
                 "receive; a blocking send waits for its receive.",
@@ -33,60 +34,76 @@ def deadlock(members: Collection[Member], waits: Iterable[Wait]) -> Failure:
     )
 
 
-def timed_out(members: Collection[Member], waits: Iterable[Wait], wait: Wait, limit_s: float) -> Failure:
-    """One of the waits has reached its limit."""
-    who = _STRANGER if wait.member is None else f"rank {wait.member.rank}"
+def timed_out(members: Collection[RankState], waits: Iterable[Wait], wait: Wait, limit_s: float) -> Failure:
+    """Return the failure of a wait that has reached its time limit.
+
+    Args:
+        members: All ranks of the world.
+        waits: All waits of the world.
+        wait: The wait that has reached its limit.
+        limit_s: That limit, in seconds.
+    """
+    waiting = _FOREIGN_THREAD if wait.member is None else f"rank {wait.member.rank}"
     return Failure(
         CollectiveTimeoutError,
         "\n".join(
             (
-                f"Nothing came in {limit_s:.3g} s: {who} was {wait_text(wait)}.",
-                *_whereabouts(members, waits),
-                "Most likely a rank is stuck or slow in code outside of its group.",
-                "Look at what the ranks do that run; if they only need longer, give the group a longer timeout.",
+                f"Time limit of {limit_s:.3g} s reached: {waiting} was {wait_text(wait)}.",
+                *_activity_lines(members, waits),
+                "Most likely a rank is stuck or slow in code outside of its process group.",
+                "Look at the ranks that are still running; if they only need more time, set a longer group timeout.",
             )
         ),
     )
 
 
 def peer_failed(rank: int, error: BaseException) -> Failure:
-    """A rank has failed, and the others will wait in vain."""
+    """Return the failure of all operations after a rank has failed.
+
+    Args:
+        rank: The rank that failed, by its number in the world.
+        error: The exception that it raised.
+    """
     return Failure(
         PeerFailedError,
         f"Rank {rank} has failed: {summarise(error)}\n"
-        "No other rank can complete a call of their groups; this error is the consequence, not the cause.\n"
+        "The other ranks cannot complete calls of their groups any more; this error is a consequence, not the cause.\n"
         f"Look at the error of rank {rank}.",
         names_call=True,
     )
 
 
 def wait_text(wait: Wait) -> str:
-    """What a thread waits for, and where."""
+    """Return what a thread waits for and in which call, such as "waiting for rank 1 in barrier() at ..."."""
     return f"waiting for {wait.operation.missing()} in {wait.call} ({wait.operation.title()})"
 
 
 def ranks_text(ranks: Iterable[int]) -> str:
-    """As in "rank 1" or "ranks 0, 2 and 3"."""
+    """Return ranks as text, such as "rank 1" or "ranks 0, 2 and 3".
+
+    Args:
+        ranks: At least one.
+    """
     *others, last = map(str, ranks)
     return f"ranks {', '.join(others)} and {last}" if others else f"rank {last}"
 
 
 def sentence(text: str) -> str:
-    """With a capital at the beginning, and the rest as it is."""
+    """Return the text with its first letter in upper case."""
     return text[:1].upper() + text[1:]
 
 
-_STRANGER = "a thread that no rank started"
+_FOREIGN_THREAD = "a thread that belongs to no rank"
 
 
-def _whereabouts(members: Iterable[Member], waits: Iterable[Wait]) -> list[str]:
-    """One line for all ranks that do the same."""
+def _activity_lines(members: Iterable[RankState], waits: Iterable[Wait]) -> list[str]:
+    """Return what the ranks do, in one line for all ranks that do the same."""
     doing: dict[str, list[int]] = {}
-    strangers = []
+    of_foreign_threads = []
     waiting = set()
     for wait in waits:
         if wait.member is None:
-            strangers.append(f"  {_STRANGER}: {wait_text(wait)}")
+            of_foreign_threads.append(f"  {_FOREIGN_THREAD}: {wait_text(wait)}")
         else:
             waiting.add(wait.member)
             doing.setdefault(wait_text(wait), []).append(wait.member.rank)
@@ -97,4 +114,4 @@ def _whereabouts(members: Iterable[Member], waits: Iterable[Wait]) -> list[str]:
             frame = sys._current_frames().get(member.ident or 0)
             doing.setdefault(f"running {call_site(frame)}" if frame else "running", []).append(member.rank)
     lines = sorted((sorted(ranks), what) for what, ranks in doing.items())
-    return [f"  {ranks_text(ranks)}: {what}" for ranks, what in lines] + strangers
+    return [f"  {ranks_text(ranks)}: {what}" for ranks, what in lines] + of_foreign_threads

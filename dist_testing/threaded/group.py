@@ -1,4 +1,4 @@
-"""The process group of a world of threads."""
+"""The process group of a world whose ranks are threads: the collectives that move tensors, and the barriers."""
 
 # torch's stubs have overloads for two styles of arguments; here, one method takes both.
 # mypy: disable-error-code="override,assignment"
@@ -15,121 +15,67 @@ from torch import Tensor
 from dist_testing.threaded import data
 from dist_testing.threaded.arguments import (
     Tensors,
+    check_pairs,
     check_same_size,
     innermost,
     limit_of,
     listed,
-    op_of,
     single,
     sizes_of,
     text_of,
 )
-from dist_testing.threaded.reduce_op import reduction_of
-from dist_testing.threaded.side import GroupSide
+from dist_testing.threaded.reductions import Reductions
 from dist_testing.threaded.work import ThreadWork
 
 __all__ = ["ThreadedGroup"]
 
 
-class ThreadedGroup(GroupSide):
-    """One rank's side of a group whose ranks are threads: its collectives.
+class ThreadedGroup(Reductions):
+    """One rank's object of a process group whose ranks are threads.
 
-    Calls do not block: the last rank to come moves the data of all. Methods have the names that all versions of torch
-    from 2.10 on call, and take the arguments of the object-style API too.
+    A collective returns without waiting; the last rank to call it moves the data of all. Methods have the names that
+    torch 2.10 and later call, and take the arguments of `torch.distributed`'s functions as well as those of the
+    object-style API of `torch.distributed.ProcessGroup`. n is the number of ranks. For all collectives:
+
+    - Tensors may have any dtype and shape, may be empty or not contiguous, and may lie on any device. Values are copied
+      in row-major order; an output needs as many elements as its value, not the same shape.
+    - `opts` is c10d's options object, or a plain value that the method names; None (default) means all defaults.
+    - `timeout` is the time limit from the call on; the group's own by default, or where it is not positive.
+    - `root` is a rank of the group, from 0; the options' `rootRank` by default, else 0.
+    - The result is the call's work, whose `wait` returns when the outputs are written.
+
+    All collectives raise at the call, on this rank alone:
+
+    - ValueError: If the arguments do not fit together, or name a rank that the group does not have.
+    - UsageError: If this rank has destroyed the group.
+    - PeerFailedError: If a rank of the world has failed.
+
+    The `wait` of the work raises, on every rank:
+
+    - CollectiveMismatchError: If the calls of the ranks differ in function, root, reduce operation, dtype or size.
+      c10d compares the calls only with `TORCH_DISTRIBUTED_DEBUG=DETAIL`.
+    - DeadlockError: If the collective can never complete.
+    - CollectiveTimeoutError: If the time limit is reached.
+    - PeerFailedError: If a rank of the world has failed.
+    - CollectiveError: If torch cannot read or write one of the tensors.
     """
 
-    # Collectives that reduce.
-
-    def allreduce(self, tensors: Any, opts: Any = None, timeout: Any = None, *, op: Any = None) -> ThreadWork:
-        """Every rank's tensor becomes the reduction of all of them."""
-        return self._all_reduce("all_reduce", listed(tensors), opts, timeout, op)
-
-    def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> ThreadWork:
-        """The same for several tensors."""
-        return self._all_reduce("all_reduce_coalesced", tensors, opts, None, None)
-
-    def _all_reduce(self, name: str, tensors: Tensors, opts: Any, timeout: Any, op: Any) -> ThreadWork:
-        reduction = reduction_of(op_of(opts, op), tensors)
-        return self._meet(
-            name,
-            (reduction.name, sizes_of(tensors)),
-            lambda: f"{reduction.name}, {text_of(tensors)}",
-            (tensors, reduction.factor),
-            partial(data.all_reduce, reduction.name),
-            tensors,
-            limit_of(opts, timeout),
-        )
-
-    def reduce(
-        self, tensors: Any, opts: Any = None, op: Any = None, timeout: Any = None, *, root: int | None = None
-    ) -> ThreadWork:
-        """The root's tensor becomes the reduction of all of them."""
-        tensors = listed(tensors)
-        root = self._root(opts, root)
-        reduction = reduction_of(op_of(opts, op), tensors)
-        return self._meet(
-            "reduce",
-            (root, reduction.name, sizes_of(tensors)),
-            lambda: f"{reduction.name} to rank {self._shared.ranks[root]}, {text_of(tensors)}",
-            (tensors, reduction.factor),
-            partial(data.reduce, reduction.name, root),
-            tensors,
-            limit_of(opts, timeout),
-        )
-
-    def reduce_scatter(
-        self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None, *, op: Any = None
-    ) -> ThreadWork:
-        """Each rank gets the reduction of the tensors that the ranks have for it."""
-        output, inputs = single(outputs), innermost(inputs)
-        self._check_one_per_rank(inputs, "an input")
-        check_same_size(inputs[self._rank], output)
-        reduction = reduction_of(op_of(opts, op), inputs)
-        return self._meet(
-            "reduce_scatter",
-            (reduction.name, sizes_of(inputs)),
-            lambda: f"{reduction.name}, {text_of(inputs)}",
-            (output, (inputs, reduction.factor)),
-            partial(data.reduce_scatter, reduction.name),
-            [output],
-            limit_of(opts, timeout),
-        )
-
-    def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> ThreadWork:  # noqa: A002
-        """Each rank gets its part of the reduction of all inputs."""
-        return self._reduce_scatter_single("reduce_scatter_tensor", [output], [input], opts)
-
-    def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> ThreadWork:
-        """The same for several pairs of output and input."""
-        return self._reduce_scatter_single("reduce_scatter_tensor_coalesced", outputs, inputs, opts)
-
-    _reduce_scatter_base = reduce_scatter_single
-    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
-
-    def _reduce_scatter_single(self, name: str, outputs: Tensors, inputs: Tensors, opts: Any) -> ThreadWork:
-        for output, whole in zip(outputs, inputs, strict=True):
-            self._check_is_whole(whole, output, "input", "output")
-        reduction = reduction_of(op_of(opts, None), inputs)
-        return self._meet(
-            name,
-            (reduction.name, sizes_of(inputs)),
-            lambda: f"{reduction.name}, {text_of(inputs)}",
-            (outputs, (inputs, reduction.factor)),
-            partial(data.reduce_scatter_single, reduction.name),
-            outputs,
-            limit_of(opts, None),
-        )
-
-    # Collectives that move.
-
     def broadcast(self, tensors: Any, opts: Any = None, timeout: Any = None, *, root: int | None = None) -> ThreadWork:
-        """Every rank's tensor becomes the root's."""
+        """Copy the root's tensor to every rank; see `torch.distributed.broadcast`.
+
+        Args:
+            tensors: Input on the root, output on the others: a tensor, or a list of tensors, which are copied index by
+                index. At one index, all ranks have the same dtype and number of elements.
+            opts: `BroadcastOptions`, or the root.
+            timeout: Time limit of the call.
+            root: The rank of the group that sends.
+        """
         tensors = listed(tensors)
         root = self._root(opts, root)
         return self._meet(
             "broadcast",
             (root, sizes_of(tensors)),
-            lambda: f"from rank {self._shared.ranks[root]}, {text_of(tensors)}",
+            lambda: f"from rank {self._shared.label.ranks[root]}, {text_of(tensors)}",
             tensors,
             partial(data.broadcast, root),
             tensors,
@@ -137,14 +83,31 @@ class ThreadedGroup(GroupSide):
         )
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> ThreadWork:
-        """Every rank gets every rank's tensor."""
+        """Copy every rank's input to every rank; see `torch.distributed.all_gather`.
+
+        Args:
+            outputs: A list of n tensors, or a list of one such list. Output r has the dtype and number of elements of
+                the input of rank r. All ranks pass outputs of the same dtypes and sizes; the sizes for different ranks
+                may differ.
+            inputs: The input: a tensor, or a list of one.
+            opts: `AllgatherOptions`.
+            timeout: Time limit of the call.
+        """
         return self._all_gather("all_gather", [innermost(outputs)], [single(inputs)], limit_of(opts, timeout))
 
     def allgather_coalesced(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> ThreadWork:
-        """The same for several tensors; an output list is per tensor, with one entry per rank."""
+        """Do `allgather` for several inputs in one call; see `torch.distributed.all_gather_coalesced`.
+
+        Args:
+            outputs: One list of n tensors for each input; in it, output r has the dtype and number of elements of that
+                input of rank r.
+            inputs: The inputs.
+            opts: `AllgatherOptions`.
+        """
         return self._all_gather("all_gather_coalesced", outputs, inputs, limit_of(opts, None))
 
     def _all_gather(self, name: str, outputs: Sequence[Tensors], inputs: Tensors, limit_s: float | None) -> ThreadWork:
+        check_pairs(outputs, inputs)
         for of_input, value in zip(outputs, inputs, strict=True):
             self._check_one_per_rank(of_input, "an output")
             check_same_size(value, of_input[self._rank])
@@ -159,17 +122,32 @@ class ThreadedGroup(GroupSide):
         )
 
     def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> ThreadWork:  # noqa: A002
-        """Every rank gets every rank's tensor, one after the other in one output."""
+        """Copy every rank's input to every rank, into one tensor; see `torch.distributed.all_gather_into_tensor`.
+
+        Args:
+            output: n times as many elements as `input`, of the same dtype. Part r of n, in row-major order, gets the
+                input of rank r.
+            input: This rank's part, of any shape. All ranks have the same dtype and number of elements.
+            opts: `AllgatherOptions`.
+        """
         return self._all_gather_single("all_gather_into_tensor", [output], [input], opts)
 
     def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> ThreadWork:
-        """The same for several pairs of output and input."""
+        """Do `all_gather_single` for several pairs in one call, as c10d's coalescing manager asks for.
+
+        Args:
+            outputs: At least one output.
+            inputs: One input for each output.
+            opts: `AllgatherOptions`.
+        """
         return self._all_gather_single("all_gather_into_tensor_coalesced", outputs, inputs, opts)
 
+    # torch's older names of the same methods.
     _allgather_base = all_gather_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
     def _all_gather_single(self, name: str, outputs: Tensors, inputs: Tensors, opts: Any) -> ThreadWork:
+        check_pairs(outputs, inputs)
         for whole, part in zip(outputs, inputs, strict=True):
             self._check_is_whole(whole, part, "output", "input")
         return self._meet(
@@ -185,7 +163,17 @@ class ThreadedGroup(GroupSide):
     def gather(
         self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None, *, root: int | None = None
     ) -> ThreadWork:
-        """The root gets every rank's tensor."""
+        """Copy every rank's input to the root; see `torch.distributed.gather`.
+
+        Args:
+            outputs: On the root, a list of n tensors, or a list of one such list; ignored on the other ranks. Output r
+                has the dtype and number of elements of the input of rank r.
+            inputs: The input: a tensor, or a list of one. All ranks have the same dtype; their sizes may differ, which
+                `torch.distributed.gather` does not promise.
+            opts: `GatherOptions`, or the root.
+            timeout: Time limit of the call.
+            root: The rank of the group that gets the values.
+        """
         root = self._root(opts, root)
         value = single(inputs)
         outputs = innermost(outputs) if self._rank == root else []
@@ -194,7 +182,7 @@ class ThreadedGroup(GroupSide):
         return self._meet(
             "gather",
             (root, value.dtype),
-            lambda: f"to rank {self._shared.ranks[root]}, {text_of([value])}",
+            lambda: f"to rank {self._shared.label.ranks[root]}, {text_of([value])}",
             (outputs, value),
             partial(data.gather, root),
             outputs,
@@ -205,7 +193,17 @@ class ThreadedGroup(GroupSide):
     def scatter(
         self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None, *, root: int | None = None
     ) -> ThreadWork:
-        """Each rank gets its one of the root's tensors."""
+        """Copy the root's input at index r to rank r; see `torch.distributed.scatter`.
+
+        Args:
+            outputs: The output: a tensor, or a list of one. All ranks have the same dtype.
+            inputs: On the root, a list of n tensors, or a list of one such list; ignored on the other ranks. Input r
+                has the dtype and number of elements of the output of rank r; sizes may differ, which
+                `torch.distributed.scatter` does not promise.
+            opts: `ScatterOptions`, or the root.
+            timeout: Time limit of the call.
+            root: The rank of the group that sends.
+        """
         root = self._root(opts, root)
         output = single(outputs)
         inputs = innermost(inputs) if self._rank == root else []
@@ -214,7 +212,7 @@ class ThreadedGroup(GroupSide):
         return self._meet(
             "scatter",
             (root, output.dtype),
-            lambda: f"from rank {self._shared.ranks[root]}, {text_of(inputs or [output])}",
+            lambda: f"from rank {self._shared.label.ranks[root]}, {text_of(inputs or [output])}",
             (output, inputs),
             partial(data.scatter, root),
             [output],
@@ -222,7 +220,14 @@ class ThreadedGroup(GroupSide):
         )
 
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None, timeout: Any = None) -> ThreadWork:
-        """Each rank gets its one of every rank's tensors."""
+        """Copy the input at index r of rank p to the output at index p of rank r; see `torch.distributed.all_to_all`.
+
+        Args:
+            outputs: n tensors. Output p has the dtype and number of elements of what rank p sends to this rank.
+            inputs: n tensors. All ranks have the same dtype at index 0 of their inputs, and of their outputs.
+            opts: `AllToAllOptions`.
+            timeout: Time limit of the call.
+        """
         self._check_one_per_rank(outputs, "an output")
         self._check_one_per_rank(inputs, "an input")
         return self._all_to_all(
@@ -238,7 +243,17 @@ class ThreadedGroup(GroupSide):
         opts: Any = None,
         timeout: Any = None,
     ) -> ThreadWork:
-        """The same for tensors that are cut along their first dimension, into equal parts where no sizes are given."""
+        """Do `alltoall` with the parts of one output and one input; see `torch.distributed.all_to_all_single`.
+
+        Args:
+            output: Cut along its first dimension into n outputs.
+            input: Cut along its first dimension into n inputs.
+            output_split_sizes: n sizes along the first dimension of `output`, which add up to its length. None or
+                empty: n equal parts.
+            input_split_sizes: The same for `input`.
+            opts: `AllToAllOptions`.
+            timeout: Time limit of the call.
+        """
         outputs = self._cut(output, output_split_sizes, "output")
         inputs = self._cut(input, input_split_sizes, "input")
         return self._all_to_all(
@@ -266,11 +281,24 @@ class ThreadedGroup(GroupSide):
         )
 
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> ThreadWork:
-        """Over when every rank has called it."""
+        """Wait for all ranks: the work is done when every rank has called it; see `torch.distributed.barrier`.
+
+        Args:
+            opts: `BarrierOptions`, or the time limit.
+            timeout: Time limit of the call.
+        """
         if isinstance(opts, timedelta):
             opts, timeout = None, opts
         return self._meet("barrier", (), str, None, data.meet_only, [], limit_of(opts, timeout))
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
-        """A barrier that blocks; its error names the ranks that did not come, all of them in any case."""
+        """Block until every rank has called it; see `torch.distributed.monitored_barrier`, which works with gloo only.
+
+        Args:
+            timeout: Time limit of the call.
+            wait_all_ranks: Ignored: the error names all missing ranks in any case.
+
+        Raises:
+            CollectiveError: What the `wait` of a barrier raises.
+        """
         self._meet("monitored_barrier", (), str, None, data.meet_only, [], limit_of(None, timeout)).wait()

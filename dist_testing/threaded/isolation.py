@@ -1,12 +1,12 @@
-"""Gives every rank that is a thread a torch.distributed of its own, and takes it away without a trace.
+"""Gives each rank that is a thread its own `torch.distributed` state, and restores the process afterwards.
 
-What is changed in the process while a world of threads lives, and put back when the last one has ended:
-- what `torch.distributed` keeps for the process (its default group, its groups and their names), which every rank's
-  threads then have for themselves, while all other threads see what they always saw;
-- torch's registry of groups by name, which is set to be per thread;
-- the meaning of the backend's name, which torch's own test code uses too;
-- `Thread.start`, so that threads which a rank starts are the rank's;
-- what `init_process_group` leaves in the process: an exception hook, and how it was called.
+While at least one world of threads is alive, this module replaces, and afterwards restores:
+- c10d's state of the process (default group, groups, their names): each rank's threads see the rank's own; all other
+  threads see the process's, as before;
+- torch's registry of groups by name, which becomes per thread;
+- the meaning of the backend name "threaded", which torch's own test code also uses;
+- `Thread.start`, so that threads which a rank starts belong to the rank;
+- what `torch.distributed.init_process_group` leaves in the process: an exception hook, and its init method.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from dist_testing.threaded.members import Member, current_member
 
 __all__ = ["destroy_groups", "enter_rank", "hold", "leave_rank", "release"]
 
-# Properties that are worked out of the others.
+# Properties that c10d derives from the others.
 _DERIVED = {"pg_config_info"}
 
 
 class _Isolation:
-    """What was there before, while worlds live."""
+    """Counts the worlds that are alive, and keeps the functions that restore the process."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -92,47 +92,51 @@ _isolation = _Isolation()
 
 
 def _keep_cuda_stand_in() -> None:
-    """Have torch make its stand-in for CUDA's device guard on this thread, where CUDA is built in but no GPU is there.
+    """Make torch create its stand-in for CUDA's device guard on this thread if torch has CUDA but there is no GPU.
 
-    Up to torch 2.11 it belongs to the thread that makes the first fake tensor, as every DTensor does. If that is a
-    rank's, it ends with the rank, and the next backward pass of the process crashes.
+    Up to torch 2.11, the stand-in belongs to the thread that creates the first fake tensor, which every DTensor does.
+    If that is a rank's thread, the stand-in ends with it, and the next backward pass of the process crashes.
     """
     if torch.__version__ < "2.12" and torch.version.cuda is not None and not visible_gpus(gpus_present()).gpus:
         torch._C._ensureCUDADeviceGuardSet()
 
 
 def hold() -> None:
-    """A world begins. Each call is to be followed by one of `release`."""
+    """Prepare the process for a world. Each call needs one later call of `release`."""
     _isolation.hold()
 
 
 def release() -> None:
-    """A world, with all its threads, has ended."""
+    """Restore the process if this was the last world; call it after all threads of the world have ended."""
     _isolation.release()
 
 
 def enter_rank() -> None:
-    """The calling thread begins as a rank."""
-    # The backward pass is to run on the rank's own thread, which knows the rank's groups. For this thread alone.
+    """Prepare the calling thread, a rank's own, before the rank's body runs."""
+    # The backward pass has to run on the rank's own thread, which sees the rank's groups. Applies to this thread only.
     torch._C._set_multithreading_enabled(False)
 
 
 def destroy_groups() -> None:
-    """The calling thread's rank has passed: destroy the groups that it has left."""
+    """Destroy the groups of the calling thread's rank that still exist; call it only if the rank has passed."""
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
 def leave_rank(member: Member) -> None:
-    """The calling thread ends as a rank, well or not."""
-    # It is kept by the thread's number, which another thread will get.
+    """Remove the `torch.distributed` state of a rank; call it on the rank's own thread, with or without success.
+
+    Args:
+        member: The rank.
+    """
+    # torch stores these by thread identifier, which a later thread may get.
     _distributed_c10d._unregister_all_process_groups()
     member.c10d.clear()
 
 
 @functools.cache
 def _routed(world_class: type[Any]) -> type[Any]:
-    """A class like c10d's `_World` whose properties are the calling rank's, and the process's for all other threads."""
+    """Return a subclass of c10d's `_World` with properties per rank; threads of no rank see the process's values."""
     names = [name for name, value in vars(world_class).items() if isinstance(value, property) and name not in _DERIVED]
     routed = {name: _routed_property(world_class, name) for name in names}
     return type(f"_Routed{world_class.__name__}", (world_class,), routed)
@@ -148,7 +152,7 @@ def _routed_property(world_class: type[Any], name: str) -> property:
         try:
             return member.c10d[name]
         except KeyError:
-            # The same kind of thing, empty: a mapping, a list, a number, or nothing.
+            # The empty value of the same type: a mapping, a list, a number, or None.
             kind = type(of_process.__get__(world))
             return member.c10d.setdefault(name, kind() if kind in (dict, list, int) else None)
 
@@ -181,7 +185,7 @@ def _inheriting(start: Callable[[threading.Thread], None]) -> Callable[[threadin
             try:
                 start(thread)
             except BaseException:
-                # It was started before, or there are too many.
+                # The thread was started before, or the limit on threads is reached.
                 member.world.leave(member, is_rank_thread=False)
                 raise
         else:
@@ -191,6 +195,6 @@ def _inheriting(start: Callable[[threading.Thread], None]) -> Callable[[threadin
 
 
 def _put_back_start(ours: Any, before: Any) -> None:
-    # Somebody else may have wrapped it since; then ours stays inside, and does nothing for threads of no rank.
+    # Other code may have wrapped it since; then our wrapper stays inside, and does nothing for threads of no rank.
     if threading.Thread.start is ours:
         threading.Thread.start = before  # type: ignore[method-assign]

@@ -1,4 +1,4 @@
-"""The ranks of a world of threads: who runs, who waits for what, who has ended, and that nobody waits in vain."""
+"""The ranks of a world of threads: which rank runs, waits or has ended; detects deadlocks and ends waits."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ __all__ = ["GroupState", "Member", "ThreadWorld", "acting_as", "current_member",
 
 
 class GroupState(Protocol):
-    """What the ranks of a group have in common, as far as the world has to know it. Called under the world's lock."""
+    """What the world needs to know about a group. The caller holds the lock of the world for every method."""
 
     def pending(self) -> Iterable[Operation]:
-        """Operations that are not over."""
+        """Yield the operations that are not done."""
 
     def pending_on(self, member: Member) -> Iterable[tuple[Operation, Failure]]:
-        """Those of them that need a rank which has ended, each with what to tell those who wait."""
+        """Yield the operations that need a rank which has ended, each with the failure for the ranks that wait."""
 
 
 class Member:
-    """One rank.
+    """One rank of a world of threads; the implementation of `operation.RankState`.
 
     Attributes:
         world: Its world.
-        rank: Its number.
-        c10d: What torch.distributed knows on this rank's threads, by the names of its world's properties.
-        threads: How many of its threads there are: its own and those that it started.
-        ident: Of its own thread; None until that runs.
-        has_ended: Whether there is none any more; nothing will come from this rank.
+        rank: Its number in the world, from 0.
+        c10d: The state of `torch.distributed` on this rank's threads, by the property names of c10d's `_World`.
+        threads: Number of its threads that have not ended: its own and those that it started.
+        ident: The thread identifier of its own thread; None until that runs.
+        has_ended: Whether all its threads have ended, so that it makes no further call.
     """
 
     def __init__(self, world: ThreadWorld, rank: int) -> None:
@@ -56,13 +56,17 @@ _names = itertools.count()
 
 
 def current_member() -> Member | None:
-    """The rank that the calling thread is, or was started by; None outside of any world."""
+    """Return the rank to which the calling thread belongs: its own thread, or one that it started; else None."""
     return _current.member
 
 
 @contextlib.contextmanager
 def acting_as(member: Member | None) -> Iterator[None]:
-    """In the block, the calling thread is seen as the rank's."""
+    """Make the calling thread belong to a rank inside the `with` block.
+
+    Args:
+        member: The rank; None for no rank.
+    """
     before, _current.member = _current.member, member
     try:
         yield
@@ -71,27 +75,27 @@ def acting_as(member: Member | None) -> Iterator[None]:
 
 
 class ThreadWorld:
-    """Some ranks in one process.
+    """The ranks of one world of threads.
 
-    One lock guards everything that ranks have in common. A thread that has to wait leaves a `Wait` and sleeps on its
-    gate, so that whoever completes the operation wakes exactly those who wait for it.
+    One lock guards all state that the ranks share. A thread that has to wait adds a `Wait` and blocks on its gate, so
+    that the thread which completes the operation wakes exactly the threads that wait for it.
 
     Attributes:
         size: Number of ranks.
-        lock: The lock.
-        members: The ranks.
-        groups: What their groups have in common, by a name that the ranks of each have agreed on.
-        failure: Why no call can be completed any more; None while they can.
-        ended: How many ranks have ended.
+        lock: Guards this object, its groups and their operations.
+        members: The ranks, in order.
+        groups: The state of each group, by a name on which its ranks have agreed.
+        failure: Why no call can complete any more; None as long as calls can.
+        ended: Number of ranks that have ended.
     """
 
     def __init__(self, size: int, *, in_rank_order: bool = False, on_failure: Callable[[], None] | None = None) -> None:
-        """Make a world whose ranks have not begun.
+        """Create a world whose ranks have not started.
 
         Args:
-            size: Number of ranks.
-            in_rank_order: Whether only one rank runs at a time, see `Turns`.
-            on_failure: Called when the first rank fails.
+            size: Number of ranks, at least 1.
+            in_rank_order: Whether only one rank runs at a time; see `Turns`.
+            on_failure: Called once, when the first rank fails.
         """
         self.size = size
         self._on_failure = on_failure
@@ -102,21 +106,26 @@ class ThreadWorld:
         self.ended = 0
         self._turns = Turns(size) if in_rank_order else None
         self._waits: dict[Wait, None] = {}
-        # Threads of ranks that wait for nothing that we know of. At 0, nobody is left who could complete a wait.
+        # Number of the ranks' threads that are in no wait of a group. At 0, no thread can complete a wait any more.
         self._busy = 0
 
     def new_name(self) -> str:
-        """A name that nothing in this process has had."""
+        """Return a name that is unique in this process, such as "threads-7"."""
         return f"threads-{next(_names)}"
 
     def add_thread(self, member: Member) -> None:
-        """A thread of a rank is about to start."""
+        """Count a thread of a rank that is about to start; `leave` takes it off."""
         with self.lock:
             member.threads += 1
             self._busy += 1
 
     def enter(self, member: Member, *, is_rank_thread: bool) -> None:
-        """The calling thread is one of a rank's. Returns when it is its turn, where there are turns."""
+        """Make the calling thread belong to a rank. With turns, the rank's own thread waits for its turn.
+
+        Args:
+            member: The rank.
+            is_rank_thread: Whether it is the rank's own thread, not one that the rank started.
+        """
         _current.member = member
         _current.is_rank_thread = is_rank_thread
         if not is_rank_thread:
@@ -125,7 +134,7 @@ class ThreadWorld:
         self._take_turn(member, has_one=False)
 
     def give_way(self) -> None:
-        """Let the other ranks go on, where only one does so at a time; the calling thread goes on after them."""
+        """With turns, let the other ranks run before the calling rank continues; else do nothing."""
         if _current.member is not None and _current.is_rank_thread:
             self._take_turn(_current.member, has_one=True)
 
@@ -142,12 +151,12 @@ class ThreadWorld:
         gate.acquire()
 
     def leave(self, member: Member, error: BaseException | None = None, *, is_rank_thread: bool) -> None:
-        """A thread of a rank is about to end.
+        """Take off a thread of a rank that is about to end, and end the waits that this makes hopeless.
 
         Args:
             member: The rank.
-            error: What its body raised.
-            is_rank_thread: Whether it is the rank's own thread, not one that it started.
+            error: The exception with which the rank failed; None if it did not fail.
+            is_rank_thread: Whether it is the rank's own thread, not one that the rank started.
         """
         callbacks: list[Callable[[], None]] = []
         with self.lock:
@@ -168,11 +177,13 @@ class ThreadWorld:
         run_all(callbacks)
 
     def fail(self, member: Member, error: BaseException) -> None:
-        """A rank has failed, though it has not ended: wake those that wait, who are its victims.
+        """Record that a rank has failed before it ends: every wait ends, and later calls fail.
+
+        Only the first failure of a world counts.
 
         Args:
             member: The rank.
-            error: Why.
+            error: The exception with which it failed.
         """
         callbacks: list[Callable[[], None]] = []
         with self.lock:
@@ -180,7 +191,11 @@ class ThreadWorld:
         run_all(callbacks)
 
     def abort(self, failure: Failure) -> None:
-        """Wake every thread that waits, let no further call begin, and end the turns."""
+        """End every wait, refuse later calls, and end the turns.
+
+        Args:
+            failure: The failure of all those calls.
+        """
         callbacks: list[Callable[[], None]] = []
         with self.lock:
             self._fail_all(failure, callbacks)
@@ -190,22 +205,23 @@ class ThreadWorld:
         run_all(callbacks)
 
     def forget(self) -> None:
-        """The world is over and nobody will look at it: let go of what points back to it."""
+        """Drop the references that point back to the world after its end, so that it is freed at once."""
         self.members = ()
         self.groups = {}
         self._on_failure = None
 
     def wait(self, operation: Operation, call: Call, limit_s: float, *, fails_operation: bool) -> None:
-        """Block until an operation is over.
+        """Block until an operation is done.
 
         Args:
-            operation: What to wait for.
+            operation: The operation.
             call: The call that waits.
-            limit_s: For how long.
-            fails_operation: Whether the operation is over for everybody when the limit is reached.
+            limit_s: Time limit of the wait, in seconds, at least 0.
+            fails_operation: Whether the operation fails on all ranks when the limit is reached; else only this wait
+                fails.
 
         Raises:
-            CollectiveError: If it fails, or is not over in time.
+            CollectiveError: If the operation fails, or is not done within the limit.
         """
         if not operation.is_done:
             self._block(operation, call, limit_s, fails_operation=fails_operation)
@@ -234,7 +250,7 @@ class ThreadWorld:
         failure = None
         if not wait.gate.acquire(timeout=min(limit_s, threading.TIMEOUT_MAX)):
             failure = self._give_up(wait, limit_s, fails_operation=fails_operation)
-            # Whoever ended the wait, this thread or another, has opened the gate or will do so when it is its turn.
+            # The wait has ended, by this thread or another; its gate is open, or opens when the rank gets its turn.
             wait.gate.acquire()
         if wait.next is not None:
             wait.next.gate.release()
@@ -242,7 +258,7 @@ class ThreadWorld:
             raise failure.error(call)
 
     def _give_up(self, wait: Wait, limit_s: float, *, fails_operation: bool) -> Failure | None:
-        """Nothing came in time. Gives the failure of the wait, if it is not the operation's."""
+        """End a wait at its limit; return the failure of this wait alone, or None if the operation has ended."""
         operation = wait.operation
         callbacks: list[Callable[[], None]] = []
         failure = None
@@ -258,12 +274,12 @@ class ThreadWorld:
         return None if fails_operation else failure
 
     def finish(self, operation: Operation, failure: Failure | None, callbacks: list[Callable[[], None]]) -> None:
-        """End an operation and wake who waits for it. Under the lock.
+        """End an operation and wake the threads that wait for it. The caller holds the lock.
 
         Args:
-            operation: It. Nothing happens if it is over already.
-            failure: Why it could not be done; None if it was.
-            callbacks: Gets what has to be called when the lock is released.
+            operation: The operation. Nothing happens if it is done already.
+            failure: Why it failed; None for success.
+            callbacks: Gets the functions that the caller has to call after it has released the lock.
         """
         if operation.is_done:
             return
@@ -276,7 +292,7 @@ class ThreadWorld:
             operation.waits = []
 
     def describe_waits_of(self, rank: int) -> list[str]:
-        """What the threads of a rank wait for in their groups; nothing if they do not."""
+        """Return one text for each wait of a rank's threads in a group; an empty list if there is none."""
         with self.lock:
             return [explain.wait_text(wait) for wait in self._waits if wait.member is self.members[rank]]
 
@@ -285,7 +301,7 @@ class ThreadWorld:
         for wait in waits:
             del self._waits[wait]
             if wait.member is None:
-                # Perhaps the main thread, which an interrupt can take out of the row.
+                # It may be the main thread, which a signal can interrupt; so no other wait depends on it.
                 wait.gate.release()
                 continue
             self._busy += 1
@@ -297,7 +313,7 @@ class ThreadWorld:
             else:
                 last.next = wait
             last = wait
-        # Last, because from then on the others follow.
+        # Comes last, because this thread wakes the next one as soon as it runs.
         if first is not None:
             first.gate.release()
 
@@ -321,6 +337,6 @@ class ThreadWorld:
 
 
 def run_all(callbacks: Iterable[Callable[[], None]]) -> None:
-    """Call what `ThreadWorld.finish` left."""
+    """Call the functions that `ThreadWorld.finish` has collected."""
     for callback in callbacks:
         callback()

@@ -1,4 +1,4 @@
-"""Calls of ranks, what they wait for, and how such a wait fails."""
+"""Calls of ranks, the operations and waits that follow from them, and the failures that end a wait."""
 
 from __future__ import annotations
 
@@ -8,23 +8,26 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from dist_testing.errors import CollectiveError
 
-if TYPE_CHECKING:
-    from dist_testing.threaded.members import Member
-
-__all__ = ["Call", "Failure", "Operation", "Site", "Wait", "call_site"]
+__all__ = ["Call", "Failure", "Operation", "RankState", "Site", "Wait", "call_site"]
 
 _OWN_FOLDER = str(Path(__file__).parent)
-# By code object: whether a frame that runs it is a user's. Code objects live as long as their modules do.
+# Whether a code object belongs to the user. Code objects live as long as their modules do.
 _is_user_code: dict[CodeType, bool] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """A line of the user's code; without a file where there is no Python code of the user's on the stack."""
+    """A line of the user's code.
+
+    Attributes:
+        file: Path of the source file; "" if no Python code of the user is on the stack.
+        line: Line number, from 1; 0 without a file.
+        function: Name of the function; "" without a file.
+    """
 
     file: str
     line: int
@@ -38,10 +41,12 @@ _NOWHERE = Site("", 0, "")
 
 
 def call_site(frame: FrameType | None = None) -> Site:
-    """Where a call came from: the innermost frame that is not torch's, ours or the standard library's.
+    """Return the line of the user's code that made a call.
+
+    That is the innermost frame that belongs neither to torch, nor to this package, nor to the standard library.
 
     Args:
-        frame: From where to look outwards; by default the caller.
+        frame: The innermost frame to consider; the caller's by default.
     """
     if frame is None:
         frame = sys._getframe(1)
@@ -59,7 +64,7 @@ def call_site(frame: FrameType | None = None) -> Site:
 
 def _is_users(file: str) -> bool:
     torch_file = getattr(sys.modules.get("torch"), "__file__", None)
-    # torch's decorators and context managers pass through contextlib and functools.
+    # torch's decorators and context managers add frames of contextlib and functools.
     library_folder = str(Path(threading.__file__).parent)
     in_library = Path(file).parent == Path(library_folder)
     folders = [_OWN_FOLDER, *([str(Path(torch_file).parent)] if torch_file else [])]
@@ -70,10 +75,10 @@ class Call:
     """One call of one rank.
 
     Attributes:
-        name: The function of torch.distributed that makes it, such as "all_reduce".
-        signature: What has to be the same on all ranks of the group; else their calls do not belong together.
-        detail: Gives what a reader is told of it, such as "SUM, float32[4]".
-        site: Where it was made.
+        name: The function of `torch.distributed` that makes it, such as "all_reduce".
+        signature: The values that have to be equal on all ranks of the group; else the calls do not belong together.
+        detail: Returns the arguments as text for error texts, such as "SUM, float32[4]".
+        site: The line of the user's code that made it.
     """
 
     __slots__ = ("detail", "name", "signature", "site")
@@ -90,12 +95,12 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a wait ends without what was waited for. Every thread that waited raises an exception of its own.
+    """Why an operation ended without success. Each thread that waits for it raises its own exception.
 
     Attributes:
-        kind: The exception.
+        kind: The type of the exception.
         text: Its text.
-        names_call: Whether the call that waited is to be told beside the text, which does not say it.
+        names_call: Whether the exception adds the waiting rank's call to the text.
     """
 
     kind: type[CollectiveError]
@@ -103,20 +108,34 @@ class Failure:
     names_call: bool = False
 
     def error(self, call: Call) -> CollectiveError:
-        """The exception for a call."""
+        """Return a new exception for the rank that made the call."""
         return self.kind(f"{self.text}\nThis rank's call: {call}." if self.names_call else self.text)
 
 
-class Operation:
-    """What threads can wait for: a collective, a send or a receive.
-
-    Everything in it changes under the lock of its world.
+class RankState(Protocol):
+    """What waits and error texts need to know about a rank; `members.Member` is the implementation.
 
     Attributes:
-        is_done: Whether it is over, well or not.
-        failure: Why it was not done; None if it was, or is not over.
+        rank: Its number in the world, from 0.
+        ident: The thread identifier of the rank's own thread; None until that runs.
+        has_ended: Whether all threads of the rank have ended.
+    """
+
+    rank: int
+    ident: int | None
+    has_ended: bool
+
+
+class Operation:
+    """An operation that threads can wait for: a collective, a send or a receive.
+
+    All attributes change under the lock of the world.
+
+    Attributes:
+        is_done: Whether it has ended, with or without success.
+        failure: Why it failed; None while it is not done, and after success.
         waits: The threads that wait for it.
-        on_done: Called once, without the lock, when it is over.
+        on_done: Functions to call once, without the lock, when it has ended.
     """
 
     __slots__ = ("failure", "is_done", "on_done", "waits")
@@ -128,30 +147,30 @@ class Operation:
         self.on_done: list[Callable[[], None]] = []
 
     def title(self) -> str:
-        """What it is called, such as "collective #3 of the default group"."""
+        """Return its name for error texts, such as "collective #3 of the default group"."""
         raise NotImplementedError
 
     def missing(self) -> str:
-        """Whom a wait for it is for, such as "ranks 1 and 3"."""
+        """Return what it still needs, for error texts, such as "ranks 1 and 3"."""
         raise NotImplementedError
 
 
 class Wait:
-    """One thread that waits.
+    """One thread that waits for an operation.
 
     Attributes:
-        operation: For what.
-        call: What it called.
-        member: The rank that it is or belongs to; None for a thread that no rank of the world started.
-        takes_turns: Whether it is a rank's own thread, which goes on only when it is its turn.
-        gate: Locked; released to let the thread go on.
-        next: Whom it is to let go on when it does. If all that wait for one operation woke at once, they would fight
-            for Python's lock, which only one of them can have.
+        operation: The operation.
+        call: The call that waits.
+        member: The rank to which the thread belongs; None for a thread that belongs to no rank of the world.
+        takes_turns: Whether it is a rank's own thread, which continues only in its turn if there are turns.
+        gate: A locked lock; releasing it lets the thread continue.
+        next: The wait whose gate this thread opens when it continues. If all waiting threads woke at once, they would
+            compete for Python's global interpreter lock.
     """
 
     __slots__ = ("call", "gate", "member", "next", "operation", "takes_turns")
 
-    def __init__(self, operation: Operation, call: Call, member: Member | None, *, takes_turns: bool) -> None:
+    def __init__(self, operation: Operation, call: Call, member: RankState | None, *, takes_turns: bool) -> None:
         self.operation = operation
         self.call = call
         self.member = member

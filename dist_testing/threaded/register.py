@@ -1,4 +1,7 @@
-"""Makes the backend "threaded" known to torch, on import."""
+"""Registers the backend "threaded" with torch when it is imported.
+
+The backend's declaration names this module; see `torch.distributed.Backend.register_backend`.
+"""
 
 from __future__ import annotations
 
@@ -13,51 +16,60 @@ from dist_testing.errors import UsageError
 from dist_testing.threaded.group import ThreadedGroup
 from dist_testing.threaded.meeting import SharedGroup
 from dist_testing.threaded.members import current_member
+from dist_testing.threaded.pending import GroupLabel
 
 __all__ = ["BACKEND", "create_group", "register"]
 
 BACKEND = "threaded"
 
-# The name is torch's too, for a group of its own. Whoever registers first is asked in worlds of its own only: see
-# `isolation.py`, which puts `create_group` there while a world of ours runs.
+# torch's own test code registers a different group under the same name. `isolation.py` sets `create_group` as the
+# meaning of the name while a world of ours runs.
 _TORCH_MODULE = "torch.testing._internal.distributed.multi_threaded_pg"
 
 
 def create_group(options: _DistributedBackendOptions, backend_options: object = None) -> ThreadedGroup:
-    """One rank's side of a group, as `init_process_group` and `new_group` ask for it. Does not wait for other ranks.
+    """Create one rank's process group object; `torch.distributed.init_process_group` and `new_group` call it.
+
+    Does not wait for the other ranks. The ranks that pass the same store get the same group.
+
+    Args:
+        options: c10d's description of the group: its store, this rank in it, its size, the ranks of the default group
+            that it has (empty for the default group itself), and the time limit of its calls.
+        backend_options: Ignored; this backend has no options.
 
     Raises:
-        UsageError: If the calling thread is no rank of a world of threads.
+        UsageError: If the calling thread is no rank of a world of threads, if the rank is not below the size, or if
+            other ranks have created the group with other ranks.
     """
     member = current_member()
     if member is None:
         raise UsageError(
-            'Backend "threaded" was asked for outside of a world of threads.\n'
-            "Its ranks are threads of one process; this thread is none of them, so there is nobody to talk to.\n"
+            'Backend "threaded" was requested outside of a world of threads.\n'
+            "Its ranks are threads that dist_testing starts; the calling thread is not one of them.\n"
             'Use isolation="thread" or MultiThreadedTestCase; for ranks that are processes, use backend "gloo".'
         )
     world, store = member.world, options.store
     rank, size = options.group_rank, options.group_size
     if not 0 <= rank < size:
         raise UsageError(
-            f"A group was asked for with rank {rank} and world_size {size}.\n"
-            "Ranks count from 0, and there are as many as world_size says.\n"
-            f"Give init_process_group rank={member.rank} and world_size={world.size} in this world."
+            f"A group was requested with rank {rank} and world_size {size}.\n"
+            "A rank is a number from 0 to world_size - 1.\n"
+            f"Pass rank={member.rank} and world_size={world.size} to init_process_group in this world."
         )
-    # The store is what the ranks of a group have in common, and nothing else is: threads of one world may make several
-    # groups of the same name. The first of them to come names the group; each further round makes a new one.
+    # Only the store identifies a group, because threads of one world may create several groups of the same name. The
+    # first rank to arrive names the group; when a rank creates it again, that is a new group.
     turn = store.add(f"dist_testing/rank/{rank}", 1)
     name = store.compare_set(f"dist_testing/group/{turn}", "", world.new_name()).decode()
     ranks = list(options.global_ranks_in_group)
-    label = f"group {options.group_id!r} of ranks {', '.join(map(str, ranks))}" if ranks else "the default group"
-    shared = SharedGroup.of(world, name, label, ranks or range(size))
+    title = f"group {options.group_id!r} of ranks {', '.join(map(str, ranks))}" if ranks else "the default group"
+    shared = SharedGroup.of(world, name, GroupLabel(title, tuple(ranks or range(size))))
     shared.join(rank, member)
     return ThreadedGroup(store, rank, shared, world, options.timeout.total_seconds())
 
 
 def register() -> None:
-    """Register the name with torch, unless torch's own module has it or can have it."""
-    # First, because it refuses to come second in some versions of torch.
+    """Register the name with torch, unless torch's own test code has registered it."""
+    # torch's module comes first, because in some versions of torch its import fails if the name is already registered.
     with contextlib.suppress(ImportError):
         importlib.import_module(_TORCH_MODULE)
     if BACKEND.upper() not in _plugins():

@@ -1,4 +1,4 @@
-"""One rank at a time, in the order of ranks: the same interleaving in every run."""
+"""Lets one rank run at a time, in the order of ranks, so that every run has the same interleaving."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ __all__ = ["Turns"]
 
 
 class Turns:
-    """Hands a single turn from rank to rank.
+    """Passes a single turn from rank to rank; only the rank that has it runs.
 
-    A rank that waits in its group gives its turn to the next one that could go on, in the order of ranks and from the
-    highest to the lowest again. Ranks that wait in other ways (a store, a queue, `sleep`) keep it, and the others wait.
+    A rank that waits in its process group passes the turn to the next rank that can continue, in the order of ranks;
+    after the highest comes the lowest. A rank that waits in another way (a store, a queue, `sleep`) keeps the turn.
 
-    Everything here is called under the lock of the world.
+    The caller holds the lock of the world for every method.
 
     Args:
         size: Number of ranks.
@@ -22,14 +22,19 @@ class Turns:
     def __init__(self, size: int) -> None:
         self._size = size
         self._holder = size - 1
-        # Until all ranks are there, nobody gets it: who is first must not depend on how fast threads start.
+        # The first turn starts when all ranks are ready, so that it does not depend on how fast threads start.
         self._has_begun = False
-        # Whether nobody has it: the next one who could go on gets it at once.
+        # Whether no rank has the turn; the next rank that can continue then gets it at once.
         self._is_free = False
         self._ready: list[tuple[int, threading.Lock]] = []
 
     def add(self, rank: int, gate: threading.Lock) -> None:
-        """A rank could go on; its gate opens when it is its turn."""
+        """Add a rank that can continue.
+
+        Args:
+            rank: The rank, from 0.
+            gate: A locked lock, released when the rank gets its turn.
+        """
         self._ready.append((rank, gate))
         if not self._has_begun:
             self._has_begun = self._is_free = len(self._ready) == self._size
@@ -37,7 +42,7 @@ class Turns:
             self.pass_on()
 
     def pass_on(self) -> None:
-        """The rank that has the turn waits or has ended."""
+        """Give the turn to the next rank that can continue, because the rank that had it waits or has ended."""
         self._is_free = not self._ready
         if self._is_free:
             return
@@ -47,7 +52,7 @@ class Turns:
         gate.release()
 
     def stop(self) -> None:
-        """No more turns: let everybody go on."""
+        """End the turns: let all ranks continue that wait for theirs."""
         for _, gate in self._ready:
             gate.release()
         self._ready = []

@@ -1,4 +1,4 @@
-"""The handle of a call that may not be over yet."""
+"""The handle of a call that may not be done yet."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from torch import Tensor
 from torch._C._distributed_c10d import Work
 from torch.futures import Future
 
-from dist_testing.threaded.meeting import Transfer
+from dist_testing.errors import UsageError
 from dist_testing.threaded.members import acting_as, current_member
+from dist_testing.threaded.pending import Transfer
 
 if TYPE_CHECKING:
     from dist_testing.threaded.members import ThreadWorld
@@ -23,14 +24,14 @@ __all__ = ["JoinedWork", "ThreadWork"]
 
 
 class ThreadWork(Work):
-    """One rank's side of an operation, with c10d's meaning of every method.
+    """One rank's handle of an operation; every method means what it means for `torch.distributed.Work`.
 
     Args:
-        world: The world.
-        operation: What it is a side of.
+        world: The world of the rank.
+        operation: The operation.
         call: The rank's call.
-        results: What `result()` and the future give: the tensors that the call writes.
-        timeout_s: How long after the call the operation may take, in seconds.
+        results: The tensors that the call writes, which `result()` and the future give.
+        timeout_s: Time limit of the operation, in seconds from the call on.
     """
 
     def __init__(
@@ -45,13 +46,19 @@ class ThreadWork(Work):
         self._future: Future[Any] | None = None
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Block until the operation is over, or has failed for all because the group's time limit is over.
+        """Block until the operation is done; see `torch.distributed.Work.wait`.
+
+        At the time limit of the call, the operation fails on all ranks.
 
         Args:
-            timeout: A limit of this wait alone, after which the operation goes on; none if zero or less.
+            timeout: Time limit of this wait alone, after which the operation goes on. None, zero or less: no such
+                limit.
+
+        Returns:
+            True, always.
 
         Raises:
-            CollectiveError: If it failed, or is not over in time.
+            CollectiveError: If the operation failed, or is not done in time.
         """
         limit_s = max(self._deadline_s - time.monotonic(), 0.0)
         own_limit_s = timeout.total_seconds() if timeout is not None else 0.0
@@ -60,45 +67,62 @@ class ThreadWork(Work):
         return True
 
     def synchronize(self) -> None:
-        """The same as `wait`: there is no stream that could wait instead."""
+        """Do the same as `wait()`, because the operation runs on no stream that could wait instead.
+
+        Raises:
+            CollectiveError: If the operation failed, or is not done in time.
+        """
         self.wait()
 
     def is_completed(self) -> bool:
-        """Whether it is over, well or not."""
+        """Return whether the operation has ended, with or without success. Does not block."""
         if not self._operation.is_done:
-            # Who asks again and again would else keep its turn for good.
+            # A rank that polls in a loop would otherwise keep its turn for good.
             self._world.give_way()
         return self._operation.is_done
 
     def is_success(self) -> bool:
-        """Whether it is over and has not failed."""
+        """Return whether the operation has ended with success."""
         return self._operation.is_done and self._operation.failure is None
 
     def exception(self) -> BaseException | None:
-        """Why it failed; None if it has not."""
+        """Return the error of a failed operation; None if it has not failed."""
         failure = self._operation.failure
         return None if failure is None else failure.error(self._call)
 
     def result(self) -> list[Tensor]:
-        """The tensors that the call writes. Waits for nothing, as in c10d."""
+        """Return the tensors that the call writes. Does not wait for them, as in c10d."""
         return list(self._results)
 
     def source_rank(self) -> int:
-        """The sender, by its number in the group. Only for a receive that is over."""
+        """Return the sender of a receive that is done, by its number in the group.
+
+        Raises:
+            UsageError: If the call is not a receive.
+        """
         return self._source_rank()
 
+    # The name that torch.distributed.recv calls.
     def _source_rank(self) -> int:
-        assert isinstance(self._operation, Transfer), f"{self._call} has no sender"
+        if not isinstance(self._operation, Transfer) or self._operation.is_send:
+            raise UsageError(
+                f"source_rank() of the work of {self._call}.\n"
+                "Only a receive has a source rank.\n"
+                "Call it on the work of irecv, after its wait()."
+            )
         return self._operation.peer
 
     def get_future(self) -> Future[Any]:
-        """A future of the tensors that the call writes. Its `wait` counts as a wait of the rank."""
+        """Return a future of the list of tensors that the call writes.
+
+        The world sees its `wait` as a wait of the rank, so it takes part in the detection of deadlocks.
+        """
         if self._future is None:
             self._future = future = _WaitingFuture(self)
             member = current_member()
 
             def settle() -> None:
-                # What the user chained to the future runs on the thread that ends the operation, but is this rank's.
+                # The thread that ends the operation runs the functions chained to the future; they belong to this rank.
                 with acting_as(member):
                     self._settle(future)
 
@@ -119,10 +143,10 @@ class ThreadWork(Work):
 
 
 class JoinedWork(ThreadWork):
-    """Several works as one: what a coalescing manager gives.
+    """Several works as one, as a coalescing manager returns them.
 
     Args:
-        works: At least one, in the order of their calls.
+        works: At least one work, in the order of the calls.
     """
 
     def __init__(self, works: Sequence[ThreadWork]) -> None:
@@ -132,37 +156,51 @@ class JoinedWork(ThreadWork):
         self._works = works
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Block until all are over; `timeout` is for each."""
+        """Block until all operations are done.
+
+        Args:
+            timeout: Time limit for each of the works; see `ThreadWork.wait`.
+
+        Returns:
+            True, always.
+
+        Raises:
+            CollectiveError: If an operation failed, or is not done in time.
+        """
         for work in self._works:
             work.wait(timeout)
         return True
 
     def is_completed(self) -> bool:
-        """Whether all are over."""
+        """Return whether all operations have ended. Does not block."""
         return all(work.is_completed() for work in self._works)
 
     def is_success(self) -> bool:
-        """Whether all are over and none has failed."""
+        """Return whether all operations have ended with success."""
         return all(work.is_success() for work in self._works)
 
     def exception(self) -> BaseException | None:
-        """Why the first one that failed did; None if none has."""
+        """Return the error of the first work that failed; None if none has."""
         return next((error for work in self._works if (error := work.exception()) is not None), None)
 
     def get_future(self) -> Future[Any]:
-        """A future of the tensors of all of them."""
+        """Return a future of one list with the tensors of all works."""
         joined = torch.futures.collect_all([work.get_future() for work in self._works])
         return joined.then(lambda done: [tensor for one in done.value() for tensor in one.value()])
 
 
 class _WaitingFuture(Future[Any]):
-    """A future whose `wait` is one of a rank, so that a deadlock in it is seen."""
+    """A future whose `wait` the world sees as a wait of the rank, so that it detects a deadlock."""
 
     def __init__(self, work: ThreadWork) -> None:
         super().__init__()
         self._work = work
 
     def wait(self) -> Any:
-        """The value; raises what the work raises."""
+        """Block until the operation is done; return the future's value.
+
+        Raises:
+            CollectiveError: If the operation failed, or is not done in time.
+        """
         self._work.wait()
         return super().wait()

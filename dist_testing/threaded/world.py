@@ -1,4 +1,4 @@
-"""Runs a body on threads that are the ranks of one world."""
+"""Runs a function on threads that are the ranks of one world."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 
+from dist_testing.budget import MAX_TIMEOUT_S
 from dist_testing.errors import CollectiveTimeoutError, LaunchError, PeerFailedError, UsageError
 from dist_testing.process.stacks import stack_of
 from dist_testing.spec import MAX_WORLD_SIZE
@@ -26,17 +27,17 @@ __all__ = [
     "run_on_threads",
 ]
 
-# From the first failure to the verdict, for ranks that do not wait in a group and so cannot be woken. Longer than for
-# processes: a thread cannot be stopped, it can only be left behind. Seconds.
+# Time from the first failure to the verdict, for ranks that are in no wait of a group, so that nothing can wake them.
+# Longer than for processes, because a thread cannot be stopped, only left behind. Seconds.
 PEER_GRACE_S = 2.0
-# For threads that a deadline has woken, so that they end before the next case begins. Seconds.
+# Time for threads that the deadline has woken, so that they end before the next case begins. Seconds.
 _END_LIMIT_S = 1.0
-# A signal that comes between Python's last look and the wait itself is handled when the wait ends. Seconds.
+# Longest single wait. Python handles a signal that arrives just before a wait only when the wait ends. Seconds.
 _LONGEST_WAIT_S = 1.0
-# By which the default group outlasts the run: at the deadline all ranks are told with their stacks, and no rank gets
-# ahead of it with an error of its own. Seconds.
+# Added to the run's time for the timeout of the default group, so that at the deadline the run reports the stacks of
+# all ranks, instead of a time limit of one rank's call. Seconds.
 _GROUP_OUTLASTS_S = 60.0
-# "ranks": one rank runs at a time, in the order of ranks (see `Turns`).
+# Environment variable; with "ranks", one rank runs at a time, in the order of ranks (see `Turns`).
 ORDER_VARIABLE = "DIST_TESTING_THREAD_ORDER"
 
 
@@ -45,10 +46,10 @@ class ThreadOutcome:
     """How one rank ended.
 
     Attributes:
-        rank: The rank.
-        error: What its body raised, with its traceback; None if it returned, or has not ended.
-        is_victim: Whether the error is only the consequence of another rank's end.
-        stack: What its thread waits for in its groups, and where it is, if it had not ended when the run was over;
+        rank: The rank, from 0.
+        error: The exception that its body raised, with its traceback; None if the body returned, or has not ended.
+        is_victim: Whether the error is only the consequence of another rank's failure.
+        stack: For a rank that had not ended when the run was over, its waits in groups and the stack of its thread;
             else "".
     """
 
@@ -59,9 +60,13 @@ class ThreadOutcome:
 
 
 def fail_world(error: BaseException) -> None:
-    """Tell the other ranks that the calling thread's rank has failed, before it ends; nothing outside of a world.
+    """Tell the other ranks that the calling thread's rank has failed, before the rank ends.
 
-    For those who keep a body's errors to themselves: `run_on_threads` tells of what a body raises.
+    For callers that catch a body's errors themselves; `run_on_threads` does the same for an error that the body raises.
+    Does nothing on a thread that belongs to no rank.
+
+    Args:
+        error: The exception with which the rank failed.
     """
     member = current_member()
     if member is not None:
@@ -78,38 +83,39 @@ def run_on_threads(
     grace_s: float = PEER_GRACE_S,
     in_rank_order: bool | None = None,
 ) -> list[ThreadOutcome]:
-    """Run `body(rank)` on threads that are the ranks of one world, each with a torch.distributed of its own.
+    """Run `body(rank)` on threads that are the ranks of one world, each with its own `torch.distributed` state.
 
-    The first rank that raises wakes those that wait in a group. Returns when all have ended, at the deadline, or some
-    time after the first failure, and never later: a thread that hangs is left behind (it is a daemon), and keeps its
-    world to itself.
+    The first rank that raises wakes the ranks that wait in a group. The call returns when all ranks have ended, at the
+    deadline, or `grace_s` after the first failure, whichever is first. A thread that has not ended by then is left
+    behind: it is a daemon thread, and keeps its world to itself.
 
     Args:
-        body: The test. What it raises, whatever it is, becomes the rank's outcome.
-        world_size: Number of ranks.
-        timeout_s: Until the deadline, in seconds.
-        init: Whether each rank has the default group, of backend "threaded", from before the body to after it.
-        on_ready: Called once, on the thread of the rank that is the last to be ready for its body.
-        grace_s: From the first failure to the return, for ranks that do not wait in a group, in seconds.
-        in_rank_order: Whether one rank runs at a time, see `Turns`; by default what `ORDER_VARIABLE` says.
+        body: The test. Any exception that it raises, `SystemExit` included, becomes the rank's outcome.
+        world_size: Number of ranks, from 1 to `MAX_WORLD_SIZE`.
+        timeout_s: Time until the deadline, in seconds, positive and at most `MAX_TIMEOUT_S`.
+        init: Whether each rank gets a default group of backend "threaded" before the body, and loses it after a pass,
+            as by `torch.distributed.init_process_group` and `destroy_process_group`.
+        on_ready: Called once, on the thread of the last rank that becomes ready for its body.
+        grace_s: Time from the first failure to the return, for ranks that are in no wait of a group, in seconds.
+        in_rank_order: Whether one rank runs at a time; see `Turns`. By default the value of `ORDER_VARIABLE` decides.
 
     Returns:
-        One per rank, in the order of ranks.
+        One outcome per rank, in the order of ranks.
 
     Raises:
-        UsageError: If an argument, or the variable, is out of range.
+        UsageError: If `world_size`, `timeout_s` or the environment variable is out of range.
     """
     if not 1 <= world_size <= MAX_WORLD_SIZE:
         raise UsageError(
             f"world_size = {world_size!r} for ranks that are threads.\n"
             f"A world has 1 to {MAX_WORLD_SIZE} ranks.\n"
-            "Give a number in that range."
+            "Pass a number in that range."
         )
-    if not timeout_s > 0:
+    if not 0 < timeout_s <= MAX_TIMEOUT_S:
         raise UsageError(
             f"timeout_s = {timeout_s!r} for ranks that are threads.\n"
-            "A run that has no time ends before its ranks have begun.\n"
-            "Give a positive number of seconds."
+            f"A run needs a time limit above 0 and up to {MAX_TIMEOUT_S:.0e} seconds.\n"
+            "Pass a number of seconds in that range."
         )
     is_ordered = _is_ordered() if in_rank_order is None else in_rank_order
     run = _Run(body, world_size, timeout_s=timeout_s, init=init, on_ready=on_ready, is_ordered=is_ordered)
@@ -121,20 +127,20 @@ def _is_ordered() -> bool:
     if order not in ("", "ranks"):
         raise UsageError(
             f"{ORDER_VARIABLE}={order!r} in the environment.\n"
-            'The only order that ranks can be run in is "ranks": one at a time, from the lowest to the highest.\n'
-            "Set it to that, or not at all."
+            'The only supported value is "ranks": one rank runs at a time, from the lowest to the highest.\n'
+            'Set it to "ranks", or unset it.'
         )
     return bool(order)
 
 
 class _RankThread(threading.Thread):
-    # Threads that a rank starts are its own; ranks of a world that it starts are not.
+    # Threads that a rank starts belong to it, but not the ranks of a world that it starts.
     is_rank = True
 
     def __init__(self, run: _Run, member: Member) -> None:
         super().__init__(name=f"rank-{member.rank}", daemon=True)
-        # Opened when all ranks have been started, one after the other: they would else fight for Python's lock with
-        # each other and with the thread that starts them.
+        # Opened after all threads have been started, in the order of ranks. Otherwise they would compete for Python's
+        # global interpreter lock with each other and with the thread that starts them.
         self.gate = threading.Lock()
         self.gate.acquire()
         self.follower: _RankThread | None = None
@@ -152,10 +158,10 @@ class _RankThread(threading.Thread):
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    """A rank has ended.
+    """The end of one rank.
 
     Attributes:
-        error: With this; None if its body has returned.
+        error: The exception that its body raised; None if the body returned.
     """
 
     error: BaseException | None
@@ -174,11 +180,11 @@ class _Run:
         on_ready: Callable[[], None] | None,
         is_ordered: bool,
     ) -> None:
-        # torch is loaded when ranks are asked for, and not before: see the package.
+        # Loading torch takes seconds, so that only a run of ranks does it.
         from torch._C._distributed_c10d import HashStore
 
         self._body = body
-        # "failed" when the first rank has failed, "ended" when all have ended.
+        # Gets "failed" when the first rank has failed, and "ended" when all ranks have ended.
         self._news: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._world = world = ThreadWorld(
             world_size, in_rank_order=is_ordered, on_failure=lambda: self._news.put("failed")
@@ -194,7 +200,11 @@ class _Run:
         self._threads = [_RankThread(self, member) for member in world.members]
 
     def outcomes(self, grace_s: float) -> list[ThreadOutcome]:
-        """Start the ranks and wait for them."""
+        """Start the ranks, wait for their end, and return their outcomes.
+
+        Args:
+            grace_s: Time from the first failure to the return, in seconds.
+        """
         from dist_testing.threaded import isolation
 
         deadline_s = time.monotonic() + self._timeout.total_seconds()
@@ -207,10 +217,10 @@ class _Run:
             ends = list(self._ends)
             stacks = [self._stack(rank) if end is None else "" for rank, end in enumerate(ends)]
         finally:
-            # Also when this thread is interrupted: nobody is left waiting in a group.
+            # Also if this thread is interrupted, no rank stays in a wait of a group.
             self._world.abort(_OVER)
         if has_ended or self._wait_ended(time.monotonic() + _END_LIMIT_S, _END_LIMIT_S):
-            # Who runs many worlds would else pay for garbage collections with every few of them.
+            # Without reference cycles, many worlds in one process cause no garbage collections.
             self._threads.clear()
             self._world.forget()
         errors = [None if end is None else end.error for end in ends]
@@ -220,7 +230,11 @@ class _Run:
         ]
 
     def run_rank(self, member: Member) -> None:
-        """A rank, on its thread."""
+        """Run the body of a rank, on the rank's own thread; record how it ends.
+
+        Args:
+            member: The rank.
+        """
         from dist_testing.threaded import isolation
 
         error: BaseException | None = None
@@ -231,10 +245,10 @@ class _Run:
                 self._make_group(member.rank)
             self._tell_ready()
             self._body(member.rank)
-            # Never after a failure: groups of other backends could wait for ranks that are gone.
+            # Not after a failure, because groups of other backends could wait for ranks that have ended.
             if self._world.failure is None:
                 isolation.destroy_groups()
-        # Whatever a body ends with is its outcome: also SystemExit, and what pytest and unittest skip with.
+        # Every exception is an outcome: also SystemExit, and those with which pytest and unittest skip.
         except BaseException as raised:
             error = raised
         self._world.leave(member, error, is_rank_thread=True)
@@ -254,7 +268,7 @@ class _Run:
             for member in self._world.members[len(started) :]:
                 failure = LaunchError(
                     f"The thread of rank {member.rank} of {self._world.size} cannot be started: {reason}.\n"
-                    "Most likely the limit of processes and threads is reached (ulimit -u, or the container's).\n"
+                    "Most likely the limit on processes and threads is reached (ulimit -u, or the container's).\n"
                     "Use a smaller world, or raise the limit."
                 )
                 self._world.leave(member, failure, is_rank_thread=True)
@@ -312,15 +326,15 @@ class _Run:
         frame = sys._current_frames().get(self._threads[rank].ident or 0)
         lines = self._world.describe_waits_of(rank)
         if frame is None:
-            # A thread that ends at this very moment has none any more.
+            # A thread that is just ending has no frame any more.
             return "\n".join([*lines, "(about to end)"])
         return "\n".join([*lines, stack_of(frame)])
 
 
 _OVER = Failure(
     CollectiveTimeoutError,
-    "The world of this rank is over: its deadline has passed, or it was interrupted.\n"
-    "The rank's outcome has been told already; this error only ends its thread.\n"
+    "The world of this rank has ended: its deadline has passed, or the run was interrupted.\n"
+    "The outcome of this rank has been recorded already; this error only ends its thread.\n"
     "Look at the report of the case.",
     names_call=True,
 )

@@ -1,4 +1,4 @@
-"""What the tests of this folder share with those of real processes."""
+"""Fixtures that the tests of this folder share with those of real processes."""
 
 from __future__ import annotations
 

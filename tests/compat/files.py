@@ -1,4 +1,4 @@
-"""Runs a torch-style test file through `python -m dist_testing.compat`, and reads what unittest says of it."""
+"""Runs a torch-style test file through `python -m dist_testing.compat`, and reads unittest's output."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _WORDS = {"ok": "PASSED", "FAIL": "FAILED", "ERROR": "ERROR", "skipped": "SKIPPE
 
 
 def run_file(starter: Starter, folder: Path, source: str, *arguments: str) -> Ended:
-    """`python -m dist_testing.compat test_file.py ...`, to the end; nothing may be left of it."""
+    """Run `python -m dist_testing.compat test_file.py ...` to its end, and check that it leaves no folder behind."""
     write_file(folder, "test_file.py", source)
     child = starter.start(["-m", "dist_testing.compat", "test_file.py", *arguments], folder)
     ended = Ended(child.wait(), child.log)
@@ -22,7 +22,7 @@ def run_file(starter: Starter, folder: Path, source: str, *arguments: str) -> En
 
 
 def outcomes(log: str) -> dict[str, str]:
-    """What `unittest -v` says: the name of each test, to how it went."""
+    """Return the outcome of each test by name, read from the output of `unittest -v`."""
     found = {}
     for line in log.splitlines():
         name, separator, rest = line.partition(" (__main__.")

@@ -1,4 +1,4 @@
-"""docs/torch_names.md: every public name of the installed torch's module, with ours. Run it to write the page anew."""
+"""docs/torch_names.md: every public name of the installed torch's module, with ours. Run it to write the page again."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from dist_testing.compat.unknown import is_unknown, torchs_own
 
 __all__ = ["DIFFERENCES", "PAGE", "REPAIR", "page", "public_names"]
 
-# Below the repository's root.
+# Relative to the repository's root.
 PAGE = Path("docs", "torch_names.md")
 REPAIR = "PYTHONPATH=. python tests/compat/names_page.py, or ./bazelw run //tests/compat:names_page"
 
-# What a user of torch's would notice.
+# Differences that a user of torch's name would notice.
 DIFFERENCES = {
     "C10dTorchCommsTestBase": "Not tried: the package torchcomms is not in our environments. Without it, every test "
     "skips, as with torch's.",
@@ -70,12 +70,12 @@ Written by `tests/compat/names_page.py`. Do not edit.
 
 
 def public_names(module: ModuleType) -> list[str]:
-    """What a module has without a leading underscore, in order."""
+    """Return the names of a module without a leading underscore, in order."""
     return sorted((name for name in dir(module) if not name.startswith("_")), key=lambda name: (name.lower(), name))
 
 
 def page() -> str:
-    """The page's text, for the installed torch."""
+    """Return the page's text for the installed torch."""
     import torch
 
     theirs = torchs_own()
@@ -100,7 +100,7 @@ def _here(theirs: ModuleType, name: str) -> str:
 
 def main() -> int:
     """Write the page."""
-    # `bazel run` says where the sources are.
+    # `bazel run` gives the folder of the sources in this variable.
     path = Path(os.environ.get("BUILD_WORKSPACE_DIRECTORY", "."), PAGE)
     path.write_text(page(), encoding="utf-8")
     print(f"Wrote {path}")

@@ -1,4 +1,4 @@
-"""torch-style test files, unchanged, on this library: installed in torch's place, in each of the ways there are."""
+"""torch-style test files, unchanged, with this library installed in torch's place in every supported way."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.compat.files import outcomes, run_file
 from tests.support.children import run_pytest, write_file
 from tests.support.starter import Starter
 
-# As its authors wrote it: nothing in it knows of this library.
+# A file as torch's users write it: nothing in it refers to this library.
 _FILE = """
     import os
     import sys
@@ -102,7 +102,7 @@ _EXPECTED = {
 
 
 def test_a_file_runs_unchanged_as_a_program(starter: Starter, tmp_path: Path) -> None:
-    """Nobody comes over if hundreds of files have to be edited first."""
+    """If this fails, a team must edit hundreds of files before it can migrate."""
     ended = run_file(starter, tmp_path, _FILE, "-v")
     assert outcomes(ended.log) == _EXPECTED, ended.log
     assert ended.code == 1
@@ -113,17 +113,17 @@ def test_a_file_runs_unchanged_as_a_program(starter: Starter, tmp_path: Path) ->
 
 
 def test_a_program_gets_its_arguments_and_gives_its_exit_code(starter: Starter, tmp_path: Path) -> None:
-    """CI goes by the code, and people run one test."""
+    """If this fails, CI does not see the exit code, or a user cannot run one test."""
     ended = run_file(starter, tmp_path, _FILE, "-v", "ProcessTest.test_pass")
     assert outcomes(ended.log) == {"test_pass": "PASSED"}
     assert ended.code == 0
 
 
 def test_a_file_runs_unchanged_under_pytest(starter: Starter, tmp_path: Path) -> None:
-    """Most teams run pytest."""
+    """If this fails, teams that run pytest, as most do, cannot migrate."""
     write_file(tmp_path, "test_file.py", _FILE)
     ended = run_pytest(starter, tmp_path, "-rA", "-p", "dist_testing.compat.pytest_install", "test_file.py")
-    # Its summary does not name skipped tests.
+    # pytest's summary does not name skipped tests.
     assert ended.outcomes() == {name: how for name, how in _EXPECTED.items() if how != "SKIPPED"}, ended.log
     assert "2 skipped" in ended.log
     assert ended.code == 1
@@ -131,11 +131,11 @@ def test_a_file_runs_unchanged_under_pytest(starter: Starter, tmp_path: Path) ->
     assert command == (
         "pytest -p dist_testing.compat.pytest_install test_file.py::ProcessTest::test_fail "
         "--dist-backend=gloo --dist-world-size=2"
-    ), "without the plugin it is torch's own class that runs"
+    ), "without the plugin torch's own class would run"
 
 
-def test_a_conftest_can_install_too(starter: Starter, tmp_path: Path) -> None:
-    """One line for a whole folder of tests."""
+def test_a_conftest_can_install_it_too(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, a whole folder of tests cannot be migrated with one line."""
     write_file(tmp_path, "test_file.py", _FILE)
     write_file(tmp_path, "conftest.py", "import dist_testing.compat\n\ndist_testing.compat.install()\n")
     ended = run_pytest(starter, tmp_path, "-rA", "test_file.py", "-k", "test_exit_0 or test_threads")
@@ -143,15 +143,15 @@ def test_a_conftest_can_install_too(starter: Starter, tmp_path: Path) -> None:
 
 
 def test_ranks_that_are_fresh_interpreters_have_it_installed(starter: Starter, tmp_path: Path) -> None:
-    """They import the file again: on torch's own classes it would start ranks of ranks."""
+    """If this fails, fresh ranks import the file on torch's own classes, which start ranks of ranks."""
     source = _FILE.replace("return 2", "return 2\n\n        isolation = 'spawn'", 1)
     ended = run_file(starter, tmp_path, source, "-v", "ProcessTest")
     assert outcomes(ended.log) == {name: _EXPECTED[name] for name in outcomes(ended.log)}, ended.log
     assert len(outcomes(ended.log)) == 5
 
 
-def test_a_runner_that_cannot_be_forked_has_a_template_with_it_installed(starter: Starter, tmp_path: Path) -> None:
-    """A module that starts a thread when it is imported is enough for that."""
+def test_the_fork_server_of_an_unclean_runner_has_it_installed(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, a module that starts a thread at import breaks the migration of its file."""
     source = _FILE.replace(
         "import sys\n", "import sys\n    import threading\n    threading.Thread(target=input, daemon=True).start()\n", 1
     ).replace("target=input", "target=threading.Event().wait")
@@ -189,7 +189,7 @@ _ORDER = """
     ("before", "warned"),
     [
         ("", None),
-        # Nobody has taken anything from it by name.
+        # No module has imported a name from it.
         ("import torch.testing._internal.common_distributed", None),
         (
             "from torch.testing._internal.common_distributed import MultiProcessTestCase as Theirs",
@@ -200,7 +200,7 @@ _ORDER = """
 def test_it_can_be_installed_before_and_after_torchs_own_was_imported(
     starter: Starter, tmp_path: Path, before: str, warned: str | None
 ) -> None:
-    """What was taken by name before stays torch's: then half of the tests would run on it, and nobody would know."""
+    """If this fails, part of the tests silently run on torch's classes, because their names were imported before."""
     write_file(tmp_path, "order.py", _ORDER.format(before=before))
     child = starter.start(["order.py"], tmp_path)
     assert child.wait() == 0, child.log
@@ -221,7 +221,7 @@ def test_it_can_be_installed_before_and_after_torchs_own_was_imported(
 def test_a_command_line_without_a_file_is_refused(
     starter: Starter, tmp_path: Path, arguments: list[str], message: str
 ) -> None:
-    """A traceback of ours says nothing about what was mistyped."""
+    """If this fails, the user gets a traceback of the library instead of the mistyped argument."""
     child = starter.start(["-m", "dist_testing.compat", *arguments], tmp_path)
     assert child.wait() == 2
     assert message in child.log
@@ -231,8 +231,10 @@ def test_a_command_line_without_a_file_is_refused(
 @pytest.mark.parametrize(
     "start", [("-m", "dist_testing.compat"), ("-m", "pytest", "-p", "dist_testing.compat.pytest_install")]
 )
-def test_what_torchs_testcase_needs_is_named(starter: Starter, tmp_path: Path, start: tuple[str, ...]) -> None:
-    """torch does not bring it, and says only that a module is missing, deep in a traceback."""
+def test_packages_that_torchs_testcase_needs_are_named(
+    starter: Starter, tmp_path: Path, start: tuple[str, ...]
+) -> None:
+    """If this fails, the user must find in a deep traceback which package torch's TestCase needs."""
     write_file(tmp_path, "expecttest.py", "raise ImportError(\"No module named 'expecttest'\")\n")
     write_file(tmp_path, "test_file.py", _FILE)
     child = starter.start([*start, "test_file.py"], tmp_path, env={"PYTHONPATH": str(tmp_path)})

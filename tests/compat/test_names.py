@@ -1,4 +1,4 @@
-"""The names of torch's module, and ours."""
+"""The public names of torch's module, compared with ours."""
 
 from __future__ import annotations
 
@@ -25,37 +25,37 @@ def theirs() -> ModuleType:
     return torchs_own()
 
 
-def test_every_public_name_of_the_installed_torch_is_here(theirs: ModuleType) -> None:
-    """A test file that imports one of them would not even be collected; or would fail in the middle of a run."""
+def test_every_public_name_of_the_installed_torch_exists_here(theirs: ModuleType) -> None:
+    """If this fails, a test file that imports one of these names is not collected, or fails in the middle of a run."""
     missing = [name for name in public_names(theirs) if is_unknown(getattr(common_distributed, name))]
     assert not missing, f"torch {torch.__version__} has names that dist_testing.compat does not: {missing}"
 
 
 def test_the_page_of_names_is_true(theirs: ModuleType) -> None:
-    """Users decide by it whether they can come over."""
+    """If this fails, users decide about a migration by a wrong page."""
     written = PAGE.read_text(encoding="utf-8")
     version = f"torch {str(torch.__version__).partition('+')[0]} "
     if version not in written:
         pytest.skip(f"{PAGE} was written for another torch than {version}")
     differences = "\n".join(difflib.unified_diff(written.splitlines(), page().splitlines(), lineterm=""))
-    assert not differences, f"{PAGE} is not what the modules say. Write it anew: {REPAIR}\n{differences}"
+    assert not differences, f"{PAGE} does not match the modules. Write it again: {REPAIR}\n{differences}"
 
 
-def test_every_difference_on_the_page_is_of_a_name() -> None:
-    """What is said of a name that is gone is read by nobody, and stays for ever."""
+def test_every_difference_belongs_to_a_name_on_the_page() -> None:
+    """If this fails, a note about a name that no longer exists stays in the source and reaches no reader."""
     written = PAGE.read_text(encoding="utf-8")
     assert not [name for name in DIFFERENCES if f"\n| `{name}` | " not in written]
 
 
 def test_the_module_lists_all_its_names() -> None:
-    """Editors and `dir()` show what is there."""
+    """If this fails, editors and `dir()` do not show a name."""
     names = dir(common_distributed)
     assert {"DynamoDistributedMultiProcTestCase", "MultiProcessTestCase", "tmp_dir"} <= set(names)
     assert all(hasattr(common_distributed, name) for name in common_distributed.__all__)
 
 
 def test_classes_are_derived_from_each_other_as_in_torch(theirs: ModuleType) -> None:
-    """Test files ask with issubclass, and mix them."""
+    """If this fails, test files that use issubclass, or that combine classes, break."""
     classes = [name for name in public_names(theirs) if isinstance(getattr(theirs, name), type)]
     cases = [name for name in classes if issubclass(getattr(theirs, name), unittest.TestCase)]
     assert {
@@ -76,8 +76,11 @@ def test_classes_are_derived_from_each_other_as_in_torch(theirs: ModuleType) -> 
     "name",
     ["MultiProcessTestCase", "MultiThreadedTestCase", "MultiProcContinuousTest", "DistributedTestBase"],
 )
-def test_classes_have_the_members_of_torchs(theirs: ModuleType, name: str) -> None:
-    """Test files override them, call them and look at them. What is not here belongs to a way of doing it."""
+def test_classes_have_the_members_of_torchs_classes(theirs: ModuleType, name: str) -> None:
+    """If this fails, test files that override, call or read a member break.
+
+    The members listed below belong to torch's own way of running tests.
+    """
     elsewhere = {
         # Workers, queues and pipes of torch's continuous class.
         "_ensure_processes_spawned",
@@ -86,7 +89,7 @@ def test_classes_have_the_members_of_torchs(theirs: ModuleType, name: str) -> No
         "_spawn_processes",
         "_worker_loop",
         "_worker_run_main_wait",
-        # Ranks ask for their stacks themselves.
+        # Ranks dump their own stacks here.
         "_event_listener",
     }
     members = {
@@ -99,18 +102,18 @@ def test_classes_have_the_members_of_torchs(theirs: ModuleType, name: str) -> No
 
 
 def python(code: str) -> str:
-    """What a fresh interpreter prints."""
+    """Return what a fresh interpreter prints."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     env.pop("PYTORCH_NVML_BASED_CUDA_CHECK", None)
     return subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True, env=env).stdout
 
 
-def test_nothing_slow_is_imported_before_it_is_used() -> None:
-    """torch._dynamo takes a second, on every rank that is a fresh interpreter."""
+def test_slow_modules_are_imported_only_when_used() -> None:
+    """If this fails, every fresh rank spends a second on importing torch._dynamo."""
     code = """if True:
         import sys
         import torch.testing._internal.common_utils
-        # The base of all test classes, which needs it in some versions of torch, such as 2.11.
+        # The base class of all tests imports torch._dynamo in some versions of torch, such as 2.11.
         base = "torch._dynamo" in sys.modules
         import dist_testing.compat.common_distributed as ours
         before = "torch._dynamo" in sys.modules
@@ -121,7 +124,7 @@ def test_nothing_slow_is_imported_before_it_is_used() -> None:
 
 
 def test_gpus_are_counted_without_cuda() -> None:
-    """Torch's own module initialises the driver when it is imported: then no rank that is forked can use a GPU."""
+    """If this fails, forked ranks cannot use a GPU. torch's own module initialises the driver at import."""
     code = """if True:
         import torch
 
@@ -142,8 +145,8 @@ def test_gpus_are_counted_without_cuda() -> None:
     assert python(code) == "True True False\n"
 
 
-def test_the_folder_for_temporary_files_is_always_the_current_one() -> None:
-    """torch's name stays what it was when the file imported it: None."""
+def test_the_temporary_folder_is_always_the_current_one() -> None:
+    """If this fails, the name stays None for a file that imported it early, as in torch."""
     assert common_distributed.tmp_dir is None
     common_distributed.initialize_temp_directories()
     folder = common_distributed.tmp_dir
@@ -155,7 +158,7 @@ def test_the_folder_for_temporary_files_is_always_the_current_one() -> None:
 
 @pytest.fixture
 def newer_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A torch that has one more name than we know."""
+    """A torch with one name that the library does not know."""
     monkeypatch.setattr(unknown, "_torchs_names", lambda: frozenset({"brand_new"}))
 
 
@@ -172,7 +175,7 @@ def newer_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_a_name_that_only_torch_has_fails_when_it_is_used(use: object) -> None:
-    """The rest of the file goes on to work, and who meets the failure learns what to do."""
+    """If this fails, one unknown name breaks the whole file, or the user does not learn what to do."""
     name = common_distributed.brand_new
     assert is_unknown(name)
     assert callable(use)
@@ -182,8 +185,8 @@ def test_a_name_that_only_torch_has_fails_when_it_is_used(use: object) -> None:
     assert "torchs_own().brand_new" in str(error.value)
 
 
-def test_a_name_that_nobody_has_is_an_import_error() -> None:
-    """As for any module."""
+def test_a_name_that_does_not_exist_is_an_import_error() -> None:
+    """If this fails, a misspelt name is imported without an error."""
     with pytest.raises(ImportError, match="cannot import name 'no_such_name'"):
         exec("from dist_testing.compat.common_distributed import no_such_name")
     assert not hasattr(common_distributed, "__wrapped__")
@@ -200,17 +203,17 @@ def test_a_name_that_nobody_has_is_an_import_error() -> None:
         ("x", False),
     ],
 )
-def test_versions_that_are_tested_are_told_apart(version: str, is_tested: bool) -> None:
-    """An old or a new torch may have other names."""
+def test_tested_versions_are_recognised(version: str, is_tested: bool) -> None:
+    """If this fails, users get no warning for a torch whose names may differ, or a wrong one."""
     assert versions.is_tested(version) == is_tested
 
 
-def test_an_untested_torch_is_warned_of_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A failure may come from that; but most things work."""
+def test_an_untested_torch_causes_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If this fails, a user does not learn that an untested torch may be the cause, or is warned too often."""
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(__version__="3.1.0"))
     versions.warn_if_untested.cache_clear()
     with pytest.warns(RuntimeWarning, match=r"torch 3.1.0: dist_testing is tested with torch 2.10 to 2.13"):
         versions.warn_if_untested()
-    # A warning is an error in these tests.
+    # Here a warning is an error.
     versions.warn_if_untested()
     versions.warn_if_untested.cache_clear()

@@ -1,4 +1,4 @@
-"""What torch's own test files do with the classes, helpers and hooks: one file that does it all, run once."""
+"""How torch's own test files use the classes, helpers and hooks: one file that uses all of them, run once."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _FILE = """
             self.assertEqual(value.item(), 2 * a * b * five)
 
         def test_methods_travel(self):
-            # As RPC and multiprocessing send them.
+            # RPC and multiprocessing send methods like this.
             travelled = pickle.loads(pickle.dumps(self.add_rank))
             self.assertEqual(travelled(40), 40 + self.rank)
 
@@ -256,26 +256,26 @@ _EXPECTED = {
 }
 
 
-def test_torchs_ways_with_the_classes_work(starter: Starter, tmp_path: Path) -> None:
-    """Each is from a file of torch's test tree; one that does not work stops somebody from coming over."""
+def test_torchs_usages_of_the_classes_work(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, a usage from torch's test tree breaks, which keeps a team from migrating."""
     classes = [line.split()[1].partition("(")[0] for line in _FILE.splitlines() if line.startswith("    class ")]
-    # The name under which a class is made from this one.
+    # Helpers of torch make classes with these names from the classes in the file.
     made = {"OnDevice": "OnDeviceCPU", "InOneProcess": "InOneProcessWithLocalTensor"}
     names = [made.get(name, name) for name in classes if name not in ("Spawning", "Limits")]
     ended = run_file(starter, tmp_path, _FILE, "-v", *names)
     assert outcomes(ended.log) == _EXPECTED, ended.log
     assert "rank 1 raised AssertionError" in ended.log
     assert "exited with code 91" in ended.log
-    # A build of torch for CUDA has an accelerator also where there is no GPU; torch's class goes by that, too.
+    # A build of torch for CUDA has an accelerator even without a GPU; torch's class uses it, too.
     backend = "gloo" if torch.accelerator.current_accelerator() is None else "nccl"
     for reason in ("Need at least 12 CUDA devices", "because", f"torchcomms {backend} backend is not available"):
         assert f"skipped '{reason}'" in ended.log
 
 
-def test_the_limit_is_torchs_variable(starter: Starter, tmp_path: Path) -> None:
-    """CI lanes set it; a hang would take five minutes where twenty seconds were asked for."""
+def test_torchs_variable_sets_the_limit(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, a hang takes five minutes in a CI job that asked for twenty seconds."""
     write_file(tmp_path, "test_file.py", _FILE)
-    # Long enough for ranks on a busy machine to come to where one of them hangs.
+    # Long enough for ranks on a busy machine to reach the point where one of them hangs.
     env = {"DISTRIBUTED_TESTS_DEFAULT_TIMEOUT": "10"}
     arguments = ["-m", "dist_testing.compat", "test_file.py", "-v", "Limits"]
     child = starter.start(arguments, tmp_path, env=env)
@@ -284,8 +284,8 @@ def test_the_limit_is_torchs_variable(starter: Starter, tmp_path: Path) -> None:
     assert "rank 1 was still in call at the deadline" in child.log
 
 
-def test_a_limit_that_is_no_number_is_told_where_it_is_needed(starter: Starter, tmp_path: Path) -> None:
-    """In three lines, and not in a traceback of this library's; what has a limit of its own runs."""
+def test_an_invalid_limit_is_reported_where_it_is_used(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, a wrong variable gives a traceback, or breaks tests that have their own limit."""
     source = """
         from torch.testing._internal.common_distributed import TIMEOUT_OVERRIDE, MultiProcessTestCase
 

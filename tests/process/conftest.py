@@ -1,4 +1,4 @@
-"""What the tests of this folder share."""
+"""Fixtures that the tests of this folder share."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from tests.support.starter import Starter
 
 @pytest.fixture(scope="session")
 def starters() -> Iterator[Starter]:
-    """The process that all children are forked from."""
+    """The process from which all children are forked."""
     with Starter() as starter:
         yield starter
 
 
 @pytest.fixture
 def starter(starters: Starter) -> Iterator[Starter]:
-    """Starts children; at the end of the test nothing of them may be running."""
+    """Starts children; at the end of the test none of their processes may be running."""
     yield starters
-    # Bounded by what the library allows itself to clear up after a runner that was killed.
+    # The library's own limit for the clean-up after a killed runner bounds this wait.
     starters.wait_nothing_left(limit_s=15)

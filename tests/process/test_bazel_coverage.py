@@ -1,4 +1,4 @@
-"""`bazel coverage`: what the ranks have executed is in the target's LCOV file."""
+"""`bazel coverage`: the target's LCOV file contains the lines that the ranks executed."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _coverage_env(target: Target, *sources: str) -> dict[str, str | None]:
 
 
 def _hits(lcov: Path) -> dict[str, dict[int, int]]:
-    """Source to line to count."""
+    """Return source to line to count."""
     result: dict[str, dict[int, int]] = {}
     lines: dict[int, int] = {}
     for record in lcov.read_text(encoding="utf-8").splitlines():
@@ -64,15 +64,15 @@ def _count(hits: dict[int, int], source: str, code: str) -> int:
 
 @pytest.mark.parametrize("isolation", ["fork", "pool", "spawn"])
 def test_lines_that_only_a_rank_executes_are_counted(starter: Starter, tmp_path: Path, isolation: str) -> None:
-    """Ranks end without exit handlers; without care everything that a distributed test tests would be uncovered."""
+    """If this fails, all code that runs only on ranks is uncovered, because ranks end without exit handlers."""
     target = Target(tmp_path, {"test_cases.py": _CASES}, spec={"isolation": isolation})
     env = _coverage_env(target, "pkg/test_cases.py", "pkg/gone.py", "pkg/data.txt")
     ended = target.run(starter, env=env)
     assert ended.code == 0, ended.log
     (lcov,) = (tmp_path / "coverage").iterdir()
-    assert lcov.name == "dist_testing.dat", "one file, and what it was made of is gone"
+    assert lcov.name == "dist_testing.dat", "one file; the files that it was made from are removed"
     hits = _hits(lcov)
-    assert set(hits) == {"pkg/test_cases.py"}, "named as Bazel names it"
+    assert set(hits) == {"pkg/test_cases.py"}, "the path that Bazel uses"
     counts = {
         code: _count(hits["pkg/test_cases.py"], _CASES, code)
         for code in ('return "first"', 'return "second"', 'return "never"', "on_rank(world.rank)", '"in runner"')
@@ -81,8 +81,8 @@ def test_lines_that_only_a_rank_executes_are_counted(starter: Starter, tmp_path:
     assert "WARNING" not in ended.log
 
 
-def test_ranks_of_a_failed_case_are_counted_as_far_as_they_came(starter: Starter, tmp_path: Path) -> None:
-    """A rank that dies takes its counts with it; that must not cost those of the others."""
+def test_ranks_of_a_failed_case_are_counted_until_their_end(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, a rank that dies, and loses its own counts, also costs the counts of the others."""
     source = """
         import os
 
@@ -104,7 +104,7 @@ def test_ranks_of_a_failed_case_are_counted_as_far_as_they_came(starter: Starter
 
 
 def test_ranks_are_counted_where_the_toolchain_measures_the_runner(starter: Starter, tmp_path: Path) -> None:
-    """Rules of Python can bring a coverage tool of their own; a process has one tracer, and theirs was first."""
+    """If this fails, a Python toolchain's own coverage tool, which occupies the only tracer, hides the ranks."""
     target = Target(tmp_path, {"test_cases.py": _CASES})
     env = {**target.env, **_coverage_env(target, "pkg/test_cases.py")}
     main = Path(dist_testing.__file__).with_name("bazel_main.py")
@@ -112,12 +112,12 @@ def test_ranks_are_counted_where_the_toolchain_measures_the_runner(starter: Star
     assert child.wait() == 0, child.log
     hits = _hits(tmp_path / "coverage" / "dist_testing.dat")["pkg/test_cases.py"]
     assert [_count(hits, _CASES, code) for code in ('return "first"', 'return "second"')] == [1, 1]
-    assert _count(hits, _CASES, '"in runner"') == 0, "which theirs has"
+    assert _count(hits, _CASES, '"in runner"') == 0, "the toolchain's own tool has this line"
     assert (tmp_path / "theirs").stat().st_size
 
 
 def test_files_whose_path_looks_like_a_pattern_are_measured(starter: Starter, tmp_path: Path) -> None:
-    """A checkout may be in any folder; the tool takes paths for patterns."""
+    """If this fails, a checkout in a folder such as `a[b` has no coverage: the tool takes paths for patterns."""
     target = Target(tmp_path, {"test_cases.py": _CASES})
     link = target.package / "test_cases.py"
     real = tmp_path / "work [1] a[b" / "*" / link.name
@@ -132,10 +132,10 @@ def test_files_whose_path_looks_like_a_pattern_are_measured(starter: Starter, tm
 
 
 @pytest.mark.parametrize("isolation", ["fork", "thread"])
-def test_a_test_that_empties_the_folder_costs_the_coverage_and_no_verdict(
+def test_a_test_that_empties_the_folder_costs_the_coverage_only(
     starter: Starter, tmp_path: Path, isolation: str
 ) -> None:
-    """Else every test after it fails, by a rank that "exited with code 10"."""
+    """If this fails, every later test fails with a rank that "exited with code 10"."""
     source = """
         import os
         import shutil
@@ -165,8 +165,8 @@ def test_a_test_that_empties_the_folder_costs_the_coverage_and_no_verdict(
     assert "the coverage cannot be written:" in target.warnings_file.read_text(encoding="utf-8")
 
 
-def test_a_rank_that_empties_the_folder_loses_its_coverage_only(starter: Starter, tmp_path: Path) -> None:
-    """It has something to save when it ends."""
+def test_a_rank_that_empties_the_folder_loses_only_its_coverage(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, a rank fails at its end, when it saves its coverage."""
     source = """
         import os
         import shutil
@@ -187,8 +187,8 @@ def test_a_rank_that_empties_the_folder_loses_its_coverage_only(starter: Starter
     assert "the coverage cannot be written:" in target.warnings_file.read_text(encoding="utf-8")
 
 
-def test_nothing_wanted_is_nothing_written(starter: Starter, tmp_path: Path) -> None:
-    """`--instrumentation_filter` may leave out everything that a target uses."""
+def test_no_coverage_request_writes_no_report(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, a target that `--instrumentation_filter` leaves out writes a report."""
     target = Target(tmp_path, {"test_cases.py": _CASES})
     ended = target.run(starter, env=_coverage_env(target))
     assert ended.code == 0, ended.log
@@ -196,7 +196,7 @@ def test_nothing_wanted_is_nothing_written(starter: Starter, tmp_path: Path) -> 
 
 
 def test_coverage_that_cannot_be_measured_is_a_warning(starter: Starter, tmp_path: Path) -> None:
-    """It says nothing about the tests, but an empty report should not be a riddle."""
+    """If this fails, the user gets an empty coverage report without a reason, or a failed test."""
     target = Target(tmp_path, {"test_cases.py": _CASES})
     env = {"COVERAGE_DIR": str(tmp_path / "gone"), "COVERAGE_MANIFEST": str(tmp_path / "gone" / "manifest")}
     ended = target.run(starter, env=env)

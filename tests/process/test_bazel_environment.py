@@ -1,4 +1,4 @@
-"""Variables under Bazel: what the runner sets for itself is nobody else's, and a wrong one still leaves results."""
+"""Environment variables under Bazel: the runner keeps its own to itself, and a wrong one still leaves results."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ _THREADS = """
     ],
     ids=["a share", "the user's for all", "the user's"],
 )
-def test_threads_are_few_while_tests_are_imported_and_a_ranks_share_after_that(
+def test_threads_are_limited_during_import_and_then_a_ranks_share(
     starter: Starter,
     tmp_path: Path,
     given: dict[str, str],
     at_import: list[str | None],
     on_rank: object,
 ) -> None:
-    """What a rank starts, numpy in another process, would compute with one thread, whatever the user has set."""
+    """If this fails, programs that a rank starts, such as numpy, compute with one thread, whatever the user set."""
     none = dict.fromkeys(("MKL_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"))
     in_test = [given.get("OPENBLAS_NUM_THREADS"), given.get("OMP_NUM_THREADS")]
     source = f"{_THREADS}\n    IN_RUNNER = {['at import', at_import, 'in a test', in_test]}\n    ON_RANK = {on_rank}\n"
@@ -57,8 +57,8 @@ def test_threads_are_few_while_tests_are_imported_and_a_ranks_share_after_that(
     assert ended.code == 0, ended.log
 
 
-def test_a_wrong_limit_of_torchs_names_concerns_those_who_use_them(starter: Starter, tmp_path: Path) -> None:
-    """The variable is of the whole machine; a run that ends at its first import has no results."""
+def test_a_wrong_limit_of_torchs_names_affects_only_their_users(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, a wrong variable on the machine ends every run at its first import, without results."""
     source = """
         import pytest
         import dist_testing

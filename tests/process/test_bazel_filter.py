@@ -1,4 +1,4 @@
-"""`--test_filter`: names as people copy them, and pytest's expressions."""
+"""`--test_filter`: test names as users copy them, and pytest's expressions."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _CASES = """
     ("wanted", "ran"),
     [
         ("test_one_more", ["test_one_more"]),
-        # By itself a name means that name, in whatever class; not all that begin with it.
+        # A name alone means that name in any class, and not all names that begin with it.
         ("test_one", ["test_one", "PlainTest.test_one"]),
         ("PlainTest.test_one", ["PlainTest.test_one"]),
         ("PlainTest::test_two", ["PlainTest.test_two"]),
@@ -61,8 +61,8 @@ _CASES = """
         ("nothing_like_it", []),
     ],
 )
-def test_filter_runs_what_it_means(starter: Starter, tmp_path: Path, wanted: str, ran: list[str]) -> None:
-    """The report of a failure quotes such a name; a filter that runs other cases, or none, looks like a repair."""
+def test_filter_runs_the_cases_that_it_names(starter: Starter, tmp_path: Path, wanted: str, ran: list[str]) -> None:
+    """If this fails, a filter copied from a report runs other cases or none, and a failure looks repaired."""
     target = Target(tmp_path, {"test_cases.py": _CASES})
     ended = target.run(starter, env={"TESTBRIDGE_TEST_ONLY": wanted})
     assert ended.code == 0, ended.log
@@ -70,29 +70,29 @@ def test_filter_runs_what_it_means(starter: Starter, tmp_path: Path, wanted: str
 
 
 def test_filter_is_added_to_the_targets_own_selection(starter: Starter, tmp_path: Path) -> None:
-    """`args` of a BUILD file leave cases out for a reason; and the filter must not be lost behind them."""
+    """If this fails, a filter runs cases that the BUILD file's `args` leave out, or `args` replace the filter."""
     target = Target(tmp_path, {"test_cases.py": _CASES})
     ended = target.run(starter, "-k", "not two", env={"TESTBRIDGE_TEST_ONLY": "one_more or two"})
     assert ended.code == 0, ended.log
     assert target.xml_keys() == ["pkg.test_cases.test_one_more"]
 
 
-def test_filter_that_is_no_expression_says_so(starter: Starter, tmp_path: Path) -> None:
-    """It is neither a name nor an expression, and must not pass as one that matches nothing."""
+def test_filter_that_is_not_an_expression_is_an_error(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, an invalid expression passes like a filter that matches nothing."""
     target = Target(tmp_path, {"test_cases.py": _CASES})
     ended = target.run(starter, env={"TESTBRIDGE_TEST_ONLY": "test_one and ("})
     assert ended.code == pytest.ExitCode.USAGE_ERROR
     lines = ended.log.splitlines()
-    (place,) = (number for number, line in enumerate(lines) if line.startswith("ERROR: "))
-    error, cause, way_out = lines[place : place + 3]
+    (position,) = (number for number, line in enumerate(lines) if line.startswith("ERROR: "))
+    error, cause, way_out = lines[position : position + 3]
     assert error.startswith("ERROR: --test_filter: test_one and (: at column ")
     assert cause == "It is not the name of a case of //pkg:cases_gloo, and no expression that pytest can read."
     assert way_out == "Write a name as reports do, or parts of names joined by `and`, `or` and `not`."
     assert "Traceback" not in ended.log
 
 
-def test_command_of_a_report_runs_that_case_alone(starter: Starter, tmp_path: Path) -> None:
-    """Whoever copies it wants to see the failure again, and not a pass of something else, or of nothing."""
+def test_command_of_a_report_runs_only_that_case(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, the command copied from a report passes, because it runs another case or none."""
     source = """
         import pytest
 

@@ -1,7 +1,6 @@
-"""What hangs in the runner itself, not on ranks: a target still ends before Bazel's timer, with stacks and results.
+"""Hangs in the runner itself, not on ranks: a target still ends before Bazel's timeout, with stacks and results.
 
-Almost all of it is waiting for the ends of timeouts that must be long enough for a busy machine; so all targets that
-hang run at once.
+These tests mostly wait for timeouts that must be long enough for a busy machine, so all hanging targets run at once.
 """
 
 from __future__ import annotations
@@ -18,7 +17,8 @@ from tests.support.bell import Bell
 from tests.support.children import Ended, Target, assert_no_folder_left
 from tests.support.starter import Starter
 
-# What Bazel would allow, also to the child; and where nothing has to run after a hang. Seconds.
+# Timeouts in seconds that Bazel would set, also for the child; the short one is for targets with no test after the
+# hang.
 _TIMEOUT_S = 30
 _SHORT_TIMEOUT_S = 20
 
@@ -29,8 +29,8 @@ class Hang:
 
     Attributes:
         sources: Its files.
-        timeout_s: What Bazel would allow.
-        srcs: Those of the files that are in `srcs`; empty for all.
+        timeout_s: Bazel's timeout, in seconds.
+        srcs: The names of the files that are in `srcs`; empty for all.
     """
 
     sources: Mapping[str, str]
@@ -217,7 +217,7 @@ _HANGS = {
 
 @pytest.fixture(scope="module")
 def hung(starters: Starter, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Target, Ended]]:
-    """The targets that hang, and how each has ended: before Bazel's timer, and with nothing left."""
+    """The hanging targets and how each ended: before Bazel's timeout, and with no process left."""
     running = []
     for name, hang in _HANGS.items():
         spec = {"srcs": [f"//pkg:{source}" for source in hang.srcs or hang.sources]}
@@ -242,10 +242,10 @@ def hung(starters: Starter, tmp_path_factory: pytest.TempPathFactory) -> dict[st
     ],
     ids=["tests", "fixtures"],
 )
-def test_plain_tests_that_hang_fail_with_their_stacks_and_those_after_them_run(
+def test_plain_tests_that_hang_fail_with_their_stacks_and_later_ones_run(
     hung: dict[str, tuple[Target, Ended]], name: str, hangs: dict[str, tuple[str, str]]
 ) -> None:
-    """A test beside distributed ones that waits for ever would take all their results with it."""
+    """If this fails, a plain test that waits for ever costs the results of all tests of its target."""
     target, ended = hung[name]
     assert ended.code == pytest.ExitCode.TESTS_FAILED, ended.log
     results = target.xml()
@@ -260,15 +260,15 @@ def test_plain_tests_that_hang_fail_with_their_stacks_and_those_after_them_run(
         assert f"its {phase} had not ended after" in result.message
         assert result.text in ended.log
         assert "in waits" in result.text
-        assert "_pytest" not in result.text, "what pytest does is nobody's interest"
+        assert "_pytest" not in result.text, "frames of pytest do not help the user"
     if name == "tests":
         assert "in test_function" in results["test_function"].text
         assert "Thread 'a helper'" in results["test_function"].text
     assert "Traceback" not in ended.log
 
 
-def test_hang_is_no_expected_failure_and_cannot_be_swallowed(hung: dict[str, tuple[Target, Ended]]) -> None:
-    """A verdict that depends on what the test does with the exception would lie."""
+def test_hang_is_not_an_expected_failure_and_cannot_be_swallowed(hung: dict[str, tuple[Target, Ended]]) -> None:
+    """If this fails, a test that catches the exception, or expects a failure, turns a hang into a pass."""
     target, ended = hung["swallowed"]
     assert ended.code == pytest.ExitCode.TESTS_FAILED, ended.log
     assert _outcomes(target) == {
@@ -283,7 +283,10 @@ def test_hang_is_no_expected_failure_and_cannot_be_swallowed(hung: dict[str, tup
 def test_c_code_that_never_returns_ends_the_run_with_its_stacks(
     hung: dict[str, tuple[Target, Ended]], name: str
 ) -> None:
-    """No exception gets into it, and if it holds the interpreter's lock, no thread runs either."""
+    """If this fails, C code that never returns hides all results.
+
+    An exception cannot interrupt it, and no other thread runs while it holds the interpreter's lock.
+    """
     target, ended = hung[name]
     assert ended.code == -signal.SIGKILL, ended.log
     results = target.xml()
@@ -300,7 +303,7 @@ def test_c_code_that_never_returns_ends_the_run_with_its_stacks(
     [("test_cases.py", "pkg/test_cases.py was being collected"), ("conftest.py", "a conftest.py was being imported")],
 )
 def test_import_that_hangs_is_named_with_its_stack(hung: dict[str, tuple[Target, Ended]], name: str, said: str) -> None:
-    """Nothing has run, and without the stack nobody would know why."""
+    """If this fails, a target in which nothing ran gives no reason."""
     target, ended = hung[name]
     assert ended.code not in (0, None), ended.log
     (result,) = target.xml().values()
@@ -312,8 +315,8 @@ def test_import_that_hangs_is_named_with_its_stack(hung: dict[str, tuple[Target,
 
 
 @pytest.mark.parametrize("place", ["import", "test"])
-def test_interrupted_runner_says_where_it_was(starter: Starter, tmp_path: Path, place: str) -> None:
-    """Whoever cancels a build that seems to hang wants to know what it was doing."""
+def test_interrupted_runner_reports_where_it_was(starter: Starter, tmp_path: Path, place: str) -> None:
+    """If this fails, a user who cancels a build that seems to hang does not learn what it was doing."""
     source = f"""
         import threading
 
@@ -348,7 +351,7 @@ def test_interrupted_runner_says_where_it_was(starter: Starter, tmp_path: Path, 
 
 
 def test_distributed_hang_leaves_time_for_plain_tests(hung: dict[str, tuple[Target, Ended]]) -> None:
-    """They share the time of the target with the cases on ranks."""
+    """If this fails, a hang on the ranks takes the time of the plain tests after it."""
     target, ended = hung["distributed"]
     assert ended.code == pytest.ExitCode.TESTS_FAILED, ended.log
     assert _outcomes(target) == {"test_hangs": "failure", "test_plain_hangs": "failure", "test_plain": "passed"}
@@ -356,8 +359,8 @@ def test_distributed_hang_leaves_time_for_plain_tests(hung: dict[str, tuple[Targ
     assert target.suite_properties() == {}
 
 
-def test_alarms_and_children_are_the_tests_own(starter: Starter, tmp_path: Path) -> None:
-    """Many a test brings its own timer, and loaders of data fork: neither may notice that it is timed."""
+def test_alarms_and_children_belong_to_the_test(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, the runner's time limit disturbs a test with its own timer, or a data loader that forks."""
     source = """
         import os
         import signal
@@ -376,7 +379,7 @@ def test_alarms_and_children_are_the_tests_own(starter: Starter, tmp_path: Path)
         def test_fork():
             assert threading.active_count() == 1
             with warnings.catch_warnings():
-                # Python 3.12 warns of a fork where there is a second thread, of whatever kind.
+                # Python 3.12 warns about a fork in a process with a second thread of any kind.
                 warnings.simplefilter("error")
                 child = os.fork()
             if child == 0:
@@ -388,8 +391,8 @@ def test_alarms_and_children_are_the_tests_own(starter: Starter, tmp_path: Path)
     assert ended.code == 0, ended.log
 
 
-def test_hanging_threads_of_a_plain_test_are_told_by_rank(hung: dict[str, tuple[Target, Ended]]) -> None:
-    """`spawn_threads_and_init_comms` knows which rank waits; an exception from outside would only end it."""
+def test_hanging_threads_of_a_plain_test_are_reported_by_rank(hung: dict[str, tuple[Target, Ended]]) -> None:
+    """If this fails, the report does not say which thread rank of `spawn_threads_and_init_comms` waits."""
     target, ended = hung["threads"]
     assert ended.code == pytest.ExitCode.TESTS_FAILED, ended.log
     assert _outcomes(target) == {"test_ranks": "failure", "test_after": "passed"}

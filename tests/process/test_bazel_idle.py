@@ -1,4 +1,4 @@
-"""A target that is green although no rank, or nothing at all, has run says so first: in its log, and to Bazel."""
+"""A target that is green although no rank, or no test at all, ran says so first in its log, and to Bazel."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PLAIN = """
             pass
 """
 
-# Each is one way to be distributed; each runs nothing here but is there.
+# The ways in which a test can be distributed; here each one is only collected and never run.
 _ON_RANKS = {
     "marker": """
         @pytest.mark.distributed
@@ -106,7 +106,7 @@ def _warnings(target: Target) -> str:
 
 
 def _mixed(tmp_path: Path, kind: str) -> Target:
-    """Plain tests, and one that is distributed, in a file of its own."""
+    """Return a target with plain tests, and one distributed test in a file of its own."""
     head = "import unittest\n\nimport pytest\n\nimport dist_testing\n\n"
     target = Target(tmp_path, {"test_plain.py": _PLAIN}, spec={"srcs": ["//pkg:test_plain.py", "//pkg:test_ranks.py"]})
     path = write_file(target.package, "test_ranks.py", _ON_RANKS[kind])
@@ -117,10 +117,13 @@ def _mixed(tmp_path: Path, kind: str) -> Target:
 
 @pytest.mark.parametrize("wanted", ["nonesuch", "test_print[", "test_with[a b]", "theirs~/pkg/test_x.py::test_y"])
 @pytest.mark.parametrize("env", [{}, _FIRST_OF_TWO], ids=["whole", "shard"])
-def test_filter_that_matches_nothing_says_so(
+def test_filter_that_matches_nothing_is_reported(
     starter: Starter, tmp_path: Path, wanted: str, env: dict[str, str]
 ) -> None:
-    """A misspelt name is a pass, since the filter goes to all targets; and nobody would see that nothing was tested."""
+    """If this fails, a misspelt name tests nothing and goes unnoticed.
+
+    It passes, because a filter goes to all targets.
+    """
     target = Target(tmp_path, {"test_cases.py": _PLAIN})
     ended = target.run(starter, env={"TESTBRIDGE_TEST_ONLY": wanted, **env})
     assert ended.code == 0, ended.log
@@ -128,8 +131,8 @@ def test_filter_that_matches_nothing_says_so(
     assert _warnings(target) == f"nothing of //pkg:cases_gloo ran: no case matches --test_filter={wanted!r}\n"
 
 
-def test_filter_that_matches_cases_of_another_shard_is_no_misspelling(starter: Starter, tmp_path: Path) -> None:
-    """Most shards have nothing of a filter that means one case."""
+def test_filter_that_matches_cases_of_another_shard_is_not_reported(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, most shards report a filter for one case as misspelt."""
     target = Target(tmp_path, {"test_cases.py": _PLAIN})
     ended = target.run(starter, env={"TESTBRIDGE_TEST_ONLY": "test_plain", **_SECOND_OF_TWO})
     assert ended.code == 0, ended.log
@@ -139,7 +142,7 @@ def test_filter_that_matches_cases_of_another_shard_is_no_misspelling(starter: S
 
 
 def test_second_shard_leaves_the_warning_to_the_first(starter: Starter, tmp_path: Path) -> None:
-    """Of fifty shards, Bazel would print fifty."""
+    """If this fails, Bazel prints the same warning for each of fifty shards."""
     target = Target(tmp_path, {"test_cases.py": _PLAIN})
     ended = target.run(starter, env={"TESTBRIDGE_TEST_ONLY": "nonesuch", **_SECOND_OF_TWO})
     assert ended.code == 0, ended.log
@@ -147,8 +150,8 @@ def test_second_shard_leaves_the_warning_to_the_first(starter: Starter, tmp_path
     assert not target.warnings_file.exists()
 
 
-def test_filter_is_not_judged_by_a_file_that_skips_itself(starter: Starter, tmp_path: Path) -> None:
-    """The case that is meant may be in there; nobody has read it."""
+def test_filter_is_not_reported_if_a_file_skips_itself(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, a filter is reported as misspelt although its case may be in the file that was not read."""
     target = Target(tmp_path, {"test_cases.py": "import pytest\n\npytest.skip('not here', allow_module_level=True)\n"})
     ended = target.run(starter, env={"TESTBRIDGE_TEST_ONLY": "test_x", **_SECOND_OF_TWO})
     assert ended.code == 0, ended.log
@@ -156,8 +159,10 @@ def test_filter_is_not_judged_by_a_file_that_skips_itself(starter: Starter, tmp_
 
 
 @pytest.mark.parametrize("options", [(), ("-s",)], ids=["captured", "not captured"])
-def test_target_without_a_distributed_case_says_so(starter: Starter, tmp_path: Path, options: tuple[str, ...]) -> None:
-    """A forgotten marker: the test runs once, in the runner, and passes without a single rank."""
+def test_target_without_a_distributed_case_is_reported(
+    starter: Starter, tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    """If this fails, a test whose marker was forgotten passes once in the runner, without any rank."""
     target = Target(tmp_path, {"test_cases.py": _PLAIN})
     ended = target.run(starter, *options)
     assert ended.code == 0, ended.log
@@ -169,8 +174,8 @@ def test_target_without_a_distributed_case_says_so(starter: Starter, tmp_path: P
     assert f"WARNING: {first}" in ended.log
 
 
-def test_forgotten_marker_is_seen_in_every_part_of_the_target(starter: Starter, tmp_path: Path) -> None:
-    """Also under a filter, in shards, and where what is marked is for other backends."""
+def test_forgotten_marker_is_reported_in_every_part_of_the_target(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, a filter, a shard or marked tests for other backends hide a forgotten marker."""
     source = _PLAIN + '\n\n    @pytest.mark.distributed(backends=["nccl"])\n    def test_other(world):\n        pass\n'
     target = Target(tmp_path, {"test_cases.py": source})
     for env in ({"TESTBRIDGE_TEST_ONLY": "test_plain"}, _FIRST_OF_TWO):
@@ -182,8 +187,8 @@ def test_forgotten_marker_is_seen_in_every_part_of_the_target(starter: Starter, 
 
 
 @pytest.mark.parametrize("kind", _ON_RANKS)
-def test_plain_tests_beside_a_distributed_one_are_fine(starter: Starter, tmp_path: Path, kind: str) -> None:
-    """A filter, a shard or a skip may leave the plain ones alone; the target has its ranks all the same."""
+def test_plain_tests_beside_a_distributed_one_cause_no_warning(starter: Starter, tmp_path: Path, kind: str) -> None:
+    """If this fails, a filter, a shard or a skip that leaves only plain tests causes a false warning."""
     target = _mixed(tmp_path, kind)
     ended = target.run(starter, env={"TESTBRIDGE_TEST_ONLY": "test_plain.py"})
     assert ended.code == 0, ended.log
@@ -192,8 +197,8 @@ def test_plain_tests_beside_a_distributed_one_are_fine(starter: Starter, tmp_pat
     assert not target.warnings_file.exists()
 
 
-def test_shard_of_plain_tests_is_fine(starter: Starter, tmp_path: Path) -> None:
-    """The distributed ones are in another."""
+def test_shard_of_plain_tests_causes_no_warning(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, a shard warns about missing ranks although the distributed tests are in another shard."""
     target = _mixed(tmp_path, "marker")
     ran: list[str] = []
     for index in range(3):
@@ -214,10 +219,10 @@ def test_shard_of_plain_tests_is_fine(starter: Starter, tmp_path: Path) -> None:
     ],
     ids=["skips itself", "broken"],
 )
-def test_ranks_are_not_missed_where_a_file_was_not_read(
+def test_missing_ranks_are_not_reported_if_a_file_was_not_read(
     starter: Starter, tmp_path: Path, source: str, code: int
 ) -> None:
-    """The distributed cases may be in there."""
+    """If this fails, a target warns about missing ranks although the unread file may contain distributed cases."""
     target = Target(tmp_path, {"test_cases.py": _PLAIN, "test_ranks.py": source})
     ended = target.run(starter)
     assert ended.code == code, ended.log
@@ -225,8 +230,8 @@ def test_ranks_are_not_missed_where_a_file_was_not_read(
     assert not target.warnings_file.exists()
 
 
-def test_skips_are_said_before_missing_ranks(starter: Starter, tmp_path: Path) -> None:
-    """One line has room for one news: that nothing was tested at all."""
+def test_skips_are_reported_before_missing_ranks(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, the first line mentions missing ranks instead of the more important fact that nothing ran."""
     target = Target(
         tmp_path, {"test_cases.py": "import pytest\n\n@pytest.mark.skip('today')\ndef test_x():\n    pass\n"}
     )

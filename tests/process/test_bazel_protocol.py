@@ -88,7 +88,7 @@ _MANY = """
 
 
 def test_every_case_is_in_the_log_and_in_the_xml(starter: Starter, tmp_path: Path) -> None:
-    """The XML is what a team's dashboards see, and the end of the log is what a person sees."""
+    """If this fails, dashboards, which read the XML, or users, who read the end of the log, miss a case."""
     target = Target(tmp_path, {"test_many.py": _MANY})
     began_s = time.monotonic()
     ended = target.run(starter)
@@ -113,7 +113,7 @@ def test_every_case_is_in_the_log_and_in_the_xml(starter: Starter, tmp_path: Pat
     assert results["test_skips_on_ranks"].message == "not on ranks"
     assert results["test_known"].message == "xfail: known"
     assert results["test_passes"].properties == {"world_size": "2"}
-    # Seconds: what they took is a part of what the run took.
+    # Seconds: each duration is a part of the whole run's.
     assert all(0 < results[name].time_s < whole_s for name in ("test_passes", "test_fails", "test_hangs"))
 
     fails = results["test_fails"]
@@ -125,13 +125,13 @@ def test_every_case_is_in_the_log_and_in_the_xml(starter: Starter, tmp_path: Pat
     assert "said by rank 1" in fails.text
     assert "bazel test //pkg:cases_gloo --test_filter=test_fails" in fails.text
     assert "rank 0 exited with code 3 in call" in results["test_dies"].message
-    # A hang ends at its limit: at the group's or the backend's, rank 0 would have raised.
+    # A hang ends at the case's limit: at the limit of the group or the backend, rank 0 would have raised.
     assert "rank 1 did not come to where the others waited" in results["test_hangs"].message
     assert "in test_hangs" in results["test_hangs"].text
 
     assert not target.premature_exit_file.exists()
 
-    # All reports at the end, in the order of the cases, and nothing behind them.
+    # All reports are at the end, in the order of the cases, and nothing follows them.
     _, *reports = ended.log.split(" distributed failure ")
     assert ["test_fails", "test_dies", "test_hangs"] == [
         re.findall(r"::(test_\w+) \(world of 2\)", report)[0] for report in reports
@@ -140,7 +140,7 @@ def test_every_case_is_in_the_log_and_in_the_xml(starter: Starter, tmp_path: Pat
 
 
 def test_failing_rank_is_the_last_thing_in_the_log(starter: Starter, tmp_path: Path) -> None:
-    """People read the last screen of a log, and often nothing else."""
+    """If this fails, users, who often read only the last screen of a log, do not see the failing rank."""
     target = Target(tmp_path, {"test_many.py": _MANY})
     ended = target.run(starter, env={"TESTBRIDGE_TEST_ONLY": "test_fails"})
     assert ended.code == pytest.ExitCode.TESTS_FAILED
@@ -150,7 +150,7 @@ def test_failing_rank_is_the_last_thing_in_the_log(starter: Starter, tmp_path: P
 
 
 def test_broken_copy_of_a_real_scenario_fails_with_its_rank_last(starter: Starter, tmp_path: Path) -> None:
-    """The project's own suite must be able to fail, by name, on the rank that disagrees."""
+    """If this fails, the project's own suite cannot fail with the right rank and name."""
     target = Target(
         tmp_path,
         {
@@ -170,7 +170,7 @@ def test_broken_copy_of_a_real_scenario_fails_with_its_rank_last(starter: Starte
                         odd_rank=world.size - 1,
                         odd=calls.all_reduce(torch.ones(20, 2, dtype=torch.int64)),
                         others=calls.all_reduce(torch.ones(20, 2)),
-                        # Wrong on one rank alone.
+                        # Wrong on one rank only.
                         sequence=7 if world.rank == 2 else 0,
                     )
             """
@@ -186,11 +186,11 @@ def test_broken_copy_of_a_real_scenario_fails_with_its_rank_last(starter: Starte
     last = ended.log.rpartition("rank 2 of 4 failed first: it raised AssertionError")[2]
     assert "calls.assert_mismatch_is_reported(" in last
     assert "sequence" in last
-    assert "rank 0 of 4" not in last, "the ranks that suffer come before the one that failed"
+    assert "rank 0 of 4" not in last, "the victims come before the rank that failed"
 
 
 def test_hanging_target_ends_before_bazel_ends_it(starter: Starter, tmp_path: Path) -> None:
-    """At the timeout Bazel kills without asking, and what has not been said by then is lost."""
+    """If this fails, Bazel kills the target at its timeout, and all unwritten results are lost."""
     target = Target(
         tmp_path,
         {
@@ -212,7 +212,7 @@ def test_hanging_target_ends_before_bazel_ends_it(starter: Starter, tmp_path: Pa
             """
         },
     )
-    # Less than one case's own limit; the child's limit here is what Bazel would allow.
+    # Less than one case's own limit; the limit of the child is Bazel's timeout.
     ended = target.run(starter, env={"TEST_TIMEOUT": "30"}, limit_s=30)
     assert ended.code == pytest.ExitCode.TESTS_FAILED
     outcomes = [result.outcome for result in target.xml().values()]
@@ -230,7 +230,7 @@ def _refused(starter: Starter, target: Target, **env: str | None) -> str:
 
 
 def test_missing_promise_is_a_clear_error(starter: Starter, tmp_path: Path) -> None:
-    """Without it a failure would be a skip; runfiles may be of another build than the environment."""
+    """If this fails, a failure becomes a skip, because the runfiles are from another build than the environment."""
     target = Target(tmp_path, {"test_many.py": _MANY}, backend="nccl", promised_gpus=8)
     promise = target.package / "gpu_promise.json"
     promise.unlink()
@@ -239,7 +239,7 @@ def test_missing_promise_is_a_clear_error(starter: Starter, tmp_path: Path) -> N
 
 
 def test_undeclared_spec_is_a_clear_error(starter: Starter, tmp_path: Path) -> None:
-    """The main program started as any script."""
+    """If this fails, a user who starts the main program like a script gets a traceback."""
     target = Target(tmp_path, {"test_many.py": _MANY})
     assert "DIST_TESTING_SPEC=None" in _refused(starter, target, DIST_TESTING_SPEC=None)
 
@@ -255,26 +255,26 @@ def test_undeclared_spec_is_a_clear_error(starter: Starter, tmp_path: Path) -> N
     ids=["truncated", "empty", "not an object", "newer"],
 )
 def test_unreadable_spec_is_a_clear_error(starter: Starter, tmp_path: Path, spec: str, said: str) -> None:
-    """A field that is not understood could change what a test means."""
+    """If this fails, a field that the runner does not understand changes the meaning of a test."""
     target = Target(tmp_path, {"test_many.py": _MANY}, spec=spec)
     assert said in _refused(starter, target)
 
 
 def test_missing_source_is_a_clear_error(starter: Starter, tmp_path: Path) -> None:
-    """Runfiles and spec of two builds."""
+    """If this fails, runfiles and a spec from two builds cause a traceback."""
     target = Target(tmp_path, {"test_many.py": _MANY}, spec={"srcs": ["//pkg:test_gone.py"]})
     assert "the source //pkg:test_gone.py is not in the runfiles" in _refused(starter, target)
 
 
 @pytest.mark.parametrize("label", ["test_many.py", "//pkg", "", "@@//pkg:test_many.py"])
-def test_source_that_is_no_label_is_a_clear_error(starter: Starter, tmp_path: Path, label: str) -> None:
-    """Not written by the rules."""
+def test_source_that_is_not_a_label_is_a_clear_error(starter: Starter, tmp_path: Path, label: str) -> None:
+    """If this fails, a spec that the rules did not write causes a traceback."""
     target = Target(tmp_path, {"test_many.py": _MANY}, spec={"srcs": [label]})
     assert f"says srcs has {label!r}; expected a label" in _refused(starter, target)
 
 
 def test_source_in_another_repository_is_found(starter: Starter, tmp_path: Path) -> None:
-    """Runfiles have a folder for each repository."""
+    """If this fails, a source of another repository, which has its own runfiles folder, is not found."""
     target = Target(tmp_path, {"test_many.py": _MANY}, spec={"srcs": ["@@theirs~//pkg/inner:test_other.py"]})
     source = "import pytest\n\n@pytest.mark.distributed\ndef test_theirs(world):\n    pass\n"
     write_file(target.package.parents[1] / "theirs~" / "pkg" / "inner", "test_other.py", source)
@@ -282,8 +282,8 @@ def test_source_in_another_repository_is_found(starter: Starter, tmp_path: Path)
     assert list(target.xml()) == ["test_theirs"]
 
 
-def test_sources_of_the_same_name_in_two_repositories_are_told_apart(starter: Starter, tmp_path: Path) -> None:
-    """Results, timings, shards and filters go by the name of a case, which begins with its file."""
+def test_sources_of_the_same_name_in_two_repositories_have_distinct_names(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, two cases share one name in results, timings, shards and filters."""
     source = "import pytest\n\n@pytest.mark.distributed\ndef test_a(world):\n    pass\n"
     labels = ["//pkg:test_one.py", "@@theirs~//pkg:test_one.py"]
     target = Target(tmp_path, {"test_one.py": source}, spec={"srcs": labels})
@@ -299,8 +299,8 @@ def test_sources_of_the_same_name_in_two_repositories_are_told_apart(starter: St
     assert target.xml_keys() == ["theirs~.pkg.test_one.test_a"]
 
 
-def test_sources_of_one_other_repository_are_named_as_there(starter: Starter, tmp_path: Path) -> None:
-    """A target keeps the names of its cases, and its timings, when another repository runs it."""
+def test_sources_of_one_other_repository_keep_their_names(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, a target loses the names of its cases, and its timings, when another repository runs it."""
     target = Target(tmp_path, {}, spec={"srcs": ["@@theirs~//pkg:test_one.py"]})
     folder = target.package.parents[1] / "theirs~" / "pkg"
     write_file(folder, "test_one.py", "def test_a():\n    pass\n")
@@ -309,18 +309,18 @@ def test_sources_of_one_other_repository_are_named_as_there(starter: Starter, tm
 
 
 def test_files_with_unusual_names_are_found(starter: Starter, tmp_path: Path) -> None:
-    """Bazel quotes a location as a shell would need it, and no shell reads it."""
+    """If this fails, a file whose name Bazel quotes for a shell is not found, because no shell reads it."""
     target = Target(tmp_path, {"test_one.py": "def test_a():\n    pass\n"})
     write_file(target.package, "it's $5.json", "{")
     env = {"TEST_TOTAL_SHARDS": "2", "TEST_SHARD_INDEX": "0"}
     ended = target.run(starter, env={**env, "DIST_TESTING_TIMINGS": shlex.quote("_main/pkg/it's $5.json")})
     assert ended.code == 0, ended.log
-    assert "it's $5.json: no usable timings: Expecting" in ended.log, "found, and read"
+    assert "it's $5.json: no usable timings: Expecting" in ended.log, "the file is found and read"
 
 
 @pytest.mark.parametrize("value", ["'_main/pkg/cut off", "two words"])
 def test_location_that_is_not_one_file_is_a_clear_error(starter: Starter, tmp_path: Path, value: str) -> None:
-    """Not as Bazel writes it."""
+    """If this fails, a location that Bazel did not write causes a traceback."""
     target = Target(tmp_path, {"test_many.py": _MANY})
     assert f"DIST_TESTING_TIMINGS={value!r}" in _refused(starter, target, DIST_TESTING_TIMINGS=value)
 
@@ -330,7 +330,7 @@ def test_location_that_is_not_one_file_is_a_clear_error(starter: Starter, tmp_pa
     [("TEST_TIMEOUT", "soon"), ("TEST_TIMEOUT", "0"), ("TEST_SHARD_INDEX", "2")],
 )
 def test_impossible_protocol_is_a_clear_error(starter: Starter, tmp_path: Path, name: str, value: str) -> None:
-    """A wrapper that spoils a variable must not silently run everything, or nothing."""
+    """If this fails, a wrapper that changes a variable silently runs all cases, or none."""
     target = Target(tmp_path, {"test_many.py": _MANY})
     env = {"TEST_TOTAL_SHARDS": "2", "TEST_SHARD_INDEX": "0", name: value}
     ended = target.run(starter, env=env)
@@ -348,14 +348,14 @@ def test_impossible_protocol_is_a_clear_error(starter: Starter, tmp_path: Path, 
     ids=["no tests", "for another backend"],
 )
 def test_target_without_cases_fails(starter: Starter, tmp_path: Path, source: str) -> None:
-    """It would be green for ever."""
+    """If this fails, a target without cases is always green."""
     ended = Target(tmp_path, {"test_none.py": source}).run(starter)
     assert ended.code == pytest.ExitCode.NO_TESTS_COLLECTED
     assert "//pkg:cases_gloo: nothing ran" in ended.log
 
 
 def test_broken_source_is_an_error_in_the_xml(starter: Starter, tmp_path: Path) -> None:
-    """A file that cannot be imported must not look like one without tests."""
+    """If this fails, a file that cannot be imported looks like a file without tests."""
     target = Target(tmp_path, {"test_broken.py": "import nothing_of_this_name\n"})
     ended = target.run(starter)
     assert ended.code == pytest.ExitCode.INTERRUPTED
@@ -371,7 +371,7 @@ def test_broken_source_is_an_error_in_the_xml(starter: Starter, tmp_path: Path) 
 def test_filter_selects_and_may_match_nothing(
     starter: Starter, tmp_path: Path, test_filter: str, ran: list[str]
 ) -> None:
-    """`--test_filter` goes to every target of an invocation, also to those that have no such case."""
+    """If this fails, `--test_filter`, which goes to all targets, fails those that have no such case."""
     target = Target(tmp_path, {"test_many.py": _MANY})
     ended = target.run(starter, env={"TESTBRIDGE_TEST_ONLY": test_filter})
     assert ended.code == 0, ended.log
@@ -379,7 +379,7 @@ def test_filter_selects_and_may_match_nothing(
 
 
 def test_fail_fast_stops_at_the_first_failure(starter: Starter, tmp_path: Path) -> None:
-    """`--test_runner_fail_fast`."""
+    """If this fails, `--test_runner_fail_fast` has no effect."""
     target = Target(tmp_path, {"test_many.py": _MANY})
     ended = target.run(starter, env={"TESTBRIDGE_TEST_RUNNER_FAIL_FAST": "1"})
     assert ended.code == pytest.ExitCode.TESTS_FAILED
@@ -387,7 +387,7 @@ def test_fail_fast_stops_at_the_first_failure(starter: Starter, tmp_path: Path) 
 
 
 def test_shards_are_complete_and_disjoint(starter: Starter, tmp_path: Path) -> None:
-    """A case in no shard never runs, and one in two costs twice; more shards than cases is no failure."""
+    """If this fails, a case never runs or runs twice, or a shard without cases fails."""
     source = "import pytest\n\n@pytest.mark.distributed\n@pytest.mark.parametrize('number', range(3))\n"
     source += "def test_many(world, number):\n    pass\n"
     ran = []
@@ -399,13 +399,13 @@ def test_shards_are_complete_and_disjoint(starter: Starter, tmp_path: Path) -> N
         env = {"TEST_TOTAL_SHARDS": "4", "TEST_SHARD_INDEX": str(index), "TEST_SHARD_STATUS_FILE": str(status)}
         ended = target.run(starter, env=env)
         assert ended.code == 0, ended.log
-        assert status.exists(), "else Bazel takes the test for one that cannot be sharded"
+        assert status.exists(), "without the file Bazel assumes that the test cannot be sharded"
         ran += list(target.xml())
     assert sorted(ran) == [f"test_many[{number}]" for number in range(3)]
 
 
 def test_target_that_skips_everything_passes_with_a_warning(starter: Starter, tmp_path: Path) -> None:
-    """Green, and yet nothing was tested: somebody should be told."""
+    """If this fails, a green target in which nothing was tested goes unnoticed."""
     source = (
         "import pytest\n\n@pytest.mark.distributed\ndef test_skips(world):\n    pytest.skip('no such thing here')\n"
     )
@@ -430,16 +430,16 @@ def test_target_that_skips_everything_passes_with_a_warning(starter: Starter, tm
 def test_missing_gpus_are_a_failure_only_where_they_were_promised(
     starter: Starter, tmp_path: Path, source: str, promised: int | None, outcome: str, code: int
 ) -> None:
-    """A pool that has lost its GPUs must not turn every GPU test green."""
+    """If this fails, a pool that lost its GPUs makes every GPU test green."""
     target = Target(tmp_path, {"test_gpus.py": source}, backend="nccl", promised_gpus=promised)
     infrastructure = tmp_path / "infrastructure"
-    # Also on a machine with GPUs.
+    # Hide the GPUs, in case the machine has some.
     env = {"CUDA_VISIBLE_DEVICES": "", "TEST_INFRASTRUCTURE_FAILURE_FILE": str(infrastructure)}
     ended = target.run(starter, env=env)
     assert ended.code == code, ended.log
     (result,) = target.xml().values()
     assert result.outcome == outcome
-    # The executor is told that it is the machine's fault, and that of no test.
+    # The executor learns that the machine is at fault, and not a test.
     assert infrastructure.exists() == (outcome == "failure")
     lacking = "Need at least 2 CUDA devices (found 0; CUDA_VISIBLE_DEVICES='' hides every device)"
     if promised == 2:
@@ -449,7 +449,7 @@ def test_missing_gpus_are_a_failure_only_where_they_were_promised(
 
 
 def test_arguments_of_the_target_go_to_pytest(starter: Starter, tmp_path: Path) -> None:
-    """`args` and `--test_arg`."""
+    """If this fails, `args` and `--test_arg` have no effect."""
     target = Target(tmp_path, {"test_many.py": _MANY})
     ended = target.run(starter, "-k", "test_passes", "--dist-world-size=1")
     assert ended.code == 0, ended.log
@@ -464,7 +464,7 @@ def test_arguments_of_the_target_go_to_pytest(starter: Starter, tmp_path: Path) 
 
 
 def test_world_larger_than_declared_is_refused(starter: Starter, tmp_path: Path) -> None:
-    """Bazel has set aside CPUs for what the BUILD file says."""
+    """If this fails, a world uses more CPUs than Bazel reserved for the target."""
     source = "import pytest\n\n@pytest.mark.distributed(world_size=3)\ndef test_large(world):\n    pass\n"
     ended = Target(tmp_path, {"test_large.py": source}).run(starter)
     assert ended.code == pytest.ExitCode.INTERRUPTED

@@ -1,4 +1,4 @@
-"""What Bazel is left with when a run ends: results, files, exit code. However it ends."""
+"""The results, files and exit code that Bazel gets at the end of a run, however the run ends."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ _HOLDING = """
 """
 
 
-def test_interrupted_run_names_the_case_that_it_was_in(starter: Starter, tmp_path: Path) -> None:
-    """Without it the XML of a run that Bazel has timed out looks like a pass of everything in it."""
+def test_interrupted_run_names_its_current_case(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, the XML of a run that Bazel timed out looks like a pass of all its cases."""
     target = Target(tmp_path, {"test_cases.py": _HOLDING})
     with Bell(tmp_path) as bell:
         child = target.start(starter, env=bell.env)
@@ -58,7 +58,7 @@ def test_interrupted_run_names_the_case_that_it_was_in(starter: Starter, tmp_pat
 
 
 def test_hang_in_the_middle_costs_that_case_and_not_the_target(starter: Starter, tmp_path: Path) -> None:
-    """The case's share of Bazel's time ends; the cases after it have results, and the log has the stacks."""
+    """If this fails, a hanging case takes the time of the cases after it, or the log has no stacks."""
     target = Target(tmp_path, {"test_cases.py": _HOLDING})
     with Bell(tmp_path) as bell:
         ended = target.run(starter, env={**bell.env, "TEST_TIMEOUT": "20"}, limit_s=20)
@@ -73,8 +73,8 @@ def test_hang_in_the_middle_costs_that_case_and_not_the_target(starter: Starter,
     assert target.suite_properties() == {}
 
 
-def test_ranks_that_never_get_ready_cost_no_more_than_the_run_has(starter: Starter, tmp_path: Path) -> None:
-    """An import that hangs on fresh interpreters would be told by nobody: Bazel ends the runner first."""
+def test_ranks_that_never_become_ready_end_within_the_runs_time(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, Bazel ends the runner before it reports an import that hangs on fresh interpreters."""
     source = f"""
         import os
         import threading
@@ -100,8 +100,8 @@ def test_ranks_that_never_get_ready_cost_no_more_than_the_run_has(starter: Start
 
 
 @pytest.mark.parametrize("code", [0, 7])
-def test_exit_of_a_conftest_is_no_pass(starter: Starter, tmp_path: Path, code: int) -> None:
-    """`sys.exit(0)` before the first case would be green for ever."""
+def test_exit_of_a_conftest_is_not_a_pass(starter: Starter, tmp_path: Path, code: int) -> None:
+    """If this fails, `sys.exit(0)` before the first case is always green."""
     target = Target(
         tmp_path,
         {
@@ -118,12 +118,12 @@ def test_exit_of_a_conftest_is_no_pass(starter: Starter, tmp_path: Path, code: i
     assert result.outcome == "error"
 
 
-def test_exit_of_a_test_file_is_no_pass(starter: Starter, tmp_path: Path) -> None:
-    """The same, one step later."""
+def test_exit_of_a_test_file_is_not_a_pass(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, `sys.exit(0)` at the import of a test file is always green."""
     target = Target(tmp_path, {"test_cases.py": "import sys\n\nsys.exit(0)\n"})
     ended = target.run(starter)
     assert ended.code not in (0, None)
-    assert all(result.outcome == "error" for result in target.xml().values())
+    assert [result.outcome for result in target.xml().values()] == ["error"]
 
 
 _EXITS_AT_IMPORT = """
@@ -173,10 +173,10 @@ _EXITS_IN_A_THREAD = """
     ],
     ids=["import", "plain test", "thread"],
 )
-def test_exit_of_the_runner_without_clean_up_is_no_pass(
+def test_exit_of_the_runner_without_clean_up_is_not_a_pass(
     starter: Starter, tmp_path: Path, source: str, outcomes: list[str], not_run: str
 ) -> None:
-    """Bazel 7 does not look at the premature-exit file: with exit code 0 the target would be green."""
+    """If this fails, the target is green: Bazel 7 ignores the premature-exit file, and the exit code is 0."""
     target = Target(tmp_path, {"test_cases.py": source})
     ended = target.run(starter)
     assert ended.code == pytest.ExitCode.INTERRUPTED, ended.log
@@ -188,10 +188,10 @@ def test_exit_of_the_runner_without_clean_up_is_no_pass(
 
 
 @pytest.mark.parametrize(("is_right", "status", "code"), [(False, 0, 1), (True, 0, 0), (True, 3, 3)])
-def test_exit_handler_cannot_make_a_pass_of_a_failure(
+def test_exit_handler_cannot_turn_a_failure_into_a_pass(
     starter: Starter, tmp_path: Path, is_right: bool, status: int, code: int
 ) -> None:
-    """`os._exit(0)` at the end, to get around a crash in some library's clean-up, would hide every failure."""
+    """If this fails, `os._exit(0)` at the end, which avoids a crash in a library's clean-up, hides every failure."""
     source = f"""
         import atexit
         import os
@@ -207,8 +207,8 @@ def test_exit_handler_cannot_make_a_pass_of_a_failure(
 
 
 @pytest.mark.parametrize("call", ["threading.Thread(target={}).start()", "atexit.register({})"])
-def test_runner_that_does_not_end_says_what_keeps_it(starter: Starter, tmp_path: Path, call: str) -> None:
-    """Bazel would wait until its timer goes off, and then say no more than that."""
+def test_runner_that_does_not_end_reports_the_cause(starter: Starter, tmp_path: Path, call: str) -> None:
+    """If this fails, Bazel waits until its timeout and gives no reason."""
     source = f"""
         import atexit
         import threading
@@ -229,8 +229,8 @@ def test_runner_that_does_not_end_says_what_keeps_it(starter: Starter, tmp_path:
     assert {name: result.outcome for name, result in target.xml().items()} == {"test_passes": "passed"}
 
 
-def test_children_of_tests_exit_as_ever(starter: Starter, tmp_path: Path) -> None:
-    """What guards the runner must not change how other processes end."""
+def test_children_of_tests_exit_normally(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, the guard of the runner changes how other processes end."""
     source = """
         import os
         from os import _exit
@@ -250,7 +250,7 @@ def test_children_of_tests_exit_as_ever(starter: Starter, tmp_path: Path) -> Non
 def test_run_that_fails_before_its_cases_has_a_failure_in_the_xml(
     starter: Starter, tmp_path: Path, option: str
 ) -> None:
-    """Dashboards count what is in the file; an empty one looks like a target without tests."""
+    """If this fails, dashboards see an empty file, like that of a target without tests."""
     target = Target(tmp_path, {"test_cases.py": "def test_never():\n    pass\n"})
     ended = target.run(starter, option)
     assert ended.code == pytest.ExitCode.USAGE_ERROR, ended.log
@@ -260,8 +260,8 @@ def test_run_that_fails_before_its_cases_has_a_failure_in_the_xml(
     assert option in ended.log
 
 
-def test_run_that_a_test_ends_is_no_pass(starter: Starter, tmp_path: Path) -> None:
-    """`pytest.exit` with 0 would make a pass of all cases that it keeps from running."""
+def test_run_that_a_test_ends_is_not_a_pass(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, `pytest.exit` with 0 passes all cases that it keeps from running."""
     source = """
         import pytest
 
@@ -281,8 +281,8 @@ def test_run_that_a_test_ends_is_no_pass(starter: Starter, tmp_path: Path) -> No
     assert target.suite_properties() == {"interrupted": "enough", "not_run": "1"}
 
 
-def test_repeated_runs_can_be_told_apart(starter: Starter, tmp_path: Path) -> None:
-    """`--runs_per_test`: ranks find the seed, and the results say which run they are of."""
+def test_repeated_runs_are_distinguishable(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, ranks of `--runs_per_test` do not get their seed, or results do not name their run."""
     source = """
         import os
 
@@ -301,7 +301,7 @@ def test_repeated_runs_can_be_told_apart(starter: Starter, tmp_path: Path) -> No
 
 
 def test_results_that_cannot_be_written_fail_the_run(starter: Starter, tmp_path: Path) -> None:
-    """Green without results would be a lie to whoever counts them."""
+    """If this fails, a run without results is green."""
     source = """
         import os
         import shutil
@@ -319,7 +319,7 @@ def test_results_that_cannot_be_written_fail_the_run(starter: Starter, tmp_path:
 
 
 def test_failed_cases_leave_their_logs_and_passed_ones_do_not(starter: Starter, tmp_path: Path) -> None:
-    """Undeclared outputs: in one level, and of what somebody will want to read."""
+    """If this fails, Bazel shows no logs of a failed case, or useless logs of passed ones."""
     source = """
         import pytest
 
@@ -341,8 +341,8 @@ def test_failed_cases_leave_their_logs_and_passed_ones_do_not(starter: Starter, 
     assert "a/b said by rank 1" in first.read_text(encoding="utf-8")
 
 
-def test_end_of_what_ranks_are_made_from_is_told_to_the_executor(starter: Starter, tmp_path: Path) -> None:
-    """`TEST_INFRASTRUCTURE_FAILURE_FILE`: the kernel's out-of-memory killer is no bug of the test."""
+def test_end_of_the_fork_server_is_reported_to_the_executor(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, a kill by the kernel's out-of-memory killer counts as a bug of the test."""
     source = """
         import os
         import threading
@@ -365,8 +365,8 @@ def test_end_of_what_ranks_are_made_from_is_told_to_the_executor(starter: Starte
     assert "The process that ranks are forked from" in said
 
 
-def test_without_bazel_nobody_speaks_its_protocol(starter: Starter, tmp_path: Path) -> None:
-    """A test that is started by hand in a shell with such variables must not overwrite the results of another."""
+def test_runner_ignores_the_protocol_without_bazel(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, a test started by hand in such a shell overwrites the results of another."""
     write_file(
         tmp_path,
         "test_cases.py",

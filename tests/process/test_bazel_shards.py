@@ -1,4 +1,4 @@
-"""A target whose cases are dealt out to shards, which Bazel starts one by one."""
+"""A target whose cases are assigned to shards, which Bazel starts one by one."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def _timings(**seconds: float) -> str:
 
 
 def test_parameters_in_no_order_are_complete_and_disjoint(starter: Starter, tmp_path: Path) -> None:
-    """The order of a set differs from process to process; dealt by position, cases would run twice or never."""
-    # Fresh interpreters have a hash seed of their own each.
+    """If this fails, parameters from a set, whose order differs per process, run twice or never."""
+    # Each fresh interpreter has its own hash seed.
     targets, ended = _run_shards(starter, tmp_path, _MANY, 3, fresh=True)
     shares = [list(target.xml()) for target in targets]
     names = [f"test_many[{number}]" for number in ("one", "two", "three", "four", "five", "six")]
@@ -66,7 +66,7 @@ def test_parameters_in_no_order_are_complete_and_disjoint(starter: Starter, tmp_
 
 
 def test_recorded_durations_balance_the_shards(starter: Starter, tmp_path: Path) -> None:
-    """A target is as slow as its slowest shard."""
+    """If this fails, the target takes as long as one overloaded shard."""
     source = "import pytest\n\n" + "".join(
         f"@pytest.mark.distributed\ndef test_{name}(world):\n    pass\n\n" for name in ("a", "b", "long", "y", "z")
     )
@@ -79,7 +79,7 @@ def test_recorded_durations_balance_the_shards(starter: Starter, tmp_path: Path)
 def test_unusable_timings_are_a_warning_and_every_case_still_runs(
     starter: Starter, tmp_path: Path, timings: str
 ) -> None:
-    """A file that is merged wrongly must cost time, not tests."""
+    """If this fails, a file that was merged wrongly costs tests instead of time."""
     targets, ended = _run_shards(starter, tmp_path, _MANY, 2, timings)
     assert Counter(name for target in targets for name in target.xml()).most_common(1)[0][1] == 1
     assert [len(target.xml()) for target in targets] == [3, 3]
@@ -89,15 +89,15 @@ def test_unusable_timings_are_a_warning_and_every_case_still_runs(
         assert "Traceback" not in one.log
 
 
-def test_timings_of_cases_that_are_gone_do_no_harm(starter: Starter, tmp_path: Path) -> None:
-    """The file is always a little older than the tests."""
+def test_timings_of_removed_cases_are_ignored(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, timings that are older than the tests, as they usually are, cause warnings or lose cases."""
     targets, ended = _run_shards(starter, tmp_path, _MANY, 2, _timings(test_gone=1000.0))
     assert [len(target.xml()) for target in targets] == [3, 3]
     assert all("WARNING" not in one.log for one in ended)
 
 
 def test_cases_of_a_pool_stay_together(starter: Starter, tmp_path: Path) -> None:
-    """In two shards the ranks of the class would have to be started twice."""
+    """If this fails, two shards start the ranks of one class."""
     source = """
         import pytest
 
@@ -122,8 +122,8 @@ def test_cases_of_a_pool_stay_together(starter: Starter, tmp_path: Path) -> None
     ]
 
 
-def test_file_that_skips_itself_is_told_by_one_shard(starter: Starter, tmp_path: Path) -> None:
-    """It cannot be dealt out: each shard collects it, and it would be skipped as often as there are shards."""
+def test_file_that_skips_itself_is_reported_by_one_shard(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, the file counts as skipped once per shard, because it cannot be assigned to one."""
     source = """
         import pytest
 

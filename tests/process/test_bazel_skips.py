@@ -1,4 +1,4 @@
-"""Skips as a contract: what did not run is said first, counts as a failure where it was promised, and hides nowhere."""
+"""Skips are a contract: skipped cases are reported first, and fail where hardware was promised."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _NEEDS = """
         pass
 """
 
-# A mark of the user's own, which the library cannot know to be about hardware.
+# A mark of the user, which the library cannot recognise as a hardware check.
 _OWN_MARK = """
     import pytest
     import torch
@@ -69,10 +69,10 @@ _OWN_MARK = """
     ],
     ids=["on ranks", "module", "needs", "own mark"],
 )
-def test_target_that_skips_everything_says_so_in_the_first_line(
+def test_target_that_skips_everything_is_reported_in_the_first_line(
     starter: Starter, tmp_path: Path, source: str, backend: str, reason: str
 ) -> None:
-    """Green, and nothing was tested: the first line is the one that is read."""
+    """If this fails, a green target that tested nothing goes unnoticed, because users read the first line."""
     target = Target(tmp_path, {"test_skips.py": source}, backend=backend)
     ended = target.run(starter, env=_NO_GPUS)
     assert ended.code == 0, ended.log
@@ -85,8 +85,8 @@ def test_target_that_skips_everything_says_so_in_the_first_line(
     assert all(result.outcome == "skipped" and reason in result.message for result in results)
 
 
-def test_reasons_are_in_one_line_whatever_they_are(starter: Starter, tmp_path: Path) -> None:
-    """The first line must stay one."""
+def test_reasons_are_always_on_one_line(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, a reason with a line break breaks the first line of the log."""
     source = "import pytest\n\n@pytest.mark.parametrize('why', ['a\\nb', 'c', 'd', 'e'])\n"
     source += "def test_skips(why):\n    pytest.skip(why)\n"
     target = Target(tmp_path, {"test_skips.py": source})
@@ -96,8 +96,8 @@ def test_reasons_are_in_one_line_whatever_they_are(starter: Starter, tmp_path: P
     assert first.endswith(": EVERY CASE WAS SKIPPED: a b; c; d; and 1 more")
 
 
-def test_needs_are_looked_at_before_a_rank_starts(starter: Starter, tmp_path: Path) -> None:
-    """Ranks that start only to find that out cost seconds each, and may each find something else."""
+def test_needs_are_checked_before_a_rank_starts(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, ranks cost seconds only to find that they must skip, and may find different reasons."""
     source = """
         import os
 
@@ -116,13 +116,13 @@ def test_needs_are_looked_at_before_a_rank_starts(starter: Starter, tmp_path: Pa
     target = Target(tmp_path, {"test_gpus.py": source}, backend="nccl")
     ended = target.run(starter, env=_NO_GPUS)
     assert ended.code == 0, ended.log
-    # The template; no rank.
+    # The fork server is forked; no rank is.
     assert ended.log.count("a process was forked") <= 1
     assert {result.message for result in target.xml().values()} == {_LACKING}
 
 
-def test_target_that_runs_something_does_not_cry_wolf(starter: Starter, tmp_path: Path) -> None:
-    """A skipped case beside one that runs is in the summary, with its reason."""
+def test_target_that_runs_something_gives_no_warning(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, a target warns although it ran a case; the summary shows the skipped one and its reason."""
     source = _ON_RANKS + "\n\n    def test_plain():\n        pass\n"
     target = Target(tmp_path, {"test_skips.py": source})
     ended = target.run(starter)
@@ -134,7 +134,7 @@ def test_target_that_runs_something_does_not_cry_wolf(starter: Starter, tmp_path
 
 
 def test_expected_failures_have_run(starter: Starter, tmp_path: Path) -> None:
-    """JUnit's format calls them skipped; nobody else should."""
+    """If this fails, a target of expected failures warns that nothing ran. JUnit's format calls them skipped."""
     source = "import pytest\n\n@pytest.mark.xfail(reason='known')\n@pytest.mark.distributed\n"
     source += "def test_known(world):\n    raise ValueError\n"
     target = Target(tmp_path, {"test_known.py": source})
@@ -150,18 +150,18 @@ def test_expected_failures_have_run(starter: Starter, tmp_path: Path) -> None:
         (2, {}, True),
         (1, {}, False),
         (None, {}, False),
-        # Of a part, every case may well be skipped: what hardware lacks has failed by name.
+        # All cases of a part may skip; a lack of hardware has failed by name already.
         (2, {"TESTBRIDGE_TEST_ONLY": "test_on_gpus"}, False),
         (2, {"TEST_TOTAL_SHARDS": "2", "TEST_SHARD_INDEX": "0", "TESTBRIDGE_TEST_ONLY": "test_on_gpus"}, False),
-        # The other shard has nothing.
+        # The other shard has no case.
         (2, {"TEST_TOTAL_SHARDS": "2", "TEST_SHARD_INDEX": "0"}, True),
     ],
     ids=["promised", "too few promised", "not promised", "filter", "filter and shard", "shard"],
 )
-def test_promised_hardware_and_nothing_ran_is_a_failure(
+def test_promised_hardware_with_no_case_run_is_a_failure(
     starter: Starter, tmp_path: Path, promised: int | None, env: dict[str, str], fails: bool
 ) -> None:
-    """A check of the user's own would turn a GPU lane green for ever, although the library's own checks do not."""
+    """If this fails, a user's own check keeps a GPU job green for ever, although the library's checks do not."""
     target = Target(tmp_path, {"test_gpus.py": _OWN_MARK}, backend="nccl", promised_gpus=promised)
     ended = target.run(starter, env={**_NO_GPUS, **env})
     assert ended.code == int(fails), ended.log
@@ -185,7 +185,7 @@ _SKIPPED_HERE = """
     def test_a(world):
         pass
 """
-# What the other shard has, and whether that is known to skip as well.
+# The case of the other shard, and whether it is known to skip as well.
 _ELSEWHERE = {
     "skipif": ("@pytest.mark.skipif(True, reason='ours')\n    @pytest.mark.distributed\n    def test_b(world):", True),
     "plain skip": ("@pytest.mark.skip\n    def test_b():", True),
@@ -205,10 +205,10 @@ _ELSEWHERE = {
 
 
 @pytest.mark.parametrize("elsewhere", _ELSEWHERE)
-def test_shard_decides_for_the_target_when_the_others_are_known_to_skip(
+def test_shard_decides_for_the_target_if_the_others_are_known_to_skip(
     starter: Starter, tmp_path: Path, elsewhere: str
 ) -> None:
-    """Dealt out to shards, a target that skips everything by its marks would pass under a promise, shard by shard."""
+    """If this fails, a sharded target that skips everything by marks passes under a promise, shard by shard."""
     other, fails = _ELSEWHERE[elsewhere]
     source = f"{_SKIPPED_HERE}\n\n    {other}\n            pass\n"
     target = Target(tmp_path, {"test_gpus.py": source}, backend="nccl", promised_gpus=2)
@@ -219,7 +219,7 @@ def test_shard_decides_for_the_target_when_the_others_are_known_to_skip(
 
 
 def test_ranks_that_disagree_about_a_skip_fail(starter: Starter, tmp_path: Path) -> None:
-    """The ranks that go on would wait for those that left, or worse, pass without them."""
+    """If this fails, the ranks that continue wait for the others, or pass without them."""
     source = """
         import pytest
 

@@ -1,4 +1,4 @@
-"""What tests say, where it meets the log, the files and the XML: also what no encoding has bytes for."""
+"""Texts of tests in the log, the files and the XML, including text that no encoding can represent."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from tests.support.children import Target, run_cases
 from tests.support.starter import Starter
 
-# Of the name of a file that is no text, as Python reads it, and of one that nothing can be.
+# Part of a file name that is not text, as Python reads it, and a character that no file name can contain.
 _ODD = r"no such data: /data/\udce9t\ud800.bin"
 
 _SKIPS = f"""
@@ -34,10 +34,10 @@ _FAILS = f"""
 @pytest.mark.parametrize(
     ("encoding", "fresh"), [(None, False), ("ascii:strict", True)], ids=["of the machine", "ASCII"]
 )
-def test_reason_that_cannot_be_encoded_is_a_reason(
+def test_reason_that_cannot_be_encoded_is_reported(
     starter: Starter, tmp_path: Path, encoding: str | None, fresh: bool
 ) -> None:
-    """The run would end with a traceback and without an XML: a skip that Bazel takes for a failure."""
+    """If this fails, a skip ends the run with a traceback and no XML, which Bazel takes for a failure."""
     target = Target(tmp_path, {"test_cases.py": _SKIPS})
     ended = target.run(starter, env={"PYTHONIOENCODING": encoding}, fresh=fresh)
     assert ended.code == 0, ended.log
@@ -46,8 +46,8 @@ def test_reason_that_cannot_be_encoded_is_a_reason(
     assert _ODD in target.warnings_file.read_text(encoding="utf-8")
 
 
-def test_failure_that_cannot_be_encoded_is_a_failure(starter: Starter, tmp_path: Path) -> None:
-    """As above, of the report."""
+def test_failure_that_cannot_be_encoded_is_reported(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, a failure ends the run with a traceback and no XML."""
     target = Target(tmp_path, {"test_cases.py": _FAILS})
     ended = target.run(starter)
     assert ended.code == 1, ended.log
@@ -56,7 +56,7 @@ def test_failure_that_cannot_be_encoded_is_a_failure(starter: Starter, tmp_path:
 
 
 def test_report_keeps_its_lines_on_any_terminal(starter: Starter, tmp_path: Path) -> None:
-    """pytest escapes what it cannot write: all of it, so that a report would be one long line."""
+    """If this fails, a report is one long line: pytest escapes a whole text that it cannot write."""
     ended = run_cases(starter, tmp_path, _FAILS, "--dist-world-size=1")
     assert ended.code == 1, ended.log
     lines = ended.log.splitlines()

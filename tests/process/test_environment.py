@@ -1,4 +1,4 @@
-"""What a rank finds around it: environment, folders, threads, temporary files, store."""
+"""The surroundings of a rank: environment, folders, threads, temporary files, store."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from dist_testing.world import World
 from tests.support.worlds import engine_for, run
 
 
-def _tell(world: World, body: dict[str, Any]) -> None:
+def _record(world: World, body: dict[str, Any]) -> None:
     """Write down what the rank sees."""
     mask = os.umask(0)
     os.umask(mask)
@@ -36,8 +36,8 @@ def _tell(world: World, body: dict[str, Any]) -> None:
     Path(body["answers"], f"{world.rank}.json").write_text(json.dumps(seen))
 
 
-def _meet_by_env(world: World, _: dict[str, Any]) -> None:
-    """Make a group from the variables, as a program under torchrun does."""
+def _init_by_env(world: World, _: dict[str, Any]) -> None:
+    """Create a group from the variables, as a program under torchrun does."""
     dist.init_process_group("gloo")
     ones = torch.ones(1)
     dist.all_reduce(ones)
@@ -67,8 +67,8 @@ def _leave_files(world: World, body: dict[str, Any]) -> None:
 def engine() -> Iterator[Engine]:
     """One engine for all cases."""
     functions = {
-        "tell": _tell,
-        "meet by env": _meet_by_env,
+        "record": _record,
+        "init by env": _init_by_env,
         "listen": _listen_on_a_unix_socket,
         "use folders": _use_folders,
         "leave files": _leave_files,
@@ -78,7 +78,7 @@ def engine() -> Iterator[Engine]:
 
 
 def _seen(engine: Engine, answers: Path, **more: Any) -> list[dict[str, Any]]:
-    result = run(engine, "tell", arguments={"answers": str(answers)}, **more)
+    result = run(engine, "record", arguments={"answers": str(answers)}, **more)
     assert result.verdict.status is Status.PASSED, result
     return [json.loads((answers / f"{rank}.json").read_text()) for rank in range(result.case.world_size)]
 
@@ -87,11 +87,13 @@ def _assert_passed(result: CaseResult) -> None:
     assert result.verdict.status is Status.PASSED, result
 
 
-def test_environment_is_the_runners_of_this_moment(
+def test_environment_is_the_runners_current_one(
     engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The template is older than the case; what a test sets up before its ranks start must reach them all the same."""
-    monkeypatch.setenv("SET_AFTER_THE_TEMPLATE", "1")
+    """If this fails, ranks miss what a test set after the older fork server was started."""
+    # Starts the fork server, if no earlier case has.
+    engine.prepare()
+    monkeypatch.setenv("SET_AFTER_THE_FORK_SERVER", "1")
     monkeypatch.delenv("PATH")
     monkeypatch.chdir(tmp_path)
     mask = os.umask(0o27)
@@ -100,7 +102,7 @@ def test_environment_is_the_runners_of_this_moment(
     finally:
         os.umask(mask)
     for rank in seen:
-        assert rank["env"]["SET_AFTER_THE_TEMPLATE"] == "1"
+        assert rank["env"]["SET_AFTER_THE_FORK_SERVER"] == "1"
         assert "PATH" not in rank["env"]
         assert rank["cwd"] == str(tmp_path)
         assert rank["umask"] == 0o27
@@ -109,7 +111,7 @@ def test_environment_is_the_runners_of_this_moment(
 def test_protocol_of_the_runner_stays_with_the_runner(
     engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A rank that saw them would write the runner's report, or run a shard of the tests."""
+    """If this fails, a rank writes the runner's report, or runs a shard of the tests."""
     names = ["XML_OUTPUT_FILE", "TEST_TOTAL_SHARDS", "TEST_SHARD_STATUS_FILE", "TEST_PREMATURE_EXIT_FILE"]
     for name in names:
         monkeypatch.setenv(name, str(tmp_path / name))
@@ -117,8 +119,8 @@ def test_protocol_of_the_runner_stays_with_the_runner(
         assert not set(names) & rank["env"].keys()
 
 
-def test_ranks_know_their_place_as_under_torchrun(engine: Engine, tmp_path: Path) -> None:
-    """Code under test reads these variables, whoever starts it."""
+def test_ranks_have_the_same_variables_as_under_torchrun(engine: Engine, tmp_path: Path) -> None:
+    """If this fails, code under test that reads these variables works only under torchrun."""
     seen = _seen(engine, tmp_path, world_size=3)
     for rank, found in enumerate(seen):
         env = found["env"]
@@ -130,14 +132,14 @@ def test_ranks_know_their_place_as_under_torchrun(engine: Engine, tmp_path: Path
 
 
 def test_group_can_be_made_from_the_variables(engine: Engine) -> None:
-    """`env://` finds the store that serves already, instead of a port that is taken."""
-    _assert_passed(run(engine, "meet by env", init=False))
+    """If this fails, `env://` tries to bind a port that is taken instead of using the running store."""
+    _assert_passed(run(engine, "init by env", init=False))
 
 
 def test_threads_are_a_share_unless_the_user_decides(
     engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Four ranks with all the CPUs each would slow one another down."""
+    """If this fails, four ranks use all CPUs each and slow each other down."""
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         monkeypatch.delenv(name, raising=False)
     share = max(1, len(os.sched_getaffinity(0)) // 4)
@@ -150,26 +152,26 @@ def test_threads_are_a_share_unless_the_user_decides(
 
 
 def test_traffic_is_bound_to_the_loopback_interface(engine: Engine, tmp_path: Path) -> None:
-    """A sandbox may have no other, and the host's name need not resolve."""
+    """If this fails, a world hangs in a sandbox without another interface, or on a host whose name does not resolve."""
     for rank in _seen(engine, tmp_path):
         assert rank["env"]["GLOO_SOCKET_IFNAME"].startswith("lo")
 
 
 def test_folders_are_empty_and_shared_or_not(engine: Engine) -> None:
-    """Twice: the second case must not see the first one's files."""
+    """If this fails, a case sees the files of the case before it; so the same case runs twice."""
     _assert_passed(run(engine, "use folders"))
     _assert_passed(run(engine, "use folders"))
 
 
 def test_unix_sockets_fit_however_deep_the_scratch_folder_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bazel's TEST_TMPDIR alone is often longer than a socket's path may be."""
+    """If this fails, tests under Bazel cannot bind a socket, because TEST_TMPDIR alone is often too long."""
     deep = tmp_path.joinpath(*["a-folder-with-quite-a-long-name"] * 5)
     deep.mkdir(parents=True)
     monkeypatch.setenv("TEST_TMPDIR", str(deep))
     before = set(os.listdir("/tmp"))
     with engine_for({"listen": _listen_on_a_unix_socket}) as engine:
         _assert_passed(run(engine, "listen"))
-        assert list(deep.iterdir()), "the files themselves are in the scratch folder"
+        assert list(deep.iterdir()), "the files are in the scratch folder"
     assert not list(deep.iterdir())
     assert not [
         name
@@ -178,14 +180,14 @@ def test_unix_sockets_fit_however_deep_the_scratch_folder_is(tmp_path: Path, mon
     ]
 
 
-def test_temporary_files_of_ranks_go_with_the_case(engine: Engine, tmp_path: Path) -> None:
-    """A test that forgets a file must not fill the machine."""
+def test_temporary_files_of_ranks_are_removed_with_the_case(engine: Engine, tmp_path: Path) -> None:
+    """If this fails, tests that forget files fill the machine."""
     _assert_passed(run(engine, "leave files", arguments={"answers": str(tmp_path)}))
     for rank in range(4):
         assert not Path((tmp_path / f"{rank}.txt").read_text()).exists()
 
 
-def _tell_sockets(world: World, body: dict[str, Any]) -> None:
+def _record_sockets(world: World, body: dict[str, Any]) -> None:
     links = []
     for fd in os.listdir("/proc/self/fd"):
         with contextlib.suppress(FileNotFoundError):
@@ -193,10 +195,10 @@ def _tell_sockets(world: World, body: dict[str, Any]) -> None:
     Path(body["answers"], str(world.rank)).write_text("\n".join(link for link in links if link.startswith("socket:")))
 
 
-def test_channel_of_a_rank_is_its_own(tmp_path: Path) -> None:
-    """One that others have open, too, does not end with its rank, and what they write to it counts as the rank's."""
-    with engine_for({"tell sockets": _tell_sockets}) as engine:
-        _assert_passed(run(engine, "tell sockets", init=False, arguments={"answers": str(tmp_path)}))
+def test_channel_of_a_rank_is_not_shared(tmp_path: Path) -> None:
+    """If this fails, other processes keep a rank's channel open and write to it in the rank's name."""
+    with engine_for({"record sockets": _record_sockets}) as engine:
+        _assert_passed(run(engine, "record sockets", init=False, arguments={"answers": str(tmp_path)}))
     held = [set((tmp_path / str(rank)).read_text().split("\n")) for rank in range(4)]
     for rank, sockets in enumerate(held):
         assert sockets.difference(*held[:rank], *held[rank + 1 :]), held

@@ -1,4 +1,4 @@
-"""Errors and connections of GPUs, as a management library tells of them that was compiled for the test."""
+"""Errors and connections of GPUs, as a fake management library in C reports them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from dist_testing.gpus.gpu import Gpu
+from dist_testing.gpus.faults import XidWatch
+from dist_testing.gpus.gpu import NODES_VARIABLE, NVML_VARIABLE, Gpu
 from dist_testing.gpus.listing import listing
 from dist_testing.gpus.nvml import Nvml, open_nvml
-from dist_testing.gpus.simulated import NODES_VARIABLE, NVML_VARIABLE
-from dist_testing.gpus.xids import XidWatch
 from tests.support.fake_nvml import STATE_VARIABLE, FakeMachine, build_fake_nvml
 
 _GPUS = (Gpu(0, Path("/dev/nvidia4"), "GPU-four"), Gpu(1, Path("/dev/nvidia5"), "GPU-five"))
@@ -24,13 +23,13 @@ _REACHED = "peers 0 0"
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The library's file."""
+    """The file of the library."""
     return build_fake_nvml(tmp_path_factory.mktemp("nvml"))
 
 
 @pytest.fixture
 def machine(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeMachine:
-    """The library is the one that this process finds."""
+    """Answers of the library, which this process finds."""
     monkeypatch.setenv(NVML_VARIABLE, str(library))
     monkeypatch.setenv(STATE_VARIABLE, str(tmp_path / "state"))
     return FakeMachine(tmp_path / "state")
@@ -38,7 +37,7 @@ def machine(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> F
 
 @pytest.fixture
 def watch(machine: FakeMachine) -> Iterator[XidWatch]:
-    """Watches the first GPU; one error has happened before."""
+    """Watches the first GPU, after one error."""
     machine.set(lines=("xid 4 79",))
     with open_nvml() as nvml:
         watch = XidWatch(_GPUS[:1], nvml)
@@ -46,8 +45,8 @@ def watch(machine: FakeMachine) -> Iterator[XidWatch]:
         watch.close()
 
 
-def test_errors_of_the_hardware_are_told_once(watch: XidWatch, machine: FakeMachine) -> None:
-    """The next case on the same ranks would be excused by the last one's error."""
+def test_errors_of_the_hardware_are_reported_once(watch: XidWatch, machine: FakeMachine) -> None:
+    """An error during one case must not excuse the next case on the same ranks."""
     assert watch.hardware_faults() == []
     machine.set(lines=("xid 4 79", "xid 4 48", "xid 4 48", "xid 4 95"))
     assert watch.hardware_faults() == [
@@ -58,20 +57,22 @@ def test_errors_of_the_hardware_are_told_once(watch: XidWatch, machine: FakeMach
 
 
 @pytest.mark.parametrize("number", [13, 31, 43, 45, 63, 68, 92, 154])
-def test_errors_that_a_program_can_cause_accuse_nobody(watch: XidWatch, machine: FakeMachine, number: int) -> None:
+def test_errors_that_a_program_can_cause_are_no_hardware_faults(
+    watch: XidWatch, machine: FakeMachine, number: int
+) -> None:
     """An illegal access of a kernel under test is an Xid, too."""
     machine.set(lines=("xid 4 79", f"xid 4 {number}"))
     assert watch.hardware_faults() == []
 
 
-def test_errors_of_somebody_elses_gpu_are_not_ours(watch: XidWatch, machine: FakeMachine) -> None:
-    """A broken GPU would excuse the failures on all others."""
+def test_errors_of_other_gpus_are_not_reported(watch: XidWatch, machine: FakeMachine) -> None:
+    """A broken GPU would excuse failures on all other GPUs."""
     machine.set(lines=("xid 4 79", "xid 5 79"))
     assert watch.hardware_faults() == []
 
 
-def test_a_watch_that_is_closed_lets_go_of_the_library(library: Path, machine: FakeMachine) -> None:
-    """A run with a thousand cases would collect as many."""
+def test_a_closed_watch_frees_its_event_set(library: Path, machine: FakeMachine) -> None:
+    """A run with a thousand cases would leak a thousand event sets."""
     count = ctypes.CDLL(str(library)).fakeEventSets
     before = count()
     with open_nvml() as nvml:
@@ -83,10 +84,10 @@ def test_a_watch_that_is_closed_lets_go_of_the_library(library: Path, machine: F
 
 
 @pytest.mark.parametrize("function", ["nvmlEventSetCreate", "nvmlDeviceRegisterEvents", "nvmlEventSetWait_v2"])
-def test_a_library_without_events_says_nothing(
+def test_a_library_without_events_reports_no_fault(
     tmp_path: Path, machine: FakeMachine, monkeypatch: pytest.MonkeyPatch, function: str
 ) -> None:
-    """An old driver, or one that does not let this user watch."""
+    """An old driver has no events, and some do not let every user watch."""
     library = str(build_fake_nvml(tmp_path, lacking=(function,)))
     monkeypatch.setenv(NVML_VARIABLE, library)
     with open_nvml() as nvml:
@@ -97,8 +98,8 @@ def test_a_library_without_events_says_nothing(
     assert ctypes.CDLL(library).fakeEventSets() == 0
 
 
-def test_no_library_is_nobody_to_ask(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Most machines have none."""
+def test_without_a_library_there_are_no_faults(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Most machines have no such library."""
     monkeypatch.setenv(NVML_VARIABLE, "/no/such/library")
     with open_nvml() as nvml:
         assert nvml is None
@@ -128,7 +129,7 @@ def _connection(nvml: Nvml) -> str:
         ([], ("nvmlDeviceGetTopologyCommonAncestor", "nvmlDeviceGetP2PStatus", "nvmlDeviceGetNvLinkState"), ""),
     ],
 )
-def test_what_lies_between_two_gpus_is_told_as_far_as_the_driver_tells(
+def test_a_connection_shows_all_that_the_driver_reports(
     tmp_path: Path,
     machine: FakeMachine,
     monkeypatch: pytest.MonkeyPatch,
@@ -136,7 +137,7 @@ def test_what_lies_between_two_gpus_is_told_as_far_as_the_driver_tells(
     lacking: Sequence[str],
     expected: str,
 ) -> None:
-    """Two GPUs that reach each other through the host alone are why a test is slow, or out of shared memory."""
+    """GPUs that reach each other only through the host make a test slow, or use up shared memory."""
     if lacking:
         monkeypatch.setenv(NVML_VARIABLE, str(build_fake_nvml(tmp_path, lacking=lacking)))
     machine.set(lines=lines)
@@ -146,7 +147,7 @@ def test_what_lies_between_two_gpus_is_told_as_far_as_the_driver_tells(
 
 
 def test_the_listing_shows_nvlink(machine: FakeMachine, tmp_path: Path) -> None:
-    """People look there to choose two that are close."""
+    """Users choose two GPUs that are close by it."""
     nodes = tmp_path / "dev"
     nodes.mkdir()
     for name in ("nvidia4", "nvidia5", "nvidiactl"):

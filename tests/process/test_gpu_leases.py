@@ -1,4 +1,4 @@
-"""GPUs handed out to many processes: never to two at once, never for ever, and back whatever happens."""
+"""Leases: no GPU for two processes at once, no wait for ever, and no lease that outlives its processes."""
 
 from __future__ import annotations
 
@@ -20,17 +20,16 @@ import pytest
 
 from dist_testing.errors import GpuError, LeaseTimeoutError
 from dist_testing.gpus.devices import gpus_present
-from dist_testing.gpus.gpu import Gpu
+from dist_testing.gpus.gpu import NODES_VARIABLE, Gpu
 from dist_testing.gpus.holders import find_holders, is_locked
 from dist_testing.gpus.lease import lease_gpus
-from dist_testing.gpus.queue import RankInfo
-from dist_testing.gpus.simulated import NODES_VARIABLE
+from dist_testing.gpus.queue import Place
 from tests.support.forks import forked
 from tests.support.gpu_nodes import break_node
 
 _CROWD = 500
 _GPUS = 8
-# Against a test that hangs; nothing here is asserted of the time. Seconds.
+# A limit for tests that hang; no test asserts times. Seconds.
 _LIMIT_S = 120.0
 
 
@@ -54,7 +53,7 @@ def pool(nodes: Path) -> tuple[Gpu, ...]:
 def test_a_crowd_that_crashes_at_random_is_served_in_order_and_leaves_all_gpus_free(
     nodes: Path, pool: tuple[Gpu, ...], tmp_path: Path
 ) -> None:
-    """Two tests on one GPU fail each other; a GPU that a dead test keeps is lost, as is one that waits for ever."""
+    """Two tests on one GPU make each other fail, and the machine loses a GPU that a dead test keeps."""
     log = tmp_path / "log"
     command = [sys.executable, "-m", "tests.support.gpu_crowd", str(_CROWD), str(time.time_ns()), str(log)]
     subprocess.run(
@@ -72,13 +71,13 @@ def test_a_crowd_that_crashes_at_random_is_served_in_order_and_leaves_all_gpus_f
     for who, (at, gpus) in events["got"].items():
         assert len(gpus) == events["asked"][who][1][0], f"{who} got a part of what it asked for"
         for gpu in gpus:
-            # Killed at a random moment: then nobody knows until when it had them, but the next owner's start bounds it.
+            # The end is unknown if it was killed at a random moment; the start of the next owner is its upper bound.
             end = events["releases"].get(who, (at, []))[0]
             held[gpu].append((at, end, who))
     for gpu, spans in held.items():
         spans.sort()
         for (_, end, one), (begin, _, other) in itertools.pairwise(spans):
-            assert end <= begin, f"GPU {gpu} was had by {one} and {other} at once"
+            assert end <= begin, f"GPU {gpu} was leased by {one} and {other} at once"
 
     served = {who: events["served"][who][0] for who in events["got"]}
     for who, (place_at, _) in events["queued"].items():
@@ -108,7 +107,7 @@ def test_the_lease_of_a_killed_process_goes_on_while_a_child_has_it(pool: tuple[
         if os.fork() == 0:
             os.write(held_write, str(os.getpid()).encode())
             os.close(gone_write)
-            # Until the test lets go.
+            # Until the test closes the other end.
             os.read(gone_read, 1)
             os._exit(0)
         os.kill(os.getpid(), signal.SIGKILL)
@@ -125,7 +124,7 @@ def test_the_lease_of_a_killed_process_goes_on_while_a_child_has_it(pool: tuple[
 
 @pytest.fixture
 def holder(pool: tuple[Gpu, ...]) -> Iterator[subprocess.Popen[str]]:
-    """Another process with a lease on the first two GPUs, and no intention to let go."""
+    """Another process that keeps a lease on the first two GPUs."""
     script = (
         "from dist_testing.gpus.devices import gpus_present\n"
         "from dist_testing.gpus.lease import lease_gpus\n"
@@ -146,7 +145,7 @@ def holder(pool: tuple[Gpu, ...]) -> Iterator[subprocess.Popen[str]]:
 def test_a_holder_that_never_lets_go_is_named_at_the_deadline(
     pool: tuple[Gpu, ...], holder: subprocess.Popen[str]
 ) -> None:
-    """A mere "timed out waiting for a GPU" sends people looking through process lists of shared machines."""
+    """With only "timed out", users would have to search the process list of a shared machine."""
     waits: list[str] = []
     with pytest.raises(LeaseTimeoutError) as error:
         lease_gpus(_GPUS, pool, limit_s=0.2, on_wait=waits.append)
@@ -155,7 +154,7 @@ def test_a_holder_that_never_lets_go_is_named_at_the_deadline(
     assert "8 GPU(s) could not be had within 1 s: 6 of them were free" in str(error.value)
     assert len(waits) == 1
     assert expected in waits[0]
-    # What it had taken meanwhile is free again, and so is the queue.
+    # The GPUs that it had taken meanwhile are free again, and so is the queue.
     with lease_gpus(_GPUS - 2, pool, limit_s=_LIMIT_S) as lease:
         assert [gpu.index for gpu in lease.gpus] == [2, 3, 4, 5, 6, 7]
 
@@ -163,15 +162,15 @@ def test_a_holder_that_never_lets_go_is_named_at_the_deadline(
 def test_a_lease_that_waits_gets_the_gpus_when_their_holder_dies(
     pool: tuple[Gpu, ...], holder: subprocess.Popen[str]
 ) -> None:
-    """The machine would stand still until somebody looks."""
+    """The machine would be blocked until an administrator looks."""
     with lease_gpus(_GPUS, pool, limit_s=_LIMIT_S, on_wait=lambda _: holder.kill()) as lease:
-        # Not in the order in which they came free: rank 0 has the first, in every run.
+        # In the order of the machine, not in which they became free: rank 0 has the first GPU in every run.
         assert lease.gpus == pool
 
 
-def test_a_wait_that_becomes_another_is_told_anew(pool: tuple[Gpu, ...], holder: subprocess.Popen[str]) -> None:
-    """Somebody who is first now, and waits for a test that hangs, would go on looking for who was before it."""
-    before_us = RankInfo.take(pool[0].control, [pool[0].minor])
+def test_a_change_of_the_reason_to_wait_is_reported(pool: tuple[Gpu, ...], holder: subprocess.Popen[str]) -> None:
+    """The first line names the processes before it; once they have left, users need the name of the holder."""
+    before_us = Place.take(pool[0].control, [pool[0].minor])
     steps = iter([before_us.leave, holder.kill])
     waits: list[str] = []
 
@@ -181,13 +180,13 @@ def test_a_wait_that_becomes_another_is_told_anew(pool: tuple[Gpu, ...], holder:
 
     with lease_gpus(1, pool[:1], limit_s=_LIMIT_S, on_wait=go_on):
         assert [line.partition(";")[0] for line in waits] == [
-            "waiting for 1 of 1 GPU(s) behind others",
+            "waiting for 1 of 1 GPU(s) behind other processes",
             "waiting for 1 of 1 GPU(s)",
         ]
 
 
-def test_who_asks_for_all_is_not_passed_by_by_who_asks_for_one(pool: tuple[Gpu, ...]) -> None:
-    """On a busy machine there is always a small test ready; the large one would wait for ever."""
+def test_a_process_that_asks_for_all_is_not_overtaken(pool: tuple[Gpu, ...]) -> None:
+    """On a busy machine a small test is always ready; the large one would wait for ever."""
     first = lease_gpus(1, pool, limit_s=_LIMIT_S)
     waiting_read, waiting_write = os.pipe()
     order_read, order_write = os.pipe()
@@ -217,7 +216,7 @@ def _tell(fd: int, text: str) -> None:
 
 
 def test_a_released_lease_is_free_also_for_a_process_that_inherited_it(pool: tuple[Gpu, ...]) -> None:
-    """A daemon that a test leaves behind must not keep the GPU for the rest of the day."""
+    """A daemon that a test leaves behind must not keep the GPU."""
     lease = lease_gpus(1, pool[:1], limit_s=_LIMIT_S)
     copy = os.dup(lease.fds[0])
     lease.release()
@@ -225,21 +224,21 @@ def test_a_released_lease_is_free_also_for_a_process_that_inherited_it(pool: tup
     os.close(copy)
 
 
-def test_more_than_there_are_is_an_error_at_once(pool: tuple[Gpu, ...]) -> None:
-    """Waiting for a ninth GPU of eight ends at the test's timeout."""
+def test_a_request_for_more_gpus_than_the_pool_has_is_an_error_at_once(pool: tuple[Gpu, ...]) -> None:
+    """A wait for a ninth GPU of eight would end at the test's timeout."""
     with pytest.raises(GpuError, match=r"9 GPU\(s\) were asked for, and this process may use 8"):
         lease_gpus(9, pool, limit_s=_LIMIT_S)
 
 
-def test_a_control_node_that_is_not_there_is_an_error_that_says_so(pool: tuple[Gpu, ...], nodes: Path) -> None:
-    """A container with half of the device nodes."""
+def test_a_missing_control_node_is_named(pool: tuple[Gpu, ...], nodes: Path) -> None:
+    """Some containers have only half of the device nodes."""
     (nodes / "nvidiactl").unlink()
     with pytest.raises(GpuError, match="nvidiactl: No such file or directory") as error:
         lease_gpus(1, pool, limit_s=_LIMIT_S)
     assert "the driver's control node included" in str(error.value)
 
 
-def test_a_broken_node_is_passed_over_as_long_as_the_others_suffice(pool: tuple[Gpu, ...], nodes: Path) -> None:
+def test_a_broken_node_is_skipped_if_the_other_nodes_suffice(pool: tuple[Gpu, ...], nodes: Path) -> None:
     """One GPU off the bus would stop all tests of a machine with eight."""
     break_node(nodes / "nvidia0")
     with lease_gpus(_GPUS - 1, pool, limit_s=_LIMIT_S) as lease:
@@ -254,8 +253,8 @@ def test_a_broken_node_is_passed_over_as_long_as_the_others_suffice(pool: tuple[
     assert "See the kernel's log" in str(error.value)
 
 
-def test_gpus_that_all_went_away_are_an_error_that_says_so(pool: tuple[Gpu, ...], nodes: Path) -> None:
-    """Nobody waits for a node that is not there."""
+def test_missing_nodes_are_named_at_once(pool: tuple[Gpu, ...], nodes: Path) -> None:
+    """A wait for a missing node would never end."""
     (nodes / "nvidia0").unlink()
     with pytest.raises(GpuError, match=r"nvidia0. cannot be used: No such file or directory") as error:
         lease_gpus(1, pool[:1], limit_s=_LIMIT_S)
@@ -263,7 +262,7 @@ def test_gpus_that_all_went_away_are_an_error_that_says_so(pool: tuple[Gpu, ...]
 
 
 def test_waits_that_were_given_up_leave_nothing_behind(pool: tuple[Gpu, ...], holder: subprocess.Popen[str]) -> None:
-    """A child that is forked later would take the GPU in the place of the case that gave up, and keep it to its end."""
+    """A waiting thread would take the GPU after the case gave up, and a child forked later would keep it."""
     before = (threading.active_count(), len(os.listdir("/proc/self/fd")))
     for _ in range(3):
         with pytest.raises(LeaseTimeoutError):
@@ -275,10 +274,10 @@ def test_waits_that_were_given_up_leave_nothing_behind(pool: tuple[Gpu, ...], ho
         lease_gpus(2, pool[:2], limit_s=_LIMIT_S).release()
 
 
-def test_a_child_that_was_forked_during_a_wait_keeps_nothing(
+def test_a_child_that_was_forked_during_a_wait_keeps_no_lock(
     pool: tuple[Gpu, ...], holder: subprocess.Popen[str]
 ) -> None:
-    """It has the queue and what had been taken so far, and would keep both from everybody."""
+    """It inherits the place in the queue and the GPUs taken so far, and would keep both."""
     with contextlib.ExitStack() as children:
         with pytest.raises(LeaseTimeoutError):
             lease_gpus(3, pool[:3], limit_s=0.1, on_wait=lambda _: children.enter_context(forked()))
@@ -288,8 +287,10 @@ def test_a_child_that_was_forked_during_a_wait_keeps_nothing(
         lease_gpus(3, pool[:3], limit_s=_LIMIT_S).release()
 
 
-def test_who_may_use_other_gpus_is_not_waited_for(pool: tuple[Gpu, ...], holder: subprocess.Popen[str]) -> None:
-    """Two users with a GPU each by CUDA_VISIBLE_DEVICES: one's long test would stop the other's."""
+def test_processes_that_may_use_other_gpus_are_not_waited_for(
+    pool: tuple[Gpu, ...], holder: subprocess.Popen[str]
+) -> None:
+    """Two users have a GPU each by CUDA_VISIBLE_DEVICES; the long test of one must not stop the other."""
     waiting_read, waiting_write = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -299,11 +300,11 @@ def test_who_may_use_other_gpus_is_not_waited_for(pool: tuple[Gpu, ...], holder:
     assert os.read(waiting_read, 1) == b"w"
     with lease_gpus(5, pool[3:], limit_s=0) as lease:
         assert lease.gpus == pool[3:]
-    # Behind it for one of two, and first for the other.
+    # This request is behind the other process for one of two GPUs, and first for the second.
     with lease_gpus(1, pool[2:4], limit_s=0) as lease:
         assert lease.gpus == pool[3:4]
-    # Of what the one that waits may use, nothing is given to others.
-    with pytest.raises(LeaseTimeoutError, match="others were first"):
+    # A GPU that the waiting process may use is not given to later requests.
+    with pytest.raises(LeaseTimeoutError, match="other processes were first"):
         lease_gpus(1, pool[2:3], limit_s=0)
     holder.kill()
     assert os.waitpid(pid, 0)[1] == 0
@@ -312,11 +313,11 @@ def test_who_may_use_other_gpus_is_not_waited_for(pool: tuple[Gpu, ...], holder:
 
 
 def test_a_holder_in_another_pid_namespace_is_seen_to_be_there(pool: tuple[Gpu, ...]) -> None:
-    """Every sandboxed test of Bazel has a namespace of its own; "nobody has leased it" would be a lie."""
+    """Every sandboxed test of Bazel has its own namespace; "not leased" would be wrong."""
     isolated = ["unshare", "--pid", "--fork", "--user", "--map-root-user", "--mount-proc"]
     if shutil.which("unshare") is None or subprocess.run([*isolated, "true"], check=False, timeout=60).returncode:
         pytest.skip("only where a user may make PID namespaces (unshare, kernel.unprivileged_userns_clone)")
-    # The holder lives outside, and who looks inside, as a test in a sandbox does.
+    # The holder runs outside; the listing runs inside, as a test in a sandbox does.
     script = (
         "from dist_testing.gpus.listing import listing\n"
         "from dist_testing.gpus.devices import gpus_present\n"
@@ -336,25 +337,25 @@ def test_a_holder_in_another_pid_namespace_is_seen_to_be_there(pool: tuple[Gpu, 
         )
     first, rest = inside.stdout.split("GPU 1:", 1)
     assert "leased by a process that cannot be seen from here (another PID namespace" in first, inside
-    assert "free: nobody has leased it" in rest
+    assert "free: not leased" in rest
     assert "GPU 0: a process that cannot be seen from here" in inside.stderr
 
 
 def test_a_foreign_lock_counts_as_a_lease(pool: tuple[Gpu, ...]) -> None:
-    """Other tools lock the nodes in the same way, `flock /dev/nvidia0 command` among them."""
+    """Other tools lock the nodes in the same way, such as `flock /dev/nvidia0 command`."""
     with pool[0].node.open("rb") as node:
         fcntl.flock(node, fcntl.LOCK_EX)
         with lease_gpus(1, pool, limit_s=_LIMIT_S) as lease:
             assert lease.gpus == (pool[1],)
 
 
-def test_to_look_at_a_lease_is_not_to_have_one(pool: tuple[Gpu, ...]) -> None:
-    """All who wait look; each would name another of them, and run out of descriptors in a long wait."""
+def test_a_look_at_a_lease_takes_none(pool: tuple[Gpu, ...]) -> None:
+    """All waiting processes look; each would name another as the holder, and leak descriptors in a long wait."""
     node = pool[0].node
     before = len(os.listdir("/proc/self/fd"))
-    with node.open("rb") as another_who_looks:
-        fcntl.flock(another_who_looks, fcntl.LOCK_SH)
+    with node.open("rb") as another_look:
+        fcntl.flock(another_look, fcntl.LOCK_SH)
         assert not is_locked(node)
-        fcntl.flock(another_who_looks, fcntl.LOCK_EX)
+        fcntl.flock(another_look, fcntl.LOCK_EX)
         assert is_locked(node)
     assert len(os.listdir("/proc/self/fd")) == before

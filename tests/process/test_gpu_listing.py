@@ -1,4 +1,4 @@
-"""`python -m dist_testing.gpus` where something is wrong with the machine: when people come to look."""
+"""`python -m dist_testing.gpus` on machines with a fault, when users need it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 from dist_testing.gpus import nvidia
 from dist_testing.gpus.devices import gpus_present, visible_gpus
-from dist_testing.gpus.simulated import NODES_VARIABLE, NVML_VARIABLE
+from dist_testing.gpus.gpu import NODES_VARIABLE, NVML_VARIABLE
 from tests.support.fake_nvml import STATE_VARIABLE, build_fake_nvml
 from tests.support.gpu_nodes import break_node, make_render_node
 
@@ -22,7 +22,7 @@ _LIMIT_S = 60.0
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The management library's file."""
+    """The file of the fake management library."""
     return build_fake_nvml(tmp_path_factory.mktemp("nvml"))
 
 
@@ -37,7 +37,7 @@ def nodes(tmp_path: Path) -> Path:
 
 
 def machine(nodes: Path, library: Path, *ends: str) -> dict[str, str]:
-    """Variables of a machine whose library says that its GPUs have ended so."""
+    """Variables of a machine whose library reports these ends of its GPUs."""
     state = nodes.parent / "state"
     lines = [f"gpu {i} GPU-{i} 00000000:{i}b:00.0 107374182400 0 {end}" for i, end in enumerate(ends)]
     state.write_text("\n".join(lines), encoding="ascii")
@@ -45,7 +45,7 @@ def machine(nodes: Path, library: Path, *ends: str) -> dict[str, str]:
 
 
 def listed(env: Mapping[str, str]) -> str:
-    """What the program prints, as people start it."""
+    """Output of the program, started as users start it."""
     ended = subprocess.run(
         [sys.executable, "-m", "dist_testing.gpus"],
         check=False,
@@ -59,7 +59,7 @@ def listed(env: Mapping[str, str]) -> str:
 
 
 def test_a_lost_gpu_does_not_hide_the_others(nodes: Path, library: Path) -> None:
-    """Of eight GPUs one is lost, and the program that should show it shows nothing."""
+    """With one of eight GPUs lost, the listing must show all eight."""
     first, second = listed(machine(nodes, library, "lost", "")).split("GPU 0: ")[1].split("GPU 1: ")
     assert "the driver says that the GPU is lost" in first
     assert "See the kernel's log" in first
@@ -67,35 +67,37 @@ def test_a_lost_gpu_does_not_hide_the_others(nodes: Path, library: Path) -> None
 
 
 def test_a_gpu_that_was_lost_before_is_counted(nodes: Path, library: Path) -> None:
-    """The library does not say which one."""
+    """The library does not report which one."""
     text = listed(machine(nodes, library, "gone", ""))
-    assert "the driver has lost 1 GPU(s), and does not say which" in text
+    assert "the driver has lost 1 GPU(s); it does not report which" in text
     assert text.startswith("2 GPU(s)")
 
 
-def test_a_node_that_may_be_a_lost_gpus_stays(nodes: Path, library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its lease says what has happened to it; one GPU fewer would say nothing."""
+def test_a_node_that_may_belong_to_a_lost_gpu_is_listed(
+    nodes: Path, library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lease on it reports the fault; a missing node would hide it."""
     env = machine(nodes, library, "gone", "")
     monkeypatch.setenv(STATE_VARIABLE, env.pop(STATE_VARIABLE))
     monkeypatch.setattr(nvidia, "node_directory", lambda env: nodes)
-    monkeypatch.setattr(nvidia, "_told_by_driver", dict)
+    monkeypatch.setattr(nvidia, "_facts_of_driver", dict)
     copy = str(shutil.copy(library, nodes.parent))
-    # As on a machine whose GPUs are real; what the library said is kept, so it is another library.
+    # As on a machine with real GPUs. The answers of a library are cached, so this is another file.
     assert [gpu.minor for gpu in gpus_present({NVML_VARIABLE: copy})] == [1, 0]
 
 
-def test_why_there_is_no_library_is_told_in_its_words(nodes: Path, library: Path) -> None:
-    """A driver of another version than the library is repaired in another way than a missing library."""
+def test_the_reason_for_a_missing_library_is_shown(nodes: Path, library: Path) -> None:
+    """A library that does not fit the driver and a missing library need different repairs."""
     env = {NODES_VARIABLE: str(nodes), NVML_VARIABLE: str(library)}
     assert f"no management library ({library}: nvmlInit_v2: Unknown Error (error 999))" in listed(env)
     assert "/no/such/library: cannot open shared object file" in listed({**env, NVML_VARIABLE: "/no/such/library"})
-    assert "a real one knows nothing of them" in listed({NODES_VARIABLE: str(nodes)})
+    assert "a real one does not know simulated GPUs" in listed({NODES_VARIABLE: str(nodes)})
 
 
 def test_a_gpu_in_mig_mode_is_refused_with_its_reason(
     nodes: Path, library: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """CUDA shows an instance of it, or nothing, to a test that was promised a GPU."""
+    """A test that was promised a GPU would see one instance of it, or nothing."""
     env = machine(nodes, library, "mig", "")
     monkeypatch.setenv(STATE_VARIABLE, env[STATE_VARIABLE])
     assert [gpu.is_mig for gpu in gpus_present(env)] == [True, False]
@@ -103,23 +105,23 @@ def test_a_gpu_in_mig_mode_is_refused_with_its_reason(
     assert f"GPU 0 ({nodes}/nvidia0) in MIG mode, and MIG instances are not handed out" in listed(env)
 
 
-def test_a_variable_that_is_wrong_is_to_be_corrected(nodes: Path) -> None:
-    """Another machine would not help."""
+def test_the_way_out_of_a_wrong_variable_is_to_correct_it(nodes: Path) -> None:
+    """A way out that names another machine would not help."""
     text = listed({NODES_VARIABLE: str(nodes), "CUDA_VISIBLE_DEVICES": "0,0"})
     assert "Correct CUDA_VISIBLE_DEVICES, or unset it" in text
 
 
 def test_a_node_that_cannot_be_opened_is_not_called_free(nodes: Path) -> None:
-    """People would wait for a test that never starts on it."""
+    """Users would wait for a test that can never start on it."""
     break_node(nodes / "nvidia1")
     first, second = listed({NODES_VARIABLE: str(nodes)}).split("GPU 1: ")
-    assert "free: nobody has leased it" in first
+    assert "free: not leased" in first
     assert second.splitlines()[1] == "  cannot be used: No such device or address"
 
 
-def test_amds_gpus_are_listed_and_what_was_not_tried_is_said(nodes: Path) -> None:
-    """Nobody can trust what does not say how far it was tried."""
+def test_amds_gpus_are_listed_with_a_warning(nodes: Path) -> None:
+    """Users must know that AMD's GPUs were never tried on hardware."""
     make_render_node(nodes, 128)
     text = listed({NODES_VARIABLE: str(nodes)})
-    assert f"AMD GPU 0: {nodes}/dri/renderD128, free: nobody has leased it" in text
-    assert "nobody has tried this on hardware" in text
+    assert f"AMD GPU 0: {nodes}/dri/renderD128, free: not leased" in text
+    assert "this has not been tried on hardware" in text

@@ -1,4 +1,4 @@
-"""Memory of GPUs before and after a world, as a management library tells of it that was compiled for the test."""
+"""Memory of GPUs before and after a world, as a fake management library in C reports it."""
 
 from __future__ import annotations
 
@@ -16,12 +16,11 @@ import pytest
 from dist_testing.errors import GpuError
 from dist_testing.gpus import memory, nvidia
 from dist_testing.gpus.devices import gpus_present
-from dist_testing.gpus.gpu import Gpu
+from dist_testing.gpus.gpu import NODES_VARIABLE, NVML_VARIABLE, Gpu
 from dist_testing.gpus.lease import lease_gpus
 from dist_testing.gpus.listing import listing
 from dist_testing.gpus.memory import MemoryUse, memory_left, wait_for_memory
 from dist_testing.gpus.nvml import Nvml, NvmlProcess, open_nvml
-from dist_testing.gpus.simulated import NODES_VARIABLE, NVML_VARIABLE
 from tests.support.fake_nvml import STATE_VARIABLE, FakeMachine, build_fake_nvml
 
 _GIB = 1 << 30
@@ -30,13 +29,13 @@ _GPUS = (Gpu(0, Path("/dev/nvidia4"), "GPU-four"), Gpu(1, Path("/dev/nvidia5"), 
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The library's file."""
+    """The file of the library."""
     return build_fake_nvml(tmp_path_factory.mktemp("nvml"))
 
 
 @pytest.fixture
 def machine(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeMachine:
-    """The library is the one that this process finds, and waits are short."""
+    """Answers of the library, which this process finds; waits are short."""
     monkeypatch.setenv(NVML_VARIABLE, str(library))
     monkeypatch.setenv(STATE_VARIABLE, str(tmp_path / "state"))
     monkeypatch.setattr(memory, "_STEADY_S", 0.3)
@@ -52,8 +51,8 @@ def nvml(machine: FakeMachine) -> Iterator[Nvml]:
         yield opened
 
 
-def test_a_library_that_is_not_there_is_nobody_to_ask(tmp_path: Path) -> None:
-    """Most machines have none, and run everything else."""
+def test_a_missing_library_is_no_error(tmp_path: Path) -> None:
+    """Most machines have none, and run all other tests."""
     not_a_library = tmp_path / "text"
     not_a_library.write_text("text")
     for path in ("/no/such/library.so", str(not_a_library), "libc.so.6"):
@@ -61,15 +60,15 @@ def test_a_library_that_is_not_there_is_nobody_to_ask(tmp_path: Path) -> None:
             assert opened is None
 
 
-def test_a_driver_that_does_not_start_is_nobody_to_ask(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A container with the library and without the device."""
+def test_a_driver_that_does_not_start_is_no_error(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some containers have the library without the device."""
     monkeypatch.delenv(STATE_VARIABLE, raising=False)
     with open_nvml({NVML_VARIABLE: str(library)}) as opened:
         assert opened is None
 
 
-def test_what_the_library_tells_is_read_as_it_lays_it_out(nvml: Nvml, machine: FakeMachine) -> None:
-    """A field that is read four bytes too early is a number, too."""
+def test_structures_of_the_library_are_read_in_their_layout(nvml: Nvml, machine: FakeMachine) -> None:
+    """A field that is read four bytes too early gives a wrong number, not an error."""
     machine.set(7.0, 1.0, processes=((5, 41, 0.5), (4, 42, 3.0), (4, 43, 2.0)))
     four, five = nvml.gpus()
     assert (four.minor, four.uuid, four.model, four.address) == (4, "GPU-four", "Fake GPU", "0000:3b:00.0")
@@ -82,7 +81,7 @@ def test_what_the_library_tells_is_read_as_it_lays_it_out(nvml: Nvml, machine: F
     assert nvml.connection(four, five) == "PIX"
 
 
-def test_what_an_old_library_lacks_is_not_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_functions_that_an_old_library_lacks_return_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A driver of 2021 must not end the run with an AttributeError."""
     library = build_fake_nvml(
         tmp_path, lacking=("nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetComputeRunningProcesses_v3")
@@ -96,10 +95,10 @@ def test_what_an_old_library_lacks_is_not_told(tmp_path: Path, monkeypatch: pyte
         assert wait_for_memory(opened, _GPUS, limit_s=60, on_wait=lambda _: None) == {}
 
 
-def test_the_listing_shows_what_is_known_of_a_machine(
+def test_the_listing_shows_leases_and_memory(
     machine: FakeMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """People come here when a test waits: who has what, and why is it not mine?"""
+    """Users look here when a test waits for a GPU."""
     nodes = tmp_path / "dev"
     nodes.mkdir()
     for name in ("nvidia4", "nvidia5", "nvidiactl"):
@@ -112,18 +111,18 @@ def test_the_listing_shows_what_is_known_of_a_machine(
     assert "'7' is no device here" in text
     assert "this process may use 2: 1, 0" in text
     first, second = text.split("GPU 0: ")[1].split("GPU 1: ")
-    assert "free: nobody has leased it" in first
+    assert "free: not leased" in first
     assert "memory: 7.0 of 100.0 GiB in use" in first
     assert "process 42: 7.0 GiB" in first
     assert f"leased by process {os.getpid()}" in second
     assert "  0 - 1: PIX" in second
     assert "test --local_resources=gpu=2" in second
     text = "\n".join(listing({**env, NVML_VARIABLE: "/no/such/library"}))
-    assert "nothing is known of memory" in text
+    assert "memory and connections are unknown" in text
 
 
 def test_a_real_library_is_not_asked_about_simulated_gpus(machine: FakeMachine, tmp_path: Path) -> None:
-    """On a machine with both, the memory of real GPUs would decide about simulated ones."""
+    """On a machine with both, worlds on simulated GPUs would wait for the memory of real ones."""
     with open_nvml({NODES_VARIABLE: str(tmp_path)}) as opened:
         assert opened is None
 
@@ -131,21 +130,21 @@ def test_a_real_library_is_not_asked_about_simulated_gpus(machine: FakeMachine, 
 def test_names_come_from_the_library_where_the_driver_hides_its_files(
     machine: FakeMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In such a container CUDA_VISIBLE_DEVICES with a UUID would hide every GPU from us."""
+    """In such a container no GPU would match a UUID in CUDA_VISIBLE_DEVICES."""
     nodes = tmp_path / "dev"
     nodes.mkdir()
     for name in ("nvidia4", "nvidia5"):
         (nodes / name).touch()
     monkeypatch.setattr(nvidia, "node_directory", lambda env: nodes)
-    monkeypatch.setattr(nvidia, "_told_by_driver", dict)
-    # It is asked once in a process.
-    nvidia._told_by_library.cache_clear()
-    # In the order of their addresses, which is CUDA's.
+    monkeypatch.setattr(nvidia, "_facts_of_driver", dict)
+    # The answers are cached for the process.
+    nvidia._facts_of_library.cache_clear()
+    # In the order of their addresses, as CUDA counts.
     assert [(gpu.index, gpu.minor, gpu.uuid) for gpu in gpus_present()] == [(0, 5, "GPU-five"), (1, 4, "GPU-four")]
 
 
 def test_free_memory_is_not_waited_for(nvml: Nvml, machine: FakeMachine) -> None:
-    """Every case would pay for it."""
+    """Every case would take longer."""
     machine.set(2.0, processes=((4, os.getpid(), 2.0),))
     lines: list[str] = []
     use = wait_for_memory(nvml, _GPUS, limit_s=60, on_wait=lines.append)
@@ -154,7 +153,7 @@ def test_free_memory_is_not_waited_for(nvml: Nvml, machine: FakeMachine) -> None
 
 
 def test_memory_that_comes_free_is_waited_for(nvml: Nvml, machine: FakeMachine) -> None:
-    """The driver needs a moment for what the last test had; a test that starts in it runs out of memory."""
+    """The driver needs a moment to free the memory of the last test; the next test would run out of memory."""
     machine.set(80.0)
     lines: list[str] = []
 
@@ -164,12 +163,12 @@ def test_memory_that_comes_free_is_waited_for(nvml: Nvml, machine: FakeMachine) 
 
     assert wait_for_memory(nvml, _GPUS, limit_s=60, on_wait=on_wait)[_GPUS[0]].used == _GIB
     assert lines == [
-        "waiting for memory; GPU 0 has 20% of its memory free (by whom the driver does not tell)",
+        "waiting for memory; GPU 0 has 20% of its memory free (the driver does not report the process)",
     ]
 
 
-def test_a_gpu_that_others_have_filled_is_refused_with_their_names(nvml: Nvml, machine: FakeMachine) -> None:
-    """A test that runs out of memory there blames itself."""
+def test_a_gpu_that_other_programs_fill_is_refused_with_their_names(nvml: Nvml, machine: FakeMachine) -> None:
+    """A test would run out of memory there, and its report would blame the test."""
     machine.set(0.0, 60.0, processes=((5, os.getpid(), 60.0),))
     with pytest.raises(GpuError) as error:
         wait_for_memory(nvml, _GPUS, limit_s=60, on_wait=lambda _: None)
@@ -178,7 +177,7 @@ def test_a_gpu_that_others_have_filled_is_refused_with_their_names(nvml: Nvml, m
     assert "60.0 GiB" in first
 
 
-def test_a_gpu_that_others_use_a_little_is_used_after_all(nvml: Nvml, machine: FakeMachine) -> None:
+def test_a_gpu_that_other_programs_use_a_little_is_used(nvml: Nvml, machine: FakeMachine) -> None:
     """A desktop on the same GPU must not stop every test."""
     machine.set(20.0)
     assert wait_for_memory(nvml, _GPUS, limit_s=60, on_wait=lambda _: None)[_GPUS[0]].used == 20 * _GIB
@@ -212,11 +211,11 @@ def test_use_that_is_known_to_stay_is_not_waited_for_again(nvml: Nvml, machine: 
     machine.set(20.01)
     wait()
     assert len(lines) == 1
-    # Something else has come, and may be on its way out.
+    # Another program has come, and may end soon.
     machine.set(30.0)
     wait()
     assert (len(lines), settled) == (2, {_GPUS[0]: 30 * _GIB})
-    # Whoever it was has left.
+    # The programs have ended.
     machine.set(0.0)
     wait()
     assert (len(lines), settled) == (2, {})
@@ -225,7 +224,7 @@ def test_use_that_is_known_to_stay_is_not_waited_for_again(nvml: Nvml, machine: 
 def test_use_that_goes_up_and_down_is_not_waited_for(
     nvml: Nvml, machine: FakeMachine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Somebody's training moves its memory all the time; every case would wait for half a minute."""
+    """The memory of a training program changes all the time; every case would wait for half a minute."""
     sizes = itertools.cycle([20.0, 30.0])
     count = 0
 
@@ -239,7 +238,7 @@ def test_use_that_goes_up_and_down_is_not_waited_for(
     monkeypatch.setattr(memory, "time", SimpleNamespace(monotonic=lambda: clock.now_s, sleep=sleep))
     machine.set(30.0)
     wait_for_memory(nvml, _GPUS, limit_s=60, on_wait=lambda _: None)
-    # Once it went down to 20; from then on never lower.
+    # It fell to 20 once, and never lower after that.
     assert clock.now_s == pytest.approx(memory._STEADY_S, abs=0.2)
 
 
@@ -262,7 +261,7 @@ def test_memory_that_keeps_going_down_is_waited_for_to_the_limit(
 def test_the_wait_for_memory_has_an_end(
     nvml: Nvml, machine: FakeMachine, monkeypatch: pytest.MonkeyPatch, limit_s: float, waited_s: float
 ) -> None:
-    """A neighbour that gives a little back now and then would keep the case from its own time."""
+    """A neighbour that frees a little memory now and then would use up the time of the case."""
     clock = SimpleNamespace(now_s=0.0)
 
     def sleep(seconds: float) -> None:
@@ -275,8 +274,8 @@ def test_the_wait_for_memory_has_an_end(
     assert clock.now_s == pytest.approx(waited_s, abs=0.2)
 
 
-def test_memory_that_does_not_come_back_is_told_with_who_has_it(nvml: Nvml, machine: FakeMachine) -> None:
-    """The next test would fail for it."""
+def test_memory_that_stays_in_use_is_reported_with_its_process(nvml: Nvml, machine: FakeMachine) -> None:
+    """The next test would fail instead."""
     before = {gpu: MemoryUse(_GIB, {}) for gpu in _GPUS}
     started_s = time.time() - 3600
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
@@ -286,31 +285,31 @@ def test_memory_that_does_not_come_back_is_told_with_who_has_it(nvml: Nvml, mach
     assert text.startswith(f"GPU 0: 3.0 GiB more than before (process {process.pid}: ")
 
 
-def test_memory_that_nobody_is_seen_to_have_is_told_as_well(nvml: Nvml, machine: FakeMachine) -> None:
-    """In a container the driver names no process."""
+def test_memory_of_an_unseen_process_is_reported_as_well(nvml: Nvml, machine: FakeMachine) -> None:
+    """In a container the driver reports no process."""
     machine.set(4.0)
     texts = memory_left(nvml, {_GPUS[0]: MemoryUse(0, {})}, started_s=time.time())
-    assert texts == ["GPU 0: 4.0 GiB more than before (by whom the driver does not tell)"]
+    assert texts == ["GPU 0: 4.0 GiB more than before (the driver does not report the process)"]
 
 
-def test_what_older_processes_take_meanwhile_is_theirs(nvml: Nvml, machine: FakeMachine) -> None:
-    """Somebody's training would fail our tests."""
+def test_memory_that_older_processes_take_is_not_counted(nvml: Nvml, machine: FakeMachine) -> None:
+    """A training program on the same GPU would make our tests fail."""
     own = os.getpid()
     before = {_GPUS[0]: MemoryUse(2 * _GIB, {own: 2 * _GIB})}
     machine.set(9.0, processes=((4, own, 9.0),))
     assert memory_left(nvml, before, started_s=time.time() + 3600) == []
-    # Beside it, what is ours still shows.
+    # Memory beyond theirs is still counted.
     machine.set(12.0, processes=((4, own, 9.0),))
     (text,) = memory_left(nvml, before, started_s=time.time() + 3600)
     assert text.startswith("GPU 0: 3.0 GiB more")
 
 
-# Above what the kernel gives out, so that nobody here has it: a process of another container.
+# A process of another container: the kernel gives no number so high to a process here.
 _UNSEEN = 1 << 22
 
 
-def test_what_a_process_of_another_container_takes_is_its_own(nvml: Nvml, machine: FakeMachine) -> None:
-    """It was there before; that this process cannot look at it makes it no rank of ours."""
+def test_memory_that_another_container_takes_is_not_counted(nvml: Nvml, machine: FakeMachine) -> None:
+    """Its process was there before the world, although this process cannot see it."""
     before = {_GPUS[0]: MemoryUse(2 * _GIB, {_UNSEEN: 2 * _GIB})}
     machine.set(9.0, processes=((4, _UNSEEN, 9.0),))
     assert memory_left(nvml, before, started_s=time.time()) == []
@@ -320,19 +319,19 @@ def test_what_a_process_of_another_container_takes_is_its_own(nvml: Nvml, machin
 
 
 def test_a_neighbour_that_ends_hides_no_leak(nvml: Nvml, machine: FakeMachine) -> None:
-    """Ten GiB went, three came, and the three are ours."""
+    """The neighbour freed ten GiB, and the world left three."""
     for pid in (os.getpid(), _UNSEEN):
         before = {_GPUS[0]: MemoryUse(10 * _GIB, {pid: 10 * _GIB})}
         machine.set(3.0)
         assert memory_left(nvml, before, started_s=time.time() + 3600) == [
-            "GPU 0: 3.0 GiB more than before (by whom the driver does not tell)"
+            "GPU 0: 3.0 GiB more than before (the driver does not report the process)"
         ]
         machine.set(0.0)
         assert memory_left(nvml, before, started_s=time.time() + 3600) == []
 
 
-def test_a_neighbour_of_unknown_size_blames_nobody(nvml: Nvml, machine: FakeMachine) -> None:
-    """Where the driver does not tell who has how much, a neighbour that grows would fail our case."""
+def test_a_neighbour_of_unknown_size_fails_no_case(nvml: Nvml, machine: FakeMachine) -> None:
+    """If the driver does not report sizes, a neighbour that grows must not fail our case."""
     machine.set(2.0, processes=((4, os.getpid(), None),))
     before = wait_for_memory(nvml, _GPUS, limit_s=60, on_wait=lambda _: None)
     machine.set(9.0, processes=((4, os.getpid(), None),))
@@ -347,10 +346,10 @@ def test_a_neighbour_of_unknown_size_blames_nobody(nvml: Nvml, machine: FakeMach
         ("hidden", "GPU 0 (/dev/nvidia4): the driver no longer shows the GPU."),
     ],
 )
-def test_a_gpu_that_goes_while_the_case_runs_is_the_machines_fault(
+def test_a_gpu_that_is_lost_during_a_case_is_the_machines_fault(
     nvml: Nvml, machine: FakeMachine, end: str, text: str
 ) -> None:
-    """Nothing left behind, said the check, of a GPU that was not there any more."""
+    """The check would find no memory left behind on a GPU that is gone."""
     before = wait_for_memory(nvml, _GPUS[:1], limit_s=60, on_wait=lambda _: None)
     machine.set(end=end)
     with pytest.raises(GpuError) as error:
@@ -358,27 +357,27 @@ def test_a_gpu_that_goes_while_the_case_runs_is_the_machines_fault(
     assert str(error.value).splitlines()[0] == text
 
 
-def test_a_driver_that_no_longer_tells_whose_memory_it_is_blames_nobody(
+def test_a_driver_that_no_longer_reports_processes_fails_no_case(
     nvml: Nvml, machine: FakeMachine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All that a neighbour has would count as ours."""
+    """All memory of a neighbour would count as ours."""
     before = {_GPUS[0]: MemoryUse(10 * _GIB, {_UNSEEN: 10 * _GIB})}
     machine.set(12.0)
     monkeypatch.setattr(nvml, "processes", lambda gpu: None)
     assert memory_left(nvml, before, started_s=0.0) == []
-    # Where nobody was seen before, it is a container with the GPU for itself.
+    # If no process was seen before either, it is a container that has the GPU for itself.
     (text,) = memory_left(nvml, {_GPUS[0]: MemoryUse(0, {})}, started_s=0.0)
     assert text.startswith("GPU 0: 12.0 GiB more")
 
 
-def test_a_driver_that_answers_nothing_says_nothing_of_memory(nvml: Nvml, machine: FakeMachine) -> None:
-    """It is no proof that a GPU is gone."""
+def test_a_driver_that_does_not_answer_fails_no_case(nvml: Nvml, machine: FakeMachine) -> None:
+    """A missing answer does not prove that a GPU is gone."""
     before = wait_for_memory(nvml, _GPUS[:1], limit_s=60, on_wait=lambda _: None)
     machine.set(lines=("mute",))
     assert memory_left(nvml, before, started_s=0.0) == []
 
 
-def test_memory_that_is_back_is_nothing_to_tell(nvml: Nvml, machine: FakeMachine) -> None:
+def test_memory_that_is_back_is_not_reported(nvml: Nvml, machine: FakeMachine) -> None:
     """Contexts of the driver itself vary by some MiB."""
     machine.set(1.01)
     assert memory_left(nvml, {_GPUS[0]: MemoryUse(_GIB, {})}, started_s=0.0) == []

@@ -1,4 +1,4 @@
-"""GPU cases through the front doors, on a machine whose GPUs are simulated: what users see of leases and of a lack."""
+"""GPU cases through the front ends, with simulated GPUs: the output of leases and of missing GPUs."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import pytest
 
 from dist_testing.errors import LeaseTimeoutError
 from dist_testing.gpus.devices import gpus_present
+from dist_testing.gpus.gpu import NODES_VARIABLE, NVML_VARIABLE
 from dist_testing.gpus.lease import lease_gpus
-from dist_testing.gpus.simulated import NODES_VARIABLE, NVML_VARIABLE
 from tests.support.bell import Bell
 from tests.support.children import Ended, run_cases, start_pytest, write_file
 from tests.support.fake_nvml import STATE_VARIABLE, build_fake_nvml
 from tests.support.starter import LIMIT_S, Starter
 
-# Its ranks are not asked to touch their device, as those of a marked test are.
+# The ranks of this class do not touch their device, unlike those of a marked test.
 _CASES = """
     import os
 
@@ -36,7 +36,7 @@ _CASES = """
             held = {{file: path for file, path in opened.items() if file.startswith(nodes)}}
             assert sorted(held) == [nodes + "/nvidia0", nodes + "/nvidia1"], opened
             assert os.environ["CUDA_VISIBLE_DEVICES"] == "GPU-simulated-0,GPU-simulated-1"
-            # Programs that a test runs, and leaves behind, must not keep the lease.
+            # Programs that a test starts, and leaves behind, must not keep the lease.
             assert not any(os.get_inheritable(int(os.path.basename(path))) for path in held.values())
 """
 
@@ -68,10 +68,10 @@ def test_ranks_hold_their_lease_however_they_are_made(
     lease_gpus(2, gpus_present({NODES_VARIABLE: str(nodes)}), limit_s=0).release()
 
 
-def test_a_gpu_that_goes_under_kept_ranks_is_reported_as_infrastructure(
+def test_a_gpu_that_is_lost_under_a_worker_pool_is_reported_as_infrastructure(
     starter: Starter, tmp_path: Path, nodes: Path
 ) -> None:
-    """Whoever tries again only what the machine has broken would not try this again."""
+    """CI systems that repeat only failures of the machine would not repeat this one."""
     library = build_fake_nvml(tmp_path)
     state = tmp_path / "state"
     gpus = [f"gpu {n} GPU-{n} 00000000:3{n}:00.0 100000000000 0" for n in range(2)]
@@ -95,13 +95,13 @@ def test_a_gpu_that_goes_under_kept_ranks_is_reported_as_infrastructure(
 
 
 def test_a_wait_is_one_line_of_the_log(starter: Starter, tmp_path: Path, nodes: Path) -> None:
-    """A log that ends in the middle of a line of dots, for minutes."""
+    """Without it, the log would end in the middle of a line of dots for minutes."""
     write_file(tmp_path, "test_cases.py", _CASES.format(isolation="fork"))
     options = ("-rA", "--dist-backend=cuda_gloo", "test_cases.py")
     with lease_gpus(1, gpus_present({NODES_VARIABLE: str(nodes)}), limit_s=0):
         child = start_pytest(starter, tmp_path, *options, env={NODES_VARIABLE: str(nodes)})
         deadline_s = time.monotonic() + LIMIT_S
-        # A file has nothing to wait on; the line is what the test is about.
+        # A log file gives no event to wait for.
         while "waiting for" not in child.log and time.monotonic() < deadline_s:
             time.sleep(0.05)
     assert child.wait() == 0, child.log
@@ -111,8 +111,8 @@ def test_a_wait_is_one_line_of_the_log(starter: Starter, tmp_path: Path, nodes: 
     )
 
 
-def test_gpus_that_others_keep_fail_the_case_and_are_named(starter: Starter, tmp_path: Path, nodes: Path) -> None:
-    """Nobody learns from "timed out" whom to ask."""
+def test_the_holders_of_gpus_that_stay_leased_are_named(starter: Starter, tmp_path: Path, nodes: Path) -> None:
+    """With only "timed out", users would not know which process to stop."""
     with lease_gpus(1, gpus_present({NODES_VARIABLE: str(nodes)}), limit_s=0):
         ended = run_on_gpus(starter, tmp_path, nodes, "--dist-timeout=0.5")
     assert ended.code == 1
@@ -121,10 +121,10 @@ def test_gpus_that_others_keep_fail_the_case_and_are_named(starter: Starter, tmp
 
 
 @pytest.mark.parametrize(("promise", "code", "outcome"), [("skip", 0, "SKIPPED"), ("fail", 1, "FAILED")])
-def test_more_gpus_than_there_are_is_told_at_once(
+def test_a_lack_of_gpus_is_reported_at_once(
     starter: Starter, tmp_path: Path, nodes: Path, promise: str, code: int, outcome: str
 ) -> None:
-    """Waiting for a second GPU of one ends at the timeout, and then blames somebody."""
+    """A wait for a second GPU of one would end at the timeout, and name a wrong cause."""
     (nodes / "nvidia1").unlink()
     ended = run_on_gpus(starter, tmp_path, nodes, f"--dist-on-missing={promise}")
     assert ended.code == code
@@ -133,8 +133,8 @@ def test_more_gpus_than_there_are_is_told_at_once(
     assert "Traceback" not in ended.log
 
 
-def test_a_folder_of_nodes_that_is_not_there_is_no_traceback(starter: Starter, tmp_path: Path) -> None:
-    """A slip of the pen in a variable."""
+def test_a_missing_folder_of_nodes_is_an_error_without_a_traceback(starter: Starter, tmp_path: Path) -> None:
+    """A variable may have a typing error."""
     ended = run_on_gpus(starter, tmp_path, tmp_path / "missing", "--dist-on-missing=fail")
     assert ended.code == 1
     assert "cannot be counted" in ended.log
@@ -153,7 +153,7 @@ def test_a_folder_of_nodes_that_is_not_there_is_no_traceback(starter: Starter, t
 def test_ranks_that_cannot_share_are_refused(
     starter: Starter, tmp_path: Path, options: tuple[str, ...], text: str
 ) -> None:
-    """NCCL says "Duplicate GPU detected" after a minute."""
+    """NCCL itself reports "Duplicate GPU detected" after a minute."""
     ended = run_cases(starter, tmp_path, "def test_x(): pass", *options)
     assert ended.code == 4
     assert text in ended.log
@@ -184,9 +184,9 @@ def test_the_lease_of_a_killed_runner_lasts_as_long_as_its_ranks(starter: Starte
     with Bell(tmp_path) as bell:
         env = {**bell.env, NODES_VARIABLE: str(nodes)}
         child = start_pytest(starter, tmp_path, "--dist-backend=cuda_gloo", "test_cases.py", env=env)
-        template = int(bell.wait(2, child)[0])
-    # It cleans up at once otherwise.
-    os.kill(template, signal.SIGSTOP)
+        fork_server = int(bell.wait(2, child)[0])
+    # A running fork server would clean up at once.
+    os.kill(fork_server, signal.SIGSTOP)
     try:
         child.send_signal(signal.SIGKILL)
         child.wait()
@@ -194,6 +194,6 @@ def test_the_lease_of_a_killed_runner_lasts_as_long_as_its_ranks(starter: Starte
             with pytest.raises(LeaseTimeoutError, match="a process that it started still has the lease"):
                 lease_gpus(1, (gpu,), limit_s=0)
     finally:
-        os.kill(template, signal.SIGCONT)
+        os.kill(fork_server, signal.SIGCONT)
     starter.wait_nothing_left(LIMIT_S)
     lease_gpus(2, pool, limit_s=0).release()

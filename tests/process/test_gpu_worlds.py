@@ -1,4 +1,4 @@
-"""Worlds that have GPUs, which are simulated: their ranks compute on the CPU, and everything else is as always."""
+"""Worlds with simulated GPUs: their ranks compute on the CPU, and everything else is real."""
 
 from __future__ import annotations
 
@@ -23,16 +23,15 @@ from dist_testing.errors import GpuError, LaunchError, LeaseTimeoutError, UsageE
 from dist_testing.frontends.pytest.reports import failed_teardown, properties
 from dist_testing.gpus import memory
 from dist_testing.gpus.devices import gpus_present
-from dist_testing.gpus.gpu import Gpu
+from dist_testing.gpus.gpu import NODES_VARIABLE, NVML_VARIABLE, Gpu
 from dist_testing.gpus.lease import lease_gpus
-from dist_testing.gpus.simulated import NODES_VARIABLE, NVML_VARIABLE
 from dist_testing.gpus.world import WorldGpus
 from dist_testing.outcomes import Cause, Status
 from dist_testing.world import World
 from tests.support.fake_nvml import STATE_VARIABLE, build_fake_nvml
 from tests.support.worlds import engine_for, run
 
-# Against a test that hangs; nothing is asserted of the time. Seconds.
+# A limit for tests that hang; no test asserts times. Seconds.
 _LIMIT_S = 60.0
 _HOLD = (
     "from dist_testing.gpus.devices import gpus_present\n"
@@ -50,7 +49,7 @@ def backend(torch_backend: str = "gloo") -> Backend:
 
 @pytest.fixture(autouse=True)
 def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Gpu, ...]:
-    """Four simulated GPUs, and no library that knows more."""
+    """Four simulated GPUs, without a management library."""
     nodes = tmp_path / "nodes"
     nodes.mkdir()
     for name in ("nvidiactl", *(f"nvidia{minor}" for minor in range(4))):
@@ -62,7 +61,7 @@ def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Gpu, ...]:
 
 
 def is_free(gpus: tuple[Gpu, ...]) -> bool:
-    """Whether nobody has any of them."""
+    """Whether none of them is leased."""
     try:
         lease_gpus(len(gpus), gpus, limit_s=0).release()
     except LeaseTimeoutError:
@@ -71,7 +70,7 @@ def is_free(gpus: tuple[Gpu, ...]) -> bool:
 
 
 def report_devices(world: World, body: dict[str, Any]) -> None:
-    """Note what the rank sees, and which nodes it keeps open."""
+    """Write down the GPUs that the rank sees, and the nodes that it keeps open."""
     nodes = os.environ[NODES_VARIABLE]
     links = [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if _is_open(fd)]
     held = sorted(Path(link).name for link in links if link.startswith(nodes))
@@ -96,7 +95,7 @@ def do_nothing(world: World, body: dict[str, Any]) -> None:
 
 
 def change_gpu(world: World, body: dict[str, Any]) -> None:
-    """Have the library tell something else of the GPU."""
+    """Change the answers of the management library."""
     if world.rank == 0:
         Path(os.environ[STATE_VARIABLE]).write_text(body["state"])
     if body.get("fails"):
@@ -104,7 +103,7 @@ def change_gpu(world: World, body: dict[str, Any]) -> None:
 
 
 def fail_on_device(world: World, body: dict[str, Any]) -> None:
-    """Queue something that fails after the test has ended."""
+    """Queue work that fails after the test has ended."""
 
     def synchronize(device: object = None) -> None:
         raise torch.AcceleratorError(body["error"])
@@ -113,13 +112,13 @@ def fail_on_device(world: World, body: dict[str, Any]) -> None:
     torch.cuda.current_device = lambda: 0
     torch.cuda.device_count = lambda: 1
     torch.cuda.synchronize = synchronize
-    # Refuses every index where a torch with CUDA sees no GPU.
+    # The real function refuses every index if torch has CUDA and sees no GPU.
     torch._C._cuda_hasPrimaryContext = lambda device: True  # type: ignore[attr-defined]  # torch's, with CUDA only
 
 
 def record(world: World, body: dict[str, Any]) -> None:
-    """Leave a flight record as torch's watchdog does, and fail."""
-    # Private: what writes the file otherwise runs only with NCCL. The format is the same.
+    """Write a flight record as torch's watchdog does, and fail."""
+    # Private: the public way to write this file runs only with NCCL. The format is the same.
     from torch._C._distributed_c10d import _dump_fr_trace  # type: ignore[attr-defined]
 
     dist.init_process_group("gloo", store=world.store, rank=world.rank, world_size=world.size)
@@ -132,7 +131,7 @@ def record(world: World, body: dict[str, Any]) -> None:
 
 
 def report_nccl(world: World, body: dict[str, Any]) -> None:
-    """Note the environment as far as it is about NCCL."""
+    """Write down the variables for NCCL."""
     lines = sorted(
         f"{name}={value}" for name, value in os.environ.items() if "NCCL" in name or name.startswith("TORCH_FR")
     )
@@ -153,7 +152,7 @@ def engine(**more: Any) -> Any:
 def test_every_rank_sees_the_gpus_of_its_world_and_holds_their_lease(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pool: tuple[Gpu, ...]
 ) -> None:
-    """Ranks on each other's devices, or on those of another test; a lease that a killed runner takes with it."""
+    """Ranks must not use devices of other tests, and must keep the lease if the runner is killed."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1,2")
     with engine() as worlds:
         result = run(worlds, "report_devices", world_size=2, arguments={"notes": str(tmp_path)})
@@ -166,7 +165,7 @@ def test_every_rank_sees_the_gpus_of_its_world_and_holds_their_lease(
 
 
 def test_ranks_that_share_have_one_gpu_together(tmp_path: Path) -> None:
-    """With one GPU in the machine, gloo on CUDA tensors could not be tested at all."""
+    """Otherwise a machine with one GPU could not test gloo on CUDA tensors."""
     with engine(ranks_per_gpu=4) as worlds:
         result = run(worlds, "report_devices", world_size=4, arguments={"notes": str(tmp_path)})
     assert result.gpus == "0"
@@ -174,7 +173,7 @@ def test_ranks_that_share_have_one_gpu_together(tmp_path: Path) -> None:
 
 
 def test_the_gpus_are_free_after_a_failure(pool: tuple[Gpu, ...]) -> None:
-    """One crash would cost the machine its GPUs."""
+    """One crash would block the GPUs of the machine."""
     with engine() as worlds:
         result = run(worlds, "die", world_size=4)
         assert result.verdict.cause is Cause.CRASH
@@ -185,7 +184,7 @@ def test_the_gpus_are_free_after_a_failure(pool: tuple[Gpu, ...]) -> None:
 def test_the_gpus_are_free_if_the_world_cannot_be_started(
     pool: tuple[Gpu, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The next case finds them leased by its own runner, and waits for itself."""
+    """The next case would find them leased by its own runner, and wait for itself."""
     with engine() as worlds:
         run(worlds, "do_nothing", world_size=2)
         (launcher,), _ = worlds.prepare()
@@ -199,8 +198,8 @@ def test_the_gpus_are_free_if_the_world_cannot_be_started(
         assert is_free(pool)
 
 
-def test_kept_ranks_keep_their_gpus(pool: tuple[Gpu, ...]) -> None:
-    """Their contexts and communicators live on those devices; another test must not get them in between."""
+def test_a_worker_pool_keeps_its_gpus(pool: tuple[Gpu, ...]) -> None:
+    """Its contexts and communicators stay on these devices; another test must not get them in between."""
     with engine() as worlds:
         for _ in range(2):
             result = run(worlds, "do_nothing", world_size=2, isolation="pool", pool="class")
@@ -215,7 +214,7 @@ def test_kept_ranks_keep_their_gpus(pool: tuple[Gpu, ...]) -> None:
 
 @pytest.fixture
 def holder() -> Any:
-    """Another process with all GPUs and no intention to let go."""
+    """Another process that keeps all GPUs leased."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TEST_TARGET": "//other:training_nccl"}
     command = [sys.executable, "-c", _HOLD]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env) as process:
@@ -225,7 +224,7 @@ def holder() -> Any:
         process.kill()
 
 
-def _told(worlds: Engine, then: Callable[[], None] = lambda: None) -> list[str]:
+def _lines_of(worlds: Engine, then: Callable[[], None] = lambda: None) -> list[str]:
     lines: list[str] = []
 
     def tell(line: str) -> None:
@@ -236,10 +235,10 @@ def _told(worlds: Engine, then: Callable[[], None] = lambda: None) -> list[str]:
     return lines
 
 
-def test_a_case_waits_for_gpus_and_says_for_whom(pool: tuple[Gpu, ...], holder: subprocess.Popen[str]) -> None:
-    """A target that stands still without a word gets killed by people."""
+def test_a_case_that_waits_for_gpus_names_their_holder(pool: tuple[Gpu, ...], holder: subprocess.Popen[str]) -> None:
+    """Users kill a target that waits without a message."""
     with engine() as worlds:
-        lines = _told(worlds, holder.kill)
+        lines = _lines_of(worlds, holder.kill)
         result = run(worlds, "do_nothing", world_size=2)
     assert result.verdict.status is Status.PASSED
     assert result.gpu_wait_s > 0
@@ -247,12 +246,12 @@ def test_a_case_waits_for_gpus_and_says_for_whom(pool: tuple[Gpu, ...], holder: 
     assert lines == [f"dist_testing: do_nothing: waiting for 2 of 2 GPU(s); {whose}"]
 
 
-def test_a_holder_that_never_lets_go_is_the_machines_fault_at_the_deadline(
+def test_a_lease_that_never_ends_is_the_machines_fault_at_the_deadline(
     holder: subprocess.Popen[str], pool: tuple[Gpu, ...]
 ) -> None:
     """The case gets a verdict within its own time, and the run goes on."""
     with engine() as worlds:
-        _told(worlds)
+        _lines_of(worlds)
         with pytest.raises(GpuError, match=f"process {holder.pid} .//other:training_nccl."):
             run(worlds, "do_nothing", world_size=2, timeout_s=0.3)
         holder.kill()
@@ -260,14 +259,14 @@ def test_a_holder_that_never_lets_go_is_the_machines_fault_at_the_deadline(
         assert run(worlds, "do_nothing", world_size=2).verdict.status is Status.PASSED
 
 
-def test_what_runs_after_a_wait_has_its_own_time(holder: subprocess.Popen[str]) -> None:
-    """GPUs that come free at the last moment would leave the case no time, and the test would be blamed for a hang."""
+def test_a_case_has_its_full_limit_after_a_wait(holder: subprocess.Popen[str]) -> None:
+    """After GPUs that come free late, the case would have no time left, and end as a hang."""
     with engine() as worlds:
-        _told(worlds)
+        _lines_of(worlds)
         # Half of the limit, rounded up.
         with pytest.raises(LeaseTimeoutError, match=rf"could not be had within 2 s.*process {holder.pid}"):
             run(worlds, "do_nothing", world_size=2, timeout_s=3.0)
-        _told(worlds, holder.kill)
+        _lines_of(worlds, holder.kill)
         assert run(worlds, "do_nothing", world_size=2, timeout_s=30.0).limit_s == 30.0
 
 
@@ -278,7 +277,7 @@ _LOST = f"{_GPU} 0 lost"
 
 @pytest.fixture
 def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """What the management library tells of the first GPU."""
+    """The file with the answers of the management library about the first GPU."""
     library = build_fake_nvml(tmp_path)
     state = tmp_path / "state"
     state.write_text(f"{_GPU} 0")
@@ -289,7 +288,7 @@ def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_gpus_whose_memory_cannot_be_had_are_free(driver: Path, pool: tuple[Gpu, ...]) -> None:
-    """The next case finds them leased by its own runner, and waits for itself."""
+    """The next case would find them leased by its own runner, and wait for itself."""
     driver.write_text(_LOST)
     with engine() as worlds:
         with pytest.raises(GpuError, match="the driver says that the GPU is lost"):
@@ -298,7 +297,7 @@ def test_gpus_whose_memory_cannot_be_had_are_free(driver: Path, pool: tuple[Gpu,
 
 
 def test_the_wait_for_memory_has_what_the_wait_for_gpus_has_left(driver: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both with the whole limit would leave the case no time."""
+    """Two waits with the whole limit each would leave the case no time."""
     limits_s: list[float] = []
 
     def wait_for_memory(*_: object, limit_s: float, **__: object) -> dict[Gpu, memory.MemoryUse]:
@@ -314,8 +313,8 @@ def test_the_wait_for_memory_has_what_the_wait_for_gpus_has_left(driver: Path, m
 
 
 @pytest.mark.parametrize("end", [WorldGpus.release, WorldGpus.abandon])
-def test_a_world_that_is_over_lets_go_of_the_library(driver: Path, end: Callable[[WorldGpus], None]) -> None:
-    """A run with a thousand cases would have it open, and watch for errors, a thousand times."""
+def test_a_world_that_is_over_closes_the_library(driver: Path, end: Callable[[WorldGpus], None]) -> None:
+    """A run with a thousand cases would open it, and watch for errors, a thousand times."""
     library = ctypes.CDLL(os.environ[NVML_VARIABLE])
     before = (library.fakeOpened(), library.fakeEventSets())
     gpus = WorldGpus.take(1, limit_s=_LIMIT_S, on_wait=lambda _: None)
@@ -325,7 +324,7 @@ def test_a_world_that_is_over_lets_go_of_the_library(driver: Path, end: Callable
 
 
 def test_memory_that_a_case_leaves_behind_fails_that_case(driver: Path) -> None:
-    """Otherwise it fails the next one, which runs out of memory."""
+    """Otherwise the next case would fail, because it runs out of memory."""
     with engine() as worlds:
         assert run(worlds, "do_nothing", world_size=1).verdict.status is Status.PASSED
         result = run(worlds, "change_gpu", world_size=1, arguments={"state": _FILLED})
@@ -333,8 +332,8 @@ def test_memory_that_a_case_leaves_behind_fails_that_case(driver: Path) -> None:
         assert "GPU memory left behind: GPU 0: 5.0 GiB more than before" in failure_report(result)
 
 
-def test_memory_that_kept_ranks_leave_behind_is_told_when_they_end(driver: Path, pool: tuple[Gpu, ...]) -> None:
-    """Of ranks that stay for a whole class nobody else looks."""
+def test_memory_that_a_worker_pool_leaves_behind_is_reported_when_it_ends(driver: Path, pool: tuple[Gpu, ...]) -> None:
+    """The check after each case does not run for ranks that stay for a whole class."""
     with engine() as worlds:
         arguments = {"state": _FILLED}
         result = run(worlds, "change_gpu", world_size=1, isolation="pool", pool="class", arguments=arguments)
@@ -345,8 +344,10 @@ def test_memory_that_kept_ranks_leave_behind_is_told_when_they_end(driver: Path,
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_a_gpu_that_goes_during_a_case_is_the_machines_fault(driver: Path, pool: tuple[Gpu, ...], fails: bool) -> None:
-    """Every later case on it would fail, and the first to go wrong would pass or take the blame."""
+def test_a_gpu_that_is_lost_during_a_case_is_the_machines_fault(
+    driver: Path, pool: tuple[Gpu, ...], fails: bool
+) -> None:
+    """Every later case on it would fail, and this case would pass or be blamed."""
     with engine() as worlds:
         result = run(worlds, "change_gpu", world_size=1, arguments={"state": _LOST, "fails": fails})
         assert (result.verdict.status, result.verdict.cause) == (Status.FAILED, Cause.INFRASTRUCTURE)
@@ -357,10 +358,10 @@ def test_a_gpu_that_goes_during_a_case_is_the_machines_fault(driver: Path, pool:
         assert is_free(pool)
 
 
-def test_a_gpu_that_goes_under_kept_ranks_is_the_machines_fault(
+def test_a_gpu_that_is_lost_under_a_worker_pool_is_the_machines_fault(
     driver: Path, pool: tuple[Gpu, ...], request: pytest.FixtureRequest
 ) -> None:
-    """The class passed; the machine is broken all the same."""
+    """The class passed, but the machine is broken."""
     with engine() as worlds:
         arguments = {"state": _LOST}
         run(worlds, "change_gpu", world_size=1, isolation="pool", pool="class", arguments=arguments)
@@ -379,7 +380,7 @@ def test_a_gpu_that_goes_under_kept_ranks_is_the_machines_fault(
 def test_errors_that_the_driver_reports_excuse_a_failure(
     driver: Path, isolation: str, number: int, fails: bool, cause: Cause
 ) -> None:
-    """A bus error comes out of the test as whatever the next call happens to raise."""
+    """In the test, a bus error appears as an unrelated exception of the next call."""
     pool = "class" if isolation == "pool" else ""
     arguments = {"state": f"{_GPU} 0\nxid 0 {number}", "fails": fails}
     with engine() as worlds:
@@ -388,7 +389,7 @@ def test_errors_that_the_driver_reports_excuse_a_failure(
         if cause is Cause.INFRASTRUCTURE:
             text = failure_report(result)
             assert "Xid 79, the GPU has fallen off the bus; rank 0 raised ValueError: planted in call" in text
-        # It has been told, and is no excuse for the next one.
+        # It has been reported, and does not excuse the next case.
         result = run(worlds, "change_gpu", world_size=1, isolation=isolation, pool=pool, arguments=arguments)
         assert result.verdict.cause is (Cause.FAILURE if fails else Cause.NONE)
 
@@ -402,8 +403,8 @@ def test_errors_that_the_driver_reports_excuse_a_failure(
     ],
 )
 @pytest.mark.parametrize("isolation", ["fork", "pool"])
-def test_what_fails_on_the_device_fails_the_case_that_queued_it(isolation: str, error: str, cause: Cause) -> None:
-    """A kernel's error comes out at the next call; with nobody left to call it is lost, or the next case's."""
+def test_work_that_fails_on_the_device_fails_the_case_that_queued_it(isolation: str, error: str, cause: Cause) -> None:
+    """CUDA reports a kernel's error at the next call, which may be in the next case, or never come."""
     pool = "class" if isolation == "pool" else ""
     with engine() as worlds:
         result = run(worlds, "fail_on_device", world_size=2, isolation=isolation, pool=pool, arguments={"error": error})
@@ -413,23 +414,23 @@ def test_what_fails_on_the_device_fails_the_case_that_queued_it(isolation: str, 
 
 
 def test_flight_records_are_in_the_report_of_a_failure() -> None:
-    """Which rank is behind, and in which collective, is what one asks first of a hang in NCCL."""
+    """They show which rank is behind, and in which collective."""
     hostile = "cposix\nsystem\n(S'touch /tmp/x'\ntR."
     with engine(backend=backend("nccl")) as worlds:
         result = run(worlds, "record", world_size=2, init=False, arguments={"hostile": hostile})
     text = failure_report(result)
     assert "Rank 0's last collectives: #1 all_reduce [[3, 4]] " in text
-    assert "Rank 1's last collectives: its flight record is not one: GLOBAL is not plain data." in text
+    assert "Rank 1's last collectives: its flight record is not one: posix.system is not plain data." in text
 
 
-def test_little_shared_memory_is_told_before_nccl_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What NCCL says when it runs out is "unhandled system error", on some rank, in the middle of a test."""
+def test_little_shared_memory_is_reported_before_nccl_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NCCL itself reports only "unhandled system error", on some rank, in the middle of a test."""
     statvfs = os.statvfs
     little = SimpleNamespace(f_bavail=16384, f_frsize=4096)
     monkeypatch.setattr(os, "statvfs", lambda path: little if str(path) == "/dev/shm" else statvfs(path))
     for torch_backend, count in (("nccl", 1), ("gloo", 0)):
         with engine(backend=backend(torch_backend)) as worlds:
-            lines = _told(worlds)
+            lines = _lines_of(worlds)
             for _ in range(2):
                 assert run(worlds, "do_nothing", world_size=2, init=False).verdict.status is Status.PASSED
             assert len(lines) == count
@@ -439,7 +440,7 @@ def test_little_shared_memory_is_told_before_nccl_needs_it(monkeypatch: pytest.M
 
 
 def test_two_ranks_of_nccl_on_a_gpu_are_refused(pool: tuple[Gpu, ...]) -> None:
-    """NCCL would say "Duplicate GPU detected", on one of them."""
+    """NCCL would report "Duplicate GPU detected", on one of them."""
     with engine(backend=backend("nccl"), ranks_per_gpu=2) as worlds:
         with pytest.raises(UsageError, match="do_nothing: 4 ranks of NCCL, 2 to a GPU"):
             run(worlds, "do_nothing", world_size=4, init=False)
@@ -458,7 +459,7 @@ def test_two_ranks_of_nccl_on_a_gpu_are_refused(pool: tuple[Gpu, ...]) -> None:
 def test_how_ranks_of_nccl_wait_is_the_users_choice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chosen: dict[str, str]
 ) -> None:
-    """A suite about errors runs once with each; a default of ours in between would test something else."""
+    """A suite about errors runs once with each value; a default of ours would replace the user's value."""
     for name, value in chosen.items():
         monkeypatch.setenv(name, value)
     with engine(backend=backend("nccl")) as worlds:

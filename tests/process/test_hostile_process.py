@@ -1,4 +1,4 @@
-"""Runners, templates and machines that are not as they should be: each costs a case at most, and says why."""
+"""Abnormal runners, fork servers and machines: each costs one case at most, and the reason is reported."""
 
 from __future__ import annotations
 
@@ -22,21 +22,22 @@ import pytest
 
 from dist_testing.attach.launcher import AttachedLauncher
 from dist_testing.attach.rank_info import RankInfo
+from dist_testing.case import CaseBody
 from dist_testing.engine.engine import Engine
 from dist_testing.engine.run_directory import RunDirectory
 from dist_testing.errors import LaunchError
 from dist_testing.launch import fork_server as template
 from dist_testing.launch.fork import ForkServerLauncher
 from dist_testing.outcomes import Cause, Status
-from dist_testing.process.wire import WorldRequest
-from dist_testing.world import World
+from dist_testing.process.messages import WorldRequest
+from dist_testing.world import World, WorldSettings
 from tests.support.children import run_cases
 from tests.support.open_files import all_low_numbers_taken
 from tests.support.starter import Starter
 from tests.support.worlds import engine_for, run
 
 _IGNORES = "signal.signal(signal.SIGCHLD, signal.SIG_IGN)"
-# What daemons do: every child that has ended is waited for, whoever has made it.
+# Daemons do this: they wait for every child that ended, whichever code started it.
 _TAKES_ALL = """
 def take_all(*_):
     while True:
@@ -49,7 +50,7 @@ def take_all(*_):
 
 signal.signal(signal.SIGCHLD, take_all)
 """
-# So that the template is a fresh interpreter.
+# Makes the fork server a fresh interpreter.
 _HAS_A_THREAD = "threading.Thread(target=threading.Event().wait, daemon=True).start()"
 
 
@@ -72,7 +73,7 @@ def _wait(world: World, _: dict[str, Any]) -> None:
 
 @pytest.fixture
 def engine() -> Iterator[Engine]:
-    """An engine of its own; at the end nothing may be left of it."""
+    """An engine for one test; at the end nothing may be left of it."""
     with engine_for({"nothing": _nothing, "raise": _raise, "leave one": _leave_one}) as engine:
         yield engine
 
@@ -81,7 +82,7 @@ def _passes(engine: Engine) -> bool:
     return run(engine, "nothing", world_size=2, init=False).verdict.status is Status.PASSED
 
 
-def _template_of(engine: Engine) -> int:
+def _fork_server_of(engine: Engine) -> int:
     (launcher,), _ = engine.prepare()
     assert isinstance(launcher, ForkServerLauncher)
     return launcher._pid
@@ -92,10 +93,10 @@ def _template_of(engine: Engine) -> int:
     [(_IGNORES, "", "fork"), (_TAKES_ALL, "", "fork"), (_IGNORES, _HAS_A_THREAD, "spawn")],
     ids=["ignored", "taken", "fresh interpreters"],
 )
-def test_what_becomes_of_children_is_the_test_files_own_business(
+def test_sigchld_settings_belong_to_the_test_file(
     starter: Starter, tmp_path: Path, setting: str, more: str, isolation: str
 ) -> None:
-    """Nothing of the run may hang on SIGCHLD, which a file or an agent has set; and ranks see what it has set."""
+    """If this fails, a file or tool that sets SIGCHLD stops the run, or ranks do not see its setting."""
     source = f"""
 import os
 import signal
@@ -121,8 +122,8 @@ def test_fails(world):
     assert ("fresh interpreter" in ended.log) is bool(more)
 
 
-def test_template_that_a_test_kills_and_waits_for_costs_one_case(starter: Starter, tmp_path: Path) -> None:
-    """`os.waitpid(-1)` is common in tests of daemons; and what ranks have left must not outlive the template."""
+def test_fork_server_that_a_test_kills_and_reaps_costs_one_case(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, `os.waitpid(-1)`, common in tests of daemons, ends the run, or orphan processes stay."""
     ended = run_cases(
         starter,
         tmp_path,
@@ -171,8 +172,8 @@ def test_template_that_a_test_kills_and_waits_for_costs_one_case(starter: Starte
 def test_descriptors_that_cannot_be_sent_cost_one_case(
     engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Half of a request is out by then: what comes after it would not be understood, or never answered."""
-    # As Bazel's, too long for sockets: ranks get their temporary folder by another way.
+    """If this fails, half a request stays in the channel, and the next one is misread or never answered."""
+    # Too long for sockets, like Bazel's: ranks get their temporary folder in another way.
     long = tmp_path / ("x" * 100)
     long.mkdir()
     monkeypatch.setenv("TEST_TMPDIR", str(long))
@@ -187,11 +188,11 @@ def test_descriptors_that_cannot_be_sent_cost_one_case(
         with pytest.raises(LaunchError, match=r"Too many references.*\n.*on the way to each other"):
             run(engine, "nothing", world_size=2, init=False)
     assert _passes(engine)
-    assert failed.log_files[0].exists(), "the run's folder goes with the run, and not with its template"
+    assert failed.log_files[0].exists(), "the run's folder is removed with the run, and not with its fork server"
 
 
-def test_joined_rank_that_cannot_be_asked_ends_the_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Under torchrun, too: half of a request is out, and the ranks that have all of it wait for this one."""
+def test_attached_rank_that_cannot_be_reached_ends_the_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If this fails, the other ranks under torchrun wait for the rank that got only half of a request."""
 
     def refuse(*_: Any) -> NoReturn:
         raise OSError(errno.ETOOMANYREFS, os.strerror(errno.ETOOMANYREFS))
@@ -199,7 +200,7 @@ def test_joined_rank_that_cannot_be_asked_ends_the_launcher(monkeypatch: pytest.
     request = WorldRequest(
         world=1,
         size=1,
-        body={},
+        body=CaseBody("functions"),
         directory="",
         env={},
         cwd="/",
@@ -209,6 +210,7 @@ def test_joined_rank_that_cannot_be_asked_ends_the_launcher(monkeypatch: pytest.
         fresh=False,
         together=False,
         store_port=0,
+        settings=WorldSettings("gloo", "cpu", 0, "", 60.0, init=False),
     )
     run_directory = RunDirectory({})
     run: Any = SimpleNamespace(temp=str(run_directory.short), directories=run_directory.all_paths)
@@ -225,9 +227,12 @@ def test_joined_rank_that_cannot_be_asked_ends_the_launcher(monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("free", [5, 12], ids=["for the request", "for its ranks"])
-def test_template_without_room_for_open_files_says_so(engine: Engine, free: int) -> None:
-    """It is asked for a world of four: ten descriptors come, and each rank needs one more."""
-    pid = _template_of(engine)
+def test_fork_server_without_room_for_open_files_is_reported(engine: Engine, free: int) -> None:
+    """If this fails, the user does not learn why no rank starts.
+
+    A request for a world of four brings ten descriptors, and each rank needs one more.
+    """
+    pid = _fork_server_of(engine)
     taken = {int(fd) for fd in os.listdir(f"/proc/{pid}/fd")}
     limit = next(limit for limit in range(1000) if limit - sum(fd < limit for fd in taken) == free)
     resource.prlimit(pid, resource.RLIMIT_NOFILE, (limit, limit))
@@ -237,11 +242,11 @@ def test_template_without_room_for_open_files_says_so(engine: Engine, free: int)
 
 
 def test_process_of_another_user_is_named_and_costs_one_case(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`sudo` in a test: what may not be killed is no reason to end the run, nor a fault of the next case."""
+    """If this fails, `sudo` in a test ends the run, or fails the next case, because the process cannot be killed."""
     kill = psutil.Process.kill
 
     def kill_own(process: psutil.Process) -> None:
-        # The kernel's answer for another user's.
+        # The kernel's answer for another user's process.
         if process.name() == "sleep":
             raise psutil.AccessDenied(process.pid)
         kill(process)
@@ -258,12 +263,12 @@ def test_process_of_another_user_is_named_and_costs_one_case(engine: Engine, mon
             os.kill(int(number), signal.SIGKILL)
 
 
-def test_rank_that_has_become_another_user_is_no_end_of_the_template(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rank that runs `sudo` in its own place cannot be killed; and that, not a lack of memory, is what is told."""
+def test_rank_that_has_become_another_user_does_not_end_the_fork_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If this fails, the user is told of a lack of memory, although the rank runs `sudo` and cannot be killed."""
     runner, kill, others = os.getpid(), os.kill, psutil.Process().children()
 
     def kill_no_rank(pid: int, number: int) -> None:
-        # The kernel's answer for another user's.
+        # The kernel's answer for another user's process.
         if number == signal.SIGKILL and os.getpid() != runner:
             raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
         kill(pid, number)
@@ -274,13 +279,13 @@ def test_rank_that_has_become_another_user_is_no_end_of_the_template(monkeypatch
             patch.setattr(os, "kill", kill_no_rank)
             with pytest.raises(LaunchError, match="could not be killed"):
                 run(engine, "wait", world_size=2, timeout_s=0.5, init=False)
-        # These end with the template all the same, and this process has inherited them.
+        # These ranks end with the fork server all the same, and this process has inherited them.
         psutil.wait_procs([child for child in psutil.Process().children() if child not in others])
         assert _passes(engine)
 
 
-def test_error_of_the_template_itself_is_not_taken_for_a_kill(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever reads of a lack of memory looks for it, and there is none."""
+def test_error_of_the_fork_server_itself_is_not_reported_as_a_kill(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If this fails, the user is told of a lack of memory and searches for one that does not exist."""
 
     def fail(*_: Any) -> NoReturn:
         raise ZeroDivisionError("planted")
@@ -294,15 +299,15 @@ def test_error_of_the_template_itself_is_not_taken_for_a_kill(monkeypatch: pytes
 
 
 def test_runner_with_a_thousand_open_files_runs_tests() -> None:
-    """Test files keep data sets open, and a world of five hundred ranks takes as many."""
+    """If this fails, test files with open data sets, or a world of five hundred ranks, end the runner."""
     with all_low_numbers_taken(), engine_for({"nothing": _nothing}) as engine:
         assert _passes(engine)
 
 
 def test_current_directory_that_a_test_has_removed_is_named(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The case that cannot run is another one than the one to blame; and it costs the others nothing."""
+    """If this fails, the case that cannot run is blamed for the case that removed the folder."""
     before = Path.cwd()
-    pid = _template_of(engine)
+    pid = _fork_server_of(engine)
     gone = tempfile.mkdtemp()
     try:
         os.chdir(gone)
@@ -312,11 +317,11 @@ def test_current_directory_that_a_test_has_removed_is_named(engine: Engine, monk
     finally:
         os.chdir(before)
     assert _passes(engine)
-    assert _template_of(engine) == pid, "nothing was asked of it, so it is as good as before"
+    assert _fork_server_of(engine) == pid, "it got no request, so it is still usable"
 
 
-def test_folder_of_the_run_goes_whatever_happens_at_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would lie in the way of nobody, for ever."""
+def test_folder_of_the_run_is_removed_whatever_happens_at_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If this fails, the folder stays on the machine for ever."""
     close = ForkServerLauncher.close
 
     def fail(launcher: ForkServerLauncher) -> None:

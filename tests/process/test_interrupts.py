@@ -1,4 +1,4 @@
-"""A runner that is killed or told to stop, in every phase of a case: nothing survives it, and what is known is said."""
+"""A runner that is killed or stopped in every phase of a case: nothing survives it, and known results are reported."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from tests.support.bell import Bell
 from tests.support.children import Target, assert_no_folder_left, run_pytest, start_pytest, write_file
 from tests.support.starter import Child, Starter
 
-# From the end of the runner until nothing of it may be left. Seconds; far above what it takes.
+# Seconds from the end of the runner until nothing of it may be left; far above the usual time.
 _GONE_LIMIT_S = 15.0
 _RANKS = 2
 
-# Every rank stops in the phase that the environment names, and says so.
+# Every rank stops in the phase that the environment names, and reports it.
 _CASES = """
     import os
     import subprocess
@@ -43,7 +43,7 @@ _CASES = """
         try:
             Path("imported").touch(exist_ok=False)
         except FileExistsError:
-            # The second interpreter that imports this file is a rank's.
+            # The second interpreter that imports this file is a rank.
             hold("import")
     if PHASE == "init":
         dist.init_process_group = lambda *_, **__: hold("init")
@@ -81,7 +81,7 @@ _PHASES = ["import", "init", "asleep", "collective", "grandchild", "teardown", "
 def _assert_nothing_left(starter: Starter, folder: Path, pids: list[int], heard: list[str]) -> None:
     starter.wait_nothing_left(_GONE_LIMIT_S)
     assert_no_folder_left(folder)
-    # torch's segments carry the number of the process; the tests' own were told.
+    # The names of torch's segments contain the process number; the tests report the names of their own.
     tokens = {str(pid) for pid in pids}
     names = {line.split()[1] for line in heard if len(line.split()) > 1}
     left = [
@@ -98,7 +98,7 @@ def _signal(child: Child, number: int, *, to_group: bool) -> None:
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
 @pytest.mark.parametrize("phase", _PHASES)
 def test_nothing_survives_pytest(starter: Starter, tmp_path: Path, phase: str, number: signal.Signals) -> None:
-    """An orphan keeps a GPU, a port and a core, and nobody knows whose it is."""
+    """If this fails, an orphan process keeps a GPU, a port and a core, and its owner is unknown."""
     write_file(tmp_path, "test_cases.py", _CASES)
     with Bell(tmp_path) as bell:
         child = start_pytest(
@@ -106,7 +106,7 @@ def test_nothing_survives_pytest(starter: Starter, tmp_path: Path, phase: str, n
         )
         heard = bell.wait(_RANKS, child)
     pids = starter.pids_left()
-    assert len(pids) >= 2 + _RANKS, "a runner, a template and the ranks"
+    assert len(pids) >= 2 + _RANKS, "a runner, a fork server and the ranks"
     child.send_signal(number)
     code = child.wait()
     assert code == (-number if number is signal.SIGKILL else pytest.ExitCode.INTERRUPTED), child.log
@@ -115,10 +115,10 @@ def test_nothing_survives_pytest(starter: Starter, tmp_path: Path, phase: str, n
 
 @pytest.mark.parametrize("to_all", [False, True], ids=["to the runner", "to all, as Ctrl-C does"])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
-def test_a_run_that_is_stopped_says_where_its_ranks_were(
+def test_a_stopped_run_reports_where_its_ranks_were(
     starter: Starter, tmp_path: Path, number: signal.Signals, to_all: bool
 ) -> None:
-    """Limits are minutes, so a hang in a terminal ends with Ctrl-C: what hung, and where, must not be lost with it."""
+    """If this fails, Ctrl-C at a hang, which users prefer to limits of minutes, loses what hung and where."""
     write_file(tmp_path, "test_cases.py", _CASES)
     with Bell(tmp_path) as bell:
         child = start_pytest(
@@ -137,8 +137,8 @@ def test_a_run_that_is_stopped_says_where_its_ranks_were(
     _assert_nothing_left(starter, tmp_path, pids, heard)
 
 
-def test_what_a_run_leaves_that_is_killed_as_a_whole_goes_at_the_next_start(starter: Starter, tmp_path: Path) -> None:
-    """Bazel kills runner, template and ranks together at a timeout; a machine that runs tests all day would fill up."""
+def test_leftovers_of_a_run_killed_as_a_whole_are_removed_at_the_next_start(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, Bazel's kills of runner, fork server and ranks fill a machine that runs tests all day."""
     write_file(tmp_path, "test_cases.py", _CASES)
     (tmp_path / "other").mkdir()
     with Bell(tmp_path) as bell:
@@ -158,12 +158,12 @@ def test_what_a_run_leaves_that_is_killed_as_a_whole_goes_at_the_next_start(star
     child.send_group_signal(signal.SIGKILL)
     assert child.wait() == -signal.SIGKILL, child.log
     folders = {path for path in (tmp_path / "tmp").iterdir() if path.name.startswith("dist-")}
-    assert len(folders) == 2, "one of the dead run, one of the other, which lives"
+    assert len(folders) == 2, "one folder of the dead run, one of the living run"
 
     next_run = start_pytest(starter, tmp_path, "test_cases.py", "-k", "finished", env={"PHASE": "none"})
     assert next_run.wait() == 0, next_run.log
     left = {path for path in (tmp_path / "tmp").iterdir() if path.name.startswith("dist-")}
-    assert len(left & folders) == 1, "only the folder of the run that lives may stay"
+    assert len(left & folders) == 1, "only the folder of the living run may stay"
     other.send_signal(signal.SIGTERM)
     other.wait()
     starter.wait_nothing_left(_GONE_LIMIT_S)
@@ -186,10 +186,10 @@ def _held_target(starter: Starter, folder: Path, phase: str) -> tuple[Target, Ch
         *((signal.SIGINT, False, phase) for phase in ("init", "collective", "teardown")),
     ],
 )
-def test_interrupted_target_reports_what_it_knows(
+def test_interrupted_target_reports_its_results(
     starter: Starter, tmp_path: Path, number: signal.Signals, to_group: bool, phase: str
 ) -> None:
-    """At its timeout Bazel signals the whole group, and shows whatever XML and log there are."""
+    """If this fails, a target that Bazel signals at its timeout shows no XML and no log."""
     target, child, heard = _held_target(starter, tmp_path, phase)
     pids = starter.pids_left()
     _signal(child, number, to_group=to_group)
@@ -203,8 +203,8 @@ def test_interrupted_target_reports_what_it_knows(
 
 
 @pytest.mark.parametrize("phase", ["asleep", "grandchild"])
-def test_killed_target_leaves_nothing_but_the_mark_of_its_death(starter: Starter, tmp_path: Path, phase: str) -> None:
-    """Without the file Bazel would take a runner that vanished for one that had nothing to say."""
+def test_killed_target_leaves_only_the_premature_exit_file(starter: Starter, tmp_path: Path, phase: str) -> None:
+    """If this fails, Bazel takes a runner that vanished for one without results."""
     target, child, heard = _held_target(starter, tmp_path, phase)
     pids = starter.pids_left()
     child.send_signal(signal.SIGKILL)
@@ -215,7 +215,7 @@ def test_killed_target_leaves_nothing_but_the_mark_of_its_death(starter: Starter
 
 
 def test_second_signal_does_not_break_the_clean_up(starter: Starter, tmp_path: Path) -> None:
-    """Bazel, and people, repeat themselves."""
+    """If this fails, a second signal, from Bazel or a user, leaves processes behind."""
     target, child, heard = _held_target(starter, tmp_path, "asleep")
     pids = starter.pids_left()
     for _ in range(3):
@@ -225,8 +225,8 @@ def test_second_signal_does_not_break_the_clean_up(starter: Starter, tmp_path: P
     assert target.xml()["test_finished"].outcome == "passed"
 
 
-def test_death_of_the_template_costs_one_case(starter: Starter, tmp_path: Path) -> None:
-    """A test that kills its parent must not take the rest of the run with it."""
+def test_death_of_the_fork_server_costs_one_case(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, a test that kills its parent ends the whole run."""
     write_file(
         tmp_path,
         "test_cases.py",
@@ -239,7 +239,7 @@ def test_death_of_the_template_costs_one_case(starter: Starter, tmp_path: Path) 
         import pytest
 
         SLEEP = [sys.executable, "-c", "import time; time.sleep(1000)"]
-        # The runner's: nothing of it came from a rank.
+        # A process of the runner: no rank started it.
         SERVER = subprocess.Popen(SLEEP)
 
 
@@ -276,8 +276,8 @@ def test_death_of_the_template_costs_one_case(starter: Starter, tmp_path: Path) 
     assert "Traceback" not in ended.log
 
 
-def test_stop_of_the_template_costs_one_case(starter: Starter, tmp_path: Path) -> None:
-    """It says nothing more, and does not end when it is let go of: the run would never end."""
+def test_stop_of_the_fork_server_costs_one_case(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, the run never ends: a stopped fork server sends nothing and does not end when closed."""
     write_file(
         tmp_path,
         "conftest.py",
@@ -285,7 +285,7 @@ def test_stop_of_the_template_costs_one_case(starter: Starter, tmp_path: Path) -
         from dist_testing.launch import fork
         from dist_testing.engine import supervisor
 
-        # Seconds.
+        # In seconds.
         fork._CLOSE_LIMIT_S = supervisor._KILL_LIMIT_S = 0.5
         """,
     )

@@ -1,4 +1,4 @@
-"""The edges of the machine: open files, processes, disk, time, and many ranks."""
+"""The limits of the machine: open files, processes, disk, time, and many ranks."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import stat
 import subprocess
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from dist_testing.case import CaseBody
 from dist_testing.errors import LaunchError
 from dist_testing.outcomes import Status
 from dist_testing.world import World
@@ -38,7 +38,7 @@ _SUM = """
 
 
 def test_world_beyond_the_open_files_is_refused_before_anything_starts(starter: Starter, tmp_path: Path) -> None:
-    """Half a world that runs out of descriptors would hang, or fail in a hundred ways."""
+    """If this fails, half a world runs out of descriptors and hangs, or fails in unclear ways."""
     write_file(tmp_path, "test_cases.py", _SUM)
     limits = {resource.RLIMIT_NOFILE: 256}
     ended = run_pytest(starter, tmp_path, "-rA", "test_cases.py", "--dist-world-size=64", limits=limits)
@@ -51,7 +51,7 @@ def test_world_beyond_the_open_files_is_refused_before_anything_starts(starter: 
 
 
 def test_world_up_to_the_limit_of_open_files_works(starter: Starter, tmp_path: Path) -> None:
-    """The bound that is refused must be the one that holds."""
+    """If this fails, the library refuses worlds that would work, or allows ones that do not."""
     write_file(tmp_path, "test_cases.py", _SUM)
     limits = {resource.RLIMIT_NOFILE: 4 * 12 + 64}
     ended = run_pytest(starter, tmp_path, "-rA", "test_cases.py", "--dist-world-size=12", limits=limits)
@@ -65,7 +65,7 @@ def _all_meet(world: World, _: dict[str, object]) -> None:
 
 
 def test_sixty_four_ranks_in_one_case() -> None:
-    """On any machine, whatever its number of cores."""
+    """If this fails, a large world needs as many cores as ranks."""
     with engine_for({"all meet": _all_meet}) as engine:
         result = run(engine, "all meet", world_size=64, timeout_s=120)
     assert result.verdict.status is Status.PASSED, result
@@ -73,7 +73,7 @@ def test_sixty_four_ranks_in_one_case() -> None:
 
 
 def test_deadline_shorter_than_the_reserve_still_ends_in_order(starter: Starter, tmp_path: Path) -> None:
-    """One second for everything: the cases are cut, and there is a report and an XML."""
+    """If this fails, a limit of one second for everything leaves no report and no XML."""
     target = Target(
         tmp_path,
         {
@@ -104,7 +104,7 @@ def _can_mount() -> bool:
         return False
 
 
-# Runs in a mount namespace of its own, with a temporary folder of one megabyte and so many files.
+# Runs in its own mount namespace, with a temporary folder of one megabyte and a limited number of files.
 _ON_A_FULL_DISK = """
     import os
     import subprocess
@@ -120,7 +120,7 @@ _ON_A_FULL_DISK = """
 
 def _run_on_a_small_disk(starter: Starter, folder: Path, source: str, files: int) -> Ended:
     if not _can_mount():
-        pytest.skip("this kernel lets nobody mount a file system in a user namespace of his own")
+        pytest.skip("this kernel does not let a user mount a file system in a user namespace")
     (folder / "small").mkdir()
     write_file(folder, "fill.py", _ON_A_FULL_DISK)
     write_file(folder, "test_cases.py", source)
@@ -141,7 +141,7 @@ def _run_on_a_small_disk(starter: Starter, folder: Path, source: str, files: int
 
 
 def test_full_disk_before_the_ranks_is_a_clear_error(starter: Starter, tmp_path: Path) -> None:
-    """Nothing can be written, not even the ranks' logs; people see that often enough on shared machines."""
+    """If this fails, a full disk, common on shared machines, gives a traceback: not even logs can be written."""
     ended = _run_on_a_small_disk(starter, tmp_path, _SUM, files=1)
     assert ended.code not in (pytest.ExitCode.OK, pytest.ExitCode.INTERNAL_ERROR), ended.log
     assert "No space left on device" in ended.log
@@ -150,7 +150,7 @@ def test_full_disk_before_the_ranks_is_a_clear_error(starter: Starter, tmp_path:
 
 
 def test_disk_that_fills_up_in_a_case_costs_that_case(starter: Starter, tmp_path: Path) -> None:
-    """The rank that fills it gets the error; the next case has the disk for itself again."""
+    """If this fails, a case after the one that filled the disk fails, too."""
     ended = _run_on_a_small_disk(
         starter,
         tmp_path,
@@ -185,7 +185,7 @@ def test_disk_that_fills_up_in_a_case_costs_that_case(starter: Starter, tmp_path
     assert "rank 1 raised OSError: [Errno 28] No space left on device" in ended.log
 
 
-# Root is not bound by the limit, so it becomes somebody else first, when everything is loaded.
+# The limit does not bind root, so the process becomes another user once everything is loaded.
 _FEW_PROCESSES = """
     import os
     import resource
@@ -228,12 +228,12 @@ def _is_open_to_others(path: Path) -> bool:
 
 
 def test_limit_of_processes_is_a_clear_error_and_costs_one_case(starter: Starter, tmp_path: Path) -> None:
-    """A machine at the limit of its processes must say so, and no half of a world may be left."""
+    """If this fails, a machine at its process limit gives no clear error, or half a world stays."""
     if os.getuid() == 0 and not _is_open_to_others(Path(torch.__file__)):
-        pytest.skip("root is not bound by the limit of processes, and no other user may read this Python's packages")
+        pytest.skip("the limit of processes does not bind root, and no other user may read this Python's packages")
     write_file(tmp_path, "few.py", _FEW_PROCESSES)
     with tempfile.TemporaryDirectory() as folder:
-        # pytest's own folders are closed to others.
+        # pytest's own folders are closed to other users.
         child = starter.start([str(tmp_path / "few.py")], tmp_path, env={"TMPDIR": folder})
         assert child.wait() == 0, child.log
     assert "of 16 could not be started" in child.log, child.log
@@ -246,8 +246,8 @@ def _meet(world: World, _: dict[str, object]) -> None:
 
 
 @pytest.mark.parametrize("allowed", [0, 2])
-def test_refused_fork_ends_the_ranks_that_were_made(monkeypatch: pytest.MonkeyPatch, allowed: int) -> None:
-    """None, or half of a world: the error is the same, nothing is left, and a smaller world works after it."""
+def test_refused_fork_ends_the_ranks_that_already_started(monkeypatch: pytest.MonkeyPatch, allowed: int) -> None:
+    """If this fails, half a world stays after a refused fork, or the next world fails."""
     forks: list[None] = []
 
     def fork() -> int:
@@ -258,7 +258,7 @@ def test_refused_fork_ends_the_ranks_that_were_made(monkeypatch: pytest.MonkeyPa
         return os.fork()
 
     with engine_for({"meet": _meet}) as engine:
-        # In the template, which is forked from here.
+        # Patched for the fork server, which is forked from this process.
         monkeypatch.setattr("dist_testing.launch.fork_server.fork", fork)
         forks.append(None)
         with pytest.raises(LaunchError, match=f"Rank {allowed} of 4 could not be started: .*Resource temporarily"):
@@ -272,20 +272,20 @@ def test_refused_fork_ends_the_ranks_that_were_made(monkeypatch: pytest.MonkeyPa
     ("broken", "status", "said"),
     [([0, 1], Status.PASSED, "rank 0 never started: OSError: no room"), ([1], Status.FAILED, "")],
 )
-def test_ranks_that_could_not_be_had_are_asked_for_again_if_no_test_has_run(
+def test_ranks_that_could_not_start_are_requested_again_if_no_test_has_run(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, broken: list[int], status: Status, said: str
 ) -> None:
-    """A machine that was short of something for a moment costs no case; and no test runs twice."""
-    door = FunctionRankContext.door
+    """If this fails, a short lack of resources costs a case, or a test runs twice."""
+    front_end = FunctionRankContext.front_end
 
-    def fail_once(context: FunctionRankContext, body: dict[str, Any]) -> Functions:
+    def fail_once(context: FunctionRankContext, body: CaseBody) -> Functions:
         rank = os.environ["RANK"]
         if int(rank) in broken and not (tmp_path / rank).exists():
             (tmp_path / rank).touch()
             raise OSError("no room")
-        return door(context, body)
+        return front_end(context, body)
 
-    monkeypatch.setattr(FunctionRankContext, "door", fail_once)
+    monkeypatch.setattr(FunctionRankContext, "front_end", fail_once)
     with engine_for({"nothing": lambda _, __: None}) as engine:
         result = run(engine, "nothing", world_size=2, init=False)
     assert (result.verdict.status, result.retried) == (status, said), result

@@ -1,4 +1,4 @@
-"""Many runners on one machine at once: no port is ever contended for, and everybody passes."""
+"""Many runners on one machine at once: they never contend for a port, and all pass."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _CASES = 3
 
 
 def test_runners_do_not_disturb_each_other(starter: Starter, tmp_path: Path) -> None:
-    """A port that is chosen, released and bound again belongs to somebody else by then, once in a thousand runs."""
+    """If this fails, a run in a thousand loses its port, because it was chosen, released and bound again."""
     folders = [tmp_path / str(number) for number in range(_RUNNERS)]
     for folder in folders:
         write_file(

@@ -1,4 +1,4 @@
-"""Processes of `multiprocessing` below ranks: its own helpers, which stay, and what a test has left to run."""
+"""Processes of `multiprocessing` below ranks: its helpers, which stay, and workers that a test left running."""
 
 from __future__ import annotations
 
@@ -45,17 +45,17 @@ _USES = """
 
 
 @pytest.mark.parametrize("isolation", ["pool", "fork"])
-def test_helpers_of_multiprocessing_are_no_leak_and_a_worker_is(
+def test_helpers_of_multiprocessing_are_not_leaks_but_workers_are(
     starter: Starter, tmp_path: Path, isolation: str
 ) -> None:
-    """Shared memory and worker processes are what tests of data loaders use; nobody can undo the helpers."""
+    """If this fails, tests of data loaders fail by helper processes that they cannot end, or leaks pass."""
     ended = run_cases(starter, tmp_path, _USES.format(isolation=isolation))
     outcomes = {name.partition("[")[0]: outcome for name, outcome in ended.outcomes().items()}
     assert outcomes == {
         "test_shared_memory": "PASSED",
         "test_workers": "PASSED",
         "test_worker_stays": "FAILED",
-        # Only ranks that are kept would hand it on.
+        # Only a worker pool would pass it on to the next case.
         "test_pipe_stays": "FAILED" if isolation == "pool" else "PASSED",
         "test_after": "PASSED",
     }, ended.log

@@ -1,4 +1,4 @@
-"""Ranks that are kept for a class or module: the same processes, and still one failure costs one case."""
+"""Worker pools for a class or module: the same processes, and still one failure costs one case."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tests.support.starter import Starter
 from tests.support.worlds import engine_for, run
 
 
-def test_ranks_are_kept_for_a_class_and_replaced_after_a_failure(starter: Starter, tmp_path: Path) -> None:
-    """Every way to fail costs the case that did it, and nothing else."""
+def test_a_pool_lives_for_a_class_and_is_replaced_after_a_failure(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, a failure costs more than its own case, or passing cases start new ranks."""
     ended = run_cases(
         starter,
         tmp_path,
@@ -39,7 +39,7 @@ def test_ranks_are_kept_for_a_class_and_replaced_after_a_failure(starter: Starte
 
 
         @pytest.mark.distributed(world_size=2, isolation="pool")
-        class TestKept:
+        class TestPooled:
             def test_1(self, world):
                 note(world, "1")
 
@@ -96,16 +96,16 @@ def test_ranks_are_kept_for_a_class_and_replaced_after_a_failure(starter: Starte
     notes = {path.name.removeprefix("note-"): path.read_text().split() for path in tmp_path.glob("note-*")}
     pids = {name: int(note[0]) for name, note in notes.items()}
     for rank in range(2):
-        assert pids[f"1-{rank}"] == pids[f"2-{rank}"], "kept after a pass"
+        assert pids[f"1-{rank}"] == pids[f"2-{rank}"], "the same process after a pass"
         assert pids[f"6-{rank}"] == pids[f"7-{rank}"]
-        assert len({pids[f"{number}-{rank}"] for number in (1, 3, 4, 6, 8)}) == 5, "replaced after a failure"
-        assert pids[f"4-{rank}"] != pids[f"5-{rank}"], "replaced after a skip"
+        assert len({pids[f"{number}-{rank}"] for number in (1, 3, 4, 6, 8)}) == 5, "a new process after a failure"
+        assert pids[f"4-{rank}"] != pids[f"5-{rank}"], "a new process after a skip"
         drawn = {tuple(notes[f"{number}-{rank}"][1:]) for number in (1, 2)}
         assert len(drawn) == 1, "a case's random numbers do not depend on the cases before it"
 
 
 def test_hang_of_a_later_case_names_the_rank_that_stayed_away(starter: Starter, tmp_path: Path) -> None:
-    """The group is as old as the pool; its limit must still be below that of the case."""
+    """If this fails, the group, which is as old as the pool, has a higher limit than the case, and no rank is named."""
     ended = run_cases(
         starter,
         tmp_path,
@@ -117,7 +117,7 @@ def test_hang_of_a_later_case_names_the_rank_that_stayed_away(starter: Starter, 
 
 
         @pytest.mark.distributed(world_size=2, isolation="pool")
-        class TestKept:
+        class TestPooled:
             def test_first(self, world):
                 dist.barrier()
 
@@ -132,8 +132,8 @@ def test_hang_of_a_later_case_names_the_rank_that_stayed_away(starter: Starter, 
     assert "rank 1 did not come to where the others waited" in ended.log
 
 
-def test_state_that_is_left_behind_fails_the_case_that_left_it(starter: Starter, tmp_path: Path) -> None:
-    """The next case would fail, and nobody would look at this one."""
+def test_leaked_state_fails_the_case_that_leaked_it(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, the next case fails, and the case that left the state is not suspected."""
     ended = run_cases(
         starter,
         tmp_path,
@@ -212,8 +212,8 @@ def test_state_that_is_left_behind_fails_the_case_that_left_it(starter: Starter,
         assert "StateLeakError: changed and not undone" in reports[change]
 
 
-def test_descriptors_that_are_left_open_or_closed_fail_the_case(starter: Starter, tmp_path: Path) -> None:
-    """The next case would write into somebody else's file, or run out of descriptors in a thousand cases."""
+def test_descriptors_left_open_or_closed_fail_the_case(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, the next case writes into another file, or a thousand cases run out of descriptors."""
     ended = run_cases(
         starter,
         tmp_path,
@@ -247,7 +247,7 @@ def test_descriptors_that_are_left_open_or_closed_fail_the_case(starter: Starter
 
 
 def test_world_of_another_size_in_a_pool_is_refused(starter: Starter, tmp_path: Path) -> None:
-    """A pool has one size; nothing runs until that is clear."""
+    """If this fails, cases of a pool run on a world of the wrong size."""
     ended = run_cases(
         starter,
         tmp_path,
@@ -272,14 +272,14 @@ def test_world_of_another_size_in_a_pool_is_refused(starter: Starter, tmp_path: 
 
 
 def test_pool_that_does_not_end_is_reported_within_bounds(starter: Starter, tmp_path: Path) -> None:
-    """Its cases have passed; the clean-up has not, and the next pool is none the worse for it."""
+    """If this fails, a clean-up that never ends stops the run, passes, or harms the next pool."""
     write_file(
         tmp_path,
         "conftest.py",
         """
         from dist_testing.engine import engine
 
-        # Half a minute is what a user's groups may take; here one never ends.
+        # A user's groups may take half a minute; here one never ends.
         engine._POOL_END_LIMIT_S = 1.0
         """,
     )
@@ -326,7 +326,7 @@ def test_pool_that_does_not_end_is_reported_within_bounds(starter: Starter, tmp_
 
 
 def test_pool_of_a_module_and_a_leaked_child(starter: Starter, tmp_path: Path) -> None:
-    """Outside classes the module is the pool; what its cases start and do not end is found when it ends."""
+    """If this fails, functions outside classes share no pool, or a process that they leave running stays."""
     ended = run_cases(
         starter,
         tmp_path,
@@ -359,8 +359,8 @@ def test_pool_of_a_module_and_a_leaked_child(starter: Starter, tmp_path: Path) -
     assert "test_1" not in [name for name, outcome in ended.outcomes().items() if outcome == "FAILED"]
 
 
-def test_ranks_are_kept_for_worlds_of_their_size_only() -> None:
-    """A class whose tests have sizes of their own would run on too few ranks, and nobody would see it."""
+def test_a_pool_serves_worlds_of_its_size_only() -> None:
+    """If this fails, a class whose tests have different sizes silently runs on too few ranks."""
     with engine_for({"nothing": lambda _, __: None}) as engine:
         for size in (2, 3, 2):
             result = run(engine, "nothing", world_size=size, isolation="pool", pool="class")

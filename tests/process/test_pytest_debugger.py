@@ -1,4 +1,4 @@
-"""The debugger on one rank: it has the terminal, and the others wait for as long as it takes."""
+"""The debugger on one rank: it has the terminal, and the others wait as long as necessary."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _BREAKPOINT = """
 
 
 def test_breakpoint_of_one_rank(starter: Starter, tmp_path: Path) -> None:
-    """Longer than the case's limit, and than the group's: a person thinks."""
+    """If this fails, the case's or the group's limit ends the prompt while the user thinks."""
     write_file(tmp_path, "test_cases.py", _BREAKPOINT)
     with Terminal(tmp_path) as terminal:
         child = start_pytest(starter, tmp_path, "-rA", "--dist-debug-rank=1", "test_cases.py", env=terminal.env)
@@ -46,7 +46,7 @@ def test_breakpoint_of_one_rank(starter: Starter, tmp_path: Path) -> None:
 
 
 def test_quitting_ends_the_session(starter: Starter, tmp_path: Path) -> None:
-    """As in plain pytest; the ranks that waited are stopped, and called victims."""
+    """If this fails, quitting does not end the session as in plain pytest, or waiting ranks are not victims."""
     write_file(tmp_path, "test_cases.py", _BREAKPOINT)
     with Terminal(tmp_path) as terminal:
         child = start_pytest(starter, tmp_path, "-rA", "--dist-debug-rank=1", "test_cases.py", env=terminal.env)
@@ -60,8 +60,8 @@ def test_quitting_ends_the_session(starter: Starter, tmp_path: Path) -> None:
     assert_no_folder_left(tmp_path)
 
 
-def test_post_mortem_of_a_rank_though_all_have_failed(starter: Starter, tmp_path: Path) -> None:
-    """The others fail at the same moment; that must not take the prompt away."""
+def test_post_mortem_of_a_rank_works_if_all_have_failed(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, the other ranks, which fail at the same moment, take the prompt away."""
     write_file(
         tmp_path,
         "test_cases.py",
@@ -99,7 +99,7 @@ def test_post_mortem_of_a_rank_though_all_have_failed(starter: Starter, tmp_path
 
 
 def test_breakpoint_without_a_terminal_is_a_clear_error(starter: Starter, tmp_path: Path) -> None:
-    """A prompt that nobody sees waits until the deadline, or takes the end of its input for an answer."""
+    """If this fails, an invisible prompt waits until the deadline, or reads the end of its input as an answer."""
     ended = run_cases(starter, tmp_path, _BREAKPOINT)
     assert ended.outcomes()["test_stops"] == "FAILED"
     assert "which has no terminal" in ended.log
@@ -107,14 +107,14 @@ def test_breakpoint_without_a_terminal_is_a_clear_error(starter: Starter, tmp_pa
 
 
 def test_breakpoint_under_bazel_names_the_target_to_run(starter: Starter, tmp_path: Path) -> None:
-    """There pytest is no way in: the target's program is, and it is `bazel run` that gives it the terminal."""
+    """If this fails, the user gets a pytest command, although only `bazel run` of the target has the terminal."""
     ended = Target(tmp_path, {"test_cases.py": _BREAKPOINT}, world_size=3).run(starter)
     assert "Say which: bazel run //pkg:cases_gloo.run -- --dist-debug-rank=" in ended.log
 
 
 @pytest.mark.parametrize("option", ["--pdb", "--trace"])
 def test_prompts_need_a_rank(starter: Starter, tmp_path: Path, option: str) -> None:
-    """pytest's own options say nothing of ranks."""
+    """If this fails, pytest's own options open a prompt on no rank, or on all."""
     ended = run_cases(starter, tmp_path, _BREAKPOINT, option)
     assert ended.code == pytest.ExitCode.USAGE_ERROR, ended.log
     assert f"{option}: test_cases.py::test_stops runs on ranks" in ended.log
@@ -122,7 +122,7 @@ def test_prompts_need_a_rank(starter: Starter, tmp_path: Path, option: str) -> N
 
 
 def test_rank_outside_the_world_and_threads_are_refused(starter: Starter, tmp_path: Path) -> None:
-    """Nobody would ever get the terminal."""
+    """If this fails, no rank ever gets the terminal."""
     write_file(tmp_path, "test_cases.py", _BREAKPOINT)
     for arguments, said in (
         (["--dist-debug-rank=3"], "--dist-debug-rank=3: test_cases.py::test_stops runs on 3 ranks."),
@@ -135,7 +135,7 @@ def test_rank_outside_the_world_and_threads_are_refused(starter: Starter, tmp_pa
 
 
 def test_pytest_exit_on_a_rank_ends_the_session(starter: Starter, tmp_path: Path) -> None:
-    """As in plain pytest: no test after it is run."""
+    """If this fails, later tests run although a test called `pytest.exit`."""
     ended = run_cases(
         starter,
         tmp_path,

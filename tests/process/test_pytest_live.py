@@ -1,4 +1,4 @@
-"""`-s`: what ranks print, while they print it."""
+"""`-s`: the output of ranks, shown while they print it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ from tests.support.starter import LIMIT_S, Starter
 _MANY = 2000
 
 
-def test_every_line_comes_whole_with_its_rank_and_in_order(starter: Starter, tmp_path: Path) -> None:
-    """Python's print, a child's and a descriptor's; lines of one rank never in the middle of another's; none lost."""
+def test_every_line_is_complete_in_order_and_has_its_rank(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, a line of a rank is lost, has no rank, or is mixed with another's.
+
+    The output comes from Python's print, from a child process and from a descriptor.
+    """
     ended = run_cases(
         starter,
         tmp_path,
@@ -44,8 +47,8 @@ def test_every_line_comes_whole_with_its_rank_and_in_order(starter: Starter, tmp
     assert not [line for line in lines if "xxxx" in line and not line.startswith("[rank ")]
 
 
-def test_output_is_there_while_the_test_runs(starter: Starter, tmp_path: Path) -> None:
-    """What is shown only at the end is of no use to who waits for a test that hangs."""
+def test_output_appears_while_the_test_runs(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, a user who waits for a hanging test sees its output only at the end."""
     write_file(
         tmp_path,
         "test_cases.py",
@@ -67,12 +70,12 @@ def test_output_is_there_while_the_test_runs(starter: Starter, tmp_path: Path) -
     with Bell(tmp_path) as bell:
         child = start_pytest(starter, tmp_path, "-s", "test_cases.py", env=bell.env)
         bell.wait(2, child)
-        # Nothing says when the runner has printed; it has nothing else to do.
+        # Nothing reports when the runner has printed, and the runner has no other work.
         deadline = time.monotonic() + LIMIT_S
         while not all(f"[rank {rank}] now at {rank}\n" in child.log for rank in range(2)):
             assert time.monotonic() < deadline, child.log
             time.sleep(0.02)
-        # Open for both ranks, whenever they come.
+        # Open for both ranks, whenever they open it.
         held = os.open(go_on, os.O_RDWR)
         try:
             assert child.wait() == 0, child.log
@@ -81,7 +84,7 @@ def test_output_is_there_while_the_test_runs(starter: Starter, tmp_path: Path) -
 
 
 def test_crash_loses_nothing(starter: Starter, tmp_path: Path) -> None:
-    """The last words of a rank are what matters; they are live, and in the report."""
+    """If this fails, the last output before a crash, the most useful one, is missing live or in the report."""
     ended = run_cases(
         starter,
         tmp_path,
@@ -104,8 +107,8 @@ def test_crash_loses_nothing(starter: Starter, tmp_path: Path) -> None:
     assert "output of rank 1:\nx\ufffd\nlast words" in ended.log
 
 
-def test_kept_ranks_unittest_and_setup_show_are_live_too(starter: Starter, tmp_path: Path) -> None:
-    """Whoever made the ranks, and whoever prints."""
+def test_output_of_pools_unittest_and_setup_show_is_live_too(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, the output of a pool, a unittest class or `--setup-show` is not live."""
     ended = run_cases(
         starter,
         tmp_path,
@@ -139,7 +142,7 @@ def test_kept_ranks_unittest_and_setup_show_are_live_too(starter: Starter, tmp_p
 
 
 def test_without_the_option_output_stays_in_the_logs(starter: Starter, tmp_path: Path) -> None:
-    """A test that passes is one dot."""
+    """If this fails, passed tests fill the terminal."""
     source = """
         import pytest
 

@@ -1,4 +1,4 @@
-"""Ways to run marked tests: in part, shared out, after an unclean import, with the package installed."""
+"""Ways to run marked tests: in part, distributed by xdist, after an unclean import, with the package installed."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ _MIXED = """
 
 
 def test_plain_and_marked_tests_live_in_one_file(starter: Starter, tmp_path: Path) -> None:
-    """A module's fixture is set up once in the runner, and once on each rank."""
+    """If this fails, a module's fixture is not set up once in the runner and once on each rank."""
     events = tmp_path / "events"
     ended = run_cases(starter, tmp_path, _MIXED, "-k", "not fails and not last", EVENTS=str(events))
     assert ended.code == 0, ended.log
@@ -71,7 +71,7 @@ def test_plain_and_marked_tests_live_in_one_file(starter: Starter, tmp_path: Pat
 
 
 def test_selection_by_name_failure_and_first_failure(starter: Starter, tmp_path: Path) -> None:
-    """`-k`, `-x`, `--lf` and `--collect-only` know marked tests like any other."""
+    """If this fails, `-k`, `-x`, `--lf` or `--collect-only` ignore marked tests."""
     env = {"EVENTS": str(tmp_path / "events")}
     ended = run_cases(starter, tmp_path, _MIXED, "-k", "marked", **env)
     assert ended.outcomes() == {"test_marked": "PASSED"}
@@ -87,7 +87,7 @@ def test_selection_by_name_failure_and_first_failure(starter: Starter, tmp_path:
 
 
 def test_options_about_failures(starter: Starter, tmp_path: Path) -> None:
-    """`--maxfail`, `--ff`, `--sw`: what pytest remembers of a test it remembers of a marked one."""
+    """If this fails, `--maxfail`, `--ff` or `--sw` forget what happened to a marked test."""
     source = """
         import pytest
 
@@ -113,11 +113,11 @@ def test_options_about_failures(starter: Starter, tmp_path: Path) -> None:
     ended = run_cases(starter, tmp_path, source, "--sw")
     assert list(ended.outcomes()) == ["test_a", "test_b"]
     ended = run_cases(starter, tmp_path, source, "--sw", "--sw-skip")
-    assert list(ended.outcomes()) == ["test_b", "test_c"], "one failure is passed over"
+    assert list(ended.outcomes()) == ["test_b", "test_c"], "one failure is skipped"
 
 
 def test_reports_for_other_programs(starter: Starter, tmp_path: Path) -> None:
-    """`--junitxml`, `--durations`, `--tb=line`: one line says what happened, and the whole report is there."""
+    """If this fails, `--junitxml`, `--durations` or `--tb=line` lack the one-line reason or the report."""
     source = """
         import pytest
 
@@ -146,7 +146,7 @@ def test_reports_for_other_programs(starter: Starter, tmp_path: Path) -> None:
 
 
 def test_parameters_and_fixtures_of_every_kind(starter: Starter, tmp_path: Path) -> None:
-    """Indirect ones, ids, autouse and usefixtures, in classes, with every way to import the file."""
+    """If this fails, indirect parameters, ids, autouse, usefixtures or an import mode work only in plain pytest."""
     source = """
         import pytest
 
@@ -188,7 +188,7 @@ def test_parameters_and_fixtures_of_every_kind(starter: Starter, tmp_path: Path)
 
 
 def test_expected_failure_covers_all_that_failed(starter: Starter, tmp_path: Path) -> None:
-    """A teardown that breaks after the expected failure is another failure; who looks at the first only misses it."""
+    """If this fails, an expected failure hides a teardown that broke after it."""
     ended = run_cases(
         starter,
         tmp_path,
@@ -217,8 +217,8 @@ def test_expected_failure_covers_all_that_failed(starter: Starter, tmp_path: Pat
 
 
 def test_sub_tests_of_pytest(starter: Starter, tmp_path: Path) -> None:
-    """Each failure says of which; and a skip of one is not a skip of the test, which would hide that it has run."""
-    pytest.importorskip("_pytest.subtests", reason="of pytest 9")
+    """If this fails, a failure does not name its sub-test, or the skip of one hides that the test ran."""
+    pytest.importorskip("_pytest.subtests", reason="sub-tests need pytest 9")
     ended = run_cases(
         starter,
         tmp_path,
@@ -252,8 +252,8 @@ def test_sub_tests_of_pytest(starter: Starter, tmp_path: Path) -> None:
         assert text in ended.log, ended.log
 
 
-def test_exit_is_told_where_it_stands(starter: Starter, tmp_path: Path) -> None:
-    """`pytest.exit` is the test's decision; the way to it through pytest and this library says nothing."""
+def test_exit_is_reported_at_the_line_of_the_test(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, the report of `pytest.exit` shows frames of pytest and this library, which say nothing."""
     ended = run_cases(
         starter,
         tmp_path,
@@ -277,15 +277,15 @@ def test_exit_is_told_where_it_stands(starter: Starter, tmp_path: Path) -> None:
 
 
 def test_missing_fixture_is_named(starter: Starter, tmp_path: Path) -> None:
-    """In the summary, where the request object would stand in its place."""
+    """If this fails, the summary shows the request object instead of the missing fixture."""
     source = "import pytest\n\n@pytest.mark.distributed(world_size=1)\ndef test_it(world, nothing): ...\n"
     ended = run_cases(starter, tmp_path, source)
     assert ended.outcomes() == {"test_it": "FAILED"}
     assert "FixtureLookupError: no fixture 'nothing' in setup" in ended.log, ended.log
 
 
-def test_expectation_that_needs_the_exception_itself_is_refused(starter: Starter, tmp_path: Path) -> None:
-    """It cannot be looked at where it is judged, so it would never be met."""
+def test_expectation_that_needs_the_exception_object_is_refused(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, an expectation that cannot be checked in the runner, without the exception, is never met."""
     ended = run_cases(
         starter,
         tmp_path,
@@ -318,7 +318,7 @@ def test_expectation_that_needs_the_exception_itself_is_refused(starter: Starter
 def test_ranks_of_an_unclean_runner_come_from_a_fresh_interpreter(
     starter: Starter, tmp_path: Path, unclean: str, said: str
 ) -> None:
-    """Fork copies locks in whatever state they are in; the reason is in the log, and the tests pass."""
+    """If this fails, ranks inherit locks in any state, because fork copies them, or the log lacks the reason."""
     source = f"""
         import os
         import threading
@@ -344,8 +344,8 @@ def test_ranks_of_an_unclean_runner_come_from_a_fresh_interpreter(
     assert said in ended.log
 
 
-def test_torch_is_loaded_once_also_if_no_test_imports_it(starter: Starter, tmp_path: Path) -> None:
-    """Loaded by each rank of each case, it makes a case of 0.1 s one of two seconds of every core."""
+def test_torch_is_loaded_once_even_if_no_test_imports_it(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, every rank of every case loads torch: 2 s of every core instead of 0.1 s."""
     source = """
         import os
         import sys
@@ -369,11 +369,11 @@ def test_torch_is_loaded_once_also_if_no_test_imports_it(starter: Starter, tmp_p
     assert "forked, torch is loaded: False" not in ended.log
 
 
-def test_xdist_shares_the_cases_out(starter: Starter, tmp_path: Path) -> None:
-    """Each worker is a runner of its own, and the reports reach the terminal once."""
+def test_xdist_distributes_the_cases(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, xdist's workers, each a runner, lose cases or print reports twice."""
     pytest.importorskip("xdist", reason="pytest-xdist is not installed")
-    # Controller, worker, and the fresh interpreter that a worker forks its ranks from; a second controller below them
-    # would go on for ever.
+    # The three levels are controller, worker, and the fresh interpreter that a worker forks its ranks from. A second
+    # controller below them would start others without end.
     write_file(
         tmp_path,
         "conftest.py",
@@ -382,7 +382,7 @@ def test_xdist_shares_the_cases_out(starter: Starter, tmp_path: Path) -> None:
 
         depth = int(os.environ.get("DEPTH", "0")) + 1
         os.environ["DEPTH"] = str(depth)
-        assert depth <= 3, "a template has started runners of its own"
+        assert depth <= 3, "a fork server has started runners of its own"
         """,
     )
     env = {"EVENTS": str(tmp_path / "events")}
@@ -399,7 +399,7 @@ def test_xdist_shares_the_cases_out(starter: Starter, tmp_path: Path) -> None:
 
 
 def test_installed_package_registers_itself(starter: Starter, tmp_path: Path) -> None:
-    """`pip install` is all that a machine without Bazel needs: no options, no conftest."""
+    """If this fails, `pip install` on a machine without Bazel is not enough, and users need options or a conftest."""
     if _major_version("setuptools") < 77 or _major_version("pip") < 21:
         pytest.skip("building the package takes pip 21 and setuptools 77 in this environment")
     source = Path(dist_testing.__file__).parents[1]
@@ -431,15 +431,15 @@ def test_installed_package_registers_itself(starter: Starter, tmp_path: Path) ->
 
 
 def _major_version(package: str) -> int:
-    """Of an installed package, without importing it; 0 if it is not there."""
+    """Return the major version of an installed package, without importing it; 0 if it is missing."""
     try:
         return int(metadata.version(package).partition(".")[0])
     except metadata.PackageNotFoundError:
         return 0
 
 
-def test_fixtures_of_a_file_end_with_it_also_after_a_distributed_test(starter: Starter, tmp_path: Path) -> None:
-    """They would still be there for the next file; pytest refuses to begin its tests then."""
+def test_fixtures_of_a_file_end_with_it_after_a_distributed_test(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, a fixture stays for the next file, whose tests pytest then refuses to begin."""
     write_file(
         tmp_path,
         "test_first.py",

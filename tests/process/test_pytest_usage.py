@@ -1,4 +1,4 @@
-"""The marker and the options: every form that is right, and a clear error for every one that is not."""
+"""The marker and the options: every valid form, and a clear error for every invalid one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _TEST = "\ndef test_marked(world):\n    pass\n"
 
 
 def _assert_clear(ended: Ended, *said: str) -> None:
-    """The reason is there, and nothing of the library's own code is."""
+    """Check that the reason is in the log, and none of the library's own code."""
     for text in said:
         assert text in ended.log, ended.log
     assert "Traceback" not in ended.log
@@ -22,7 +22,7 @@ def _assert_clear(ended: Ended, *said: str) -> None:
 
 
 def test_marker_forms(starter: Starter, tmp_path: Path) -> None:
-    """Function, class and module; one size, several, or the command line's; with and without a group."""
+    """If this fails, a form of the marker (function, class, module, sizes, groups) has another meaning."""
     ended = run_cases(
         starter,
         tmp_path,
@@ -136,14 +136,14 @@ def test_marker_forms(starter: Starter, tmp_path: Path) -> None:
     ],
 )
 def test_bad_marker_is_a_clear_error(starter: Starter, tmp_path: Path, arguments: str, said: str) -> None:
-    """A slip in a marker must neither run something else nor show the library's insides."""
+    """If this fails, a mistake in a marker runs something else, or shows the library's internals."""
     ended = run_cases(starter, tmp_path, f"{_HEAD}@pytest.mark.distributed({arguments}){_TEST}")
     assert ended.code == pytest.ExitCode.INTERRUPTED, ended.log
     _assert_clear(ended, said, "test_cases.py::test_marked")
 
 
 def test_expected_exit_of_a_rank_outside_the_world_is_refused(starter: Starter, tmp_path: Path) -> None:
-    """What it expects can never happen, so a test that passes would have been checked for nothing."""
+    """If this fails, a test passes although its expectation can never happen and nothing was checked."""
     ended = run_cases(
         starter, tmp_path, f"{_HEAD}@pytest.mark.distributed(expected_exits={{2: -9}}, world_size=2){_TEST}"
     )
@@ -162,7 +162,7 @@ def test_expected_exit_of_a_rank_outside_the_world_is_refused(starter: Starter, 
     ],
 )
 def test_world_without_the_marker_is_a_clear_error(starter: Starter, tmp_path: Path, source: str, said: str) -> None:
-    """The most common slip of all."""
+    """If this fails, the most common mistake of all gives no clear error."""
     ended = run_cases(starter, tmp_path, _HEAD + source)
     assert ended.code == pytest.ExitCode.INTERRUPTED
     _assert_clear(ended, said, "Mark it with @pytest.mark.distributed")
@@ -196,17 +196,17 @@ def test_world_without_the_marker_is_a_clear_error(starter: Starter, tmp_path: P
     ],
     ids=["async", "parametrize", "fixture", "unused fixture", "unittest", "unittest on ranks"],
 )
-def test_what_cannot_run_on_ranks_is_refused_when_it_is_collected(
+def test_tests_that_cannot_run_on_ranks_are_refused_at_collection(
     starter: Starter, tmp_path: Path, source: str, said: str
 ) -> None:
-    """Each of these would run, and test something else than it says."""
+    """If this fails, such a test runs and tests something else than it says."""
     ended = run_cases(starter, tmp_path, f"{_HEAD}marked = pytest.mark.distributed(world_size=2)\n\n{source}")
     assert ended.code in (pytest.ExitCode.INTERRUPTED, pytest.ExitCode.USAGE_ERROR), ended.log
     _assert_clear(ended, said)
 
 
-def test_mark_that_cannot_be_judged_costs_its_test(starter: Starter, tmp_path: Path) -> None:
-    """A slip in one condition must not take the whole session with it, nor let the test run."""
+def test_mark_that_cannot_be_evaluated_fails_its_test(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, a mistake in one condition ends the whole session, or lets the test run."""
     ended = run_cases(
         starter,
         tmp_path,
@@ -254,8 +254,8 @@ def test_mark_that_cannot_be_judged_costs_its_test(starter: Starter, tmp_path: P
     )
 
 
-def test_names_of_the_fixtures_are_free_elsewhere(starter: Starter, tmp_path: Path) -> None:
-    """A project with a `world` of its own, in which the plugin happens to be installed, goes on working."""
+def test_names_of_the_fixtures_stay_free_elsewhere(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, the installed plugin breaks a project that has its own `world` fixture."""
     ended = run_cases(
         starter,
         tmp_path,
@@ -305,14 +305,14 @@ def test_names_of_the_fixtures_are_free_elsewhere(starter: Starter, tmp_path: Pa
     ],
 )
 def test_bad_option_is_a_usage_error(starter: Starter, tmp_path: Path, option: str, said: str) -> None:
-    """Found before anything is collected."""
+    """If this fails, a wrong option is found only after tests are collected."""
     ended = run_cases(starter, tmp_path, f"{_HEAD}@pytest.mark.distributed{_TEST}", option)
     assert ended.code == pytest.ExitCode.USAGE_ERROR, ended.log
     _assert_clear(ended, said)
 
 
-def test_options_decide_what_the_tests_do_not_say(starter: Starter, tmp_path: Path) -> None:
-    """Several sizes, each a case; a limit; a backend that this machine cannot run."""
+def test_options_set_values_that_the_tests_leave_open(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, an option (sizes, limit, backend) has no effect on tests that leave it open."""
     source = """
         import threading
         import pytest

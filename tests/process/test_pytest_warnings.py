@@ -29,9 +29,9 @@ _SOURCE = """
             warnings.warn("of one of them", OwnWarning)
 
     @pytest.mark.distributed(world_size=2)
-    @pytest.mark.filterwarnings("ignore:nobody sees")
+    @pytest.mark.filterwarnings("ignore:hidden text")
     def test_filtered(world):
-        warnings.warn("nobody sees this")
+        warnings.warn("hidden text this")
 
     @pytest.mark.distributed(world_size=2)
     @pytest.mark.filterwarnings("error:an error here")
@@ -55,7 +55,7 @@ _SOURCE = """
 
 
 def test_warnings_of_ranks_are_in_the_summary(starter: Starter, tmp_path: Path) -> None:
-    """Each once, with the ranks that had it: four times the same text would hide all others."""
+    """If this fails, the same warning of four ranks hides all others, or no rank is named."""
     ended = run_cases(starter, tmp_path, _SOURCE)
     assert ended.outcomes() == {
         "test_all_warn": "PASSED",
@@ -71,13 +71,13 @@ def test_warnings_of_ranks_are_in_the_summary(starter: Starter, tmp_path: Path) 
     assert "OwnWarning: of one of them [rank 1]" in summary
     assert "UserWarning: of a method [ranks 0, 1]" in summary
     assert "test_cases.py::test_one_warns\n" in summary
-    assert "nobody sees" not in summary
+    assert "hidden text" not in summary
     assert "the test has it" not in summary
     assert "rank 1 raised UserWarning: an error here in call" in ended.log
 
 
-def test_warnings_can_be_errors_or_nothing(starter: Starter, tmp_path: Path) -> None:
-    """`-W` and `-p no:warnings` hold on ranks as they do in the runner."""
+def test_warnings_can_be_errors_or_switched_off(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, `-W` and `-p no:warnings` hold in the runner but not on ranks."""
     ended = run_cases(starter, tmp_path, _SOURCE, "-W", "error", "-k", "all_warn or filtered or UnittestTest")
     assert ended.outcomes() == {"test_all_warn": "FAILED", "test_filtered": "PASSED", "test_warns": "FAILED"}, ended.log
     assert "raised UserWarning: of all of them in call" in ended.log

@@ -1,4 +1,4 @@
-"""Faults by chance: whatever happens on whichever rank, the verdict is right and the runner is as it was."""
+"""Random faults: for any fault on any rank, the verdict is right and the runner is unchanged."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from tests.support.worlds import alive, engine_for, run
 
 # Small, for every run; a stress run sets a thousand.
 _CASES = int(os.environ.get("DIST_TESTING_STRESS_CASES", "40"))
-# Bazel sets it with --runs_per_test. One seed for all other runs: what failed once fails again.
+# Bazel sets the variable with --runs_per_test. All other runs use one seed, so that a failure repeats.
 _SEED = int(os.environ.get("TEST_RANDOM_SEED", "1"))
-# For a case that has to reach its deadline. Seconds.
+# Limit of a case that must reach its deadline, in seconds.
 _DEADLINE_S = 1.5
 
 
 @dataclass(frozen=True, slots=True)
 class _Expected:
-    """What the verdict must be.
+    """The expected verdict.
 
     Attributes:
         cause: Why the case fails; `Cause.NONE` if it passes or is skipped.
         blames: Whether the rank with the fault is the culprit.
-        alone: What it is in a world of one, if that differs.
+        alone: The cause in a world of one, if it differs.
     """
 
     cause: Cause
@@ -72,15 +72,15 @@ _EXPECTED = {
     "raise much": _FAILURE,
     "raise unprintable": _FAILURE,
     "segfault": _CRASH,
-    # In a world of one, everybody skips.
+    # In a world of one, all ranks skip.
     "skip": _Expected(Cause.DISAGREEMENT, blames=False, alone=Cause.NONE),
     "sleep": _HANG,
     "stop": _HANG,
     "terminate": _CRASH,
 }
-# These end at the deadline, which costs that much time.
+# These faults end at the deadline, which takes that time.
 _SLOW = frozenset({"hang in destroy", "loop with GIL", "sleep", "stop"})
-# What comes out of the test in a forked child as well must not meet anybody in a collective.
+# A forked child that also returns from the test must not meet another rank in a collective.
 _WITHOUT_PEERS = frozenset({"fork", "hang in destroy", "keep a thread"})
 
 
@@ -93,7 +93,7 @@ def _one_fails(world: World, body: dict[str, Any]) -> None:
 
 
 def _belongings() -> dict[str, frozenset[str]]:
-    """What the runner has open, runs and maps."""
+    """Return the runner's open files, threads and shared memory segments."""
     itself = psutil.Process()
     return {
         "descriptors": frozenset(os.readlink(fd) for fd in Path("/proc/self/fd").iterdir() if fd.is_symlink()),
@@ -104,25 +104,25 @@ def _belongings() -> dict[str, frozenset[str]]:
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[Engine]:
-    """One engine for all of them, which checks at its end that nothing is left."""
+    """One engine for all cases, which checks at its end that nothing is left."""
     with engine_for({"one fails": _one_fails}) as engine:
         yield engine
 
 
 def test_every_fault_has_an_expectation() -> None:
-    """A fault that is added and not listed would never be drawn."""
-    assert set(FAULTS) - {"wait for nobody"} == set(_EXPECTED) - {"nothing"}
+    """If this fails, a new fault is never drawn."""
+    assert set(FAULTS) - {"wait for a missing message"} == set(_EXPECTED) - {"nothing"}
 
 
 def test_random_faults_get_the_right_verdict(engine: Engine) -> None:
-    """A thousand of these are the proof that a platform team can trust a red and a green alike."""
+    """If this fails, a platform team cannot trust a red or a green result."""
     chance = random.Random(_SEED)
     print(f"seed {_SEED}: TEST_RANDOM_SEED={_SEED} repeats this run")
     others = set(psutil.Process().children(recursive=True))
     wrong = []
     before: dict[str, frozenset[str]] = {}
     for number in range(_CASES):
-        # A hang costs its deadline: one case in eight.
+        # A hang takes its whole deadline, so only one case in eight is one.
         fault = chance.choice(sorted(_SLOW if chance.random() < 0.125 else _EXPECTED.keys() - _SLOW))
         size = chance.randint(1, 4)
         rank = chance.randrange(size)
@@ -146,10 +146,10 @@ def test_random_faults_get_the_right_verdict(engine: Engine) -> None:
             wrong.append(f"case {number}: {fault}: not every rank is accounted for: {result.outcomes}")
         orphans = [line for line in result.leaked if alive(int(line.rpartition("pid ")[2].rstrip(")")))]
         assert not orphans, f"case {number}: {fault}: {orphans}"
-        # The first case makes what stays for the run: the template, its socket, the folder.
+        # The first case creates what stays for the run: the fork server, its socket, the folder.
         now = _belongings()
         before = before or now
         assert now == before, f"case {number}: {fault} left something in the runner"
     assert not wrong, "\n".join(wrong)
     started = set(psutil.Process().children(recursive=True)) - others
-    assert len(started) == 1, f"beside the template: {started}"
+    assert len(started) == 1, f"besides the fork server: {started}"

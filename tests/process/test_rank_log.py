@@ -1,4 +1,4 @@
-"""Log records of ranks: in a rank's output, where pytest would show them of a test that runs here."""
+"""Log records of ranks: in a rank's output, in the form that pytest uses in the runner."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _LOGGED = """
         world.log.warning("of the world")
         logging.getLogger("mine").warning("in %s", "words")
         logging.getLogger("mine").info("of less importance")
-        own.warning("to nobody")
+        own.warning("not propagated")
         assert world.rank, "rank 0 fails"
     """
 
@@ -35,32 +35,32 @@ def _options(isolation: str) -> list[str]:
 
 
 def _output(log: str, rank: int) -> str:
-    """What the report shows of a rank's output."""
+    """Return the part of the report with a rank's output."""
     rule = "-" * 100
     return log.partition(f"{rule}\noutput of rank {rank}:\n")[2].partition(f"\n{rule}\n")[0]
 
 
 @_ISOLATIONS
 def test_report_has_the_records(starter: Starter, tmp_path: Path, isolation: str) -> None:
-    """What led to a failure is logged and then lost, if it is not in the report of the rank that failed."""
+    """If this fails, the records that led to a failure are missing in the report of the failed rank."""
     ended = run_cases(starter, tmp_path, _LOGGED, *_options(isolation))
     assert _output(ended.log, 0).splitlines() == [
         "WARNING  dist_testing.rank0:test_cases.py:12 of the world",
         "WARNING  mine:test_cases.py:13 in words",
-        "WARNING  own:test_cases.py:15 to nobody",
+        "WARNING  own:test_cases.py:15 not propagated",
     ], ended.log
 
 
 @_ISOLATIONS
 def test_level_and_format_are_those_of_the_session(starter: Starter, tmp_path: Path, isolation: str) -> None:
-    """`--log-level` and `--log-format` would else be taken and forgotten."""
+    """If this fails, `--log-level` and `--log-format` are accepted and ignored."""
     options = [*_options(isolation), "--log-level=INFO", "--log-format=%(levelname)s, %(message)s"]
     ended = run_cases(starter, tmp_path, _LOGGED, *options)
     assert "WARNING, in words\nINFO, of less importance\n" in _output(ended.log, 0), ended.log
 
 
 def test_live_output_has_the_records_once(starter: Starter, tmp_path: Path) -> None:
-    """With `-s` a record is a line of its rank; with pytest's live log, too, and not a second time without the rank."""
+    """If this fails, a record under `-s` has no rank, or pytest's live log prints it a second time."""
     ended = run_cases(starter, tmp_path, _LOGGED, "-s", "--log-cli-level=INFO")
     for rank in range(2):
         lines = [line for line in ended.log.splitlines() if line.startswith(f"[rank {rank}] ")]
@@ -68,13 +68,13 @@ def test_live_output_has_the_records_once(starter: Starter, tmp_path: Path) -> N
             "of the world",
             "in words",
             "of less importance",
-            "to nobody",
+            "not propagated",
         ], ended.log
     assert "live log" not in ended.log
 
 
 def test_caplog_and_the_report_both_have_the_records(starter: Starter, tmp_path: Path) -> None:
-    """A test that looks at its records fails like any other: then its report is all there is."""
+    """If this fails, a failing test that uses caplog has no records in its report, its only output."""
     ended = run_cases(
         starter,
         tmp_path,
@@ -95,8 +95,8 @@ def test_caplog_and_the_report_both_have_the_records(starter: Starter, tmp_path:
     assert _output(ended.log, 0) == "INFO     mine:test_cases.py:10 in words", ended.log
 
 
-def test_records_are_not_in_what_a_test_captures(starter: Starter, tmp_path: Path) -> None:
-    """`capsys` and `capfd` hold what is printed, as in any other test, and not pytest's lines about records."""
+def test_records_are_not_in_captured_output(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, `capsys` and `capfd` contain pytest's lines about records, and a test's comparison breaks."""
     ended = run_cases(
         starter,
         tmp_path,
@@ -126,7 +126,7 @@ def test_records_are_not_in_what_a_test_captures(starter: Starter, tmp_path: Pat
 
 @_ISOLATIONS
 def test_handlers_made_at_import_write_to_the_ranks_output(starter: Starter, tmp_path: Path, isolation: str) -> None:
-    """torch makes its own when it is imported, and so do test files: for the output of the runner, as it is then."""
+    """If this fails, handlers that torch or a test file made at import write to the runner's old output."""
     ended = run_cases(
         starter,
         tmp_path,
@@ -152,7 +152,7 @@ def test_handlers_made_at_import_write_to_the_ranks_output(starter: Starter, tmp
     ours, by_torch = _output(ended.log, 0).splitlines()
     assert ours == "by a handler of rank 0", ended.log
     assert by_torch.endswith("] by torch"), ended.log
-    assert ended.log.count("by a handler of rank 1") == 0, "rank 1 passed, so that its output is not shown"
+    assert ended.log.count("by a handler of rank 1") == 0, "rank 1 passed, so its output is not shown"
 
 
 _CLASS = """
@@ -175,7 +175,7 @@ _CLASS = """
 
 
 def test_records_of_unittest_classes(starter: Starter, tmp_path: Path) -> None:
-    """Under pytest they are told as pytest does, and without it as Python does."""
+    """If this fails, records of unittest classes have no pytest format under pytest, or are lost without it."""
     ended = run_cases(starter, tmp_path, _CLASS)
     assert _output(ended.log, 0) == "WARNING  mine:test_cases.py:11 in words", ended.log
     child = starter.start(["-m", "unittest", "test_cases"], tmp_path)
@@ -184,13 +184,13 @@ def test_records_of_unittest_classes(starter: Starter, tmp_path: Path) -> None:
 
 
 def test_records_under_bazel(starter: Starter, tmp_path: Path) -> None:
-    """The same lines in a target's log."""
+    """If this fails, a target's log lacks the records."""
     ended = Target(tmp_path, {"test_cases.py": _LOGGED}).run(starter)
     assert "WARNING  mine:test_cases.py:13 in words" in _output(ended.log, 0).splitlines(), ended.log
 
 
-def test_log_file_is_not_begun_anew_by_ranks(starter: Starter, tmp_path: Path) -> None:
-    """Fresh interpreters collect with the session's arguments, of which one names a file that they would empty."""
+def test_log_file_is_not_truncated_by_ranks(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, fresh interpreters, which collect with the session's arguments, empty the log file."""
     ended = run_cases(
         starter,
         tmp_path,

@@ -1,4 +1,4 @@
-"""Tests whose needs are not met: no rank is started for them, in either door."""
+"""Tests whose needs are not met: no rank starts for them, in either front end."""
 
 from __future__ import annotations
 
@@ -60,12 +60,12 @@ _CASES = """
             pass
 
 
-    class TestKept(dist_testing.MultiProcContinuousTest):
+    class TestPooled(dist_testing.MultiProcContinuousTest):
         world_size = 2
         setUpRank = staticmethod(note_rank)
 
         @skip_if_lt_x_gpu(99)
-        def test_kept(self):
+        def test_pooled(self):
             pass
 
 
@@ -96,7 +96,7 @@ _CASES = """
 
 
 def test_no_rank_is_started_for_a_test_that_cannot_run(starter: Starter, tmp_path: Path) -> None:
-    """On a machine without GPUs most tests of a GPU suite are such: torch starts all their ranks to find out."""
+    """If this fails, a machine without GPUs starts all ranks of a GPU suite only to skip, as with torch."""
     ended = run_cases(starter, tmp_path, _CASES, "-rs", CUDA_VISIBLE_DEVICES="")
     assert "7 skipped" in ended.log, ended.log
     assert ended.code == 0
@@ -107,33 +107,33 @@ def test_no_rank_is_started_for_a_test_that_cannot_run(starter: Starter, tmp_pat
 
 @pytest.mark.parametrize("met", ["skip_if_lt_x_gpu(0)", "skip_if_odd_worldsize"])
 def test_ranks_are_started_for_a_test_that_can_run(starter: Starter, tmp_path: Path, met: str) -> None:
-    """Without this, the test above would pass with decorators that skip everything."""
+    """If this fails, the test above would pass with decorators that skip everything."""
     source = _CASES.replace("skip_if_lt_x_gpu(99)", met)
-    ended = run_cases(starter, tmp_path, source, "-k", "test_function or test_threads or test_kept")
-    assert ended.outcomes() == dict.fromkeys(("test_function", "test_threads", "test_kept"), "PASSED"), ended.log
+    ended = run_cases(starter, tmp_path, source, "-k", "test_function or test_threads or test_pooled")
+    assert ended.outcomes() == dict.fromkeys(("test_function", "test_threads", "test_pooled"), "PASSED"), ended.log
     assert len(list(tmp_path.glob("started-*"))) == 5
 
 
 def test_missing_gpus_are_a_failure_where_they_may_not_be_missing(starter: Starter, tmp_path: Path) -> None:
-    """A GPU lane that has lost its GPUs would be green; what has nothing to do with GPUs stays a skip."""
+    """If this fails, a GPU job that lost its GPUs is green, or a skip for another reason fails."""
     ended = run_cases(
         starter,
         tmp_path,
         _CASES,
         "--dist-on-missing=fail",
         "-k",
-        "test_function or test_processes or test_odd or test_kept",
+        "test_function or test_processes or test_odd or test_pooled",
         CUDA_VISIBLE_DEVICES="",
     )
-    expected = dict.fromkeys(("test_function", "test_processes", "test_kept"), "FAILED")
+    expected = dict.fromkeys(("test_function", "test_processes", "test_pooled"), "FAILED")
     assert ended.outcomes() == expected, ended.log
     assert "1 skipped" in ended.log
     assert "promised hardware missing: Need at least 99 CUDA devices" in ended.log
     assert "dist_testing/" not in ended.log, "a traceback through the library"
 
 
-def test_missing_gpus_are_not_the_failure_that_was_expected(starter: Starter, tmp_path: Path) -> None:
-    """A test that is known to fail would be green on a lane without GPUs, and nobody would see that it never runs."""
+def test_missing_gpus_are_not_an_expected_failure(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, a test with a known failure is green in a CI job without GPUs, where it never runs."""
     source = """
         import unittest
 

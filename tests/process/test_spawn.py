@@ -1,4 +1,4 @@
-"""Ranks that are interpreters of their own: imports happen anew, in the environment of the moment."""
+"""Ranks that are separate interpreters: they import everything again, in the current environment."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from tests.support.children import run_pytest, write_file
 from tests.support.starter import Starter
 
-# Imported by the cases: what is here was decided at import.
+# The cases import this file: its values were decided at import.
 _SETTINGS = """
     import os
 
@@ -19,7 +19,7 @@ _SETTINGS = """
 
 
 def test_under_pytest(starter: Starter, tmp_path: Path) -> None:
-    """A rank must see what a freshly started program would see, and forked ones beside it what the runner saw."""
+    """If this fails, a spawned rank does not see the current environment, or a forked one not the runner's imports."""
     write_file(tmp_path, "settings.py", _SETTINGS)
     write_file(
         tmp_path,
@@ -115,7 +115,7 @@ _UNITTEST = """
 
 @pytest.mark.parametrize("arguments", [["-m", "unittest", "test_cases"], ["test_cases.py"], ["-m", "test_cases"]])
 def test_under_unittest(starter: Starter, tmp_path: Path, arguments: list[str]) -> None:
-    """The interpreter finds the tests again, whether they were imported or are the main program."""
+    """If this fails, a fresh interpreter does not find the tests of an imported file or of the main program."""
     write_file(tmp_path, "settings.py", _SETTINGS)
     write_file(tmp_path, "test_cases.py", _UNITTEST)
     child = starter.start(arguments, tmp_path, fresh=True)
@@ -140,9 +140,9 @@ _BREAKS_THE_SECOND_TIME = """
 """
 
 
-@pytest.mark.parametrize("door", ["pytest", "unittest"])
-def test_import_that_fails_on_ranks_is_the_reason_in_the_report(starter: Starter, tmp_path: Path, door: str) -> None:
-    """An import is test code: what it raises is the failure, in the words of the error."""
+@pytest.mark.parametrize("front_end", ["pytest", "unittest"])
+def test_import_that_fails_on_ranks_is_reported_as_the_reason(starter: Starter, tmp_path: Path, front_end: str) -> None:
+    """If this fails, an error at import on a rank, which is test code, is replaced by another error."""
     write_file(
         tmp_path,
         "test_cases.py",
@@ -161,9 +161,9 @@ def test_import_that_fails_on_ranks_is_the_reason_in_the_report(starter: Starter
                 pass
         """,
     )
-    ended = run_pytest(starter, tmp_path, "-rA", "test_cases.py", "-k", f"test_{door}")
+    ended = run_pytest(starter, tmp_path, "-rA", "test_cases.py", "-k", f"test_{front_end}")
     assert ended.code == pytest.ExitCode.TESTS_FAILED, ended.log
-    assert ended.outcomes() == {f"test_{door}": "FAILED"}
+    assert ended.outcomes() == {f"test_{front_end}": "FAILED"}
     assert "planted in the second import" in ended.log
     assert "KeyError" not in ended.log
 
@@ -188,10 +188,10 @@ def _need_plugin_of(options: list[str]) -> None:
 
 
 @pytest.mark.parametrize("options", _TO_FRESH_INTERPRETERS)
-def test_a_file_that_cannot_be_imported_fails_no_others_tests(
+def test_a_file_that_cannot_be_imported_does_not_fail_other_files_tests(
     starter: Starter, tmp_path: Path, options: list[str]
 ) -> None:
-    """One broken file would turn a whole run red, and hide which of it is."""
+    """If this fails, one broken file makes a whole run red and hides which file it is."""
     _need_plugin_of(options)
     write_file(tmp_path, "test_broken.py", "import nonexistent\n")
     write_file(tmp_path, "test_other.py", _OTHER)
@@ -202,10 +202,10 @@ def test_a_file_that_cannot_be_imported_fails_no_others_tests(
 
 
 @pytest.mark.parametrize("options", _TO_FRESH_INTERPRETERS)
-def test_a_file_that_cannot_be_imported_twice_fails_its_own_tests_alone(
+def test_a_file_that_cannot_be_imported_twice_fails_only_its_own_tests(
     starter: Starter, tmp_path: Path, options: list[str]
 ) -> None:
-    """The others' ranks are as good as without it, and its own tests tell what is wrong with it."""
+    """If this fails, such a file fails the tests of others, or its own tests do not show its error."""
     _need_plugin_of(options)
     write_file(
         tmp_path,
@@ -228,6 +228,6 @@ def test_a_file_that_cannot_be_imported_twice_fails_its_own_tests_alone(
     ended = run_pytest(starter, tmp_path, "-rA", *options, "test_once.py", "test_other.py")
     assert ended.code == pytest.ExitCode.TESTS_FAILED, ended.log
     assert ended.outcomes() == {"test_once": "FAILED", "test_class": "FAILED", "test_other": "PASSED"}
-    # By each of the two tests.
+    # Each of the two tests reports it.
     assert ended.log.count("ValueError: planted in the second import") >= 2
     assert "KeyError" not in ended.log

@@ -1,4 +1,4 @@
-"""`MultiThreadedTestCase` from the outside: ranks that fail in every way, in the runner's own process."""
+"""`MultiThreadedTestCase` in a child process: thread ranks that fail in every way, in the runner's own process."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ _SAID = (
 
 
 def _assert_right(folder: Path, log: str) -> None:
-    """What is the same in all ways to run the file."""
+    """Check the results that are the same in all ways to run the file."""
     assert_no_folder_left(folder)
     for said in _SAID:
         assert said in log, f"{said!r} is not in:\n{log}"
@@ -198,7 +198,7 @@ def _assert_right(folder: Path, log: str) -> None:
 
 
 def test_under_pytest(starter: Starter, tmp_path: Path) -> None:
-    """A failing rank costs its own test and no other, is blamed by name, and the run comes to its end."""
+    """If this fails, a failing rank costs other tests, is not named, or stops the run."""
     write_file(tmp_path, "test_cases.py", _CASES)
     ended = run_pytest(starter, tmp_path, "-rA", "test_cases.py")
     assert ended.code == pytest.ExitCode.TESTS_FAILED
@@ -213,7 +213,7 @@ def test_under_pytest(starter: Starter, tmp_path: Path) -> None:
 
 
 def test_under_unittest(starter: Starter, tmp_path: Path) -> None:
-    """The same under `python -m unittest`, whose process ends although ranks are left behind in it."""
+    """If this fails, `python -m unittest` does not end, because thread ranks are left in its process."""
     write_file(tmp_path, "test_cases.py", _CASES)
     child = starter.start(["-m", "unittest", "-v", "test_cases"], tmp_path, fresh=True)
     assert child.wait() == 1, child.log
@@ -222,7 +222,7 @@ def test_under_unittest(starter: Starter, tmp_path: Path) -> None:
 
 
 def test_under_bazel(starter: Starter, tmp_path: Path) -> None:
-    """Every case is in the XML, with the reason of a skip, and the culprit of a failure; also of a hang."""
+    """If this fails, the XML lacks a case, the reason of a skip, or the culprit of a failure or hang."""
     target = Target(tmp_path, {"test_cases.py": _CASES}, backend="threaded", world_size=3, spec={"isolation": "thread"})
     ended = target.run(starter)
     assert ended.code == pytest.ExitCode.TESTS_FAILED
@@ -249,7 +249,7 @@ def test_under_bazel(starter: Starter, tmp_path: Path) -> None:
     ],
 )
 def test_bad_class_is_a_clear_error(starter: Starter, tmp_path: Path, attribute: str, said: str) -> None:
-    """It must neither pass without running, nor show the library's insides."""
+    """If this fails, a wrong class passes without running, or shows the library's internals."""
     ended = run_cases(
         starter,
         tmp_path,
@@ -270,7 +270,7 @@ def test_bad_class_is_a_clear_error(starter: Starter, tmp_path: Path, attribute:
 
 
 def test_wrong_method_name_is_an_error(starter: Starter, tmp_path: Path) -> None:
-    """unittest's rule for names that are given by hand; a class without a name can be made, as a namespace."""
+    """If this fails, a mistyped method name is accepted, or a class without a name, used as a namespace, is refused."""
     ended = run_cases(
         starter,
         tmp_path,
@@ -300,7 +300,7 @@ def test_wrong_method_name_is_an_error(starter: Starter, tmp_path: Path) -> None
 
 
 def test_class_may_run_its_tests_itself(starter: Starter, tmp_path: Path) -> None:
-    """Classes that override torch's hooks find them, and what they catch themselves still counts."""
+    """If this fails, classes that override torch's hooks are not called, or hide the failures that they catch."""
     ended = run_cases(
         starter,
         tmp_path,
@@ -351,7 +351,7 @@ def test_class_may_run_its_tests_itself(starter: Starter, tmp_path: Path) -> Non
 
 
 def test_interrupted_runner_ends(starter: Starter, tmp_path: Path) -> None:
-    """SIGTERM in the middle of a case ends the run in order, whatever the threads are doing."""
+    """If this fails, SIGTERM in the middle of a case does not end the run, because threads are running."""
     write_file(
         tmp_path,
         "test_cases.py",

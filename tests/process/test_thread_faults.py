@@ -1,4 +1,4 @@
-"""Every fault, for real, on one rank of four that are threads of one process: the engine outlives all of them."""
+"""Every fault, caused for real, on one of four ranks that are threads of one process: the engine survives all."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from dist_testing.world import World
 from tests.support.faults import FAULTS
 from tests.support.worlds import engine_for, run
 
-# For a case that has to reach its deadline. Seconds; a rank needs a fraction of one to get into its fault.
+# Limit of a case that must reach its deadline, in seconds; a rank needs a fraction of one to reach its fault.
 _DEADLINE_S = 2.0
 
 
 def _one_fails(world: World, body: dict[str, Any]) -> None:
-    """One rank has the fault; the others wait for it in a collective."""
+    """Cause the fault on one rank; the others wait for it in a collective."""
     dist.barrier()
     if world.rank == body["rank"]:
         FAULTS[body["fault"]](world)
@@ -30,7 +30,7 @@ def _one_fails(world: World, body: dict[str, Any]) -> None:
 
 
 def _one_leaves_something(world: World, body: dict[str, Any]) -> None:
-    """One rank leaves something behind, and passes."""
+    """Leave something behind on one rank, and pass."""
     dist.barrier()
     if world.rank == 2:
         FAULTS[body["fault"]](world)
@@ -53,7 +53,7 @@ def engines() -> Iterator[Engine]:
 
 @pytest.fixture
 def engine(engines: Engine) -> Iterator[Engine]:
-    """Each fault must leave the engine fit for the next case."""
+    """Yields the engine, and checks that each fault left it fit for the next case."""
     yield engines
     result = run(engines, "good", isolation="thread")
     assert result.verdict.status is Status.PASSED, failure_report(result)
@@ -84,7 +84,7 @@ def _run(engine: Engine, fault: str, rank: int, timeout_s: float = 60.0) -> Case
 def test_rank_that_fails_is_the_culprit(
     engine: Engine, fault: str, cause: Cause, kind: Kind, said: str, rank: int
 ) -> None:
-    """If this fails, one thread's fault is blamed on another, although both are one process to the kernel."""
+    """If this fails, one thread's fault is blamed on another: the kernel sees only one process."""
     result = _run(engine, fault, rank)
     verdict = result.verdict
     assert (Status.FAILED, cause, rank) == (verdict.status, verdict.cause, verdict.culprit), failure_report(result)
@@ -94,8 +94,8 @@ def test_rank_that_fails_is_the_culprit(
 
 
 @pytest.mark.parametrize(("fault", "name"), [("kill", "SIGKILL (9)"), ("terminate", "SIGTERM (15)")])
-def test_end_from_outside_is_nobodys_for_sure(engine: Engine, fault: str, name: str) -> None:
-    """If this fails, a rank is blamed for what the kernel or another process has done."""
+def test_end_from_outside_is_blamed_on_no_rank(engine: Engine, fault: str, name: str) -> None:
+    """If this fails, a rank is blamed for what the kernel or another process did."""
     result = _run(engine, fault, 2)
     assert result.verdict.cause is Cause.CRASH
     report = failure_report(result)
@@ -104,8 +104,8 @@ def test_end_from_outside_is_nobodys_for_sure(engine: Engine, fault: str, name: 
 
 
 @pytest.mark.parametrize("fault", ["sleep", "loop with GIL", "stop", "hang in destroy"])
-def test_hang_is_told_with_stacks(engine: Engine, fault: str) -> None:
-    """If this fails, a thread that never comes back costs the runner, or nobody learns where it is."""
+def test_hang_is_reported_with_stacks(engine: Engine, fault: str) -> None:
+    """If this fails, a thread that never returns stops the runner, or the report does not show where it is."""
     result = _run(engine, fault, 2, timeout_s=_DEADLINE_S)
     assert result.verdict.cause is Cause.HANG, failure_report(result)
     if fault == "stop":
@@ -116,17 +116,17 @@ def test_hang_is_told_with_stacks(engine: Engine, fault: str) -> None:
         assert result.verdict.culprit == 2
 
 
-def test_wait_for_nobody_is_a_deadlock_at_once(engine: Engine) -> None:
-    """If this fails, a message that nobody sends costs the whole time limit."""
-    result = _run(engine, "wait for nobody", 2)
+def test_wait_for_a_message_that_is_never_sent_is_a_deadlock_at_once(engine: Engine) -> None:
+    """If this fails, a message that is never sent takes the whole time limit."""
+    result = _run(engine, "wait for a missing message", 2)
     assert result.verdict.cause is Cause.FAILURE
     report = failure_report(result)
     assert "rank 2: waiting for rank 3 to send" in report, report
 
 
 @pytest.mark.parametrize("fault", ["close descriptors", "out of memory"])
-def test_ruined_process_is_a_failure(engine: Engine, fault: str) -> None:
-    """If this fails, ranks that can say nothing any more count as passed, or take the runner with them."""
+def test_damaged_process_is_a_failure(engine: Engine, fault: str) -> None:
+    """If this fails, ranks that can no longer report count as passed, or end the runner."""
     assert _run(engine, fault, 2).verdict.status is Status.FAILED
 
 
@@ -139,8 +139,8 @@ def test_ruined_process_is_a_failure(engine: Engine, fault: str) -> None:
         ("fork twice", "children left behind"),
     ],
 )
-def test_what_a_rank_leaves_behind_fails_the_case(engine: Engine, fault: str, said: str) -> None:
-    """If this fails, the next case runs beside it; a forked copy of a rank, as if it were one more rank."""
+def test_leftovers_of_a_rank_fail_the_case(engine: Engine, fault: str, said: str) -> None:
+    """If this fails, the next case runs beside the leftover, and a forked copy acts as one more rank."""
     result = run(engine, "one leaves something", isolation="thread", arguments={"fault": fault})
     assert result.verdict.status is Status.FAILED
     report = failure_report(result)

@@ -1,4 +1,4 @@
-"""`isolation="thread"` of the pytest door: ranks are threads of a process that is not the runner's."""
+"""`isolation="thread"` under pytest: ranks are threads of a process that is not the runner."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ _FAILURES = """
 
 
 def test_failure_costs_one_case_and_never_the_runner(starter: Starter, tmp_path: Path) -> None:
-    """A crash or a hang of a thread ends its process, is blamed on its rank, and the next test runs in a new one."""
+    """If this fails, a crash or hang of one thread ends the runner, or costs the next test."""
     ended = run_cases(starter, tmp_path, _FAILURES, _THREADED)
     assert ended.code == pytest.ExitCode.TESTS_FAILED
     outcomes = ended.outcomes()
@@ -154,12 +154,12 @@ def test_failure_costs_one_case_and_never_the_runner(starter: Starter, tmp_path:
     pids = (tmp_path / "pids").read_text().split()
     by_case = [pids[start : start + 3] for start in range(0, len(pids), 3)]
     assert all(len(set(case)) == 1 for case in by_case), "the ranks of a case are one process"
-    assert by_case[0] == by_case[1] == by_case[2], "kept after a pass"
-    assert len({case[0] for case in by_case}) == 5, "replaced after a failure"
+    assert by_case[0] == by_case[1] == by_case[2], "the same process after a pass"
+    assert len({case[0] for case in by_case}) == 5, "a new process after a failure"
 
 
-def test_what_pytest_gives_is_each_ranks_own(starter: Starter, tmp_path: Path) -> None:
-    """Fixtures of every scope, also those that a test asks for by name, are resolved by and for each rank."""
+def test_fixtures_belong_to_one_rank(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, ranks share a fixture, or a fixture that a test requests by name is not resolved."""
     ended = run_cases(
         starter,
         tmp_path,
@@ -266,8 +266,11 @@ def test_what_pytest_gives_is_each_ranks_own(starter: Starter, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("fixture", ["capsys", "capfd", "caplog", "recwarn", "monkeypatch"])
-def test_fixture_of_the_process_is_refused(starter: Starter, tmp_path: Path, fixture: str) -> None:
-    """It would mix up the ranks, now and then; named as an argument or asked for while the test runs."""
+def test_fixture_that_affects_the_process_is_refused(starter: Starter, tmp_path: Path, fixture: str) -> None:
+    """If this fails, a fixture that changes the whole process sometimes mixes up the ranks.
+
+    A test can name it as an argument or request it while it runs.
+    """
     ended = run_cases(
         starter,
         tmp_path,
@@ -298,8 +301,10 @@ def test_fixture_of_the_process_is_refused(starter: Starter, tmp_path: Path, fix
         (["--dist-isolation=spawn", _THREADED], 'isolation "spawn" with backend "threaded"'),
     ],
 )
-def test_options_that_do_not_fit_are_refused(starter: Starter, tmp_path: Path, options: list[str], said: str) -> None:
-    """Neither a hang in a rendezvous that cannot be, nor another backend than was asked for."""
+def test_options_that_contradict_each_other_are_refused(
+    starter: Starter, tmp_path: Path, options: list[str], said: str
+) -> None:
+    """If this fails, the rendezvous hangs, or ranks use another backend than the user asked for."""
     write_file(tmp_path, "test_cases.py", "import pytest\n\n\n@pytest.mark.distributed\ndef test_it():\n    pass\n")
     ended = run_pytest(starter, tmp_path, *options, "test_cases.py")
     assert ended.code == pytest.ExitCode.USAGE_ERROR
@@ -307,8 +312,8 @@ def test_options_that_do_not_fit_are_refused(starter: Starter, tmp_path: Path, o
     assert "Traceback" not in ended.log
 
 
-def test_what_threads_cannot_do_is_refused(starter: Starter, tmp_path: Path) -> None:
-    """Each with a text that says what to use instead."""
+def test_features_that_threads_cannot_have_are_refused(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, the user gets no text that says what to use instead."""
     ended = run_cases(
         starter,
         tmp_path,
@@ -341,7 +346,7 @@ def test_what_threads_cannot_do_is_refused(starter: Starter, tmp_path: Path) -> 
 
 
 def test_under_bazel(starter: Starter, tmp_path: Path) -> None:
-    """The XML names the culprit of a crash, and the logs of each rank are kept."""
+    """If this fails, the XML does not name the culprit of a crash, or the logs of a rank are missing."""
     target = Target(
         tmp_path, {"test_cases.py": _FAILURES}, backend="threaded", world_size=3, spec={"isolation": "thread"}
     )
@@ -354,11 +359,11 @@ def test_under_bazel(starter: Starter, tmp_path: Path) -> None:
     assert cases["test_segfault"].properties["cause"] == "crash"
     logs = {path.name.rpartition(".rank-")[2]: path.read_text() for path in target.outputs.glob("*.rank-*.log")}
     assert "hello from rank 2" in logs["2.log"]
-    assert "Segmentation fault" in logs["0.log"], "what the process writes is in the log of rank 0"
+    assert "Segmentation fault" in logs["0.log"], "the output of the process itself is in the log of rank 0"
 
 
 def test_collective_error_begins_at_the_test(starter: Starter, tmp_path: Path) -> None:
-    """The user's own lines are what the error is about, and not how pytest came to the test."""
+    """If this fails, the report shows how pytest reached the test instead of the user's own lines."""
     ended = run_cases(
         starter,
         tmp_path,

@@ -1,4 +1,4 @@
-"""One test class on torch's `MultiThreadedTestCase` and on ours: the same outcomes, but where ours is better."""
+"""One test class on torch's `MultiThreadedTestCase` and on ours: the same outcomes, except where ours is better."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ _BASES = {
     "torch": "from torch.testing._internal.common_distributed import MultiThreadedTestCase",
     "ours": "from dist_testing import MultiThreadedTestCase",
 }
-# Where the two differ: what torch's class says, what ours says.
+# The tests whose outcomes differ: torch's, then ours.
 _BETTER = {
     "test_unknown_exit_code": ("passed", "failed"),
     "test_skip_of_one": ("skipped", "failed"),
@@ -118,7 +118,7 @@ _ALIKE = {
 
 @pytest.mark.parametrize("which", ["torch", "ours"])
 def test_outcomes(starter: Starter, tmp_path: Path, which: str) -> None:
-    """If this fails for ours, a suite that comes over gets other results; for torch, the comparison is out of date."""
+    """If this fails for ours, a migrated suite gets other results; for torch, this comparison is outdated."""
     file = write_file(tmp_path, "test_cases.py", _CASES)
     file.write_text(file.read_text().replace("{base}", _BASES[which]))
     child = starter.start(["test_cases.py"], tmp_path, fresh=True)

@@ -1,4 +1,4 @@
-"""Ranks that exist already: torchrun's, or as torchrun would have made them."""
+"""Attached worlds: ranks that torchrun started, or that look as if it had."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.starter import Child, Starter
 
 
 class Agent:
-    """What torchrun's agent is to its ranks: a store, and variables that say where it is."""
+    """Plays torchrun's agent for its ranks: a store, and variables with its address."""
 
     def __init__(self, starter: Starter, folder: Path) -> None:
         self._starter = starter
@@ -33,7 +33,7 @@ class Agent:
             if sources and rank in sources:
                 write_file(self._folder / f"of-{rank}", file, sources[rank])
                 file = f"of-{rank}/{file}"
-            place = {
+            rank_env = {
                 "RANK": str(rank),
                 "LOCAL_RANK": str(rank),
                 "WORLD_SIZE": str(size),
@@ -47,12 +47,12 @@ class Agent:
                 "GLOO_SOCKET_IFNAME": "lo",
             }
             children.append(
-                start_pytest(self._starter, self._folder, "-rA", *options, file, env={**place, **(env or {})})
+                start_pytest(self._starter, self._folder, "-rA", *options, file, env={**rank_env, **(env or {})})
             )
         return children
 
     def run(self, source: str, *options: str, size: int = 2) -> list[Ended]:
-        """Run a file on every rank, to the end; checks that nothing is left."""
+        """Run a file on every rank to its end, and check that nothing is left."""
         write_file(self._folder, "test_cases.py", source)
         ended = [Ended(child.wait(), child.log) for child in self.start(size, *options)]
         assert_no_folder_left(self._folder)
@@ -84,7 +84,7 @@ _MIXED = """
 
     @pytest.fixture(scope="module")
     def of_module(tmp_path_factory):
-        yield tmp_path_factory.mktemp("kept")
+        yield tmp_path_factory.mktemp("shared")
         (here / f"torn-down-{os.getpid()}").touch()
 
 
@@ -100,7 +100,7 @@ _MIXED = """
         total = torch.ones(1)
         dist.all_reduce(total)
         assert total.item() == 2
-        (of_module / "kept").touch()
+        (of_module / "shared").touch()
         (world.tmp_path / str(world.rank)).touch()
         world.barrier()
         assert len(list(world.tmp_path.iterdir())) == 2
@@ -108,7 +108,7 @@ _MIXED = """
 
     @pytest.mark.distributed(init=False)
     def test_env(world, of_module):
-        assert (of_module / "kept").exists(), "the fixture is the module's"
+        assert (of_module / "shared").exists(), "the fixture belongs to the module"
         dist.init_process_group("gloo", init_method="env://")
         dist.barrier()
 
@@ -195,7 +195,7 @@ _MIXED = """
 
 
 def test_one_session_over_all_ranks(agent: Agent, tmp_path: Path) -> None:
-    """Every kind of test: rank 0 reports, all end with its code, and a failure costs one case."""
+    """If this fails, a failure costs more than one case, exit codes differ, or rank 0 reports wrong results."""
     first, second = agent.run(_MIXED, f"--junitxml={tmp_path / 'out.xml'}")
     assert first.outcomes() == {
         "test_plain": "PASSED",
@@ -226,8 +226,8 @@ def test_one_session_over_all_ranks(agent: Agent, tmp_path: Path) -> None:
         "rank 1 of 2 failed first",
     ):
         assert said in first.log, said
-    assert (tmp_path / "plain").read_text() == "ran\n", "what is not distributed runs once"
-    assert (tmp_path / "set-up").read_text() == "ran\nran\n", "setUp is the runner's: once per test"
+    assert (tmp_path / "plain").read_text() == "ran\n", "a plain test runs once"
+    assert (tmp_path / "set-up").read_text() == "ran\nran\n", "setUp runs in the runner, once per test"
     assert len(list(tmp_path.glob("torn-down-*"))) == 2
     cases = [case.get("name") for case in ElementTree.parse(tmp_path / "out.xml").iter("testcase")]
     assert len(cases) == len(set(cases)) == 16
@@ -268,7 +268,7 @@ _DIES = """
     ids=["killed, others in the group", "exit 0, others in the store", "segfault, others asleep"],
 )
 def test_rank_that_dies_ends_the_run_with_a_report(agent: Agent, tmp_path: Path, death: str, wait: str) -> None:
-    """Whatever the others wait in, and also if torchrun sees no failure in how the process ended."""
+    """If this fails, a rank's death leaves the others waiting, or torchrun sees no failure."""
     first, *_ = agent.run(_DIES.format(death=death, wait=wait), f"--junitxml={tmp_path / 'out.xml'}")
     assert first.outcomes() == {"test_before": "PASSED", "test_dies": "FAILED"}, first.log
     assert first.code == pytest.ExitCode.TESTS_FAILED
@@ -280,7 +280,7 @@ def test_rank_that_dies_ends_the_run_with_a_report(agent: Agent, tmp_path: Path,
 
 
 def test_termination_ends_the_run_without_blaming_a_rank(agent: Agent, tmp_path: Path) -> None:
-    """torchrun itself was stopped: ranks that wait in native code come out of it, and no test has failed."""
+    """If this fails, ranks that wait in native code stay after torchrun was stopped, or a test is blamed."""
     write_file(
         tmp_path,
         "test_cases.py",
@@ -314,7 +314,7 @@ def test_termination_ends_the_run_without_blaming_a_rank(agent: Agent, tmp_path:
 
 
 def test_end_of_rank_0_ends_the_others(agent: Agent) -> None:
-    """It is the runner: nobody is left to say anything but that."""
+    """If this fails, the other ranks wait for ever for rank 0, which is the runner. They can report only its end."""
     first, second = agent.run(_DIES.format(death="world.barrier()", wait="os.kill(os.getpid(), 9)"))
     assert first.code == -9
     assert second.code == pytest.ExitCode.INTERRUPTED, second.log
@@ -323,7 +323,7 @@ def test_end_of_rank_0_ends_the_others(agent: Agent) -> None:
 
 
 def test_log_records_are_in_the_report(agent: Agent) -> None:
-    """Of a rank that is kept, too: by the handler of its own case, and no other."""
+    """If this fails, records of a pooled rank go to the handler of an earlier case."""
     first, second = agent.run(
         """
         import logging
@@ -350,7 +350,7 @@ def test_log_records_are_in_the_report(agent: Agent) -> None:
 
 
 def test_selection_and_early_end_hold_for_all(agent: Agent) -> None:
-    """`-k`, `-x`, `-s`: decided by rank 0, and no rank is left waiting."""
+    """If this fails, `-k`, `-x` or `-s`, which rank 0 decides, leave a rank waiting."""
     first, second = agent.run(_MIXED, "-x", "-s", "-k", "fails")
     assert list(first.outcomes()) == ["test_fails"]
     assert first.code == second.code == pytest.ExitCode.TESTS_FAILED
@@ -364,8 +364,8 @@ def test_selection_and_early_end_hold_for_all(agent: Agent) -> None:
     _assert_quiet(second)
 
 
-def test_rank_with_other_tests_is_told(agent: Agent, tmp_path: Path) -> None:
-    """Else its peers would wait for it in the first collective."""
+def test_rank_with_other_tests_is_reported(agent: Agent, tmp_path: Path) -> None:
+    """If this fails, the peers of a rank with other tests wait for it in the first collective."""
     write_file(tmp_path, "test_cases.py", _DIES.format(death="pass", wait="pass"))
     children = agent.start(2, "-k", "before", sources={1: "import nothing_of_this_name\n"})
     codes = [child.wait() for child in children]
@@ -374,8 +374,8 @@ def test_rank_with_other_tests_is_told(agent: Agent, tmp_path: Path) -> None:
     assert "No module named 'nothing_of_this_name'" in children[0].log
 
 
-def test_tests_of_another_kind_are_left_alone(agent: Agent) -> None:
-    """The plugin may be installed where people run plain tests under torchrun, on every rank."""
+def test_plain_tests_are_left_alone(agent: Agent) -> None:
+    """If this fails, the installed plugin changes plain tests that users run under torchrun on every rank."""
     source = """
         import os
 
@@ -387,8 +387,8 @@ def test_tests_of_another_kind_are_left_alone(agent: Agent) -> None:
     assert second.outcomes() == {"test_on_every_rank": "FAILED"}
 
 
-def test_half_an_environment_is_refused_where_it_matters(starter: Starter, tmp_path: Path) -> None:
-    """RANK may be set for reasons of its own."""
+def test_incomplete_environment_is_refused_only_for_distributed_tests(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, RANK, set for another reason, breaks plain tests, or a distributed one gets no clear error."""
     plain = "def test_plain():\n    pass\n"
     write_file(tmp_path, "test_cases.py", plain)
     child = start_pytest(starter, tmp_path, "test_cases.py", env={"RANK": "3"})
@@ -400,8 +400,8 @@ def test_half_an_environment_is_refused_where_it_matters(starter: Starter, tmp_p
     assert "Traceback" not in child.log
 
 
-def test_options_that_make_no_sense_are_refused(agent: Agent) -> None:
-    """At once, and on every rank."""
+def test_options_without_meaning_are_refused(agent: Agent) -> None:
+    """If this fails, an option without meaning under torchrun is accepted, or only one rank refuses it."""
     for options, said in (
         (["-p", "xdist", "-n", "2"], "-n (pytest-xdist) under torchrun."),
         (["--dist-debug-rank=0"], "--dist-debug-rank=0 under torchrun."),
@@ -415,7 +415,7 @@ def test_options_that_make_no_sense_are_refused(agent: Agent) -> None:
 
 
 def test_torchrun_itself(starter: Starter, tmp_path: Path) -> None:
-    """The command of the documentation, on a file of each door; a rank that is killed, and torchrun's own clean-up."""
+    """If this fails, the documented command does not work with pytest or unittest files, or with a killed rank."""
     write_file(tmp_path, "pytest.ini", "[pytest]\naddopts = -p dist_testing.frontends.pytest.plugin --color=no\n")
     write_file(tmp_path, "test_cases.py", _DIES.format(death="os.kill(os.getpid(), 9)", wait="world.barrier()"))
     write_file(
@@ -434,7 +434,7 @@ def test_torchrun_itself(starter: Starter, tmp_path: Path) -> None:
             dist_testing.run_tests()
         """,
     )
-    # By itself it takes a port that the next one wants, too.
+    # Without it torchrun takes a port that the next torchrun also wants.
     own = ["--standalone", "--local-addr=127.0.0.1"]
     torchrun = ["-m", "torch.distributed.run", *own, "--nproc-per-node=2"]
     child = starter.start([*torchrun, "-m", "pytest", "-rA", "test_cases.py"], tmp_path)

@@ -1,4 +1,4 @@
-"""The class whose tests share ranks and a process group, and the one for any device, with real ranks."""
+"""The class whose tests share ranks and a process group, and the class for any device, with real ranks."""
 
 from __future__ import annotations
 
@@ -85,8 +85,8 @@ _CASES = """
 """
 
 
-def test_tests_share_ranks_until_one_does_not_pass(starter: Starter, tmp_path: Path) -> None:
-    """Starting ranks is what tests spend their time on. One failure must cost one test, not the rest of the class."""
+def test_tests_share_ranks_until_one_fails(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, each test starts ranks, or one failure costs the rest of the class."""
     ended = run_cases(starter, tmp_path, _CASES)
     outcomes = ended.outcomes()
     assert {name for name, outcome in outcomes.items() if outcome == "FAILED"} == {
@@ -111,8 +111,8 @@ def test_tests_share_ranks_until_one_does_not_pass(starter: Starter, tmp_path: P
     assert not pids["test_h"] & pids["test_j"]
 
 
-def test_group_is_what_the_class_says(starter: Starter, tmp_path: Path) -> None:
-    """Sizes, devices and backends are given in every way that torch's suites give them in."""
+def test_group_follows_the_class(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, one of the forms in which torch's suites give sizes, devices and backends is ignored."""
     ended = run_cases(
         starter,
         tmp_path,
@@ -238,8 +238,8 @@ def test_group_is_what_the_class_says(starter: Starter, tmp_path: Path) -> None:
         assert said in ended.log, said
 
 
-def test_process_that_is_a_rank_already_runs_the_tests_in_place(starter: Starter, tmp_path: Path) -> None:
-    """Files of the older kind start their ranks themselves, or have torchrun do it."""
+def test_process_that_is_already_a_rank_runs_the_tests_in_place(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, older files, which start their ranks themselves or with torchrun, cannot run."""
     file = write_file(tmp_path, "test_cases.py", _CASES)
     file.write_text(
         f"{file.read_text()}\n\n"
@@ -270,8 +270,8 @@ def test_process_that_is_a_rank_already_runs_the_tests_in_place(starter: Starter
     assert "TestShared.run_rank: rank = 2 in a world of 2" in ended.log
 
 
-def test_class_for_any_device_makes_its_group(starter: Starter, tmp_path: Path) -> None:
-    """Suites for several kinds of device ask it for backend, devices and group, and for nothing else."""
+def test_class_for_any_device_creates_its_group(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, suites for several kinds of device get no backend, devices or group."""
     ended = run_cases(
         starter,
         tmp_path,

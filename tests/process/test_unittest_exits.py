@@ -1,4 +1,4 @@
-"""How ranks end: what a test declares, what its runner half sees, with real ranks that end in these ways."""
+"""Ends of ranks: what a test declares, and what its runner half sees, with real ranks."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from tests.support.children import run_cases
 from tests.support.starter import Starter
 
 
-def test_declared_ends_are_passes_and_others_are_not(starter: Starter, tmp_path: Path) -> None:
-    """A fault test says how ranks must end. If nothing looked at the codes, it would pass without the fault."""
+def test_declared_exits_are_passes_and_others_are_not(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, a fault test passes without its fault, because its exit codes are not checked."""
     ended = run_cases(
         starter,
         tmp_path,
@@ -134,7 +134,7 @@ def test_declared_ends_are_passes_and_others_are_not(starter: Starter, tmp_path:
 
 
 def test_bad_expected_exits_are_refused_at_import(starter: Starter, tmp_path: Path) -> None:
-    """Else the fault test would expect nothing, or something that cannot be."""
+    """If this fails, a fault test expects nothing, or something impossible."""
     ended = run_cases(
         starter,
         tmp_path,
@@ -153,7 +153,7 @@ def test_bad_expected_exits_are_refused_at_import(starter: Starter, tmp_path: Pa
 
 
 def test_handles_show_the_ranks(starter: Starter, tmp_path: Path) -> None:
-    """A test's runner half can look at its ranks, wait for one, end one, and judge the codes itself."""
+    """If this fails, a test's runner half cannot inspect, wait for or end its ranks, or judge their exit codes."""
     ended = run_cases(
         starter,
         tmp_path,

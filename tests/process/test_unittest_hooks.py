@@ -1,4 +1,4 @@
-"""The hooks of the unittest door that classes override and tests look at, each with real ranks."""
+"""The hooks that unittest classes override and tests read, each with real ranks."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from tests.support.starter import Starter
 
 
 def _failures(log: str) -> dict[str, str]:
-    """Class of each failed test, to the first line of its failure in the summary at the end of the log."""
+    """Return the class of each failed test, to the first line of its failure in the final summary."""
     lines = [line for line in log.splitlines() if line.startswith("FAILED ") and "::" in line]
     return {line.split("::")[1]: line.partition(" - ")[2] for line in lines}
 
 
 def test_ranks_go_through_run(starter: Starter, tmp_path: Path) -> None:
-    """Whole families of classes make their group in `_run`, and skip there; what comes after the test must run, too."""
+    """If this fails, classes that make their group in `_run`, or skip there, break, or code after the test is lost."""
     ended = run_cases(
         starter,
         tmp_path,
@@ -135,8 +135,8 @@ def test_ranks_go_through_run(starter: Starter, tmp_path: Path) -> None:
     assert {f"own-{rank}" for rank in range(4)} <= notes
 
 
-def test_ways_to_ask_for_ranks(starter: Starter, tmp_path: Path) -> None:
-    """By fork, by a process class, or not at all: a test whose ranks never were must not pass."""
+def test_ways_to_start_ranks(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, a test whose ranks never started passes."""
     ended = run_cases(
         starter,
         tmp_path,
@@ -234,8 +234,8 @@ def test_ways_to_ask_for_ranks(starter: Starter, tmp_path: Path) -> None:
     assert "dist_testing/" not in ended.log, "a traceback through the library"
 
 
-def test_each_test_has_a_fresh_process_with_the_same_numbers(starter: Starter, tmp_path: Path) -> None:
-    """What one test leaves in its process must not reach the next, and random numbers are the same on all ranks."""
+def test_each_test_has_a_fresh_process_with_the_same_random_numbers(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, one test's state reaches the next, or the ranks of a test have different random numbers."""
     ended = run_cases(
         starter,
         tmp_path,
@@ -280,11 +280,11 @@ def test_each_test_has_a_fresh_process_with_the_same_numbers(starter: Starter, t
     numbers = [path.read_text() for path in tmp_path.glob("numbers-*")]
     assert len(numbers) == 4
     assert len(set(numbers)) == 1
-    assert not list(tmp_path.glob("tmp?*")), "a context that was entered on a rank was not left"
+    assert not list(tmp_path.glob("tmp?*")), "a context that was entered on a rank was not closed"
 
 
-def test_kept_ranks_end_the_group_of_a_test(starter: Starter, tmp_path: Path) -> None:
-    """A file that never destroys its group, as most do not, must run on kept ranks as it does on fresh ones."""
+def test_pooled_ranks_end_the_group_of_a_test(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, a file that never destroys its group, as most, works on fresh ranks but not in a pool."""
     ended = run_cases(
         starter,
         tmp_path,
@@ -297,7 +297,7 @@ def test_kept_ranks_end_the_group_of_a_test(starter: Starter, tmp_path: Path) ->
         import dist_testing
 
 
-        class TestKept(dist_testing.MultiProcessTestCase):
+        class TestPooled(dist_testing.MultiProcessTestCase):
             isolation = "pool"
             world_size = 2
 
@@ -315,7 +315,7 @@ def test_kept_ranks_end_the_group_of_a_test(starter: Starter, tmp_path: Path) ->
                 self._use_group()
 
 
-        class TestKeeps(TestKept):
+        class TestKeeps(TestPooled):
             destroy_pg_upon_exit = False
 
             def test_one(self):
@@ -329,16 +329,16 @@ def test_kept_ranks_end_the_group_of_a_test(starter: Starter, tmp_path: Path) ->
     assert sorted(line.split(" - ")[0] for line in outcomes) == [
         "FAILED test_cases.py::TestKeeps::test_other",
         "PASSED test_cases.py::TestKeeps::test_one",
-        "PASSED test_cases.py::TestKept::test_one",
-        "PASSED test_cases.py::TestKept::test_other",
+        "PASSED test_cases.py::TestPooled::test_one",
+        "PASSED test_cases.py::TestPooled::test_other",
     ], ended.log
     assert "process groups, from 0 to 1" in ended.log
     assert len(list(tmp_path.glob("pid-*"))) == 4
 
 
 @pytest.mark.parametrize("isolation", ["fork", "spawn"])
-def test_classes_are_found_wherever_they_were_made(starter: Starter, tmp_path: Path, isolation: str) -> None:
-    """Suites make classes with `type()`, one per device or size, and nest them."""
+def test_classes_are_found_wherever_they_were_created(starter: Starter, tmp_path: Path, isolation: str) -> None:
+    """If this fails, nested classes, and classes that suites make with `type()`, are not found on ranks."""
     ended = run_cases(
         starter,
         tmp_path,
@@ -387,8 +387,8 @@ def test_classes_are_found_wherever_they_were_made(starter: Starter, tmp_path: P
     assert "5 passed" in ended.log
 
 
-def test_class_that_a_rank_cannot_have_is_a_clear_error(starter: Starter, tmp_path: Path) -> None:
-    """One that is made while tests run: a fresh interpreter, or a template that is older, has never heard of it."""
+def test_class_that_a_rank_cannot_find_is_a_clear_error(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, a class made while tests run, unknown to the fork server, gives no clear error."""
     ended = run_cases(
         starter,
         tmp_path,
@@ -422,8 +422,8 @@ def test_class_that_a_rank_cannot_have_is_a_clear_error(starter: Starter, tmp_pa
     assert ended.outcomes() == {"test_first": "PASSED", "test_it": "PASSED"}, ended.log
 
 
-def test_expected_failure_is_no_crash(starter: Starter, tmp_path: Path) -> None:
-    """The decorator is for a method that fails; what dies instead, or fails around it, must not be counted as that."""
+def test_expected_failure_is_not_a_crash(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, a crash, or a failure around the method, counts as the expected failure."""
     ended = run_cases(
         starter,
         tmp_path,
@@ -461,13 +461,13 @@ def test_expected_failure_is_no_crash(starter: Starter, tmp_path: Path) -> None:
     }, ended.log
 
 
-def test_constructor_takes_both_names_of_its_argument() -> None:
-    """unittest's loader, torch's helpers and tools make instances, each in its way."""
+def test_constructor_accepts_both_names_of_its_argument() -> None:
+    """If this fails, unittest's loader, torch's helpers or tools cannot create instances in their own way."""
     from dist_testing import MultiProcessTestCase
 
     class Case(MultiProcessTestCase):
         def test_it(self) -> None:
-            """Not called."""
+            """Never called."""
 
     for case in (Case("test_it"), Case(methodName="test_it"), Case(method_name="test_it")):
         assert case._testMethodName == "test_it"

@@ -1,4 +1,4 @@
-"""Options that people give to a unittest file, in each of the ways to run one: right tests, right exit code."""
+"""Options of a unittest file, in each way to run one: right tests, right exit code."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ _OURS = "dist_testing.run_tests()"
 def test_program_takes_options(
     starter: Starter, tmp_path: Path, ending: str, options: list[str], code: int, said: str
 ) -> None:
-    """`python test_cases.py` is how test files are run by hand; an option that is not understood stops that."""
+    """If this fails, a user who runs a test file by hand cannot use an ordinary option."""
     file = write_file(tmp_path, "test_cases.py", _CASES)
     file.write_text(f'{file.read_text()}\n\nif __name__ == "__main__":\n    {ending}\n')
     child = starter.start(["test_cases.py", *options], tmp_path)
@@ -78,7 +78,7 @@ def test_program_takes_options(
 def test_unittest_module_takes_options(
     starter: Starter, tmp_path: Path, options: list[str], code: int, said: str
 ) -> None:
-    """`python -m unittest`, as editors and CI jobs call it."""
+    """If this fails, editors and CI jobs that call `python -m unittest` run the wrong tests."""
     write_file(tmp_path, "test_cases.py", _CASES)
     child = starter.start(["-m", "unittest", *options], tmp_path)
     assert child.wait() == code, child.log
@@ -86,12 +86,12 @@ def test_unittest_module_takes_options(
     assert_no_folder_left(tmp_path)
 
 
-def test_unittest_does_not_make_worlds_of_ranks(starter: Starter, tmp_path: Path) -> None:
-    """Under torchrun each process would run all tests on a world of its own, and give a verdict."""
+def test_unittest_does_not_start_worlds_inside_ranks(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, each process under torchrun runs all tests on a world of its own."""
     file = write_file(tmp_path, "test_cases.py", _CASES)
     file.write_text(f'{file.read_text()}\n\nif __name__ == "__main__":\n    {_UNITTEST}\n')
-    place = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
-    child = starter.start(["test_cases.py", "TestFirst.test_a_pass"], tmp_path, env=place)
+    rank_env = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    child = starter.start(["test_cases.py", "TestFirst.test_a_pass"], tmp_path, env=rank_env)
     assert child.wait() == 1, child.log
     assert "TestFirst.test_a_pass: unittest, in a process that is rank 1 of 2 already (RANK is set)." in child.log
     assert "Use pytest or dist_testing.run_tests(), which join the ranks that exist; or unset RANK." in child.log

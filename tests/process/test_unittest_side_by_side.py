@@ -1,4 +1,4 @@
-"""One test file, run on torch's `MultiProcessTestCase` and on ours: whoever changes the import must get the same."""
+"""One test file, run on torch's `MultiProcessTestCase` and on ours: changing the import must not change outcomes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from tests.support.children import write_file
 from tests.support.starter import Starter
 
-# torch's class takes several seconds a test, more on a busy machine. Seconds.
+# Limit in seconds: torch's class takes several seconds per test, and more on a busy machine.
 _LIMIT_S = 800.0
 
 _CASES = """
@@ -105,7 +105,7 @@ _CASES = """
         def test_abort_code(self):
             sys.exit(signal.SIGABRT)
 
-        # From here on ours is not the same, on purpose.
+        # The outcomes of the tests below differ on purpose.
 
         def test_exit_0_before_the_end(self):
             sys.exit(0)
@@ -152,7 +152,7 @@ _SAME = {
     "test_any_code": "passed",
     "test_abort_code": "passed",
 }
-# torch passes all of these: it looks at the code of rank 0 alone, and runs no cleanups on ranks.
+# torch passes all of these: it checks the exit code of rank 0 only, and runs no cleanups on ranks.
 _NOT_THE_SAME = (
     "test_exit_0_before_the_end",
     "test_crash_of_rank_1",
@@ -163,10 +163,8 @@ _NOT_THE_SAME = (
 
 
 @pytest.mark.parametrize(("base", "others"), [("torch", "passed"), ("ours", "failed")])
-def test_outcomes_are_torchs_but_for_those_that_hide_a_failure(
-    starter: Starter, tmp_path: Path, base: str, others: str
-) -> None:
-    """The list is the promise to who migrates. A torch that behaves differently fails here, so that it stays true."""
+def test_outcomes_equal_torchs_except_hidden_failures(starter: Starter, tmp_path: Path, base: str, others: str) -> None:
+    """If this fails, the list of differences, a promise to users who migrate, is wrong for this torch."""
     write_file(tmp_path, "both.py", _CASES)
     outcomes = tmp_path / "outcomes.json"
     child = starter.start(["both.py"], tmp_path, env={"BASE": base, "OUTCOMES": str(outcomes)}, fresh=True)

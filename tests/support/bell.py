@@ -1,4 +1,4 @@
-"""How test code tells the test that started it where it is: a line into a named pipe."""
+"""Lets test code report its position to the test that started it: a line into a named pipe."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _VARIABLE = "BELL_OF_THE_TEST"
 
 
 def ring(text: str) -> None:
-    """In the process under test: say one line. Whoever waits for it sees it at once."""
-    # Not buffered, and shorter than PIPE_BUF: lines of several ranks do not mix.
+    """Send one line from the process under test; the waiting test sees it at once."""
+    # Unbuffered, and shorter than PIPE_BUF: lines of several ranks do not mix.
     with open(os.environ[_VARIABLE], "wb", buffering=0) as pipe:
         pipe.write(f"{text}\n".encode())
 
 
 class Bell:
-    """In the test: hears lines. Use as a context manager."""
+    """Receives the lines in the test. Use as a context manager."""
 
     def __init__(self, folder: Path) -> None:
         path = folder / "bell"
@@ -40,10 +40,10 @@ class Bell:
         os.close(self._fd)
 
     def wait(self, count: int, child: Child, limit_s: float = LIMIT_S) -> list[str]:
-        """Wait until `count` lines have come since the last call.
+        """Wait until `count` lines have arrived since the last call.
 
         Raises:
-            AssertionError: If the child ends before that, or it takes too long.
+            AssertionError: If the child ends before that, or the limit is reached.
         """
         deadline = time.monotonic() + limit_s
         poller = select.poll()

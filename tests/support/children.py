@@ -42,14 +42,14 @@ class Ended:
     log: str
 
     def outcomes(self) -> dict[str, str]:
-        """pytest's short summary (`-rA`): the last part of each test's name, to how it went; warnings left out."""
+        """Read pytest's short summary (`-rA`): last part of each test's name, to its outcome; without warnings."""
         words = ("PASSED", "FAILED", "SKIPPED", "XFAIL", "XPASS", "ERROR")
         lines = [line.split(" - ")[0] for line in self.log.splitlines() if line.startswith(words)]
         return {line.rpartition("::")[2]: line.partition(" ")[0] for line in lines if "::" in line}
 
 
 def write_file(folder: Path, name: str, source: str) -> Path:
-    """Write a source that is indented as the test that holds it."""
+    """Write a source that is indented like the test that contains it."""
     path = folder / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(textwrap.dedent(source), encoding="utf-8")
@@ -62,8 +62,8 @@ def start_pytest(
     """Start `python -m pytest` with the plugin, in a folder that is a project of its own.
 
     Args:
-        starter: Who starts it.
-        folder: The project; its files are there already.
+        starter: The process that starts it.
+        folder: The project; its files exist already.
         *options: Files and options.
         env: Additions to the environment.
         fresh: See `Starter.start`.
@@ -89,7 +89,7 @@ def run_pytest(
     limit_s: float = LIMIT_S,
     **more: Any,
 ) -> Ended:
-    """`start_pytest`, to the end; checks that nothing is left, neither processes nor the run's folder."""
+    """Run `start_pytest` to its end, and check that neither processes nor the run's folder are left."""
     child = start_pytest(starter, folder, *options, env=env, fresh=fresh, **more)
     code = child.wait(limit_s)
     assert_no_folder_left(folder)
@@ -97,13 +97,13 @@ def run_pytest(
 
 
 def run_cases(starter: Starter, folder: Path, source: str, *options: str, **env: str) -> Ended:
-    """`run_pytest` on one file, `test_cases.py`.
+    """Run `run_pytest` on one file, `test_cases.py`.
 
     Args:
-        starter: Who starts it.
-        folder: Where the file goes.
-        source: Its content.
-        *options: Of pytest.
+        starter: The process that starts it.
+        folder: The folder of the file.
+        source: The content of the file.
+        *options: Options of pytest.
         **env: Additions to the environment.
     """
     write_file(folder, "test_cases.py", source)
@@ -111,7 +111,7 @@ def run_cases(starter: Starter, folder: Path, source: str, *options: str, **env:
 
 
 def assert_no_folder_left(folder: Path) -> None:
-    """No run's folder and no rendezvous file has been left below a child's temporary folder."""
+    """Check that no run's folder and no rendezvous file is left in a child's temporary folder."""
     left = [path.name for path in (folder / "tmp").iterdir() if path.name.startswith("dist-")]
     assert not left, f"left in {folder / 'tmp'}: {left}"
 
@@ -123,7 +123,7 @@ class XmlResult:
     Attributes:
         outcome: "passed", "failure", "error" or "skipped".
         message: The attribute of that name.
-        text: What the element holds.
+        text: The text of the element.
         time_s: Seconds.
         properties: Name to value.
     """
@@ -136,7 +136,7 @@ class XmlResult:
 
 
 class Target:
-    """What Bazel would make of a `dist_py_test`: runfiles, a spec, and the variables of its test protocol."""
+    """The files and variables that Bazel creates for a `dist_py_test`: runfiles, a spec, and its test protocol."""
 
     def __init__(
         self,
@@ -151,11 +151,11 @@ class Target:
         """Write the files.
 
         Args:
-            folder: Where everything goes.
+            folder: The folder of all files.
             sources: File name to content of each test file.
             backend: Name in the table of backends.
             world_size: Ranks.
-            promised_gpus: What the configuration says that the machine has.
+            promised_gpus: The number of GPUs that the configuration promises.
             spec: Fields that replace those of the spec; or its whole text.
         """
         self.folder = folder
@@ -163,7 +163,7 @@ class Target:
         self.premature_exit_file = folder / "premature_exit"
         self.warnings_file = folder / "warnings"
         self.tmp = folder / "tmp"
-        # Bazel makes it.
+        # Bazel creates this folder.
         self.outputs = folder / "outputs"
         self.outputs.mkdir()
         runfiles = folder / "runfiles"
@@ -207,7 +207,7 @@ class Target:
         """Start the main program of the rules.
 
         Args:
-            starter: Who starts it.
+            starter: The process that starts it.
             *arguments: The target's `args`.
             env: Additions to the protocol; None removes a variable.
             **more: For `Starter.start`.
@@ -224,14 +224,14 @@ class Target:
         limit_s: float = LIMIT_S,
         **more: Any,
     ) -> Ended:
-        """`start`, to the end; checks that nothing is left of the run."""
+        """Run `start` to its end, and check that nothing is left of the run."""
         child = self.start(starter, *arguments, env=env, **more)
         code = child.wait(limit_s)
         assert_no_folder_left(self.folder)
         return Ended(code, child.log)
 
     def xml(self) -> dict[str, XmlResult]:
-        """The cases in the XML, by name."""
+        """Return the cases in the XML, by name."""
         results = {}
         for case in ElementTree.parse(self.xml_file).iter("testcase"):
             properties = {item.get("name", ""): item.get("value", "") for item in case.iter("property")}
@@ -248,11 +248,11 @@ class Target:
         return results
 
     def xml_keys(self) -> list[str]:
-        """What the cases in the XML are known by: class name and name."""
+        """Return the keys of the cases in the XML: class name and name."""
         cases = ElementTree.parse(self.xml_file).iter("testcase")
         return [f"{case.get('classname')}.{case.get('name')}" for case in cases]
 
     def suite_properties(self) -> dict[str, str]:
-        """What the XML says of the whole run."""
+        """Return the properties of the whole run in the XML."""
         properties = ElementTree.parse(self.xml_file).iterfind("testsuite/properties/property")
         return {item.get("name", ""): item.get("value", "") for item in properties}

@@ -1,4 +1,4 @@
-"""Tests of the library itself: plain pytest, in one process, without ranks of our own making."""
+"""Macros for tests of the library itself: plain pytest, without the rules' runner."""
 
 load("@rules_python//python:py_test.bzl", "py_test")
 
@@ -14,7 +14,7 @@ def pytest_test(*, name, srcs, size = "small", args = [], deps = [], **kwargs):
         srcs: Files with the cases.
         size: Bazel's test size.
         args: More options of pytest.
-        deps: Libraries that the cases import; pytest is there already.
+        deps: Libraries that the cases import; pytest is added.
         **kwargs: Passed to `py_test` unchanged.
     """
     py_test(
@@ -28,11 +28,11 @@ def pytest_test(*, name, srcs, size = "small", args = [], deps = [], **kwargs):
     )
 
 def pytest_tests(*, srcs, **kwargs):
-    """Declares a pytest_test for each file, named as the file is.
+    """Declares a pytest_test for each file, with the name of the file.
 
     Args:
         srcs: Files of this package, each with cases.
-        **kwargs: As for pytest_test; the same for all.
+        **kwargs: Passed to each pytest_test.
     """
     for src in srcs:
         pytest_test(

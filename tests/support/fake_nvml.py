@@ -1,11 +1,13 @@
-"""A management library that tells what a test wrote into a file: real C, with the names and structs of the real one.
+"""A fake management library in C, with the names and structures of the real one.
 
-gpu MINOR UUID ADDRESS TOTAL_BYTES USED_BYTES [lost|gone|hidden|mig]  gone: lost before anybody asked
-process MINOR PID USED_BYTES                                          -1: not told
-xid MINOR NUMBER             an event, told once to who watched before the line was there
+It reads its answers from a file with these lines:
+
+gpu MINOR UUID ADDRESS TOTAL_BYTES USED_BYTES [lost|gone|hidden|mig]  gone: lost before the first call
+process MINOR PID USED_BYTES                                          -1: not reported
+xid MINOR NUMBER             an event, reported once to those that watched before the line was there
 link MINOR ADDRESS           an active NVLink to that address
 peers READ NVLINK            status of any two GPUs for each other; 0 is yes
-mute                         the driver answers no question for the number of GPUs
+mute                         the driver does not answer how many GPUs there are
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import pytest
 
 __all__ = ["STATE_VARIABLE", "FakeMachine", "build_fake_nvml"]
 
-# Where the library finds the file.
+# Names the file with the answers.
 STATE_VARIABLE = "FAKE_NVML_STATE"
 
 _GIB = 1 << 30
@@ -40,14 +42,14 @@ static unsigned gpu_count;
 static struct { unsigned minor; Process process; } processes[64];
 static unsigned process_count;
 static struct { unsigned minor; unsigned long long number; } xids[64];
-static unsigned xid_count, xids_told, event_sets, opened;
+static unsigned xid_count, reported_xids, event_sets, opened;
 static struct { unsigned minor; char address[32]; } links[64];
 static unsigned link_count;
 static int peers[3], is_mute;
 typedef struct { Gpu *gpu; unsigned long long kind, data; unsigned gpu_instance, compute_instance; } Event;
 typedef struct { unsigned watched; } Events;
 
-/* Everything again at every question: the test changes it meanwhile. */
+/* The file is read at every call: the test changes it meanwhile. */
 static void look(void) {
   char line[256], lost[16];
   FILE *file = fopen(getenv("FAKE_NVML_STATE"), "r");
@@ -124,7 +126,7 @@ int nvmlDeviceGetComputeRunningProcesses_v3(Gpu *gpu, unsigned *count, Process *
 }
 int nvmlEventSetCreate(Events **set) {
   look();
-  xids_told = xid_count;
+  reported_xids = xid_count;
   event_sets++;
   *set = calloc(1, sizeof **set);
   return SUCCESS;
@@ -138,9 +140,9 @@ int nvmlDeviceRegisterEvents(Gpu *gpu, unsigned long long kinds, Events *set) {
 }
 int nvmlEventSetWait_v2(Events *set, Event *event, unsigned timeout_ms) {
   look();
-  while (xids_told < xid_count) {
-    unsigned minor = xids[xids_told].minor;
-    unsigned long long number = xids[xids_told++].number;
+  while (reported_xids < xid_count) {
+    unsigned minor = xids[reported_xids].minor;
+    unsigned long long number = xids[reported_xids++].number;
     for (unsigned i = 0; i < gpu_count; i++)
       if (gpus[i].minor == minor && set->watched >> minor & 1) {
         *event = (Event){&gpus[i], 8, number, ~0u, ~0u};
@@ -174,13 +176,13 @@ int nvmlDeviceGetTopologyCommonAncestor(Gpu *one, Gpu *other, int *level) { *lev
 
 
 class FakeMachine:
-    """What the library says: two GPUs with 100 GiB each, whose nodes are nvidia4 and nvidia5."""
+    """The answers of the library: two GPUs with 100 GiB each, whose nodes are nvidia4 and nvidia5."""
 
     def __init__(self, file: Path) -> None:
-        """Begin with GPUs that nobody uses.
+        """Begin with GPUs that no process uses.
 
         Args:
-            file: What `STATE_VARIABLE` names.
+            file: The file that `STATE_VARIABLE` names.
         """
         self._file = file
         self.set()
@@ -192,13 +194,13 @@ class FakeMachine:
         end: str = "",
         lines: Sequence[str] = (),
     ) -> None:
-        """Change what it says, all of it.
+        """Replace all answers.
 
         Args:
-            used_gib: Of the memory of each GPU.
-            processes: Minor number, process number, and what it uses; None if that is not told.
+            used_gib: Used memory of each GPU.
+            processes: Minor number, process number, and GiB that it uses; None if the driver does not report them.
             end: How the GPUs have ended.
-            lines: Others of the file's lines.
+            lines: Other lines of the file.
         """
         used = [*used_gib, 0, 0]
         content = [
@@ -206,7 +208,7 @@ class FakeMachine:
             for i, (name, address) in enumerate((("four", "3b"), ("five", "1A")))
         ]
         content += [f"process {minor} {pid} {-1 if gib is None else int(gib * _GIB)}" for minor, pid, gib in processes]
-        # In one step: the library may be reading.
+        # Replaced in one step: the library may be reading.
         new = self._file.with_suffix(".new")
         new.write_text("\n".join([*content, *lines]), encoding="ascii")
         new.replace(self._file)
@@ -216,11 +218,11 @@ def build_fake_nvml(folder: Path, *, lacking: Sequence[str] = ()) -> Path:
     """Compile the library. Skips the test where there is no C compiler.
 
     Args:
-        folder: Where to.
-        lacking: Functions that it does not have.
+        folder: Takes the file.
+        lacking: Functions that the library does not have.
 
     Returns:
-        Its file.
+        The file of the library.
     """
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:

@@ -1,4 +1,4 @@
-"""Faults, all of them real. Each takes the world and is called on the rank that is to fail."""
+"""Faults, all of them real. Each takes the world and is called on the rank that must fail."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["FAULTS"]
 
 
 class _Unprintable(Exception):
-    """Every way to look at it fails."""
+    """An error that fails whenever it is formatted."""
 
     def __str__(self) -> str:
         raise RuntimeError("no text")
@@ -62,7 +62,7 @@ def _signal(number: int) -> Callable[[World], None]:
 
 
 def _segfault(_: World) -> None:
-    # A real bad access, and not a signal that somebody sends.
+    # A real bad memory access, and not a signal that a process sends.
     ctypes.string_at(0)
 
 
@@ -83,13 +83,13 @@ def _sleep(_: World) -> None:
 
 
 def _loop_with_gil(_: World) -> None:
-    # A loop in C that never comes back to the interpreter.
+    # A loop in C that never returns to the interpreter.
     collections.deque(itertools.repeat(None), maxlen=0)
 
 
-def _wait_for_nobody(world: World) -> None:
+def _wait_for_missing_message(world: World) -> None:
     peer = (world.rank + 1) % world.size
-    # Nobody sends with this tag.
+    # No rank sends with this tag.
     dist.recv(torch.zeros(1), src=peer, tag=77)
 
 
@@ -116,7 +116,7 @@ def _print_much(_: World) -> None:
 
 
 def _fork_and_both_go_on(_: World) -> None:
-    # The child comes back from the test as if it were the rank.
+    # The child returns from the test as if it were the rank.
     os.fork()
 
 
@@ -173,5 +173,5 @@ FAULTS: dict[str, Callable[[World], None]] = {
     "loop with GIL": _loop_with_gil,
     "stop": _signal(signal.SIGSTOP),
     "terminate": _signal(signal.SIGTERM),
-    "wait for nobody": _wait_for_nobody,
+    "wait for a missing message": _wait_for_missing_message,
 }

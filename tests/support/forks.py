@@ -11,7 +11,7 @@ __all__ = ["forked"]
 
 @contextlib.contextmanager
 def forked() -> Iterator[None]:
-    """A child of this process, with everything that it has open, for as long as the block lasts."""
+    """Fork a child with all open files of this process; it lives as long as the block."""
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:

@@ -1,9 +1,9 @@
-"""Many processes that want GPUs at once, hold them for a moment, and sometimes die.
+"""Starts many processes that lease GPUs at once, hold them for a moment, and sometimes die.
 
     python -m tests.support.gpu_crowd PROCESSES SEED LOG
 
-Every process writes what happens to it as one line to a common file, stamped with the monotonic clock, which is the
-same for all processes of a machine. A process that dies with a lease says so just before.
+Every process writes its events as lines to a common file, stamped with the monotonic clock, which is the same for all
+processes of a machine. A process that dies with a lease writes a line just before.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from typing import NoReturn
 
 import dist_testing.gpus.lease as leasing
 from dist_testing.gpus.devices import gpus_present
-from dist_testing.gpus.queue import RankInfo
+from dist_testing.gpus.queue import Place
 
-# Of those who come, how many are killed at a random moment, whatever they are doing then.
+# Share of the processes that are killed at a random moment.
 _KILLED_SHARE = 0.15
-# And how many are killed with GPUs in their hands.
+# Share of the processes that are killed while they hold GPUs.
 _DIES_HOLDING_SHARE = 0.15
-# Who may use some of the GPUs alone, in any order, as CUDA_VISIBLE_DEVICES has it.
+# Share of the processes that may use only some of the GPUs, in any order, as with CUDA_VISIBLE_DEVICES.
 _SUBSET_SHARE = 0.5
-# Long enough that others wait, short enough that hundreds have their turn. Seconds.
+# Long enough that other processes wait, short enough for hundreds of turns. Seconds.
 _LONGEST_HOLD_S = 0.005
 _LATEST_KILL_S = 0.5
 
 
 def main(count: int, seed: int, log: Path) -> None:
-    """Start everybody and wait until all have ended."""
+    """Start all processes and wait until they have ended."""
     fd = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     pids = []
     for number in range(count):
@@ -49,23 +49,23 @@ def _take_part(number: int, chance: random.Random, log: int) -> NoReturn:
     def say(event: str, *values: int) -> None:
         os.write(log, f"{event} {number} {time.monotonic_ns()} {' '.join(map(str, values))}\n".encode())
 
-    class LoggedPlace(RankInfo):
+    class LoggedPlace(Place):
         @classmethod
-        def take(cls, file: Path, lanes: Iterable[int]) -> RankInfo:
+        def take(cls, file: Path, lanes: Iterable[int]) -> Place:
             place = super().take(file, lanes)
             say("queued")
             return place
 
         def leave(self) -> None:
-            # Still head: what is written here is in the order in which people were served.
+            # Still head: these lines are in the order in which processes were served.
             say("served")
             super().leave()
 
     code = 1
     try:
-        leasing.RankInfo = LoggedPlace  # type: ignore[attr-defined]  # to see when a place is taken
+        leasing.Place = LoggedPlace  # type: ignore[attr-defined]  # to see when a place is taken
         if chance.random() < _KILLED_SHARE:
-            # Nobody handles it, so it kills.
+            # No handler is set, so the signal kills.
             signal.setitimer(signal.ITIMER_REAL, max(1e-6, chance.random() * _LATEST_KILL_S))
         pool = gpus_present()
         if chance.random() < _SUBSET_SHARE:

@@ -1,4 +1,4 @@
-"""Device nodes of GPUs that are not there."""
+"""Makes device nodes of simulated GPUs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["break_node", "make_render_node"]
 
 
 def break_node(node: Path) -> None:
-    """Have a node fail to open as one without a device does: ENXIO, which a socket's file gives."""
+    """Make a node fail to open with ENXIO, as one without a device does: a socket's file takes its place."""
     node.unlink()
     folder = os.open(node.parent, os.O_RDONLY)
     try:
@@ -25,10 +25,10 @@ def make_render_node(folder: Path, minor: int, *, vendor: str = "0x1002", addres
     """Add a render node to a simulated device folder.
 
     Args:
-        folder: What `DIST_TESTING_GPU_NODES` names.
+        folder: The folder that `DIST_TESTING_GPU_NODES` names.
         minor: Number of the node.
-        vendor: PCI number of who made the GPU; AMD's unless said otherwise.
-        address: Its PCI address; one that follows the number of the node if none is given.
+        vendor: PCI number of the vendor; the default is AMD's.
+        address: PCI address; made from the number of the node if it is "".
     """
     (folder / "dri").mkdir(exist_ok=True)
     (folder / "dri" / f"renderD{minor}").touch()

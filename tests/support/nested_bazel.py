@@ -1,7 +1,7 @@
 """Bazel in a workspace of its own, for checks of what a consumer of the module gets.
 
-In its sandbox no Bazel finds what a machine's Bazel needs, so such checks are programs and not tests: `python3 -m
-e2e.check`, and the like, from the root of the repository.
+A Bazel inside Bazel's sandbox does not find what it needs from the machine, so such checks are programs and not tests:
+`python3 -m e2e.check`, and similar ones, from the root of the repository.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from pathlib import Path
 
 __all__ = ["ROOT", "Done", "NestedBazel", "nested_bazel", "scratch_folder"]
 
-# Of the repository. A program that `bazel run` starts is not in the source tree.
+# Root of the repository. A program that `bazel run` starts is not in the source tree.
 ROOT = Path(os.environ.get("BUILD_WORKSPACE_DIRECTORY") or Path(__file__).resolve().parents[2])
 
-# One command may install torch's wheel and run tests. Seconds.
+# Limit in seconds: one command may install torch's wheel and run tests.
 COMMAND_LIMIT_S = 900
 
 
@@ -29,8 +29,8 @@ class Done:
 
     Attributes:
         status: Bazel's exit status.
-        stdout: What it answered.
-        stderr: What it said beside it.
+        stdout: Its standard output.
+        stderr: Its standard error.
     """
 
     status: int
@@ -39,7 +39,7 @@ class Done:
 
     @property
     def output(self) -> str:
-        """All of it."""
+        """Standard output followed by standard error."""
         return self.stdout + self.stderr
 
 
@@ -49,7 +49,7 @@ class NestedBazel:
 
     Attributes:
         workspace: Folder of the workspace.
-        output_root: Below which the server keeps everything.
+        output_root: The folder that contains all files of the server.
         bazel: The program.
         startup: More options before the command.
         common: More options after every command.
@@ -62,7 +62,7 @@ class NestedBazel:
     common: tuple[str, ...] = ()
 
     def run(self, command: str, *arguments: str) -> Done:
-        """Run one command, however it ends.
+        """Run one command, whatever its exit status.
 
         Raises:
             subprocess.TimeoutExpired: After COMMAND_LIMIT_S.
@@ -88,7 +88,7 @@ def nested_bazel(
 
     Args:
         workspace: Folder of the workspace.
-        output_root: Where the server keeps everything; not below /tmp, because the sandbox has its own.
+        output_root: The folder for all files of the server; not below /tmp, because the sandbox has its own.
         bazel: The program; bazelw if empty.
         startup: More options before the command.
         common: More options after every command.
@@ -102,13 +102,13 @@ def nested_bazel(
 
 @contextmanager
 def scratch_folder(name: str) -> Iterator[Path]:
-    """Make a folder in the user's cache, which is gone after the block."""
+    """Create a folder in the user's cache, and remove it after the block."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     cache.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(dir=cache, prefix=f"{name}."))
     try:
         yield folder
     finally:
-        # Bazel takes away the permission to write from what it fetched. There may be 100,000 files.
+        # Bazel removes the write permission from what it fetched. There may be 100,000 files.
         subprocess.run(["chmod", "-R", "u+w", str(folder)], check=True)
         subprocess.run(["rm", "-rf", str(folder)], check=True)

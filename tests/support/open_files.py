@@ -11,13 +11,16 @@ import pytest
 
 __all__ = ["all_low_numbers_taken"]
 
-# select() can wait for smaller numbers only (FD_SETSIZE).
+# select() can only wait for smaller numbers (FD_SETSIZE).
 _HIGH = 1024
 
 
 @contextlib.contextmanager
 def all_low_numbers_taken() -> Iterator[None]:
-    """Every descriptor that is opened in here is beyond what select() takes; skips where so many are not allowed."""
+    """Raise the number of every descriptor opened in the block above select()'s limit.
+
+    Skips the test where a process may not have so many open files.
+    """
     soft, hard = limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = 2 * _HIGH
     if hard != resource.RLIM_INFINITY and hard < needed:

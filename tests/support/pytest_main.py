@@ -1,6 +1,6 @@
-"""Main of the library's own tests: pytest on the files named on the command line, by Bazel's protocol.
+"""Main program of the library's own tests: runs pytest on the named files, by Bazel's protocol.
 
-Environment read: `XML_OUTPUT_FILE` (where the report goes; none when unset), `TESTBRIDGE_TEST_ONLY`
+Environment read: `XML_OUTPUT_FILE` (path of the report; none when unset), `TESTBRIDGE_TEST_ONLY`
 (`--test_filter`, as an expression for `-k`), `TEST_TMPDIR` (root of the temporary folders).
 """
 
@@ -13,12 +13,12 @@ import pytest
 
 
 def main() -> int:
-    """Run pytest and return its exit status; collecting nothing is a failure."""
+    """Run pytest and return its exit status; collecting no test is a failure."""
     options = [
         # The inputs are read-only.
         "-p",
         "no:cacheprovider",
-        # Nothing is added to sys.path: what a test imports is what its deps provide.
+        # sys.path stays unchanged: a test can import only what its deps provide.
         "--import-mode=importlib",
         "--color=no",
     ]

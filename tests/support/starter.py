@@ -1,11 +1,11 @@
-"""Starts the processes that tests look at, from one process that has torch loaded already.
+"""Starts the processes under test from one process that has torch loaded already.
 
-    test  --- what to run --->  starter's process  --- fork --->  runner  --->  template  --->  ranks
+    test  --- what to run --->  starter's process  --- fork --->  runner  --->  fork server  --->  ranks
           <-- its pid ----------
 
-Loading torch takes longer than most of these tests. What is forked is a real process all the same: a main program of
-its own, in its own session, with its own environment and exit. The process in the middle adopts whatever is left
-behind below it, so nothing can get out of sight.
+Loading torch takes longer than most of these tests. A forked child is still a real process: a main program of its own,
+in its own session, with its own environment and exit. The process in the middle adopts every orphan process below it,
+so that the tests see all of them.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from dist_testing.process.lifetime import become_subreaper
 
 __all__ = ["LIMIT_S", "Child", "Starter", "wait_ended"]
 
-# For a child that does what it should; far above what it takes on a busy machine. Seconds.
+# Limit in seconds for a child that works; far above what it needs on a busy machine.
 LIMIT_S = 120.0
-# Of one message: an environment and a command line.
+# Size of one message: an environment and a command line.
 _MESSAGE_BYTES = 1 << 17
 # Settings of the test's own runner, which its children must not inherit.
 _OURS = ("BAZEL_", "COVERAGE", "DIST_", "PYTEST_", "PYTHONSAFEPATH", "RUNFILES_", "TEST", "XML_OUTPUT_FILE")
@@ -46,9 +46,9 @@ class Child:
     """A process that was started, and its log.
 
     Attributes:
-        pid: Its number. The process stays known by it until it has been waited for.
+        pid: Its number. The number stays valid until the process has been reaped.
         folder: Its working directory.
-        log_file: What it and everything below it printed.
+        log_file: The output of the process and of all processes below it.
     """
 
     starter: Starter
@@ -66,7 +66,7 @@ class Child:
         return self.starter.reap(self.pid)
 
     def send_signal(self, number: int) -> None:
-        """Signal the process alone."""
+        """Signal only this process."""
         os.kill(self.pid, number)
 
     def send_group_signal(self, number: int) -> None:
@@ -75,7 +75,7 @@ class Child:
 
     @property
     def log(self) -> str:
-        """What has been printed by now."""
+        """The output so far."""
         return self.log_file.read_text(encoding="utf-8", errors="replace")
 
 
@@ -95,7 +95,7 @@ class Starter:
                 pass_fds=[theirs.fileno()],
                 env=_base_env() | {"OPENBLAS_NUM_THREADS": "1"},
                 stdin=subprocess.DEVNULL,
-                # Signals to the test's own group are not for it: it ends when the test closes the channel.
+                # Signals to the test's own group must not reach it: it ends when the test closes the channel.
                 start_new_session=True,
             )
 
@@ -119,10 +119,10 @@ class Starter:
 
         Args:
             arguments: `["-m", module, ...]` or `[file, ...]`.
-            folder: Working directory. Temporary files go below it, too.
+            folder: Working directory. Temporary files are below it, too.
             env: Added to an environment without any settings of a test runner; None removes a variable.
             limits: Numbers of `resource.RLIMIT_*` to soft and hard limit.
-            fresh: Whether it is to be a new interpreter, without torch.
+            fresh: Whether to start a new interpreter, without torch.
         """
         self._started += 1
         log_file = folder / f"log-{self._started}.txt"
@@ -141,18 +141,18 @@ class Starter:
         return Child(self, self._ask(message), folder, log_file)
 
     def reap(self, pid: int) -> int:
-        """The exit code of a child that has ended."""
+        """Return the exit code of a child that has ended."""
         return self._ask({"do": "reap", "pid": pid})
 
     def pids_left(self) -> list[int]:
-        """Every living process below the starter's: runners, templates, ranks, and what those have started."""
+        """Return every living process below the starter's: runners, fork servers, ranks, and their children."""
         return [child.pid for child in living_below(self._process.pid)]
 
     def wait_nothing_left(self, limit_s: float) -> None:
-        """Wait until every process below the starter's has ended, in whatever session it is.
+        """Wait until every process below the starter's has ended, in any session.
 
         Raises:
-            AssertionError: If one has not; names it, and kills it for the sake of the next test.
+            AssertionError: If one has not ended; names it, and kills it so that it does not disturb the next test.
         """
         deadline = time.monotonic() + limit_s
         while pids := self.pids_left():
@@ -168,7 +168,7 @@ class Starter:
 
 
 def wait_ended(pids: Sequence[int], limit_s: float) -> bool:
-    """Wait until all of these processes have ended; False if the limit comes first."""
+    """Wait until all of these processes have ended; return False if the limit is reached first."""
     deadline = time.monotonic() + limit_s
     with contextlib.ExitStack() as stack:
         waiting = set()
@@ -190,14 +190,17 @@ def wait_ended(pids: Sequence[int], limit_s: float) -> bool:
 
 
 def serve(channel_fd: int) -> None:
-    """Be the process in the middle, until the test closes the channel. Returns in no process but that one."""
+    """Act as the process in the middle until the test closes the channel.
+
+    In a forked child, return after its program.
+    """
     import pytest
     import torch.distributed
 
     # Loaded for the processes that are forked.
     del pytest, torch
     become_subreaper()
-    # What is frozen is left alone at the end of a child, which would else go through all of torch once more.
+    # A child skips frozen objects at its end; otherwise it would visit all objects of torch once more.
     gc.freeze()
     channel = socket.socket(fileno=channel_fd)
     while packet := channel.recv(_MESSAGE_BYTES):
@@ -216,7 +219,7 @@ def serve(channel_fd: int) -> None:
 
 
 def _become(message: Mapping[str, Any]) -> None:
-    """Be what the message says. Ends as a main program does, by falling off its end or by SystemExit."""
+    """Become the process of the message. It ends like a main program: at its last line or by SystemExit."""
     os.setsid()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     log = os.open(message["log"], os.O_WRONLY | os.O_APPEND)
@@ -242,21 +245,21 @@ def _become(message: Mapping[str, Any]) -> None:
 
 def _base_env() -> dict[str, str]:
     env = {name: value for name, value in os.environ.items() if not name.startswith(_OURS)}
-    # Also what only sys.path knows: the children import this package and what it needs.
+    # Includes the entries of sys.path: the children import this package and what it needs.
     path = os.pathsep.join(path or os.getcwd() for path in sys.path)
-    # Plugins that happen to be installed here are not under test, and some take a second to load.
+    # Installed plugins are not under test, and some take a second to load.
     return env | {"PYTHONPATH": path, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
 
 
 def living_below(pid: int) -> list[psutil.Process]:
-    """Every process below this one that is not just waiting to be reaped."""
+    """Return every process below this one that is not a zombie."""
     return [child for child in psutil.Process(pid).children(recursive=True) if _is_alive(child)]
 
 
 def _kill_below(pid: int) -> list[str]:
-    """Kill every process below this one; their command lines, shortened."""
+    """Kill every process below this one, and return their command lines, shortened."""
     killed = []
-    # Until none is left: one that is not dead yet may have started another.
+    # Repeat until none is left: a process that is still alive may have started another.
     while living := living_below(pid):
         for child in living:
             with contextlib.suppress(psutil.NoSuchProcess):

@@ -1,4 +1,4 @@
-"""A terminal for a process under test, and somebody who types."""
+"""A terminal for a process under test, with typed input."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class Terminal:
     """Becomes the controlling terminal of a pytest that is started in `folder`. Use as a context manager."""
 
     def __init__(self, folder: Path) -> None:
-        """Make the terminal.
+        """Create the terminal.
 
         Args:
-            folder: Of the project; gets a conftest.py.
+            folder: Folder of the project; gets a conftest.py.
         """
         # A process that leads its session and has no terminal gets the first that it opens.
         write_file(folder, "conftest.py", f"import os\n\nos.open(os.environ[{_VARIABLE!r}], os.O_RDWR)\n")
@@ -39,13 +39,13 @@ class Terminal:
         os.close(self._ours)
 
     def wait(self, text: str, child: Child, limit_s: float = LIMIT_S) -> str:
-        """Wait until `text` is shown.
+        """Wait until the terminal shows `text`.
 
         Returns:
-            What has been shown since the last call, up to and with `text`.
+            All output since the last call, up to and including `text`.
 
         Raises:
-            AssertionError: If the child ends before that, or it takes too long.
+            AssertionError: If the child ends before that, or the limit is reached.
         """
         deadline = time.monotonic() + limit_s
         poller = select.poll()

@@ -1,7 +1,8 @@
-"""Runs plain functions on the ranks of real worlds: what the tests of the engine drive it with."""
+"""Runs plain functions on the ranks of real worlds: the cases of the tests of the engine."""
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,11 +13,12 @@ from torch._C._distributed_c10d import HashStore, Store
 
 from dist_testing.backends import Backend, backend_named
 from dist_testing.budget import Budget
-from dist_testing.case import Case, CaseResult
+from dist_testing.case import Case, CaseBody, CaseResult
 from dist_testing.engine.engine import Engine
 from dist_testing.frontends.unittest.fresh import unittest_loader
 from dist_testing.launch.isolation import default_isolation
-from dist_testing.rank.bootstrap import RankFrontEnd, RankStart
+from dist_testing.process.messages import RankStart
+from dist_testing.rank.bootstrap import RankFrontEnd
 from dist_testing.rank.rank_world import RankWorld
 from dist_testing.rank.reporter import Reporter
 from dist_testing.spec import Spec
@@ -29,7 +31,7 @@ Function = Callable[[World, dict[str, Any]], None]
 
 
 class Functions:
-    """A door whose cases are functions, found by name."""
+    """A front end whose cases are functions, found by name."""
 
     def __init__(self, functions: Mapping[str, Function], store: Store | None = None) -> None:
         self._functions = functions
@@ -37,39 +39,40 @@ class Functions:
         self._world: RankWorld | None = None
 
     def open(self, start: RankStart, reporter: Reporter) -> None:
-        """Make the world."""
+        """Create the world."""
         reporter.phase("init")
         self._world = RankWorld.of(start, self._store)
         self._world.prepare()
 
-    def run(self, body: dict[str, Any], reporter: Reporter) -> None:
+    def run(self, body: CaseBody, reporter: Reporter) -> None:
         """Call the function that the case names."""
         assert self._world is not None
         self._world.begin_case()
         reporter.phase("call")
-        self._functions[body["function"]](self._world, body)
+        arguments = json.loads(body.content)
+        self._functions[arguments["function"]](self._world, arguments)
 
     def finish(self) -> None:
-        """Give the groups back."""
+        """Destroy the groups."""
         assert self._world is not None
         self._world.finish()
 
 
 class FunctionRankContext:
-    """The rank side whose only door is `Functions`."""
+    """The rank context whose only front end is `Functions`."""
 
     def __init__(self, functions: Mapping[str, Function]) -> None:
         self._functions = functions
 
     def prepare(self) -> None:
-        """Nothing: functions are there already."""
+        """Do nothing: the functions exist already."""
 
-    def door(self, body: dict[str, Any]) -> Functions:
-        """The only door there is."""
+    def front_end(self, body: CaseBody) -> Functions:
+        """Return the only front end."""
         return Functions(self._functions)
 
-    def thread_front_ends(self, body: dict[str, Any], world_size: int) -> Sequence[RankFrontEnd]:
-        """One for each of the threads, with a store that is theirs together."""
+    def thread_front_ends(self, body: CaseBody, world_size: int) -> Sequence[RankFrontEnd]:
+        """Return a front end for each thread, with one store for all."""
         store = HashStore()
         return [Functions(self._functions, store) for _ in range(world_size)]
 
@@ -83,7 +86,7 @@ def engine_for(
     gpus_per_rank: int = 0,
     ranks_per_gpu: int = 1,
 ) -> Iterator[Engine]:
-    """An engine for a backend whose cases are `functions`; checks at the end that it has left nothing behind."""
+    """Create an engine whose cases are `functions`, and check at the end that it has left nothing behind."""
     declared = backend_named(backend) if isinstance(backend, str) else backend
     isolation = default_isolation(declared).name
     spec = Spec("", declared, (4,), gpus_per_rank, isolation, promised_gpus=promised_gpus, ranks_per_gpu=ranks_per_gpu)
@@ -94,7 +97,7 @@ def engine_for(
         yield engine
     finally:
         engine.close()
-    # A zombie that has lost its parent is this process's to wait for, and holds nothing any more.
+    # A zombie that lost its parent is left to this process to reap, and holds nothing any more.
     left = [process for process in living_below(os.getpid()) if process not in others]
     assert not left, f"processes are left: {left}"
     opened = {fd for fd in set(os.listdir("/proc/self/fd")) - before if os.path.exists(f"/proc/self/fd/{fd}")}
@@ -112,13 +115,13 @@ def run(engine: Engine, function: str, *, world_size: int = 4, timeout_s: float 
         **more: Fields of `Case`; "arguments" goes to the function.
     """
     arguments = more.pop("arguments", {})
-    body = {"function": function, **arguments}
+    body = CaseBody("functions", json.dumps({"function": function, **arguments}))
     isolation = more.pop("isolation", engine.spec.isolation)
     return engine.run(Case(function, world_size, body, timeout_s, isolation, **more))
 
 
 def alive(pid: int) -> bool:
-    """Whether a process is still there, and not just waiting to be reaped."""
+    """Return whether a process exists and is not a zombie."""
     try:
         return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:

@@ -1,4 +1,4 @@
-"""Point-to-point, works, futures, coalescing and order."""
+"""Sends and receives, works, futures, coalescing, and the order of ranks."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from tests.threaded.worlds_of_threads import LIMIT_S, default_group, errors_of, 
 
 
 def given(work: dist.Work | None) -> dist.Work:
-    """The work; c10d gives none to ranks outside of the group."""
+    """Return the work, which c10d does not return to ranks outside of the group."""
     assert work is not None
     return work
 
 
 def test_a_ring_of_sends_and_receives() -> None:
-    """The simplest pattern that has both on every rank."""
+    """The simplest pattern with both a send and a receive on every rank."""
 
     def body(rank: int) -> None:
         size = dist.get_world_size()
@@ -36,7 +36,7 @@ def test_a_ring_of_sends_and_receives() -> None:
 
 
 def test_transfers_of_one_tag_meet_in_order_and_tags_keep_them_apart() -> None:
-    """Otherwise pipelines mix up their stages."""
+    """Otherwise pipelines would mix up their stages."""
 
     def body(rank: int) -> None:
         if rank == 0:
@@ -54,8 +54,8 @@ def test_transfers_of_one_tag_meet_in_order_and_tags_keep_them_apart() -> None:
     pass_on_threads(body, 2)
 
 
-def test_a_receive_from_anybody_tells_the_sender() -> None:
-    """Its rank is in the default group, also where the group is a part of it."""
+def test_a_receive_from_any_rank_tells_the_sender() -> None:
+    """recv returns the sender's rank in the default group, also for a sub-group."""
 
     def body(rank: int) -> None:
         group = dist.new_group([1, 2, 3])
@@ -72,7 +72,7 @@ def test_a_receive_from_anybody_tells_the_sender() -> None:
             assert 3 == tensor.item()
         else:
             dist.send(torch.tensor([1.0]), 1, group=group)
-            # Or both of the first two are of rank 3.
+            # Otherwise the first two receives could both be from rank 3.
             dist.barrier(group)
             if rank == 3:
                 dist.send(torch.tensor([3.0]), 1, group=group)
@@ -81,7 +81,7 @@ def test_a_receive_from_anybody_tells_the_sender() -> None:
 
 
 def test_a_rank_can_send_to_itself() -> None:
-    """isend and irecv allow it."""
+    """torch.distributed.isend and irecv allow it."""
 
     def body(rank: int) -> None:
         tensor = torch.zeros(2)
@@ -94,11 +94,11 @@ def test_a_rank_can_send_to_itself() -> None:
 
 
 def test_batches_of_transfers_go_out_together() -> None:
-    """With no thread for any of them."""
+    """batch_isend_irecv starts all transfers and creates no threads for them."""
 
     def body(rank: int) -> None:
         size = dist.get_world_size()
-        # Every rank's thread is there.
+        # From here on, the threads of all ranks exist.
         dist.barrier()
         threads = threading.active_count()
         taken = [torch.zeros(1) for _ in range(size)]
@@ -114,7 +114,7 @@ def test_batches_of_transfers_go_out_together() -> None:
 
 
 def test_object_lists_are_sent_and_received() -> None:
-    """They are two transfers each, of sizes and of bytes."""
+    """Each object list is two transfers: the sizes, then the bytes."""
 
     def body(rank: int) -> None:
         objects: list[Any] = [{"a": 1}, "b"] if rank == 0 else [None, None]
@@ -129,7 +129,7 @@ def test_object_lists_are_sent_and_received() -> None:
 
 @pytest.mark.parametrize("taken", [torch.zeros(3), torch.zeros(2, dtype=torch.int64)], ids=["size", "dtype"])
 def test_a_send_that_does_not_fit_its_receive_is_an_error_on_both(taken: torch.Tensor) -> None:
-    """Real groups write past the end, or cut."""
+    """Real groups may write past the end of the output, or cut the value off."""
 
     def body(rank: int) -> None:
         with pytest.raises(CollectiveMismatchError, match=r"float32\[2\] does not fit into") as caught:
@@ -141,7 +141,7 @@ def test_a_send_that_does_not_fit_its_receive_is_an_error_on_both(taken: torch.T
 
 
 def test_an_async_call_does_not_wait_for_the_other_ranks() -> None:
-    """And tells when it is over: that is what async_op is for."""
+    """async_op=True returns a work at once, and the work tells when the call is done."""
     go_on = threading.Event()
 
     def body(rank: int) -> None:
@@ -166,7 +166,7 @@ def test_an_async_call_does_not_wait_for_the_other_ranks() -> None:
 
 
 def test_many_works_can_be_open_and_waited_for_in_any_order() -> None:
-    """The ranks wait in opposite orders here."""
+    """The two ranks wait in opposite orders."""
 
     def body(rank: int) -> None:
         tensors = [torch.tensor([float(number)]) for number in range(10)]
@@ -179,7 +179,7 @@ def test_many_works_can_be_open_and_waited_for_in_any_order() -> None:
 
 
 def test_a_work_that_failed_keeps_its_error() -> None:
-    """wait raises it every time; the future has it too."""
+    """Every wait raises it, and so does the future."""
 
     def body(rank: int) -> None:
         tensor = torch.ones(1)
@@ -196,7 +196,7 @@ def test_a_work_that_failed_keeps_its_error() -> None:
 
 
 def test_futures_give_the_tensors_and_call_back() -> None:
-    """DDP's communication hooks chain on them."""
+    """DDP's communication hooks chain functions to them."""
 
     def body(rank: int) -> None:
         tensor = torch.tensor([float(rank + 1)])
@@ -209,8 +209,8 @@ def test_futures_give_the_tensors_and_call_back() -> None:
     pass_on_threads(body, 2)
 
 
-def test_what_is_chained_to_a_future_sees_the_rank_that_chained_it() -> None:
-    """It runs on the thread of whichever rank comes last."""
+def test_a_function_chained_to_a_future_belongs_to_the_rank_that_chained_it() -> None:
+    """It runs on the thread of the last rank that calls, but sees its own rank."""
     seen: list[tuple[int, int]] = []
 
     def body(rank: int) -> None:
@@ -223,7 +223,7 @@ def test_what_is_chained_to_a_future_sees_the_rank_that_chained_it() -> None:
 
 
 def test_a_future_is_woken_by_another_ranks_failure() -> None:
-    """Also one that was made by `then`, which waits in C++."""
+    """Also a future made by `then`, whose wait is in C++."""
 
     def body(rank: int) -> None:
         work = given(dist.all_reduce(torch.ones(1), async_op=True)) if rank else None
@@ -240,7 +240,7 @@ def test_a_future_is_woken_by_another_ranks_failure() -> None:
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.parametrize("is_async", [False, True])
 def test_a_coalescing_manager_makes_one_call_of_many(is_async: bool) -> None:
-    """Its fast way (one coalesced call) and its old way (calls between start and end)."""
+    """Both paths of torch's manager: one coalesced call, and single calls between start and end."""
 
     def body(rank: int) -> None:
         size = dist.get_world_size()
@@ -281,7 +281,7 @@ def test_a_coalescing_manager_makes_one_call_of_many(is_async: bool) -> None:
 
 
 def test_the_object_style_api_takes_plain_arguments() -> None:
-    """As torch's newer examples write it."""
+    """torch's newer examples call the methods of the group this way."""
 
     def body(rank: int) -> None:
         group = default_group()
@@ -293,14 +293,17 @@ def test_the_object_style_api_takes_plain_arguments() -> None:
         assert [0, 1] == [output.item() for output in outputs]
         group.scatter(tensor, outputs if rank == 0 else [], 0).wait()
         assert rank == tensor.item()
+        tensor = torch.tensor([float(rank + 1)])
+        group.reduce(tensor, 1).wait()
+        assert [1, 3][rank] == tensor.item()
         group.barrier().wait()
-        assert 4 == group._get_sequence_number_for_group()
+        assert 5 == group._get_sequence_number_for_group()
 
     pass_on_threads(body, 2)
 
 
-def test_a_rank_that_asks_again_and_again_gives_way_in_rank_order() -> None:
-    """Otherwise it would keep the only turn for good."""
+def test_a_rank_that_polls_gives_way_in_rank_order() -> None:
+    """Otherwise a rank that polls would keep the only turn for good."""
 
     def body(rank: int) -> None:
         work = given(dist.all_reduce(torch.ones(1), async_op=True))
@@ -313,7 +316,7 @@ def test_a_rank_that_asks_again_and_again_gives_way_in_rank_order() -> None:
 
 @pytest.mark.parametrize("by_variable", [False, True])
 def test_ranks_can_run_one_at_a_time_in_order(by_variable: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same interleaving every time: what a user needs to find an error that depends on it."""
+    """A user who looks for an error that depends on the interleaving needs the same one in every run."""
     if by_variable:
         monkeypatch.setenv(ORDER_VARIABLE, "ranks")
 
@@ -341,8 +344,8 @@ def test_ranks_can_run_one_at_a_time_in_order(by_variable: bool, monkeypatch: py
         assert first == run()
 
 
-def test_a_failure_in_rank_order_still_frees_everybody() -> None:
-    """Ranks that have not had their first turn among them."""
+def test_a_failure_in_rank_order_still_frees_all_ranks() -> None:
+    """Also ranks that have not had their first turn."""
 
     def body(rank: int) -> None:
         if rank == 0:
@@ -354,7 +357,7 @@ def test_a_failure_in_rank_order_still_frees_everybody() -> None:
 
 
 def test_an_unknown_order_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A slip in the variable must not run something else."""
+    """A typing error in the variable must not silently select another order."""
     monkeypatch.setenv(ORDER_VARIABLE, "rank")
     with pytest.raises(UsageError, match=f"{ORDER_VARIABLE}='rank' in the environment"):
         run_on_threads(lambda rank: None, 2, timeout_s=LIMIT_S)

@@ -1,4 +1,4 @@
-"""Every collective moves what it should, compared with plain Python on lists."""
+"""Every collective gives the right values; the expected ones come from plain Python on lists."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ SHAPES: list[tuple[int, ...]] = [(), (0,), (1,), (7,), (2, 3), (0, 4)]
 
 
 def value(rank: int, shape: tuple[int, ...] = (5,), dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """A tensor that tells its rank; small enough for every dtype to be exact."""
+    """Return a tensor whose values depend on the rank, small enough to be exact in every dtype."""
     count = torch.Size(shape).numel()
     return torch.tensor([(rank + 1) * (index % 3 + 1) for index in range(count)]).reshape(shape).to(dtype)
 
 
 def strided(tensor: torch.Tensor) -> torch.Tensor:
-    """The same values, with gaps between them."""
+    """Return a tensor with the same values that is not contiguous."""
     return torch.stack([tensor, torch.zeros_like(tensor)], dim=-1)[..., 0]
 
 
 def same(expected: torch.Tensor, found: torch.Tensor) -> None:
-    """Equal to the last bit, in dtype and shape too."""
+    """Check that two tensors are equal: every bit, the dtype and the shape."""
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
@@ -57,7 +57,7 @@ OPS: dict[str, Callable[[Any, Any], Any]] = {
 
 
 def reduced(name: str, tensors: list[torch.Tensor]) -> torch.Tensor:
-    """Element by element, in Python numbers."""
+    """Reduce tensors element by element with Python numbers."""
     columns = zip(*(tensor.flatten().tolist() for tensor in tensors), strict=True)
     numbers = [functools.reduce(OPS[name], column) for column in columns]
     return (
@@ -77,7 +77,7 @@ def reduced(name: str, tensors: list[torch.Tensor]) -> torch.Tensor:
     ],
 )
 def test_all_reduce_combines_the_tensors_of_all_ranks(name: str, dtype: torch.dtype) -> None:
-    """A wrong reduction would make users doubt their own code."""
+    """A wrong reduction would make users look for the error in their own code."""
     tensors = [value(rank, dtype=dtype) for rank in range(SIZE)]
     if name == "BXOR" and dtype is torch.bool:
         tensors[0] = ~tensors[0]
@@ -94,7 +94,7 @@ def test_all_reduce_combines_the_tensors_of_all_ranks(name: str, dtype: torch.dt
 @pytest.mark.parametrize("elements", [5, 1 << 17])
 @pytest.mark.parametrize("name", ["SUM", "PRODUCT", "MIN", "MAX", "AVG"])
 def test_large_and_small_tensors_are_reduced_alike(name: str, elements: int) -> None:
-    """There are two ways inside, chosen by size; a user must not see which."""
+    """The size selects one of two implementations; the results must not differ."""
     factors = [1.0, 2.0, 4.0, 0.5]
     results = {"SUM": 7.5, "PRODUCT": 4.0, "MIN": 0.5, "MAX": 4.0, "AVG": 1.875}
 
@@ -110,7 +110,7 @@ def test_large_and_small_tensors_are_reduced_alike(name: str, elements: int) -> 
     ("dtype", "expected"), [(torch.float32, 1.75), (torch.float16, 1.75), (torch.int64, 1)], ids=str
 )
 def test_avg_divides_by_the_ranks(dtype: torch.dtype, expected: float) -> None:
-    """Whole numbers are cut off, as NCCL does."""
+    """Averages of integers are truncated, as NCCL does."""
 
     def body(rank: int) -> None:
         tensor = torch.full((3,), [1, 1, 2, 3][rank], dtype=dtype)
@@ -121,7 +121,7 @@ def test_avg_divides_by_the_ranks(dtype: torch.dtype, expected: float) -> None:
 
 
 def test_premul_sum_multiplies_before_it_adds() -> None:
-    """The factor is each rank's own, a number or a tensor."""
+    """Each rank has its own factor, a number or a tensor."""
 
     def body(rank: int) -> None:
         tensor = torch.full((3,), 2.0)
@@ -138,7 +138,7 @@ def test_premul_sum_multiplies_before_it_adds() -> None:
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_every_collective_takes_every_dtype_and_shape(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
-    """Empty, 0-d and non-contiguous tensors are where groups differ from each other."""
+    """Backends differ most in empty, 0-d and non-contiguous tensors."""
     tensors = [value(rank, shape, dtype) for rank in range(SIZE)]
     total = reduced("SUM", tensors)
 
@@ -188,7 +188,7 @@ def test_every_collective_takes_every_dtype_and_shape(dtype: torch.dtype, shape:
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.complex64], ids=str)
 def test_single_tensor_collectives_cut_their_tensors(dtype: torch.dtype) -> None:
-    """FSDP and DTensor live on these."""
+    """FSDP and DTensor use these collectives for all their data."""
     tensors = [value(rank, (2, 3), dtype) for rank in range(SIZE)]
 
     def body(rank: int) -> None:
@@ -217,7 +217,7 @@ def test_single_tensor_collectives_cut_their_tensors(dtype: torch.dtype) -> None
 
 
 def test_all_to_all_single_takes_split_sizes() -> None:
-    """Rank r gives r + 1 rows to each: outputs are as long as the senders' numbers say."""
+    """Rank r sends r + 1 rows to each rank, so the parts of an output have different lengths."""
 
     def body(rank: int) -> None:
         given = torch.full(((rank + 1) * SIZE, 2), float(rank))
@@ -230,8 +230,8 @@ def test_all_to_all_single_takes_split_sizes() -> None:
     pass_on_threads(body)
 
 
-def test_ranks_may_bring_tensors_of_different_sizes_where_their_outputs_say_so() -> None:
-    """As NCCL has it: the lists are the same on all ranks, their entries are not."""
+def test_ranks_may_pass_tensors_of_different_sizes_if_the_lists_agree() -> None:
+    """NCCL allows it: the lists have the same sizes on all ranks, but their entries differ in size."""
 
     def body(rank: int) -> None:
         outputs = [torch.zeros(size + 1) for size in range(SIZE)]
@@ -247,7 +247,7 @@ def test_ranks_may_bring_tensors_of_different_sizes_where_their_outputs_say_so()
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_coalesced_collectives_move_every_tensor() -> None:
-    """The deprecated functions, and the methods that the coalescing manager calls."""
+    """These deprecated functions call the methods that the coalescing manager also calls."""
 
     def body(rank: int) -> None:
         tensors = [torch.full((2,), float(rank)), torch.full((3,), 1.0)]
@@ -265,7 +265,7 @@ def test_coalesced_collectives_move_every_tensor() -> None:
 
 
 def test_object_collectives_pass_objects() -> None:
-    """What they pickle is each rank's own."""
+    """Each rank pickles its own object."""
 
     def body(rank: int) -> None:
         everybody = [{"rank": number, "list": [number] * number} for number in range(SIZE)]
@@ -291,7 +291,7 @@ def test_object_collectives_pass_objects() -> None:
 
 
 def test_one_tensor_on_all_ranks_is_read_before_it_is_written() -> None:
-    """Threads can share what processes cannot; the sum of four times one tensor is four times that tensor."""
+    """Threads can pass the same tensor on all four ranks; its sum is four times the tensor."""
     shared = torch.full((3,), 2.0)
 
     def body(rank: int) -> None:
@@ -301,8 +301,8 @@ def test_one_tensor_on_all_ranks_is_read_before_it_is_written() -> None:
     same(torch.full((3,), 8.0), shared)
 
 
-def test_barrier_holds_until_all_have_come() -> None:
-    """Nothing after it may run before everything before it."""
+def test_a_barrier_holds_until_all_ranks_have_called_it() -> None:
+    """No rank may pass the barrier before all ranks have reached it."""
     arrived: list[int] = []
 
     def body(rank: int) -> None:
@@ -319,7 +319,7 @@ def test_barrier_holds_until_all_have_come() -> None:
 
 
 def test_a_world_may_have_one_rank_or_many() -> None:
-    """128 ranks meet; a rank alone is its own peer."""
+    """Worlds of 128 ranks and of one rank work alike."""
 
     def body(rank: int) -> None:
         tensor = torch.tensor([float(rank)])
@@ -334,8 +334,8 @@ def test_a_world_may_have_one_rank_or_many() -> None:
     pass_on_threads(body, 128)
 
 
-def test_collectives_are_not_for_autograd_to_see() -> None:
-    """A write to a view of a tensor that requires grad must neither fail nor show in a grad_fn."""
+def test_autograd_does_not_see_collectives() -> None:
+    """A write to a leaf that requires grad, or to a view, must neither fail nor set a grad_fn."""
 
     def body(rank: int) -> None:
         leaf = torch.ones(4, requires_grad=True)

@@ -1,4 +1,4 @@
-"""Runs bodies on threads and says what a test expects of all of them."""
+"""Runs test bodies on worlds of threads and checks what every such run has to do."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from dist_testing.threaded.world import ThreadOutcome, run_on_threads
 
 __all__ = ["LIMIT_S", "default_group", "errors_of", "pass_on_threads"]
 
-# Of a world that should end by itself; far above what it takes on a busy machine. Seconds.
+# Time limit of a world that should end by itself, far above what it needs on a busy machine. Seconds.
 LIMIT_S = 60.0
 
 
 def default_group() -> Any:
-    """The calling rank's; torch's stubs do not know all of its methods."""
+    """Return the calling rank's default group; torch's stubs do not have all of its methods."""
     assert dist.group.WORLD is not None
     return dist.group.WORLD
 
 
 def pass_on_threads(body: Callable[[int], None], world_size: int = 4, *, init: bool = True) -> None:
-    """Run a body that is to pass on every rank; raise the error of a rank that is no victim."""
+    """Run a body that should pass on every rank; raise the error of a rank that is not a victim, if there is one."""
     outcomes = _run(body, world_size, init=init)
     for outcome in sorted(outcomes, key=lambda outcome: outcome.is_victim):
         if outcome.error is not None:
@@ -31,7 +31,7 @@ def pass_on_threads(body: Callable[[int], None], world_size: int = 4, *, init: b
 
 
 def errors_of(body: Callable[[int], None], world_size: int = 4, *, init: bool = True) -> list[BaseException | None]:
-    """Run a body that ends by itself on every rank, and give what each rank raised."""
+    """Run a body that ends by itself on every rank; return the exception of each rank, or None."""
     return [outcome.error for outcome in _run(body, world_size, init=init)]
 
 
@@ -40,7 +40,7 @@ def _run(body: Callable[[int], None], world_size: int, *, init: bool) -> list[Th
     outcomes = run_on_threads(body, world_size, timeout_s=LIMIT_S, init=init)
     assert [""] * world_size == [outcome.stack for outcome in outcomes]
     for thread in set(threading.enumerate()) - before:
-        # They have told all that they had to tell; only Python's own end of a thread is left.
+        # The outcomes are complete; only Python's own end of the threads may still run.
         thread.join(LIMIT_S)
         assert not thread.is_alive()
     return outcomes

@@ -1,4 +1,4 @@
-"""The table of backends as Python reads it."""
+"""The table of backends, as Python reads it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ENTRY: dict[str, Any] = {
 
 
 def test_every_declared_backend_can_be_asked_for_by_its_name() -> None:
-    """A backend that targets can name must exist for the runner."""
+    """If this fails, a target can name a backend that the runner does not have."""
     assert {"gloo", "cuda_gloo", "nccl"} <= set(backends())
     for name, backend in backends().items():
         assert backend.name == name
@@ -34,8 +34,8 @@ def test_every_declared_backend_can_be_asked_for_by_its_name() -> None:
 
 
 @pytest.mark.parametrize("name", list(backends()))
-def test_a_backend_is_possible(name: str) -> None:
-    """A backend with GPUs and no vendor, or without a time limit, cannot be scheduled."""
+def test_a_backend_is_consistent(name: str) -> None:
+    """If this fails, a backend has GPUs and no vendor, or no time limit, and no machine can run it."""
     backend = backends()[name]
     assert backend.timeout_s > 0
     assert backend.gpus_per_rank >= 0
@@ -43,8 +43,8 @@ def test_a_backend_is_possible(name: str) -> None:
     assert set(backend.isolations) <= set(isolation_names())
 
 
-def test_a_backend_of_torch_on_another_device_is_a_backend_of_its_own() -> None:
-    """One library on CPU and on CUDA tensors are two targets, and torch is told "gloo" by both."""
+def test_a_torch_backend_on_another_device_is_a_separate_backend() -> None:
+    """If this fails, one library cannot be tested both on CPU and on CUDA tensors. torch calls both "gloo"."""
     devices = {backend.device for backend in backends().values() if backend.torch_backend == "gloo"}
     assert devices >= {"cpu", "cuda"}
     assert (backend_named("gloo").torch_backend, backend_named("gloo").device) == ("gloo", "cpu")
@@ -55,7 +55,7 @@ def test_a_backend_of_torch_on_another_device_is_a_backend_of_its_own() -> None:
     [("glo", "Did you mean 'gloo'?"), ("ncll", "Did you mean 'nccl'?"), ("zzz", None), ("", None), ("GLOO", None)],
 )
 def test_an_unknown_backend_is_refused_with_the_known_ones(name: str, hint: str | None) -> None:
-    """A slip of the pen must say what could have been meant."""
+    """If this fails, a user who mistypes a backend's name does not learn which name is close to it."""
     with pytest.raises(UsageError) as caught:
         backend_named(name)
     text = str(caught.value)
@@ -64,8 +64,8 @@ def test_an_unknown_backend_is_refused_with_the_known_ones(name: str, hint: str 
     assert (hint in text) if hint else ("Did you mean" not in text)
 
 
-def test_an_entry_is_read_whole() -> None:
-    """Keys that only the build needs are left to it."""
+def test_an_entry_is_read_completely() -> None:
+    """If this fails, a key that only the build needs stops the runner, or the runner loses a field."""
     backend = Backend.from_json({**ENTRY, "only_the_build_needs_it": 1})
     expected = {**ENTRY, "isolations": ("fork",), "features": ("cpu_tensors",)}
     assert {name: getattr(backend, name) for name in ENTRY} == expected
@@ -73,7 +73,7 @@ def test_an_entry_is_read_whole() -> None:
 
 @pytest.mark.parametrize("name", list(ENTRY))
 def test_a_missing_field_is_named(name: str) -> None:
-    """Half a declaration must not run with a default that nobody chose."""
+    """If this fails, an incomplete declaration runs with a default that its author did not choose."""
     with pytest.raises(SpecError, match=f"{name} = None; expected"):
         Backend.from_json({key: value for key, value in ENTRY.items() if key != name})
 
@@ -81,22 +81,22 @@ def test_a_missing_field_is_named(name: str) -> None:
 @pytest.mark.parametrize("name", list(ENTRY))
 @pytest.mark.parametrize("value", [None, True, 1.5, b"x"], ids=repr)
 def test_a_field_of_the_wrong_type_is_named_with_its_value(name: str, value: object) -> None:
-    """`"timeout_s": true` is not one second."""
+    """If this fails, `"timeout_s": true` means one second."""
     with pytest.raises(SpecError) as caught:
         Backend.from_json({**ENTRY, name: value})
     assert f"{name} = {value!r}; expected {type(ENTRY[name]).__name__}" in str(caught.value)
 
 
 @pytest.mark.parametrize("entry", [None, [], "gloo", 3], ids=repr)
-def test_an_entry_that_is_no_object_is_refused(entry: object) -> None:
-    """With its value, so that it can be found."""
+def test_an_entry_that_is_not_an_object_is_refused(entry: object) -> None:
+    """If this fails, a user cannot find the wrong entry, because the error does not quote it."""
     with pytest.raises(SpecError) as caught:
         Backend.from_json(entry)
     assert repr(entry) in str(caught.value)
 
 
-def test_the_table_cannot_be_changed_by_a_test() -> None:
-    """It is shared by all cases of a run."""
+def test_a_test_cannot_change_the_table() -> None:
+    """If this fails, one test changes the backend table for all later cases of the run."""
     gloo: Any = backend_named("gloo")
     with pytest.raises(FrozenInstanceError):
         gloo.timeout_s = 1

@@ -1,10 +1,10 @@
-"""The result of a case: what failed by itself, and whether an expected failure can be meant by it."""
+"""The result of a case: its own failures, and whether an expected failure can cover them."""
 
 from __future__ import annotations
 
 import pytest
 
-from dist_testing.case import Case, CaseResult
+from dist_testing.case import Case, CaseBody, CaseResult
 from dist_testing.outcomes import Kind, RankOutcome, verdict
 
 _RAISED = RankOutcome(0, Kind.RAISED, 1.0, types="builtins.ValueError")
@@ -13,11 +13,13 @@ _PASSED = RankOutcome(1, Kind.PASSED)
 
 def _result(*outcomes: RankOutcome) -> CaseResult:
     judged = verdict(outcomes, world_size=len(outcomes))
-    return CaseResult(Case("test_it", len(outcomes), {}, 60.0, "fork"), judged, outcomes, 0.0, 1.0, 60.0)
+    return CaseResult(
+        Case("test_it", len(outcomes), CaseBody("pytest"), 60.0, "fork"), judged, outcomes, 0.0, 1.0, 60.0
+    )
 
 
-def test_failures_are_those_of_all_ranks() -> None:
-    """The first to fail may be the expected one by chance; what others raise must be expected, too."""
+def test_failures_come_from_all_ranks() -> None:
+    """If this fails, a test passes as an expected failure although another rank raised a different error."""
     teardown = RankOutcome(0, Kind.RAISED, 1.0, "teardown", types="builtins.OSError")
     of_the_peer = RankOutcome(0, Kind.RAISED, 1.0, "teardown", collateral="lost")
     first = RankOutcome(0, Kind.RAISED, 1.0, further=(teardown, of_the_peer))
@@ -37,12 +39,12 @@ def test_failures_are_those_of_all_ranks() -> None:
     ],
 )
 def test_only_exceptions_can_be_expected(other: RankOutcome, is_expectable: bool) -> None:
-    """A rank that crashes a moment after another has failed as expected would go unseen."""
+    """If this fails, an expected failure hides that another rank crashed a moment later."""
     assert _result(_RAISED, other).has_only_raised is is_expectable
 
 
 @pytest.mark.parametrize("outcome", [RankOutcome(0, Kind.PASSED), RankOutcome(0, Kind.SKIPPED, reason="none")])
-def test_what_has_not_failed_has_no_failures(outcome: RankOutcome) -> None:
-    """An expected failure that has not come is judged otherwise."""
+def test_a_case_that_did_not_fail_has_no_failures(outcome: RankOutcome) -> None:
+    """If this fails, a case that passed or skipped counts as an expected failure."""
     result = _result(outcome)
     assert (result.failures, result.has_only_raised) == ([], False)

@@ -1,4 +1,4 @@
-"""Whether a process is fit to fork ranks from."""
+"""The check whether a process is fit to fork ranks from."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from dist_testing.launch.clean import spare_cuda, unclean_reasons
 
 @pytest.fixture
 def release() -> Iterator[threading.Event]:
-    """Set at the end of a case, so that its threads end."""
+    """An event that is set at the end of a case, so that the case's threads end."""
     release = threading.Event()
     yield release
     release.set()
 
 
 def fake_torch(monkeypatch: pytest.MonkeyPatch, *, cuda: bool = False, group: bool = False, built: bool = True) -> None:
-    """A torch in the state that a case wants."""
+    """Install a torch in the state that a case needs."""
     torch = ModuleType("torch")
     torch.cuda = ModuleType("torch.cuda")  # type: ignore[attr-defined]
     torch.cuda.is_initialized = lambda: cuda
@@ -38,7 +38,7 @@ def fake_torch(monkeypatch: pytest.MonkeyPatch, *, cuda: bool = False, group: bo
 
 
 def test_a_running_thread_is_named(release: threading.Event) -> None:
-    """A lock that it holds stays locked for ever in the ranks; the name tells where it comes from."""
+    """If this fails, ranks inherit a lock that is held for ever, and no text names the thread that held it."""
     before = unclean_reasons()
     thread = threading.Thread(target=release.wait, name="a pool of mine", daemon=True)
     thread.start()
@@ -52,8 +52,11 @@ def test_a_running_thread_is_named(release: threading.Event) -> None:
     assert not [reason for reason in unclean_reasons() if "a pool of mine" in reason]
 
 
-def test_cuda_in_use_by_a_mere_count_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`torch.cuda.is_available()` at import: torch calls CUDA uninitialised, and no rank could use a GPU."""
+def test_cuda_in_use_after_counting_devices_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If this fails, `torch.cuda.is_available()` at import keeps every rank from using a GPU.
+
+    torch still calls CUDA uninitialised then.
+    """
     node = tmp_path / "nvidia-uvm"
     node.touch()
     fake_torch(monkeypatch)
@@ -63,8 +66,8 @@ def test_cuda_in_use_by_a_mere_count_is_named(tmp_path: Path, monkeypatch: pytes
         assert [reason for reason in unclean_reasons() if "CUDA's driver is in use" in reason]
 
 
-def test_torch_is_told_to_count_without_cuda_unless_the_user_has_decided(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The fresh interpreter that takes the place of an unclean process imports the same files."""
+def test_torch_counts_gpus_without_cuda_unless_the_user_decided(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If this fails, a fresh interpreter that replaces an unclean process becomes unclean by the same imports."""
     name = "PYTORCH_NVML_BASED_CUDA_CHECK"
     monkeypatch.delenv(name, raising=False)
     spare_cuda()
@@ -75,7 +78,7 @@ def test_torch_is_told_to_count_without_cuda_unless_the_user_has_decided(monkeyp
 
 
 def test_every_running_thread_is_named(release: threading.Event) -> None:
-    """Ending one of two is not enough."""
+    """If this fails, a user ends the one thread that is named, and the process is still unclean."""
     threads = [threading.Thread(target=release.wait, name=f"number {n}", daemon=True) for n in range(2)]
     for thread in threads:
         thread.start()
@@ -89,7 +92,7 @@ def test_every_running_thread_is_named(release: threading.Event) -> None:
     assert "'number 1'" in text
 
 
-# Counts before, and while a thread is there that only the interpreter's lowest layer knows.
+# Prints the reasons before and while a thread exists that only the interpreter's lowest layer knows.
 _NATIVE_THREAD = """
 import _thread
 from dist_testing.launch.clean import unclean_reasons
@@ -105,8 +108,8 @@ release.release()
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems do not list native threads")
 def test_a_thread_that_python_does_not_know_is_counted() -> None:
-    """Native libraries start pools when they are imported."""
-    # In a process of its own: here, threads of earlier tests may still be on their way out.
+    """If this fails, the thread pool that a native library starts at import goes unnoticed."""
+    # A separate process, because threads of earlier tests may still be ending in this one.
     command = [sys.executable, "-c", _NATIVE_THREAD]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     before, during = subprocess.run(command, env=env, check=True, capture_output=True, text=True).stdout.splitlines()
@@ -117,7 +120,7 @@ def test_a_thread_that_python_does_not_know_is_counted() -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems do not list what is mapped")
 @pytest.mark.parametrize("is_deleted", [False, True])
 def test_openblas_is_found_in_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_deleted: bool) -> None:
-    """A virtual environment in `My Projects`, or one that was just upgraded, must not stop every test."""
+    """If this fails, a virtual environment in `My Projects`, or one just upgraded, stops every test."""
     path = tmp_path / "my venv" / "libopenblas.so"
     path.parent.mkdir()
     path.write_bytes(b"no library")
@@ -135,7 +138,7 @@ def test_openblas_is_found_in_any_folder(tmp_path: Path, monkeypatch: pytest.Mon
             patch.setattr(ctypes, "CDLL", library)
             unclean_reasons()
     assert str(path) in asked
-    assert before == unclean_reasons(), "what cannot be loaded has no threads"
+    assert before == unclean_reasons(), "a library that cannot be loaded has no threads"
 
 
 @pytest.mark.parametrize(
@@ -147,23 +150,23 @@ def test_openblas_is_found_in_any_folder(tmp_path: Path, monkeypatch: pytest.Mon
         (True, True, ["CUDA is initialised", "a process group is initialised"]),
     ],
 )
-def test_what_torch_has_made_is_told(
+def test_cuda_and_groups_that_torch_has_made_are_named(
     monkeypatch: pytest.MonkeyPatch, cuda: bool, group: bool, expected: list[str]
 ) -> None:
-    """Neither a CUDA context nor a group can be used by a second process."""
+    """If this fails, ranks inherit a CUDA context or a group, which a second process cannot use."""
     fake_torch(monkeypatch, cuda=cuda, group=group)
     told = unclean_reasons()
     assert [reason for reason in told if "initialised" in reason] == expected
 
 
 def test_a_torch_without_distributed_has_no_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Asking such a build for one would fail."""
+    """If this fails, a torch that is built without distributed raises when it is asked for a group."""
     fake_torch(monkeypatch, built=False)
     assert not [reason for reason in unclean_reasons() if "initialised" in reason]
 
 
-def test_a_process_that_never_imported_torch_does_not_need_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Importing it here would cost a second."""
+def test_a_process_without_torch_does_not_import_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If this fails, the check imports torch, which costs a second, in a process that does not use it."""
     monkeypatch.delitem(sys.modules, "torch", raising=False)
     assert not [reason for reason in unclean_reasons() if "initialised" in reason]
     assert "torch" not in sys.modules

@@ -1,4 +1,4 @@
-"""Which errors only say what a peer did."""
+"""The errors that only report what a peer did."""
 
 from __future__ import annotations
 
@@ -29,34 +29,34 @@ LATE = [
 
 
 class Broken(RuntimeError):
-    """An error that cannot be printed."""
+    """An error whose text cannot be formatted."""
 
     def __str__(self) -> str:
-        """Fails."""
+        """Raise an error."""
         raise ValueError("no text")
 
 
 @pytest.mark.parametrize("text", LOST, ids=lambda text: text[-24:])
 def test_an_error_about_a_lost_peer_is_lost(text: str) -> None:
-    """Otherwise a survivor of a crash is taken for the culprit."""
+    """If this fails, a rank that survives a crash is blamed for it."""
     assert collateral(RuntimeError(text)) == "lost"
 
 
 @pytest.mark.parametrize("text", LATE, ids=lambda text: text[-24:])
-def test_an_error_about_a_peer_that_did_not_come_is_late(text: str) -> None:
-    """Otherwise the rank that waited is taken for the culprit, and not the one that hangs."""
+def test_an_error_about_a_missing_peer_is_late(text: str) -> None:
+    """If this fails, the rank that waited is blamed, and not the rank that hangs."""
     assert collateral(RuntimeError(text)) == "late"
 
 
 @pytest.mark.parametrize("error", [ConnectionResetError, BrokenPipeError, ConnectionRefusedError])
-def test_errors_of_connections_count_by_their_text(error: type[OSError]) -> None:
-    """Python's own classes for the same thing."""
+def test_connection_errors_are_judged_by_their_text(error: type[OSError]) -> None:
+    """If this fails, Python's own connection errors, which have other classes, blame the victim."""
     assert collateral(error(32, "Broken pipe")) == "lost"
     assert collateral(error(1, "something else")) == ""
 
 
 def test_subclasses_count() -> None:
-    """What torch raises are subclasses of RuntimeError."""
+    """If this fails, torch's errors, which are subclasses of RuntimeError, blame the victim."""
 
     class DistBackendError(RuntimeError):
         pass
@@ -66,17 +66,17 @@ def test_subclasses_count() -> None:
 
 @pytest.mark.parametrize("error", [AssertionError, ValueError, KeyboardInterrupt, SystemExit, OSError, Exception])
 @pytest.mark.parametrize("text", [LOST[0], LATE[0]], ids=["lost", "late"])
-def test_an_assertion_that_quotes_such_a_text_is_the_tests_own(error: type[BaseException], text: str) -> None:
-    """A test about lost peers may well compare such texts; its failure is a finding and no echo."""
+def test_an_assertion_that_quotes_such_a_text_is_the_tests_own_failure(error: type[BaseException], text: str) -> None:
+    """If this fails, a test that compares such texts is called a victim when it fails."""
     assert collateral(error(text)) == ""
 
 
 @pytest.mark.parametrize("text", ["", "boom", "Detected mismatch between collectives on ranks", "CUDA out of memory"])
-def test_any_other_error_is_the_ranks_own(text: str) -> None:
-    """Calling a culprit a victim is the worst that this function could do."""
+def test_any_other_error_is_the_ranks_own_failure(text: str) -> None:
+    """If this fails, a culprit is reported as a victim, which is the worst error of this function."""
     assert collateral(RuntimeError(text)) == ""
 
 
-def test_an_error_without_a_text_is_nobodys_echo() -> None:
-    """Printing runs test code, which must not break the report."""
+def test_an_error_without_a_text_is_the_ranks_own_failure() -> None:
+    """If this fails, an error that cannot be printed breaks the report: printing runs test code."""
     assert collateral(Broken()) == ""

@@ -1,4 +1,4 @@
-"""`assertEqual` of the unittest door: tensors by torch's rules, all else by unittest's."""
+"""`assertEqual` of the unittest classes: tensors by torch's rules, everything else by unittest's."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _CASE = TensorComparisons()
 
 
 def _is_equal(first: Any, second: Any, **rules: Any) -> bool:
-    """Whether assertEqual passes; assertNotEqual must say the opposite."""
+    """Return whether assertEqual passes, and check that assertNotEqual says the opposite."""
     try:
         _CASE.assertEqual(first, second, **rules)
     except AssertionError:
@@ -58,7 +58,7 @@ _NAN = float("nan")
     ],
 )
 def test_equal(first: Any, second: Any) -> None:
-    """A test that is right must not fail."""
+    """If this fails, a correct test fails."""
     assert _is_equal(first, second)
     assert _is_equal(second, first)
 
@@ -86,13 +86,13 @@ def test_equal(first: Any, second: Any) -> None:
     ],
 )
 def test_not_equal(first: Any, second: Any) -> None:
-    """A test that is wrong must not pass: nothing is rounded, cut off or broadcast on the way."""
+    """If this fails, a wrong test passes, because a value is rounded, cut off or broadcast."""
     assert not _is_equal(first, second)
     assert not _is_equal(second, first)
 
 
-def test_rules() -> None:
-    """The keywords that users of torch's class pass mean the same here."""
+def test_keywords_mean_the_same_as_in_torch() -> None:
+    """If this fails, keywords that users pass to torch's class have another meaning here."""
     near = _ONE + 0.1
     assert _is_equal(_ONE, near, atol=0.2, rtol=0)
     assert not _is_equal(_ONE, near, atol=0.01, rtol=0)
@@ -118,7 +118,7 @@ def test_rules() -> None:
     ],
 )
 def test_tolerances_are_torchs(dtype: torch.dtype) -> None:
-    """Ordinary tensors do not take the way through `assert_close`; what is close must be the same."""
+    """If this fails, our faster comparison of ordinary tensors and torch's `assert_close` disagree about closeness."""
     one = torch.ones(1).to(dtype)
     outcomes = []
     for exponent in range(1, 30):
@@ -134,7 +134,7 @@ def test_tolerances_are_torchs(dtype: torch.dtype) -> None:
 
 
 def test_ordinary_tensors_need_no_more_than_torch() -> None:
-    """What `assert_close` imports takes most of a second, and every fresh rank would pay for it."""
+    """If this fails, every fresh rank spends most of a second on the imports of `assert_close`."""
     program = (
         "import sys, torch\n"
         "from dist_testing.frontends.unittest.comparison import TensorComparisons\n"
@@ -147,8 +147,8 @@ def test_ordinary_tensors_need_no_more_than_torch() -> None:
     subprocess.run([sys.executable, "-c", program], check=True, env={**os.environ, "PYTHONPATH": ":".join(sys.path)})
 
 
-def test_everything_else_is_unittests() -> None:
-    """Where no tensor is involved, unittest's own comparison and its texts must be there."""
+def test_values_without_tensors_use_unittests_comparison() -> None:
+    """If this fails, values without tensors lose unittest's own comparison or its texts."""
     assert _is_equal([1], [1])
     assert not _is_equal([1], (1,))
     assert not _is_equal(1.0, 1.0 + 1e-9)
@@ -157,8 +157,8 @@ def test_everything_else_is_unittests() -> None:
         _CASE.assertEqual([1, 2], [1, 3], "why")
 
 
-def test_failure_says_where_and_why() -> None:
-    """In a nest of dicts and lists, a difference of two tensors alone says little."""
+def test_failure_shows_the_path_and_the_message() -> None:
+    """If this fails, a user sees two different tensors, but not where they are in nested dicts and lists."""
     with pytest.raises(AssertionError, match=r"(?s)^\['a'\]\[1\]: Tensor-likes are not close!.*index \(1,\).*: why$"):
         _CASE.assertEqual({"a": [1, _ONE]}, {"a": [1, torch.tensor([1.0, 3.0])]}, "why")
     with pytest.raises(AssertionError, match=r"^\[0\]: 1 != 2; why$"):
@@ -169,8 +169,8 @@ def test_failure_says_where_and_why() -> None:
         _CASE.assertNotEqual(_ONE, _ONE, "why")
 
 
-def test_needs_no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A test without tensors does not pay for torch's import."""
+def test_comparing_values_without_tensors_does_not_import_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If this fails, a test without tensors pays for the import of torch."""
     monkeypatch.delitem(sys.modules, "torch")
     assert _is_equal([1], [1])
     assert _is_equal(1.0, 1.1, atol=0.2, rtol=0)

@@ -1,4 +1,4 @@
-"""What a whole run comes to, where its cases alone do not decide it."""
+"""The result of a whole run where its cases alone do not decide it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _conclusion(protocol: Protocol, *, promised_gpus: int | None = None, log: io
     ],
 )
 def test_a_target_without_cases_fails_in_its_first_shard(protocol: Protocol, code: int) -> None:
-    """It would be green for ever; but there may be fewer cases than shards, and a filter may match none."""
+    """If this fails, a target without cases is always green. A later shard or a filter may leave none."""
     assert _conclusion(protocol).conclude(0) == code
 
 
@@ -47,18 +47,16 @@ def test_a_target_without_cases_fails_in_its_first_shard(protocol: Protocol, cod
         (Protocol(shard=(0, 2), test_filter="x"), True, 0),
     ],
 )
-def test_a_promise_is_broken_by_a_target_that_skips_and_not_by_a_part_of_it(
-    protocol: Protocol, decides: bool, code: int
-) -> None:
-    """A developer who runs one test, which skips, has broken nothing; a target that always skips tests nothing."""
+def test_only_a_whole_target_that_skips_breaks_a_promise(protocol: Protocol, decides: bool, code: int) -> None:
+    """If this fails, a developer's single skipped test breaks the promise, or a target that always skips is green."""
     conclusion = _conclusion(protocol, promised_gpus=2)
     conclusion.decides_for_target = decides
     conclusion.add(XmlCase("a", "x", "skipped", 0.0, "not today"))
     assert conclusion.conclude(0) == code
 
 
-def test_the_first_failure_of_the_machine_is_the_one_that_is_told(tmp_path: Path) -> None:
-    """Those after it follow from it, and say less."""
+def test_only_the_first_infrastructure_failure_is_reported(tmp_path: Path) -> None:
+    """If this fails, the report shows a later failure of the machine, which only follows from the first."""
     file = tmp_path / "infrastructure"
     conclusion = _conclusion(Protocol(infrastructure_file=file))
     conclusion.tell_infrastructure("the GPU is lost")
@@ -72,15 +70,15 @@ def test_the_first_failure_of_the_machine_is_the_one_that_is_told(tmp_path: Path
         (Protocol(test_filter="x\n"), True, ": NOTHING RAN: no case matches --test_filter='x\\n'", True),
         (Protocol(shard=(0, 2), test_filter="x\n"), True, ": NOTHING RAN: no case matches --test_filter='x\\n'", True),
         (Protocol(shard=(1, 2), test_filter="x\n"), True, ": NOTHING RAN: no case matches --test_filter='x\\n'", False),
-        # What it means is in another shard, or in a file that has not been read.
+        # The filter means a case of another shard, or of a file that was not imported.
         (Protocol(shard=(1, 2), test_filter="x"), False, "", False),
         (Protocol(shard=(1, 2)), False, "", False),
     ],
 )
-def test_a_filter_that_matches_nothing_is_told(
+def test_a_filter_that_matches_nothing_is_reported(
     tmp_path: Path, protocol: Protocol, in_vain: bool, end: str, warns: bool
 ) -> None:
-    """It passes, for the sake of the targets that have no such case; so a misspelt name has to show."""
+    """If this fails, a misspelt filter passes without a warning. It passes because other targets may match."""
     file, log = tmp_path / "warnings", io.StringIO()
     conclusion = _conclusion(dataclasses.replace(protocol, warnings_file=file), log=log)
     conclusion.is_filter_in_vain = in_vain
@@ -94,17 +92,17 @@ def test_a_filter_that_matches_nothing_is_told(
     [
         ("passed", "", (0, 1), ": NO CASE RAN ON RANKS", True),
         ("failed", "", (0, 2), ": NO CASE RAN ON RANKS", True),
-        # The first shard has warned.
+        # The first shard has warned already.
         ("passed", "", (1, 2), ": NO CASE RAN ON RANKS", False),
         ("skipped", "", (0, 1), ": EVERY CASE WAS SKIPPED: without a reason", False),
-        # It has failed, and for another reason.
+        # The run failed for another reason.
         ("passed", "Ctrl-C", (0, 1), ": NO CASE RAN ON RANKS", False),
     ],
 )
-def test_a_target_without_ranks_is_told(
+def test_a_target_without_ranks_is_reported(
     tmp_path: Path, outcome: Outcome, interruption: str, shard: tuple[int, int], end: str, warns: bool
 ) -> None:
-    """Whoever forgets a marker gets a pass of code that no rank has run."""
+    """If this fails, a test whose marker was forgotten passes without having run on any rank."""
     file, log = tmp_path / "warnings", io.StringIO()
     conclusion = _conclusion(Protocol(warnings_file=file, shard=shard), log=log)
     conclusion.has_ranks = False

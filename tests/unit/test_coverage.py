@@ -1,4 +1,4 @@
-"""Which files Bazel wants the coverage of."""
+"""The files whose coverage Bazel wants."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dist_testing.bazel.coverage import sources_wanted
 
 
 def test_files_are_found_in_the_runfiles_and_keep_bazels_names(tmp_path: Path) -> None:
-    """The report of a line goes to a file that Bazel knows, or is dropped by it."""
+    """If this fails, the coverage of a line has a file name that Bazel does not know, and Bazel drops it."""
     real = tmp_path / "source" / "a.py"
     for path in (real, tmp_path / "_main" / "pkg" / "made.py", tmp_path / "other~" / "b.py"):
         path.parent.mkdir(parents=True)
@@ -32,5 +32,5 @@ def test_files_are_found_in_the_runfiles_and_keep_bazels_names(tmp_path: Path) -
 
 
 def test_files_without_a_place_in_the_runfiles_are_left_out() -> None:
-    """Runfiles may know nothing of a file."""
+    """If this fails, a file that the runfiles do not contain ends the run."""
     assert sources_wanted("a.py\n", lambda _: None, "_main") == {}

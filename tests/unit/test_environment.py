@@ -10,40 +10,40 @@ import pytest
 from dist_testing.rank.environment import become, torchrun_env
 from dist_testing.world import LOOPBACK
 
-# RANK and LOCAL_RANK are set by the rank.
+# The rank itself sets RANK and LOCAL_RANK.
 BASE = {"WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK"}
 
 
 @pytest.mark.parametrize("size", [1, 4, 64])
 def test_variables_are_those_of_torchrun_on_one_node(size: int) -> None:
-    """Code under test reads them to learn who it is."""
+    """If this fails, code under test that reads these variables learns a wrong rank or world size."""
     env = torchrun_env(size, 29500)
     assert (env["WORLD_SIZE"], env["LOCAL_WORLD_SIZE"]) == (str(size), str(size))
     assert (env["GROUP_RANK"], env["GROUP_WORLD_SIZE"]) == ("0", "1")
     assert (env["MASTER_ADDR"], env["MASTER_PORT"]) == (LOOPBACK, "29500")
 
 
-def test_env_rendezvous_uses_the_store_that_serves_already() -> None:
-    """Without this rank 0 would try to bind a port that is taken."""
+def test_env_rendezvous_uses_the_running_store() -> None:
+    """If this fails, rank 0 tries to bind a port that is already taken."""
     assert torchrun_env(2, 29500)["TORCHELASTIC_USE_AGENT_STORE"] == "True"
 
 
 def test_a_world_without_a_store_has_no_address() -> None:
-    """An address that nobody serves would make env:// wait for it."""
+    """If this fails, env:// waits for an address at which no store listens."""
     env = torchrun_env(2, 0)
     assert env.keys() >= BASE
     assert not [name for name in env if name.startswith(("MASTER_", "TORCHELASTIC_"))]
 
 
-def test_become_makes_the_environment_exactly_that() -> None:
-    """What the runner has unset since the template was forked must be unset on the rank."""
+def test_become_sets_exactly_this_environment() -> None:
+    """If this fails, a rank still has a variable that the runner unset after it started the fork server."""
     with mock.patch.dict(os.environ, {"KEPT": "1", "CHANGED": "old", "GONE": "1"}, clear=True):
         become({"KEPT": "1", "CHANGED": "new", "ADDED": "", "UNICODE": "\u00fc\udcff"})
         assert dict(os.environ) == {"KEPT": "1", "CHANGED": "new", "ADDED": "", "UNICODE": "\u00fc\udcff"}
 
 
-def test_become_leaves_alone_what_is_right_already(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is on every rank's path, and nearly all of it is inherited."""
+def test_become_does_not_rewrite_correct_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If this fails, every rank spends time on rewriting variables that it inherited with the right value."""
     written: list[str] = []
 
     class Spy(dict[str, str]):

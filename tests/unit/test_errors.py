@@ -8,7 +8,7 @@ from dist_testing import errors
 from dist_testing.case import CaseFailedError
 from dist_testing.errors import CollectiveError, DistTestingError, InterruptedRunError
 
-# These are what others act on: unittest and pytest on a failure or an interruption, test code on what a group raises.
+# Other code handles these: unittest and pytest a failure or an interruption, test code the errors of a group.
 _FOR_OTHERS = (CaseFailedError, CollectiveError, InterruptedRunError)
 
 
@@ -16,22 +16,22 @@ _FOR_OTHERS = (CaseFailedError, CollectiveError, InterruptedRunError)
     "name", [name for name in errors.__all__ if not issubclass(getattr(errors, name), _FOR_OTHERS)]
 )
 def test_every_error_has_the_common_base(name: str) -> None:
-    """The doors print that base without a traceback; another error would end in one."""
+    """If this fails, a user sees a traceback: the front ends print only the base class without one."""
     assert issubclass(getattr(errors, name), DistTestingError)
 
 
 def test_everything_in_the_module_is_public() -> None:
-    """Users catch these by name."""
+    """If this fails, users cannot import an error that they want to catch."""
     defined = {name for name, value in vars(errors).items() if isinstance(value, type)}
     assert defined == set(errors.__all__)
 
 
 def test_an_interrupted_run_cannot_be_caught_as_a_failure() -> None:
-    """`except Exception` in test code would swallow it, and the run would go on after SIGTERM."""
+    """If this fails, `except Exception` in test code swallows SIGTERM, and the run continues."""
     assert issubclass(InterruptedRunError, KeyboardInterrupt)
     assert not issubclass(InterruptedRunError, Exception)
 
 
-def test_the_text_of_an_error_is_what_was_written_for_the_user() -> None:
-    """It is all that is printed."""
+def test_the_text_of_an_error_is_unchanged() -> None:
+    """If this fails, the user does not see the text of the error, and nothing else is printed."""
     assert str(DistTestingError("one\ntwo")) == "one\ntwo"

@@ -1,4 +1,4 @@
-"""Outcomes in the terms of exit codes, as the unittest door tells them to classes that ask."""
+"""Outcomes as exit codes, as the unittest classes report them."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from dist_testing.skips import TEST_SKIPS
     ],
 )
 def test_every_outcome_has_an_exit_code(code: int, outcome: RankOutcome) -> None:
-    """Suites compare `processes[0].exitcode` with the codes that torch's class gives."""
+    """If this fails, suites that compare `processes[0].exitcode` with torch's codes fail."""
     assert exit_code(outcome) == code
 
 
-def test_only_ends_are_forgiven() -> None:
-    """A declared exit code must not hide an exception, a hang, or another code."""
+def test_only_exits_and_signals_are_forgiven() -> None:
+    """If this fails, a declared exit code hides an exception, a hang or another exit code."""
     for kind in Kind:
         outcome = RankOutcome(0, kind, exit_code=6, signal=6)
         assert (forgiven(outcome, None) != outcome) == (kind in (Kind.EXITED, Kind.SIGNALLED))
@@ -42,12 +42,12 @@ def test_only_ends_are_forgiven() -> None:
 
 
 def test_methods_go_by_several_names() -> None:
-    """A table of test methods names them bound or unbound, and from inside or outside of decorators."""
+    """If this fails, a declaration is lost on a method that is bound, or that a decorator wraps."""
 
     class Case:
         @expected_exits({1: -9})
         def test_it(self) -> None:
-            """Not called."""
+            """Never called."""
 
     inner = Case.test_it
 
@@ -64,6 +64,6 @@ def test_methods_go_by_several_names() -> None:
 
 @pytest.mark.parametrize("exits", [None, {}, [1], {-1: 0}, {"1": 0}, {1: "SIGKILL"}, {1: None}, {1: 259}, {1: -65}])
 def test_bad_declaration_is_refused(exits: object) -> None:
-    """A fault test with a slip in its table would expect nothing."""
+    """If this fails, a fault test with a mistake in its table expects nothing."""
     with pytest.raises(UsageError, match="expected a rank, or several, each with an exit code"):
         expected_exits(exits)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Which GPUs there are, and which of them a process may use."""
+"""Finding GPUs, and choosing those that a process may use."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ import pytest
 from dist_testing.errors import GpuError
 from dist_testing.gpus import nvidia
 from dist_testing.gpus.devices import gpus_present, visible_gpus
-from dist_testing.gpus.gpu import Gpu, node_directory
-from dist_testing.gpus.simulated import NODES_VARIABLE
+from dist_testing.gpus.gpu import NODES_VARIABLE, Gpu, node_directory
 
 _UUIDS = ("GPU-8932f937-aaaa", "GPU-8932f937-bbbb", "GPU-5c1b4a2e-cccc", "GPU-77777777-dddd")
 
@@ -23,7 +22,7 @@ def gpus(*uuids: str) -> tuple[Gpu, ...]:
 
 
 def seen(visible: str) -> list[int]:
-    """Indices that a value of the variable leaves of four GPUs."""
+    """Indices of the GPUs that a value of the variable allows, out of four."""
     found = visible_gpus(gpus(*_UUIDS), {"CUDA_VISIBLE_DEVICES": visible})
     return [gpu.index for gpu in found.gpus]
 
@@ -64,7 +63,7 @@ def test_an_empty_variable_is_none(tmp_path: Path) -> None:
 
 
 def test_a_simulated_folder_that_is_missing_or_unreadable_is_an_error(tmp_path: Path) -> None:
-    """A slip of the pen would count no GPU and skip everything."""
+    """A typing error would find no GPU and skip every test."""
     file = tmp_path / "file"
     file.touch()
     for folder, why in ((tmp_path / "missing", "No such file"), (file, "Not a directory")):
@@ -76,7 +75,7 @@ def test_a_simulated_folder_that_is_missing_or_unreadable_is_an_error(tmp_path: 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read every folder")
 def test_a_folder_that_this_user_may_not_read_is_an_error(tmp_path: Path) -> None:
-    """No GPU found and no reason given."""
+    """Users would see that no GPU was found, without a reason."""
     tmp_path.chmod(0)
     try:
         with pytest.raises(GpuError, match="Permission denied"):
@@ -126,7 +125,7 @@ def test_the_variable_allows_some_of_them_as_in_cuda(visible: str, expected: lis
 
 
 def test_without_the_variable_all_are_allowed() -> None:
-    """Unset and empty are opposites."""
+    """Unset allows all GPUs, empty allows none."""
     found = visible_gpus(gpus(*_UUIDS), {})
     assert (len(found.gpus), found.remark) == (4, "")
 
@@ -141,8 +140,8 @@ def test_without_the_variable_all_are_allowed() -> None:
         ("0,1", ""),
     ],
 )
-def test_what_the_variable_takes_away_is_explained(visible: str, remark: str) -> None:
-    """A skip for want of GPUs on a machine full of them is a riddle."""
+def test_the_remark_explains_why_the_variable_hides_gpus(visible: str, remark: str) -> None:
+    """On a machine with free GPUs, a skip for a lack of GPUs needs an explanation."""
     found = visible_gpus(gpus(*_UUIDS), {"CUDA_VISIBLE_DEVICES": visible})
     assert remark in found.remark
     assert bool(remark) == bool(found.remark) == ("CUDA_VISIBLE_DEVICES" in found.way_out)
@@ -150,7 +149,7 @@ def test_what_the_variable_takes_away_is_explained(visible: str, remark: str) ->
 
 @pytest.mark.parametrize(("visible", "expected"), [(None, [0, 2, 3]), ("1", []), ("1,2", [2]), ("0", [0])])
 def test_gpus_in_mig_mode_are_refused_and_keep_their_numbers(visible: str | None, expected: list[int]) -> None:
-    """A test that asks for a whole GPU would get an instance, or nothing, and blame itself."""
+    """A test that asks for a whole GPU would get an instance, or nothing, and its report would blame the test."""
     present = tuple(replace(gpu, is_mig=gpu.index == 1) for gpu in gpus(*_UUIDS))
     found = visible_gpus(present, {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible})
     assert [gpu.index for gpu in found.gpus] == expected

@@ -1,10 +1,11 @@
-"""What is known of NCCL before it fails, and what its flight recorder leaves."""
+"""Checks before NCCL fails, and the records of its flight recorder."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import pickle
+import resource
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,8 +16,8 @@ from hypothesis import strategies as st
 
 from dist_testing.engine.running_world import group_limit_s
 from dist_testing.errors import UsageError
+from dist_testing.gpus import nccl
 from dist_testing.gpus.nccl import check_devices, lack_of_memory, nccl_version, recorder_env, recordings
-from dist_testing.gpus.plain_pickle import read_plain_pickle
 
 _MIB = 1 << 20
 _PLAIN = st.recursive(
@@ -28,16 +29,16 @@ _PLAIN = st.recursive(
 
 @given(value=_PLAIN, protocol=st.integers(min_value=2, max_value=5))
 def test_plain_data_is_read_as_pickle_would(value: object, protocol: int) -> None:
-    """A record that is read wrong blames the wrong rank."""
-    # What torch writes has no frames and few opcodes; Python's own has them all.
-    assert read_plain_pickle(pickle.dumps(value, protocol)) == value
+    """A wrong reading would blame the wrong rank."""
+    # torch writes no frames and uses few opcodes; Python's own pickler uses all of them.
+    assert nccl._read_plain_pickle(pickle.dumps(value, protocol)) == value
 
 
 @given(content=st.binary(max_size=200))
-def test_garbage_is_refused_and_nothing_else_happens(content: bytes) -> None:
-    """The file comes from a rank that has just gone wrong."""
+def test_random_bytes_are_refused_with_a_value_error(content: bytes) -> None:
+    """The file comes from a rank that has just failed."""
     with contextlib.suppress(ValueError):
-        read_plain_pickle(content)
+        nccl._read_plain_pickle(content)
 
 
 @given(value=_PLAIN, cut=st.integers(min_value=0, max_value=200))
@@ -46,24 +47,49 @@ def test_a_pickle_that_is_cut_off_is_refused(value: object, cut: int) -> None:
     content = pickle.dumps(value, 2)
     if cut < len(content) - 1:
         with pytest.raises(ValueError, match=r"\w"):
-            read_plain_pickle(content[:cut])
+            nccl._read_plain_pickle(content[:cut])
 
 
 @pytest.mark.parametrize("content", [b"\x80\x02K\x01\x86.", b"\x80\x02K\x01K\x01(\x86t."], ids=repr)
-def test_a_pickle_that_takes_more_than_there_is_is_refused(content: bytes) -> None:
-    """A pair of one number would be told as what the rank has recorded."""
-    with pytest.raises(ValueError, match="broken"):
-        read_plain_pickle(content)
+def test_a_pickle_that_pops_an_empty_stack_is_refused(content: bytes) -> None:
+    """The report would show a pair of one number as a record."""
+    with pytest.raises(ValueError, match=r"\w"):
+        nccl._read_plain_pickle(content)
 
 
-@pytest.mark.parametrize("value", [os.system, SimpleNamespace(a=1), {1, 2}, complex(1, 2)])
+@pytest.mark.parametrize("value", [os.system, SimpleNamespace(a=1), complex(1, 2), Path("x")])
 def test_a_pickle_that_would_call_something_is_refused(value: object) -> None:
-    """Unpickling what a rank sent is running what a rank sent."""
+    """Unpickling the file of a rank would run code of that rank in the runner."""
     for protocol in range(2, 6):
-        if isinstance(value, set) and protocol > 3:
-            continue
-        with pytest.raises(ValueError, match="not plain data"):
-            read_plain_pickle(pickle.dumps(value, protocol))
+        with pytest.raises(ValueError, match="is not plain data"):
+            nccl._read_plain_pickle(pickle.dumps(value, protocol))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\x80\x02Nr\xff\xff\xff\x7f.",  # LONG_BINPUT: room for two billion remembered values
+        b"Np2147483647\n.",  # PUT: the same in the oldest protocol
+        b"\x80\x05\x96\xff\xff\xff\xff\x0f\x00\x00\x00N.",  # BYTEARRAY8 of 64 GiB
+        b"\x80\x04\x8d\xff\xff\xff\xff\x0f\x00\x00\x00N.",  # BINUNICODE8 of 64 GiB
+        b"\x80\x04\x95\xff\xff\xff\xff\x0f\x00\x00\x00N.",  # FRAME of 64 GiB
+        b"N" * ((16 << 20) + 1),
+    ],
+    ids=["memo", "old_memo", "bytes", "text", "frame", "size"],
+)
+def test_a_small_pickle_that_asks_for_much_memory_is_refused(content: bytes) -> None:
+    """Thirteen bytes that were damaged would take 32 GiB, and the kernel would kill the runner."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(ValueError, match=r"\w"):
+        nccl._read_plain_pickle(content)
+    # In KiB.
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 256 << 10
+
+
+def test_a_pickle_that_nests_deeply_is_read() -> None:
+    """The reader must not exhaust the stack of the runner."""
+    value = nccl._read_plain_pickle(b"\x80\x02" + b"]" * 100_000 + b"a" * 99_999 + b".")
+    assert len(value) == 1
 
 
 def _entry(**changes: object) -> dict[str, object]:
@@ -76,7 +102,7 @@ def _write(folder: Path, rank: int, value: object) -> None:
 
 
 def test_the_last_collectives_of_each_rank_are_summarised(tmp_path: Path) -> None:
-    """Rank 1 is one collective behind: that is the answer."""
+    """The lines show that rank 1 is one collective behind."""
     _write(tmp_path, 0, {"entries": [_entry(collective_seq_id=n) for n in range(9)]})
     _write(tmp_path, 1, {"entries": [_entry(profiling_name="nccl:\\x1b[31mred", input_sizes=[])]})
     _write(tmp_path, 2, {"entries": []})
@@ -88,8 +114,8 @@ def test_the_last_collectives_of_each_rank_are_summarised(tmp_path: Path) -> Non
     }
 
 
-def test_a_record_of_another_shape_is_told_as_such(tmp_path: Path) -> None:
-    """A newer torch, or a rank that writes what it likes, must not end the report."""
+def test_a_record_of_another_shape_is_reported_as_such(tmp_path: Path) -> None:
+    """A record of a newer torch, or a damaged one, must not end the report."""
     cycle: list[object] = []
     cycle.append(cycle)
     values = [{}, [], {"entries": 1}, {"entries": [1]}, {"entries": [_entry(state=1)]}, {"entries": [{}]}]
@@ -113,15 +139,15 @@ def test_a_link_in_place_of_a_record_is_not_followed(tmp_path: Path) -> None:
 def test_records_are_written_before_the_case_is_over(tmp_path: Path, limit_s: float) -> None:
     """torch's default is to wait a minute after its own timeout; the runner would have killed the rank by then."""
     env = recorder_env(tmp_path, limit_s)
-    # What torch waits after its timeout, which is the group's.
+    # torch waits so long after its timeout, which is the group's.
     wait_s = 4 * int(env["TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC"]) / 1000
     if limit_s > 10:
         assert group_limit_s(limit_s) + wait_s < limit_s
     assert Path(f"{env['TORCH_FR_DUMP_TEMP_FILE']}3") == tmp_path / "flight-record-3"
 
 
-def test_too_little_shared_memory_is_told_with_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """NCCL says "unhandled system error"."""
+def test_too_little_shared_memory_is_reported_with_a_way_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NCCL itself reports only "unhandled system error"."""
     space = SimpleNamespace(f_bavail=64 * _MIB // 4096, f_frsize=4096)
     monkeypatch.setattr(os, "statvfs", lambda path: space)
     assert lack_of_memory(1, {}) == ""
@@ -131,28 +157,28 @@ def test_too_little_shared_memory_is_told_with_the_remedy(tmp_path: Path, monkey
     assert "--shm-size" in way_out
     assert "NCCL_SHM_DISABLE=1" in way_out
     assert lack_of_memory(2, {"NCCL_SHM_DISABLE": "0"}) != ""
-    # Whoever has done what it says is not told again.
+    # The way out was taken, so the warning ends.
     assert lack_of_memory(2, {"NCCL_SHM_DISABLE": "1"}) == ""
     space.f_bavail *= 100
     assert lack_of_memory(2, {}) == ""
 
 
-def test_a_machine_without_shared_memory_is_told(tmp_path: Path) -> None:
+def test_a_machine_without_shared_memory_is_reported(tmp_path: Path) -> None:
     """Some containers have none."""
     assert "No such file" in lack_of_memory(2, {}, tmp_path / "missing")
 
 
 def test_two_ranks_on_a_gpu_are_refused_before_nccl_does() -> None:
-    """NCCL says "Duplicate GPU detected" at the first collective, on one of the ranks."""
+    """NCCL itself reports "Duplicate GPU detected" at the first collective, on one of the ranks."""
     check_devices("case", 4, 1)
     check_devices("case", 1, 4)
     with pytest.raises(UsageError, match="case: 4 ranks of NCCL, 2 to a GPU"):
         check_devices("case", 4, 2)
 
 
-def test_the_version_of_nccl_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is the first question about a hang; a torch without NCCL has none."""
-    # Private: what a torch with NCCL has in addition; 2.27.5, as NCCL packs it for torch.
+def test_the_version_of_nccl_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A report of a hang needs it; a torch without NCCL has none."""
+    # Private functions, which only a torch with NCCL has; 2.27.5 as NCCL packs it for torch.
     monkeypatch.setattr(torch._C, "_nccl_version", lambda: 2 << 32 | 27 << 16 | 5, raising=False)
     monkeypatch.setattr(torch._C, "_nccl_version_suffix", lambda: b"", raising=False)
     assert nccl_version() == "2.27.5"

@@ -1,4 +1,4 @@
-"""What a rank does with its device."""
+"""The device of a rank, and faults of devices."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def world(rank: int, *, gpus_per_rank: int = 1, ranks_per_gpu: int = 1) -> RankW
     [(1, 1, [0, 1, 2, 3]), (2, 1, [0, 2, 4, 6]), (1, 2, [0, 0, 1, 1]), (1, 4, [0, 0, 0, 0]), (1, 3, [0, 0, 0, 1])],
 )
 def test_a_ranks_device_is_one_of_its_own(gpus_per_rank: int, ranks_per_gpu: int, expected: list[int]) -> None:
-    """Two NCCL ranks on one device are an error, and a device that is not there is one, too."""
+    """Two NCCL ranks on one device are an error, and so is a missing device."""
     ranks = [world(rank, gpus_per_rank=gpus_per_rank, ranks_per_gpu=ranks_per_gpu) for rank in range(4)]
     assert [rank.device for rank in ranks] == [torch.device("cuda", index) for index in expected]
 
@@ -52,7 +52,7 @@ def test_ranks_that_share_get_a_part_of_the_memory_each(
 
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """A CUDA whose device is busy until the end of the test, or fails as the test says."""
+    """A fake CUDA whose device is busy until the end of the test, or fails as the test chooses."""
     release = threading.Event()
     fake = SimpleNamespace(errors={}, busy=set(), initialised=True, contexts={3}, asked=set())
 
@@ -70,7 +70,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         device_count=lambda: 4,
         synchronize=synchronize,
     )
-    # Private: what torch's own tests ask whether a device was touched.
+    # Private: torch's own tests use this function to ask whether a device was touched.
     fake.private = SimpleNamespace(_cuda_hasPrimaryContext=lambda device: device in fake.contexts)
     module._C = fake.private  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "torch", module)
@@ -82,16 +82,16 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 def test_errors_of_the_device_are_raised(cuda: Any) -> None:
-    """A device-side assert in the last kernel of a test would be nobody's."""
+    """No case would report a device-side assert in the last kernel of a test."""
     cuda.errors = {3: RuntimeError("CUDA error: device-side assert triggered")}
     with pytest.raises(RuntimeError, match="device-side assert"):
         finish_device_work()
-    # A new thread's own device is the first one, and to ask that one would make a context on it.
+    # The current device of a new thread is the first one, and synchronizing that would make a context on it.
     assert cuda.asked == {3}
 
 
 def test_errors_of_all_the_ranks_devices_are_raised(cuda: Any) -> None:
-    """With two GPUs per rank, what fails on the second one would be lost, also while the first one is still busy."""
+    """With two GPUs per rank, errors of the second one would be lost, also while the first one is still busy."""
     cuda.contexts = {1, 2, 3}
     cuda.busy = {1}
     cuda.errors = {2: RuntimeError("CUDA error: device-side assert triggered")}
@@ -101,7 +101,7 @@ def test_errors_of_all_the_ranks_devices_are_raised(cuda: Any) -> None:
 
 
 def test_without_a_way_to_ask_the_current_device_is_waited_for(cuda: Any) -> None:
-    """It is private to torch, and may go; to ask every device would make a context on each."""
+    """The function is private to torch and may disappear; synchronizing every device would make a context on each."""
     del cuda.private._cuda_hasPrimaryContext
     cuda.errors = {3: RuntimeError("CUDA error: device-side assert triggered")}
     with pytest.raises(RuntimeError, match="device-side assert"):
@@ -110,13 +110,13 @@ def test_without_a_way_to_ask_the_current_device_is_waited_for(cuda: Any) -> Non
 
 
 def test_a_device_that_stays_busy_is_left_alone(cuda: Any) -> None:
-    """A test about a peer that never comes leaves a kernel that waits for it, and is over all the same."""
+    """A test of an absent peer ends although its kernel still waits for that peer."""
     cuda.busy = {3}
     finish_device_work(limit_s=0.01)
 
 
 def test_a_rank_without_cuda_does_not_start_it(cuda: Any) -> None:
-    """Most ranks have none."""
+    """Most ranks do not use CUDA."""
     cuda.initialised = False
     finish_device_work()
     assert cuda.asked == set()
@@ -140,7 +140,7 @@ def test_a_rank_without_cuda_does_not_start_it(cuda: Any) -> None:
         ("", False),
     ],
 )
-def test_only_what_accuses_the_hardware_alone_is_a_fault_of_it(summary: str, expected: bool) -> None:
+def test_only_errors_that_hardware_alone_can_cause_are_hardware_faults(summary: str, expected: bool) -> None:
     """Blaming the machine for a test's own illegal access hides a bug for ever."""
     assert is_hardware_fault(summary) is expected
     outcomes = [RankOutcome(0, Kind.RAISED, summary=summary), RankOutcome(1, Kind.PASSED)]
@@ -159,7 +159,7 @@ def test_only_what_accuses_the_hardware_alone_is_a_fault_of_it(summary: str, exp
     ],
 )
 def test_memory_left_behind_is_no_excuse_for_anything_worse(kind: Kind, cause: Cause) -> None:
-    """What went wrong first explains the rest."""
+    """The worse outcome came first and explains the memory."""
     outcome = RankOutcome(0, kind, reason="r", signal=9)
     found = verdict([outcome], world_size=1, gpu_memory=["GPU 0: 3.0 GiB more"])
     assert found.cause is cause
@@ -191,5 +191,5 @@ _BLAMED = Verdict(Status.FAILED, Cause.INFRASTRUCTURE, "GPU 0: Xid 79; rank 1 wa
 def test_a_broken_gpu_excuses_failures_and_a_lost_one_is_a_failure(
     found: Verdict, faults: list[str], lost: str, expected: Verdict
 ) -> None:
-    """Somebody would look for a bug in the test; or every later case would be the first to fail."""
+    """Developers would look for a bug in the test; or the next case on the lost GPU would fail first."""
     assert blame_machine(found, faults=faults, lost=lost) == expected

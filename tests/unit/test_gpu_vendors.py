@@ -1,4 +1,4 @@
-"""Which GPUs are found, vendor by vendor, and what ranks are told of them."""
+"""Finding GPUs of each vendor, and the variables that ranks get."""
 
 from __future__ import annotations
 
@@ -14,21 +14,20 @@ from typing import Any
 import pytest
 
 from dist_testing.gpus import nvidia
-from dist_testing.gpus.gpu import Gpu
+from dist_testing.gpus.devices import AMD, NVIDIA, Vendor, vendor_named
+from dist_testing.gpus.faults import XidWatch
+from dist_testing.gpus.gpu import NODES_VARIABLE, Gpu
 from dist_testing.gpus.lease import Lease
-from dist_testing.gpus.simulated import NODES_VARIABLE
-from dist_testing.gpus.vendors import AMD, NVIDIA, Vendor, vendor_named
 from dist_testing.gpus.world import WorldGpus
-from dist_testing.gpus.xids import XidWatch
 from tests.support.gpu_nodes import make_render_node
 
-# A library that nobody finds.
+# A file that does not exist.
 _NO_LIBRARY = {"DIST_TESTING_NVML": "/no/such/library"}
 
 
 @pytest.fixture
 def tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, int, str], None]:
-    """Makes NVIDIA's driver list a GPU: its address, minor number and UUID. Nodes are in `dev`."""
+    """Adds a GPU to fake files of NVIDIA's driver, by address, minor number and UUID. Nodes are in `dev`."""
     driver, nodes = tmp_path / "proc", tmp_path / "dev"
     nodes.mkdir()
     monkeypatch.setattr(nvidia, "node_directory", lambda env: nodes)
@@ -43,7 +42,7 @@ def tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, int,
     return tell
 
 
-def test_the_driver_tells_names_and_order(tell: Callable[[str, int, str], None], tmp_path: Path) -> None:
+def test_names_and_order_come_from_the_driver(tell: Callable[[str, int, str], None], tmp_path: Path) -> None:
     """The numbers of device nodes may be in another order than the one in which CUDA counts."""
     tell("0000:86:00.0", 0, "GPU-????????")
     tell("0000:3b:00.0", 1, "GPU-b")
@@ -58,7 +57,7 @@ def test_the_driver_tells_names_and_order(tell: Callable[[str, int, str], None],
 
 
 def test_a_node_that_the_driver_does_not_list_is_no_gpu(tell: Callable[[str, int, str], None], tmp_path: Path) -> None:
-    """Nodes outlive GPUs: a promise of two would be kept by one, and the second rank would find no device."""
+    """Nodes stay when GPUs are taken out: one GPU would count as two, and the second rank would find no device."""
     tell("0000:3b:00.0", 0, "GPU-a")
     stale = tmp_path / "dev" / "nvidia5"
     stale.touch()
@@ -68,14 +67,14 @@ def test_a_node_that_the_driver_does_not_list_is_no_gpu(tell: Callable[[str, int
 
 
 def test_where_the_driver_lists_nothing_the_nodes_count(tell: Callable[[str, int, str], None], tmp_path: Path) -> None:
-    """Containers hide its files."""
+    """Containers may hide the files of the driver."""
     (tmp_path / "dev" / "nvidia5").touch()
     assert [gpu.minor for gpu in NVIDIA.find(_NO_LIBRARY).gpus] == [5]
 
 
 @pytest.fixture
 def open_folder() -> Iterator[Path]:
-    """A folder that every user of the machine may read, unlike pytest's, and many a TMPDIR."""
+    """A folder that every user of the machine may read, unlike pytest's own and some TMPDIRs."""
     folder = Path(tempfile.mkdtemp(dir="/tmp"))
     folder.chmod(0o755)
     yield folder
@@ -84,7 +83,7 @@ def open_folder() -> Iterator[Path]:
 
 @pytest.mark.parametrize("vendor", [NVIDIA, AMD], ids=lambda vendor: vendor.name)
 def test_nodes_that_this_process_may_not_open_do_not_count(vendor: Vendor, open_folder: Path) -> None:
-    """Slurm and containers show all nodes, and let a job open its own: the others' numbers are not CUDA's."""
+    """Slurm and containers show all nodes, but a job may open only its own, and CUDA counts only these."""
     for minor in range(3):
         (open_folder / f"nvidia{minor}").touch()
         make_render_node(open_folder, minor)
@@ -100,13 +99,13 @@ def test_nodes_that_this_process_may_not_open_do_not_count(vendor: Vendor, open_
         found = vendor.find({NODES_VARIABLE: str(open_folder)})
         return [[gpu.index, gpu.minor] for gpu in found.gpus], list(found.left_out)
 
-    gpus, left_out = _as_nobody(look)
+    gpus, left_out = _as_another_user(look)
     assert gpus == [[0, 1], [1, 2]]
     assert left_out == [f"{closed[vendor is AMD]}: this process may not open it"]
 
 
-def _as_nobody(look: Callable[[], object]) -> Any:
-    """What a process without root's rights finds."""
+def _as_another_user(look: Callable[[], object]) -> Any:
+    """The result of `look` in a process without the rights of root."""
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -130,7 +129,7 @@ def _as_nobody(look: Callable[[], object]) -> Any:
 
 
 def test_amds_gpus_are_those_render_nodes_that_amd_made(tmp_path: Path) -> None:
-    """Other vendors' GPUs have render nodes, too, and machines with AMD's processors one inside."""
+    """GPUs of other vendors have render nodes, too."""
     make_render_node(tmp_path, 130, address="0000:03:00.0")
     make_render_node(tmp_path, 129, vendor="0x8086")
     make_render_node(tmp_path, 128, address="0000:83:00.0")
@@ -143,19 +142,19 @@ def test_amds_gpus_are_those_render_nodes_that_amd_made(tmp_path: Path) -> None:
 
 
 def test_a_machine_without_render_nodes_has_none(tmp_path: Path) -> None:
-    """Most machines."""
+    """Most machines have none."""
     assert AMD.find({NODES_VARIABLE: str(tmp_path)}).gpus == ()
 
 
-def test_backends_of_a_vendor_that_is_not_known_get_nothing() -> None:
-    """A lease on another vendor's GPUs would be worse."""
+def test_unknown_vendors_have_no_gpus() -> None:
+    """A backend must not lease GPUs of another vendor."""
     assert (vendor_named("nvidia"), vendor_named("amd")) == (NVIDIA, AMD)
     assert vendor_named("intel") is None
     assert vendor_named("") is None
 
 
-def test_worlds_lease_amds_gpus_and_tell_their_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """HIP reads another variable than CUDA, and NVIDIA's library knows nothing of its memory."""
+def test_worlds_lease_amds_gpus_and_set_hips_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """HIP reads another variable than CUDA, and NVIDIA's library does not know the memory of these GPUs."""
     for minor in (128, 129):
         make_render_node(tmp_path, minor)
     monkeypatch.setenv(NODES_VARIABLE, str(tmp_path))
@@ -173,7 +172,7 @@ def test_worlds_lease_amds_gpus_and_tell_their_ranks(tmp_path: Path, monkeypatch
     ("uuids", "expected"), [(("GPU-a", "GPU-b"), "GPU-a,GPU-b"), (("GPU-a", ""), "0,1"), (("", ""), "0,1")]
 )
 def test_ranks_get_all_uuids_or_all_numbers(uuids: tuple[str, str], expected: str) -> None:
-    """Of a list of both kinds CUDA reads those of the first kind, so a rank would lack its GPU."""
+    """In a mixed list CUDA ignores one kind, so a rank would lack its GPU."""
     gpus = tuple(Gpu(index, Path(f"/dev/nvidia{index}"), uuid) for index, uuid in enumerate(uuids))
     world = WorldGpus(Lease(gpus, (), 0.0), 0.0, {}, XidWatch(gpus, None), 0.0, NVIDIA, None, contextlib.ExitStack())
     assert world.env() == {"CUDA_VISIBLE_DEVICES": expected, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}

@@ -1,4 +1,4 @@
-"""Helpers of test authors: stores, limits, environments, inputs."""
+"""Helpers for test authors: stores, limits, environments, inputs."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from dist_testing.frontends.helpers.models import SaveForwardInputsModel
 from dist_testing.frontends.helpers.queues import retrieve_result_from_completion_queue
 from dist_testing.frontends.helpers.temp_directories import current_temp_dir
 
-# Much of it is public, but not in its __all__.
+# Many public functions are missing in its `__all__`.
 dist: Any = torch.distributed
 
 
 @pytest.fixture
 def group_of_one() -> Iterator[None]:
-    """A default group with nobody else in it."""
+    """A default group with one rank."""
     dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
     yield
     dist.destroy_process_group()
 
 
-def test_a_tcp_store_serves_on_a_port_of_its_own() -> None:
-    """Two of them at once must not meet, and the port must be the server's from the start."""
+def test_a_tcp_store_has_its_own_port() -> None:
+    """If this fails, two stores share a port, or the port is not the server's from the start."""
     first, second = helpers.create_tcp_store(), helpers.create_tcp_store(timeout=timedelta(seconds=7))
     assert first.port != second.port
     assert second.timeout == timedelta(seconds=7)  # type: ignore[attr-defined]  # not in torch's stubs
@@ -47,8 +47,8 @@ def test_a_tcp_store_serves_on_a_port_of_its_own() -> None:
     assert not second.check(["key"])
 
 
-def test_a_tcp_store_listens_on_loopback_alone() -> None:
-    """Anybody on the network could write into it otherwise."""
+def test_a_tcp_store_listens_on_loopback_only() -> None:
+    """If this fails, every machine in the network can write into the store."""
     store = helpers.create_tcp_store()
     listening = [
         line.split()[1]
@@ -61,7 +61,7 @@ def test_a_tcp_store_listens_on_loopback_alone() -> None:
 
 @pytest.mark.parametrize("options", [{"use_libuv": False}, {"wait_for_workers": False}])
 def test_every_kind_of_tcp_store_works(options: dict[str, Any]) -> None:
-    """Suites ask for each of them."""
+    """If this fails, a suite that asks for one of these kinds gets no store."""
     store: Any = helpers.create_tcp_store(**options)
     store.set("key", "value")
     assert bytes(store.get("key")) == b"value"
@@ -71,21 +71,21 @@ def test_every_kind_of_tcp_store_works(options: dict[str, Any]) -> None:
     ("options", "message"),
     [({"is_master": False}, "no port to connect to"), ({"jit_class": True}, "no TorchScript class")],
 )
-def test_tcp_stores_that_cannot_be_are_refused(options: dict[str, Any], message: str) -> None:
-    """A client would wait for five minutes for a server that cannot be there."""
+def test_impossible_tcp_stores_are_refused(options: dict[str, Any], message: str) -> None:
+    """If this fails, a client waits five minutes for a server that cannot exist."""
     with pytest.raises(UsageError, match=message) as error:
         helpers.create_tcp_store(**options)
     assert len(str(error.value).splitlines()) == 3
 
 
 @pytest.mark.parametrize("options", [{}, {"interface": "lo"}, {"lazy_init": True}])
-def test_gloo_devices_are_made(options: dict[str, Any]) -> None:
-    """They go into the options of gloo groups."""
+def test_gloo_devices_are_created(options: dict[str, Any]) -> None:
+    """If this fails, suites have no device for the options of a gloo group."""
     assert isinstance(helpers.create_device(**options), dist.ProcessGroupGloo.Device)
 
 
-def test_limits_go_by_the_name_of_the_method(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A test with a longer limit would be stopped as hung."""
+def test_a_limit_can_be_set_for_a_method_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If this fails, a test that needs a longer limit is stopped as hung."""
     assert helpers.get_timeout("__main__.Case.test_ddp_uneven_inputs") == 400
     assert helpers.get_timeout("__main__.Case.test_other") == limits.TIMEOUT_DEFAULT
     monkeypatch.setitem(limits.TIMEOUT_OVERRIDE, "test_other", 7)
@@ -101,20 +101,20 @@ def test_limits_go_by_the_name_of_the_method(monkeypatch: pytest.MonkeyPatch) ->
     ],
 )
 def test_the_default_limit_comes_from_the_environment(env: dict[str, str], seconds: int) -> None:
-    """CI lanes set it."""
+    """If this fails, the limit that a CI job sets has no effect."""
     assert limits.default_timeout(env) == seconds
 
 
 @pytest.mark.parametrize("value", ["", "0", "-1", "1.5", "five", "²"])
-def test_a_default_limit_that_is_none_is_refused(value: str) -> None:
-    """A traceback out of int(), or a limit of 0 that stops every test at once."""
+def test_an_invalid_default_limit_is_refused(value: str) -> None:
+    """If this fails, a wrong value ends in a traceback of int(), or a limit of 0 stops every test at once."""
     with pytest.raises(UsageError, match="expected a number of seconds") as error:
         limits.default_timeout({"DISTRIBUTED_TESTS_DEFAULT_TIMEOUT": value})
     assert len(str(error.value).splitlines()) == 3
 
 
-def test_a_wrong_default_limit_is_told_to_those_who_use_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is a variable of the whole machine; who has no such tests need not care."""
+def test_an_invalid_default_limit_is_an_error_only_where_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If this fails, a wrong variable on a machine breaks also the tests that do not use it."""
     monkeypatch.setenv("DISTRIBUTED_TESTS_DEFAULT_TIMEOUT", "abc")
     runpy.run_path(limits.__file__)
     assert limits.get_timeout("__main__.Case.test_ddp_uneven_inputs") == 400
@@ -126,8 +126,8 @@ def test_a_wrong_default_limit_is_told_to_those_who_use_it(monkeypatch: pytest.M
         _ = limits.TIMEOUT
 
 
-def test_temporary_folders_are_made_and_removed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Processes that a test starts by hand find each other there."""
+def test_temporary_folders_are_created_and_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If this fails, processes that a test starts itself do not find each other, or folders remain."""
     for name in ("TEMP_DIR", "INIT_METHOD"):
         monkeypatch.setenv(name, "")
     helpers.initialize_temp_directories()
@@ -146,7 +146,10 @@ def test_temporary_folders_are_made_and_removed(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_nccl_waits_are_blocking_for_one_test(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A variable that stays set changes every test after it; torch's decorator leaves one that was not set before."""
+    """If this fails, the variable stays set and changes every later test.
+
+    torch's decorator leaves a variable set that was not set before.
+    """
     monkeypatch.delenv("TORCH_NCCL_BLOCKING_WAIT", raising=False)
     monkeypatch.setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "3")
 
@@ -164,8 +167,8 @@ def test_nccl_waits_are_blocking_for_one_test(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.usefixtures("group_of_one")
 @pytest.mark.parametrize("fails", [False, True])
-def test_debug_levels_are_each_run_and_then_undone(fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A test that fails at one level must not leave it to the next test."""
+def test_each_debug_level_is_run_and_then_restored(fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If this fails, a test that fails at one level leaves that level to the next test."""
     monkeypatch.delenv("TORCH_DISTRIBUTED_DEBUG", raising=False)
     seen = []
 
@@ -188,7 +191,7 @@ def test_debug_levels_are_each_run_and_then_undone(fails: bool, monkeypatch: pyt
 
 
 def test_output_is_captured() -> None:
-    """Tests of what is printed compare it."""
+    """If this fails, tests that compare printed output see nothing."""
     with helpers.captured_output() as (out, err):
         print("one")
         print("two", file=sys.stderr)
@@ -196,8 +199,8 @@ def test_output_is_captured() -> None:
 
 
 @pytest.mark.parametrize("num_inputs", [1, 2])
-def test_sparse_sums_are_what_adding_gives(num_inputs: int) -> None:
-    """A wrong expectation passes a wrong reduction."""
+def test_sparse_sums_equal_the_added_inputs(num_inputs: int) -> None:
+    """If this fails, a wrong expectation lets a wrong reduction pass."""
     world_size = 3
     per_rank = [helpers.simple_sparse_reduce_tests(rank, world_size, num_inputs) for rank in range(world_size)]
     assert len(per_rank[0]) == 6
@@ -216,7 +219,7 @@ def test_sparse_sums_are_what_adding_gives(num_inputs: int) -> None:
 
 @pytest.mark.usefixtures("group_of_one")
 def test_subtests_run_for_every_combination(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that is left out is never tested; ranks that do not meet in between mix their messages up."""
+    """If this fails, a combination is not tested, or the ranks mix up the messages of two combinations."""
     calls: list[Any] = []
     monkeypatch.setattr(dist, "barrier", lambda: calls.append("barrier"))
 
@@ -250,21 +253,21 @@ class _Model:
         ({"iteration": 1, "has_error": 1, "error": "other"}, "another error than 'boom': other"),
     ],
 )
-def test_an_error_that_ddp_has_not_logged_is_missed(data: dict[str, Any], message: str) -> None:
-    """The check would pass whatever DDP logs."""
+def test_an_error_that_ddp_did_not_log_is_detected(data: dict[str, Any], message: str) -> None:
+    """If this fails, the check passes whatever DDP logs."""
     model: Any = _Model(data)
     with pytest.raises(AssertionError, match=message):
         helpers.verify_ddp_error_logged(model, "boom")
 
 
 def test_an_error_that_ddp_has_logged_is_found_without_its_stack() -> None:
-    """Stacks differ from run to run."""
+    """If this fails, an error that DDP logged is not found, because stacks differ from run to run."""
     model: Any = _Model({"iteration": 1, "has_error": 1, "error": "x boom y"})
     helpers.verify_ddp_error_logged(model, "boom\nException raised from somewhere")
 
 
 def test_a_missing_program_means_no_efa(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Most machines have neither."""
+    """If this fails, a machine without the program, as most are, raises an error."""
     transports.has_efa.cache_clear()
     monkeypatch.setenv("PATH", "")
     assert not helpers.has_efa()
@@ -273,7 +276,7 @@ def test_a_missing_program_means_no_efa(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_efa_is_found_by_its_program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """TensorPipe takes it for InfiniBand, and fails."""
+    """If this fails, TensorPipe takes EFA for InfiniBand and fails."""
     transports.has_efa.cache_clear()
     program = tmp_path / "fi_info"
     program.write_text("#!/bin/sh\nexit 0\n", encoding="ascii")
@@ -285,7 +288,7 @@ def test_efa_is_found_by_its_program(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 
 @pytest.mark.parametrize("cast", [False, True])
 def test_models_keep_their_inputs(cast: bool) -> None:
-    """Tests of mixed precision look at the types."""
+    """If this fails, tests of mixed precision see the wrong input types."""
     inputs: dict[torch.nn.Module, torch.Tensor] = {}
     model = SaveForwardInputsModel(inputs, cast_forward_inputs=cast)
     given = torch.ones(1, 100, dtype=torch.float64 if cast else torch.float32)
@@ -296,7 +299,7 @@ def test_models_keep_their_inputs(cast: bool) -> None:
 
 
 def test_features_of_backends_are_tables() -> None:
-    """Suites read them for the backend of the lane."""
+    """If this fails, suites cannot look up the features of their backend."""
     assert "nccl" in DistTestCases.skip_collective["sendrecv anysource"]
     assert "gloo" in DistTestCases.backend_feature["subgroup"]
 
@@ -306,7 +309,7 @@ def _put(queue: Any, value: int) -> None:
 
 
 def test_results_come_from_the_queue_of_a_process() -> None:
-    """A process that ends at once may have left its result behind."""
+    """If this fails, the result of a process that ends at once is lost."""
     context = multiprocessing.get_context("spawn")
     queue = context.Queue()
     process = context.Process(target=_put, args=(queue, 7))
@@ -320,8 +323,8 @@ def test_results_come_from_the_queue_of_a_process() -> None:
     queue.close()
 
 
-def test_a_result_that_does_not_come_in_time_is_an_error_value() -> None:
-    """Callers compare what they get; torch returns the error, too."""
+def test_a_late_result_is_an_error_value() -> None:
+    """If this fails, callers that compare the result meet an exception. torch returns the error, too."""
     context = multiprocessing.get_context("spawn")
     queue, never = context.Queue(), context.Queue()
     process = context.Process(target=never.get)

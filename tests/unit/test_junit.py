@@ -1,4 +1,4 @@
-"""The XML of a run."""
+"""The XML file of a run."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ import pytest
 from dist_testing.bazel.junit import Outcome, XmlCase, XmlSuite, read_xml, write_xml
 from dist_testing.errors import ReportError
 
-# What XML 1.0 cannot hold in any form.
+# Characters that XML 1.0 cannot represent in any form.
 FORBIDDEN = [*(chr(code) for code in range(0x20) if chr(code) not in "\t\n\r"), "\ud800", "\udcff", "\ufffe", "\uffff"]
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """Where Bazel wants the file."""
+    """The path of the file that Bazel wants."""
     return tmp_path / "test.xml"
 
 
 def suite(path: Path) -> ElementTree.Element:
-    """The suite of a file that must parse."""
+    """Parse the file and return its only suite."""
     root = ElementTree.fromstring(path.read_bytes())
     assert root.tag == "testsuites"
     (suite,) = root
@@ -32,7 +32,7 @@ def suite(path: Path) -> ElementTree.Element:
 
 
 def test_every_case_is_there_once_with_its_outcome(path: Path) -> None:
-    """Dashboards count these elements."""
+    """If this fails, dashboards, which count these elements, show wrong numbers."""
     cases = [
         XmlCase("tests.test_a", "test_ok", "passed", 0.25),
         XmlCase("tests.test_a.Class", "test_skip[2]", "skipped", 0.0, "why"),
@@ -60,13 +60,13 @@ def test_every_case_is_there_once_with_its_outcome(path: Path) -> None:
 
 
 def test_a_run_without_cases_is_a_suite_without_cases(path: Path) -> None:
-    """A shard may get none."""
+    """If this fails, a shard without cases writes no valid file."""
     write_xml(path, "//tests:a", [])
     assert (suite(path).get("tests"), len(suite(path))) == ("0", 0)
 
 
 def test_properties_are_texts(path: Path) -> None:
-    """What each rank did is there for tools."""
+    """If this fails, tools do not find what each rank did."""
     write_xml(path, "s", [XmlCase("c", "n", "passed", 0.0, properties=[("world_size", 4), ("rank_0", "passed")])])
     (properties,) = suite(path)[0]
     assert [(item.get("name"), item.get("value")) for item in properties] == [("world_size", "4"), ("rank_0", "passed")]
@@ -74,10 +74,10 @@ def test_properties_are_texts(path: Path) -> None:
 
 @pytest.mark.parametrize("character", FORBIDDEN, ids=lambda character: f"U+{ord(character):04X}")
 @pytest.mark.parametrize("outcome", ["failed", "skipped"])
-def test_characters_that_xml_has_not_are_replaced(
+def test_characters_that_xml_lacks_are_replaced(
     path: Path, character: str, outcome: Literal["failed", "skipped"]
 ) -> None:
-    """One of them, anywhere, and Bazel shows no results at all."""
+    """If this fails, one such character hides all results from Bazel."""
     bad = f"a{character}b"
     write_xml(path, bad, [XmlCase(bad, bad, outcome, 0.0, bad, bad, [(bad, bad)])])
     element = suite(path)
@@ -88,23 +88,23 @@ def test_characters_that_xml_has_not_are_replaced(
 
 
 @pytest.mark.parametrize("text", ["<tag attr='1'>&amp; ]]> \"q\"", "tab\tline\nend", "\u00fc \u4e16 \U0001f4a9", ""])
-def test_all_other_text_comes_back_as_it_was(path: Path, text: str) -> None:
-    """Tracebacks are full of it."""
+def test_all_other_text_is_unchanged(path: Path, text: str) -> None:
+    """If this fails, the text of a traceback changes in the XML."""
     write_xml(path, "s", [XmlCase("c", text, "failed", 0.0, text, text)])
     case = suite(path)[0]
     assert (case.get("name"), case[0].get("message"), case[0].text or "") == (text, text, text)
 
 
-def test_the_file_takes_the_place_of_an_older_one_and_leaves_nothing_beside_it(path: Path) -> None:
-    """Bazel collects the folder."""
+def test_the_file_replaces_an_older_one_and_leaves_no_other_file(path: Path) -> None:
+    """If this fails, Bazel collects a stale or a temporary file."""
     path.write_text("old", encoding="utf-8")
     write_xml(path, "s", [])
     assert [file.name for file in path.parent.iterdir()] == ["test.xml"]
     assert suite(path).get("name") == "s"
 
 
-def test_a_reader_sees_all_of_it_or_none(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If the disk is full, the last good file stays."""
+def test_a_reader_sees_the_whole_file_or_the_old_one(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If this fails, a full disk destroys the last good file."""
     path.write_text("old", encoding="utf-8")
 
     def fail(*_: object, **__: object) -> None:
@@ -117,8 +117,8 @@ def test_a_reader_sees_all_of_it_or_none(path: Path, monkeypatch: pytest.MonkeyP
     assert [file.name for file in path.parent.iterdir()] == ["test.xml"]
 
 
-def test_the_file_may_be_read_by_who_may_read_the_log(path: Path) -> None:
-    """Bazel may run as somebody else."""
+def test_every_user_may_read_the_file(path: Path) -> None:
+    """If this fails, a Bazel that runs as another user cannot read the file."""
     before = os.umask(0o077)
     try:
         write_xml(path, "s", [])
@@ -127,8 +127,8 @@ def test_the_file_may_be_read_by_who_may_read_the_log(path: Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o644
 
 
-def test_what_is_written_is_read_again(path: Path) -> None:
-    """Reports and timings are made from it."""
+def test_written_results_can_be_read(path: Path) -> None:
+    """If this fails, reports and timings lose what the runner wrote."""
     cases = (
         XmlCase("tests.test_a", "test_ok", "passed", 0.25, properties=(("world_size", "4"),)),
         XmlCase("tests.test_a.Class", "test_skip[2]", "skipped", 0.0, "why"),
@@ -140,7 +140,7 @@ def test_what_is_written_is_read_again(path: Path) -> None:
 
 
 def test_files_of_other_runners_are_read_too(path: Path) -> None:
-    """Bazel writes one itself for a test that has not, and pytest's has another root."""
+    """If this fails, reports lack the results of Bazel's own file or of pytest's, which has another root."""
     path.write_text(
         '<testsuite name="pytest"><testcase name="a" time="x"/><testcase classname="c" name="b" time="-1">'
         "<system-out>said</system-out><failure>bad</failure><error message='worse'/></testcase></testsuite>",
@@ -165,8 +165,8 @@ def test_files_of_other_runners_are_read_too(path: Path) -> None:
         (None, "No such file"),
     ],
 )
-def test_a_file_that_is_not_one_is_refused(path: Path, content: bytes | None, said: str) -> None:
-    """A run that was killed leaves anything."""
+def test_an_unusable_file_is_refused(path: Path, content: bytes | None, said: str) -> None:
+    """If this fails, a file that a killed run left behind ends a report with a traceback."""
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(ReportError) as caught:
@@ -187,5 +187,5 @@ def test_a_file_that_is_not_one_is_refused(path: Path, content: bytes | None, sa
     ],
 )
 def test_an_expected_failure_has_run(outcome: Outcome, message: str, has_run: bool) -> None:
-    """A target of expected failures tests something; JUnit's format calls them skipped all the same."""
+    """If this fails, a target of expected failures counts as one that ran nothing. JUnit calls them skipped."""
     assert XmlCase("c", "n", outcome, 0.0, message).has_run == has_run

@@ -1,4 +1,4 @@
-"""Processes that have more than a thousand files open: the numbers beyond are as good as others."""
+"""Processes with more than a thousand open files: high descriptor numbers work like others."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from dist_testing.engine.rank_record import RankRecord
 from dist_testing.outcomes import Kind
 from dist_testing.process.board import PhaseBoard
 from dist_testing.process.frames import FrameWriter
+from dist_testing.process.rank_messages import RankReport, Ready
 from tests.support.open_files import all_low_numbers_taken
 
 
-def test_what_a_rank_said_last_is_read() -> None:
-    """A world of five hundred ranks, or a test file with many files, must not end the run."""
+def test_the_last_report_of_a_rank_is_read() -> None:
+    """If this fails, a world of five hundred ranks, or a test file with many open files, ends the run."""
     with all_low_numbers_taken():
         ours, theirs = socket.socketpair()
         board_fd = PhaseBoard.create(1)
@@ -25,9 +26,8 @@ def test_what_a_rank_said_last_is_read() -> None:
         try:
             record = RankRecord(0, ours, board)
             frames = FrameWriter(theirs)
-            frames.send("ready")
-            texts = dict.fromkeys(("reason", "summary", "text", "collateral", "operation", "types"), "")
-            frames.send("outcome", kind="raised", phase="call", exit_code=0, **texts | {"summary": "ValueError: last"})
+            frames.send(Ready())
+            frames.send(RankReport(Kind.RAISED, "call", summary="ValueError: last"))
             theirs.close()
             record.ended(10, 1.0)
             assert (record.outcome().kind, record.outcome().summary) == (Kind.RAISED, "ValueError: last")
@@ -38,19 +38,19 @@ def test_what_a_rank_said_last_is_read() -> None:
             os.close(board_fd)
 
 
-def test_the_watchdog_hears_that_the_run_is_over() -> None:
-    """It would end by an error of its own, and a runner that hangs would then not be ended by anybody."""
+def test_the_watchdog_learns_that_the_run_is_over() -> None:
+    """If this fails, the watchdog dies of an error, and a runner that hangs never ends."""
     with all_low_numbers_taken():
         assert not _has_to_end_run_that_is_over(60)
 
 
-def test_the_watchdog_takes_any_time_to_come() -> None:
-    """TEST_TIMEOUT is a user's number; no wait of the kernel is as long as the largest."""
+def test_the_watchdog_accepts_any_timeout() -> None:
+    """If this fails, a huge TEST_TIMEOUT breaks the watchdog: no wait of the kernel takes such a number."""
     assert not _has_to_end_run_that_is_over(1e9)
 
 
 def _has_to_end_run_that_is_over(limit_s: float) -> bool:
-    """What the watchdog makes of the runner's last word."""
+    """Return what the watchdog decides after the runner's last message."""
     read, write = os.pipe()
     try:
         os.write(write, struct.pack("d", math.nan))

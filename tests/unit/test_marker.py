@@ -19,7 +19,7 @@ NODEID = "tests/test_a.py::test_b"
 
 
 class Definition:
-    """A test function with marks, closest first, as pytest hands them out."""
+    """A test function with marks, closest first, as pytest provides them."""
 
     nodeid = NODEID
 
@@ -27,20 +27,20 @@ class Definition:
         self._marks = [SimpleNamespace(args=args, kwargs=kwargs) for kwargs in marks]
 
     def iter_markers(self, name: str) -> Iterator[SimpleNamespace]:
-        """The marks of that name."""
+        """Yield the marks of that name."""
         assert name == "distributed"
         yield from self._marks
 
 
 def read(**arguments: object) -> Distributed:
-    """The marker with these arguments."""
+    """Return the marker with these arguments."""
     marker = read_marker(Definition(arguments))
     assert marker is not None
     return marker
 
 
 def refusal(definition: Definition) -> str:
-    """The text for a wrong marker; it must say which test it is about."""
+    """Return the error text for a wrong marker, and check that it names the test."""
     with pytest.raises(UsageError) as caught:
         read_marker(definition)
     text = str(caught.value)
@@ -48,18 +48,18 @@ def refusal(definition: Definition) -> str:
     return text
 
 
-def test_a_test_without_the_marker_is_not_ours() -> None:
-    """It runs in the runner like any other."""
+def test_a_test_without_the_marker_is_a_plain_test() -> None:
+    """If this fails, a plain test runs on ranks."""
     assert read_marker(Definition()) is None
 
 
 def test_the_bare_marker_leaves_everything_to_the_target() -> None:
-    """So one test serves every world and backend."""
+    """If this fails, one test cannot serve every world size and backend."""
     assert read() == Distributed()
 
 
 def test_every_argument_is_read() -> None:
-    """None is accepted and ignored."""
+    """If this fails, an argument is accepted and ignored."""
     marker = read(
         world_size=[2, 4],
         init=False,
@@ -73,13 +73,13 @@ def test_every_argument_is_read() -> None:
 
 @pytest.mark.parametrize("name", ["world_size", "timeout", "isolation", "expected_exits", "backends"])
 def test_none_is_the_default(name: str) -> None:
-    """A helper that passes arguments on may have nothing to say."""
+    """If this fails, a helper that passes its own optional arguments on gets an error."""
     assert read(**{name: None}) == Distributed()
 
 
 @pytest.mark.parametrize(("value", "sizes"), [(4, (4,)), ([4], (4,)), ((4, 2), (4, 2)), (1, (1,)), (1024, (1024,))])
-def test_a_world_size_is_a_number_or_several(value: object, sizes: tuple[int, ...]) -> None:
-    """In the order in which they are given."""
+def test_a_world_size_is_one_number_or_several(value: object, sizes: tuple[int, ...]) -> None:
+    """If this fails, world sizes run in another order than the one in the marker, or are refused."""
     assert read(world_size=value).world_size == sizes
 
 
@@ -89,13 +89,13 @@ def test_a_world_size_is_a_number_or_several(value: object, sizes: tuple[int, ..
     ids=repr,
 )
 def test_an_impossible_world_size_is_refused(value: object) -> None:
-    """Before a rank starts, with test and value."""
+    """If this fails, ranks start before the wrong value is found, or the error names no test."""
     assert f"world_size = {value!r}" in refusal(Definition({"world_size": value}))
 
 
 @pytest.mark.parametrize("value", [0.1, 1, 300.5])
 def test_a_timeout_is_a_number_of_seconds(value: float) -> None:
-    """Whole or not."""
+    """If this fails, a limit that is a whole number, or a fraction, is refused."""
     assert read(timeout=value).timeout == float(value)
 
 
@@ -103,19 +103,19 @@ def test_a_timeout_is_a_number_of_seconds(value: float) -> None:
     "value", [0, -1, math.nan, math.inf, -math.inf, True, "5", [5], 10**400], ids=lambda value: repr(value)[:12]
 )
 def test_an_impossible_timeout_is_refused(value: object) -> None:
-    """No limit at all would be a hang that only Bazel ends."""
+    """If this fails, a test has no limit, and only Bazel ends its hang."""
     assert f"timeout = {value!r}" in refusal(Definition({"timeout": value}))
 
 
 @pytest.mark.parametrize("value", [0, 1, None, "False", "yes"], ids=repr)
 def test_init_is_true_or_false(value: object) -> None:
-    """`init="False"` would be true."""
+    """If this fails, `init="False"` means true."""
     assert f"init = {value!r}" in refusal(Definition({"init": value}))
 
 
 @pytest.mark.parametrize("value", ["Fork", "threads", "", 1, ["fork"], True], ids=repr)
 def test_an_unknown_isolation_is_refused_with_the_known_ones(value: object) -> None:
-    """Another launcher than the one that was asked for could hide what the test is about."""
+    """If this fails, ranks run in another isolation than the user asked for, which may hide the bug under test."""
     text = refusal(Definition({"isolation": value}))
     assert f"isolation = {value!r}" in text
     assert ", ".join(isolation_names()) in text
@@ -123,18 +123,18 @@ def test_an_unknown_isolation_is_refused_with_the_known_ones(value: object) -> N
 
 @pytest.mark.parametrize("value", [[1], 1, "1: -9", {"1": -9}, {1: "-9"}, {-1: 0}, {True: 0}, {1: False}], ids=repr)
 def test_impossible_expected_exits_are_refused(value: object) -> None:
-    """An expectation that can never hold would fail every run without saying why."""
+    """If this fails, an expectation that can never hold fails every run without saying why."""
     assert f"expected_exits = {value!r}" in refusal(Definition({"expected_exits": value}))
 
 
 @pytest.mark.parametrize("value", ["gloo", 3, [3], [None], {"gloo": 1}, []], ids=repr)
 def test_impossible_backends_are_refused(value: object) -> None:
-    """`backends="gloo"` would be four backends of one letter, and none would be all."""
+    """If this fails, `backends="gloo"` means four backends of one letter."""
     assert f"backends = {value!r}" in refusal(Definition({"backends": value}))
 
 
 def test_an_undeclared_backend_is_refused() -> None:
-    """The test would be collected by no target, and nobody would miss it."""
+    """If this fails, no target collects the test, and its absence goes unnoticed."""
     text = refusal(Definition({"backends": ["gloo", "ncll"]}))
     assert "'ncll'" in text
     assert "Did you mean 'nccl'?" in text
@@ -142,29 +142,29 @@ def test_an_undeclared_backend_is_refused() -> None:
 
 @pytest.mark.parametrize("name", ["worldsize", "world", "Init", "device"])
 def test_an_unknown_argument_is_refused_with_the_known_ones(name: str) -> None:
-    """A slip of the pen would be a test on another world."""
+    """If this fails, a mistyped argument lets the test run on another world than the user meant."""
     text = refusal(Definition({name: 4}))
     assert f"{name} = 4" in text
     assert "world_size, init, timeout" in text
 
 
 def test_positional_arguments_are_refused() -> None:
-    """`distributed(4)` could be anything."""
+    """If this fails, `distributed(4)` is accepted although its meaning is unclear."""
     assert "(4,)" in refusal(Definition({}, args=(4,)))
 
 
 def test_the_closest_mark_wins_argument_by_argument() -> None:
-    """Function before class before module; what the function does not say, the class does."""
+    """If this fails, a class's argument overrides the function's, or is lost where the function sets none."""
     marker = read_marker(Definition({"world_size": 2}, {"world_size": 4, "timeout": 9}, {"timeout": 5, "init": False}))
     assert marker == Distributed((2,), False, 9.0)
 
 
 def test_a_wrong_mark_of_a_class_is_refused_too() -> None:
-    """Also where the function's own mark would hide it."""
+    """If this fails, a wrong mark of a class stays hidden behind the function's own mark."""
     refusal(Definition({"world_size": 2}, {"worldsize": 4}))
 
 
 def test_the_help_names_every_argument() -> None:
-    """`pytest --markers` is where people look."""
+    """If this fails, `pytest --markers` does not show an argument."""
     for field in fields(Distributed):
         assert f"{field.name}=" in MARKER_HELP

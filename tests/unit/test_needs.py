@@ -1,4 +1,4 @@
-"""What a case needs of the machine."""
+"""The hardware and software that a case needs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dist_testing.backends import Backend
 from dist_testing.engine.needs import Lack, missing_need
 from dist_testing.engine.report import broken_promise
 from dist_testing.errors import DistTestingError
-from dist_testing.gpus.simulated import NODES_VARIABLE
+from dist_testing.gpus.gpu import NODES_VARIABLE
 from dist_testing.skips import TEST_SKIPS, is_about_hardware
 from dist_testing.spec import Spec
 from tests.support.gpu_nodes import make_render_node
@@ -27,7 +27,7 @@ def spec(
     ranks_per_gpu: int = 1,
     vendor: str = "nvidia",
 ) -> Spec:
-    """A target for a backend that torch knows by that name."""
+    """Return the spec of a target for a backend with this name in torch."""
     env: Mapping[str, str] = {}
     device, vendor = ("cuda", vendor) if gpus_per_rank else ("cpu", "")
     backend = Backend("mine", torch_backend, device, gpus_per_rank, vendor, 60, register_module, env, ("fork",))
@@ -36,7 +36,7 @@ def spec(
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> SimpleNamespace:
-    """A machine without GPUs whose torch has gloo, both as the case wants them."""
+    """A machine without GPUs whose torch has gloo; a case can change both."""
 
     def have(gpus: int) -> None:
         for minor in range(gpus):
@@ -55,7 +55,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> SimpleNamespace:
 
 
 def test_a_cpu_world_needs_no_gpu(machine: SimpleNamespace) -> None:
-    """It runs everywhere."""
+    """If this fails, a CPU world is skipped on a machine without GPUs."""
     assert missing_need(spec(), 64) is None
 
 
@@ -73,7 +73,7 @@ def test_a_cpu_world_needs_no_gpu(machine: SimpleNamespace) -> None:
 def test_a_gpu_world_needs_one_for_each_rank(
     machine: SimpleNamespace, found: int, per_rank: int, world_size: int, expected: str | None
 ) -> None:
-    """What is there and what is wanted, in one reason."""
+    """If this fails, the reason lacks how many GPUs exist or how many the world needs."""
     machine.have(found)
     machine.backends = {"nccl"}
     reason = missing_need(spec("nccl", gpus_per_rank=per_rank), world_size)
@@ -82,31 +82,33 @@ def test_a_gpu_world_needs_one_for_each_rank(
 
 
 @pytest.mark.parametrize(("ranks", "missing"), [(4, False), (5, True)])
-def test_ranks_that_share_a_gpu_need_fewer(machine: SimpleNamespace, ranks: int, missing: bool) -> None:
-    """Four ranks of gloo on the only GPU would be skipped."""
+def test_ranks_that_share_a_gpu_need_fewer_gpus(machine: SimpleNamespace, ranks: int, missing: bool) -> None:
+    """If this fails, four gloo ranks that may share one GPU are skipped on a machine with one."""
     machine.have(1)
     reason = missing_need(spec(gpus_per_rank=1, ranks_per_gpu=4), ranks)
     assert reason == ("Need at least 2 CUDA devices (found 1)" if missing else None)
 
 
-def test_the_reason_says_what_the_variable_has_to_do_with_it(
+def test_the_reason_explains_the_effect_of_the_variable(
     machine: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Eight GPUs in nvidia-smi, and "found 1" in the log."""
+    """If this fails, nvidia-smi shows eight GPUs, the log says "found 1", and nothing explains the difference."""
     machine.have(8)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,9,4")
     reason = missing_need(spec(gpus_per_rank=1), 2)
     assert reason == (
         "Need at least 2 CUDA devices "
-        "(found 1; CUDA_VISIBLE_DEVICES='3,9,4': '9' is no device here, and what follows is ignored)"
+        "(found 1; CUDA_VISIBLE_DEVICES='3,9,4': '9' is no device here, and the entries after it are ignored)"
     )
     assert is_about_hardware(reason)
     text = broken_promise("test_x", spec(gpus_per_rank=1), reason)
     assert text.splitlines()[-1] == "Correct CUDA_VISIBLE_DEVICES, or unset it to have every GPU of the machine."
 
 
-def test_a_variable_that_names_too_few_is_told(machine: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is wrong with it, and another machine would not help."""
+def test_a_variable_that_names_too_few_gpus_is_reported(
+    machine: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If this fails, the user looks for another machine although only the variable must change."""
     machine.have(8)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
     reason = missing_need(spec(gpus_per_rank=1), 2)
@@ -115,7 +117,7 @@ def test_a_variable_that_names_too_few_is_told(machine: SimpleNamespace, monkeyp
 
 
 def test_the_way_out_of_a_real_lack_is_another_machine(machine: SimpleNamespace) -> None:
-    """A variable that is all right is not to be corrected."""
+    """If this fails, the user is told to correct a variable that is correct."""
     machine.have(1)
     reason = missing_need(spec(gpus_per_rank=1), 2)
     assert reason is not None
@@ -124,10 +126,8 @@ def test_the_way_out_of_a_real_lack_is_another_machine(machine: SimpleNamespace)
     )
 
 
-def test_a_folder_of_nodes_that_cannot_be_read_is_a_reason_and_no_traceback(
-    machine: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An exception here ends the whole run."""
+def test_an_unreadable_device_folder_is_a_reason(machine: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If this fails, an exception about a device folder ends the whole run."""
     monkeypatch.setenv(NODES_VARIABLE, str(machine.nodes / "missing"))
     reason = missing_need(spec(gpus_per_rank=1), 1)
     assert reason is not None
@@ -138,8 +138,8 @@ def test_a_folder_of_nodes_that_cannot_be_read_is_a_reason_and_no_traceback(
     assert broken_promise("test_x", spec(gpus_per_rank=1), reason).splitlines()[-1] == way_out
 
 
-def test_gpus_of_vendors_that_nobody_has_tried_are_said_not_to_be_looked_for(machine: SimpleNamespace) -> None:
-    """NVIDIA's nodes say nothing about Intel's GPUs."""
+def test_gpus_of_untested_vendors_are_reported_as_not_counted(machine: SimpleNamespace) -> None:
+    """If this fails, NVIDIA's device nodes count as Intel's GPUs."""
     machine.have(8)
     reason = missing_need(spec(gpus_per_rank=1, vendor="intel"), 1)
     assert reason is not None
@@ -147,10 +147,10 @@ def test_gpus_of_vendors_that_nobody_has_tried_are_said_not_to_be_looked_for(mac
     assert is_about_hardware(reason)
 
 
-def test_amds_gpus_are_counted_by_their_own_nodes_and_variable(
+def test_amd_gpus_are_counted_by_their_own_nodes_and_variable(
     machine: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A backend for AMD's GPUs on a machine that also has NVIDIA's."""
+    """If this fails, a backend for AMD's GPUs counts NVIDIA's GPUs on the same machine."""
     machine.have(8)
     machine.backends = {"nccl"}
     for minor in (128, 129):
@@ -163,26 +163,26 @@ def test_amds_gpus_are_counted_by_their_own_nodes_and_variable(
     reason = missing_need(amd, 2)
     assert reason is not None
     assert "found 1; HIP_VISIBLE_DEVICES='1,7': '7' is no device here" in reason
-    assert "nobody has tried this on hardware" in reason
+    assert "this has not been tried on hardware" in reason
     assert isinstance(reason, Lack)
     assert reason.way_out.startswith("Correct HIP_VISIBLE_DEVICES")
 
 
-def test_a_torch_without_distributed_is_told(machine: SimpleNamespace) -> None:
-    """There were such builds for macOS."""
+def test_a_torch_without_distributed_is_reported(machine: SimpleNamespace) -> None:
+    """If this fails, a torch without distributed, such as older macOS builds, gives another error."""
     machine.has_distributed = False
     assert missing_need(spec(), 2) == TEST_SKIPS["backend_unavailable"].message
 
 
-def test_a_torch_without_nccl_is_told_in_torchs_words(machine: SimpleNamespace) -> None:
-    """People search for them."""
+def test_a_torch_without_nccl_is_reported_in_torchs_words(machine: SimpleNamespace) -> None:
+    """If this fails, users who search for torch's own message do not find it."""
     machine.have(2)
     reason = missing_need(spec("nccl", gpus_per_rank=1), 2)
     assert reason == TEST_SKIPS["nccl"].message
 
 
-def test_a_torch_without_another_backend_is_told_with_its_name(machine: SimpleNamespace) -> None:
-    """Otherwise one has to guess which."""
+def test_a_torch_without_another_backend_is_reported_by_its_name(machine: SimpleNamespace) -> None:
+    """If this fails, the user must guess which backend is missing."""
     reason = missing_need(spec("ucc"), 2)
     assert reason is not None
     assert reason.startswith(TEST_SKIPS["backend_unavailable"].message)
@@ -193,7 +193,7 @@ def test_a_torch_without_another_backend_is_told_with_its_name(machine: SimpleNa
 def test_a_backend_that_registers_itself_is_imported_first(
     machine: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before that, torch does not know it."""
+    """If this fails, a backend whose module registers it is skipped, because torch does not know it yet."""
 
     def import_module(name: str) -> None:
         assert name == "my.backend"
@@ -204,8 +204,8 @@ def test_a_backend_that_registers_itself_is_imported_first(
     assert missing_need(spec("other"), 2) is not None
 
 
-def test_a_backend_whose_module_is_missing_is_told_without_a_traceback(machine: SimpleNamespace) -> None:
-    """An exception here ends the whole run, and the cases after this one with it."""
+def test_a_backend_whose_module_is_missing_is_reported_without_a_traceback(machine: SimpleNamespace) -> None:
+    """If this fails, a missing module ends the whole run, including the cases after this one."""
     try:
         reason = missing_need(spec("mine", register_module="no_such_backend_module"), 2)
     except DistTestingError as error:

@@ -1,6 +1,6 @@
-"""What a case's outcomes add up to, over every combination of them for worlds of one to four ranks.
+"""The verdict over every combination of outcomes, for worlds of one to four ranks.
 
-The rules are stated here once more, in the words of the table of verdicts, and not taken from the code.
+The rules are written here a second time, in the words of the table of verdicts, and not taken from the code.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dist_testing.outcomes import Cause, Kind, RankOutcome, Status, Verdict, exit_name, verdict
+from dist_testing.outcomes import Cause, Collateral, Kind, RankOutcome, Status, Verdict, exit_name, verdict
 from dist_testing.skips import TEST_SKIPS
 
 HARDWARE = TEST_SKIPS["no_cuda"].message
 OTHER = "needs a power of two"
 LEAKS = ((), ("sleep 60 (pid 7)",))
 
-# Every way in which a rank's part can end; what makes a difference to the verdict makes a state of its own.
+# Every way in which a rank can end; whatever changes the verdict is a separate state.
 STATES = (
     RankOutcome(0, Kind.PASSED),
     RankOutcome(0, Kind.SKIPPED, reason=HARDWARE),
@@ -40,7 +40,7 @@ FAILURES = {Kind.RAISED, Kind.EXITED, Kind.SIGNALLED, Kind.HUNG, Kind.NEVER_STAR
 CRASHES = {Kind.EXITED, Kind.SIGNALLED}
 BROKEN_MACHINERY = {Kind.NEVER_STARTED, Kind.UNREADABLE}
 
-# When each rank of a world ends: all orders of up to three distinct moments over four ranks, so ties are among them.
+# When each rank of a world ends: all orders of up to three distinct times over four ranks, including ties.
 CLOCKS = tuple(itertools.product((1.0, 2.0, 3.0), repeat=4))
 
 WORLDS = [
@@ -55,7 +55,7 @@ SETTINGS = settings(
 
 
 def worlds(size: int, first: RankOutcome) -> Iterator[list[RankOutcome]]:
-    """Every world of that size whose rank 0 ended as `first`, under clocks that take turns."""
+    """Yield every world of that size whose rank 0 ended as `first`; the clocks take turns."""
     clocks = itertools.cycle(CLOCKS)
     for states in itertools.product([first], *[STATES] * (size - 1)):
         clock = next(clocks)
@@ -63,12 +63,12 @@ def worlds(size: int, first: RankOutcome) -> Iterator[list[RankOutcome]]:
 
 
 def is_unanimous_skip(outcomes: Sequence[RankOutcome]) -> bool:
-    """Whether all ranks skipped for one reason."""
+    """Return whether all ranks skipped for one reason."""
     return all(o.kind is Kind.SKIPPED and o.reason == outcomes[0].reason for o in outcomes)
 
 
 def expected_cause(outcomes: Sequence[RankOutcome], *, promised: bool, leaked: bool) -> set[Cause]:
-    """The causes that the table allows; for a crash among failures the clock decides between two."""
+    """Return the causes that the table allows; for a crash among failures the clock decides between two."""
     kinds = {outcome.kind for outcome in outcomes}
     if kinds & CRASHES or any(o.kind is Kind.RAISED and not o.collateral for o in outcomes):
         return {Cause.CRASH, Cause.FAILURE}
@@ -88,7 +88,7 @@ def expected_cause(outcomes: Sequence[RankOutcome], *, promised: bool, leaked: b
 
 
 def waited_for(outcomes: Sequence[RankOutcome]) -> list[RankOutcome]:
-    """Who did not come, if ranks only say that they waited: who was stuck, else who had ended the test already."""
+    """Return the missing ranks if the others only waited: the stuck ranks, else those that had ended the test."""
     if not any(outcome.collateral == "late" for outcome in outcomes):
         return []
     stuck = [outcome for outcome in outcomes if outcome.kind in (Kind.STOPPED, Kind.HUNG)]
@@ -97,8 +97,10 @@ def waited_for(outcomes: Sequence[RankOutcome]) -> list[RankOutcome]:
 
 @pytest.mark.parametrize("promised", [False, True], ids=["unpromised", "promised"])
 @pytest.mark.parametrize(("size", "first"), WORLDS)
-def test_only_all_passed_passes_and_only_unanimous_skips_skip(size: int, first: RankOutcome, promised: bool) -> None:
-    """Otherwise a rank that failed, vanished or skipped alone would be green."""
+def test_only_unanimous_passes_pass_and_only_unanimous_skips_skip(
+    size: int, first: RankOutcome, promised: bool
+) -> None:
+    """If this fails, a rank that failed, vanished or skipped alone leaves the case green."""
     for outcomes in worlds(size, first):
         for leaked in LEAKS:
             result = verdict(outcomes, world_size=size, promised=promised, leaked=leaked)
@@ -116,8 +118,8 @@ def test_only_all_passed_passes_and_only_unanimous_skips_skip(size: int, first: 
 
 @pytest.mark.parametrize("promised", [False, True], ids=["unpromised", "promised"])
 @pytest.mark.parametrize(("size", "first"), WORLDS)
-def test_the_worst_that_happened_is_the_cause(size: int, first: RankOutcome, promised: bool) -> None:
-    """A crash reported as a hang, or a hang as a skip, sends people looking in the wrong place."""
+def test_the_worst_outcome_is_the_cause(size: int, first: RankOutcome, promised: bool) -> None:
+    """If this fails, a crash is reported as a hang, or a hang as a skip, and misleads the user."""
     for outcomes in worlds(size, first):
         for leaked in LEAKS:
             result = verdict(outcomes, world_size=size, promised=promised, leaked=leaked)
@@ -125,14 +127,14 @@ def test_the_worst_that_happened_is_the_cause(size: int, first: RankOutcome, pro
 
 
 @pytest.mark.parametrize(("size", "first"), WORLDS)
-def test_the_culprit_is_who_failed_first_by_itself(size: int, first: RankOutcome) -> None:
-    """Blaming a rank that only lost its peer, or one that was stopped, hides the rank to look at."""
+def test_the_culprit_is_the_rank_with_the_first_own_failure(size: int, first: RankOutcome) -> None:
+    """If this fails, a rank that only lost its peer, or was stopped, is blamed instead of the culprit."""
     for outcomes in worlds(size, first):
         assert_culprit_is_right(outcomes, verdict(outcomes, world_size=size))
 
 
 def assert_culprit_is_right(outcomes: Sequence[RankOutcome], result: Verdict) -> None:
-    """Culprit, other failing ranks and victims, by what each rank did."""
+    """Check the culprit, the other failing ranks and the victims against each rank's outcome."""
     by_kind: dict[Kind, list[RankOutcome]] = {kind: [o for o in outcomes if o.kind is kind] for kind in Kind}
     own = [o for o in outcomes if o.kind in CRASHES or (o.kind is Kind.RAISED and not o.collateral)]
     echoes = [outcome for outcome in by_kind[Kind.RAISED] if outcome.collateral]
@@ -160,7 +162,7 @@ def assert_culprit_is_right(outcomes: Sequence[RankOutcome], result: Verdict) ->
         assert f"rank {result.culprit} " in result.reason
     elif echoes and not machinery:
         missing = waited_for(outcomes)
-        # To have passed before the others is no fault.
+        # A rank that passed before the others is not at fault.
         is_clear = len(missing) == 1 and missing[0].kind is not Kind.PASSED
         assert result.culprit == (missing[0].rank if is_clear else None), outcomes
         assert result.failing == ()
@@ -181,8 +183,8 @@ def assert_culprit_is_right(outcomes: Sequence[RankOutcome], result: Verdict) ->
 
 @pytest.mark.parametrize("broken", [Kind.NEVER_STARTED, Kind.UNREADABLE], ids=lambda kind: kind.name)
 @pytest.mark.parametrize("collateral", ["lost", "late"])
-def test_a_rank_that_the_machinery_lost_is_blamed_before_its_echo(broken: Kind, collateral: str) -> None:
-    """An error that only says that a peer is gone is a victim's, whenever another rank has a better reason."""
+def test_a_lost_rank_is_blamed_before_the_peer_that_reports_it(broken: Kind, collateral: Collateral) -> None:
+    """If this fails, a victim whose error only reports a lost peer is blamed before the rank that was lost."""
     echo = RankOutcome(0, Kind.RAISED, at_s=1.0, summary="RuntimeError: peer", collateral=collateral)
     result = verdict([echo, RankOutcome(1, broken, at_s=2.0)], world_size=2)
     assert result.culprit == 1
@@ -191,7 +193,7 @@ def test_a_rank_that_the_machinery_lost_is_blamed_before_its_echo(broken: Kind, 
 
 @pytest.mark.parametrize(("size", "first"), [case for case in WORLDS if case.values[0] != 4])
 def test_the_order_of_the_outcomes_changes_nothing(size: int, first: RankOutcome) -> None:
-    """Outcomes come in the order in which ranks end; the verdict must not depend on that."""
+    """If this fails, the verdict depends on the order in which ranks end."""
     for outcomes in worlds(size, first):
         expected = verdict(outcomes, world_size=size)
         for permuted in itertools.permutations(outcomes):
@@ -200,7 +202,7 @@ def test_the_order_of_the_outcomes_changes_nothing(size: int, first: RankOutcome
 
 @pytest.mark.parametrize(("size", "first"), [case for case in WORLDS if case.values[0] != 4])
 def test_a_missing_outcome_is_a_rank_that_never_started(size: int, first: RankOutcome) -> None:
-    """Fewer reports than ranks must never be a pass."""
+    """If this fails, fewer reports than ranks can be a pass."""
     for outcomes in worlds(size, first):
         for rank in range(size):
             known = [outcome for outcome in outcomes if outcome.rank != rank]
@@ -210,8 +212,8 @@ def test_a_missing_outcome_is_a_rank_that_never_started(size: int, first: RankOu
 
 
 @pytest.mark.parametrize(("size", "first"), [case for case in WORLDS if case.values[0] != 4])
-def test_one_more_rank_never_mends_a_verdict(size: int, first: RankOutcome) -> None:
-    """A rank that fails spoils every world, and one that passes saves none."""
+def test_one_more_rank_never_improves_a_verdict(size: int, first: RankOutcome) -> None:
+    """If this fails, a failing rank leaves a world green, or a passing rank makes a failed world pass."""
     for outcomes in worlds(size, first):
         before = verdict(outcomes, world_size=size)
         for state in STATES:
@@ -223,22 +225,22 @@ def test_one_more_rank_never_mends_a_verdict(size: int, first: RankOutcome) -> N
                 assert after.status is not Status.PASSED, one_more
 
 
-def test_nothing_reported_at_all_is_a_failure_of_every_rank() -> None:
-    """A runner that lost all reports must not be green."""
+def test_no_reports_at_all_is_a_failure_of_every_rank() -> None:
+    """If this fails, a runner that lost all reports is green."""
     result = verdict([], world_size=3)
     assert (result.status, result.cause) == (Status.FAILED, Cause.INFRASTRUCTURE)
     assert {result.culprit, *result.failing} == {0, 1, 2}
 
 
 def test_a_world_without_ranks_is_refused() -> None:
-    """Of no ranks at all it is true that all of them passed."""
+    """If this fails, a world without ranks passes, because none of its ranks failed."""
     with pytest.raises(ValueError, match="without ranks"):
         verdict([], world_size=0)
 
 
 @pytest.mark.parametrize("ranks", [(0, 0), (1, 2), (-1, 0)])
 def test_outcomes_that_do_not_fit_the_world_are_refused(ranks: tuple[int, int]) -> None:
-    """Counting a rank twice would hide one that is missing."""
+    """If this fails, a rank that is counted twice hides a missing one."""
     with pytest.raises(ValueError, match="do not fit a world of 2"):
         verdict([RankOutcome(rank, Kind.PASSED) for rank in ranks], world_size=2)
 
@@ -254,15 +256,15 @@ def test_outcomes_that_do_not_fit_the_world_are_refused(ranks: tuple[int, int]) 
         max_size=8,
     )
 )
-def test_first_by_the_clock_is_blamed_at_any_times(ends: list[tuple[RankOutcome, float]]) -> None:
-    """The clock decides, whatever the rank numbers are."""
+def test_the_first_failure_by_the_clock_is_blamed(ends: list[tuple[RankOutcome, float]]) -> None:
+    """If this fails, rank numbers instead of the clock decide which rank is blamed."""
     outcomes = [replace(state, rank=rank, at_s=at_s) for rank, (state, at_s) in enumerate(ends)]
     result = verdict(outcomes, world_size=len(outcomes))
     assert_culprit_is_right(outcomes, result)
 
 
 def test_both_sides_of_a_disagreement_are_named() -> None:
-    """Who skipped and who did not is all that there is to know about it."""
+    """If this fails, the user does not learn which ranks skipped and which did not."""
     outcomes = [
         RankOutcome(0, Kind.PASSED),
         RankOutcome(1, Kind.SKIPPED, reason=OTHER),
@@ -274,7 +276,7 @@ def test_both_sides_of_a_disagreement_are_named() -> None:
 
 
 def test_every_leaked_command_line_is_in_the_reason() -> None:
-    """Without it nobody finds what started the process."""
+    """If this fails, the user cannot find what started a leaked process."""
     result = verdict([RankOutcome(0, Kind.PASSED)], world_size=1, leaked=["sleep 60 (pid 7)", "cat (pid 8)"])
     assert "sleep 60 (pid 7)" in result.reason
     assert "cat (pid 8)" in result.reason
@@ -282,7 +284,7 @@ def test_every_leaked_command_line_is_in_the_reason() -> None:
 
 @pytest.mark.parametrize("size", [1, 2, 8, 9, 64])
 def test_missing_gpus_are_about_hardware_for_any_number(size: int) -> None:
-    """The skip table ends at eight GPUs; a promise does not."""
+    """If this fails, a promise of more than eight GPUs, where the skip table ends, cannot be broken."""
     reason = f"Need at least {size} CUDA device{'s' * (size > 1)} (found 0)"
     outcome = RankOutcome(0, Kind.SKIPPED, reason=reason)
     assert verdict([outcome], world_size=1).status is Status.SKIPPED
@@ -308,19 +310,19 @@ def test_missing_gpus_are_about_hardware_for_any_number(size: int) -> None:
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_an_outcome_reads_as_a_sentence_about_its_rank(outcome: RankOutcome, expected: str) -> None:
-    """These words are in every report and in the XML."""
+    """If this fails, every report and the XML contain broken sentences."""
     assert outcome.describe() == expected
 
 
 @pytest.mark.parametrize(("collateral", "expected"), [("lost", "lost a peer"), ("late", "waited for a peer in vain")])
-def test_an_error_about_a_peer_is_told_by_its_type_only(collateral: str, expected: str) -> None:
-    """Torch's own text for it is long and names addresses, which help nobody."""
+def test_an_error_about_a_peer_is_described_by_its_type_only(collateral: Collateral, expected: str) -> None:
+    """If this fails, torch's long text with addresses fills the line."""
     text = RankOutcome(0, Kind.RAISED, summary="RuntimeError: [1.2.3.4]", collateral=collateral).describe()
     assert text == f"{expected} in call (RuntimeError)"
 
 
-def test_every_kind_has_words() -> None:
-    """A new kind without words would be "rank 3 None"."""
+def test_every_kind_has_a_description() -> None:
+    """If this fails, a new kind of outcome appears as "rank 3 None"."""
     for kind in Kind:
         assert isinstance(RankOutcome(0, kind).describe(), str)
 
@@ -329,6 +331,6 @@ def test_every_kind_has_words() -> None:
     ("exit_code", "expected"),
     [(-11, "SIGSEGV (11)"), (-9, "SIGKILL (9)"), (-200, "signal 200"), (0, "exit code 0"), (3, "exit code 3")],
 )
-def test_the_end_of_a_process_is_named_as_people_know_it(exit_code: int, expected: str) -> None:
-    """Numbers alone make people look them up."""
+def test_a_signal_is_named(exit_code: int, expected: str) -> None:
+    """If this fails, users must look up the number of a signal."""
     assert exit_name(exit_code) == expected

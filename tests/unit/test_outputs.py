@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from dist_testing.case import Case, CaseResult
+from dist_testing.case import Case, CaseBody, CaseResult
 from dist_testing.engine import kept_logs as outputs
 from dist_testing.outcomes import Kind, RankOutcome, verdict
 
 
 @pytest.fixture
 def kept(tmp_path: Path) -> Path:
-    """Where Bazel shows them."""
+    """The folder in which Bazel shows them."""
     path = tmp_path / "outputs"
     path.mkdir()
     return path
@@ -26,7 +26,7 @@ def _result(folder: Path, name: str, *logs: bytes) -> CaseResult:
         files[rank].write_bytes(content)
     outcomes = tuple(RankOutcome(rank=rank, kind=Kind.PASSED) for rank in range(len(logs)))
     return CaseResult(
-        case=Case(name, len(logs), {}, 1.0, "fork"),
+        case=Case(name, len(logs), CaseBody("pytest"), 1.0, "fork"),
         verdict=verdict(outcomes, world_size=len(logs)),
         outcomes=outcomes,
         started_s=0.0,
@@ -36,8 +36,8 @@ def _result(folder: Path, name: str, *logs: bytes) -> CaseResult:
     )
 
 
-def test_logs_lie_in_one_level_under_names_that_say_whose_they_are(tmp_path: Path, kept: Path) -> None:
-    """Some versions of Bazel fail on nested folders."""
+def test_logs_lie_in_one_folder_with_case_and_rank_in_their_names(tmp_path: Path, kept: Path) -> None:
+    """If this fails, logs are in nested folders, on which some versions of Bazel fail."""
     outputs.keep_logs(_result(tmp_path, "a/test_b.py::C::test_d[x/../y z]", b"zero", b"one"), kept)
     assert {path.name: path.read_bytes() for path in kept.iterdir()} == {
         "a-test_b.py-C-test_d-x-..-y-z.rank-0.log": b"zero",
@@ -46,21 +46,21 @@ def test_logs_lie_in_one_level_under_names_that_say_whose_they_are(tmp_path: Pat
 
 
 def test_empty_logs_are_not_kept(tmp_path: Path, kept: Path) -> None:
-    """Nobody wants to open them."""
+    """If this fails, users open empty files."""
     outputs.keep_logs(_result(tmp_path, "a", b"", b"said"), kept)
     assert [path.name for path in kept.iterdir()] == ["a.rank-1.log"]
 
 
-def test_cases_whose_names_differ_in_signs_only_do_not_overwrite_each_other(tmp_path: Path, kept: Path) -> None:
-    """The log of one failure would be shown for another."""
+def test_cases_whose_names_differ_only_in_special_characters_keep_separate_logs(tmp_path: Path, kept: Path) -> None:
+    """If this fails, the log of one failure is shown for another."""
     outputs.keep_logs(_result(tmp_path, "test[a b]", b"", b"first"), kept)
     outputs.keep_logs(_result(tmp_path, "test[a/b]", b"second", b"second"), kept)
     assert (kept / "test-a-b.rank-1.log").read_bytes() == b"first"
     assert (kept / "test-a-b.2.rank-1.log").read_bytes() == b"second"
 
 
-def test_of_a_long_log_beginning_and_end_are_kept(tmp_path: Path, kept: Path) -> None:
-    """A rank that floods its log must not fill the cache."""
+def test_only_the_beginning_and_the_end_of_a_long_log_are_kept(tmp_path: Path, kept: Path) -> None:
+    """If this fails, a rank that prints without end fills the cache."""
     size = outputs._MAX_LOG_BYTES
     outputs.keep_logs(_result(tmp_path, "a", b"begin" + b"x" * 2 * size + b"end"), kept)
     content = (kept / "a.rank-0.log").read_bytes()
@@ -70,10 +70,10 @@ def test_of_a_long_log_beginning_and_end_are_kept(tmp_path: Path, kept: Path) ->
     assert len(content) < size + 100
 
 
-def test_all_logs_together_are_bounded_and_what_is_missing_is_named(
+def test_all_logs_together_are_bounded_and_omitted_ones_are_named(
     tmp_path: Path, kept: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """64 ranks and a hundred failures are gigabytes."""
+    """If this fails, 64 ranks and a hundred failures write gigabytes, or logs are missing without a note."""
     monkeypatch.setattr(outputs, "_MAX_TOTAL_BYTES", 10)
     outputs.keep_logs(_result(tmp_path, "a", b"12345678", b"123"), kept)
     outputs.keep_logs(_result(tmp_path, "b", b"12", b"1"), kept)
@@ -82,16 +82,14 @@ def test_all_logs_together_are_bounded_and_what_is_missing_is_named(
     assert [line.partition(":")[0] for line in left_out] == ["a, ranks 1 and up", "b, ranks 1 and up"]
 
 
-def test_a_name_that_no_encoding_has_is_written_escaped(
-    tmp_path: Path, kept: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A parameter may be the name of a file that is no text; the case's other logs would be lost with the line."""
+def test_a_name_that_cannot_be_encoded_is_escaped(tmp_path: Path, kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If this fails, a parameter that cannot be encoded ends the list of omitted logs."""
     monkeypatch.setattr(outputs, "_MAX_TOTAL_BYTES", 0)
     outputs.keep_logs(_result(tmp_path, "test[\udce9]", b"said"), kept)
     assert "test[\\udce9], ranks 0 and up" in (kept / "logs-left-out.txt").read_text(encoding="utf-8")
 
 
-def test_a_folder_that_is_gone_is_said_and_does_not_matter(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The verdict stands without it."""
+def test_a_missing_folder_is_reported_and_does_not_matter(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """If this fails, a missing output folder changes the verdict."""
     outputs.keep_logs(_result(tmp_path, "a", b"said"), tmp_path / "gone")
     assert "the logs of a cannot be kept" in capsys.readouterr().out

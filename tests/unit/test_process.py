@@ -1,4 +1,4 @@
-"""What a process knows of itself and of others."""
+"""What a process knows about itself and about others."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from dist_testing.process.lifetime import current_umask
 
 @pytest.fixture
 def umask() -> Iterator[int]:
-    """One that nobody has by chance."""
+    """An unusual mask, which no test gets by chance."""
     before = os.umask(0o153)
     yield 0o153
     os.umask(before)
 
 
-def test_the_mask_is_known(umask: int) -> None:
-    """Files of a rank have the mode that they would have without ranks."""
+def test_the_umask_is_read(umask: int) -> None:
+    """If this fails, the files of a rank have another mode than without ranks."""
     assert current_umask() == umask
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere there is no other way")
-def test_the_mask_is_read_without_being_changed(umask: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What another thread writes at that moment would be open to everybody."""
+def test_the_umask_is_read_without_a_change(umask: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If this fails, a file that another thread creates at that moment is open to every user."""
 
     def never(mask: int) -> int:
         raise AssertionError(f"the mask was set to {mask:o}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
 from collections.abc import Mapping
@@ -12,7 +13,7 @@ from dist_testing.engine import rank_env as module
 from dist_testing.engine.rank_env import cpu_count, rank_env, threads_per_rank
 
 INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
-# Of Bazel's test encyclopedia: those that make whoever reads them write, shard, filter or stop.
+# The variables of Bazel's test encyclopedia that make a program write, shard, filter or stop.
 PROTOCOL = (
     "TEST_INFRASTRUCTURE_FAILURE_FILE",
     "TEST_LOGSPLITTER_OUTPUT_FILE",
@@ -30,30 +31,30 @@ PROTOCOL = (
 
 @pytest.fixture(autouse=True)
 def machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Eight CPUs, one loopback and one other interface."""
+    """A machine with eight CPUs, a loopback interface and another interface."""
     monkeypatch.setattr(module, "cpu_count", lambda: 8)
     monkeypatch.setattr(socket, "if_nameindex", lambda: [(1, "eth0"), (2, "lo")])
 
 
 def made(env: Mapping[str, str], **backend_env: str) -> dict[str, str]:
-    """The environment for a world of two, without a scratch folder."""
+    """Return the environment for a world of two, without a scratch folder."""
     return rank_env(env, world_size=2, backend_env=backend_env, scratch=None, temp="/t")
 
 
 @pytest.mark.parametrize("name", PROTOCOL)
-def test_ranks_do_not_speak_bazels_protocol(name: str) -> None:
-    """A test that runs pytest in a rank would overwrite the runner's XML, or run one shard of its own cases."""
+def test_ranks_do_not_see_bazels_protocol(name: str) -> None:
+    """If this fails, a test that runs pytest in a rank overwrites the runner's XML, or runs one shard of its cases."""
     assert name not in made({name: "x", "HOME": "/h"})
 
 
 @pytest.mark.parametrize("name", ["HOME", "PATH", "TEST_TMPDIR", "TEST_SRCDIR", "TEST_WORKSPACE", "RUNFILES_DIR", "A"])
 def test_everything_else_is_inherited(name: str) -> None:
-    """Tests set variables before the ranks start, and expect the ranks to see them."""
+    """If this fails, ranks do not see a variable that a test set before they started."""
     assert made({name: "x"})[name] == "x"
 
 
-def test_the_runners_own_environment_is_not_touched() -> None:
-    """The next world starts from it again."""
+def test_the_runners_own_environment_is_not_changed() -> None:
+    """If this fails, the next world starts from a changed environment."""
     env = {"XML_OUTPUT_FILE": "x", "A": "1"}
     made(env)
     assert env == {"XML_OUTPUT_FILE": "x", "A": "1"}
@@ -61,23 +62,23 @@ def test_the_runners_own_environment_is_not_touched() -> None:
 
 @pytest.mark.parametrize("name", INTERFACES)
 def test_loopback_is_pinned_unless_the_user_chose(name: str) -> None:
-    """In a sandbox the host's name may have no address."""
+    """If this fails, a world hangs in a sandbox in which the host's name has no address."""
     assert made({})[name] == "lo"
     assert made({name: "eth7"})[name] == "eth7"
 
 
 @pytest.mark.parametrize(("names", "expected"), [(["lo0", "en0"], "lo0"), (["eth0"], None), ([], None)])
-def test_loopback_is_found_by_its_names(
+def test_loopback_is_found_by_its_known_names(
     monkeypatch: pytest.MonkeyPatch, names: list[str], expected: str | None
 ) -> None:
-    """On macOS it has another; where there is none, nothing is pinned."""
+    """If this fails, ranks on macOS, where loopback has another name, get a missing interface."""
     monkeypatch.setattr(socket, "if_nameindex", lambda: list(enumerate(names, 1)))
     assert made({}).get("GLOO_SOCKET_IFNAME") == expected
 
 
 @pytest.mark.parametrize(("world_size", "threads"), [(1, 8), (2, 4), (3, 2), (8, 1), (64, 1)])
 def test_ranks_share_the_cpus(world_size: int, threads: int) -> None:
-    """Eight ranks with eight threads each make a machine of eight CPUs crawl."""
+    """If this fails, eight ranks with eight threads each slow down a machine of eight CPUs."""
     assert threads_per_rank(world_size, {}) == threads
     env = rank_env({}, world_size=world_size, backend_env={}, scratch=None, temp="/t")
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
@@ -85,33 +86,35 @@ def test_ranks_share_the_cpus(world_size: int, threads: int) -> None:
 
 
 @pytest.mark.parametrize(("name", "other"), [("OMP", "MKL"), ("MKL", "OMP")])
-def test_threads_are_the_users_as_soon_as_one_variable_is(name: str, other: str) -> None:
-    """Half of the decision would be worse than none of it."""
+def test_one_variable_of_the_user_decides_about_all_threads(name: str, other: str) -> None:
+    """If this fails, the library overrides half of the user's decision about threads."""
     env = made({f"{name}_NUM_THREADS": "3"})
     assert env[f"{name}_NUM_THREADS"] == "3"
     assert f"{other}_NUM_THREADS" not in env
 
 
-def test_a_rank_is_told_what_the_user_has_decided() -> None:
-    """The variable alone comes too late for a library that is loaded already."""
+def test_a_rank_gets_the_users_number_of_threads() -> None:
+    """If this fails, a library that is loaded already ignores the user's number of threads."""
     assert threads_per_rank(2, {"OMP_NUM_THREADS": "3"}) == 3
 
 
 @pytest.mark.parametrize("env", [{"MKL_NUM_THREADS": "3"}, {"OMP_NUM_THREADS": "4,2"}, {"OMP_NUM_THREADS": "many"}])
-def test_what_only_the_library_understands_is_left_to_it(env: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nested levels, other libraries' variables, and nonsense."""
+def test_values_that_only_the_thread_library_understands_are_left_to_it(
+    env: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If this fails, the library misreads nested levels, other libraries' variables or invalid values."""
     monkeypatch.delitem(sys.modules, "torch", raising=False)
     assert threads_per_rank(2, env) == 0
 
 
 def test_the_backends_variables_are_defaults() -> None:
-    """A user's value stays."""
+    """If this fails, a backend's default overrides the user's value."""
     assert made({}, NCCL_DEBUG="WARN")["NCCL_DEBUG"] == "WARN"
     assert made({"NCCL_DEBUG": "INFO"}, NCCL_DEBUG="WARN")["NCCL_DEBUG"] == "INFO"
 
 
 def test_caches_are_under_the_scratch_folder() -> None:
-    """Compilers would write into the home folder, which a sandbox does not have."""
+    """If this fails, compilers write into the home folder, which a sandbox does not have."""
     env = rank_env({"TRITON_CACHE_DIR": "/mine"}, world_size=2, backend_env={}, scratch="/tmp/x", temp="/t")
     assert env["TORCHINDUCTOR_CACHE_DIR"].startswith("/tmp/x/cache/")
     assert env["TORCH_EXTENSIONS_DIR"].startswith("/tmp/x/cache/")
@@ -119,18 +122,20 @@ def test_caches_are_under_the_scratch_folder() -> None:
     assert env["TRITON_CACHE_DIR"] == "/mine"
 
 
-def test_a_sandbox_has_a_user_and_a_shell_keeps_its_own() -> None:
-    """For a cache path torch asks for a name, and fails where there is none."""
+def test_a_sandbox_gets_a_user_name_and_a_shell_keeps_its_own() -> None:
+    """If this fails, torch fails in a sandbox, because it needs a user's name for a cache path."""
     assert rank_env({}, world_size=1, backend_env={}, scratch="/tmp/x", temp="/t")["USER"]
     assert rank_env({"USER": "ada"}, world_size=1, backend_env={}, scratch="/tmp/x", temp="/t")["USER"] == "ada"
 
 
 def test_without_a_scratch_folder_caches_stay_where_they_are() -> None:
-    """Outside Bazel they are the user's, and warm."""
+    """If this fails, a run outside Bazel loses the user's warm caches."""
     assert "TRITON_CACHE_DIR" not in made({})
     assert "USER" not in made({})
 
 
-def test_cpus_are_those_that_this_process_may_use() -> None:
-    """A container has fewer than the machine."""
-    assert cpu_count() >= 1
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not restrict a process to some CPUs")
+def test_cpus_are_those_that_this_process_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If this fails, a rank in a container gets threads for CPUs that it may not use."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {1, 5})
+    assert cpu_count() == 2

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import signal
 import socket
+import struct
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -15,21 +18,34 @@ from dist_testing.outcomes import Kind, RankOutcome
 from dist_testing.process import wire
 from dist_testing.process.board import PhaseBoard
 from dist_testing.process.frames import FrameWriter
+from dist_testing.process.rank_messages import (
+    INSTRUCTIONS,
+    RANK_MESSAGES,
+    Done,
+    FinishWorld,
+    RankReport,
+    Ready,
+    ReportedKind,
+    Warned,
+)
 from dist_testing.process.stacks import STACKS_SIGNAL
+
+# The best first.
+_BADNESS = (Kind.PASSED, Kind.SKIPPED, Kind.NEVER_STARTED, Kind.RAISED, Kind.EXITED)
 
 
 class StrictSocket(socket.socket):
-    """A socket on which a read that could wait is an error: the runner has other ranks to look after."""
+    """A socket that forbids a blocking read: the runner has other ranks to watch."""
 
     def recv(self, bufsize: int, flags: int = 0) -> bytes:
-        """As of a socket."""
+        """Receive as a socket does."""
         if self.gettimeout() != 0 and not flags & socket.MSG_DONTWAIT:
             raise AssertionError("the runner would wait here for what may never come")
         return super().recv(bufsize, flags)
 
 
 class Rank:
-    """A record, and the rank that it is about."""
+    """A record, and the rank that it describes."""
 
     def __init__(self) -> None:
         ours, self.channel = socket.socketpair()
@@ -39,14 +55,15 @@ class Rank:
         self.record = RankRecord(3, StrictSocket(fileno=ours.detach()), self.board)
         self.frames = FrameWriter(self.channel)
 
-    def outcome_frame(self, kind: str, *, phase: str = "call", exit_code: int = 0, **texts: str) -> None:
-        """Send an outcome."""
-        fields = dict.fromkeys(("reason", "summary", "text", "collateral", "operation", "types"), "") | texts
-        self.frames.send("outcome", kind=kind, phase=phase, exit_code=exit_code, **fields)
+    def report(self, kind: ReportedKind, *, phase: str = "call", **details: Any) -> None:
+        """Report an outcome."""
+        if kind is Kind.EXITED:
+            details.setdefault("exit_code", 0)
+        self.frames.send(RankReport(kind, phase, **details))
 
     def start(self, *phases: str) -> None:
-        """Send what a rank sends before it has an outcome, at 1.0 s."""
-        self.frames.send("ready")
+        """Send the frames and phases that come before an outcome, at 1.0 s."""
+        self.frames.send(Ready())
         for phase in phases:
             self.board.write(3, phase)
         assert self.record.read(1.0)
@@ -60,7 +77,7 @@ class Rank:
 
 @pytest.fixture
 def rank() -> Iterator[Rank]:
-    """A rank that was just asked for."""
+    """A rank that was just requested."""
     rank = Rank()
     yield rank
     rank.channel.close()
@@ -68,15 +85,15 @@ def rank() -> Iterator[Rank]:
     rank.board.close()
 
 
-def test_a_rank_that_passes_to_the_end_has_passed(rank: Rank) -> None:
-    """The one way to a pass: outcome, done, exit code 0."""
+def test_a_rank_that_reports_everything_has_passed(rank: Rank) -> None:
+    """If this fails, the one complete sequence (outcome, done, exit code 0) is not a pass."""
     rank.start("init", "call")
     assert (rank.record.is_ready, rank.record.phase) == (True, "call")
-    rank.outcome_frame("passed")
+    rank.report(Kind.PASSED)
     assert rank.record.read(2.0)
     assert (rank.record.reported, rank.record.is_settled, rank.record.is_done) == (Kind.PASSED, True, False)
     rank.board.write(3, "destroy")
-    rank.frames.send("done")
+    rank.frames.send(Done())
     assert rank.record.read(3.0)
     assert rank.record.is_done
     assert rank.end(0, 4.0).kind is Kind.PASSED
@@ -84,27 +101,27 @@ def test_a_rank_that_passes_to_the_end_has_passed(rank: Rank) -> None:
     assert rank.record.first_trouble_s is None
 
 
-def test_frames_that_are_left_in_the_socket_count(rank: Rank) -> None:
-    """The end of the process is often seen before its last words."""
+def test_frames_that_remain_in_the_socket_count(rank: Rank) -> None:
+    """If this fails, the last report of a rank is lost when the end of its process is seen first."""
     rank.start()
-    rank.outcome_frame("passed")
-    rank.frames.send("done")
+    rank.report(Kind.PASSED)
+    rank.frames.send(Done())
     assert rank.end(0, 2.0).kind is Kind.PASSED
 
 
 def test_a_skip_keeps_its_reason(rank: Rank) -> None:
-    """The verdict compares it with the other ranks'."""
+    """If this fails, the verdict cannot compare the skip reasons of the ranks."""
     rank.start()
-    rank.outcome_frame("skipped", reason="why")
-    rank.frames.send("done")
+    rank.report(Kind.SKIPPED, reason="why")
+    rank.frames.send(Done())
     outcome = rank.end(0, 2.0)
     assert (outcome.kind, outcome.reason) == (Kind.SKIPPED, "why")
 
 
-def test_a_failure_keeps_all_that_the_rank_said(rank: Rank) -> None:
-    """It is the culprit's traceback."""
+def test_a_failure_keeps_all_that_the_rank_reported(rank: Rank) -> None:
+    """If this fails, the culprit's traceback is lost."""
     rank.start("call")
-    rank.outcome_frame("raised", phase="call", summary="ValueError: x", text="Traceback", collateral="late")
+    rank.report(Kind.RAISED, phase="call", summary="ValueError: x", text="Traceback", collateral="late")
     assert rank.record.read(2.0)
     assert rank.record.waited_in_vain
     assert rank.end(10, 3.0) == RankOutcome(
@@ -114,10 +131,10 @@ def test_a_failure_keeps_all_that_the_rank_said(rank: Rank) -> None:
 
 @pytest.mark.parametrize("exit_code", [10, 0, 1, -9, -11])
 @pytest.mark.parametrize("kind", [Kind.STOPPED, Kind.HUNG, None], ids=["stopped", "hung", "alone"])
-def test_how_a_failed_rank_left_adds_nothing(rank: Rank, exit_code: int, kind: Kind | None) -> None:
-    """A kill while it cleaned up must not hide why it failed."""
+def test_the_end_of_a_failed_rank_does_not_change_its_outcome(rank: Rank, exit_code: int, kind: Kind | None) -> None:
+    """If this fails, a kill during the clean-up hides why the rank failed."""
     rank.start("call")
-    rank.outcome_frame("raised", summary="ValueError: x")
+    rank.report(Kind.RAISED, summary="ValueError: x")
     assert rank.record.read(2.0)
     rank.board.write(3, "teardown")
     assert rank.record.read(2.5)
@@ -129,8 +146,11 @@ def test_how_a_failed_rank_left_adds_nothing(rank: Rank, exit_code: int, kind: K
 
 @pytest.mark.parametrize("exit_code", [0, 3, 72, 77, 255])
 @pytest.mark.parametrize("is_patient", [False, True])
-def test_leaving_without_a_report_is_an_exit(rank: Rank, exit_code: int, is_patient: bool) -> None:
-    """`os._exit` in test code, with any code. Where a class judges the ends itself, its other ranks go on."""
+def test_an_end_without_a_report_is_an_exit(rank: Rank, exit_code: int, is_patient: bool) -> None:
+    """If this fails, `os._exit` in test code is not an exit with its code.
+
+    Where a class judges the exits itself, its other ranks continue.
+    """
     rank.start("call")
     rank.record.is_patient = is_patient
     outcome = rank.end(exit_code, 2.0)
@@ -139,176 +159,195 @@ def test_leaving_without_a_report_is_an_exit(rank: Rank, exit_code: int, is_pati
 
 
 @pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGKILL, signal.SIGABRT])
-def test_dying_by_a_signal_names_it(rank: Rank, number: signal.Signals) -> None:
-    """Without a report there is nothing else to go by."""
+def test_the_signal_that_ended_a_rank_is_named(rank: Rank, number: signal.Signals) -> None:
+    """If this fails, the user does not learn the signal, which is all that is known without a report."""
     rank.start("call")
     outcome = rank.end(-number, 2.0)
     assert (outcome.kind, outcome.signal, outcome.exit_code) == (Kind.SIGNALLED, number, None)
 
 
 @pytest.mark.parametrize("exit_code", [1, 10, -6, -11])
-@pytest.mark.parametrize("report", ["passed", "skipped"])
+@pytest.mark.parametrize("report", [Kind.PASSED, Kind.SKIPPED])
 @pytest.mark.parametrize("is_done", [False, True])
-def test_a_bad_end_after_a_good_report_is_no_pass(rank: Rank, exit_code: int, report: str, is_done: bool) -> None:
-    """A crash while the group is destroyed fails the case."""
+def test_a_bad_end_after_a_good_report_is_not_a_pass(
+    rank: Rank, exit_code: int, report: ReportedKind, is_done: bool
+) -> None:
+    """If this fails, a crash while the group is destroyed passes."""
     rank.start("call")
-    rank.outcome_frame(report)
+    rank.report(report)
     if is_done:
-        rank.frames.send("done")
+        rank.frames.send(Done())
     assert rank.end(exit_code, 2.0).kind is (Kind.SIGNALLED if exit_code < 0 else Kind.EXITED)
 
 
-def test_a_good_report_without_the_last_word_is_no_pass(rank: Rank) -> None:
-    """Something ended the process between the test and its end."""
+def test_a_good_report_without_the_done_frame_is_not_a_pass(rank: Rank) -> None:
+    """If this fails, a rank that ended between its test and its clean-up passes."""
     rank.start("call")
-    rank.outcome_frame("passed")
+    rank.report(Kind.PASSED)
     outcome = rank.end(0, 2.0)
     assert (outcome.kind, outcome.exit_code) == (Kind.EXITED, 0)
 
 
-def test_the_last_word_without_a_report_is_no_pass(rank: Rank) -> None:
-    """Nothing said that the test was any good."""
+def test_the_done_frame_without_a_report_is_not_a_pass(rank: Rank) -> None:
+    """If this fails, a rank passes without having reported that its test passed."""
     rank.start("call")
-    rank.frames.send("done")
+    rank.frames.send(Done())
     assert rank.end(0, 2.0).kind is Kind.EXITED
 
 
 @pytest.mark.parametrize(("exit_code", "how"), [(-9, "SIGKILL"), (1, "exit code 1"), (0, "exit code 0")])
 def test_an_end_before_ready_is_a_rank_that_never_started(rank: Rank, exit_code: int, how: str) -> None:
-    """No test code has run, so no test is to blame."""
+    """If this fails, a test is blamed although no test code has run."""
     outcome = rank.end(exit_code, 2.0)
     assert outcome.kind is Kind.NEVER_STARTED
     assert how in outcome.summary
 
 
-def test_a_rank_that_reports_that_it_could_not_start_says_why(rank: Rank) -> None:
-    """Its own words are better than the exit code."""
-    rank.outcome_frame("never_started", phase="start", summary="OSError: no space", text="Traceback")
+def test_a_rank_that_could_not_start_reports_why(rank: Rank) -> None:
+    """If this fails, the exit code replaces the rank's own reason."""
+    rank.report(Kind.NEVER_STARTED, phase="start", summary="OSError: no space", text="Traceback")
     outcome = rank.end(10, 2.0)
     assert (outcome.kind, outcome.summary, outcome.text) == (Kind.NEVER_STARTED, "OSError: no space", "Traceback")
 
 
 @pytest.mark.parametrize(
     "data",
-    [b"Hello, world, this is a print", b"\x00\x00\x00\x02{]", b'\x00\x00\x00\x0f{"frame":"what"}'],
-    ids=["text", "not JSON", "unknown"],
+    [
+        b"Hello, world, this is a print",
+        b"\x00\x00\x00\x02\x00\x00{]",
+        b'\x00\x00\x00\x1d\x00\x00{"schema":1,"message":"What"}',
+        b'\x00\x00\x00\x1e\x00\x00{"schema":2,"message":"Ready"}',
+        b'\x00\x00\x00\x1e\x00\x01{"schema":1,"message":"Ready"}',
+    ],
+    ids=["text", "not JSON", "unknown", "newer", "descriptors"],
 )
 @pytest.mark.parametrize("has_passed", [False, True])
-def test_a_report_that_cannot_be_read_is_told_as_such(rank: Rank, data: bytes, has_passed: bool) -> None:
-    """Also after a good one: what came in between may have been a failure. What follows can begin anywhere."""
+def test_an_unreadable_report_is_reported_as_such(rank: Rank, data: bytes, has_passed: bool) -> None:
+    """If this fails, an unreadable frame after a good report is ignored although it may report a failure."""
     rank.start("call")
     if has_passed:
-        rank.outcome_frame("passed")
+        rank.report(Kind.PASSED)
         assert rank.record.read(1.5)
     rank.channel.sendall(data)
     assert not rank.record.read(2.0)
-    rank.outcome_frame("raised")
+    rank.report(Kind.RAISED)
     outcome = rank.end(0, 3.0)
     assert (outcome.kind, outcome.at_s) == (Kind.UNREADABLE, 2.0)
     assert outcome.summary
 
 
-def test_an_outcome_of_an_unknown_kind_cannot_be_read(rank: Rank) -> None:
-    """It could have meant a failure."""
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("kind", "fine"), ("kind", "hung"), ("exit_code", 3), ("collateral", "yes"), ("more", 1), ("text", None)],
+)
+def test_an_outcome_of_an_unknown_kind_is_unreadable(rank: Rank, field: str, value: object) -> None:
+    """If this fails, an unknown kind is ignored although it may mean a failure."""
     rank.start()
-    rank.outcome_frame("fine")
+    content = json.loads(RANK_MESSAGES.to_wire(RankReport(Kind.PASSED, "call")))
+    payload = json.dumps({**content, field: value}).encode()
+    rank.channel.sendall(struct.pack(">IH", len(payload), 0) + payload)
     assert not rank.record.read(2.0)
     outcome = rank.end(0, 3.0)
     assert outcome.kind is Kind.UNREADABLE
-    assert "'fine'" in outcome.summary
+    assert "RankReport" in outcome.summary
+    assert field in outcome.summary
+    assert "\n" not in outcome.summary
+    assert "one version of dist_testing" in outcome.text
 
 
-def test_a_torn_last_frame_cannot_be_read(rank: Rank) -> None:
-    """A rank that died while it reported."""
+def test_an_incomplete_last_frame_is_unreadable(rank: Rank) -> None:
+    """If this fails, a rank that died during its report counts as one that did not report."""
     rank.start()
-    rank.channel.sendall(b"\x00\x00\x01\x00{")
+    rank.channel.sendall(b"\x00\x00\x01\x00\x00\x00{")
     assert rank.record.read(2.0)
     outcome = rank.end(0, 3.0)
     assert outcome.kind is Kind.UNREADABLE
     assert "incomplete" in outcome.summary
 
 
-def test_a_torn_frame_does_not_hide_a_failure_that_was_told(rank: Rank) -> None:
-    """A failure beats broken machinery; its traceback is what people need."""
+def test_an_incomplete_frame_does_not_hide_a_reported_failure(rank: Rank) -> None:
+    """If this fails, an incomplete frame hides a failure and its traceback."""
     rank.start("call")
-    rank.outcome_frame("raised", summary="ValueError: x", text="Traceback")
-    rank.channel.sendall(b"\x00\x00\x01\x00{")
+    rank.report(Kind.RAISED, summary="ValueError: x", text="Traceback")
+    rank.channel.sendall(b"\x00\x00\x01\x00\x00\x00{")
     outcome = rank.end(-9, 3.0)
     assert (outcome.kind, outcome.summary, outcome.text) == (Kind.RAISED, "ValueError: x", "Traceback")
 
 
 @pytest.mark.parametrize(
     ("first", "second"),
-    list(itertools.permutations(["passed", "skipped", "never_started", "raised", "exited"], 2)),
+    list(itertools.permutations(_BADNESS, 2)),
 )
-def test_of_two_reports_the_worse_counts_in_either_order(rank: Rank, first: str, second: str) -> None:
-    """A teardown can fail after the test has passed, and a pass can never take a failure back."""
-    badness = {"passed": 0, "skipped": 1, "never_started": 2, "raised": 3, "exited": 4}
+def test_the_worse_of_two_reports_counts_in_either_order(rank: Rank, first: ReportedKind, second: ReportedKind) -> None:
+    """If this fails, a failed teardown is lost after a pass, or a pass takes a failure back."""
     rank.start("call")
-    rank.outcome_frame(first, summary=first)
-    rank.outcome_frame(second, summary=second)
-    rank.frames.send("done")
+    rank.report(first, summary=first.value)
+    rank.report(second, summary=second.value)
+    rank.frames.send(Done())
     outcome = rank.end(0, 3.0)
-    assert outcome.summary == max(first, second, key=badness.__getitem__)
+    assert outcome.summary == max(first, second, key=_BADNESS.index).value
 
 
 def test_the_first_of_two_failures_counts(rank: Rank) -> None:
-    """The teardown often fails because the test did."""
+    """If this fails, a failed teardown replaces the failure of the test that caused it."""
     rank.start("call")
-    rank.outcome_frame("raised", phase="call", summary="first")
-    rank.outcome_frame("raised", phase="teardown", summary="second")
-    rank.outcome_frame("raised", phase="teardown", summary="third")
+    rank.report(Kind.RAISED, phase="call", summary="first")
+    rank.report(Kind.RAISED, phase="teardown", summary="second")
+    rank.report(Kind.RAISED, phase="teardown", summary="third")
     outcome = rank.end(10, 3.0)
     assert (outcome.summary, outcome.phase) == ("first", "call")
     told = [(further.summary, further.phase) for further in outcome.further]
     assert told == [("second", "teardown"), ("third", "teardown")]
 
 
-def test_of_many_failures_every_kind_is_kept(rank: Rank) -> None:
-    """A loop of sub-tests must not fill the runner's memory, nor hide that the teardown failed as nobody expected."""
+def test_every_kind_of_many_failures_is_kept(rank: Rank) -> None:
+    """If this fails, a loop of sub-tests fills the runner's memory, or hides an unexpected failure of the teardown."""
     rank.start("call")
     for _ in range(100):
-        rank.outcome_frame("raised", types="AssertionError")
-    rank.outcome_frame("raised", phase="teardown", types="OSError")
+        rank.report(Kind.RAISED, types="AssertionError")
+    rank.report(Kind.RAISED, phase="teardown", types="OSError")
     outcome = rank.end(10, 3.0)
     assert (len(outcome.further) + outcome.more_count, outcome.more_count > 70) == (100, True)
     assert (outcome.further[-1].phase, outcome.further[-1].types) == ("teardown", "OSError")
 
 
-def test_a_worse_report_does_not_make_the_trouble_younger(rank: Rank) -> None:
-    """Who failed first is judged by the first sign; a peer that failed in between would be blamed."""
+def test_a_worse_report_keeps_the_time_of_the_first_failure(rank: Rank) -> None:
+    """If this fails, a peer that failed between the two reports is blamed."""
     rank.start("call")
-    rank.outcome_frame("raised", summary="first")
+    rank.report(Kind.RAISED, summary="first")
     assert rank.record.read(2.0)
-    rank.outcome_frame("exited", exit_code=3)
+    rank.report(Kind.EXITED, exit_code=3)
     assert rank.record.read(5.0)
     assert rank.record.first_trouble_s == 2.0
     assert rank.end(10, 6.0).at_s == 2.0
 
 
 def test_only_an_exit_has_an_exit_code(rank: Rank) -> None:
-    """Of any other report it is a filler."""
+    """If this fails, other outcomes carry a meaningless exit code."""
     rank.start()
-    rank.outcome_frame("exited", exit_code=3)
+    rank.report(Kind.EXITED, exit_code=3)
     assert rank.end(10, 2.0).exit_code == 3
-    other = Rank()
-    other.start()
-    other.outcome_frame("raised", exit_code=0)
-    assert other.end(10, 2.0).exit_code is None
+    with pytest.raises(ValueError, match="kind 'raised' with exit_code 0"):
+        RankReport(Kind.RAISED, "call", exit_code=0)
+    with pytest.raises(ValueError, match="kind 'exited' with exit_code None"):
+        RankReport(Kind.EXITED, "call")
 
 
 @pytest.mark.parametrize("exit_code", [-signal.SIGKILL, -STACKS_SIGNAL])
 @pytest.mark.parametrize("kind", [Kind.STOPPED, Kind.HUNG])
-def test_a_rank_that_the_runner_ends_is_what_it_was_ended_as(rank: Rank, kind: Kind, exit_code: int) -> None:
-    """Not "killed by SIGKILL", nor by the question for its stacks, which ends who cannot answer yet: that was us."""
+def test_a_rank_that_the_runner_stops_keeps_the_runners_reason(rank: Rank, kind: Kind, exit_code: int) -> None:
+    """If this fails, a rank that the runner itself ended appears as "killed by SIGKILL".
+
+    The signal that asks for stacks also ends a rank that cannot answer yet.
+    """
     rank.start("call")
     rank.record.stop(kind, 2.0)
     outcome = rank.end(exit_code, 3.0)
     assert (outcome.kind, outcome.phase) == (kind, "call")
 
 
-def test_a_hang_is_trouble_and_a_stop_is_not(rank: Rank) -> None:
-    """A stopped rank is a victim; its end must not compete for who was first."""
+def test_a_hang_is_a_failure_and_a_stop_is_not(rank: Rank) -> None:
+    """If this fails, the end of a stopped rank, which is a victim, competes for the first failure."""
     rank.start("call")
     rank.record.stop(Kind.STOPPED, 2.0)
     rank.end(-9, 3.0)
@@ -321,7 +360,7 @@ def test_a_hang_is_trouble_and_a_stop_is_not(rank: Rank) -> None:
 
 
 def test_the_first_stop_counts(rank: Rank) -> None:
-    """A rank that hung stays hung, whatever happens while it is being killed."""
+    """If this fails, a rank that hung becomes a stopped one while it is being killed."""
     rank.start("call")
     rank.record.stop(Kind.HUNG, 2.0)
     rank.record.stop(Kind.STOPPED, 2.1)
@@ -329,7 +368,7 @@ def test_the_first_stop_counts(rank: Rank) -> None:
 
 
 def test_stopping_a_rank_that_has_ended_changes_nothing(rank: Rank) -> None:
-    """Its own end was first."""
+    """If this fails, a later stop replaces the rank's own end."""
     rank.start("call")
     rank.end(-11, 2.0)
     rank.record.stop(Kind.HUNG, 3.0)
@@ -338,29 +377,29 @@ def test_stopping_a_rank_that_has_ended_changes_nothing(rank: Rank) -> None:
 
 @pytest.mark.parametrize("exit_code", [-signal.SIGSEGV, -signal.SIGABRT])
 @pytest.mark.parametrize("kind", [Kind.STOPPED, Kind.HUNG])
-def test_a_crash_that_overtakes_the_kill_is_a_crash(rank: Rank, exit_code: int, kind: Kind) -> None:
-    """The runner sends SIGKILL; another signal is the rank's own, and calling it a victim hides the crash."""
+def test_a_crash_before_the_kill_is_a_crash(rank: Rank, exit_code: int, kind: Kind) -> None:
+    """If this fails, a crash is hidden as a victim. The runner sends only SIGKILL: another signal is the rank's own."""
     rank.start("call")
     rank.record.stop(kind, 2.0)
     outcome = rank.end(exit_code, 3.0)
     assert (outcome.kind, outcome.signal) == (Kind.SIGNALLED, -exit_code)
 
 
-@pytest.mark.parametrize("report", ["passed", "skipped"])
+@pytest.mark.parametrize("report", [Kind.PASSED, Kind.SKIPPED])
 @pytest.mark.parametrize("kind", [Kind.STOPPED, Kind.HUNG])
-def test_a_rank_that_had_ended_its_test_and_waited_keeps_its_outcome(rank: Rank, report: str, kind: Kind) -> None:
-    """The peer that it waited for is the one that hung or failed."""
+def test_a_rank_that_waits_after_its_test_keeps_its_outcome(rank: Rank, report: ReportedKind, kind: Kind) -> None:
+    """If this fails, a rank that waited for its peer after its test gets the blame for the peer."""
     rank.start("call")
-    rank.outcome_frame(report)
+    rank.report(report)
     assert rank.record.read(2.0)
     rank.record.stop(kind, 3.0)
-    assert rank.end(-9, 4.0).kind.value == report
+    assert rank.end(-9, 4.0).kind is report
 
 
-def test_a_rank_that_hangs_while_it_gives_its_groups_back_hung(rank: Rank) -> None:
-    """Its test was over; its end was not."""
+def test_a_rank_that_hangs_while_it_destroys_its_groups_has_hung(rank: Rank) -> None:
+    """If this fails, a hang in the clean-up passes."""
     rank.start("call")
-    rank.outcome_frame("passed")
+    rank.report(Kind.PASSED)
     rank.board.write(3, "destroy")
     assert rank.record.read(2.0)
     rank.record.stop(Kind.HUNG, 3.0)
@@ -368,20 +407,20 @@ def test_a_rank_that_hangs_while_it_gives_its_groups_back_hung(rank: Rank) -> No
     assert (outcome.kind, outcome.phase) == (Kind.HUNG, "destroy")
 
 
-def test_a_rank_that_never_answers_the_instruction_to_finish_hung(rank: Rank) -> None:
-    """Stopped between its report and the next frame, it has not ended well; all others passed, so nobody else fails."""
+def test_a_rank_that_ignores_the_instruction_to_finish_has_hung(rank: Rank) -> None:
+    """If this fails, a rank that stops between its report and its end passes, because all others passed."""
     rank.start("call")
-    rank.outcome_frame("passed")
+    rank.report(Kind.PASSED)
     assert rank.record.read(2.0)
-    rank.record.instruct({"do": "finish"})
+    rank.record.instruct(FinishWorld())
     rank.record.stop(Kind.HUNG, 3.0)
     assert rank.end(-9, 4.0).kind is Kind.HUNG
 
 
-def test_trouble_before_a_stop_is_never_a_pass(rank: Rank) -> None:
-    """A channel that was closed without a last word was the reason for the stop."""
+def test_an_early_close_before_a_stop_is_never_a_pass(rank: Rank) -> None:
+    """If this fails, a rank passes although it closed its channel early, which was the reason for the stop."""
     rank.start("call")
-    rank.outcome_frame("passed")
+    rank.report(Kind.PASSED)
     assert rank.record.read(2.0)
     rank.channel.shutdown(socket.SHUT_WR)
     assert not rank.record.read(2.5)
@@ -391,7 +430,7 @@ def test_trouble_before_a_stop_is_never_a_pass(rank: Rank) -> None:
 
 
 def test_the_end_of_a_rank_does_not_wait_for_its_children(rank: Rank) -> None:
-    """A child that was forked from the rank holds its channel open, for as long as it lives."""
+    """If this fails, a forked child, which holds the rank's channel open, delays the verdict."""
     rank.start("call")
     child = rank.channel.dup()
     with child:
@@ -399,18 +438,18 @@ def test_the_end_of_a_rank_does_not_wait_for_its_children(rank: Rank) -> None:
     assert (outcome.kind, outcome.exit_code) == (Kind.EXITED, 3)
 
 
-@pytest.mark.parametrize("report", ["passed", "skipped", "raised"])
+@pytest.mark.parametrize("report", [Kind.PASSED, Kind.SKIPPED, Kind.RAISED])
 @pytest.mark.parametrize("kind", [Kind.STOPPED, Kind.HUNG])
-def test_what_a_rank_reports_after_it_was_given_up_does_not_count(rank: Rank, report: str, kind: Kind) -> None:
-    """Being asked for its stacks can wake it up; that it then passes is no pass in time."""
+def test_reports_after_the_stop_do_not_count(rank: Rank, report: ReportedKind, kind: Kind) -> None:
+    """If this fails, a rank that passes after its deadline, woken by the request for stacks, counts as passed."""
     rank.start("call")
     rank.record.stop(kind, 2.0)
-    rank.outcome_frame(report)
+    rank.report(report)
     assert rank.end(-9, 3.0).kind is kind
 
 
 def test_a_reset_channel_is_the_end_of_the_stream(rank: Rank) -> None:
-    """Linux resets a socket whose other end was closed with unread data."""
+    """If this fails, a socket that Linux resets because of unread data causes an error in the runner."""
     rank.start("call")
     rank.record.channel.sendall(b"unread")
     rank.channel.close()
@@ -419,11 +458,11 @@ def test_a_reset_channel_is_the_end_of_the_stream(rank: Rank) -> None:
     assert rank.record.channel.fileno() < 0
 
 
-def test_the_end_of_the_stream_after_the_last_word_is_no_trouble(rank: Rank) -> None:
-    """That is how every good rank ends."""
+def test_the_end_of_the_stream_after_the_done_frame_is_normal(rank: Rank) -> None:
+    """If this fails, the normal end of every good rank counts as a failure."""
     rank.start("call")
-    rank.outcome_frame("passed")
-    rank.frames.send("done")
+    rank.report(Kind.PASSED)
+    rank.frames.send(Done())
     assert rank.record.read(2.0)
     rank.channel.close()
     assert not rank.record.read(3.0)
@@ -431,20 +470,20 @@ def test_the_end_of_the_stream_after_the_last_word_is_no_trouble(rank: Rank) -> 
 
 
 def test_instructions_reach_the_rank(rank: Rank) -> None:
-    """They are how it learns that its peers are well."""
-    rank.record.instruct({"do": "finish"})
-    assert wire.receive(rank.channel) == ({"do": "finish"}, [])
+    """If this fails, a rank does not learn that its peers have finished."""
+    rank.record.instruct(FinishWorld())
+    assert wire.receive(rank.channel, INSTRUCTIONS) == (FinishWorld(), [])
 
 
-def test_instructing_a_dead_rank_is_no_error(rank: Rank) -> None:
-    """Its end is about to be seen like any other."""
+def test_instructing_a_dead_rank_is_not_an_error(rank: Rank) -> None:
+    """If this fails, a message to a dead rank ends the runner before it sees that end."""
     rank.channel.close()
-    rank.record.instruct({"do": "finish"})
+    rank.record.instruct(FinishWorld())
 
 
 @pytest.mark.parametrize(("expected", "exit_code"), [(-9, -9), (3, 3), (0, 0)])
 def test_an_expected_end_is_a_pass(rank: Rank, expected: int, exit_code: int) -> None:
-    """Fault tests kill a rank on purpose."""
+    """If this fails, a fault test that kills a rank on purpose fails."""
     rank.record.begin_case(expected)
     rank.start("call")
     assert rank.end(exit_code, 2.0).kind is Kind.PASSED
@@ -455,7 +494,7 @@ def test_an_expected_end_is_a_pass(rank: Rank, expected: int, exit_code: int) ->
 
 @pytest.mark.parametrize(("expected", "exit_code"), [(-9, -11), (-9, 0), (3, 4), (0, 3), (3, -9)])
 def test_another_end_than_the_expected_one_is_a_failure(rank: Rank, expected: int, exit_code: int) -> None:
-    """Both ends are named: the one that was wanted and the one that came."""
+    """If this fails, a rank that ends in another way passes, or the report lacks one of the two exit codes."""
     rank.record.begin_case(expected)
     rank.start("call")
     outcome = rank.end(exit_code, 2.0)
@@ -466,28 +505,28 @@ def test_another_end_than_the_expected_one_is_a_failure(rank: Rank, expected: in
 
 
 def test_a_rank_that_should_have_died_and_passed_has_failed(rank: Rank) -> None:
-    """The fault did not happen, so the test has shown nothing."""
+    """If this fails, a fault test passes although its fault did not happen."""
     rank.record.begin_case(-9)
     rank.start("call")
-    rank.outcome_frame("passed")
-    rank.frames.send("done")
+    rank.report(Kind.PASSED)
+    rank.frames.send(Done())
     assert rank.end(0, 2.0).kind is Kind.RAISED
 
 
 def test_a_failure_before_the_expected_end_is_a_failure(rank: Rank) -> None:
-    """Dying as expected does not excuse what was wrong before."""
+    """If this fails, the expected end excuses a failure before it."""
     rank.record.begin_case(-9)
     rank.start("call")
-    rank.outcome_frame("raised", summary="AssertionError: before")
+    rank.report(Kind.RAISED, summary="AssertionError: before")
     assert rank.end(-9, 2.0).summary == "AssertionError: before"
 
 
-def test_a_kept_rank_begins_its_next_case_without_the_last_ones_report(rank: Rank) -> None:
-    """A pass must be reported anew for each case; and warnings, of which a rank can make up any number, no more."""
+def test_a_pooled_rank_begins_its_next_case_without_the_last_report(rank: Rank) -> None:
+    """If this fails, a pooled rank passes its next case with the last report, or its warnings have no limit."""
     rank.start("call")
     for number in range(150):
-        rank.frames.send("warning", category="UserWarning", text=str(number), filename="test_a.py", line_number=1)
-    rank.outcome_frame("passed")
+        rank.frames.send(Warned("UserWarning", str(number), "test_a.py", 1))
+    rank.report(Kind.PASSED)
     assert rank.record.read(2.0)
     assert (rank.record.outcome().kind, len(rank.record.warnings)) == (Kind.PASSED, 100)
     rank.record.begin_case(None)

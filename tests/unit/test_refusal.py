@@ -1,4 +1,4 @@
-"""What users are told when the system refuses a process, a file or a folder."""
+"""The error text when the system refuses a process, a file or a folder."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from dist_testing.process.refusal import refusal
         ("EXDEV", "does not allow"),
     ],
 )
-def test_the_cause_is_the_one_of_the_error(number: str, cause: str) -> None:
-    """Somebody who is told to make room on a disk that is empty loses an hour."""
+def test_the_cause_matches_the_error(number: str, cause: str) -> None:
+    """If this fails, a user frees an empty disk, because the text names the wrong cause."""
     code = getattr(errno, number)
     text = refusal(OSError(code, os.strerror(code), "/some/folder"))
     first, second, third = text.splitlines()
@@ -38,7 +38,7 @@ def test_the_cause_is_the_one_of_the_error(number: str, cause: str) -> None:
 
 
 def test_a_current_directory_that_was_removed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error itself names nothing; the test that is to blame is another one."""
+    """If this fails, the error names no folder, and the user does not find the test that removed it."""
     folder = tmp_path / "of a test"
     folder.mkdir()
     monkeypatch.chdir(folder)

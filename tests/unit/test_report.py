@@ -1,4 +1,4 @@
-"""The report of a failed case: what a person reads, and in which order."""
+"""The report of a failed case: its contents and their order."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from dist_testing.backends import backend_named
-from dist_testing.case import Case, CaseResult
+from dist_testing.case import Case, CaseBody, CaseResult
 from dist_testing.engine.report import broken_promise, failure_headline, failure_report, tidied
 from dist_testing.outcomes import UNKNOWN_EXIT_CODE, Cause, Kind, RankOutcome, Status, Verdict, verdict
 from dist_testing.spec import ALL_GPUS, Spec
@@ -27,13 +27,13 @@ Current thread 0x00007f00bb (most recent call first):
 
 
 def raised(rank: int, at_s: float, **changes: str) -> RankOutcome:
-    """A rank with an error of its own."""
+    """Return a rank with an error of its own."""
     outcome = RankOutcome(rank, Kind.RAISED, at_s, summary="ValueError: boom", text=TRACEBACK)
     return replace(outcome, **changes)  # type: ignore[arg-type]  # texts only
 
 
 def lost(rank: int, at_s: float) -> RankOutcome:
-    """A rank that lost its peer."""
+    """Return a rank that lost its peer."""
     summary = "RuntimeError: Connection closed by peer"
     return RankOutcome(rank, Kind.RAISED, at_s, summary=summary, text="victim's traceback", collateral="lost")
 
@@ -46,9 +46,9 @@ def result(
     leaked: tuple[str, ...] = (),
     judged: Verdict | None = None,
 ) -> CaseResult:
-    """The result of a case with these outcomes, started at 100.0 s."""
+    """Return the result of a case with these outcomes, started at 100.0 s."""
     return CaseResult(
-        case=Case("tests/test_a.py::test_b", len(outcomes), {}, 60.0, "fork"),
+        case=Case("tests/test_a.py::test_b", len(outcomes), CaseBody("pytest"), 60.0, "fork"),
         verdict=judged or verdict(outcomes, world_size=len(outcomes), leaked=leaked),
         outcomes=tuple(outcomes),
         started_s=100.0,
@@ -61,33 +61,33 @@ def result(
 
 
 def lines_with(text: str, part: str) -> list[str]:
-    """The lines that hold a text."""
+    """Return the lines that contain a text."""
     return [line for line in text.splitlines() if part in line]
 
 
-def test_the_headline_says_what_happened_in_one_line() -> None:
-    """It is all that a summary shows."""
+def test_the_headline_is_one_line() -> None:
+    """If this fails, a summary, which shows only this line, does not say what happened."""
     line = failure_headline(result([RankOutcome(0, Kind.PASSED, 102.0), raised(1, 103.25)]))
     assert line == (
         "tests/test_a.py::test_b (world of 2): rank 1 raised ValueError: boom in call; first seen after 3.2 s."
     )
 
 
-def test_the_headline_does_not_count_ends_that_are_no_trouble() -> None:
-    """A rank that passed early, or was stopped, is not when it was seen."""
+def test_the_headline_ignores_the_ends_of_passed_and_stopped_ranks() -> None:
+    """If this fails, the headline gives the time of a rank that passed early or was stopped."""
     line = failure_headline(result([RankOutcome(0, Kind.STOPPED, 100.5), raised(1, 103.0)]))
     assert "after 3.0 s" in line
 
 
-def test_a_headline_without_a_moment_has_none() -> None:
-    """A leak is found after all ranks have passed."""
+def test_a_headline_of_a_leak_has_no_time() -> None:
+    """If this fails, a leak, which is found after all ranks passed, gets an invented time."""
     line = failure_headline(result([RankOutcome(0, Kind.PASSED, 101.0)], leaked=("sleep 60",)))
     assert "first seen" not in line
     assert "sleep 60" in line
 
 
-def test_the_culprits_own_words_come_last() -> None:
-    """The end of a log is what people see first."""
+def test_the_culprits_own_error_comes_last() -> None:
+    """If this fails, the last lines of the log, which users see first, are not the culprit's error."""
     outcomes = [raised(0, 103.0, text="other"), lost(1, 101.0), raised(2, 102.0), RankOutcome(3, Kind.STOPPED, 103.0)]
     text = failure_report(
         result(outcomes, logs={0: "log of 0", 2: "log of 2"}, stacks={3: STACK}),
@@ -100,8 +100,8 @@ def test_the_culprits_own_words_come_last() -> None:
     assert order == sorted(order)
 
 
-def test_victims_are_told_in_one_line_and_not_quoted() -> None:
-    """Three tracebacks about a lost peer hide the one that matters."""
+def test_victims_get_one_line_and_no_quotation() -> None:
+    """If this fails, three tracebacks about a lost peer hide the important one."""
     outcomes = [raised(0, 102.0), lost(1, 101.0), lost(2, 102.0), RankOutcome(3, Kind.STOPPED, 103.0, "setup")]
     text = failure_report(result(outcomes))
     (line,) = lines_with(text, "Victims:")
@@ -111,15 +111,15 @@ def test_victims_are_told_in_one_line_and_not_quoted() -> None:
     assert "victim's traceback" not in text
 
 
-def test_a_case_without_victims_does_not_speak_of_them() -> None:
-    """Nor of any other thing that was not there."""
+def test_a_case_without_victims_does_not_mention_them() -> None:
+    """If this fails, the report mentions things that did not happen."""
     text = failure_report(result([raised(0, 101.0)]))
     for part in ("Victims", "Rank(s)", "left behind", "This case alone", "stacks of", "output of", "None"):
         assert part not in text
 
 
-def test_ranks_that_were_well_are_named() -> None:
-    """Which ranks do not fail is often the hint."""
+def test_ranks_without_an_error_are_named() -> None:
+    """If this fails, the user does not see which ranks did not fail, which is often the best hint."""
     outcomes = [RankOutcome(0, Kind.PASSED, 101.0), raised(1, 102.0), RankOutcome(2, Kind.PASSED, 101.0)]
     assert "Rank(s) 0, 2 ended the test without an error." in failure_report(result(outcomes)).splitlines()
 
@@ -137,12 +137,12 @@ def test_ranks_that_were_well_are_named() -> None:
     ids=lambda outcome: outcome.kind.name,
 )
 def test_every_rank_is_accounted_for(other: RankOutcome) -> None:
-    """A rank of which nothing is said could have been the interesting one."""
+    """If this fails, the report is silent about a rank that may be the interesting one."""
     assert other.describe() in failure_report(result([raised(0, 102.0), other]))
 
 
-def test_other_failing_ranks_are_quoted_by_their_ends() -> None:
-    """The last lines of a traceback say most."""
+def test_only_the_ends_of_other_tracebacks_are_quoted() -> None:
+    """If this fails, long tracebacks of other ranks fill the report, or lack their last lines."""
     long = "\n".join(f"line {number}" for number in range(100))
     text = failure_report(result([raised(0, 101.0), raised(1, 102.0, text=long)]))
     assert "rank 1 of 2 also failed" in text
@@ -151,8 +151,8 @@ def test_other_failing_ranks_are_quoted_by_their_ends() -> None:
     assert "... 80 lines left out ..." in text
 
 
-def test_what_else_failed_on_a_rank_is_told() -> None:
-    """Other sub-tests, or a teardown that leaves something behind: whole for the culprit, else in a line."""
+def test_further_failures_of_a_rank_are_reported() -> None:
+    """If this fails, further failures, such as other sub-tests or a failed teardown, are lost."""
     further = raised(0, 101.0, phase="teardown", summary="OSError: disk", text="the disk's traceback")
     culprit = replace(raised(0, 101.0), further=(further,), more_count=3)
     report = failure_report(result([culprit, replace(raised(1, 102.0), further=(further,))]))
@@ -164,8 +164,8 @@ def test_what_else_failed_on_a_rank_is_told() -> None:
     assert report.endswith("then it failed 3 more times like this")
 
 
-def test_the_culprit_is_quoted_whole() -> None:
-    """However long it is, it is what people came for."""
+def test_the_culprits_traceback_is_complete() -> None:
+    """If this fails, the culprit's traceback is cut."""
     long = "\n".join(f"line {number}" for number in range(500))
     text = failure_report(result([raised(0, 101.0, text=long)]))
     assert text.endswith(long)
@@ -173,8 +173,8 @@ def test_the_culprit_is_quoted_whole() -> None:
 
 
 @pytest.mark.parametrize(("count", "is_cut"), [(40, False), (41, True), (1000, True)])
-def test_of_a_log_the_last_forty_lines_are_quoted(count: int, is_cut: bool) -> None:
-    """And it is said that there were more."""
+def test_the_last_forty_lines_of_a_log_are_quoted(count: int, is_cut: bool) -> None:
+    """If this fails, a long log fills the report, or the user does not learn that there is more."""
     log = "".join(f"log {number}\n" for number in range(count))
     text = failure_report(result([raised(0, 101.0)], logs={0: log}))
     quoted = [line for line in text.splitlines() if line.startswith("log ")]
@@ -183,12 +183,12 @@ def test_of_a_log_the_last_forty_lines_are_quoted(count: int, is_cut: bool) -> N
 
 
 def test_an_empty_log_is_not_mentioned() -> None:
-    """A heading over nothing looks like something lost."""
+    """If this fails, a heading without text looks as if output were lost."""
     assert "output of" not in failure_report(result([raised(0, 101.0)], logs={0: "\n \n"}))
 
 
-def test_a_crash_names_the_signal_and_why_there_is_no_traceback() -> None:
-    """The kernel's out-of-memory killer leaves nothing else."""
+def test_a_crash_names_the_signal_and_explains_the_missing_traceback() -> None:
+    """If this fails, a user does not learn why a rank that the kernel killed for memory left no traceback."""
     outcomes = [RankOutcome(0, Kind.SIGNALLED, 101.0, signal=9), lost(1, 101.0)]
     text = failure_report(result(outcomes, logs={0: "the last words"}))
     assert "rank 0 was killed by SIGKILL (9) in call" in text.splitlines()[0]
@@ -196,8 +196,8 @@ def test_a_crash_names_the_signal_and_why_there_is_no_traceback() -> None:
     assert text.index("the last words") < text.index("rank 0 of 2 failed first")
 
 
-def test_equal_stacks_are_told_once() -> None:
-    """Sixty ranks in one collective and one that is not: that one must be seen."""
+def test_equal_stacks_are_shown_once() -> None:
+    """If this fails, sixty equal stacks hide the one that differs."""
     other = STACK.replace("all_reduce", "broadcast")
     same = STACK.replace("0x00007f00aa", "0x00007f11aa").replace("0x00007f00bb", "0x00007f22bb")
     outcomes = [RankOutcome(rank, Kind.HUNG, 160.0) for rank in range(4)]
@@ -208,8 +208,8 @@ def test_equal_stacks_are_told_once() -> None:
     assert "stacks of rank(s) 3:\n(no answer)" in text
 
 
-def test_equal_stacks_of_ranks_that_are_threads_are_told_once() -> None:
-    """Python 3.14 names threads, and a rank's thread is named after it."""
+def test_equal_stacks_of_thread_ranks_are_shown_once() -> None:
+    """If this fails, thread ranks have no equal stacks, because Python 3.14 prints each thread's name."""
     stack = 'Thread 0x00007f00aa [rank-{0}] (most recent call first):\n  File "/a/test_b.py", line 4 in test_hangs'
     outcomes = [RankOutcome(rank, Kind.HUNG, 160.0) for rank in range(12)]
     text = failure_report(result(outcomes, stacks={rank: stack.format(rank) for rank in range(12)}))
@@ -217,7 +217,7 @@ def test_equal_stacks_of_ranks_that_are_threads_are_told_once() -> None:
 
 
 def test_a_c_stack_is_quoted_without_the_interpreter() -> None:
-    """Python 3.14 writes one at a crash: it must not push what the rank has said out of the report."""
+    """If this fails, Python 3.14's C stack pushes the rank's own output out of the report."""
     frames = [
         '  Binary file "/v/bin/python", at _Py_DumpStack+0x4a [0x49b2f9]',
         '  Binary file "/v/torch/lib/libtorch_cpu.so", at +0x1 [0x7f0e69d9e0f2]',
@@ -232,7 +232,7 @@ def test_a_c_stack_is_quoted_without_the_interpreter() -> None:
 
 
 def test_stacks_end_where_the_test_begins() -> None:
-    """Thirty frames of pytest and of this library are the same in every stack."""
+    """If this fails, every stack has thirty equal frames of pytest and of this library."""
     outcomes = [RankOutcome(0, Kind.HUNG, 160.0), RankOutcome(1, Kind.HUNG, 160.0)]
     text = failure_report(result(outcomes, stacks={0: STACK, 1: STACK}))
     assert "in test_b" in text
@@ -242,7 +242,7 @@ def test_stacks_end_where_the_test_begins() -> None:
 
 
 def test_several_hung_ranks_have_no_culprit_and_all_logs() -> None:
-    """The deadline falls on all of them at once."""
+    """If this fails, one of several ranks that hung until the deadline is blamed at random."""
     outcomes = [RankOutcome(0, Kind.HUNG, 160.0), RankOutcome(1, Kind.HUNG, 160.0)]
     text = failure_report(result(outcomes, logs={0: "log of 0", 1: "log of 1"}))
     assert "failed first" not in text
@@ -250,14 +250,14 @@ def test_several_hung_ranks_have_no_culprit_and_all_logs() -> None:
     assert "--dist-timeout" in text
 
 
-def test_leaked_processes_are_told_beside_another_failure() -> None:
-    """They would be forgotten otherwise."""
+def test_leaked_processes_are_reported_beside_another_failure() -> None:
+    """If this fails, leaked processes are forgotten when the case fails for another reason."""
     text = failure_report(result([raised(0, 101.0)], leaked=("sleep 60 (pid 7)", "cat (pid 8)")))
     assert lines_with(text, "left behind") == ["Processes left behind, now killed: sleep 60 (pid 7); cat (pid 8)."]
 
 
-def test_leaked_processes_are_told_once_where_they_are_the_failure() -> None:
-    """The first line has them."""
+def test_leaked_processes_are_listed_once_where_they_are_the_failure() -> None:
+    """If this fails, the report lists leaked processes twice: the first line has them already."""
     text = failure_report(result([RankOutcome(0, Kind.PASSED, 101.0)], leaked=("sleep 60 (pid 7)",)))
     assert text.count("sleep 60 (pid 7)") == 1
 
@@ -273,8 +273,8 @@ def test_leaked_processes_are_told_once_where_they_are_the_failure() -> None:
     ],
     ids=lambda value: value.name if isinstance(value, Cause) else "",
 )
-def test_what_no_traceback_explains_is_explained(cause: Cause, part: str) -> None:
-    """The likely cause and the way out stand right under the headline."""
+def test_a_failure_without_a_traceback_is_explained(cause: Cause, part: str) -> None:
+    """If this fails, a failure without a traceback has no likely cause and no way out under its headline."""
     judged = Verdict(Status.FAILED, cause, "what happened")
     lines = failure_report(result([RankOutcome(0, Kind.PASSED, 101.0)], judged=judged)).splitlines()
     assert "what happened" in lines[0]
@@ -290,8 +290,8 @@ def test_what_no_traceback_explains_is_explained(cause: Cause, part: str) -> Non
         (RankOutcome(0, Kind.EXITED, 101.0, exit_code=UNKNOWN_EXIT_CODE), "a signal, by the kernel"),
     ],
 )
-def test_end_without_an_exception_is_explained_by_how_it_ended(outcome: RankOutcome, part: str) -> None:
-    """To speak of the kernel above an exit code, or of output where none follows, sends people the wrong way."""
+def test_an_end_without_an_exception_is_explained_by_its_kind(outcome: RankOutcome, part: str) -> None:
+    """If this fails, the text names the kernel for an exit code, or output that does not follow."""
     text = failure_report(result([outcome])).splitlines()[1]
     assert part in text
     assert "output" not in text
@@ -299,8 +299,8 @@ def test_end_without_an_exception_is_explained_by_how_it_ended(outcome: RankOutc
     assert log_head == f"{text} Its last output is below."
 
 
-def test_exit_by_an_exception_is_explained_by_its_traceback() -> None:
-    """`sys.exit` is neither the kernel's doing nor without an exception."""
+def test_an_exit_by_an_exception_is_explained_by_its_traceback() -> None:
+    """If this fails, `sys.exit` is explained as the kernel's kill or as an end without an exception."""
     outcome = RankOutcome(0, Kind.EXITED, 101.0, exit_code=0, text="E  SystemExit: 0")
     text = failure_report(result([outcome], logs={0: "printed"}))
     assert "kernel" not in text
@@ -309,7 +309,7 @@ def test_exit_by_an_exception_is_explained_by_its_traceback() -> None:
 
 
 def test_the_target_and_the_command_are_there_if_they_are_known() -> None:
-    """To copy and paste."""
+    """If this fails, the user has no command to copy."""
     text = failure_report(result([raised(0, 101.0)]), target="//t:x", reproduce="bazel test //t:x")
     assert text.startswith("//t:x, case tests/test_a.py::test_b (world of 1): ")
     assert "This case alone: bazel test //t:x" in text.splitlines()
@@ -318,14 +318,14 @@ def test_the_target_and_the_command_are_there_if_they_are_known() -> None:
 @pytest.mark.parametrize(
     ("promised", "said"), [(4, "promises 4 GPU(s)"), (ALL_GPUS, "promises all the GPUs that tests ask for")]
 )
-def test_a_broken_promise_says_what_was_promised(promised: int, said: str) -> None:
-    """The number that stands for all of them is no number that people know."""
+def test_a_broken_promise_names_the_promise(promised: int, said: str) -> None:
+    """If this fails, the report shows the internal number that means "all GPUs"."""
     spec = Spec("//t:x", backend_named("nccl"), (2,), 1, "fork", promised_gpus=promised)
     assert said in broken_promise("test_x", spec, "Need at least 2 CUDA devices (found 0)")
 
 
-def test_threads_of_the_library_alone_are_left_out() -> None:
-    """The heads of threads that have nothing to show would stand between the ones that have."""
+def test_threads_with_library_frames_only_are_left_out() -> None:
+    """If this fails, headings of threads without test code stand between the useful stacks."""
     own = 'Thread 0x1 (most recent call first):\n  File "/x/dist_testing/rank/bootstrap.py", line 1 in f\n'
     others = 'Thread 0x2 (most recent call first):\n  File "/t/test_a.py", line 2 in test_a\n'
     expected = 'Thread (most recent call first):\n  File "/t/test_a.py", line 2 in test_a'

@@ -1,4 +1,4 @@
-"""What tests need: decided in the runner where it can be, and the same on the rank."""
+"""Decorators for what tests need: the runner decides where it can, and the rank decides the same."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from dist_testing.skips import TEST_SKIPS
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """A machine whose GPUs the case sets: `cuda` devices."""
+    """A machine whose number of CUDA devices, `cuda`, the case sets."""
     machine = SimpleNamespace(cuda=0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: machine.cuda)
     monkeypatch.setattr(torch.xpu, "device_count", lambda: 0)
@@ -33,12 +33,12 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 
 def body() -> str:
-    """A test that nothing is wrong with."""
+    """A test without errors."""
     return "ran"
 
 
 def reason_on_rank(function: Callable[..., Any]) -> str | None:
-    """Why a function skips when it is called; None if it runs."""
+    """Return why a function skips when it is called; None if it runs."""
     try:
         assert function() == "ran"
     except unittest.SkipTest as skip:
@@ -83,7 +83,7 @@ def test_the_runner_and_the_rank_decide_alike(
     machine: SimpleNamespace,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Ranks would be started for a test that skips on all of them; or a test that can run would not."""
+    """If this fails, ranks start for a test that skips on all of them, or a test that can run does not."""
     machine.cuda = gpus
     environment = {"WORLD_SIZE": world_size} if world_size else {}
     decorated = decorator(body)
@@ -95,21 +95,21 @@ def test_the_runner_and_the_rank_decide_alike(
 
 @pytest.mark.parametrize("decorator", [requirements.skip_if_small_worldsize, requirements.skip_if_odd_worldsize])
 def test_the_size_of_an_mpi_world_is_left_to_mpirun(decorator: Callable[[Any], Any], machine: SimpleNamespace) -> None:
-    """mpirun's user chose it."""
+    """If this fails, a world whose size mpirun's user chose is skipped."""
     assert unmet_requirement(decorator(body), {"WORLD_SIZE": "1", "BACKEND": "mpi"}) is None
 
 
-def test_a_group_says_the_size_where_the_environment_does_not(
+def test_the_group_gives_the_world_size_where_the_environment_does_not(
     machine: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ranks that are threads have no environment of their own; torch's decorators end in a KeyError there."""
+    """If this fails, thread ranks, which have no own environment, get a KeyError, as with torch's decorators."""
     monkeypatch.setattr(dist, "is_initialized", lambda: True)
     monkeypatch.setattr(dist, "get_world_size", lambda: 3)
     assert reason_on_rank(requirements.skip_if_odd_worldsize(body)) == TEST_SKIPS["odd_worldsize"].message
 
 
-def test_stacked_decorators_are_all_asked_from_the_outside_in(machine: SimpleNamespace) -> None:
-    """The reason would be another one in the runner than on the rank."""
+def test_stacked_decorators_are_checked_from_the_outside_in(machine: SimpleNamespace) -> None:
+    """If this fails, the runner and the rank give different reasons."""
     machine.cuda = 2
     decorated = requirements.skip_if_lt_x_gpu(2)(
         requirements.skip_if_lt_x_gpu(4)(requirements.skip_if_lt_x_gpu(8)(body))
@@ -118,8 +118,8 @@ def test_stacked_decorators_are_all_asked_from_the_outside_in(machine: SimpleNam
     assert reason_on_rank(decorated) == "Need at least 4 CUDA devices"
 
 
-def test_a_decorator_of_somebody_else_in_between_keeps_what_is_needed(machine: SimpleNamespace) -> None:
-    """Parametrisation wraps test methods."""
+def test_a_foreign_decorator_in_between_keeps_the_needs(machine: SimpleNamespace) -> None:
+    """If this fails, a wrapper such as a parametrisation loses the needs of the test."""
     needing_a_gpu = requirements.skip_if_lt_x_gpu(1)(body)
 
     @functools.wraps(needing_a_gpu)
@@ -129,21 +129,21 @@ def test_a_decorator_of_somebody_else_in_between_keeps_what_is_needed(machine: S
     assert unmet_requirement(wrapper, {}) == "Need at least 1 CUDA device"
 
 
-def test_a_function_that_unittest_would_skip_is_known_before_it_runs() -> None:
-    """pytest does not look at unittest's mark on a plain function: all ranks would start to raise the skip."""
+def test_a_unittest_skip_mark_is_known_before_the_test_runs() -> None:
+    """If this fails, all ranks start only to raise the skip: pytest ignores unittest's mark on a function."""
     assert unmet_requirement(unittest.skip("not today")(body), {}) == "not today"
     assert unmet_requirement(unittest.skipIf(False, "never")(body), {}) is None
 
 
-def test_decorated_functions_keep_their_name_and_what_they_wrap() -> None:
-    """`skip_return_code_checks` holds unwrapped functions, and reports name tests."""
+def test_decorated_functions_keep_their_name_and_the_wrapped_function() -> None:
+    """If this fails, `skip_return_code_checks` does not find the function, and reports name the wrong test."""
     decorated: Any = requirements.skip_if_lt_x_gpu(1)(body)
     assert decorated.__name__ == "body"
     assert decorated.__wrapped__ is body
 
 
 def test_an_instance_may_handle_the_skip_itself(machine: SimpleNamespace) -> None:
-    """torch's simulations of a world in one process do, and go on after it."""
+    """If this fails, torch's simulated worlds in one process, which continue after a skip, stop."""
 
     class Case:
         handled = ""
@@ -173,15 +173,15 @@ def test_an_instance_may_handle_the_skip_itself(machine: SimpleNamespace) -> Non
         (lambda: requirements.skip_if_no_gpu(SimpleNamespace), "SimpleNamespace is a class"),
     ],
 )
-def test_decorators_that_are_misused_say_so_at_once(apply: Callable[[], Any], message: str) -> None:
-    """Without this the test would be replaced by something that never runs, and nobody would know."""
+def test_misused_decorators_are_refused_at_once(apply: Callable[[], Any], message: str) -> None:
+    """If this fails, a misused decorator replaces the test with a function that never runs."""
     with pytest.raises(UsageError, match=message) as error:
         apply()
     assert len(str(error.value).splitlines()) == 3
 
 
-def test_what_only_a_rank_may_find_out_is_not_asked_in_the_runner() -> None:
-    """It imports packages or initialises CUDA, after which no rank can be forked."""
+def test_a_rank_only_requirement_is_not_checked_in_the_runner() -> None:
+    """If this fails, the runner imports packages or initialises CUDA, and can no longer fork ranks."""
     asked = []
     decorated = requirement(lambda environment: asked.append(1) or "no", on_rank_only=True)(body)  # type: ignore[func-returns-value]
     assert unmet_requirement(decorated, {}) is None
@@ -189,19 +189,19 @@ def test_what_only_a_rank_may_find_out_is_not_asked_in_the_runner() -> None:
     assert reason_on_rank(decorated) == "no"
 
 
-def test_a_class_is_decided_once_if_the_rank_would_decide() -> None:
-    """A class cannot be wrapped: unittest would no longer find it."""
+def test_a_rank_only_requirement_on_a_class_is_decided_at_once() -> None:
+    """If this fails, unittest does not find a decorated class: a class cannot be wrapped."""
 
     @requirement(lambda environment: "no", on_rank_only=True)
     class Case(unittest.TestCase):
-        """Tests."""
+        """A class without tests."""
 
     assert isinstance(Case, type)
     assert Case.__unittest_skip_why__ == "no"  # type: ignore[attr-defined]
 
 
-def test_transformers_are_asked_for_where_they_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The package takes long to import, and starts threads; a package without BERT is as good as none."""
+def test_transformers_is_imported_only_on_the_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If this fails, the runner imports a slow package that starts threads, or a package without BERT counts."""
     decorated = requirements.import_transformers_or_skip()(body)
     text = TEST_SKIPS["importerror"].message
     assert unmet_requirement(decorated, {}) == f"{text} (transformers)"
@@ -226,18 +226,18 @@ def test_transformers_are_asked_for_where_they_are_used(monkeypatch: pytest.Monk
 def test_a_backend_that_torch_lacks_skips_tests_and_classes(
     decorator: Callable[[], Callable[[Any], Any]], is_there: bool
 ) -> None:
-    """It fails in init_process_group otherwise."""
+    """If this fails, a missing backend fails in init_process_group instead of a skip."""
 
     @decorator()
     class Case(unittest.TestCase):
-        """Tests."""
+        """A class without tests."""
 
     assert getattr(Case, "__unittest_skip__", False) is not is_there
     assert (reason_on_rank(decorator()(body)) is None) is is_there
 
 
-def test_accelerator_backends_are_asked_for_by_name(machine: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Any of them is enough, and a name that is none of them is never there."""
+def test_accelerator_backends_are_looked_up_by_name(machine: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If this fails, a test is skipped although one of its backends exists, or runs although none does."""
     available = {"xccl"}
     monkeypatch.setattr(dist, "is_backend_available", lambda name: name in available)
     decorate = requirements.requires_accelerator_dist_backend
@@ -247,7 +247,7 @@ def test_accelerator_backends_are_asked_for_by_name(machine: SimpleNamespace, mo
 
 
 def test_nccl_versions_are_compared(machine: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An older NCCL lacks what the test is about; without a GPU, other decorators say why nothing runs."""
+    """If this fails, a test runs on an NCCL that is too old, or skips without a GPU for the wrong reason."""
     monkeypatch.setattr(dist, "is_backend_available", lambda name: True)
     monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 26, 1))
     assert reason_on_rank(requirements.requires_nccl_shrink()(body)) is None
@@ -258,8 +258,8 @@ def test_nccl_versions_are_compared(machine: SimpleNamespace, monkeypatch: pytes
     assert reason_on_rank(requirements.requires_nccl_version((2, 26), "x")(body)) is None
 
 
-def test_rocm_has_decorators_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its devices are called cuda, so that nothing else tells them apart."""
+def test_rocm_has_its_own_decorators(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If this fails, tests for CUDA run on ROCm, whose devices are also called cuda."""
     by_version = requirements.skip_if_rocm_ver_lessthan_multiprocess
     assert reason_on_rank(requirements.skip_if_rocm_multiprocess(body)) is None
     assert reason_on_rank(by_version((6, 3))(body)) is None
@@ -276,14 +276,14 @@ def test_rocm_has_decorators_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_windows_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """gloo does other things there."""
+    """If this fails, tests run on Windows, where gloo behaves differently."""
     assert reason_on_rank(requirements.skip_if_win32()(body)) is None
     monkeypatch.setattr(sys, "platform", "win32")
     assert "Windows" in (reason_on_rank(requirements.skip_if_win32()(body)) or "")
 
 
 def test_a_method_can_ask_for_its_world_size(machine: SimpleNamespace) -> None:
-    """The class spawns as many ranks as the method says, and no test runs with fewer GPUs than ranks."""
+    """If this fails, a class starts the wrong number of ranks, or a test runs with fewer GPUs than ranks."""
     machine.cuda = 3
 
     class Case(unittest.TestCase):
@@ -303,8 +303,8 @@ def test_a_method_can_ask_for_its_world_size(machine: SimpleNamespace) -> None:
     assert skipped == {"test_four"}
 
 
-def test_gpus_are_dealt_to_ranks(machine: SimpleNamespace) -> None:
-    """The suites take the first index for the rank's device."""
+def test_gpus_are_assigned_to_ranks(machine: SimpleNamespace) -> None:
+    """If this fails, two ranks share a GPU: suites take the first index for the rank's device."""
     machine.cuda = 4
     assert requirements.init_multigpu_helper(2, "nccl") == {0: [0], 1: [1]}
     assert requirements.init_multigpu_helper(4, "nccl") == {0: [0], 1: [1], 2: [2], 3: [3]}
@@ -315,7 +315,7 @@ def test_gpus_are_dealt_to_ranks(machine: SimpleNamespace) -> None:
 
 
 def test_accelerators_of_a_plugin_count(machine: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
-    """HPUs come with one."""
+    """If this fails, the devices of a plugin, such as HPUs, are not counted."""
     assert not requirements.at_least_x_gpu(1)
     assert requirements.at_least_x_gpu(0)
     monkeypatch.setattr(torch, "hpu", SimpleNamespace(device_count=lambda: 2), raising=False)
@@ -324,7 +324,7 @@ def test_accelerators_of_a_plugin_count(machine: SimpleNamespace, monkeypatch: p
 
 
 def test_capabilities_are_compared_on_cuda_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other devices have none, and are not skipped for it."""
+    """If this fails, tests are skipped on devices that have no compute capability."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     cuda = torch.device("cuda")
     assert requirements.sm_is_or_higher_than(torch.device("cpu"), 99, 0)
@@ -335,13 +335,13 @@ def test_capabilities_are_compared_on_cuda_alone(monkeypatch: pytest.MonkeyPatch
 
 
 def test_symmetric_memory_and_multicast_need_a_gpu(machine: SimpleNamespace) -> None:
-    """Asked without one, CUDA raises."""
+    """If this fails, the check raises on a machine without a GPU."""
     assert not accelerators.evaluate_platform_supports_symm_mem()
     assert reason_on_rank(requirements.requires_multicast_support()(body)) == "multicast support is not available"
     machine.cuda = 1
     assert accelerators.evaluate_platform_supports_symm_mem()
 
 
-def test_ddp_takes_ranks_for_devices_on_gpus() -> None:
-    """On others it wants no device ids."""
+def test_ddp_uses_rank_numbers_as_device_ids_on_gpus() -> None:
+    """If this fails, DDP gets device ids on a device that does not want them."""
     assert [name for name in ("cpu", "cuda", "xpu", "hpu") if requirements.requires_ddp_rank(name)] == ["cuda", "xpu"]

@@ -13,8 +13,8 @@ import pytest
 from dist_testing.engine.run_directory import RunDirectory
 
 
-def test_half_a_folder_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run asks again for every case: each time a folder and a descriptor would stay."""
+def test_an_incomplete_folder_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If this fails, each case leaves a folder and a descriptor behind, because a run asks again for each case."""
     make = tempfile.mkdtemp
 
     def refuse_tmp(*, prefix: str, dir: str | None) -> Any:  # noqa: A002  # mkdtemp's

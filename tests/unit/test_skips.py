@@ -1,4 +1,4 @@
-"""The skip table is torch's, name by name."""
+"""The skip table equals torch's, name by name."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ NEED_HARDWARE = {name for name in TABLE if name.startswith("multi-gpu-")} | {
 
 
 def torchs_table() -> dict[str, tuple[int, str]]:
-    """The table in the installed torch, read from its source: importing that module needs packages for torch's tests.
+    """Read the table from the source of the installed torch; importing it needs packages for torch's tests.
 
     Returns:
         Name to exit code and message.
@@ -63,44 +63,44 @@ def torchs_table() -> dict[str, tuple[int, str]]:
 
 
 def test_every_row_is_as_documented() -> None:
-    """Tests leave with these codes by number, and people search logs for these texts."""
+    """If this fails, tests that exit with these codes, or users who search for these texts, find nothing."""
     assert {name: tuple(row) for name, row in TEST_SKIPS.items()} == TABLE
 
 
-def test_every_row_of_the_installed_torch_is_ours_too() -> None:
-    """A row that torch adds or changes would count as a crash, or give another reason."""
+def test_every_row_of_the_installed_torch_exists_here() -> None:
+    """If this fails, a row that torch added or changed counts as a crash, or gives another reason."""
     theirs = torchs_table()
     assert len(theirs) >= 17
     assert {name: TABLE.get(name) for name in theirs} == theirs
 
 
 @pytest.mark.parametrize("code", range(60, 100))
-def test_an_exit_code_stands_for_its_row_and_no_other_for_any(code: int) -> None:
-    """A code that is no skip must not become one."""
+def test_an_exit_code_stands_for_its_row_only(code: int) -> None:
+    """If this fails, an exit code that is not in the table becomes a skip."""
     expected = next((TestSkip(*row) for row in TABLE.values() if row[0] == code), None)
     assert skip_for_exit_code(code) == expected
 
 
 @pytest.mark.parametrize("code", [-9, 0, 1, 10, 256 + 77])
-def test_codes_outside_the_table_are_no_skips(code: int) -> None:
-    """Success, failure, torch's code for a failed test and signals are none."""
+def test_codes_outside_the_table_are_not_skips(code: int) -> None:
+    """If this fails, success, a failure or a signal counts as a skip."""
     assert skip_for_exit_code(code) is None
 
 
 def test_no_two_rows_share_a_code() -> None:
-    """The second of them could never be told."""
+    """If this fails, the second of two reasons is never reported."""
     assert len({row.exit_code for row in TEST_SKIPS.values()}) == len(TEST_SKIPS)
 
 
 @pytest.mark.parametrize("name", TABLE)
-def test_promises_of_hardware_exclude_what_hardware_decides(name: str) -> None:
-    """Under a promise the first kind is a failure; the second kind stays a skip."""
+def test_only_hardware_reasons_break_a_promise(name: str) -> None:
+    """If this fails, missing hardware under a promise stays a skip, or another skip becomes a failure."""
     assert is_about_hardware(TABLE[name][1]) == (name in NEED_HARDWARE)
 
 
 @pytest.mark.parametrize(("gpus", "text"), [(1, "1 CUDA device"), (2, "2 CUDA devices"), (16, "16 CUDA devices")])
 def test_missing_gpus_have_a_reason_beyond_the_table(gpus: int, text: str) -> None:
-    """Machines with sixteen GPUs exist."""
+    """If this fails, a test for sixteen GPUs has no skip reason."""
     assert gpus_reason(gpus) == f"Need at least {text}"
     assert is_about_hardware(f"{gpus_reason(gpus)} (found 0)")
 
@@ -110,18 +110,18 @@ def test_missing_gpus_have_a_reason_beyond_the_table(gpus: int, text: str) -> No
     ["", "not on Tuesdays", "Need at least 4 files in the cache", "not written yet: Need at least 4 CUDA devices"],
 )
 def test_reasons_of_a_tests_own_are_not_about_hardware(reason: str) -> None:
-    """Otherwise a promise of GPUs would turn a test's own skip into a failure."""
+    """If this fails, a promise of GPUs turns a test's own skip into a failure."""
     assert not is_about_hardware(reason)
 
 
 def test_the_table_is_not_collected_as_a_test_class() -> None:
-    """Otherwise pytest would warn in every file that imports it by its name in torch."""
+    """If this fails, pytest warns in every file that imports the table by its name in torch."""
     assert getattr(TestSkip, "__test__", True) is False
 
 
 @pytest.mark.parametrize("gpus", [9, 16, 25])
-def test_more_gpus_than_torch_has_rows_for_have_one_of_their_own(gpus: int) -> None:
-    """Torch's table ends in a KeyError; tests leave with the row's code, and it must lead back to the reason."""
+def test_gpu_counts_beyond_torchs_rows_have_rows(gpus: int) -> None:
+    """If this fails, more than eight GPUs end in torch's KeyError, or the exit code loses the reason."""
     row = TEST_SKIPS[f"multi-gpu-{gpus}"]
     assert row.message == f"Need at least {gpus} CUDA devices"
     assert skip_for_exit_code(row.exit_code) == row
@@ -129,14 +129,14 @@ def test_more_gpus_than_torch_has_rows_for_have_one_of_their_own(gpus: int) -> N
 
 
 def test_any_number_of_gpus_has_a_row() -> None:
-    """Codes are few, reasons are not; a code that shells use for other ends is never one."""
+    """If this fails, a large number of GPUs gets an exit code that shells use for something else."""
     row = TEST_SKIPS["multi-gpu-64"]
     assert row == TestSkip(TEST_SKIPS["generic"].exit_code, "Need at least 64 CUDA devices")
     assert skip_for_exit_code(126) is skip_for_exit_code(137) is skip_for_exit_code(108) is None
 
 
 @pytest.mark.parametrize("name", ["multi-gpu-0", "multi-gpu-09", "multi-gpu-", "multi-gpu-9x", "no_such_reason"])
-def test_names_that_are_none_are_missed(name: str) -> None:
-    """A reason that is mistyped must not become a skip."""
+def test_unknown_names_are_refused(name: str) -> None:
+    """If this fails, a mistyped reason becomes a skip."""
     with pytest.raises(KeyError, match=name):
         TEST_SKIPS[name]

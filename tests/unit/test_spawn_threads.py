@@ -1,4 +1,4 @@
-"""`spawn_threads_and_init_comms`: what it is given, and what it makes of a function that does not end."""
+"""`spawn_threads_and_init_comms`: its arguments, and functions that do not end."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from dist_testing.outcomes import Cause
         ({"func": 7}, "func = 7"),
     ],
 )
-def test_impossible_argument_is_refused_when_the_function_is_made(arguments: dict[str, Any], said: str) -> None:
-    """If this fails, a slip of the pen is a hang, or a world of another size than meant."""
+def test_impossible_argument_is_refused_when_the_function_is_decorated(arguments: dict[str, Any], said: str) -> None:
+    """If this fails, a mistyped argument is a hang, or a world of another size."""
     with pytest.raises(UsageError) as caught:
         spawn_threads_and_init_comms(**arguments)
     assert said in str(caught.value)
@@ -41,14 +41,14 @@ def test_function_keeps_its_name() -> None:
     """If this fails, pytest and unittest report all decorated tests under one name."""
 
     def original(first: int) -> None:
-        """Its text."""
+        """The original's docstring."""
 
     decorated = spawn_threads_and_init_comms(world_size=2)(original)
-    assert (decorated.__name__, decorated.__doc__) == ("original", "Its text.")
+    assert (decorated.__name__, decorated.__doc__) == ("original", "The original's docstring.")
 
 
 def test_threads_of_a_test_are_known_before_it_runs(tmp_path: Path) -> None:
-    """If this fails, a target whose ranks are threads is said to have none, or one without ranks to have some."""
+    """If this fails, a target with thread ranks is reported as one without ranks, or the reverse."""
 
     def plain() -> None:
         pass
@@ -84,8 +84,8 @@ def test_rank_that_hangs_is_a_failure_with_its_stack() -> None:
     assert "in hang" in caught.value.result.stacks[1]
 
 
-def test_world_inside_of_a_world_is_one_of_its_own() -> None:
-    """If this fails, a helper that makes its own world breaks the one that it is called in."""
+def test_world_inside_a_world_is_separate() -> None:
+    """If this fails, a helper that makes its own world breaks the world that calls it."""
     seen = []
 
     @spawn_threads_and_init_comms(world_size=2)
@@ -106,7 +106,7 @@ def test_world_inside_of_a_world_is_one_of_its_own() -> None:
 
 
 def test_failure_is_both_an_assertion_and_a_runtime_error() -> None:
-    """If this fails, unittest counts it as an error, or `assertRaises(RuntimeError)` of existing suites breaks."""
+    """If this fails, unittest reports an error instead of a failure, or `assertRaises(RuntimeError)` breaks."""
 
     @spawn_threads_and_init_comms(world_size=2)
     def fail() -> None:

@@ -1,4 +1,4 @@
-"""The spec of a target and the promise of GPUs: what is read, and what is refused and how."""
+"""The spec of a target and the promise of GPUs: what is read, and which errors are reported."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ GOOD: dict[str, Any] = {
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """Where the promise of a case is."""
+    """The file with the promise."""
     return tmp_path / "gpu_promise.json"
 
 
 def refusal(content: object) -> str:
-    """The text of the error for a bad spec; it must name the variable and have a cause and a way out."""
+    """Return the error for a bad spec, and check that it names the variable, a cause and a way out."""
     with pytest.raises(SpecError) as caught:
         read_spec(content if isinstance(content, str) else json.dumps(content))
     text = str(caught.value)
@@ -55,7 +55,7 @@ def refusal(content: object) -> str:
 
 
 def promise_refusal(path: Path) -> str:
-    """The same for a bad promise, which is a file."""
+    """Return the error for a bad promise, and check that it names the file, a cause and a way out."""
     with pytest.raises(SpecError) as caught:
         read_promise(path, "nvidia")
     text = str(caught.value)
@@ -64,8 +64,8 @@ def promise_refusal(path: Path) -> str:
     return text
 
 
-def test_a_good_spec_is_read_whole() -> None:
-    """Anything lost here is lost for every case."""
+def test_a_good_spec_is_read_completely() -> None:
+    """If this fails, a field is lost for every case of the target."""
     spec = read_spec(json.dumps(GOOD))
     assert spec.backend.name == "gloo"
     assert dict(spec.backend.env) == BACKEND["env"]
@@ -75,7 +75,7 @@ def test_a_good_spec_is_read_whole() -> None:
 
 @pytest.mark.parametrize(("promised", "expected"), [({"nvidia": 8, "amd": 2}, 8), ({"nvidia": 0}, 0), (None, None)])
 def test_a_promise_is_read(path: Path, promised: dict[str, int] | None, expected: int | None) -> None:
-    """Dropping it would make failures into skips."""
+    """If this fails, missing hardware is a skip where it must be a failure."""
     path.write_text(json.dumps({"promised": promised, "schema": 1}), encoding="utf-8")
     assert read_promise(path, "nvidia") == expected
 
@@ -97,47 +97,47 @@ def test_a_promise_is_read(path: Path, promised: dict[str, int] | None, expected
     ids=["cut off", "empty", "nested", "list", "newer", "number", "no vendor", "negative", "text", "bool"],
 )
 def test_a_bad_promise_is_refused(path: Path, content: str, said: str) -> None:
-    """Read as none, it would make failures into skips."""
+    """If this fails, a damaged promise counts as no promise, and failures become skips."""
     path.write_text(content, encoding="utf-8")
     assert said in promise_refusal(path)
 
 
 def test_a_missing_promise_says_how_to_run_the_target(path: Path) -> None:
-    """It is what happens when a main is started by hand."""
+    """If this fails, a user who starts the main program by hand does not learn the right command."""
     assert "`bazel test`" in promise_refusal(path)
 
 
-def test_a_directory_is_no_promise(tmp_path: Path) -> None:
-    """A path that was cut off often is one."""
+def test_a_directory_is_not_a_promise(tmp_path: Path) -> None:
+    """If this fails, a path that was cut off, and names a folder, causes a traceback."""
     assert "cannot be read" in promise_refusal(tmp_path)
 
 
-def test_bytes_that_are_no_text_are_refused(path: Path) -> None:
-    """No traceback of ours for a file that was damaged."""
+def test_bytes_that_are_not_text_are_refused(path: Path) -> None:
+    """If this fails, a damaged file causes a traceback."""
     path.write_bytes(b"\xff\xfe\xfa{}")
     assert "cannot be read" in promise_refusal(path)
 
 
 @pytest.mark.parametrize("kept", [0, 1, 40, -3])
 def test_a_truncated_file_says_its_length(kept: int) -> None:
-    """A full disk leaves such files behind."""
+    """If this fails, a file that a full disk cut off is not recognised by its length."""
     text = json.dumps(GOOD)[:kept]
     assert f"{len(text)} characters" in refusal(text)
 
 
 def test_absurd_nesting_is_refused() -> None:
-    """The parser gives up on it in its own way, which must not reach the user."""
+    """If this fails, the parser's own error about deep nesting reaches the user."""
     refusal("[" * 100_000)
 
 
 @pytest.mark.parametrize("content", ["[]", "3", "null", '"spec"', "{}"])
-def test_json_that_is_no_spec_is_refused(content: str) -> None:
-    """Whatever it is, it was not written by the rules."""
+def test_json_that_is_not_a_spec_is_refused(content: str) -> None:
+    """If this fails, JSON that the rules did not write counts as a spec."""
     assert "schema = None" in refusal(content)
 
 
 def test_a_newer_schema_is_refused_with_both_numbers() -> None:
-    """A field that this version does not know could change what the test means."""
+    """If this fails, a field of a newer version is ignored although it may change what the test means."""
     text = refusal({**GOOD, "schema": SCHEMA + 1})
     assert f"schema {SCHEMA + 1}" in text
     assert f"schema {SCHEMA}." in text
@@ -180,14 +180,14 @@ def test_a_newer_schema_is_refused_with_both_numbers() -> None:
     ids=lambda value: repr(value) if not isinstance(value, str) else value or "empty",
 )
 def test_a_wrong_field_is_named_with_its_value(name: str, value: object) -> None:
-    """Field, value and way out: what one needs to see that the build is of another version."""
+    """If this fails, the user does not see that the target was built by another version."""
     text = refusal({**GOOD, name: value})
     assert f"{name} = {value!r}; expected" in text
     assert "Build the target again" in text
 
 
-def test_ranks_that_need_several_gpus_share_none() -> None:
-    """How several ranks would share several is not said anywhere; each would get too little."""
+def test_ranks_that_need_several_gpus_do_not_share_gpus() -> None:
+    """If this fails, ranks that need several GPUs share them, which is undefined, and get too few."""
     backend = {**BACKEND, "gpus_per_rank": 1, "features": ["shared_gpu"]}
     good = {**GOOD, "backend": backend, "gpus_per_rank": 1, "ranks_per_gpu": 2}
     assert read_spec(json.dumps(good)).ranks_per_gpu == 2
@@ -196,7 +196,7 @@ def test_ranks_that_need_several_gpus_share_none() -> None:
 
 @pytest.mark.parametrize("name", ["schema", "nodes", "world_sizes", "isolation", "target", "gpus_per_rank", "srcs"])
 def test_a_missing_field_is_named(name: str) -> None:
-    """No field has a silent default."""
+    """If this fails, a missing field gets a silent default."""
     assert f"{name} = None; expected" in refusal({key: value for key, value in GOOD.items() if key != name})
 
 
@@ -226,13 +226,13 @@ def test_a_missing_field_is_named(name: str) -> None:
     ],
 )
 def test_a_wrong_backend_is_refused_like_any_other_field(backend: object, part: str) -> None:
-    """The backend is part of the same text, so its errors have the same form."""
+    """If this fails, an error in the backend part of the spec has another form than the other errors."""
     assert part in refusal({**GOOD, "backend": backend})
 
 
 @pytest.mark.parametrize(("gpus_per_rank", "world_size", "gpus"), [(0, 4, 0), (1, 4, 4), (2, 8, 16)])
 def test_a_world_needs_gpus_for_each_of_its_ranks(gpus_per_rank: int, world_size: int, gpus: int) -> None:
-    """Fewer would put two ranks on one GPU."""
+    """If this fails, two ranks are put on one GPU."""
     assert Spec("", backend_named("gloo"), (2,), gpus_per_rank, "fork").gpus(world_size) == gpus
 
 
@@ -241,6 +241,6 @@ def test_a_world_needs_gpus_for_each_of_its_ranks(gpus_per_rank: int, world_size
     [(1, None, False), (1, 0, False), (1, 3, False), (1, 4, True), (1, 8, True), (2, 4, False), (0, 8, False)],
 )
 def test_a_promise_holds_for_worlds_that_fit_it(gpus_per_rank: int, promised: int | None, expected: bool) -> None:
-    """A CPU world is promised nothing, and a world that is too large may still be skipped."""
+    """If this fails, a CPU world, or one larger than the promise, fails instead of being skipped."""
     spec = Spec("", backend_named("gloo"), (4,), gpus_per_rank, "fork", promised_gpus=promised)
     assert spec.promises(4) is expected

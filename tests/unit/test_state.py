@@ -1,4 +1,4 @@
-"""What a case leaves behind in a rank that is kept."""
+"""The state that a case leaves in a pooled rank."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import torch
 from dist_testing.rank.state import RankState
 
 
-def test_every_case_gets_the_random_numbers_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A test would depend on those before it, and pass or fail by which of them were selected."""
-    # Stands for numpy, which not every target has.
+def test_every_case_gets_the_same_random_numbers_as_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If this fails, a test passes or fails by which tests ran before it."""
+    # A replacement for numpy, which not every target has.
     numpy: Any = ModuleType("numpy")
     numpy.drawn = 7
     numpy.random = SimpleNamespace(

@@ -1,4 +1,4 @@
-"""Which rank a stack belongs to, and which rank ended the process that all share."""
+"""The rank that a stack belongs to, and the rank that ended the shared process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dist_testing.outcomes import Kind, RankOutcome, Status, verdict
 from dist_testing.process.stacks import stack_of
 from dist_testing.process.thread_idents import note_rank, read_ranks
 
-# What faulthandler writes when asked, and at a crash; with Python 3.14's name of a thread.
+# Output of faulthandler on request and at a crash, with Python 3.14's thread names.
 _DUMP = """Thread 0x00007f00000000a1 (most recent call first):
   File "/a/test_a.py", line 3 in test_it
 
@@ -32,7 +32,7 @@ Fatal Python error: Segmentation fault
 {_DUMP.replace("Current thread", "Thread").replace("Thread 0x00007f00000000a2", "Current thread 0x00007f00000000a2")}
 Extension modules: numpy (total: 1)
 """
-# Of torch, the innermost first.
+# Frames of torch, innermost first.
 _FRAMES = ("_all_gather", "all_gather", "all_gather_object")
 _RANKS = {0x7F00000000A1: 0, 0x7F00000000A2: 1}
 _DEADLOCK = f"{DeadlockError.__module__}.{DeadlockError.__qualname__} builtins.RuntimeError"
@@ -42,7 +42,7 @@ def _killed(rank: int) -> RankOutcome:
     return RankOutcome(rank, Kind.SIGNALLED, 1.0, signal=11)
 
 
-def test_stacks_are_told_apart_by_rank() -> None:
+def test_stacks_are_assigned_to_ranks() -> None:
     """If this fails, a hang shows one rank's stack as another's."""
     stacks = stacks_by_rank(_DUMP, _RANKS)
     assert list(stacks) == [0, 1]
@@ -51,15 +51,15 @@ def test_stacks_are_told_apart_by_rank() -> None:
     assert "main.py" not in "".join(stacks.values())
 
 
-def test_what_follows_the_last_stack_is_none_of_it() -> None:
-    """If this fails, equal stacks are not told as equal: a list of modules stands below one of them."""
+def test_text_after_the_last_stack_is_not_part_of_it() -> None:
+    """If this fails, equal stacks look different, because a list of modules follows one of them."""
     text = f"{_DUMP.rpartition('Current thread')[0]}Extension modules: numpy (total: 1)\n"
     assert stacks_by_rank(text, _RANKS)[1].splitlines()[1:] == ['  File "/a/test_a.py", line 4 in test_it']
 
 
 @pytest.mark.parametrize("text", ["", "no stacks", "Thread 0x", "Thread 0xzz (most recent call first):", _DUMP[:10]])
-def test_torn_stacks_are_nobodys(text: str) -> None:
-    """If this fails, a process that dies while it tells its stacks takes the runner with it."""
+def test_incomplete_stacks_belong_to_no_rank(text: str) -> None:
+    """If this fails, a process that dies while it writes its stacks ends the runner."""
     assert stacks_by_rank(text, _RANKS) == {}
 
 
@@ -73,31 +73,31 @@ def test_crashed_thread_is_the_culprit_and_the_others_are_victims() -> None:
     assert outcomes[0].describe() == "went down in call with the process that all ranks share"
 
 
-def test_rank_that_said_so_is_the_culprit_whatever_the_log_shows() -> None:
-    """If this fails, an old crash in the log outweighs what the rank itself has told."""
+def test_rank_that_reported_its_end_is_the_culprit_whatever_the_log_shows() -> None:
+    """If this fails, an old crash in the log overrides what the rank itself reported."""
     told = RankOutcome(0, Kind.EXITED, 1.0, exit_code=3, text="os._exit(3)")
     judged = verdict(blame_thread([told, _killed(1)], _RANKS, _CRASH), world_size=2)
     assert (judged.culprit, judged.victims) == (0, (1,))
 
 
 @pytest.mark.parametrize("log", ["", "Fatal Python error: Aborted", _CRASH.replace("0x00007f00000000a2", "0x77")])
-def test_unknown_culprit_is_said_to_be_unknown(log: str) -> None:
-    """If this fails, a kill from outside is blamed on a rank without a word of doubt."""
+def test_unknown_culprit_is_reported_as_unknown(log: str) -> None:
+    """If this fails, a kill from outside is blamed on a rank without any doubt expressed."""
     for outcome in blame_thread([_killed(0), _killed(1)], _RANKS, log):
         assert outcome.kind is Kind.SIGNALLED
         assert not outcome.collateral
         assert "nothing tells which of them" in outcome.text
 
 
-def test_other_outcomes_are_left_alone() -> None:
-    """If this fails, what a rank has reported is overwritten."""
+def test_other_outcomes_are_unchanged() -> None:
+    """If this fails, a rank's own report is overwritten."""
     outcomes = (RankOutcome(0, Kind.RAISED, 1.0, text="boom"), RankOutcome(1, Kind.STOPPED), RankOutcome(2, Kind.HUNG))
     assert blame_thread(outcomes, _RANKS, _CRASH) == outcomes
     assert waiting_for_skipped(outcomes) == outcomes
 
 
-def test_waiting_for_a_rank_that_skipped_is_disagreement() -> None:
-    """If this fails, the first rank that waited is blamed, and the skip is not even mentioned."""
+def test_waiting_for_a_rank_that_skipped_is_a_disagreement() -> None:
+    """If this fails, the first rank that waited is blamed, and the skip is not mentioned."""
     skipped = RankOutcome(0, Kind.SKIPPED, reason="alone")
     waited = RankOutcome(1, Kind.RAISED, 1.0, types=_DEADLOCK, operation="barrier")
     judged = verdict(waiting_for_skipped([skipped, waited]), world_size=2)
@@ -107,7 +107,7 @@ def test_waiting_for_a_rank_that_skipped_is_disagreement() -> None:
 
 
 def test_failure_beside_a_skip_stays_a_failure() -> None:
-    """If this fails, a skip hides an assertion that did not hold."""
+    """If this fails, a skip hides a failed assertion."""
     outcomes = (
         RankOutcome(0, Kind.SKIPPED, reason="alone"),
         RankOutcome(1, Kind.RAISED, 1.0, types="builtins.AssertionError", text="boom"),
@@ -116,33 +116,33 @@ def test_failure_beside_a_skip_stays_a_failure() -> None:
     assert waiting_for_skipped(outcomes) == outcomes
 
 
-def test_ranks_note_their_threads(tmp_path: Path) -> None:
-    """If this fails, no stack can be given to its rank."""
+def test_ranks_record_their_threads(tmp_path: Path) -> None:
+    """If this fails, no stack can be assigned to its rank."""
     note_rank(str(tmp_path), 7)
     assert read_ranks(tmp_path) == {threading.get_ident(): 7}
     note_rank(str(tmp_path), 8)
-    assert read_ranks(tmp_path) == {threading.get_ident(): 8}, "the number of a thread that has ended is used again"
+    assert read_ranks(tmp_path) == {threading.get_ident(): 8}, "the number of an ended thread can be reused"
 
 
-def test_spoilt_notes_are_left_out(tmp_path: Path) -> None:
-    """If this fails, test code that writes into the folder brings the runner down."""
+def test_invalid_records_are_left_out(tmp_path: Path) -> None:
+    """If this fails, test code that writes into the folder ends the runner."""
     assert read_ranks(tmp_path) == {}
     (tmp_path / "thread-idents").write_bytes(b"1 zz\n\xff\xfe\n12345 1\n3 ff\n4")
     assert read_ranks(tmp_path) == {0xFF: 3}
 
 
-def test_stack_of_a_frame_reads_as_any_other() -> None:
-    """If this fails, ranks in the runner are told of in another form, and their collective is not found."""
+def test_stack_of_a_frame_has_the_same_format_as_others() -> None:
+    """If this fails, ranks in the runner have another stack format, and their collective is not found."""
     text = stack_of(sys._getframe())
     first = text.splitlines()[1]
     assert f'"{os.path.abspath(__file__)}"' in first
-    assert first.endswith("in test_stack_of_a_frame_reads_as_any_other")
+    assert first.endswith("in test_stack_of_a_frame_has_the_same_format_as_others")
     inside = '  File "/x/torch/distributed/distributed_c10d.py", line 5 in barrier\n'
     assert operation_in(inside + first) == "barrier"
 
 
-def test_operation_is_the_one_that_the_test_has_called() -> None:
-    """If this fails, a rank that waits in one collective is told to be in another, which that one is made of."""
+def test_operation_is_the_one_that_the_test_called() -> None:
+    """If this fails, the report names an inner collective instead of the one that the test called."""
     frames = [f'  File "/x/torch/distributed/distributed_c10d.py", line 5 in {name}' for name in _FRAMES]
     assert operation_in("\n".join(frames)) == "all_gather_object"
     assert operation_in(frames[0]) == ""

@@ -1,4 +1,4 @@
-"""The file that says how long cases take."""
+"""The file of recorded case durations."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "timings.json"
 
 
-def test_what_is_written_is_read_again(path: Path) -> None:
-    """One program writes it, another one reads it."""
+def test_written_timings_can_be_read(path: Path) -> None:
+    """If this fails, the timings that one program writes are lost for the program that reads them."""
     write_timings(path, {"//b:b": {"b.test_2": 0.5, "b.test_1[\u00fc]": 12}, "//a:a": {}})
     assert read_timings(path) == {"//a:a": {}, "//b:b": {"b.test_1[\u00fc]": 12, "b.test_2": 0.5}}
 
 
 def test_the_file_is_the_same_for_the_same_timings(path: Path) -> None:
-    """It is checked in; a new order would be a change to review, and new cache keys."""
+    """If this fails, equal timings change the checked-in file, which costs a review and new cache keys."""
     write_timings(path, {"//b:b": {"y": 1.0004, "x": 2.0}, "//a:a": {"z": 3.0}})
     first = path.read_text(encoding="utf-8")
     write_timings(path, {"//a:a": {"z": 3.0}, "//b:b": {"x": 2.0, "y": 1.0001}})
@@ -49,8 +49,8 @@ def test_the_file_is_the_same_for_the_same_timings(path: Path) -> None:
         ("[" * 100_000, ""),
     ],
 )
-def test_a_file_that_is_not_one_is_refused(path: Path, text: str, said: str) -> None:
-    """People merge it by hand; a wrong number would put everything into one shard."""
+def test_an_invalid_file_is_refused(path: Path, text: str, said: str) -> None:
+    """If this fails, a file that was merged wrongly puts all cases into one shard."""
     path.write_text(text, encoding="utf-8")
     with pytest.raises(ReportError) as caught:
         read_timings(path)
@@ -61,22 +61,22 @@ def test_a_file_that_is_not_one_is_refused(path: Path, text: str, said: str) -> 
 
 
 @pytest.mark.parametrize("content", [None, b"\xff\xfe"])
-def test_a_file_that_cannot_be_read_is_refused(path: Path, content: bytes | None) -> None:
-    """The same text, whatever is wrong with it."""
+def test_an_unreadable_file_is_refused(path: Path, content: bytes | None) -> None:
+    """If this fails, a missing or damaged file causes a traceback."""
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(ReportError, match="no usable timings"):
         read_timings(path)
 
 
-def test_a_file_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
-    """Not with a traceback."""
+def test_an_unwritable_file_is_refused(tmp_path: Path) -> None:
+    """If this fails, a folder that does not exist causes a traceback."""
     with pytest.raises(ReportError, match="cannot be written"):
         write_timings(tmp_path / "no" / "such" / "folder.json", {})
 
 
-def test_the_file_is_for_people_too(path: Path) -> None:
-    """A review shows what has become slower."""
+def test_the_file_is_readable(path: Path) -> None:
+    """If this fails, a reviewer cannot see which case became slower."""
     write_timings(path, {"//a:a": {"c": 1.23456}})
     assert json.loads(path.read_text(encoding="utf-8"))["targets"] == {"//a:a": {"c": 1.235}}
     assert '      "c": 1.235\n' in path.read_text(encoding="utf-8")

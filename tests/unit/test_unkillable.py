@@ -1,4 +1,4 @@
-"""Ranks that SIGKILL does not end: they are named within a limit, and keep what they have."""
+"""Ranks that SIGKILL does not end: they are named within a limit, and keep their GPUs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import signal
 import socket
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,19 +16,19 @@ from dist_testing.engine.running_world import RunningWorld
 from dist_testing.engine.supervisor import Supervisor
 from dist_testing.errors import LaunchError, LeaseTimeoutError
 from dist_testing.gpus.devices import gpus_present
+from dist_testing.gpus.gpu import NODES_VARIABLE
 from dist_testing.gpus.lease import lease_gpus
-from dist_testing.gpus.simulated import NODES_VARIABLE
 from dist_testing.gpus.world import WorldGpus
 from dist_testing.launch.isolation import FORK
 from dist_testing.process.board import PhaseBoard
-from dist_testing.process.wire import WorldRequest
+from dist_testing.process.messages import LauncherEvent, WorldRequest
 from tests.support.forks import forked
 
 _SIZE = 2
 
 
-class KernelsLauncher:
-    """Says nothing of its ranks: the kernel keeps them, in a device that does not answer."""
+class UnkillableLauncher:
+    """A launcher that reports no events: the kernel holds its ranks in a device that does not answer."""
 
     unclean_reasons: Sequence[str] = ()
 
@@ -38,37 +37,37 @@ class KernelsLauncher:
         self.signals: list[tuple[list[int], int]] = []
 
     def fileno(self) -> int:
-        """Never readable."""
+        """Return a descriptor that never becomes readable."""
         return self._ours.fileno()
 
     def start(self, request: WorldRequest, fds: Sequence[int]) -> None:
-        """They are there already."""
+        """Do nothing: the ranks exist already."""
 
     def signal(self, ranks: Sequence[int], number: int) -> None:
-        """Note it."""
+        """Record the signal."""
         self.signals.append((list(ranks), number))
 
-    def events(self) -> Iterator[dict[str, Any]]:
-        """None."""
+    def events(self) -> Iterator[LauncherEvent]:
+        """Return no events."""
         return iter(())
 
     def close(self) -> None:
-        """Close what is open."""
+        """Close the sockets."""
         self._ours.close()
         self._theirs.close()
 
 
 @pytest.fixture
-def launcher() -> Iterator[KernelsLauncher]:
-    """Whoever has made the ranks."""
-    launcher = KernelsLauncher()
+def launcher() -> Iterator[UnkillableLauncher]:
+    """The launcher of the ranks."""
+    launcher = UnkillableLauncher()
     yield launcher
     launcher.close()
 
 
 @pytest.fixture
-def world(launcher: KernelsLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunningWorld]:
-    """A world whose ranks have begun a case, with the one GPU that there is; the test closes it."""
+def world(launcher: UnkillableLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunningWorld]:
+    """A world whose ranks have begun a case, with the machine's only GPU; the test closes it."""
     for name in ("nvidiactl", "nvidia0"):
         (tmp_path / name).touch()
     monkeypatch.setenv(NODES_VARIABLE, str(tmp_path))
@@ -87,8 +86,8 @@ def world(launcher: KernelsLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyP
         theirs.close()
 
 
-def test_the_wait_for_their_end_has_one(world: RunningWorld, launcher: KernelsLauncher) -> None:
-    """A rank in a broken device would hold up the run for ever, and nobody would know which."""
+def test_the_wait_for_unkillable_ranks_has_a_limit(world: RunningWorld, launcher: UnkillableLauncher) -> None:
+    """If this fails, a rank in a broken device stops the run for ever, and the user does not learn which."""
     with pytest.raises(LaunchError, match=r"Rank\(s\) 0, 1 could not be killed within") as caught:
         world.supervisor.abort()
     assert len(str(caught.value).splitlines()) == 3
@@ -97,11 +96,11 @@ def test_the_wait_for_their_end_has_one(world: RunningWorld, launcher: KernelsLa
     world.close()
 
 
-def test_they_keep_their_gpus_until_they_end(world: RunningWorld) -> None:
-    """The next test would start on a GPU that is in use."""
+def test_unkillable_ranks_keep_their_gpus_until_they_end(world: RunningWorld) -> None:
+    """If this fails, the next test starts on a GPU that is in use."""
     gpus = gpus_present()
     with forked():
-        # The child has the lease, as such a rank has.
+        # The child holds the lease, as such a rank does.
         world.close()
         with pytest.raises(LeaseTimeoutError):
             lease_gpus(1, gpus, limit_s=0.0)

@@ -1,4 +1,4 @@
-"""Limits for what runs in the runner itself: whom they meet, and whom not."""
+"""Limits for code that runs in the runner itself: which code they interrupt, and which not."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from dist_testing.bazel.watch import LIMIT_SIGNAL, Watch
 
 
 class TimeOverError(Exception):
-    """A limit was reached."""
+    """The limit was reached."""
 
 
 @pytest.fixture
 def watch() -> Iterator[Watch]:
-    """A watch whose signals are sent by the tests."""
+    """A watch whose signals the tests send."""
     before = signal.getsignal(LIMIT_SIGNAL)
     yield Watch()
     signal.signal(LIMIT_SIGNAL, before)
 
 
-def test_a_limit_that_is_reached_ends_the_body_and_says_where_it_was(watch: Watch) -> None:
-    """A test that waits for what does not come would take all the target's time."""
+def test_a_limit_that_is_reached_ends_the_body_and_names_its_line(watch: Watch) -> None:
+    """If this fails, a test that waits for ever takes all the target's time."""
     with pytest.raises(TimeOverError, match="in test_a_limit_that_is_reached"), watch.until(0.0, TimeOverError):
         signal.raise_signal(LIMIT_SIGNAL)
 
 
-def test_a_signal_for_what_has_ended_does_not_meet_what_comes_after_it(watch: Watch) -> None:
-    """The next test would fail for the time that the last one took."""
+def test_a_late_signal_does_not_interrupt_the_next_body(watch: Watch) -> None:
+    """If this fails, the next test fails for the time that the last one took."""
     with watch.until(time.monotonic() + 60.0, TimeOverError):
         signal.raise_signal(LIMIT_SIGNAL)
     signal.raise_signal(LIMIT_SIGNAL)
 
 
 def test_a_child_of_a_test_has_no_limit(watch: Watch) -> None:
-    """It would unwind through pytest, and report the cases of the runner a second time."""
+    """If this fails, a forked child unwinds through pytest and reports the runner's cases a second time."""
     with watch.until(0.0, TimeOverError):
         pid = os.fork()
         if pid == 0:
@@ -55,7 +55,7 @@ def test_a_child_of_a_test_has_no_limit(watch: Watch) -> None:
 
 
 def test_the_watchdog_is_asked_for_one_signal_at_a_time(watch: Watch) -> None:
-    """A limit that nobody is reminded of is none; one of what has ended costs the runner an interruption."""
+    """If this fails, a limit has no signal, or a signal for an ended limit interrupts the runner."""
     reminders: list[float] = []
     watch.remind = reminders.append
     end_s = time.monotonic() + 60.0

@@ -1,4 +1,4 @@
-"""Messages of the runner, with descriptors beside them."""
+"""Messages between the runner and its launchers, with descriptors beside them."""
 
 from __future__ import annotations
 
@@ -11,76 +11,73 @@ import struct
 import time
 import traceback
 from collections.abc import Iterator
-from dataclasses import fields
-from typing import Any
+from dataclasses import dataclass
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from dist_testing.process.wire import MessageReader, WorldRequest, receive, send
+from dist_testing.errors import MessageError
+from dist_testing.process.codec import Family
+from dist_testing.process.frames import FrameWriter
+from dist_testing.process.rank_messages import Ready
+from dist_testing.process.wire import MessageReader, receive, send
 
+SETTINGS = settings(derandomize=True, database=None, deadline=None, max_examples=50)
 Ends = tuple[socket.socket, socket.socket]
 
 
 @pytest.fixture
 def ends() -> Iterator[Ends]:
-    """Both ends of a channel; a read that nothing comes for fails instead of waiting for ever."""
+    """Both ends of a channel; a read that would wait for ever fails instead."""
     ours, theirs = socket.socketpair()
     theirs.settimeout(5.0)
     with ours, theirs:
         yield ours, theirs
 
 
-def request(**changes: Any) -> WorldRequest:
-    """A request with something in every field."""
-    values: dict[str, Any] = {
-        "world": 7,
-        "size": 2,
-        "body": {"door": "pytest", "nodeid": "a::b[\u00fc]"},
-        "directory": "/tmp/x/7",
-        "env": {"A": "1", "B": "\udcff"},
-        "cwd": "/",
-        "umask": 0o22,
-        "threads": 1,
-        "pool": False,
-        "fresh": True,
-        "together": False,
-        "store_port": 29500,
-        "settings": {"timeout_s": 1.5},
-        "debug_rank": 1,
-        "lease_fds": 2,
-    }
-    return WorldRequest(**{**values, **changes})
+@dataclass(frozen=True)
+class Note:
+    """A message, for these tests."""
+
+    number: int
+    text: str = ""
 
 
-def test_a_request_arrives_as_it_was_sent(ends: Ends) -> None:
-    """Every field of it: a rank starts with what is in there, and with nothing else."""
-    assert request().to_message()["do"] == "start"
-    send(ends[0], request().to_message())
-    received = receive(ends[1])
-    assert received is not None
-    message, fds = received
-    assert fds == []
-    assert WorldRequest.from_message(message) == request()
-    assert len(fields(WorldRequest)) == len(message) - 1
+NOTES: Family[Note] = Family("note", 1, (Note,))
+
+
+def framed(payload: bytes, fds: int = 0) -> bytes:
+    """A payload with its header before it."""
+    return struct.pack(">IH", len(payload), fds) + payload
+
+
+@pytest.mark.parametrize(
+    "text", ["", "\u00fc", "\udcff\x00", "x" * 100_000], ids=["empty", "letter", "no UTF-8", "long"]
+)
+def test_a_request_arrives_as_it_was_sent(ends: Ends, text: str) -> None:
+    """Without descriptors, if none were sent."""
+    send(ends[0], NOTES, Note(7, text))
+    assert receive(ends[1], NOTES) == (Note(7, text), [])
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 199, 200, 201, 253, 254, 401, 600])
-def test_descriptors_arrive_in_order_however_many(ends: Ends, count: int) -> None:
-    """The kernel takes 253 in one message; a world of 128 ranks needs more, and each rank must get its own."""
+def test_any_number_of_descriptors_arrives_in_order(ends: Ends, count: int) -> None:
+    """If this fails, a world of 128 ranks mixes up descriptors: the kernel takes only 253 per message."""
     read_end, write_end = os.pipe()
-    # Alternately one file and another, so that a change of order shows.
+    # Alternately two files, so that a change of order is visible.
     sent = [read_end, write_end] * (count // 2) + [read_end] * (count % 2)
     expected = [os.fstat(fd).st_ino for fd in sent] + [os.get_blocking(fd) for fd in sent]
     try:
-        send(ends[0], {"do": "start", "n": count}, sent)
-        received = receive(ends[1])
+        send(ends[0], NOTES, Note(count), sent)
+        received = receive(ends[1], NOTES)
     finally:
         os.close(read_end)
         os.close(write_end)
     assert received is not None
     message, fds = received
     try:
-        assert message == {"do": "start", "n": count}
+        assert message == Note(count)
         assert len(fds) == len(set(fds)) == count
         assert [os.fstat(fd).st_ino for fd in fds] + [os.get_blocking(fd) for fd in fds] == expected
         assert [is_writable(fd) for fd in fds] == [position % 2 == 1 for position in range(count)]
@@ -89,8 +86,8 @@ def test_descriptors_arrive_in_order_however_many(ends: Ends, count: int) -> Non
             os.close(fd)
 
 
-def test_descriptors_wait_for_those_that_the_user_has_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Or a case fails because other runners start theirs at the same moment."""
+def test_sending_waits_while_the_user_has_too_many_descriptors_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If this fails, a case fails because other runners start ranks at the same moment."""
     pid = os.fork()
     if pid == 0:
         try:
@@ -103,7 +100,7 @@ def test_descriptors_wait_for_those_that_the_user_has_under_way(monkeypatch: pyt
 
 
 def send_in_a_crowd(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Send a descriptor while more are under way than this process may have open."""
+    """Send a descriptor while more are in flight than this process may have open."""
     limit = 100
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
     # A privileged user has no such limit. In a sandbox the user may have no privilege, and no other user to become.
@@ -119,33 +116,34 @@ def send_in_a_crowd(monkeypatch: pytest.MonkeyPatch) -> None:
 
         def take(duration_s: float) -> None:
             pauses.append(duration_s)
-            # What does not fit into the table of open files is closed by the kernel, and no longer under way.
+            # The kernel closes the descriptors that do not fit into the table of open files; they are not in flight any
+            # more.
             for fd in socket.recv_fds(taker, 1, limit + 1)[1]:
                 os.close(fd)
 
         monkeypatch.setattr(time, "sleep", take)
-        send(ours, {}, [ours.fileno()])
+        send(ours, NOTES, Note(0), [ours.fileno()])
         assert pauses
-        received = receive(theirs)
+        received = receive(theirs, NOTES)
         assert received is not None
         assert len(received[1]) == 1
 
 
-def test_descriptors_do_not_wait_for_ever(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where nobody takes those that are under way, a hang would take the place of the error that says so."""
+def test_sending_descriptors_does_not_wait_for_ever(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If this fails, descriptors that no process receives cause a hang instead of an error."""
 
     def refuse(*_: object) -> None:
         raise OSError(errno.ETOOMANYREFS, os.strerror(errno.ETOOMANYREFS))
 
     monkeypatch.setattr(socket, "send_fds", refuse)
     monkeypatch.setattr("dist_testing.process.wire._CROWD_LIMIT_S", 0.0)
-    monkeypatch.setattr(time, "sleep", lambda _: pytest.fail("it waits on"))
+    monkeypatch.setattr(time, "sleep", lambda _: pytest.fail("it still waits"))
     with pytest.raises(OSError, match=os.strerror(errno.ETOOMANYREFS)):
-        send(ends[0], {}, [ends[0].fileno()])
+        send(ends[0], NOTES, Note(0), [ends[0].fileno()])
 
 
 def is_writable(fd: int) -> bool:
-    """Whether a descriptor is the end of a pipe that is written to."""
+    """Return whether a descriptor is the write end of a pipe."""
     try:
         os.write(fd, b"")
     except OSError:
@@ -153,15 +151,15 @@ def is_writable(fd: int) -> bool:
     return True
 
 
-def test_messages_with_and_without_descriptors_keep_apart(ends: Ends) -> None:
-    """A descriptor that belongs to another message would be another rank's channel."""
+def test_descriptors_stay_with_their_message(ends: Ends) -> None:
+    """If this fails, a rank gets the channel of another rank."""
     read_end, write_end = os.pipe()
     try:
-        send(ends[0], {"n": 1})
-        send(ends[0], {"n": 2}, [write_end])
-        send(ends[0], {"n": 3})
-        send(ends[0], {"n": 4}, [read_end, write_end])
-        got = [receive(ends[1]) for _ in range(4)]
+        send(ends[0], NOTES, Note(1))
+        send(ends[0], NOTES, Note(2), [write_end])
+        send(ends[0], NOTES, Note(3))
+        send(ends[0], NOTES, Note(4), [read_end, write_end])
+        got = [receive(ends[1], NOTES) for _ in range(4)]
     finally:
         os.close(read_end)
         os.close(write_end)
@@ -169,13 +167,13 @@ def test_messages_with_and_without_descriptors_keep_apart(ends: Ends) -> None:
     for _, fds in messages:
         for fd in fds:
             os.close(fd)
-    assert [(message["n"], len(fds)) for message, fds in messages] == [(1, 0), (2, 1), (3, 0), (4, 2)]
+    assert [(message.number, len(fds)) for message, fds in messages] == [(1, 0), (2, 1), (3, 0), (4, 2)]
 
 
 def test_a_received_descriptor_is_not_inherited_by_programs(ends: Ends) -> None:
-    """A daemon that a test starts with `os.system` would keep the store's port and the pipe for stacks."""
-    send(ends[0], {}, [ends[0].fileno()])
-    received = receive(ends[1])
+    """If this fails, a daemon that a test starts with `os.system` keeps the store's port and the pipe for stacks."""
+    send(ends[0], NOTES, Note(0), [ends[0].fileno()])
+    received = receive(ends[1], NOTES)
     assert received is not None
     (fd,) = received[1]
     try:
@@ -185,82 +183,158 @@ def test_a_received_descriptor_is_not_inherited_by_programs(ends: Ends) -> None:
 
 
 @pytest.mark.parametrize("count", [30, 200, 430])
-def test_descriptors_that_there_is_no_room_for_take_no_others_with_them(ends: Ends, count: int) -> None:
-    """Or whoever reads waits for ever for what the kernel has closed, and takes the next message for it."""
-    send(ends[0], {"n": 1}, [ends[0].fileno()] * count)
-    send(ends[0], {"n": 2})
+def test_descriptors_without_room_do_not_affect_other_messages(ends: Ends, count: int) -> None:
+    """If this fails, the reader waits for descriptors that the kernel has closed, or misreads the next message."""
+    send(ends[0], NOTES, Note(1), [ends[0].fileno()] * count)
+    send(ends[0], NOTES, Note(2))
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     before = set(os.listdir("/proc/self/fd"))
     resource.setrlimit(resource.RLIMIT_NOFILE, (20, limits[1]))
     try:
-        received = [receive(ends[1]) for _ in range(2)]
+        received = [receive(ends[1], NOTES) for _ in range(2)]
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-    assert received == [({"n": 1}, []), ({"n": 2}, [])]
+    assert received == [(Note(1), []), (Note(2), [])]
     assert set(os.listdir("/proc/self/fd")) == before
 
 
-def test_the_end_of_the_stream_is_none(ends: Ends) -> None:
-    """That is how the template learns that the runner is gone."""
+def test_the_end_of_the_stream_gives_no_message(ends: Ends) -> None:
+    """If this fails, the fork server does not learn that the runner is gone."""
     ends[0].close()
-    assert receive(ends[1]) is None
+    assert receive(ends[1], NOTES) is None
+
+
+@pytest.mark.parametrize("fds", [0, 1, 300])
+@pytest.mark.parametrize("whole", [False, True], ids=["any part", "all but the descriptors"])
+def test_a_stream_that_ends_inside_a_message_is_none(fds: int, whole: bool) -> None:
+    """The runner was killed while it wrote; half a request must not start ranks."""
+    data = framed(NOTES.to_wire(Note(1)), fds)
+    for length in range(len(data) + (1 if fds else 0)):
+        if whole is (length == len(data)):
+            ours, theirs = socket.socketpair()
+            with ours, theirs:
+                theirs.settimeout(5.0)
+                ours.sendall(data[:length])
+                ours.close()
+                assert receive(theirs, NOTES) is None
+
+
+def test_bytes_in_place_of_descriptors_are_refused(ends: Ends) -> None:
+    """They belong to the next message; a wait for descriptors that were never sent would have no end."""
+    ends[0].sendall(framed(NOTES.to_wire(Note(1)), 2) + b"\0")
+    with pytest.raises(MessageError, match=r"^note: a message without its 2 descriptors\."):
+        receive(ends[1], NOTES)
 
 
 @pytest.mark.parametrize(
     "data",
-    [b"\0", b"\0\0\0\x08{", struct.pack(">I", 10) + b'{"fds": 1}', struct.pack(">I", 10) + b'{"fds": 2}\0'],
-    ids=["length", "payload", "no descriptor", "no descriptor with its byte"],
+    [
+        b"Hello, world, this is a print",
+        framed(b"{]"),
+        framed(b"null"),
+        framed(b'{"schema":2,"message":"Note","number":1,"text":""}'),
+        framed(b'{"schema":1,"message":"Note","number":1}'),
+        struct.pack(">IH", NOTES.max_bytes + 1, 0),
+        b"\xff" * 6,
+    ],
+    ids=["text", "not JSON", "no message", "newer", "missing field", "too long", "longest"],
 )
-def test_a_stream_that_ends_inside_a_message_is_none(ends: Ends, data: bytes) -> None:
-    """The runner was killed while it wrote; half a request must not start ranks."""
+def test_an_incomplete_message_is_ignored(ends: Ends, data: bytes) -> None:
+    """If this fails, half a request, from a runner that was killed while it wrote, starts ranks."""
     ends[0].sendall(data)
-    ends[0].close()
-    assert receive(ends[1]) is None
+    with pytest.raises(MessageError, match=r"^note: ") as blocking:
+        receive(ends[1], NOTES)
+    with pytest.raises(MessageError, match=r"^note: ") as fed:
+        list(MessageReader(NOTES).feed(data))
+    assert str(blocking.value) == str(fed.value)
 
 
 def test_a_reset_is_the_end_of_the_stream(ends: Ends) -> None:
-    """Linux resets a socket whose other end was closed with unread data."""
+    """If this fails, a socket that Linux resets because of unread data causes an error."""
     ends[1].sendall(b"unread")
     ends[0].close()
-    assert receive(ends[1]) is None
+    assert receive(ends[1], NOTES) is None
 
 
-@pytest.mark.parametrize("step", [1, 3, 5, 1000])
-def test_the_reader_finds_messages_at_any_cuts(ends: Ends, step: int) -> None:
-    """The runner never waits for the template, so it reads what is there."""
-    sent: list[dict[str, Any]] = [
-        {"event": "ended", "rank": 3, "exit_code": -9},
-        {"event": "over", "leaked": ["sleep \u00fc"]},
-        {},
-    ]
-    for message in sent:
-        send(ends[0], message)
-    data = ends[1].recv(1 << 16)
-    reader = MessageReader()
-    received = [message for first in range(0, len(data), step) for message in reader.feed(data[first : first + step])]
-    assert received == sent
+@SETTINGS
+@given(
+    st.lists(st.builds(Note, st.integers(-(1 << 63), (1 << 63) - 1), st.text(max_size=10)), max_size=4),
+    st.lists(st.integers(1, 200), max_size=20),
+)
+def test_the_reader_finds_messages_at_any_cuts(notes: list[Note], cuts: list[int]) -> None:
+    """The kernel hands out what it has, not what was sent in one go; and the runner never waits for the rest."""
+    data = b"".join(framed(NOTES.to_wire(note)) for note in notes)
+    reader = MessageReader(NOTES)
+    received: list[Note] = []
+    for size in [*cuts, len(data)]:
+        received += reader.feed(data[:size])
+        data = data[size:]
+    assert received == notes
+    assert not reader.is_inside
+
+
+def test_a_torn_message_is_seen_at_every_cut() -> None:
+    """A rank that dies while it reports must not count as one that said nothing, or all."""
+    data = framed(NOTES.to_wire(Note(1)))
+    for kept in range(1, len(data)):
+        reader = MessageReader(NOTES)
+        assert list(reader.feed(data + data[:kept])) == [Note(1)]
+        assert reader.is_inside
+    assert not MessageReader(NOTES).is_inside
+
+
+def test_the_reader_refuses_descriptors() -> None:
+    """It reads bytes alone, so that the descriptors would stay in the socket, before the next message."""
+    with pytest.raises(MessageError, match=r"^note: a message with 3 descriptors; expected none"):
+        list(MessageReader(NOTES).feed(framed(NOTES.to_wire(Note(1)), 3)))
+
+
+@SETTINGS
+@given(st.binary(max_size=200))
+def test_garbage_is_messages_or_an_error(data: bytes) -> None:
+    """Any other exception would be a traceback of ours."""
+    with contextlib.suppress(MessageError):
+        assert list(MessageReader(NOTES).feed(data)) == []
 
 
 class TricklingSocket(socket.socket):
-    """A socket that hands out three bytes at a time."""
+    """A socket that returns three bytes at a time."""
 
     def recv(self, bufsize: int, flags: int = 0) -> bytes:
-        """As of a socket."""
+        """Receive at most three bytes."""
         return super().recv(min(3, bufsize), flags)
 
 
 def test_no_byte_of_the_next_message_is_taken(ends: Ends) -> None:
-    """However little the kernel hands out at once."""
-    sent = [{"event": "first"}, {"event": "second"}]
+    """If this fails, a read of one message takes bytes of the next."""
+    sent = [Note(1, "first"), Note(2, "second")]
     for message in sent:
-        send(ends[0], message)
+        send(ends[0], NOTES, message)
     with TricklingSocket(fileno=ends[1].detach()) as trickling:
         trickling.settimeout(5.0)
-        assert [receive(trickling) for _ in sent] == [(message, []) for message in sent]
+        assert [receive(trickling, NOTES) for _ in sent] == [(message, []) for message in sent]
 
 
-def test_sending_does_not_change_the_message(ends: Ends) -> None:
-    """Callers use it again."""
-    message = {"do": "signal"}
-    send(ends[0], message)
-    assert message == {"do": "signal"}
+def test_a_message_that_is_refused_leaves_nothing_on_the_way(ends: Ends) -> None:
+    """The next one would not be understood."""
+    small: Family[Note] = Family("note", 1, (Note,), max_bytes=100)
+    with pytest.raises(MessageError, match="the limit is 100"):
+        send(ends[0], small, Note(1, "x" * 100), [ends[0].fileno()])
+    send(ends[0], small, Note(2))
+    assert receive(ends[1], small) == (Note(2), [])
+
+
+def test_a_runner_that_is_gone_is_no_error_for_the_rank() -> None:
+    """No process is left to tell, and the traceback would be in the log of a test that did nothing wrong."""
+    ours, theirs = socket.socketpair()
+    theirs.close()
+    with ours:
+        FrameWriter(ours).send(Ready())
+
+
+def test_a_closed_channel_is_an_error_for_the_rank() -> None:
+    """A test that closed it must not go on as if it had reported."""
+    ours, theirs = socket.socketpair()
+    ours.close()
+    with theirs, pytest.raises(OSError, match="Bad file descriptor"):
+        FrameWriter(ours).send(Ready())

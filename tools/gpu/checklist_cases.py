@@ -1,4 +1,4 @@
-"""What the checklist runs on the GPU: each test shows one thing that the library promises there."""
+"""The cases that the checklist runs on a GPU: each checks one promise of the library."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import dist_testing
 
 @pytest.mark.distributed(backends=["cuda_gloo"])
 def test_ranks_that_share_a_gpu_compute_and_talk(world: dist_testing.World) -> None:
-    """`fork`, `spawn` and `pool`: CUDA in ranks although the runner has imported torch."""
+    """CUDA works in ranks made by `fork`, `spawn` and `pool`, although the runner has imported torch."""
     tensor = torch.full((1 << 20,), float(world.rank + 1), device=world.device)
     dist.all_reduce(tensor)
     assert tensor.eq(world.size * (world.size + 1) / 2).all()
@@ -22,7 +22,7 @@ def test_ranks_that_share_a_gpu_compute_and_talk(world: dist_testing.World) -> N
 
 @pytest.mark.distributed(backends=["cuda_gloo"])
 def test_a_rank_cannot_take_the_memory_of_the_others(world: dist_testing.World) -> None:
-    """A fraction for each."""
+    """Each rank may allocate its fraction only."""
     _, total = torch.cuda.mem_get_info(world.device)
     with pytest.raises(torch.OutOfMemoryError):
         torch.empty(total // 2 if world.size > 1 else 2 * total, dtype=torch.uint8, device=world.device)
@@ -30,7 +30,7 @@ def test_a_rank_cannot_take_the_memory_of_the_others(world: dist_testing.World) 
 
 @pytest.mark.distributed(backends=["nccl"])
 def test_a_world_of_nccl(world: dist_testing.World) -> None:
-    """As many ranks as the command line says; one is enough to load NCCL and make its communicator."""
+    """The command line chooses the world size; one rank is enough to load NCCL and make its communicator."""
     tensor = torch.ones(8, device=world.device)
     dist.all_reduce(tensor)
     assert tensor.eq(world.size).all()
@@ -38,16 +38,16 @@ def test_a_world_of_nccl(world: dist_testing.World) -> None:
 
 @pytest.mark.distributed(world_size=1)
 def test_a_rank_sees_the_gpus_of_its_world_alone(world: dist_testing.World) -> None:
-    """As UUIDs, where the driver tells them."""
+    """They are UUIDs if the driver reports them."""
     assert torch.cuda.device_count() == 1
     assert "," not in os.environ["CUDA_VISIBLE_DEVICES"]
 
 
 @pytest.mark.distributed(world_size=1)
-def test_the_lease_is_seen_by_others(world: dist_testing.World) -> None:
+def test_other_programs_see_the_lease(world: dist_testing.World) -> None:
     """`flock` fails on the node while this rank runs."""
     nodes = [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if int(fd) > 2 and _is_open(fd)]
-    # CUDA opens the node, too; one lock is enough.
+    # CUDA opens the node as well; one locked descriptor is enough.
     leased = {node for node in nodes if node.removeprefix("/dev/nvidia").isdecimal()}
     assert any(subprocess.run(["flock", "--nonblock", node, "true"]).returncode == 1 for node in leased)
 

@@ -1,4 +1,4 @@
-"""`./bazelw run //tools/gpu`: the same as `python -m dist_testing.gpus`."""
+"""Does the same as `python -m dist_testing.gpus`, for `./bazelw run //tools/gpu`."""
 
 from __future__ import annotations
 

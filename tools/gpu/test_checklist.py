@@ -1,4 +1,4 @@
-"""The checklist, on a machine without GPUs: what of it can be seen there."""
+"""The checklist on a machine without GPUs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import checklist
 import pytest
 
-from dist_testing.gpus.simulated import NODES_VARIABLE
+from dist_testing.gpus.gpu import NODES_VARIABLE
 
 
 @pytest.fixture
@@ -19,21 +19,21 @@ def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_without_a_gpu_nothing_is_claimed(nodes: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A checklist that is green because it ran nothing is worse than none."""
+def test_without_a_gpu_the_checklist_fails(nodes: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A checklist that ran no step must not pass."""
     assert checklist.main([]) == 1
-    assert "no GPU here" in capsys.readouterr().err
+    assert "No GPU to run the checks on" in capsys.readouterr().err
 
 
 def test_a_step_that_does_not_exist_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    """A slip of the pen would run nothing."""
+    """A typing error would run no step."""
     with pytest.raises(SystemExit):
         checklist.main(["--only=listign"])
     assert "'listign'" in capsys.readouterr().err
 
 
-def test_a_step_is_good_only_if_it_ends_as_it_should(nodes: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """With simulated nodes GPUs are found, and no rank can compute on one."""
+def test_a_step_is_good_only_if_it_ends_as_expected(nodes: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With simulated nodes the listing finds GPUs, on which no rank can compute."""
     for name in ("nvidiactl", "nvidia0"):
         (nodes / name).touch()
     assert checklist.main(["--only=listing"]) == 0

@@ -130,7 +130,7 @@ class Follower:
             return None
         # Skip marks are judged by rank 0, which has asked its own copy of the condition.
         self._config.pluginmanager.unregister(name="skipping")
-        directories: list[str] = []
+        directories: tuple[str, ...] = ()
         try:
             connection, directories = connect(self._rank_info)
             self._exit_code = AttachedRank(connection, self._context, self._context.as_rank).serve()

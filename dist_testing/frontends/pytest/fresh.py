@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import pytest
 
 from dist_testing.errors import LaunchError
 from dist_testing.frontends.pytest import plugin
 from dist_testing.frontends.pytest.in_runner import FRESH_KEY, SPEC_KEY
+from dist_testing.frontends.pytest.messages import PYTEST_SESSIONS, PytestSession
 from dist_testing.frontends.pytest.plugin import current_runner
 from dist_testing.launch.fresh import ThenBe
 from dist_testing.spec import read_spec
@@ -18,23 +18,24 @@ from dist_testing.spec import read_spec
 __all__ = ["FreshSession", "load"]
 
 
-def load(state: Mapping[str, Any], then: ThenBe, test: str | None) -> NoReturn:
+def load(state: str, then: ThenBe, test: str | None) -> NoReturn:
     """Collect the tests as the runner did, then be a rank or a fork server.
 
     Args:
-        state: As `in_runner` made it: arguments and directory of the runner's session, its spec and its promise.
+        state: A `PytestSession`, as `in_runner` wrote it.
         then: Called at the end of the collection.
         test: Node id of the only test that is needed; None if it is not known yet.
 
     Raises:
         LaunchError: If the collection fails.
     """
-    arguments = [*state["arguments"], "-p", "no:cacheprovider", "--no-header", "-qq"]
-    os.chdir(state["directory"])
-    session = FreshSession(state, then, test)
-    code = pytest.main(arguments, plugins=[session, plugin])
-    if session.errors:
-        raise LaunchError("\n".join(["The tests could not be imported in a fresh interpreter.", *session.errors]))
+    session = PYTEST_SESSIONS.from_wire(state)
+    arguments = [*session.arguments, "-p", "no:cacheprovider", "--no-header", "-qq"]
+    os.chdir(session.directory)
+    collecting = FreshSession(session, then, test)
+    code = pytest.main(arguments, plugins=[collecting, plugin])
+    if collecting.errors:
+        raise LaunchError("\n".join(["The tests could not be imported in a fresh interpreter.", *collecting.errors]))
     raise LaunchError(
         f"Collecting the tests again in a fresh interpreter ended with pytest's exit code {int(code)}.\n"
         "The test files, or what they import, behave differently in a second process.\n"
@@ -45,15 +46,15 @@ def load(state: Mapping[str, Any], then: ThenBe, test: str | None) -> NoReturn:
 class FreshSession:
     """A pytest plugin for fresh interpreters: collects as the runner did, and then does not run the tests."""
 
-    def __init__(self, state: Mapping[str, Any], then: ThenBe, nodeid: str | None) -> None:
+    def __init__(self, session: PytestSession, then: ThenBe, nodeid: str | None) -> None:
         """Make the plugin.
 
         Args:
-            state: What the runner's session was given.
-            then: What the interpreter is to be, once it has the tests.
+            session: The runner's session.
+            then: Called once the interpreter has the tests.
             nodeid: The test that it is for; None if that is known later.
         """
-        self._state = state
+        self._session = session
         self._then = then
         self._nodeid = nodeid
         self.errors: list[str] = []
@@ -64,7 +65,7 @@ class FreshSession:
         config.option.log_file = os.devnull
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """Keep what went wrong: it is all that will be known of this interpreter."""
+        """Keep the errors: nothing else will be known of this interpreter."""
         if report.failed:
             self.errors.append(str(report.longrepr))
 
@@ -81,7 +82,7 @@ class FreshSession:
         return True
 
     def pytest_load_initial_conftests(self, early_config: pytest.Config) -> None:
-        """Hand on what the runner's session was given, before any plugin is configured."""
+        """Hand on the settings of the runner's session, before any plugin is configured."""
         early_config.stash[FRESH_KEY] = self._then
-        if self._state["spec"] is not None:
-            early_config.stash[SPEC_KEY] = read_spec(self._state["spec"], self._state["promised_gpus"])
+        if self._session.spec is not None:
+            early_config.stash[SPEC_KEY] = read_spec(self._session.spec, self._session.promised_gpus)

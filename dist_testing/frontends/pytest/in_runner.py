@@ -19,7 +19,7 @@ import pytest
 from dist_testing.attach.engine import AttachedEngine
 from dist_testing.attach.rank_info import RankInfo, rank_info_in
 from dist_testing.budget import Budget
-from dist_testing.case import Case
+from dist_testing.case import Case, CaseBody
 from dist_testing.engine.engine import Engine
 from dist_testing.engine.interrupts import raise_on_termination
 from dist_testing.engine.kept_logs import keep_logs
@@ -31,6 +31,7 @@ from dist_testing.frontends.pytest import reports
 from dist_testing.frontends.pytest.collection import check_item
 from dist_testing.frontends.pytest.debugger import check_world, leave_ranks_to_ranks
 from dist_testing.frontends.pytest.marker import Distributed, read_marker
+from dist_testing.frontends.pytest.messages import PYTEST_CASES, PYTEST_SESSIONS, PytestCase, PytestSession
 from dist_testing.frontends.pytest.on_rank import EXPECTED, PytestRankContext
 from dist_testing.frontends.pytest.options import check_plugins, read_options
 from dist_testing.frontends.requirements.decision import unmet_requirement
@@ -38,9 +39,9 @@ from dist_testing.frontends.session import Session, open_session
 from dist_testing.frontends.unittest.spawn_threads import starts_threads
 from dist_testing.frontends.unittest.world_case import WorldCase
 from dist_testing.launch.clean import spare_cuda
-from dist_testing.launch.fresh import Loader
 from dist_testing.launch.isolation import FORK, Isolation, Reuse, isolation_named
 from dist_testing.outcomes import Status
+from dist_testing.process.messages import Loader
 from dist_testing.rank.bootstrap import RankContext
 from dist_testing.skips import is_about_hardware
 from dist_testing.spec import MAX_WORLD_SIZE, Spec
@@ -100,18 +101,18 @@ class Runner:
     def _make_engine(self) -> Engine:
         config = self._config
         budget = config.stash.get(BUDGET_KEY, Budget())
-        state = {
-            "arguments": [
+        session = PytestSession(
+            arguments=(
                 *(str(argument) for argument in config.invocation_params.args),
-                # A worker of pytest-xdist is told what its controller was told; it must not become one.
+                # A worker of pytest-xdist gets the arguments of its controller; it must not become one.
                 *(("-n", "0") if config.pluginmanager.hasplugin("xdist") else ()),
-            ],
-            "directory": str(config.invocation_params.dir),
-            "spec": self._spec.text or None,
-            "promised_gpus": self._spec.promised_gpus,
-        }
-        # By name: this module is imported by the one that collects the tests again.
-        loader = Loader(f"{__package__}.fresh", state)
+            ),
+            directory=str(config.invocation_params.dir),
+            spec=self._spec.text or None,
+            promised_gpus=self._spec.promised_gpus,
+        )
+        # By name: the module that collects the tests again imports this one.
+        loader = Loader(f"{__package__}.fresh", PYTEST_SESSIONS.to_wire(session).decode())
         if self._rank_info is not None:
             torchrun.check_options(config)
             engine = AttachedEngine(self._spec, budget, self.context, loader, self._rank_info, self.context.as_rank)
@@ -223,15 +224,11 @@ class Runner:
             if self._is_promised(missing, size):
                 return reports.not_run(item, PromiseError(broken_promise(item.nodeid, self._spec, missing)))
             return reports.skipped(item, missing)
+        content = PytestCase(item.nodeid, nextitem.nodeid if self._rank_info and nextitem else None)
         case = Case(
             name=item.nodeid,
             world_size=size,
-            body={
-                "door": "pytest",
-                "nodeid": item.nodeid,
-                # Where ranks outlive a case, so do the fixtures that the next one shares.
-                "next": nextitem.nodeid if self._rank_info and nextitem else None,
-            },
+            body=CaseBody("pytest", PYTEST_CASES.to_wire(content).decode(), only_test=item.nodeid),
             timeout_s=marker.timeout or self._timeout_s,
             isolation=self._isolation_of(item).name,
             pool=self._pool_of(item),

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from dist_testing.case import CaseBody
 from dist_testing.errors import UsageError
 from dist_testing.frontends.pytest.internals import (
     CaptureManager,
@@ -22,13 +23,15 @@ from dist_testing.frontends.pytest.internals import (
     assertion_module,
     runtestprotocol,
 )
+from dist_testing.frontends.pytest.messages import PYTEST_CASES
 from dist_testing.frontends.pytest.rank_log import log_to_output
 from dist_testing.frontends.pytest.rank_warnings import print_warnings, recording_warnings
 from dist_testing.frontends.pytest.thread_items import REFUSED_FIXTURES, ThreadItems
 from dist_testing.frontends.session import current_session
 from dist_testing.frontends.unittest.on_rank import UnittestRankContext, UnittestRankFrontEnd
 from dist_testing.launch.isolation import FORK
-from dist_testing.rank.bootstrap import RankFrontEnd, RankStart
+from dist_testing.process.messages import RankStart
+from dist_testing.rank.bootstrap import RankFrontEnd
 from dist_testing.rank.debugging import debug_by
 from dist_testing.rank.rank_world import RankWorld
 from dist_testing.rank.reporter import Reporter
@@ -61,14 +64,14 @@ def current_world() -> World | None:
 
 
 class PytestRankContext:
-    """What ranks have of a pytest session: the collected items, and a pytest that is fit for a rank.
+    """Finds the items of a pytest session on the ranks, and makes pytest fit for a rank.
 
     Attributes:
-        collection_errors: What was told of files that could not be collected, where ranks collect for themselves.
+        collection_errors: pytest's texts about files that could not be collected, where ranks collect for themselves.
     """
 
     def __init__(self, config: pytest.Config, items: Mapping[str, pytest.Item]) -> None:
-        """Keep what will be needed.
+        """Keep the session.
 
         Args:
             config: Of the session.
@@ -96,7 +99,7 @@ class PytestRankContext:
         log_to_output(config)
         if target := current_session().engine.spec.target:
             debug_by(f"bazel run {target}.run --")
-        # What pytest itself prints on a rank, such as --setup-show, goes where the rank's output goes.
+        # pytest's own output on a rank, such as that of --setup-show, goes where the rank's output goes.
         config.get_terminal_writer()._file = sys.stdout
         # Skip marks and expected failures are judged in the runner, once for all ranks.
         config.pluginmanager.unregister(name="skipping")
@@ -110,7 +113,7 @@ class PytestRankContext:
 
     @contextlib.contextmanager
     def as_rank(self) -> Iterator[None]:
-        """`prepare` for a while, in a process that is the runner's, or nobody's, before and after."""
+        """`prepare` for a while, in a process that is not a rank before and after."""
         config, manager = self._config, self._config.pluginmanager
         capture = manager.getplugin("capturemanager")
         runxfail, config.option.runxfail = config.option.runxfail, True
@@ -128,15 +131,15 @@ class PytestRankContext:
             manager.unregister(name="capturemanager")
             manager.register(capture, "capturemanager")
 
-    def door(self, body: dict[str, Any]) -> RankFrontEnd:
-        """A unittest class brings its own rules."""
-        if body["door"] == "unittest":
+    def front_end(self, body: CaseBody) -> RankFrontEnd:
+        """Return pytest's, or unittest's for a method of a unittest class, which brings its own rules."""
+        if body.front_end == "unittest":
             return _UnittestInPytest(next(iter(self._items.values())))
-        if body["nodeid"] not in self._items:
+        if (nodeid := PYTEST_CASES.from_wire(body.content).nodeid) not in self._items:
             raise UsageError(
                 "\n".join(
                     [
-                        f"This rank has not collected {body['nodeid']}.",
+                        f"This rank has not collected {nodeid}.",
                         "The test files, or what they import, are different here.",
                         "Give all ranks the same files, and collect the same tests in every process.",
                         *self.collection_errors,
@@ -145,8 +148,8 @@ class PytestRankContext:
             )
         return PytestRankFrontEnd(self._config, self._items, stays=self._is_joined)
 
-    def thread_front_ends(self, body: dict[str, Any], world_size: int) -> Sequence[RankFrontEnd]:
-        """Each rank gets its own of all that pytest keeps while a test runs; the store is theirs together."""
+    def thread_front_ends(self, body: CaseBody, world_size: int) -> Sequence[RankFrontEnd]:
+        """Return one for each rank, with its own copy of what pytest keeps while a test runs; they share the store."""
         from torch._C._distributed_c10d import HashStore
 
         if self._thread_items is None:
@@ -156,15 +159,15 @@ class PytestRankContext:
             self._explaining = explain_assertions(next(iter(self._items.values())))
             self._explaining.__enter__()
         store = HashStore()
-        doors = [
+        front_ends = [
             PytestRankFrontEnd(self._config, self._items, self._thread_items, store, self._thread_cases)
             for _ in range(world_size)
         ]
         self._thread_cases += 1
-        return doors
+        return front_ends
 
 
-# In place of the hook of this name, which is not called on ranks: what `assert` says beyond the values, such as a diff.
+# In place of the hook of this name, which pytest does not call on ranks: lets `assert` explain itself, as by a diff.
 explain_assertions = contextlib.contextmanager(assertion_module.pytest_runtest_protocol)
 
 
@@ -181,7 +184,7 @@ class PytestRankFrontEnd:
         *,
         stays: bool = False,
     ) -> None:
-        """Make the door of one rank.
+        """Make the front end of one rank.
 
         Args:
             config: Of the session.
@@ -210,11 +213,12 @@ class PytestRankFrontEnd:
             for name in ("pdbinvoke", "pdbtrace"):
                 self._config.pluginmanager.unregister(name=name)
 
-    def run(self, body: dict[str, Any], reporter: Reporter) -> None:
+    def run(self, body: CaseBody, reporter: Reporter) -> None:
         """Run one item as pytest would."""
         assert self._world is not None
         self._world.begin_case()
-        item = self._items[body["nodeid"]]
+        case = PYTEST_CASES.from_wire(body.content)
+        item = self._items[case.nodeid]
         if self._thread_items is not None:
             item = self._thread_items.own(item)
         if self._stays:
@@ -223,7 +227,7 @@ class PytestRankFrontEnd:
         else:
             _keep_temporary_files_in(item.config, self._world)
         # A rank's thread ends with the case, and so do all fixtures that it has.
-        follows = None if self._thread_items is not None else self._items.get(body["next"])
+        follows = None if self._thread_items is not None or case.next is None else self._items.get(case.next)
         with contextlib.ExitStack() as stack:
             if self._thread_items is None:
                 # Both are the process's, not a thread's.
@@ -232,7 +236,7 @@ class PytestRankFrontEnd:
             try:
                 runtestprotocol(item, log=False, nextitem=follows)
             except pytest.exit.Exception as error:
-                # Of `pytest.exit`, and of who leaves the debugger.
+                # `pytest.exit`, or the user has left the debugger.
                 reporter.end_session(str(error))
                 if not reporter.failed:
                     reporter.raised(error, str(item.repr_failure(pytest.ExceptionInfo.from_exception(error))))
@@ -244,10 +248,10 @@ class PytestRankFrontEnd:
 
 
 class _UnittestInPytest(UnittestRankFrontEnd):
-    """The unittest door on a rank of a pytest session."""
+    """The unittest front end on a rank of a pytest session."""
 
     def __init__(self, item: pytest.Item) -> None:
-        """Make the door.
+        """Make the front end.
 
         Args:
             item: Any of the session.
@@ -255,14 +259,14 @@ class _UnittestInPytest(UnittestRankFrontEnd):
         super().__init__(shows_locals=bool(item.config.option.showlocals))
         self._item = item
 
-    def run(self, body: dict[str, Any], reporter: Reporter) -> None:
+    def run(self, body: CaseBody, reporter: Reporter) -> None:
         """Run a method, with pytest's warnings."""
         with recording_warnings(self._item.config, reporter, None), explain_assertions(self._item):
             super().run(body, reporter)
 
 
 class _RankReporting:
-    """Tells the runner what pytest is doing."""
+    """Reports to the runner what pytest is doing."""
 
     has_caplog = True
     refused: Mapping[str, str] = {}
@@ -305,7 +309,7 @@ class _RankReporting:
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
         if _this.is_in_test:
-            # Of a sub-test; which one, its own report will say.
+            # Of a sub-test; its own report will name it.
             _this.sub_test_error = call.excinfo and call.excinfo.value
         elif call.excinfo is not None and not report.passed:
             if isinstance(call.excinfo.value, FixtureLookupError):
@@ -321,7 +325,7 @@ class _RankReporting:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """A sub-test has ended: nobody logs other reports on a rank. A skip of one is no skip of the test."""
+        """Report a failed sub-test: on a rank pytest logs no other reports. A skip of one is no skip of the test."""
         error, _this.sub_test_error = _this.sub_test_error, None
         if error is not None and report.failed:
             _this.reporter.ended_by(error, f"{report.head_line}\n{report.longrepr}")
@@ -345,8 +349,8 @@ def _capture_nothing(config: pytest.Config) -> None:
 
 
 def _keep_temporary_files_in(config: pytest.Config, world: RankWorld) -> None:
-    # `tmp_path` would otherwise make a numbered folder per rank outside the run's own, which nobody removes. pytest
-    # makes the folder when a test asks for it.
+    # `tmp_path` would otherwise make a numbered folder per rank outside the run's own, which would stay. pytest makes
+    # the folder when a test asks for it.
     factory: Any = getattr(config, "_tmp_path_factory", None)
     if factory is not None:
         factory._basetemp = None

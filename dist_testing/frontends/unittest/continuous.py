@@ -10,10 +10,10 @@ from typing import Any, ClassVar, NoReturn
 
 from dist_testing.errors import UsageError
 from dist_testing.frontends.session import current_session
+from dist_testing.frontends.unittest.messages import UnittestCase
 from dist_testing.frontends.unittest.on_rank import RankPipe, seed_generators
 from dist_testing.frontends.unittest.world_case import WorldCase, default_world_size
-from dist_testing.gpus.devices import gpus_present, visible_gpus
-from dist_testing.gpus.vendors import NVIDIA, vendor_named
+from dist_testing.gpus.devices import NVIDIA, gpus_present, vendor_named, visible_gpus
 from dist_testing.launch.isolation import POOL
 from dist_testing.skips import TEST_SKIPS
 
@@ -172,7 +172,7 @@ class ContinuousCase(WorldCase):
             self.isolation,
             lacking=_lacking(_called(self.backend_str)),
             keeps_groups=True,
-            keeps_state=self.keeps_state,
+            keeps_state=bool(self.keeps_state),
         )
         result = self._wait_for_ranks()
         self._judge(result, result.verdict)
@@ -202,10 +202,10 @@ class ContinuousCase(WorldCase):
         cls._init_pg(rank, world_size, cls.rdvz_file)
 
     @classmethod
-    def _run_on_rank(cls, rank: int, body: dict[str, Any], pipe: RankPipe) -> None:
-        self = cls(body["method"])
+    def _run_on_rank(cls, rank: int, case: UnittestCase, pipe: RankPipe) -> None:
+        self = cls(case.method)
         self.rank = rank
-        pipe.run(self, body["method"])
+        pipe.run(self, case.method)
 
 
 class _LoaderOf(unittest.TestLoader):

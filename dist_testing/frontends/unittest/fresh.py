@@ -5,11 +5,12 @@ from __future__ import annotations
 import runpy
 import sys
 import types
-from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import NoReturn
 
+from dist_testing.frontends.unittest.messages import MAIN_MODULES, MainModule
 from dist_testing.frontends.unittest.on_rank import UnittestRankContext
-from dist_testing.launch.fresh import Loader, ThenBe
+from dist_testing.launch.fresh import ThenBe
+from dist_testing.process.messages import Loader
 
 __all__ = ["load", "unittest_loader"]
 
@@ -18,28 +19,26 @@ def unittest_loader() -> Loader:
     """Return the loader for this process's tests: they are imported by name, except those of the main module."""
     main = sys.modules["__main__"]
     spec = getattr(main, "__spec__", None)
-    return Loader(
-        __name__,
-        {
-            "main_name": spec.name if spec is not None else None,
-            "main_path": getattr(main, "__file__", None) if spec is None else None,
-        },
+    module = MainModule(
+        name=spec.name if spec is not None else None,
+        path=getattr(main, "__file__", None) if spec is None else None,
     )
+    return Loader(__name__, MAIN_MODULES.to_wire(module).decode())
 
 
-def load(state: Mapping[str, Any], then: ThenBe, test: str | None) -> NoReturn:
+def load(state: str, then: ThenBe, test: str | None) -> NoReturn:
     """Import the main module; a rank imports the module of its class when it looks for it."""
     del test
-    _import_main(state["main_path"], state["main_name"])
+    _import(MAIN_MODULES.from_wire(state))
     then(UnittestRankContext())
 
 
-def _import_main(path: str | None, name: str | None) -> None:
-    """Import what Python was started with, as multiprocessing does: not under the name that makes it run its tests."""
-    if name is not None and not name.endswith("__main__"):
-        content = runpy.run_module(name, run_name="__mp_main__", alter_sys=True)
-    elif path is not None:
-        content = runpy.run_path(path, run_name="__mp_main__")
+def _import(main: MainModule) -> None:
+    """Import the main module as multiprocessing does: not under the name that makes it run its tests."""
+    if main.name is not None and not main.name.endswith("__main__"):
+        content = runpy.run_module(main.name, run_name="__mp_main__", alter_sys=True)
+    elif main.path is not None:
+        content = runpy.run_path(main.path, run_name="__mp_main__")
     else:
         # `python -m unittest`: its main module holds no tests, and would start to run some.
         return

@@ -1,4 +1,4 @@
-"""A test class by its name: what the runner sends, and a rank finds again."""
+"""Names a test class for a message, and finds it again on a rank."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import functools
 import importlib
 import sys
 import unittest
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from dist_testing.errors import UsageError
+from dist_testing.frontends.unittest.messages import ClassName
 from dist_testing.launch.isolation import FORK
 
 __all__ = ["class_name", "find_class"]
@@ -18,28 +19,24 @@ __all__ = ["class_name", "find_class"]
 _MAIN = ("__main__", "__mp_main__")
 
 
-def class_name(cls: type[unittest.TestCase]) -> dict[str, Any]:
-    """The name of a class, as JSON: its module and qualified name.
-
-    A class that is not to be found there (made with `type()`, or inside a function) also gets its place among those of
-    that name, in the order in which they were made.
-    """
+def class_name(cls: type[unittest.TestCase]) -> ClassName:
+    """Return the name of a class, by which `find_class` finds it in another process."""
     module, qualname = cls.__module__, cls.__qualname__
     place = None if _attribute(module, qualname) is cls else _namesakes(module, qualname).index(cls)
-    return {"module": module, "qualname": qualname, "place": place}
+    return ClassName(module, qualname, place)
 
 
-def find_class(name: Mapping[str, Any]) -> Any:
-    """The class of that name in this process; its module is imported if need be.
+def find_class(name: ClassName) -> Any:
+    """Return the class of that name in this process; import its module if necessary.
 
     Raises:
         UsageError: If there is none.
     """
-    module, qualname = name["module"], name["qualname"]
-    found = _find(module, qualname, name["place"])
+    module, qualname = name.module, name.qualname
+    found = _find(module, qualname, name.place)
     if found is None and module not in sys.modules:
         importlib.import_module(module)
-        found = _find(module, qualname, name["place"])
+        found = _find(module, qualname, name.place)
     if found is None:
         raise UsageError(
             f"{module}.{qualname} does not exist on the rank.\n"

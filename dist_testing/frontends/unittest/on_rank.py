@@ -1,4 +1,4 @@
-"""A unittest method on a rank."""
+"""Runs unittest methods on a rank."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
+from dist_testing.case import CaseBody
 from dist_testing.frontends.unittest.lookup import find_class
-from dist_testing.rank.bootstrap import RankFrontEnd, RankStart
+from dist_testing.frontends.unittest.messages import UNITTEST_CASES
+from dist_testing.process.messages import RankStart
+from dist_testing.rank.bootstrap import RankFrontEnd
 from dist_testing.rank.groups import destroy_groups, end_groups
 from dist_testing.rank.reporter import Reporter
 
@@ -28,7 +31,7 @@ _ExcInfo = tuple[type[BaseException], BaseException, TracebackType] | tuple[None
 
 
 class UnittestRankContext:
-    """The rank side under plain unittest: a class is found by its name."""
+    """The rank context under plain unittest: finds a class by its name."""
 
     def prepare(self) -> None:
         """Load what every test seeds; the tests' own modules are imported already."""
@@ -36,12 +39,12 @@ class UnittestRankContext:
             # By itself it would do so at first use: on each rank.
             importlib.import_module("numpy.random")
 
-    def door(self, body: dict[str, Any]) -> UnittestRankFrontEnd:
-        """The only door there is."""
+    def front_end(self, body: CaseBody) -> UnittestRankFrontEnd:
+        """Return the only front end there is."""
         return UnittestRankFrontEnd()
 
-    def thread_front_ends(self, body: dict[str, Any], world_size: int) -> Sequence[RankFrontEnd]:
-        """None: the engine refuses classes of processes on threads."""
+    def thread_front_ends(self, body: CaseBody, world_size: int) -> Sequence[RankFrontEnd]:
+        """Never called: the engine refuses classes of processes on threads."""
         raise NotImplementedError
 
 
@@ -53,10 +56,10 @@ class UnittestRankFrontEnd:
     """
 
     def __init__(self, *, shows_locals: bool = False) -> None:
-        """Make the door of one rank.
+        """Make the front end of one rank.
 
         Args:
-            shows_locals: Whether tracebacks tell the values of local variables, also if the runner's result does not.
+            shows_locals: Whether tracebacks show local variables, also if the runner's result does not ask for it.
         """
         self._shows_locals = shows_locals
         self._rank = -1
@@ -68,22 +71,22 @@ class UnittestRankFrontEnd:
         self._rank = start.rank
         self._is_kept = start.request.pool
         reporter.phase("init")
-        body = start.request.body
-        cls = find_class(body["class"])
-        cls._open_rank(start.rank, body["world_size"], start.request.directory)
+        cls = find_class(UNITTEST_CASES.from_wire(start.request.body.content).cls)
+        cls._open_rank(start.rank, start.request.size, start.request.directory)
 
-    def run(self, body: dict[str, Any], reporter: Reporter) -> None:
+    def run(self, body: CaseBody, reporter: Reporter) -> None:
         """Make the instance anew and run the method.
 
         Args:
-            body: What `WorldCase` sent.
-            reporter: Where outcomes go.
+            body: The case, as `WorldCase` sent it.
+            reporter: Takes outcomes.
         """
         reporter.phase("setup")
-        cls = find_class(body["class"])
-        pipe = RankPipe(reporter, exit_0_passes=cls.exit_0_passes, tb_locals=body["tb_locals"] or self._shows_locals)
+        case = UNITTEST_CASES.from_wire(body.content)
+        cls = find_class(case.cls)
+        pipe = RankPipe(reporter, exit_0_passes=cls.exit_0_passes, tb_locals=case.tb_locals or self._shows_locals)
         try:
-            cls._run_on_rank(self._rank, body, pipe)
+            cls._run_on_rank(self._rank, case, pipe)
         except _TestEnded:
             pass
         except SystemExit as error:
@@ -91,8 +94,8 @@ class UnittestRankFrontEnd:
             if error.code or not pipe.has_passed:
                 raise
         self._destroys_groups = pipe.destroys_groups
-        if self._is_kept and pipe.destroys_groups and not body["keeps_groups"]:
-            # The next test's process would not have them, if it were its own.
+        if self._is_kept and pipe.destroys_groups and not body.keeps_groups:
+            # The next test would not have them, if its process were its own.
             destroy_groups()
 
     def finish(self) -> None:
@@ -102,13 +105,13 @@ class UnittestRankFrontEnd:
 
 
 class RankPipe:
-    """What a class's `_run` is given to hand on to `run_test`: the way from the test to the runner."""
+    """Leads from the test to the runner. A class's `_run` gets it and hands it on to `run_test`."""
 
     def __init__(self, reporter: Reporter, *, exit_0_passes: bool, tb_locals: bool, seeds: bool = True) -> None:
-        """Make the way of one test.
+        """Make the pipe of one test.
 
         Args:
-            reporter: Where outcomes go.
+            reporter: Takes outcomes.
             exit_0_passes: Whether `sys.exit(0)` in the test is a pass.
             tb_locals: Whether tracebacks show local variables.
             seeds: Whether the rank has random generators of its own, to be seeded for the test.
@@ -125,20 +128,20 @@ class RankPipe:
         """Run one method of an instance, between its `setUpRank` and `tearDownRank`, and report how it went.
 
         Raises:
-            SystemExit: If it did not pass. It has been reported, so that no more is to be done on this rank.
+            SystemExit: If it did not pass. That has been reported, so that nothing remains to be done on this rank.
         """
         self.has_run = True
         self.destroys_groups = bool(getattr(test, "destroy_pg_upon_exit", True))
         if self._seeds:
             seed_generators()
-        # Whether a failure was expected is judged in the runner, over all ranks. A partial carries no such mark.
+        # The runner judges over all ranks whether a failure was expected. A partial carries no such mark.
         test.__unittest_expecting_failure__ = False
         setattr(test, method, functools.partial(self._in_phase, "call", getattr(test, method)))
         test.setUp = functools.partial(self._in_phase, "setup", test.setUpRank)
         test.tearDown = functools.partial(self._in_phase, "teardown", test.tearDownRank)
         result = _RankResult(self._reporter, self._exit_0_passes)
         result.tb_locals = self._tb_locals
-        # Not `test.run`: what a base class adds there is for the runner.
+        # Not `test.run`: a base class may override it, for the runner.
         unittest.TestCase.run(test, result)
         if not result.has_passed:
             raise _TestEnded
@@ -150,15 +153,15 @@ class RankPipe:
 
 
 class _TestEnded(SystemExit):
-    """Leaves what a class does after its test. How the test ended has been reported."""
+    """Ends what a class does after its test. The rank has reported how the test ended."""
 
 
 def seed_generators(*, is_fresh: bool = True) -> None:
     """Give every test the same random numbers, on all ranks.
 
     Args:
-        is_fresh: Whether the process is the test's own. In one that is not, devices that nobody has used are left out:
-            torch would note for each test, and for ever, how to seed them once somebody does.
+        is_fresh: Whether the process is the test's own. In one that is not, unused devices are left out: torch would
+            note for each test, and for ever, how to seed them at their first use.
     """
     random.seed(_SEED)
     if (numpy_random := sys.modules.get("numpy.random")) is not None:
@@ -170,7 +173,7 @@ def seed_generators(*, is_fresh: bool = True) -> None:
             torch.default_generator.manual_seed(_SEED)
 
 
-# Named by nothing public; it is what addSubTest is given.
+# unittest passes this class to addSubTest, and has no public name for it.
 _SubTest: type = unittest.case._SubTest  # type: ignore[attr-defined]
 
 

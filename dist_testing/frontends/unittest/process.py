@@ -17,6 +17,7 @@ from dist_testing.errors import UsageError
 from dist_testing.frontends.session import current_session
 from dist_testing.frontends.unittest.exits import exit_code, forgiven, names_of
 from dist_testing.frontends.unittest.handles import RankHandle, StackPipe
+from dist_testing.frontends.unittest.messages import UnittestCase
 from dist_testing.frontends.unittest.on_rank import RankPipe
 from dist_testing.frontends.unittest.world_case import WorldCase, default_world_size
 from dist_testing.launch.isolation import FORK, SPAWN
@@ -121,8 +122,7 @@ class ProcessCase(WorldCase):
             self.world_size,
             isolation,
             file_name=self.file_name,
-            # torch's classes hand it on, and those of FSDP ask for it.
-            options={"fake_pg": bool(getattr(self, "fake_pg", False))},
+            fake_pg=bool(getattr(self, "fake_pg", False)),
         )
         if type(self)._check_return_codes is not ProcessCase._check_return_codes:
             running.world.supervisor.be_patient()
@@ -237,12 +237,13 @@ class ProcessCase(WorldCase):
         parent_pipe.run(self, test_name)
 
     @classmethod
-    def _run_on_rank(cls, rank: int, body: dict[str, Any], pipe: RankPipe) -> None:
-        cls._run(rank, body["method"], body["file_name"], pipe, **body["options"])
+    def _run_on_rank(cls, rank: int, case: UnittestCase, pipe: RankPipe) -> None:
+        # torch's classes hand `fake_pg` on, and those of FSDP ask for it.
+        cls._run(rank, case.method, case.file_name, pipe, fake_pg=case.fake_pg)
         # A class may run its tests itself; but whoever uses ours must come to it.
         if cls.run_test is ProcessCase.run_test and not pipe.has_run:
             raise UsageError(
-                f"{cls.__qualname__}._run has returned, and {body['method']} has not run.\n"
+                f"{cls.__qualname__}._run has returned, and {case.method} has not run.\n"
                 "The class overrides _run, and does not call run_test.\n"
                 "Call self.run_test(test_name, parent_pipe) at its end, or leave by sys.exit with the code of a skip."
             )

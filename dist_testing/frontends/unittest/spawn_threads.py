@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar, overload
 
 from dist_testing.budget import MAX_TIMEOUT_S
-from dist_testing.case import Case, ThreadsFailedError
+from dist_testing.case import Case, CaseBody, ThreadsFailedError
 from dist_testing.engine.running_world import group_limit_s
 from dist_testing.errors import UsageError
 from dist_testing.frontends.session import current_session
@@ -113,7 +113,8 @@ def _run(call: Callable[[], Any], name: str, timeout: float | None, world_size: 
         call()
 
     session = current_session()
-    case = Case(name, world_size, {}, session.timeout_s if timeout is None else float(timeout), isolation=THREAD.name)
+    timeout_s = session.timeout_s if timeout is None else float(timeout)
+    case = Case(name, world_size, CaseBody("unittest"), timeout_s, isolation=THREAD.name)
     with session.pause_limit():
         result = session.engine.run_here(case, run_rank)
     match result.verdict.status:

@@ -13,7 +13,7 @@ from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dist_testing.case import Case, CaseFailedError, CaseResult
+from dist_testing.case import Case, CaseBody, CaseFailedError, CaseResult
 from dist_testing.engine.running_world import group_limit_s
 from dist_testing.errors import DistTestingError, UsageError
 from dist_testing.frontends.requirements.decision import unmet_requirement
@@ -57,7 +57,7 @@ class ThreadCase(WorldCase):
     to after the rank's cleanups. The ranks start when the method begins, even if `setUp` calls no `_spawn_threads`.
 
     A thread cannot be killed: a rank that hangs past the deadline fails its test and is left behind as a daemon. A
-    crash ends the runner. Tests for which that is too much use `@pytest.mark.distributed(isolation="thread")`.
+    crash ends the runner. Tests for which that is too much use `@pytest.mark.distributed(isolation=THREAD.name)`.
 
     Attributes:
         rank: This rank; `MAIN_THREAD_RANK` in the runner.
@@ -141,7 +141,7 @@ class ThreadCase(WorldCase):
         environment = ChainMap({"WORLD_SIZE": str(world_size)}, os.environ)
         if reason := method and unmet_requirement(method, environment):
             self.skipTest(reason)
-        case = Case(self.id(), world_size, {}, timeout_s, isolation=THREAD.name)
+        case = Case(self.id(), world_size, CaseBody("unittest"), timeout_s, isolation=THREAD.name)
         self.threads = RankThreads(type(self), self._testMethodName, case, self._shows_locals)
 
     def _join_processes(self, fn: Callable[[], Any]) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar, NoReturn, cast
 
 from dist_testing.budget import MAX_TIMEOUT_S
-from dist_testing.case import Case, CaseFailedError, CaseResult
+from dist_testing.case import Case, CaseBody, CaseFailedError, CaseResult
 from dist_testing.engine.needs import missing_need
 from dist_testing.engine.report import broken_promise
 from dist_testing.engine.running_world import RunningCase, check_world_size
@@ -25,6 +25,7 @@ from dist_testing.frontends.requirements.decision import unmet_requirement
 from dist_testing.frontends.session import Session, current_session
 from dist_testing.frontends.unittest.exits import declared_exits
 from dist_testing.frontends.unittest.lookup import class_name
+from dist_testing.frontends.unittest.messages import UNITTEST_CASES, UnittestCase
 from dist_testing.frontends.unittest.on_rank import RankPipe
 from dist_testing.frontends.warned import warnings_of
 from dist_testing.launch.isolation import Isolation, Reuse, isolation_named, isolation_names
@@ -130,7 +131,15 @@ class WorldCase(unittest.TestCase):
         return self.id().rpartition(".")[2]
 
     def _ask_for_ranks(
-        self, size: object, isolation: object, *, lacking: str | None = None, **body: Any
+        self,
+        size: object,
+        isolation: object,
+        *,
+        lacking: str | None = None,
+        file_name: str = "",
+        fake_pg: bool = False,
+        keeps_groups: bool = False,
+        keeps_state: bool = False,
     ) -> RunningCase:
         """Ask for the ranks of this test, which has to be fit for it.
 
@@ -138,7 +147,10 @@ class WorldCase(unittest.TestCase):
             size: The world's, as the class gives it.
             isolation: The launcher, as the class gives it; "" for the target's.
             lacking: What the class knows that the machine does not have; None if nothing.
-            **body: What the door on the ranks is told, beside what to run.
+            file_name: The file that the ranks share for a rendezvous; "" for none.
+            fake_pg: Whether the class asks for torch's fake group.
+            keeps_groups: Whether the test may leave its groups to the next one on the same ranks.
+            keeps_state: Whether the test may leave other things than groups to the next one.
 
         Raises:
             UsageError: If the class says something impossible, or the world is larger than declared.
@@ -164,19 +176,16 @@ class WorldCase(unittest.TestCase):
         if missing := missing_need(spec, world_size) or lacking:
             self._lack(missing, promised=spec.promises(world_size) or session.fail_on_missing)
         cls = type(self)
+        content = UnittestCase(class_name(cls), self._testMethodName, self._shows_locals, file_name, fake_pg)
         case = Case(
             name=self.id(),
             world_size=world_size,
-            body={
-                "door": "unittest",
-                "class": class_name(cls),
-                "method": self._testMethodName,
-                "world_size": world_size,
-                "tb_locals": self._shows_locals,
-                "keeps_groups": False,
-                "keeps_state": False,
-                **body,
-            },
+            body=CaseBody(
+                "unittest",
+                UNITTEST_CASES.to_wire(content).decode(),
+                keeps_state=keeps_state,
+                keeps_groups=keeps_groups,
+            ),
             timeout_s=timeout_s,
             isolation=how.name,
             pool=f"{cls.__module__}.{cls.__qualname__}" if how.reuse is Reuse.RANKS else "",
@@ -291,12 +300,12 @@ class WorldCase(unittest.TestCase):
         """
 
     @classmethod
-    def _run_on_rank(cls, rank: int, body: dict[str, Any], pipe: RankPipe) -> None:
+    def _run_on_rank(cls, rank: int, case: UnittestCase, pipe: RankPipe) -> None:
         """On a rank: make an instance and have it run its method.
 
         Args:
             rank: This rank.
-            body: What the runner said; see `_ask_for_ranks`.
+            case: What the runner sent; see `_ask_for_ranks`.
             pipe: Runs the method.
         """
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""The unittest door, from the outside: one file, run in each of the ways in which people run unittest files."""
+"""The unittest classes, seen from outside: one file, run in every way in which users run unittest files."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ _COUNTS = "FAILED (failures=4, skipped=2, expected failures=1, unexpected succes
 
 
 def _assert_right(folder: Path, log: str) -> None:
-    """What is the same in all ways to run the file."""
+    """Check the results that are the same in all ways to run the file."""
     assert_no_folder_left(folder)
     for said in (
         "rank 1 raised AssertionError: 1 == 1 : planted",
@@ -137,7 +137,7 @@ def _assert_right(folder: Path, log: str) -> None:
 
 
 def test_under_pytest(starter: Starter, tmp_path: Path) -> None:
-    """The usual way."""
+    """If this fails, the usual way to run such a file gives wrong outcomes."""
     write_file(tmp_path, "test_cases.py", _CASES)
     ended = run_pytest(starter, tmp_path, "-rA", "test_cases.py")
     assert ended.code == pytest.ExitCode.TESTS_FAILED
@@ -153,7 +153,7 @@ def test_under_pytest(starter: Starter, tmp_path: Path) -> None:
 
 
 def test_under_unittest(starter: Starter, tmp_path: Path) -> None:
-    """`python -m unittest`: no plugin, no pytest; the report is in unittest's own."""
+    """If this fails, `python -m unittest`, without pytest, gives wrong outcomes or no report."""
     write_file(tmp_path, "test_cases.py", _CASES)
     child = starter.start(["-m", "unittest", "-v", "test_cases"], tmp_path, fresh=True)
     assert child.wait() == 1, child.log
@@ -167,7 +167,7 @@ def test_under_unittest(starter: Starter, tmp_path: Path) -> None:
     [("dist_testing.run_tests()", pytest.ExitCode.TESTS_FAILED), ("unittest.main()", 1)],
 )
 def test_as_a_program(starter: Starter, tmp_path: Path, ending: str, code: int) -> None:
-    """`python test_cases.py`, with either of the usual endings."""
+    """If this fails, `python test_cases.py`, with one of the usual endings, gives wrong outcomes."""
     file = write_file(tmp_path, "test_cases.py", _CASES)
     file.write_text(f'{file.read_text()}\n\nif __name__ == "__main__":\n    {ending}\n')
     child = starter.start(["test_cases.py"], tmp_path, fresh=True)
@@ -177,8 +177,8 @@ def test_as_a_program(starter: Starter, tmp_path: Path, ending: str, code: int) 
 
 
 @pytest.mark.parametrize("ending", ["dist_testing.run_tests()", "unittest.main()"])
-def test_program_runs_what_it_is_told(starter: Starter, tmp_path: Path, ending: str) -> None:
-    """`python test_cases.py Class.test_method`, as everybody types it."""
+def test_program_runs_the_tests_that_it_names(starter: Starter, tmp_path: Path, ending: str) -> None:
+    """If this fails, `python test_cases.py Class.test_method` runs other tests."""
     file = write_file(tmp_path, "test_cases.py", _CASES)
     file.write_text(f'{file.read_text()}\n\nif __name__ == "__main__":\n    {ending}\n')
     child = starter.start(["test_cases.py", "TestNumericText.test_size", "TestRanks.test_pass"], tmp_path)
@@ -186,8 +186,8 @@ def test_program_runs_what_it_is_told(starter: Starter, tmp_path: Path, ending: 
     assert "2 passed" in child.log or "Ran 2 tests" in child.log
 
 
-def test_errors_around_the_test_name_their_place(starter: Starter, tmp_path: Path) -> None:
-    """An exception in the runner is unittest's; one on a rank is the rank's; no rank is left by either."""
+def test_errors_around_the_test_name_their_origin(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, an error around a test leaves a rank, or does not name the runner or the rank as its origin."""
     ended = run_cases(
         starter,
         tmp_path,
@@ -249,7 +249,7 @@ def test_errors_around_the_test_name_their_place(starter: Starter, tmp_path: Pat
             pass
 
 
-        # The base class itself is not what this file is about.
+        # The base class itself must not be collected.
         del Base
         """,
     )
@@ -281,7 +281,7 @@ def test_errors_around_the_test_name_their_place(starter: Starter, tmp_path: Pat
     ],
 )
 def test_bad_attribute_is_a_clear_error(starter: Starter, tmp_path: Path, attribute: str, said: str) -> None:
-    """It must neither run something else nor show the library's insides."""
+    """If this fails, a wrong attribute runs something else, or shows the library's internals."""
     ended = run_cases(
         starter,
         tmp_path,
@@ -302,7 +302,7 @@ def test_bad_attribute_is_a_clear_error(starter: Starter, tmp_path: Path, attrib
 
 
 def test_sub_test_is_named(starter: Starter, tmp_path: Path) -> None:
-    """Which of them failed is what a sub-test is for; the others are run, too."""
+    """If this fails, the report does not name the failed sub-test, or the others do not run."""
     ended = run_cases(
         starter,
         tmp_path,
@@ -327,14 +327,14 @@ def test_sub_test_is_named(starter: Starter, tmp_path: Path) -> None:
 
 
 def test_failing_import_is_reported_once(starter: Starter, tmp_path: Path) -> None:
-    """Before any rank is there."""
+    """If this fails, a file that cannot be imported is reported once per rank."""
     ended = run_cases(starter, tmp_path, "import dist_testing\nimport nothing_of_this_name\n")
     assert ended.code == pytest.ExitCode.INTERRUPTED
     assert "nothing_of_this_name" in ended.log
 
 
-def test_ranks_see_the_runner_as_it_is_when_they_are_asked_for(starter: Starter, tmp_path: Path) -> None:
-    """What setUp sets, before it asks for the ranks, is there, as it would be for a process that is spawned then."""
+def test_ranks_see_the_runner_as_it_is_at_their_start(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, ranks miss what setUp did before it started them, unlike a spawned process."""
     ended = run_cases(
         starter,
         tmp_path,
@@ -369,7 +369,7 @@ def test_ranks_see_the_runner_as_it_is_when_they_are_asked_for(starter: Starter,
 
 
 def test_plain_unittest_leaves_nothing_when_it_is_killed_by_a_test(starter: Starter, tmp_path: Path) -> None:
-    """Without pytest the engine ends with the interpreter, however that ends."""
+    """If this fails, a killed interpreter without pytest leaves ranks or folders behind."""
     write_file(
         tmp_path,
         "test_cases.py",

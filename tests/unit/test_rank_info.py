@@ -1,4 +1,4 @@
-"""What a process's environment says of a world that has been made."""
+"""What the environment of a process says about the world that it is a rank of."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ _GIVEN = {
 }
 
 
-def test_no_rank_no_world() -> None:
-    """Without RANK the library starts its own ranks, whatever else is set."""
+def test_without_rank_there_is_no_world() -> None:
+    """If this fails, the library attaches to a world that does not exist instead of starting its own ranks."""
     assert rank_info_in({name: value for name, value in _GIVEN.items() if name != "RANK"}) is None
 
 
-def test_torchruns_variables_are_understood() -> None:
-    """A restart of the world must not meet what an earlier one has left in the store."""
+def test_torchruns_variables_are_read() -> None:
+    """If this fails, a restarted world finds keys in the store that an earlier attempt left there."""
     assert rank_info_in(_GIVEN) == RankInfo(1, 4, "localhost", 29500, is_served=True, attempt="run/2")
 
 
 def test_variables_set_by_hand_are_enough() -> None:
-    """Four of them, as `env://` needs them; then rank 0 serves the store."""
+    """If this fails, a user who sets the four variables of `env://` by hand gets no world. Rank 0 serves the store."""
     by_hand = {name: _GIVEN[name] for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")}
     assert rank_info_in(by_hand) == RankInfo(1, 4, "localhost", 29500, is_served=False, attempt="/0")
 
@@ -49,8 +49,8 @@ def test_variables_set_by_hand_are_enough() -> None:
         ({"WORLD_SIZE": "8"}, "WORLD_SIZE=8 and LOCAL_WORLD_SIZE=4: the world spans several machines."),
     ],
 )
-def test_what_cannot_be_is_a_clear_error(changed: dict[str, str | None], said: str) -> None:
-    """Three lines: what is set, what that means, and the way out."""
+def test_contradictory_variables_are_a_clear_error(changed: dict[str, str | None], said: str) -> None:
+    """If this fails, contradictory variables cause a traceback or a hang instead of a three-line error."""
     given = {name: value for name, value in {**_GIVEN, **changed}.items() if value is not None}
     with pytest.raises(UsageError) as caught:
         rank_info_in(given)

@@ -1,4 +1,4 @@
-"""One rank's side of a group: who it is, how its calls reach the other ranks, and its end."""
+"""The part of a rank's process group below the collectives: identity, sends and receives, coalescing, split, end."""
 
 from __future__ import annotations
 
@@ -14,32 +14,34 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from dist_testing.errors import UsageError
 from dist_testing.threaded import data
 from dist_testing.threaded.arguments import Tensors, single, text_of
-from dist_testing.threaded.meeting import ANY_RANK, Move, SharedGroup, Transfer
+from dist_testing.threaded.meeting import Move, SharedGroup
 from dist_testing.threaded.members import ThreadWorld
 from dist_testing.threaded.operation import Call, call_site
+from dist_testing.threaded.pending import ANY_RANK, Transfer
 from dist_testing.threaded.work import JoinedWork, ThreadWork
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["GroupSide"]
+__all__ = ["GroupBase"]
 
 
-class GroupSide(dist.ProcessGroup):
-    """One rank's side of a group whose ranks are threads.
+class GroupBase(dist.ProcessGroup):
+    """One rank's process group object, without the collectives, which `Reductions` and `ThreadedGroup` add.
 
-    `ThreadedGroup` adds the collectives.
+    Methods have the names and arguments of `torch.distributed.ProcessGroup`. Ranks in arguments are ranks of the group,
+    from 0; error texts name ranks of the default group, as users do.
 
     Args:
         store: The group's own part of the store that its ranks share.
-        rank: This rank's number in the group.
-        shared: What the ranks have in common.
-        world: The world.
-        timeout_s: Time limit of a call, in seconds.
+        rank: This rank in the group, from 0.
+        shared: The state that the ranks of the group share.
+        world: The world of the ranks.
+        timeout_s: Time limit of a call that has none of its own, in seconds.
     """
 
     def __init__(self, store: Store, rank: int, shared: SharedGroup, world: ThreadWorld, timeout_s: float) -> None:
-        # With the store, c10d's constructor makes an object that Python cannot subclass.
+        # c10d's constructor with a store makes an object that Python cannot subclass.
         super().__init__(rank, shared.size)  # type: ignore[call-arg]  # not in torch's stubs
         self._store = store
         self._rank = rank
@@ -50,42 +52,42 @@ class GroupSide(dist.ProcessGroup):
         self._name = ""
         self._description = ""
         self._has_left = False
-        # Works of the calls since a coalescing manager began; None outside of one.
+        # The works of the calls since start_coalescing; None outside of such a block.
         self._coalesced: list[ThreadWork] | None = None
 
     def __repr__(self) -> str:
         return f"<ThreadedGroup {self._name!r}, rank {self._rank} of {self._size}>"
 
-    # c10d asks the base class's own backends for what follows; this group has none.
+    # The base class asks its own backends for the following; this group has none.
 
     def rank(self) -> int:
-        """This rank's number in the group."""
+        """Return this rank's number in the group, from 0; see `torch.distributed.get_rank`."""
         return self._rank
 
     def size(self) -> int:
-        """Number of ranks."""
+        """Return the number of ranks; see `torch.distributed.get_world_size`."""
         return self._size
 
     def name(self) -> str:
-        """The backend's name."""
+        """Return the backend's name, "threaded"."""
         return "threaded"
 
     def getBackendName(self) -> str:
-        """The same, as C++ asks."""
+        """Return the backend's name, under the name that c10d's C++ code calls."""
         return "threaded"
 
     @property
     def group_name(self) -> str:  # type: ignore[override]  # torch's new type for it
-        """What torch knows the group by."""
+        """The name under which torch registers the group; "" until torch has set it."""
         return self._name
 
     @property
     def group_desc(self) -> str:
-        """What the user called it."""
+        """The description that `torch.distributed.new_group(group_desc=...)` gave; "" without one."""
         return self._description
 
     def get_group_store(self) -> Store:
-        """The group's part of the store."""
+        """Return the group's own part of the store."""
         return self._store
 
     def _set_group_name(self, name: str) -> None:
@@ -103,15 +105,50 @@ class GroupSide(dist.ProcessGroup):
     # Point to point.
 
     def send(self, tensors: Tensors, dst: int, tag: int) -> ThreadWork:
-        """Over when the receiver has the tensor: a send has no buffer."""
+        """Start to send a tensor; see `torch.distributed.isend`.
+
+        There is no buffer, as with gloo: the work is done when the receiver has the tensor. Sends and receives of two
+        ranks that have the same tag are paired in the order of the calls.
+
+        Args:
+            tensors: A tensor, or a list of one, of any shape and dtype.
+            dst: The receiver, a rank of the group; may be this rank.
+            tag: Pairs the send with receives of the same tag.
+
+        Returns:
+            The work. Its `wait` raises `CollectiveMismatchError` if the receive differs in dtype or number of elements.
+
+        Raises:
+            ValueError: If the group has no rank `dst`, or there is not exactly one tensor.
+            UsageError: If this rank has destroyed the group.
+            PeerFailedError: If a rank of the world has failed.
+        """
         return self._transfer("send", tensors, dst, tag, is_send=True)
 
     def recv(self, tensors: Tensors, src: int, tag: int) -> ThreadWork:
-        """Over when the tensor has come."""
+        """Start to receive a tensor; see `torch.distributed.irecv`.
+
+        Args:
+            tensors: The output: a tensor, or a list of one, with the dtype and number of elements of the sent tensor.
+            src: The sender, a rank of the group; may be this rank.
+            tag: Pairs the receive with sends of the same tag.
+
+        Returns:
+            The work, done when the tensor has arrived. Its `wait` raises as that of `send`.
+
+        Raises:
+            ValueError: If the group has no rank `src`, or there is not exactly one tensor.
+            UsageError: If this rank has destroyed the group.
+            PeerFailedError: If a rank of the world has failed.
+        """
         return self._transfer("recv", tensors, src, tag, is_send=False)
 
     def recv_anysource(self, tensors: Tensors, tag: int) -> ThreadWork:
-        """The same from whoever sends first; of sends that are there already, the one that was first."""
+        """Start to receive a tensor from any rank; see `torch.distributed.irecv` without `src`.
+
+        The receive takes the earliest send with its tag, whichever rank it comes from. `source_rank()` of the work
+        tells the sender. Arguments, result and errors are those of `recv`.
+        """
         return self._transfer("recv", tensors, ANY_RANK, tag, is_send=False)
 
     def _transfer(self, name: str, tensors: Tensors, peer: int, tag: int, *, is_send: bool) -> ThreadWork:
@@ -121,23 +158,33 @@ class GroupSide(dist.ProcessGroup):
             self._check_rank(peer)
 
         def detail() -> str:
-            whom = "any rank" if peer == ANY_RANK else f"rank {self._shared.ranks[peer]}"
+            whom = "any rank" if peer == ANY_RANK else f"rank {self._shared.label.ranks[peer]}"
             return f"{'to' if is_send else 'from'} {whom}, tag {tag}, {text_of([tensor])}"
 
         call = Call(name, (), detail, call_site())
-        transfer = Transfer(self._shared, self._rank, peer, tag, tensor, call, is_send=is_send)
+        transfer = Transfer(self._shared.label, self._rank, peer, tag, tensor, call, is_send=is_send)
         data.settle(data.accelerators([tensor]))
         self._shared.transfer(transfer)
         return self._begun(ThreadWork(self._world, transfer, call, [tensor], self._timeout_s))
 
-    # The group's life.
+    # Coalescing, split and end.
 
     def start_coalescing(self, device: object = None) -> None:
-        """Calls from here on are one; each of them goes its way at once all the same."""
+        """Begin to collect the works of calls; see `torch.distributed.distributed_c10d._coalescing_manager`.
+
+        Each call still starts at once.
+
+        Args:
+            device: Ignored; c10d passes it.
+        """
         self._coalesced = []
 
     def end_coalescing(self, device: object = None) -> JoinedWork | None:
-        """The work of all of them; None if there was none."""
+        """Return one work for all calls since `start_coalescing`; None if there was no call.
+
+        Args:
+            device: Ignored; c10d passes it.
+        """
         works, self._coalesced = self._coalesced, None
         return JoinedWork(works) if works else None
 
@@ -153,10 +200,23 @@ class GroupSide(dist.ProcessGroup):
         group_desc: str | None = None,
         device_types: object = None,
     ) -> Self | None:
-        """A group of some of this one's ranks; None on the others. All ranks have to call it.
+        """Create a group of some ranks of this one; see `torch.distributed.ProcessGroup.split_group`.
+
+        Every rank of this group has to call it, with the same `new_ranks`. The call does not wait for the others.
+
+        Args:
+            new_ranks: Ranks of this group. The one at index i becomes rank i of the new group.
+            timeout: Time limit of the new group's calls; this group's by default.
+            opts: Ignored; this backend has no options.
+            group_name: Name of the new group; by default one that is unique in the process.
+            group_desc: Description of the new group; by default this group's with ":split" appended.
+            device_types: Ignored; the group takes tensors of every device.
+
+        Returns:
+            The new group; None on ranks that `new_ranks` does not name.
 
         Raises:
-            ValueError: If `new_ranks` is empty, names a rank twice, or one that the group does not have.
+            ValueError: If `new_ranks` is empty, names a rank twice, or names a rank that this group does not have.
         """
         for rank in new_ranks:
             self._check_rank(rank)
@@ -174,11 +234,14 @@ class GroupSide(dist.ProcessGroup):
         return group
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Change the time limit of the calls to come."""
+        """Change the time limit of later calls on this rank."""
         self._timeout_s = timeout.total_seconds()
 
     def shutdown(self) -> None:
-        """This rank is done with the group. Others that wait for it are told."""
+        """Leave the group; `torch.distributed.destroy_process_group` calls it. Later calls change nothing.
+
+        Calls of other ranks that still need this rank fail with `DeadlockError`.
+        """
         if not self._has_left:
             self._has_left = True
             self._shared.leave(self._rank)
@@ -192,29 +255,33 @@ class GroupSide(dist.ProcessGroup):
         name: str,
         signature: tuple[object, ...],
         detail: Callable[[], str],
-        brought: object,
+        contribution: object,
         move: Move,
         results: Tensors,
         limit_s: float | None,
         held: Tensors | None = None,
     ) -> ThreadWork:
-        """Make this rank's side of a collective.
+        """Make this rank's call of a collective.
 
         Args:
-            name: The function's.
-            signature: What has to be the same on all ranks, beside the name.
-            detail: See `Call`.
-            brought: For `move`.
-            move: Does the work.
-            results: What the work gives.
-            limit_s: Of the call; None for the group's.
-            held: A tensor on each device that is brought; None if the results are.
+            name: Name of the function of `torch.distributed`.
+            signature: The values that have to be equal on all ranks, beside the name.
+            detail: Returns the arguments as text for error texts; see `Call`.
+            contribution: This rank's contribution to `move`.
+            move: Does the work for all ranks.
+            results: The tensors that the call writes.
+            limit_s: Time limit of the call in seconds; None for the group's.
+            held: A tensor on each device that the contribution uses; `results` by default.
+
+        Raises:
+            UsageError: If this rank has destroyed the group.
+            PeerFailedError: If a rank of the world has failed.
         """
         self._check_is_usable(name)
         call = Call(name, (name, *signature), detail, call_site())
         devices = data.accelerators(results if held is None else held)
         data.settle(devices)
-        collective = self._shared.meet(self._rank, call, brought, move, devices)
+        collective = self._shared.meet(self._rank, call, contribution, move, devices)
         return self._begun(
             ThreadWork(self._world, collective, call, results, self._timeout_s if limit_s is None else limit_s)
         )
@@ -226,10 +293,11 @@ class GroupSide(dist.ProcessGroup):
 
     def _check_is_usable(self, name: str) -> None:
         if self._has_left:
+            label = self._shared.label
             raise UsageError(
-                f"{name} on {self._shared.title()}, which rank {self._shared.ranks[self._rank]} has destroyed.\n"
-                "A group that was destroyed, or belongs to a test that has ended, was kept and used.\n"
-                "Use the group before destroy_process_group, or make a new one."
+                f"{name} on {label.title}, which rank {label.ranks[self._rank]} has destroyed.\n"
+                "Most likely the group was kept and used after destroy_process_group, or after the end of its test.\n"
+                "Use the group before it is destroyed, or create a new one."
             )
 
     def _root(self, opts: Any, root: int | None) -> int:
@@ -244,7 +312,7 @@ class GroupSide(dist.ProcessGroup):
 
     def _check_one_per_rank(self, tensors: Tensors, what: str) -> None:
         if len(tensors) != self._size:
-            raise ValueError(f"{len(tensors)} tensors in a group of {self._size}; there has to be {what} for each rank")
+            raise ValueError(f"{len(tensors)} tensors in a group of {self._size}; expected {what} for each rank")
 
     def _check_is_whole(self, whole: Tensor, part: Tensor, whole_name: str, part_name: str) -> None:
         if whole.dtype != part.dtype or whole.numel() != part.numel() * self._size:
@@ -254,7 +322,7 @@ class GroupSide(dist.ProcessGroup):
             )
 
     def _cut(self, tensor: Tensor, sizes: Sequence[int] | Tensor | None, what: str) -> list[Tensor]:
-        # torch takes a tensor of sizes, too.
+        # torch also takes a tensor of sizes.
         sizes = [] if sizes is None else [int(size) for size in sizes]
         if not sizes:
             if tensor.dim() == 0 or tensor.shape[0] % self._size:
@@ -266,6 +334,6 @@ class GroupSide(dist.ProcessGroup):
         if len(sizes) != self._size or sum(sizes) != tensor.shape[0]:
             raise ValueError(
                 f"{what}_split_sizes = {sizes} for {data.tensor_text(tensor)}, in a group of {self._size}; "
-                "expected one size per rank, which together are the first dimension"
+                "expected one size per rank, and their sum has to be the first dimension"
             )
         return list(torch.split(tensor.detach(), sizes))

@@ -10,8 +10,8 @@ import pytest
 from dist_testing.bazel.banner import Banner
 
 
-def test_the_line_begins_at_once_and_the_rest_waits() -> None:
-    """A run that hangs at once must not have an empty log; one that skips everything says so in the first line."""
+def test_the_line_begins_at_once_and_other_output_waits() -> None:
+    """If this fails, the log of a run that hangs at once is empty, or the first line lacks the result."""
     stream = io.StringIO()
     head = Banner(stream, "what runs")
     head.write("header\n")
@@ -22,7 +22,7 @@ def test_the_line_begins_at_once_and_the_rest_waits() -> None:
 
 
 def test_the_line_ends_once() -> None:
-    """The first thing that runs ends it, and so does the end of the run."""
+    """If this fails, the line is ended twice: by the first output and by the end of the run."""
     stream = io.StringIO()
     head = Banner(stream, "what runs")
     head.end_line()
@@ -30,8 +30,8 @@ def test_the_line_ends_once() -> None:
     assert stream.getvalue() == "what runs\n"
 
 
-def test_it_is_otherwise_the_stream_that_it_stands_for() -> None:
-    """pytest asks for colours, descriptors and encodings."""
+def test_the_banner_behaves_like_the_stream_it_wraps() -> None:
+    """If this fails, pytest, which asks for colours, descriptors and encodings, breaks."""
     stream = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
     head = Banner(stream, "")
     assert head.encoding == "utf-8"
@@ -43,7 +43,7 @@ def test_it_is_otherwise_the_stream_that_it_stands_for() -> None:
 
 
 def test_errors_come_below_the_line(capsys: pytest.CaptureFixture[str]) -> None:
-    """pytest tells a wrong option before any test has run; within the line it would be overlooked."""
+    """If this fails, an error about a wrong option continues the first line and is overlooked."""
     head = Banner(sys.stdout, "what runs")
     with head.in_place():
         print("waits")
@@ -54,8 +54,8 @@ def test_errors_come_below_the_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr() == ("after\n", "")
 
 
-def test_nothing_that_waits_is_lost(capsys: pytest.CaptureFixture[str]) -> None:
-    """An error that ends the run before its first case is in the log with all that led to it."""
+def test_waiting_output_is_not_lost(capsys: pytest.CaptureFixture[str]) -> None:
+    """If this fails, an error that ends the run before its first case loses the output before it."""
     head = Banner(sys.stdout, "what runs")
 
     def run() -> None:
@@ -68,8 +68,8 @@ def test_nothing_that_waits_is_lost(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == "what runs\nwaits\n"
 
 
-def test_standard_error_is_otherwise_as_ever(capsys: pytest.CaptureFixture[str]) -> None:
-    """pytest's faulthandler asks for its descriptor, before anything has run."""
+def test_standard_error_stays_usable(capsys: pytest.CaptureFixture[str]) -> None:
+    """If this fails, pytest's faulthandler cannot get the descriptor of standard error."""
     stream = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "stderr", stream)

@@ -1,4 +1,4 @@
-"""What a marked test may use: fixtures, folders, captured output, patches, skips and expected failures."""
+"""Features of pytest in a marked test: fixtures, folders, captured output, patches, skips and expected failures."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from tests.support.children import run_cases
 from tests.support.starter import Starter
 
 
-def test_what_pytest_gives_works_on_ranks(starter: Starter, tmp_path: Path) -> None:
-    """Fixtures of every kind, with their teardown; folders; output; patches."""
+def test_pytests_fixtures_work_on_ranks(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, a fixture, a folder, captured output or a patch works in plain pytest but not on ranks."""
     ended = run_cases(
         starter,
         tmp_path,
@@ -87,11 +87,11 @@ def test_what_pytest_gives_works_on_ranks(starter: Starter, tmp_path: Path) -> N
     assert {name for name, outcome in ended.outcomes().items() if outcome == "FAILED"} == {"test_rewritten"}, ended.log
     left = {path.name for path in tmp_path.iterdir()}
     assert left >= {f"{what}-{rank}" for what in ("torn-down", "finalised") for rank in range(2)}
-    assert "assert [1, 2, 0] == [1, 2, 9]" in ended.log, "assertions are explained on ranks, too"
+    assert "assert [1, 2, 0] == [1, 2, 9]" in ended.log, "assertions on ranks are explained, too"
 
 
 def test_skips_and_expected_failures(starter: Starter, tmp_path: Path) -> None:
-    """Marks are judged once, in the runner; only a test that raises can fail as expected."""
+    """If this fails, a mark is judged on each rank, or a crash counts as an expected failure."""
     ended = run_cases(
         starter,
         tmp_path,
@@ -194,8 +194,8 @@ def test_skips_and_expected_failures(starter: Starter, tmp_path: Path) -> None:
     assert "[XPASS(strict)] passes by now" in ended.log
 
 
-def test_expected_failure_says_which_error_it_expects(starter: Starter, tmp_path: Path) -> None:
-    """An error of another type is a failure, as in plain pytest."""
+def test_expected_failure_respects_its_error_type(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, an error of another type passes as the expected failure, unlike in plain pytest."""
     ended = run_cases(
         starter,
         tmp_path,
@@ -223,7 +223,7 @@ def test_expected_failure_says_which_error_it_expects(starter: Starter, tmp_path
 
 
 def test_error_in_a_fixture_is_the_ranks_failure(starter: Starter, tmp_path: Path) -> None:
-    """Setup, teardown and finalisers, each on one rank of two."""
+    """If this fails, an error in setup or teardown on one of two ranks is lost."""
     ended = run_cases(
         starter,
         tmp_path,
@@ -264,8 +264,8 @@ def test_error_in_a_fixture_is_the_ranks_failure(starter: Starter, tmp_path: Pat
     assert "fixture 'no_such_fixture' not found" in ended.log
 
 
-def test_folder_that_the_user_has_named_stays_the_runners(starter: Starter, tmp_path: Path) -> None:
-    """pytest empties it when it begins; ranks that did so would take their files from tests that run in the runner."""
+def test_folder_that_the_user_named_stays_the_runners(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, ranks empty the folder, as pytest does at its start, and the runner's tests lose their files."""
     ended = run_cases(
         starter,
         tmp_path,

@@ -1,0 +1,341 @@
+"""The messages that make worlds and end them, between the runner, the fork server and attached ranks.
+
+    runner       --- ForkServerOrder --->    fork server     (descriptors travel beside a request for a world)
+    runner       <-- ForkServerEvent ----    fork server
+    rank 0       --- AttachedOrder ------>   attached rank   (descriptors travel beside a request to take part)
+    rank 0       <-- AttachedMessage -----   attached rank
+    any process  --- FreshProgram ------->   the fresh interpreter that it starts
+
+What the runner and a rank tell each other about a case is in `dist_testing.process.rank_messages`.
+
+A field is declared here once; `dist_testing.process.codec` derives from the annotation how it is written and checked.
+Raise the schema number of a family with every change of one of its messages.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, TypeAlias
+
+from dist_testing.case import CaseBody
+from dist_testing.process.codec import Family
+from dist_testing.spec import MAX_WORLD_SIZE
+from dist_testing.world import WorldSettings
+
+__all__ = [
+    "ATTACHED_MESSAGES",
+    "ATTACHED_ORDERS",
+    "FORK_SERVER_EVENTS",
+    "FORK_SERVER_ORDERS",
+    "FRESH_PROGRAMS",
+    "AttachedMessage",
+    "AttachedOrder",
+    "EndRun",
+    "ForkServerEvent",
+    "ForkServerOrder",
+    "FreshForkServer",
+    "FreshProgram",
+    "FreshRank",
+    "Hello",
+    "LauncherEvent",
+    "Loader",
+    "PartOver",
+    "RankEnded",
+    "RankStart",
+    "SignalRanks",
+    "TakePart",
+    "Unfit",
+    "Welcome",
+    "WorldOver",
+    "WorldRefused",
+    "WorldRequest",
+    "WorldStarted",
+]
+
+_Rank = Annotated[int, range(MAX_WORLD_SIZE)]
+_WorldNumber = Annotated[int, range(1 << 31)]
+# The largest that Linux makes is 2 to the power of 22.
+_Pid = Annotated[int, range(1, 1 << 31)]
+_Fd = Annotated[int, range(1 << 31)]
+_Port = Annotated[int, range(1 << 16)]
+# As in `subprocess`: a negative code is a signal. 256 is `dist_testing.outcomes.UNKNOWN_EXIT_CODE`.
+_EndOfProcess = Annotated[int, range(-64, 257)]
+_ExitCode = Annotated[int, range(256)]
+
+
+@dataclass(frozen=True, slots=True)
+class WorldRequest:
+    """Ask for a world: everything that its ranks need to know and cannot inherit from the older fork server.
+
+    Attributes:
+        world: Number of the world in this run.
+        size: Ranks to start.
+        body: What the ranks run.
+        directory: The world's own folder: `rank-<r>.log` is made in it.
+        env: The whole environment of a rank, apart from the variables that differ from rank to rank.
+        cwd: Working directory.
+        umask: File mode creation mask.
+        threads: Intra-op threads of a rank, at least 1; 0 leaves torch alone.
+        pool: Whether the ranks stay for more cases, so that it matters what a case leaves behind in them.
+        fresh: Whether each rank is a fresh interpreter instead of a fork that runs on.
+        together: Whether the ranks are threads of one process.
+        store_port: Loopback port whose listening socket travels with the request; 0 for no store.
+        settings: Backend, device and limits of the world.
+        debug_rank: The rank that gets the terminal; None for none.
+        lease_fds: How many descriptors, the last ones, keep the world's GPUs for it.
+    """
+
+    world: _WorldNumber
+    size: Annotated[int, range(MAX_WORLD_SIZE + 1)]
+    body: CaseBody
+    directory: str
+    env: dict[str, str]
+    cwd: str
+    umask: Annotated[int, range(0o10000)]
+    threads: Annotated[int, range(1 << 16)]
+    pool: bool
+    fresh: bool
+    together: bool
+    store_port: _Port
+    settings: WorldSettings
+    debug_rank: _Rank | None = None
+    lease_fds: Annotated[int, range(1 << 16)] = 0
+
+    @property
+    def fd_count(self) -> int:
+        """How many descriptors belong to the request: per rank two, the board, the store, and the leases."""
+        return 2 * self.size + 1 + bool(self.store_port) + self.lease_fds
+
+
+@dataclass(frozen=True, slots=True)
+class SignalRanks:
+    """Send a signal to those of these ranks that still run.
+
+    Attributes:
+        ranks: Ranks of the running world.
+        number: The signal.
+    """
+
+    ranks: tuple[_Rank, ...]
+    number: Annotated[int, range(1, 65)]
+
+
+@dataclass(frozen=True, slots=True)
+class WorldStarted:
+    """The ranks of a world have processes.
+
+    Attributes:
+        world: Number of the world.
+        pids: The process of each rank, by rank; fewer than ranks if one could not be started.
+    """
+
+    world: _WorldNumber
+    pids: tuple[_Pid, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WorldRefused:
+    """A rank could not be started.
+
+    Attributes:
+        world: Number of the world.
+        rank: The first rank without a process.
+        text: Why: the system's error, its cause and the way out.
+    """
+
+    world: _WorldNumber
+    rank: _Rank
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class RankEnded:
+    """The process of a rank has ended, or an attached rank has ended its part.
+
+    Attributes:
+        world: Number of the world.
+        rank: The rank.
+        exit_code: Its exit code; a negative number is a signal, as in `subprocess`.
+    """
+
+    world: _WorldNumber
+    rank: _Rank
+    exit_code: _EndOfProcess
+
+
+@dataclass(frozen=True, slots=True)
+class WorldOver:
+    """Nothing of a world is left.
+
+    Attributes:
+        world: Number of the world.
+        leaked: Command lines of orphan processes that the ranks left behind.
+    """
+
+    world: _WorldNumber
+    leaked: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Unfit:
+    """The fork server cannot serve any world.
+
+    Attributes:
+        text: Why, for the user.
+    """
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """A process that torchrun started tells rank 0 which rank it is.
+
+    Attributes:
+        rank: The rank, from 1.
+    """
+
+    rank: _Rank
+
+
+@dataclass(frozen=True, slots=True)
+class PartOver:
+    """An attached rank's part in a world is over; its process goes on.
+
+    Attributes:
+        exit_code: 0, or the code of a rank whose test has failed. The rank's report has told the rest.
+    """
+
+    exit_code: _ExitCode
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """Rank 0's answer to `Hello`.
+
+    Attributes:
+        directories: Folders of the run, for the other ranks to remove if rank 0 cannot.
+    """
+
+    directories: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TakePart:
+    """Be a rank of a world.
+
+    Attributes:
+        rank: Which one.
+        request: The world.
+    """
+
+    rank: _Rank
+    request: WorldRequest
+
+
+@dataclass(frozen=True, slots=True)
+class EndRun:
+    """End this process: rank 0 will ask for no more worlds.
+
+    Attributes:
+        exit_code: What the process of an attached rank exits with.
+    """
+
+    exit_code: _ExitCode
+
+
+@dataclass(frozen=True, slots=True)
+class Loader:
+    """How a fresh interpreter finds the tests again.
+
+    Attributes:
+        module: A module of a front end, with a function `load(state, then, test)`. It collects or imports the tests,
+            calls `then` with the rank context, and does not return.
+        state: Argument of that function, as text that only the front end reads.
+        import_first: Modules to import before that one, as the runner did.
+    """
+
+    module: str
+    state: str
+    import_first: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RankStart:
+    """What one rank is started with.
+
+    Attributes:
+        request: What all ranks of the world share.
+        rank: Which of them this is.
+        channel_fd: The rank's end of its channel to the runner.
+        stacks_fd: Where its stacks go when the runner asks for them.
+        board_fd: The board on which it writes what it is doing.
+        store_fd: The listening socket of the world's store, on rank 0 only.
+        fork_server_pid: The parent, with which the rank dies.
+        lease_fds: Held open, and no more: the world's GPUs are its own until the last of its ranks has ended.
+    """
+
+    request: WorldRequest
+    rank: _Rank
+    channel_fd: _Fd
+    stacks_fd: _Fd
+    board_fd: _Fd
+    store_fd: _Fd | None
+    fork_server_pid: _Pid
+    lease_fds: tuple[_Fd, ...] = ()
+
+    @property
+    def fds(self) -> tuple[int, ...]:
+        """The descriptors that are this rank's own."""
+        given = (self.channel_fd, self.stacks_fd, self.board_fd, self.store_fd, *self.lease_fds)
+        return tuple(fd for fd in given if fd is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class FreshRank:
+    """A fresh interpreter is to be a rank.
+
+    Attributes:
+        start: The rank.
+        loader: How to find its test.
+    """
+
+    start: RankStart
+    loader: Loader
+
+
+@dataclass(frozen=True, slots=True)
+class FreshForkServer:
+    """A fresh interpreter is to be the fork server.
+
+    Attributes:
+        control_fd: Its end of the connection to the runner.
+        run_directories: Folders of the run, which it removes if the runner is killed.
+        runner_pid: The runner: the parent, as long as it lives.
+        loader: How to find the tests.
+    """
+
+    control_fd: _Fd
+    run_directories: tuple[str, ...]
+    runner_pid: _Pid
+    loader: Loader
+
+
+ForkServerOrder: TypeAlias = WorldRequest | SignalRanks
+FORK_SERVER_ORDERS: Family[ForkServerOrder] = Family("order to the fork server", 1, (WorldRequest, SignalRanks))
+
+# What every launcher tells the supervisor.
+LauncherEvent: TypeAlias = WorldStarted | WorldRefused | RankEnded | WorldOver
+ForkServerEvent: TypeAlias = LauncherEvent | Unfit
+FORK_SERVER_EVENTS: Family[ForkServerEvent] = Family(
+    "event of the fork server", 1, (WorldStarted, WorldRefused, RankEnded, WorldOver, Unfit)
+)
+
+AttachedMessage: TypeAlias = Hello | PartOver
+ATTACHED_MESSAGES: Family[AttachedMessage] = Family("message of an attached rank", 1, (Hello, PartOver))
+
+AttachedOrder: TypeAlias = Welcome | TakePart | EndRun
+ATTACHED_ORDERS: Family[AttachedOrder] = Family("order to an attached rank", 1, (Welcome, TakePart, EndRun))
+
+FreshProgram: TypeAlias = FreshRank | FreshForkServer
+FRESH_PROGRAMS: Family[FreshProgram] = Family("order to a fresh interpreter", 1, (FreshRank, FreshForkServer))

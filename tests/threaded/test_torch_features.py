@@ -1,0 +1,183 @@
+"""The features of torch that build on process groups work on threads: sub-groups, DTensor, DDP, functional calls."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as funcol
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.nn.parallel import DistributedDataParallel
+
+from dist_testing.threaded.members import current_member
+from tests.threaded.worlds_of_threads import default_group, pass_on_threads
+
+
+def test_sub_groups_work_independently() -> None:
+    """Created by all ranks or by their members alone; each group numbers its ranks from 0."""
+
+    def body(rank: int) -> None:
+        evens, odds = dist.new_group([0, 2]), dist.new_group([1, 3])
+        own = odds if rank % 2 else evens
+        tensor = torch.tensor([float(rank)])
+        dist.all_reduce(tensor, group=own)
+        assert 2 + 2 * (rank % 2) == tensor.item()
+        assert rank // 2 == dist.get_rank(own)
+        assert [rank % 2, rank % 2 + 2] == dist.get_process_group_ranks(own)
+        tensor = torch.tensor([float(rank)])
+        dist.broadcast(tensor, src=rank % 2 + 2, group=own)
+        assert rank % 2 + 2 == tensor.item()
+
+        local = dist.new_group([0, 1] if rank < 2 else [2, 3], use_local_synchronization=True)
+        tensor = torch.tensor([float(rank)])
+        dist.all_reduce(tensor, group=local)
+        assert [1, 1, 5, 5][rank] == tensor.item()
+
+        halves, _ = dist.new_subgroups(2)  # type: ignore[no-untyped-call]  # torch's
+        dist.barrier(halves)
+        split = default_group().split_group([1, 3])
+        assert (split is None) == (rank % 2 == 0)
+        if split is not None:
+            tensor = torch.tensor([float(rank)])
+            split.allreduce(tensor).wait()
+            assert 4 == tensor.item()
+            assert (rank // 2, 2) == (split.rank(), split.size())
+        for _ in range(50):
+            group = dist.new_group([0, 1])
+            if rank < 2:
+                dist.barrier(group)
+                dist.destroy_process_group(group)
+        member = current_member()
+        assert member is not None
+        dist.barrier()
+        # The world forgets a group that all its ranks have destroyed.
+        assert 10 > len(member.world.groups)
+
+    pass_on_threads(body)
+
+
+def test_device_meshes_and_dtensors_work() -> None:
+    """Most tests on threads are about these."""
+    from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+
+    def body(rank: int) -> None:
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+        assert (rank // 2, rank % 2) == (mesh["dp"].get_local_rank(), mesh["tp"].get_local_rank())
+        whole = torch.arange(16.0).reshape(4, 4)
+        sharded = distribute_tensor(whole, mesh, [Shard(0), Shard(1)])
+        assert (2, 2) == tuple(sharded.to_local().shape)
+        torch.testing.assert_close(sharded.full_tensor(), whole)
+        product = sharded @ sharded.redistribute(mesh, [Replicate(), Replicate()])
+        assert isinstance(product, DTensor)
+        torch.testing.assert_close(product.full_tensor(), whole @ whole)
+
+    pass_on_threads(body)
+
+
+def test_gradients_flow_in_a_process_whose_ranks_have_made_dtensors() -> None:
+    """If torch has CUDA but there is no GPU, torch 2.11 ties process state to the first thread that makes one."""
+    from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
+
+    def body(_: int) -> None:
+        mesh = init_device_mesh("cpu", (4,))
+        whole = distribute_tensor(torch.ones(2, 2), mesh, [Replicate()])
+        product = whole @ whole
+        assert isinstance(product, DTensor)
+        assert [[2.0, 2.0]] * 2 == product.to_local().tolist()
+
+    pass_on_threads(body)
+    leaf = torch.ones(2, requires_grad=True)
+    (gradient,) = torch.autograd.grad(leaf.sum(), leaf)
+    assert [1.0, 1.0] == gradient.tolist()
+
+
+# Newer torch has other names for them.
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_functional_collectives_and_their_backward_pass_work() -> None:
+    """torch calls them from C++, and finds the group by its name."""
+    from torch.distributed._functional_collectives import all_gather_tensor_autograd, reduce_scatter_tensor_autograd
+
+    def body(rank: int) -> None:
+        group = default_group()
+        tensor = torch.tensor([float(rank), 1.0])
+        assert [6.0, 4.0] == funcol.all_reduce(tensor, "sum", group).tolist()
+        gathered = funcol.all_gather_tensor(tensor, 0, group)
+        assert [0.0, 1.0, 1.0, 1.0, 2.0, 1.0, 3.0, 1.0] == gathered.tolist()
+        assert [4.0 * rank] == funcol.reduce_scatter_tensor(torch.arange(4.0), "sum", 0, group).tolist()
+        exchanged = funcol.all_to_all_single(torch.full((4,), float(rank)), None, None, group)
+        assert [0.0, 1.0, 2.0, 3.0] == exchanged.tolist()
+        assert [2.0] == funcol.broadcast(torch.tensor([float(rank)]), 2, group).tolist()
+
+        leaf = torch.tensor([float(rank + 1)], requires_grad=True)
+        gathered = all_gather_tensor_autograd(leaf, 0, group)
+        (gathered * torch.arange(4.0)).sum().backward()
+        assert leaf.grad is not None
+        assert [4.0 * rank] == leaf.grad.tolist()
+        leaf = torch.ones(4, requires_grad=True)
+        (reduce_scatter_tensor_autograd(leaf, "sum", 0, group) * float(rank)).sum().backward()
+        assert leaf.grad is not None
+        assert [0.0, 1.0, 2.0, 3.0] == leaf.grad.tolist()
+
+    pass_on_threads(body)
+
+
+def test_backward_runs_on_the_ranks_own_thread() -> None:
+    """A hook that calls a collective has to see its rank."""
+
+    def body(rank: int) -> None:
+        thread = threading.current_thread()
+
+        def hook(gradient: torch.Tensor) -> torch.Tensor:
+            assert thread is threading.current_thread()
+            gradient = gradient.clone()
+            dist.all_reduce(gradient)
+            return gradient
+
+        leaf = torch.ones(2, requires_grad=True)
+        leaf.register_hook(hook)  # type: ignore[no-untyped-call]  # torch's
+        (leaf * float(rank)).sum().backward()  # type: ignore[no-untyped-call]  # torch's
+        assert leaf.grad is not None
+        assert [6.0, 6.0] == leaf.grad.tolist()
+
+    pass_on_threads(body)
+
+
+def test_data_parallel_training_averages_gradients() -> None:
+    """DDP's reducer calls the group from C++ in the backward pass."""
+
+    def body(rank: int) -> None:
+        torch.manual_seed(0)
+        model = DistributedDataParallel(nn.Linear(3, 2))
+        model(torch.full((1, 3), float(rank))).sum().backward()
+        weight = model.module.weight.grad
+        assert weight is not None
+        torch.testing.assert_close(weight, torch.full((2, 3), 1.5))
+
+    pass_on_threads(body)
+
+
+def test_a_dispatch_mode_of_a_rank_does_not_see_the_work_for_the_others() -> None:
+    """Timing decides which thread does the work, so a count of operations must not contain it."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Count(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
+        def __init__(self) -> None:
+            super().__init__()  # type: ignore[no-untyped-call]  # torch's
+            self.names: list[str] = []
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            self.names.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    def body(rank: int) -> None:
+        tensor = torch.ones(3)
+        with Count() as count:
+            dist.all_reduce(tensor)
+        assert [] == count.names
+        assert 4 == tensor[0].item()
+
+    pass_on_threads(body)
