@@ -155,7 +155,7 @@ def _waiting(view: RankView, views: Mapping[int, RankView], known_ms: frozenset[
         return None
     wait = ledger.wait
     if wait is None:
-        return "waits for no other rank"
+        return "has not come yet"
     if wait.kind in COLLECTIVE:
         return _in_collective(view.rank, ledger, wait, views, known_ms)
     if wait.limit_ms not in known_ms:
@@ -196,8 +196,10 @@ def _in_collective(
 def _has_begun(call: Call, view: RankView, members: tuple[int, ...]) -> bool:
     """Whether a member has begun a call, or may have."""
     ledger = view.ledger
-    if ledger is None or not ledger.is_recording:
-        # Then it can move anyway, unless it has ended without a ledger: nothing is known of what it had begun.
+    if ledger is None:
+        # It can move, so this proves nothing.
+        return False
+    if not ledger.is_recording:
         return True
     if ledger.members(call.group) not in (None, members) or any(
         other.generation != call.generation for other in ledger.calls if other.group == call.group

@@ -30,6 +30,8 @@ __all__ = ["HangWatch", "collect_ledgers"]
 _PAUSE_S = 0.25
 # After a look that proved nothing. Seconds.
 _LONG_PAUSE_S = 0.5
+# Between two questions while some ranks work. Seconds.
+_RARE_PAUSE_S = 2.0
 # For the answers of all ranks. A rank whose main thread is blocked answers in milliseconds. Seconds.
 _ANSWER_LIMIT_S = 0.2
 # Between two looks, the threads of gloo that look for work every 10 ms use next to nothing; a rank that works uses
@@ -56,12 +58,12 @@ class HangWatch:
     """Watches one world for hangs.
 
     Attributes:
-        next_s: When to look again, on the monotonic clock; never while it rests.
+        next_s: When to look again, on the monotonic clock.
         latest: What the last look at the ledgers said, as long as the case runs; None if no rank was known to wait.
     """
 
     def __init__(self, records: Sequence[RankRecord], fds: Mapping[int, int], group_limit_s: float) -> None:
-        """Watch a world; rests until `begin_case`.
+        """Watch a world, from `begin_case`.
 
         Args:
             records: One per rank.
@@ -78,16 +80,15 @@ class HangWatch:
         self._before: dict[int, _Activity] = {}
         self._first: list[RankView] | None = None
         self._requests = 0
+        self._asked_s = -math.inf
 
     def begin_case(self) -> None:
         """Forget the last case."""
         self.latest = None
-        self._forget()
+        self._before = {}
+        self._first = None
+        self._asked_s = -math.inf
         self.next_s = time.monotonic() + _PAUSE_S
-
-    def rest(self) -> None:
-        """Look no more."""
-        self.next_s = math.inf
 
     def look(self, now_s: float) -> HangStory | None:
         """Look, if it is time.
@@ -101,11 +102,14 @@ class HangWatch:
         if now_s < self.next_s:
             return None
         activity = _activity(self._records)
-        is_quiet = self._is_quiet(activity)
+        idle = self._idle(activity)
         self._before = activity
         self.next_s = now_s + _PAUSE_S
-        if not is_quiet:
+        if len(idle) < len(self._records):
             self._first = None
+            if idle and now_s >= self._asked_s + _RARE_PAUSE_S:
+                # Proves nothing, and tells later what the idle ranks waited for.
+                self.ask(_ANSWER_LIMIT_S)
             return None
         analysis = self.ask(_ANSWER_LIMIT_S)
         # What the answers have cost is not the ranks' work.
@@ -127,6 +131,7 @@ class HangWatch:
         Args:
             limit_s: For all answers together, in seconds.
         """
+        self._asked_s = time.monotonic()
         self._requests = (self._requests + 1) % 256
         ledgers = collect_ledgers(self._fds, self._requests, limit_s)
         views = [
@@ -138,17 +143,15 @@ class HangWatch:
         self.latest = tell(analysis)
         return analysis
 
-    def _is_quiet(self, activity: Mapping[int, _Activity]) -> bool:
-        return len(activity) == len(self._records) and all(
-            rank in self._before
+    def _idle(self, activity: Mapping[int, _Activity]) -> list[int]:
+        """The ranks that have done nothing since the last look."""
+        return [
+            rank
+            for rank, seen in activity.items()
+            if rank in self._before
             and seen.state == self._before[rank].state == _ASLEEP
             and seen.ticks - self._before[rank].ticks <= _IDLE_TICKS
-            for rank, seen in activity.items()
-        )
-
-    def _forget(self) -> None:
-        self._before = {}
-        self._first = None
+        ]
 
 
 def collect_ledgers(fds: Mapping[int, int], number: int, limit_s: float) -> dict[int, Ledger | NoLedger]:

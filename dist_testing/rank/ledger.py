@@ -30,7 +30,7 @@ __all__ = ["LedgerThread", "answer_with_ledger", "read_ledger"]
 
 # Of the calls that have ended.
 _LAST_CALLS = 16
-_MAX_PLACES = 12
+_MAX_PLACES = 40
 _MAX_TEXT = 200
 # Threads of this library, by their names.
 _OUR_THREADS = "dist_testing"

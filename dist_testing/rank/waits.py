@@ -26,6 +26,7 @@ __all__ = ["C10D", "call_in", "group_name", "wait_of"]
 
 # torch's module of collectives.
 C10D = "torch.distributed.distributed_c10d"
+_LOGGER = "torch.distributed.c10d_logger"
 _FUNCTIONAL = "torch.distributed._functional_collectives"
 _OPS = "torch._ops"
 # c10d::OpType, the part that concerns one peer: SEND, RECV, RECVANYSOURCE.
@@ -157,7 +158,18 @@ def _wait_of_method(frame: FrameType, call: ast.Call, method: ast.Attribute, c10
         return _point_to_point(operation, variables.get(peer), variables.get(group_peer), variables, c10d)
     if not is_collective or "group" not in variables:
         return None
-    return Wait(WaitKind.COLLECTIVE, operation, group_name(variables["group"], c10d))
+    return Wait(WaitKind.COLLECTIVE, _public_operation(frame), group_name(variables["group"], c10d))
+
+
+def _public_operation(frame: FrameType) -> str:
+    """The function of torch that the test has called, such as one for objects that consists of several collectives."""
+    name = frame.f_code.co_name
+    outer: FrameType | None = frame
+    while outer is not None and _module_of(outer) in (C10D, _LOGGER):
+        if _module_of(outer) == C10D and not outer.f_code.co_name.startswith("_"):
+            name = outer.f_code.co_name
+        outer = outer.f_back
+    return name
 
 
 def _wait_of_new_work(frame: FrameType, call: ast.Call, method: ast.Attribute, c10d: ModuleType) -> Wait | None:

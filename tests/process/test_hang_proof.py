@@ -1,0 +1,403 @@
+"""A world that has locked up is told at once, with the ranks that it comes from; and no correct world is stopped.
+
+The limit of each case that must be proven is 300 seconds, so that a proof that does not come ends the whole test.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import unittest
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed import _functional_collectives as functional
+
+from dist_testing.engine.engine import Engine
+from dist_testing.engine.report import failure_report
+from dist_testing.outcomes import Cause, Kind, Status
+from dist_testing.world import World
+from tests.support.children import run_pytest, write_file
+from tests.support.starter import Starter
+from tests.support.worlds import engine_for, run
+
+_LIMIT_S = 300.0
+# Longer than two looks at the ledgers take. Seconds.
+_LONG_S = 2.5
+_Arguments = dict[str, Any]
+
+
+def _returns_early(world: World, _: _Arguments) -> None:
+    if world.rank != 3:
+        dist.all_reduce(torch.ones(3))
+
+
+def _swallows_an_error(world: World, _: _Arguments) -> None:
+    try:
+        if world.rank == 2:
+            raise ValueError("planted")
+        dist.all_reduce(torch.ones(3))
+    except ValueError:
+        pass
+
+
+def _calls_another_collective(world: World, _: _Arguments) -> None:
+    dist.all_reduce(torch.ones(3))
+    if world.rank == 3:
+        dist.barrier()
+    else:
+        dist.all_reduce(torch.ones(3))
+
+
+def _swaps_two_groups(world: World, _: _Arguments) -> None:
+    groups = [dist.new_group(), dist.new_group()]
+    for group in reversed(groups) if world.rank == 0 else groups:
+        dist.all_reduce(torch.ones(3), group=group)
+
+
+def _forgets_a_subgroup(world: World, _: _Arguments) -> None:
+    pair = dist.new_group([1, 2])
+    if world.rank == 1:
+        dist.broadcast(torch.ones(3), 1, group=pair)
+    dist.barrier()
+
+
+def _receives_what_is_not_sent(world: World, _: _Arguments) -> None:
+    if world.rank == 0:
+        dist.recv(torch.ones(3), 1)
+
+
+def _receives_by_a_handle(world: World, _: _Arguments) -> None:
+    if world.rank == 0:
+        dist.irecv(torch.ones(3), src=world.rank + 1).wait()
+
+
+def _sends_with_another_tag(world: World, _: _Arguments) -> None:
+    if world.rank == 0:
+        dist.send(torch.ones(3), 1, tag=5)
+    elif world.rank == 1:
+        dist.recv(torch.ones(3), 0, tag=6)
+
+
+def _all_receive_in_a_ring(world: World, _: _Arguments) -> None:
+    dist.recv(torch.ones(3), (world.rank + 1) % world.size)
+
+
+def _forgets_a_barrier(world: World, _: _Arguments) -> None:
+    if world.rank != 1:
+        dist.barrier()
+
+
+def _forgets_the_worlds_barrier(world: World, _: _Arguments) -> None:
+    if world.rank != 1:
+        world.barrier()
+
+
+def _forgets_a_monitored_barrier(world: World, _: _Arguments) -> None:
+    if world.rank != 1:
+        dist.monitored_barrier()
+
+
+def _forgets_a_new_group(world: World, _: _Arguments) -> None:
+    if world.rank != 1:
+        dist.new_group()
+
+
+def _waits_for_a_key(world: World, _: _Arguments) -> None:
+    if world.rank == 1:
+        world.store.get("never set")
+
+
+def _leaves_a_handle(world: World, _: _Arguments) -> None:
+    if world.rank != 2:
+        work = dist.all_reduce(torch.ones(3), async_op=True)
+        assert work is not None
+        work.wait()
+
+
+def _leaves_a_functional_one(world: World, _: _Arguments) -> None:
+    if world.rank != 2:
+        functional.wait_tensor(functional.all_reduce(torch.ones(3), "sum", dist.group.WORLD))
+
+
+def _skips_an_object(world: World, _: _Arguments) -> None:
+    if world.rank != 0:
+        dist.all_gather_object([None] * world.size, world.rank)
+
+
+def _one_skips(world: World, _: _Arguments) -> None:
+    if world.rank == 1:
+        raise unittest.SkipTest("not today")
+    dist.barrier()
+
+
+def _sleeps(world: World, _: _Arguments) -> None:
+    if world.rank == 1:
+        time.sleep(_LONG_S)
+    dist.barrier()
+
+
+def _computes(world: World, _: _Arguments) -> None:
+    end_s = time.monotonic() + _LONG_S
+    while world.rank == 1 and time.monotonic() < end_s:
+        torch.ones(100).sum()
+    dist.barrier()
+
+
+def _limits_a_wait(world: World, _: _Arguments) -> None:
+    if world.rank == 0:
+        work = dist.all_reduce(torch.ones(3), async_op=True)
+        assert work is not None
+        with pytest.raises(RuntimeError, match="timed out"):
+            work.wait(timedelta(seconds=_LONG_S))
+        world.store.set("over", "1")
+    else:
+        world.store.get("over")
+
+
+def _limits_a_group(world: World, _: _Arguments) -> None:
+    group = dist.new_group(timeout=timedelta(seconds=_LONG_S))
+    if world.rank == 0:
+        with pytest.raises(RuntimeError, match="Timed out"):
+            dist.barrier(group=group)
+        world.store.set("over", "1")
+    else:
+        world.store.get("over")
+
+
+def _limits_a_store(world: World, _: _Arguments) -> None:
+    if world.rank == 0:
+        with pytest.raises(dist.DistStoreError):
+            world.store.wait(["never set"], timedelta(seconds=_LONG_S))
+        world.store.set("over", "1")
+    else:
+        world.store.get("over")
+
+
+def _calls_from_a_thread(world: World, _: _Arguments) -> None:
+    def send_later() -> None:
+        time.sleep(_LONG_S)
+        dist.send(torch.ones(3), 0, tag=1)
+
+    if world.rank == 0:
+        dist.recv(torch.ones(3), 1, tag=1)
+        dist.send(torch.ones(3), 1, tag=2)
+    elif world.rank == 1:
+        thread = threading.Thread(target=send_later)
+        thread.start()
+        dist.recv(torch.ones(3), 0, tag=2)
+        thread.join()
+
+
+_SETS_LATER = """
+import sys, time
+from torch.distributed import TCPStore
+time.sleep(1)
+TCPStore("127.0.0.1", int(sys.argv[1]), is_master=False).set("late", "1")
+"""
+
+
+def _has_a_child(world: World, _: _Arguments) -> None:
+    if world.rank == 1:
+        child = subprocess.Popen([sys.executable, "-c", _SETS_LATER, os.environ["MASTER_PORT"]])
+    world.store.get("late")
+    if world.rank == 1:
+        assert child.wait() == 0
+
+
+def _sends_before_it_waits(world: World, _: _Arguments) -> None:
+    """A message that is on its way needs no rank any more."""
+    if world.rank == 1:
+        works = [dist.isend(torch.full((1 << 20,), 7.0), 0)]
+        dist.barrier()
+        for work in works:
+            assert work is not None
+            work.wait()
+    elif world.rank == 0:
+        time.sleep(_LONG_S)
+        got = torch.zeros(1 << 20)
+        dist.recv(got, 1)
+        assert got[-1] == 7
+        dist.barrier()
+    else:
+        dist.barrier()
+
+
+def _is_stopped(world: World, _: _Arguments) -> None:
+    if world.rank == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    dist.barrier()
+
+
+def _writes_garbage(world: World, _: _Arguments) -> None:
+    if world.rank == 1:
+        for fd in range(3, 64):
+            try:
+                channel = socket.socket(fileno=os.dup(fd))
+            except OSError:
+                continue
+            with channel:
+                if channel.family == socket.AF_UNIX and channel.type == socket.SOCK_SEQPACKET:
+                    for number in range(256):
+                        channel.send(bytes([0, number]) + b"no ledger")
+    else:
+        dist.barrier()
+
+
+def _closes_everything(world: World, _: _Arguments) -> None:
+    if world.rank == 1:
+        for fd in range(3, 64):
+            try:
+                channel = socket.socket(fileno=os.dup(fd))
+            except OSError:
+                continue
+            with channel:
+                if channel.family == socket.AF_UNIX and channel.type == socket.SOCK_SEQPACKET:
+                    os.close(fd)
+    else:
+        dist.barrier()
+
+
+# What is said of a hang, and the rank that it comes from; None where ranks wait for each other.
+_HANGS = {
+    _returns_early: ("rank 3 ended the test; ranks 0, 1, 2 wait for it in all_reduce #1 of the default group", 3),
+    _swallows_an_error: ("rank 2 ended the test; ranks 0, 1, 3 wait for it in all_reduce #1 of the default group", 2),
+    _calls_another_collective: ("the ranks disagree about call #2 of the default group: rank 3 calls barrier", 3),
+    _swaps_two_groups: ("wait for each other: rank 0 in all_reduce #1 of group", None),
+    _forgets_a_subgroup: ("ranks 1, 2 wait for each other: rank 1 in broadcast #1 of group", None),
+    _receives_what_is_not_sent: ("rank 1 ended the test; rank 0 waits for it in recv from rank 1", 1),
+    _receives_by_a_handle: ("rank 1 ended the test; rank 0 waits for it in irecv from rank 1", 1),
+    _sends_with_another_tag: ("wait for each other: rank 0 in send to rank 1", None),
+    _all_receive_in_a_ring: ("ranks 0, 1, 2, 3 wait for each other: rank 0 in recv from rank 1", None),
+    _forgets_a_barrier: ("rank 1 ended the test; ranks 0, 2, 3 wait for it in barrier #1 of the default group", 1),
+    _forgets_the_worlds_barrier: ("rank 1 ended the test; ranks 0, 2, 3 wait for it in world.barrier", 1),
+    _forgets_a_monitored_barrier: ("rank 1 ended the test; ranks 0, 2, 3 wait for it in monitored_barrier", 1),
+    _forgets_a_new_group: ("rank 1 ended the test; ranks 0, 2, 3 wait for it in new_group", 1),
+    _waits_for_a_key: ("rank 1 in get of a store for 'never set'", None),
+    _leaves_a_handle: ("rank 2 ended the test; ranks 0, 1, 3 wait for it in all_reduce #1 of the default group", 2),
+    _leaves_a_functional_one: ("rank 2 ended the test; ranks 0, 1, 3 wait for it in all_reduce #1", 2),
+    _skips_an_object: ("rank 0 ended the test; ranks 1, 2, 3 wait for it in all_gather_object (all_gather) #1", 0),
+}
+_NO_HANGS = (
+    _sleeps,
+    _computes,
+    _limits_a_wait,
+    _limits_a_group,
+    _limits_a_store,
+    _calls_from_a_thread,
+    _has_a_child,
+    _sends_before_it_waits,
+)
+_OTHERS = (_one_skips, _is_stopped, _writes_garbage, _closes_everything)
+
+
+@pytest.fixture(scope="module")
+def engine(starter: Starter) -> Iterator[Engine]:
+    """One engine for all cases: each gets ranks of its own."""
+    # What starts runners for other tests must not look like a process that the engine has left behind.
+    del starter
+    with engine_for({function.__name__: function for function in (*_HANGS, *_NO_HANGS, *_OTHERS)}) as engine:
+        yield engine
+
+
+@pytest.mark.parametrize("function", _HANGS, ids=lambda function: function.__name__.strip("_"))
+def test_hang_is_proven(engine: Engine, function: Any) -> None:
+    """Minutes of waiting for a limit, and then a guess: what a hang costs everywhere else."""
+    said, culprit = _HANGS[function]
+    result = run(engine, function.__name__, timeout_s=_LIMIT_S)
+    assert result.verdict.is_proven, result
+    assert result.verdict.cause is Cause.HANG
+    assert said in result.verdict.reason
+    assert result.verdict.culprit == culprit
+    assert culprit not in result.verdict.victims
+    assert "test_hang_proof.py:" in "\n".join([result.verdict.reason, *result.notes])
+    report = failure_report(result)
+    assert "It is proven that no rank could ever go on" in report
+    assert "at the deadline" not in report
+
+
+@pytest.mark.parametrize("function", _NO_HANGS, ids=lambda function: function.__name__.strip("_"))
+def test_correct_world_is_not_stopped(engine: Engine, function: Any) -> None:
+    """A false alarm would be worse than any wait: a correct test that fails when the machine is busy."""
+    result = run(engine, function.__name__, timeout_s=_LIMIT_S)
+    assert result.verdict.status is Status.PASSED, failure_report(result)
+
+
+def test_skip_of_one_rank_ends_the_wait_of_the_others(engine: Engine) -> None:
+    """They would wait for it until the limit; what is wrong is that the ranks disagree."""
+    result = run(engine, "_one_skips", timeout_s=_LIMIT_S)
+    assert result.verdict.cause is Cause.DISAGREEMENT
+    assert "rank 1 skipped; ranks 0, 2, 3 wait for it in barrier #1 of the default group" in result.verdict.reason
+    assert [outcome.kind for outcome in result.outcomes].count(Kind.STOPPED) == 3
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        pytest.param("_is_stopped", "rank 1 did not tell its ledger; ranks 0, 2, 3 wait", id="stopped by a signal"),
+        pytest.param("_writes_garbage", "", id="garbage in the place of ledgers"),
+        pytest.param("_closes_everything", "", id="socket closed by the test"),
+    ],
+)
+def test_rank_without_a_ledger_leaves_it_to_the_deadline(engine: Engine, function: str, said: str) -> None:
+    """What a rank does not tell is not made up; the case still ends, and the rank that is missing is named."""
+    result = run(engine, function, timeout_s=5)
+    assert result.verdict.cause is Cause.HANG, result
+    assert not result.verdict.is_proven
+    assert said in result.verdict.reason
+    assert "1" in result.verdict.reason.partition(";")[0]
+
+
+def test_recorder_that_is_off_leaves_it_to_the_deadline(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user may switch torch's recorder off; a hang then is what it was before."""
+    monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", "0")
+    result = run(engine, "_returns_early", timeout_s=4)
+    assert result.verdict.cause is Cause.HANG
+    assert not result.verdict.is_proven
+    assert "rank 3" in result.verdict.reason
+
+
+_ISOLATIONS = """
+    import pytest
+    import torch
+    import torch.distributed as dist
+
+
+    @pytest.mark.distributed(world_size=3, timeout=300, isolation="spawn")
+    def test_fresh(world):
+        if world.rank != 2:
+            dist.all_reduce(torch.ones(3))
+
+
+    class TestPool:
+        @pytest.mark.distributed(world_size=3, timeout=300, isolation="pool")
+        @pytest.mark.parametrize("number", range(4))
+        def test_pool(self, world, number):
+            dist.all_reduce(torch.ones(3))
+            if number != 2 or world.rank != 0:
+                dist.barrier()
+"""
+
+
+def test_other_isolations_prove_it_too(starter: Starter, tmp_path: Path) -> None:
+    """The user chooses how ranks are made, not what is found."""
+    write_file(tmp_path, "test_cases.py", _ISOLATIONS)
+    ended = run_pytest(starter, tmp_path, "-rA", "test_cases.py")
+    assert ended.code == pytest.ExitCode.TESTS_FAILED, ended.log
+    assert (
+        "rank 2 ended the test; ranks 0, 1 wait for it in all_reduce #1 of the default group (test_cases.py:10)"
+        in ended.log
+    )
+    assert "rank 0 ended the test; ranks 1, 2 wait for it in barrier #6 of the default group" in ended.log
+    assert "3 passed" in ended.log
+    assert "2 failed" in ended.log
