@@ -13,7 +13,7 @@ import math
 import os
 import select
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from dist_testing.engine.hang import Analysis, RankView, analyse
@@ -28,6 +28,8 @@ __all__ = ["HangWatch", "collect_ledgers"]
 # Between two looks at the CPU time, and between the two looks at the ledgers. The kernel counts in steps of 10 ms.
 # Seconds.
 _PAUSE_S = 0.25
+# After a look that found a thread awake. Seconds.
+_SHORT_PAUSE_S = 0.03
 # After a look that proved nothing. Seconds.
 _LONG_PAUSE_S = 0.5
 # Between two questions while some ranks work. Seconds.
@@ -79,6 +81,7 @@ class HangWatch:
         self._limits_ms = frozenset({limit_ms, limit_ms + 1})
         self._before: dict[int, _Activity] = {}
         self._first: list[RankView] | None = None
+        self._awake: set[str] | None = None
         self._requests = 0
         self._asked_s = -math.inf
 
@@ -87,6 +90,7 @@ class HangWatch:
         self.latest = None
         self._before = {}
         self._first = None
+        self._awake = None
         self._asked_s = -math.inf
         self.next_s = time.monotonic() + _PAUSE_S
 
@@ -121,9 +125,23 @@ class HangWatch:
             self.next_s += _LONG_PAUSE_S - _PAUSE_S
         elif views != self._first:
             self._first = views
-        elif all(_all_asleep(record.pid) for record in self._records):
+            self._awake = None
+            self._is_asleep()
+        elif self._is_asleep():
             return self.latest
+        else:
+            self.next_s = time.monotonic() + _SHORT_PAUSE_S
         return None
+
+    def _is_asleep(self) -> bool:
+        """Whether every thread of every rank has been seen asleep since the first of two equal looks.
+
+        Threads of gloo wake up every 10 ms, and on a busy machine they wait for a CPU most of that time. A thread that
+        was asleep at one moment had nothing left to do at that moment.
+        """
+        awake = {thread for record in self._records for thread in _awake(record.pid)}
+        self._awake = awake if self._awake is None else self._awake & awake
+        return not self._awake
 
     def ask(self, limit_s: float) -> Analysis:
         """Ask all ranks for their ledgers now, and note what they say as `latest`.
@@ -211,13 +229,17 @@ def _activity(records: Sequence[RankRecord]) -> dict[int, _Activity]:
     return found
 
 
-def _all_asleep(pid: int | None) -> bool:
-    """Whether no thread of a process runs, is about to, or waits for a device."""
+def _awake(pid: int | None) -> Iterator[str]:
+    """The threads of a process that run, are about to, or wait for a device."""
+    folder = f"/proc/{pid}/task"
     try:
-        threads = os.listdir(f"/proc/{pid}/task")
+        threads = os.listdir(folder)
     except OSError:
-        return False
-    return all((stat := _stat(f"/proc/{pid}/task/{thread}/stat")) and stat[0] == _ASLEEP for thread in threads)
+        threads = [""]
+    for thread in threads:
+        stat = _stat(f"{folder}/{thread}/stat")
+        if not stat or stat[0] != _ASLEEP:
+            yield f"{folder}/{thread}"
 
 
 def _stat(path: str) -> list[str]:

@@ -337,8 +337,9 @@ class Supervisor:
                 self.hang = self._hang_watch.latest
             self._stop(Kind.STOPPED, now_s, _HUNG_STACKS_S if in_vain else _VICTIM_STACKS_S)
         elif now_s >= self._deadline_s:
-            if self._stage is _Stage.RUNNING and self._is_timed and self._hang_watch is not None:
-                self._hang_watch.ask(_LEDGERS_S)
+            if (watch := self._watch_now()) is not None:
+                watch.ask(_LEDGERS_S)
+            if self._stage is _Stage.RUNNING and self._hang_watch is not None:
                 self.hang = self._hang_watch.latest
             self._stop(Kind.HUNG, now_s, _HUNG_STACKS_S)
 

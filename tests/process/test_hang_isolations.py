@@ -1,0 +1,45 @@
+"""Hangs are proven for every way to make ranks that are processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.children import run_pytest, write_file
+from tests.support.starter import Starter
+
+_ISOLATIONS = """
+    import pytest
+    import torch
+    import torch.distributed as dist
+
+
+    @pytest.mark.distributed(world_size=3, timeout=300, isolation="spawn")
+    def test_fresh(world):
+        if world.rank != 2:
+            dist.all_reduce(torch.ones(3))
+
+
+    class TestPool:
+        @pytest.mark.distributed(world_size=3, timeout=300, isolation="pool")
+        @pytest.mark.parametrize("number", range(4))
+        def test_pool(self, world, number):
+            dist.all_reduce(torch.ones(3))
+            if number != 2 or world.rank != 0:
+                dist.barrier()
+"""
+
+
+def test_other_isolations_prove_it_too(starter: Starter, tmp_path: Path) -> None:
+    """The user chooses how ranks are made, not what is found."""
+    write_file(tmp_path, "test_cases.py", _ISOLATIONS)
+    ended = run_pytest(starter, tmp_path, "-rA", "test_cases.py")
+    assert ended.code == pytest.ExitCode.TESTS_FAILED, ended.log
+    assert (
+        "rank 2 ended the test; ranks 0, 1 wait for it in all_reduce #1 of the default group (test_cases.py:10)"
+        in ended.log
+    )
+    assert "rank 0 ended the test; ranks 1, 2 wait for it in barrier #6 of the default group" in ended.log
+    assert "3 passed" in ended.log
+    assert "2 failed" in ended.log
