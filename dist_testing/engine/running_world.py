@@ -38,6 +38,9 @@ _LOG_TAIL_BYTES = 64 * 1024
 # Of the case's limit, for operations of the group: so that torch gives up before the runner does and says what it
 # waited for.
 _GROUP_SHARE = 0.9
+# A rank needs this long to tell the runner so, on a busy machine. Seconds; but at most this share of the limit.
+_TELLING_S = 0.75
+_LARGEST_TELLING_SHARE = 0.5
 
 
 @dataclass(slots=True)
@@ -225,7 +228,8 @@ def start_world(
 
 def group_limit_s(limit_s: float) -> float:
     """The limit of a default group's operations, for a case with a limit of `limit_s`; both in seconds."""
-    return max(1.0, _GROUP_SHARE * limit_s)
+    before_s = min(max((1 - _GROUP_SHARE) * limit_s, _TELLING_S), _LARGEST_TELLING_SHARE * limit_s)
+    return limit_s - before_s
 
 
 def check_world_size(name: str, world_size: int, *, needs_files: bool = True) -> None:

@@ -65,10 +65,11 @@ class LedgerThread:
         self._wake = os.eventfd(0, os.EFD_CLOEXEC)
         self._ended = _thread.allocate_lock()
         self._pid = os.getpid()
-        self._start()
-        os.register_at_fork(before=self._step_aside, after_in_parent=self._start)
+        self.start()
+        os.register_at_fork(before=self.step_aside, after_in_parent=self.start)
 
-    def _start(self) -> None:
+    def start(self) -> None:
+        """Start the thread, which must not run."""
         # A signal to the process must never find a thread of ours to take it, also not between two lines of this.
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
@@ -80,7 +81,8 @@ class LedgerThread:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
-    def _step_aside(self) -> None:
+    def step_aside(self) -> None:
+        """End the thread, and return when the kernel no longer knows it. `start` makes another."""
         if os.getpid() != self._pid:
             return
         os.eventfd_write(self._wake, 1)

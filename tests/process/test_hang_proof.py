@@ -25,6 +25,8 @@ from torch.distributed import _functional_collectives as functional
 from dist_testing.engine.engine import Engine
 from dist_testing.engine.report import failure_report
 from dist_testing.outcomes import Cause, Kind, Status
+from dist_testing.process.ledger import ANSWER_MARK, MAX_ANSWER_BYTES
+from dist_testing.rank.ledger import LedgerThread
 from dist_testing.world import World
 from tests.support.worlds import engine_for, run
 
@@ -251,6 +253,44 @@ def _writes_garbage(world: World, _: _Arguments) -> None:
         dist.barrier()
 
 
+def _thread_count() -> int:
+    return len(os.listdir("/proc/self/task"))
+
+
+def _meets_no_helper(world: World, _: _Arguments) -> None:
+    """The helper thread of the library must not be in the way of a test."""
+    assert threading.enumerate() == [threading.main_thread()]
+    if world.rank == 1:
+        # Any thread that does not block it would take it, such as that of torch's store on rank 0; the default action
+        # ends the process.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert signal.sigtimedwait({signal.SIGUSR1}, 10) is not None
+    before = _thread_count()
+    near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    helper = LedgerThread(far.fileno())
+    assert _thread_count() == before + 1
+    helper.step_aside()
+    assert _thread_count() == before
+    helper.start()
+    near.send(b"7")
+    assert near.recv(MAX_ANSWER_BYTES).startswith(ANSWER_MARK + b"7{")
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0 if _thread_count() == 1 else 9)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert _thread_count() == before + 1
+
+
+def _forks_and_hangs(world: World, _: _Arguments) -> None:
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    os.waitpid(pid, 0)
+    if world.rank != 1:
+        world.barrier()
+
+
 def _closes_everything(world: World, _: _Arguments) -> None:
     if world.rank == 1:
         for fd in range(3, 64):
@@ -295,7 +335,7 @@ _NO_HANGS = (
     _has_a_child,
     _sends_before_it_waits,
 )
-_OTHERS = (_one_skips, _is_stopped, _writes_garbage, _closes_everything)
+_OTHERS = (_meets_no_helper, _forks_and_hangs, _one_skips, _is_stopped, _writes_garbage, _closes_everything)
 
 
 @pytest.fixture(scope="module")
@@ -326,6 +366,19 @@ def test_correct_world_is_not_stopped(engine: Engine, function: Any) -> None:
     """A false alarm would be worse than any wait: a correct test that fails when the machine is busy."""
     result = run(engine, function.__name__, timeout_s=_LIMIT_S)
     assert result.verdict.status is Status.PASSED, failure_report(result)
+
+
+def test_helper_is_not_in_the_way_of_a_test(engine: Engine) -> None:
+    """Tests count threads, fork, and wait for signals; what watches them must not change what they find."""
+    result = run(engine, "_meets_no_helper", world_size=2, timeout_s=60, init=False)
+    assert result.verdict.status is Status.PASSED, failure_report(result)
+
+
+def test_hang_is_proven_after_a_fork(engine: Engine) -> None:
+    """The helper thread steps aside for a fork, and is back afterwards."""
+    result = run(engine, "_forks_and_hangs", timeout_s=_LIMIT_S, init=False)
+    assert result.verdict.is_proven, failure_report(result)
+    assert result.verdict.culprit == 1
 
 
 def test_skip_of_one_rank_ends_the_wait_of_the_others(engine: Engine) -> None:

@@ -153,7 +153,7 @@ def any_program(draw: st.DrawFn) -> tuple[Program, Groups]:
     groups = draw(groups_of(size))
     programs = []
     for rank in range(size):
-        others = st.integers(0, size - 1).filter(lambda peer, rank=rank: peer != rank)
+        others = st.sampled_from([peer for peer in range(size) if peer != rank])
         mine = st.sampled_from([name for name, ranks in groups.items() if rank in ranks])
         step = st.one_of(
             st.builds(Step, st.sampled_from(["c1", "c1", "c1", "c2"]), mine),
