@@ -19,12 +19,12 @@ from links import broken_links
 # is checked by itself. Group -> folders that are on its path.
 _MYPY_GROUPS: dict[tuple[str, ...], tuple[str, ...]] = {
     ("dist_testing", "e2e/check.py", "e2e/questions.py", "tests"): (".",),
-    ("tools/bazel",): ("tools/bazel", "tools/bazel/tests"),
+    ("tools/bazel", "tools/debian_prefix"): ("tools/bazel", "tools/bazel/tests", "tools/debian_prefix"),
     ("tools/bench",): (".", "tools/bench"),
     ("tools/docs",): ("tools/docs",),
     ("tools/gpu",): (".", "tools/gpu"),
     ("tools/coverage",): ("tools/coverage",),
-    ("tools/rbe",): ("tools/bazel", "tools/rbe", "tools/rbe/pool_check", "tools/report"),
+    ("tools/rbe",): ("tools/debian_prefix", "tools/rbe", "tools/rbe/pool_check", "tools/report"),
     ("tools/ci",): (".", "tools/report", "tools/ci"),
     ("tools/report",): (".", "tools/report"),
     ("tools/tags",): ("tools/tags", "tools/report"),

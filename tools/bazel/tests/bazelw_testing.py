@@ -17,6 +17,7 @@ from pathlib import Path
 
 TOOLS = Path(__file__).parent.parent
 ROOT = TOOLS.parent.parent
+DEBIAN_PREFIX = TOOLS.parent / "debian_prefix"
 
 # Limit for anything that a test waits for. Only a failing test ever reaches it. Seconds.
 LIMIT_S = 60.0
@@ -62,7 +63,8 @@ class Workspace:
         for name in ("bazelw", ".bazelversion"):
             shutil.copy(ROOT / name, root)
         ignored = shutil.ignore_patterns("tests", "__pycache__")
-        shutil.copytree(TOOLS, root / "tools/bazel", ignore=ignored)
+        for folder in (TOOLS, DEBIAN_PREFIX):
+            shutil.copytree(folder, root / "tools" / folder.name, ignore=ignored)
         for name in _BASE_TOOLS:
             found = shutil.which(name)
             assert found is not None, f"the test needs '{name}' on PATH"
@@ -70,8 +72,8 @@ class Workspace:
         workspace = cls(root, tools, {})
         # A script, because a link to the interpreter of a virtual environment would lose it.
         workspace.add_program("python3", f'#!/bin/sh\nexec {sys.executable} "$@"\n')
-        nobody = "http://127.0.0.1:1"
-        workspace.env = {"HOME": str(home), "PATH": str(tools), "BAZELW_RELEASE_URL": nobody}
+        unreachable = "http://127.0.0.1:1"
+        workspace.env = {"HOME": str(home), "PATH": str(tools), "BAZELW_RELEASE_URL": unreachable}
         return workspace
 
     @property

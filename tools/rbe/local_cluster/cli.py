@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from bazel_bootstrap.errors import BootstrapError
+from debian_prefix.errors import InstallError
 
 from local_cluster import control, health, packages
 from local_cluster.cluster import end_cluster, find_cluster, start_cluster
@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         return _run(options)
-    except (ClusterError, BootstrapError) as error:
+    except (ClusterError, InstallError) as error:
         _say(f"error: {error}")
         return 1
     except KeyboardInterrupt:

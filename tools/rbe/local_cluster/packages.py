@@ -10,18 +10,25 @@ import re
 import shutil
 import sys
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from bazel_bootstrap import relocate
-from bazel_bootstrap.apt import PrivateApt
-from bazel_bootstrap.apt_sources import Archive, archives
-from bazel_bootstrap.cache import PARTIAL, locked, require_free_space
-from bazel_bootstrap.console import progress, say
-from bazel_bootstrap.debian_packages import APT_CONFIGURATION, SUITES, Selection, unpack
-from bazel_bootstrap.errors import explained_os_errors
-from bazel_bootstrap.programs import ProgramError, run_program
+from debian_prefix import relocate
+from debian_prefix.apt import PrivateApt
+from debian_prefix.cache import PARTIAL, locked, require_free_space
+from debian_prefix.console import say
+from debian_prefix.errors import explained_os_errors
+from debian_prefix.packages import (
+    APT_CONFIGURATION,
+    SUITES,
+    NotOfferedError,
+    Selection,
+    missing_tools,
+    select_packages,
+    unpack,
+)
+from debian_prefix.programs import ProgramError, run_program
+from debian_prefix.relocate import repoint_symlinks, set_libraries
 
 from local_cluster.errors import ClusterError
 
@@ -88,7 +95,7 @@ def find_buildbox(cache: Path) -> Path:
 
     Raises:
         ClusterError: If it is neither here nor to be had.
-        BootstrapError: If the cache cannot be written.
+        InstallError: If the cache cannot be written.
     """
     return _on_path(BUILDBOX) or private_copy(BUILDBOX, cache)
 
@@ -98,7 +105,7 @@ def find_postgres(cache: Path) -> Path:
 
     Raises:
         ClusterError: If it is neither here nor to be had.
-        BootstrapError: If the cache cannot be written.
+        InstallError: If the cache cannot be written.
     """
     return _on_path(POSTGRES) or _installed_postgres() or private_copy(POSTGRES, cache)
 
@@ -108,7 +115,7 @@ def private_copy(product: Product, cache: Path) -> Path:
 
     Raises:
         ClusterError: If it cannot be had.
-        BootstrapError: If the cache cannot be written.
+        InstallError: If the cache cannot be written.
     """
     prefix = cache / f"{product.package}-{platform.machine()}-{_recipe_digest()}"
     if not (prefix / _FINISHED).exists():
@@ -142,8 +149,7 @@ def _installed_postgres() -> Path | None:
 
 
 def _require_tools(product: Product) -> None:
-    missing = [name for name in ("apt-get", "dpkg-deb", "tar") if shutil.which(name) is None]
-    if missing:
+    if missing := missing_tools():
         raise ClusterError(
             f"{product.programs[0]} is not installed, and {', '.join(missing)} not found on PATH.",
             "Where it is not installed, a private copy is made of Debian's packages, with these programs.",
@@ -160,7 +166,7 @@ def _build(product: Product, prefix: Path, lock: int) -> None:
         (work / "apt").mkdir(parents=True)
         apt = PrivateApt(work / "apt", lock)
         unpack(_select(product, apt), apt, prefix, work / "debs", lock)
-        relocate.repoint_symlinks(prefix)
+        repoint_symlinks(prefix)
         programs = _program_folder(product, prefix)
         _point_at_libraries(prefix, [programs / name for name in product.programs], lock)
         run_program([programs / product.probe, "--version"], lock=lock)
@@ -178,29 +184,15 @@ def _build(product: Product, prefix: Path, lock: int) -> None:
 
 
 def _select(product: Product, apt: PrivateApt) -> Selection:
-    failures = []
-    for archive in archives(APT_CONFIGURATION):
-        for suite in SUITES:
-            try:
-                return _closure(product, apt, archive, suite)
-            except ProgramError as error:
-                failures.append(f"{archive.uri} {suite}: {error}")
-    seen = "".join(f"\n  - {failure}" for failure in failures) or f" ({APT_CONFIGURATION} has none)"
-    raise ClusterError(
-        f"no archive in apt's configuration offers the package {product.package}{seen}",
-        f"It is expected in Debian's suite {' or '.join(SUITES)}. Either the network is down, or Debian's own archive "
-        f"is not in {APT_CONFIGURATION}.",
-        product.other_way,
-    )
-
-
-def _closure(product: Product, apt: PrivateApt, archive: Archive, suite: str) -> Selection:
-    with progress(f"reading the package index of '{suite}'"):
-        apt.select(archive, suite)
-        packages = apt.closure(product.package)
-    version = {package.name: package.version for package in packages}.get(product.package, "")
-    needed = (package for package in packages if not _NOT_NEEDED.match(package.name))
-    return Selection(archive, suite, version, tuple(needed))
+    try:
+        return select_packages(apt, [product.package], not_needed=_NOT_NEEDED)
+    except NotOfferedError as error:
+        raise ClusterError(
+            f"no archive in apt's configuration offers the package {product.package}{error}",
+            f"It is expected in Debian's suite {' or '.join(SUITES)}. Either the network is down, or Debian's own "
+            f"archive is not in {APT_CONFIGURATION}.",
+            product.other_way,
+        ) from error
 
 
 def _point_at_libraries(prefix: Path, programs: list[Path], lock: int) -> None:
@@ -212,15 +204,7 @@ def _point_at_libraries(prefix: Path, programs: list[Path], lock: int) -> None:
             "Debian's package of the C library has another layout than it used to.",
             "Install the programs by hand, and report this.",
         )
-    libraries = loaders[0].parent
-    patchelf = _find_patchelf()
-
-    def patch(program: Path) -> None:
-        options: list[str | Path] = ["--force-rpath", "--set-rpath", libraries, "--set-interpreter", loaders[0]]
-        run_program([patchelf, *options, program], lock=lock)
-
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        list(pool.map(patch, programs))
+    set_libraries(programs, search_path=str(loaders[0].parent), loader=loaders[0], patchelf=_find_patchelf(), lock=lock)
 
 
 def _find_patchelf() -> Path:
