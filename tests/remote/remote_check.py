@@ -142,7 +142,7 @@ def check_promises(clients: Sequence[Client], scratch: Path) -> None:
     first, second = clients
     for what, client, options, expected in (
         ("not promised", first, unpromised, ("PASSED", "ran")),
-        ("not promised, somebody else", second, unpromised, ("PASSED", "remote")),
+        ("not promised, another client", second, unpromised, ("PASSED", "remote")),
         ("promised", second, promised, ("FAILED", "ran")),
         ("promised, once more", first, promised, ("FAILED", "ran")),
     ):
@@ -180,17 +180,17 @@ def check_pools(client: Client) -> None:
     statuses = {one.target: one.status for one in tested.attempts}
     expected = {f"{kit}:pool_check": "PASSED", f"{kit}:gpu2": "PASSED", f"{kit}:gpu8": "FAILED"}
     expect("results of the kit for the pools", expected, statuses, tested.done.output)
-    reason = "| gpus | FAILED | 0 simulated GPU(s), and 8 are declared: the pool does not keep its promise |"
+    reason = "| gpus | FAILED | 0 simulated GPU(s), and 8 are declared: the pool breaks its promise |"
     expect("the broken promise", True, reason in tested.done.output, tested.done.output)
 
 
 def check_unknown_pool(client: Client, cluster: Cluster, pool: ThreadPoolExecutor) -> None:
     """A job that fits no worker waits, and the cluster reports why."""
     events = client.scratch / "events-unknown-pool.json"
-    running = client.start("--build_event_json_file", str(events), "//tools/rbe/pool_check:pool_check.nobody")
+    running = client.start("--build_event_json_file", str(events), "//tools/rbe/pool_check:pool_check.no_worker")
     told = pool.submit(running.communicate)
     try:
-        _wait_status(cluster, "Pool=dist-testing-pool-check-nobody, and no worker offers it (offered: ")
+        _wait_status(cluster, "Pool=dist-testing-pool-check-no-worker, and no worker offers it (offered: ")
     finally:
         running.send_signal(signal.SIGINT)
         output = "".join(told.result())
@@ -282,14 +282,14 @@ def check_two_at_once(clients: Sequence[Client], pool: ThreadPoolExecutor) -> No
 
 def check_down(client: Client) -> None:
     """An executor that is down gives an error at once."""
-    with socket.socket() as nobody:
+    with socket.socket() as bound:
         # The port is bound, and no process listens.
-        nobody.bind(("127.0.0.1", 0))
+        bound.bind(("127.0.0.1", 0))
         began = time.monotonic()
         done = client.bazel.run(
             "test",
             "--config=rbe_local",
-            f"--remote_executor=grpc://127.0.0.1:{nobody.getsockname()[1]}",
+            f"--remote_executor=grpc://127.0.0.1:{bound.getsockname()[1]}",
             "--nocache_test_results",
             "//tests/unit:test_wire",
         )
