@@ -29,14 +29,16 @@ import re
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import astuple, dataclass
 from pathlib import Path
+from typing import Any
 
-from figures import summarise, table, write_json
-from options import count
+from figures import BenchError, summarise, table
+from options import ROOT, add_bazel, bench_parser, count, run_bench
 
-from tests.support.nested_bazel import ROOT, NestedBazel, nested_bazel, scratch_folder
+from tests.support.nested_bazel import NestedBazel, nested_bazel, scratch_folder
 
 BACKENDS = ("gloo", "mpi", "nccl")
 PACKAGES = ("psutil", "pytest", "runfiles", "torch")
@@ -124,10 +126,6 @@ class Turn:
     peak_mb: float
 
 
-class AnalysisError(Exception):
-    """Bazel did not do what is measured."""
-
-
 def write_workspace(folder: Path, calls: Sequence[int]) -> None:
     """Write a workspace with packages for every contestant, and for every number of calls."""
     (folder / "hub").mkdir(parents=True)
@@ -168,7 +166,7 @@ def _info(bazel: NestedBazel, key: str, pattern: str) -> int:
     done = bazel.run("info", key)
     answer = re.fullmatch(pattern, done.stdout.strip())
     if done.status or answer is None:
-        raise AnalysisError(f"`bazel info {key}` ended with {done.status}:\n{done.output}")
+        raise BenchError(f"`bazel info {key}` ended with {done.status}:\n{done.output}")
     return int(answer[1])
 
 
@@ -187,7 +185,7 @@ def _peak_mb(server: Path) -> float:
     status = (server / "status").read_text(encoding="utf-8")
     peak = re.search(r"^VmHWM:\s+(\d+) kB$", status, re.MULTILINE)
     if peak is None:
-        raise AnalysisError(f"the kernel tells no peak of memory:\n{status}")
+        raise BenchError(f"the kernel tells no peak of memory:\n{status}")
     return int(peak[1]) * KB_PER_MB
 
 
@@ -197,7 +195,7 @@ def _analyse(bazel: NestedBazel, pattern: str, *, targets: int) -> float:
     elapsed_s = time.monotonic() - start
     # Fewer would be a measurement of something else.
     if done.status or f"Analyzed {targets} targets" not in done.output:
-        raise AnalysisError(f"Bazel did not analyse {targets} targets of {pattern}:\n{done.output[-4000:]}")
+        raise BenchError(f"Bazel did not analyse {targets} targets of {pattern}:\n{done.output[-4000:]}")
     return elapsed_s
 
 
@@ -205,7 +203,7 @@ def take_turn(bazel: NestedBazel, contestant: Contestant, *, calls: int) -> Turn
     """Measure with a server of its own.
 
     Raises:
-        AnalysisError: If Bazel did not analyse every target.
+        BenchError: If Bazel did not analyse every target.
     """
     bazel.run("shutdown")
     _analyse(bazel, f"//{contestant.folder}/first/...", targets=len(BACKENDS))
@@ -304,42 +302,47 @@ def growth(turns: Mapping[int, Mapping[str, Sequence[Turn]]]) -> dict[str, dict[
 
 def main() -> int:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description="Measure what dist_py_test costs Bazel before anything runs.")
+    parser = bench_parser(__doc__)
     parser.add_argument("--calls", type=_numbers, default=(500, 2000), help="of dist_py_test, default 500,2000")
     parser.add_argument("--runs", type=count, default=3, help="turns of each, default 3")
-    parser.add_argument("--max-ratio", type=_ratio, metavar="R", help="fail above, for CPU and heap, default no limit")
-    parser.add_argument("--bazel", default=str(ROOT / "bazelw"), help="default: ./bazelw")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write every figure to this file")
+    parser.add_argument(
+        "--max-ratio", type=_ratio, metavar="R", help="limit of the ratios of CPU and heap, default none"
+    )
+    add_bazel(parser)
     options = parser.parse_args()
+    complaints: list[str] = []
+
+    def report() -> tuple[str, dict[str, Any]]:
+        with _generated_workspace(options) as bazel:
+            turns = measure(bazel, calls=options.calls, runs=options.runs)
+        if options.max_ratio is not None:
+            complaints.extend(excess(ratios(turns[max(turns)], of=least), options.max_ratio))
+        factors = growth(turns)
+        text = "\n".join(calls_table(number, of_number) for number, of_number in turns.items())
+        for name, factor in factors.items() if len(turns) > 1 else ():
+            shown = ", ".join(f"{what} {value:.2f}" for what, value in factor.items())
+            text += f"a target among {max(turns)} calls over one among {min(turns)}, {name}: {shown}\n"
+        by_calls = {number: {"turns": of_number, "ratios": ratios(of_number)} for number, of_number in turns.items()}
+        machine = {"cpus": len(os.sched_getaffinity(0)), "machine": platform.machine()}
+        return text, {"calls": by_calls, "growth": factors, "machine": machine}
+
+    status = run_bench("analysis", options.json, report)
+    for complaint in complaints:
+        sys.stderr.write(f"analysis.py: {LIBRARY.name} / {PLAIN.name}, {max(options.calls)} calls: {complaint}\n")
+    return 1 if complaints else status
+
+
+@contextmanager
+def _generated_workspace(options: argparse.Namespace) -> Iterator[NestedBazel]:
     flags = [f"--@dist_testing//dist_testing/config:{package}=//hub:{package}" for package in PACKAGES]
     flags.append(f"--@dist_testing//dist_testing/config:gpus={GPUS}")
     with scratch_folder("analysis-bench") as scratch:
         workspace = scratch / "workspace"
         write_workspace(workspace, options.calls)
-        # In the rc file, because `info` and `shutdown` know none of them.
+        # In the rc file, because `info` and `shutdown` do not accept these flags.
         (workspace / ".bazelrc").write_text("".join(f"build {flag}\n" for flag in flags), encoding="utf-8")
         with nested_bazel(workspace, scratch / "output", bazel=options.bazel) as bazel:
-            try:
-                turns = measure(bazel, calls=options.calls, runs=options.runs)
-            except AnalysisError as error:
-                sys.stderr.write(f"analysis.py: {error}\n")
-                return 1
-    sys.stdout.write("\n".join(calls_table(number, of_number) for number, of_number in turns.items()))
-    factors = growth(turns)
-    if len(turns) > 1:
-        for name, factor in factors.items():
-            shown = ", ".join(f"{what} {value:.2f}" for what, value in factor.items())
-            sys.stdout.write(f"a target among {max(turns)} calls over one among {min(turns)}, {name}: {shown}\n")
-    if options.json:
-        by_calls = {number: {"turns": of_number, "ratios": ratios(of_number)} for number, of_number in turns.items()}
-        machine = {"cpus": len(os.sched_getaffinity(0)), "machine": platform.machine()}
-        write_json(options.json, {"bench": "analysis", "calls": by_calls, "growth": factors, "machine": machine})
-    if options.max_ratio is None:
-        return 0
-    complaints = excess(ratios(turns[max(turns)], of=least), options.max_ratio)
-    for complaint in complaints:
-        sys.stderr.write(f"analysis.py: {LIBRARY.name} / {PLAIN.name}, {max(turns)} calls: {complaint}\n")
-    return 1 if complaints else 0
+            yield bazel
 
 
 def _ratio(text: str) -> float:

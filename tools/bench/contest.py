@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from contestants.turns import Order
+from figures import BenchError
 
-__all__ = ["BenchError", "Contestant", "Run", "Turn", "contest", "pytest_command"]
+__all__ = ["Contestant", "Run", "Turn", "contest", "pytest_command"]
 
 BENCH = Path(__file__).resolve().parent
 # For one answer. The longest is a world of torch's own class: some seconds per rank, on a busy machine. Seconds.
@@ -26,10 +27,6 @@ _ANSWER_LIMIT_S = 900.0
 # From the end of the last case to the end of the process; torch's continuous class joins its ranks here. Seconds.
 _EXIT_LIMIT_S = 120.0
 _QUOTED_LINES = 60
-
-
-class BenchError(Exception):
-    """A contestant did not do what was asked of it; there is nothing to compare."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,10 +26,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
+from typing import Any
 
-from contest import BenchError, Contestant, Turn, contest, pytest_command
-from figures import machine_facts, summarise, table, write_json
-from options import add_common, count, require_torch_needs
+from contest import Contestant, Turn, contest, pytest_command
+from figures import BenchError, machine_facts, summarise, table
+from options import bench_parser, count, parse, run_bench
 
 WORLD_SIZE = 4
 KINDS = ("raise", "SIGSEGV", "SIGKILL", "abort", "_exit(0)", "_exit(3)", "_exit(77)", "sys.exit(3)")
@@ -152,33 +153,22 @@ def main() -> int:
     """Measure and print."""
     options = _options()
     names = [f"{kind}-{rank}-{peers}" for kind, rank, peers in product(options.kinds, RANKS, PEERS)]
-    rounds = {LIBRARY: options.rounds}
-    if options.torch:
-        rounds[TORCH] = options.torch_rounds
-    try:
+    rounds = {LIBRARY: options.rounds, **({TORCH: options.torch_rounds} if options.torch else {})}
+
+    def report() -> tuple[str, dict[str, Any]]:
         results = measure(rounds, names)
-    except BenchError as error:
-        sys.stderr.write(f"detect.py: {error}\n")
-        return 1
-    sys.stdout.write(result_table(results, names))
-    if options.json:
-        report = {"bench": "detect", "machine": machine_facts(), "torch_limit_s": TORCH_LIMIT_S, "results": results}
-        write_json(options.json, report)
-    return 0
+        found = {"machine": machine_facts(), "torch_limit_s": TORCH_LIMIT_S, "results": results}
+        return result_table(results, names), found
+
+    return run_bench("detect", options.json, report)
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Measure the time from a rank's death to the verdict.")
-    parser.add_argument("--rounds", type=count, default=3, help="how often the library sees each death, default 3")
+    parser = bench_parser(__doc__, quick=("--rounds=1", "--kinds=raise,SIGKILL", "--no-torch"))
+    parser.add_argument("--rounds", type=count, default=3, help="deaths of each kind for the library, default 3")
     parser.add_argument("--torch-rounds", type=count, default=1, help="the same for torch's class, default 1")
     parser.add_argument("--kinds", type=_kinds, default=KINDS, help=f"of deaths, default {','.join(KINDS)}")
-    add_common(parser, quick="--rounds 1 --kinds raise,SIGKILL --no-torch")
-    options = parser.parse_args()
-    if options.quick:
-        options.rounds, options.kinds, options.torch = 1, ("raise", "SIGKILL"), False
-    if options.torch:
-        require_torch_needs(parser)
-    return options
+    return parse(parser)
 
 
 def _kinds(text: str) -> tuple[str, ...]:

@@ -26,11 +26,12 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from contest import BenchError, Contestant, Run, contest, pytest_command
+from contest import Contestant, Run, contest, pytest_command
 from contestants.turns import EMPTY_CASE, MEMORY_CASE, MEMORY_FILE
-from figures import Summary, machine_facts, summarise, table, write_json
-from options import add_common, count, counts, require_torch_needs
+from figures import BenchError, Summary, machine_facts, ratio, ratio_lines, summarise, table
+from options import bench_parser, count, counts, parse, run_bench
 
 from dist_testing.spec import ISOLATIONS
 
@@ -177,10 +178,7 @@ def ratios(rows: Mapping[str, Row]) -> dict[str, dict[str, float]]:
         (TORCH_CONTINUOUS.name, pool),
     )
     return {
-        f"{one} / {other}": {
-            "medians": rows[one].case_ms.median / rows[other].case_ms.median,
-            "minima": rows[one].case_ms.smallest / rows[other].case_ms.smallest,
-        }
+        f"{one} / {other}": ratio(rows[one].case_ms, rows[other].case_ms)
         for one, other in pairs
         if one in rows and other in rows
     }
@@ -193,65 +191,53 @@ def world_table(world_size: int, rows: Mapping[str, Row]) -> str:
     for name, figures in rows.items():
         cost = figures.case_ms
         memory = "" if figures.pss_mb_per_rank is None else f"{figures.pss_mb_per_rank:.1f}"
-        times_ms = (cost.median, cost.smallest, cost.largest, figures.first_ms, figures.session_ms)
+        times_ms = (*cost.figures, figures.first_ms, figures.session_ms)
         factors = (cost.median / raw.median, cost.smallest / raw.smallest)
         lines.append([name, *(f"{ms:.1f}" for ms in times_ms), *(f"{factor:.2f}" for factor in factors), memory])
         if (engine := figures.engine_ms) is not None:
             factors = (engine.median / raw.median, engine.smallest / raw.smallest)
-            engine_ms = (engine.median, engine.smallest, engine.largest)
-            cells = [*(f"{ms:.1f}" for ms in engine_ms), "", "", *(f"{factor:.2f}" for factor in factors), ""]
+            cells = [*(f"{ms:.1f}" for ms in engine.figures), "", "", *(f"{factor:.2f}" for factor in factors), ""]
             lines.append(["  by its engine's clock", *cells])
     header = [f"world size {world_size}", "median", "min", "max", "first", "session", "x raw", "(min)", "PSS/rank"]
-    text = table(header, lines)
-    for pair, ratio in ratios(rows).items():
-        text += f"{pair}: {ratio['medians']:.2f} (minima {ratio['minima']:.2f})\n"
-    return text
+    return table(header, lines) + ratio_lines(ratios(rows))
 
 
 def main() -> int:
     """Measure and print."""
     options = _options()
-    try:
+
+    def report() -> tuple[str, dict[str, Any]]:
         rows = measure_worlds(options)
-    except BenchError as error:
-        sys.stderr.write(f"launch.py: {error}\n")
-        return 1
-    sys.stdout.write("\n".join(world_table(world_size, of_world) for world_size, of_world in rows.items()))
-    if options.json:
         worlds = {
             world_size: {"rows": of_world, "yardstick": yardstick(of_world), "ratios": ratios(of_world)}
             for world_size, of_world in rows.items()
         }
-        write_json(options.json, {"bench": "launch", "machine": machine_facts(), "worlds": worlds})
-    return 0
+        text = "\n".join(world_table(world_size, of_world) for world_size, of_world in rows.items())
+        return text, {"machine": machine_facts(), "worlds": worlds}
+
+    return run_bench("launch", options.json, report)
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Measure what a distributed test case costs.")
+    parser = bench_parser(__doc__, quick=("--worlds=2", "--cases=3", "--no-torch"))
     parser.add_argument("--worlds", type=counts, default=(2, 4, 8), help="world sizes, default 2,4,8")
     parser.add_argument("--cases", type=count, default=20, help="timed cases of each contestant, default 20")
     parser.add_argument(
         "--fresh-cases",
         type=count,
         default=FRESH_CASES,
-        help=f"at most so many where every case starts interpreters, default {FRESH_CASES}",
+        help=f"limit of the cases where each case starts interpreters, default {FRESH_CASES}",
     )
     parser.add_argument(
         "--largest-fresh-world",
         type=count,
         default=LARGEST_FRESH_WORLD,
-        help=f"no larger world where every rank is an interpreter of its own, default {LARGEST_FRESH_WORLD}",
+        help=f"largest world where each rank is an interpreter of its own, default {LARGEST_FRESH_WORLD}",
     )
     parser.add_argument(
-        "--body", choices=("all_reduce", "nothing"), default="all_reduce", help="what a case does, default all_reduce"
+        "--body", choices=("all_reduce", "nothing"), default="all_reduce", help="work of a case, default all_reduce"
     )
-    add_common(parser, quick="--worlds 2 --cases 3 --no-torch")
-    options = parser.parse_args()
-    if options.quick:
-        options.worlds, options.cases, options.torch = (2,), 3, False
-    if options.torch:
-        require_torch_needs(parser)
-    return options
+    return parse(parser)
 
 
 if __name__ == "__main__":

@@ -14,21 +14,16 @@ nothing of them in the output base. Exit status 1 when an action fails.
 
 from __future__ import annotations
 
-import argparse
-import json
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
+from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
+from figures import BenchError, table
+from options import add_bazel, bench_parser, call_bazel, count, run_bench
+
 TARGET = "//tools/bench/loop:nothing"
-
-
-class RemoteError(Exception):
-    """Actions did not run as they should; there is nothing to measure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,17 +56,15 @@ def run(bazel: str, flags: Sequence[str], *, actions: int, origin: str) -> float
         Seconds.
 
     Raises:
-        RemoteError: If one fails, or came from elsewhere.
+        BenchError: If one fails, or came from elsewhere.
     """
     # Bazel does not ask a cache for repeated runs unless it is told to.
     repeated = [f"--runs_per_test={actions}", "--cache_test_results=yes"]
-    command = [bazel, "test", "--color=no", "--curses=no", *repeated, *flags, TARGET]
-    start = time.monotonic()
-    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
-    elapsed_s = time.monotonic() - start
-    if done.returncode or f" {actions} {origin}" not in done.stdout:
-        raise RemoteError(
-            f'{" ".join(command)}: exit status {done.returncode}, without "{actions} {origin}" actions:\n{done.stdout}'
+    command = ["test", "--color=no", "--curses=no", *repeated, *flags, TARGET]
+    elapsed_s, status, output = call_bazel(bazel, *command)
+    if status or f" {actions} {origin}" not in output:
+        raise BenchError(
+            f'bazel {" ".join(command)}: exit status {status}, without "{actions} {origin}" actions:\n{output}'
         )
     return elapsed_s
 
@@ -98,16 +91,16 @@ def measure(bazel: str, remote: Sequence[str], *, actions: int, at_once: int, st
 
 def main() -> int:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description="Time test actions on a remote executor.", allow_abbrev=False)
-    parser.add_argument("--actions", type=int, default=200, help="default 200")
-    parser.add_argument("--at-once", type=int, default=2, help="workers of the pool, and local jobs; default 2")
+    parser = bench_parser(__doc__)
+    parser.add_argument("--actions", type=count, default=200, help="default 200")
+    parser.add_argument("--at-once", type=count, default=2, help="workers of the pool, and local jobs; default 2")
     parser.add_argument("--local-strategy", default="linux-sandbox", help="Bazel's; default linux-sandbox")
-    parser.add_argument("--json", type=Path, help="also write every figure to this file")
-    parser.add_argument("--bazel", default=str(ROOT / "bazelw"), help="default: ./bazelw")
+    add_bazel(parser)
     options, remote = parser.parse_known_args()
-    if options.actions < 2 or options.at_once < 1:
-        parser.error("--actions has to be 2 or more, --at-once 1 or more")
-    try:
+    if options.actions < 2:
+        parser.error("--actions has to be 2 or more")
+
+    def report() -> tuple[str, dict[str, Any]]:
         figures = measure(
             options.bazel,
             remote or ["--config=rbe_local"],
@@ -115,18 +108,12 @@ def main() -> int:
             at_once=options.at_once,
             strategy=options.local_strategy,
         )
-    except RemoteError as error:
-        sys.stderr.write(f"remote.py: {error}\n")
-        return 1
-    lines = [f"{f'{options.actions} actions':<16}{'s':>8}{'per s':>8}{'ms each':>9}"]
-    lines += [f"{row.name:<16}{row.wall_s:8.1f}{row.per_second:8.1f}{row.per_action_ms:9.0f}" for row in figures]
-    overhead_ms = figures[1].per_action_ms - figures[0].per_action_ms
-    lines.append(f"{'overhead':<16}{'':>8}{'':>8}{overhead_ms:9.0f}")
-    sys.stdout.write("\n".join(lines) + "\n")
-    if options.json:
-        report = {"figures": [asdict(row) for row in figures], "actions": options.actions, "at_once": options.at_once}
-        options.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    return 0
+        rows = [[row.name, f"{row.wall_s:.1f}", f"{row.per_second:.1f}", f"{row.per_action_ms:.0f}"] for row in figures]
+        rows.append(["overhead", "", "", f"{figures[1].per_action_ms - figures[0].per_action_ms:.0f}"])
+        text = table([f"{options.actions} actions", "s", "per s", "ms each"], rows)
+        return text, {"figures": figures, "actions": options.actions, "at_once": options.at_once}
+
+    return run_bench("remote", options.json, report)
 
 
 if __name__ == "__main__":

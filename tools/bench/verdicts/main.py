@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from figures import machine_facts, write_json
-from options import add_common, count, require_torch_needs
+from options import bench_parser, count, parse
 
 from dist_testing.rank.process import become_subreaper
 from verdicts.bodies import order_env
@@ -133,20 +133,15 @@ def _command(dialect: Dialect) -> list[str]:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Compare verdicts of torch's own test classes and of the library.")
+    parser = bench_parser(__doc__, quick=(f"--only={','.join(_QUICK)}", "--no-torch"))
     parser.add_argument("--only", type=_only, metavar="ROW,...", help="rows (a, b', continuous) or cases (b-sleep)")
     parser.add_argument(
         "--limit", type=count, default=_LIMIT_S, help=f"of a test, in seconds, default {_LIMIT_S}; torch's is 300"
     )
     parser.add_argument("--logs", type=Path, metavar="FOLDER", help="also keep what every suite printed")
-    add_common(parser, quick=f"--only {','.join(_QUICK)} --no-torch")
-    options = parser.parse_args()
+    options = parse(parser)
     options.cases = options.only or tuple(CASES.values())
-    if options.quick:
-        options.cases, options.torch = tuple(CASES[key] for key in _QUICK), False
     options.is_whole = options.torch and len(options.cases) == len(CASES)
-    if options.torch:
-        require_torch_needs(parser)
     if options.logs:
         options.logs.mkdir(parents=True, exist_ok=True)
     return options
