@@ -4,16 +4,15 @@
     python tools/bench/launch.py [--worlds 2,4,8] [--cases 20] [--body nothing] [--json FILE] [--quick]
 
 Every contestant runs the same case, one all_reduce of four numbers over gloo, in its own process, which has imported
-everything before the first turn. With `--body nothing` the case does nothing, so that what is left is what the
-contestant takes for itself: on ranks that are kept, the all_reduce is most of the other figure. They take turns case
-by case, so that all of them meet the same noise. Nothing here judges a time: ratios within one run are what to
-compare.
+everything before the first turn. With `--body nothing` the case does nothing, so the figure is the contestant's own
+cost: on a worker pool, the all_reduce is most of the other figure. The contestants take turns case by case, so that the
+machine's noise is the same for all. This program does not judge times; compare the ratios within one run.
 
-Columns: `median`, `min`, `max` of what one more case costs, in milliseconds; `first` is the first case of the session,
-which for ranks that are kept pays for the ranks; `session` the whole process, from its start to its end, over its
-cases; `x raw` the ratio to the cheaper of the two bare forks, of medians and of minima; `PSS/rank` what each rank
-beyond the first adds to the memory of all processes of the contestant, in MB: shared pages counted once, and without
-the pages of libraries, which are the kernel's and shared with whatever else runs.
+Columns: `median`, `min`, `max`: cost of one more case, in milliseconds. `first`: the first case of the session; on a
+worker pool it includes the start of the ranks. `session`: the whole process, from its start to its end, divided by its
+cases. `x raw`: the ratio to the cheaper of the two raw forks, of medians and of minima. `PSS/rank`: memory that each
+rank beyond the first adds to all processes of the contestant, in MB; shared pages count once, and pages of libraries do
+not count, because the kernel shares them with other programs.
 
 torch's classes need the packages expecttest, hypothesis and numpy; without them, use --no-torch.
 """
@@ -39,14 +38,14 @@ RAW = (
     Contestant("raw fork, TCPStore", ("-m", "contestants.raw_fork", "tcp")),
     Contestant("raw fork, FileStore", ("-m", "contestants.raw_fork", "file")),
 )
-RAW_KEPT = Contestant("raw kept ranks", ("-m", "contestants.raw_fork", "kept"))
+RAW_KEPT = Contestant("raw worker pool", ("-m", "contestants.raw_fork", "pool"))
 TORCH_PROCESS = Contestant("torch MultiProcessTestCase", ("-m", "contestants.torch_process"))
 TORCH_CONTINUOUS = Contestant("torch MultiProcContinuousTest", ("-m", "contestants.torch_continuous"))
 TORCH_THREADED = Contestant("torch MultiThreadedTestCase", ("-m", "contestants.torch_threaded"))
 
 MS_PER_S = 1000.0
 BYTES_PER_MB = 1e6
-# Where each rank is an interpreter of its own, it takes 200 to 300 MB, and seconds of a CPU to start.
+# A rank that is an interpreter of its own takes 200 to 300 MB, and some CPU seconds to start.
 FRESH_CASES = 10
 LARGEST_FRESH_WORLD = 8
 
@@ -56,13 +55,13 @@ class Row:
     """A contestant's figures for one world size.
 
     Attributes:
-        case_ms: What one more case costs; the first one is not among them, unless there is no other.
-        first_ms: The first case.
-        session_ms: The whole process over its cases.
-        import_ms: From the start of the process until it had imported everything.
-        engine_ms: What the library's engine says that a case took; None for other contestants.
-        pss_mb: Memory of all processes of the contestant while all ranks stand in a case.
-        pss_mb_per_rank: What each rank beyond the first adds to it; None in a world of one.
+        case_ms: Cost of one more case, without the first case unless there is no other.
+        first_ms: Cost of the first case.
+        session_ms: Time of the whole process divided by its cases.
+        import_ms: Time from the start of the process to the end of its imports.
+        engine_ms: Time of a case by the library's engine; None for other contestants.
+        pss_mb: Memory of all processes of the contestant while all ranks are inside a case.
+        pss_mb_per_rank: Memory that each rank beyond the first adds; None in a world of one.
     """
 
     case_ms: Summary
@@ -75,10 +74,10 @@ class Row:
 
 
 def library(isolation: str) -> Contestant:
-    """The library with one of its launchers."""
+    """Return the library with one of its launchers."""
     options = [f"--dist-isolation={isolation}"]
     if isolation == "thread":
-        # No other group connects threads; what it costs is measured by threads.py.
+        # No other backend connects threads; threads.py measures its cost.
         options.append("--dist-backend=threaded")
     return Contestant(f"library, {isolation}", pytest_command("test_trivial.py", *options))
 
@@ -87,15 +86,15 @@ def measure(case_counts: Mapping[Contestant, int], *, world_size: int, body: str
     """Run a contest.
 
     Args:
-        case_counts: The contestants, each with the number of its timed cases. One more, at the end, measures memory.
-        world_size: Ranks.
-        body: Before the names of the timed cases: `EMPTY_CASE`, or nothing.
+        case_counts: Contestant -> number of its timed cases. One more case, at the end, measures memory.
+        world_size: Number of ranks.
+        body: Prefix of the names of the timed cases: `EMPTY_CASE`, or empty.
 
     Returns:
-        By name: how it went, and the bytes of all processes of the contestant.
+        Contestant's name -> its run, and the bytes of all its processes.
 
     Raises:
-        BenchError: If a contestant does not run its cases, or one of them does not pass.
+        BenchError: If a contestant does not run its cases, or a case does not pass.
     """
     cases = {who: [*(f"{body}{number}" for number in range(count)), MEMORY_CASE] for who, count in case_counts.items()}
     with tempfile.TemporaryDirectory(prefix="dist-bench-") as folder:
@@ -108,13 +107,13 @@ def measure(case_counts: Mapping[Contestant, int], *, world_size: int, body: str
 
 
 def row(run: Run, *, world_size: int, pss_bytes: int, pss_bytes_of_one: int) -> Row:
-    """Add a run up.
+    """Sum up a run.
 
     Args:
-        run: With its last turn the one that measured memory.
-        world_size: Ranks.
+        run: The run; its last turn measured memory.
+        world_size: Number of ranks.
         pss_bytes: Memory of the contestant.
-        pss_bytes_of_one: The same in a world of one rank.
+        pss_bytes_of_one: Memory of the contestant in a world of one rank.
     """
     *timed, _ = run.turns
     costs_ms = [MS_PER_S * turn.duration_s for turn in timed]
@@ -163,12 +162,12 @@ def measure_worlds(options: argparse.Namespace) -> dict[int, dict[str, Row]]:
 
 
 def yardstick(rows: Mapping[str, Row]) -> str:
-    """The name of the cheaper bare fork."""
+    """Return the name of the cheaper raw fork."""
     return min((contestant.name for contestant in RAW), key=lambda name: rows[name].case_ms.median)
 
 
 def ratios(rows: Mapping[str, Row]) -> dict[str, dict[str, float]]:
-    """What users compare: the library with the bare fork, torch's classes with the launcher of their kind."""
+    """Return the ratios that users compare: the library and the raw fork, torch's classes and their launchers."""
     fork, spawn, pool = (library(isolation).name for isolation in ("fork", "spawn", "pool"))
     pairs = (
         (fork, yardstick(rows)),
@@ -185,7 +184,7 @@ def ratios(rows: Mapping[str, Row]) -> dict[str, dict[str, float]]:
 
 
 def world_table(world_size: int, rows: Mapping[str, Row]) -> str:
-    """The table of one world size, with its ratios."""
+    """Return the table of one world size, with its ratios."""
     raw = rows[yardstick(rows)].case_ms
     lines = []
     for name, figures in rows.items():

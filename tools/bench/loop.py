@@ -4,12 +4,12 @@
     python3 tools/bench/loop.py [--runs 7] [--cache-hits] [--json FILE] [--bazel ./bazelw] [-- FLAG ...]
     python3 tools/bench/loop.py --cache-hits -- --config=rbe_local --//tools/python:wheels=archive
 
-Each run writes another number into a test file, as an editor's save would, and times `bazel test` of its
-target. Runs of the library's target take turns with runs of a plain `py_test` that only imports torch, the
-least that any such test costs, so that both meet the same noise. The files are as before afterwards.
+Each run writes a new number into a test file, as an editor's save would, and times `bazel test` of its target.
+Runs of the library's target take turns with runs of a plain `py_test` that only imports torch, the least that
+any such test costs, so that the machine's noise is the same for both. The files are restored afterwards.
 
-FLAGs are for `bazel test`: they may say that tests run somewhere else. With `--cache-hits` the verdict is also
-taken from the cache that the FLAGs name, each time after a `bazel clean`.
+FLAGs are for `bazel test`, for example to run the tests on an executor. With `--cache-hits` the program also
+times verdicts from the cache of the FLAGs, each time after a `bazel clean`.
 
 The table on stdout has the median, the fastest and the slowest run in seconds; `ratio` is the library's
 median over the peer's. Exit status 1 when a test fails.
@@ -39,7 +39,7 @@ class Subject:
     """A target and the file that is edited.
 
     Attributes:
-        name: In the table.
+        name: Its name in the table.
         target: Label of the test.
         source: File with a line `EDIT = <number>`.
     """
@@ -55,7 +55,7 @@ PEER = Subject("py_test, import torch", "//tools/bench/loop:peer", FIXTURES / "i
 
 @contextmanager
 def restored(subjects: Sequence[Subject]) -> Iterator[None]:
-    """Put the files back as they were, however the block ends."""
+    """Restore the files in any case when the block ends."""
     before = {subject.source: subject.source.read_bytes() for subject in subjects}
     try:
         yield
@@ -66,21 +66,21 @@ def restored(subjects: Sequence[Subject]) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Bazel:
-    """How tests are started.
+    """The way to start tests.
 
     Attributes:
-        program: Bazel.
-        flags: For `test`.
+        program: The program to start.
+        flags: Flags of `bazel test`.
     """
 
     program: str
     flags: Sequence[str]
 
     def test(self, target: str, *, is_cached: bool) -> float:
-        """Time a verdict.
+        """Return the seconds until the verdict.
 
         Raises:
-            BenchError: If the test does not pass, or the verdict is from elsewhere.
+            BenchError: If the test does not pass, or the verdict comes from the wrong place.
         """
         elapsed_s, code, output = call_bazel(self.program, "test", "--color=no", "--curses=no", *self.flags, target)
         if code or ("(cached) PASSED" in output) != is_cached:
@@ -90,10 +90,10 @@ class Bazel:
 
 
 def save(source: Path, edit: int) -> None:
-    """Write another number into a file.
+    """Write a new number into a file.
 
     Raises:
-        BenchError: If it has no place for one.
+        BenchError: If it does not have exactly one line for the number.
     """
     text, count = _EDIT.subn(f"EDIT = {edit}", source.read_text(encoding="utf-8"))
     if count != 1:
@@ -102,9 +102,9 @@ def save(source: Path, edit: int) -> None:
 
 
 def measure(bazel: Bazel, *, runs: int, cache_hits: bool) -> dict[str, dict[str, list[float]]]:
-    """Return the seconds of every run by what was timed and subject, after one run of each that is not counted."""
+    """Return kind of verdict -> subject -> the seconds of every run. One more run of each comes first, uncounted."""
     subjects = (LIBRARY, PEER)
-    # No number twice, in this process or in an earlier one: a verdict from the cache is no measurement.
+    # A new number each time, also after an earlier process: a verdict from the cache is no measurement.
     first = time.time_ns()
     edits: dict[str, list[float]] = {subject.name: [] for subject in subjects}
     hits: dict[str, list[float]] = {subject.name: [] for subject in subjects}

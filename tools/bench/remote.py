@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
-"""Measure what remote execution costs per test action, against the same actions on this machine.
+"""Measure the cost of remote execution per test action, compared with the same actions on this machine.
 
     ./bazelw run //tools/rbe -- up --pool cpu=2
     python3 tools/bench/remote.py [--actions 200] [--at-once 2] [--json FILE] [FLAG ...]
 
-FLAGs say where actions run remotely (default: --config=rbe_local); with an executor of many workers, raise --at-once to
-their number. An action is a test that does nothing. Locally and remotely as many run at once, none comes from a cache.
+FLAGs select the executor (default: --config=rbe_local); if it has many workers, raise --at-once to their number. An
+action is a test that does nothing. The same number of actions runs at once locally and remotely, and none comes from a
+cache.
 
-The table on stdout has the seconds for all actions, actions per second, and the milliseconds for which one of the
-places is busy with an action; `overhead` is how many more those are remotely. Then come the pure cache hits, with
-nothing of them in the output base. Exit status 1 when an action fails.
+The table on stdout has the seconds for all actions, actions per second, and the milliseconds for which an action keeps
+one worker busy; `overhead` is the difference between remote and local. The last row is for pure cache hits, with an
+output base that has none of the results. Exit status 1 when an action fails.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ class Figure:
     """One row of the table.
 
     Attributes:
-        name: Of the row.
+        name: Name of the row.
         wall_s: Seconds for all actions, from Bazel's start to its end.
         per_second: Actions per second.
-        per_action_ms: Milliseconds for which one of the places at once is busy.
+        per_action_ms: Milliseconds for which an action keeps one worker busy.
     """
 
     name: str
@@ -44,21 +45,21 @@ class Figure:
 
 
 def run(bazel: str, flags: Sequence[str], *, actions: int, origin: str) -> float:
-    """Run the actions.
+    """Run the actions, and return the seconds.
 
     Args:
         bazel: The program.
-        flags: For `bazel test`.
-        actions: How many.
-        origin: What Bazel's count of processes must call them: "remote", "remote cache hit", "linux-sandbox", ...
+        flags: Flags of `bazel test`.
+        actions: Number of actions.
+        origin: Their name in Bazel's count of processes: "remote", "remote cache hit", "linux-sandbox", ...
 
     Returns:
-        Seconds.
+        Seconds for all actions.
 
     Raises:
-        BenchError: If one fails, or came from elsewhere.
+        BenchError: If an action fails, or has another origin.
     """
-    # Bazel does not ask a cache for repeated runs unless it is told to.
+    # By default Bazel does not use a cache for repeated runs.
     repeated = [f"--runs_per_test={actions}", "--cache_test_results=yes"]
     command = ["test", "--color=no", "--curses=no", *repeated, *flags, TARGET]
     elapsed_s, status, output = call_bazel(bazel, *command)
@@ -70,20 +71,20 @@ def run(bazel: str, flags: Sequence[str], *, actions: int, origin: str) -> float
 
 
 def figure(name: str, wall_s: float, *, actions: int, at_once: int) -> Figure:
-    """Make a row."""
+    """Return a row."""
     return Figure(name, wall_s, actions / wall_s, wall_s / actions * at_once * 1000)
 
 
 def measure(bazel: str, remote: Sequence[str], *, actions: int, at_once: int, strategy: str) -> list[Figure]:
-    """Measure locally, remotely and from the cache."""
-    # In the key of every action, so that none is in a cache; the first one of each place is not counted.
+    """Measure locally, remotely and with the cache."""
+    # A part of every action's key, so that no cache has it. The first action of each place does not count.
     here, there, warm = (f"--test_env=BENCH_REMOTE={place}{time.time_ns()}" for place in ("here", "there", "warm"))
     local = [f"--local_test_jobs={at_once}", f"--strategy=TestRunner={strategy}"]
     run(bazel, [*remote, warm], actions=1, origin="remote")
     remote_s = run(bazel, [*remote, there], actions=actions, origin="remote")
     run(bazel, [*local, warm], actions=1, origin=strategy)
     local_s = run(bazel, [*local, here], actions=actions, origin=strategy)
-    # Bazel itself now remembers the local ones, and has to ask.
+    # Bazel itself now remembers the local results, so it has to ask the cache.
     cached_s = run(bazel, [*remote, there], actions=actions, origin="remote cache hit")
     seconds = {"this machine": local_s, "remote": remote_s, "remote cache": cached_s}
     return [figure(name, wall_s, actions=actions, at_once=at_once) for name, wall_s in seconds.items()]
@@ -98,7 +99,7 @@ def main() -> int:
     add_bazel(parser)
     options, remote = parser.parse_known_args()
     if options.actions < 2:
-        parser.error("--actions has to be 2 or more")
+        parser.error("--actions must be 2 or more")
 
     def report() -> tuple[str, dict[str, Any]]:
         figures = measure(

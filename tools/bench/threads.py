@@ -3,10 +3,10 @@
 
     python tools/bench/threads.py [--worlds 4,64] [--cases 10] [--collectives 1000] [--json FILE] [--quick]
 
-Both run the same test class, each in its own process, which has imported everything before the first turn, and take
-turns case by case, so that both meet the same noise. Two kinds of cases: `case` is one all_reduce of four numbers, and
-what it costs is the world's beginning and end; `collective` is many of them in one case, and what one costs. Nothing
-here judges a time: the ratio within one run is what to compare.
+Both run the same test class, each in its own process, which has imported everything before the first turn. They take
+turns case by case, so that the machine's noise is the same for both. There are two kinds of cases: `case` is one
+all_reduce of four numbers, so its cost is that of the world's start and end; `collective` is one of many collectives in
+one case. This program does not judge times; compare the ratios within one run.
 
 torch's class needs the packages expecttest, hypothesis and numpy; without them, use --no-torch.
 """
@@ -30,7 +30,7 @@ LIBRARY = Contestant("library, threads", ("-m", "contestants.library_threaded"))
 TORCH = Contestant("torch MultiThreadedTestCase", ("-m", "contestants.torch_threaded"))
 
 US_PER_S = 1e6
-# Cases of many collectives in one contest.
+# Cases with many collectives in one contest.
 LONG_CASES = 3
 
 
@@ -39,9 +39,9 @@ class Row:
     """A contestant's figures for one world size, in microseconds.
 
     Attributes:
-        case_us: What one more case costs; the first one is not among them, unless there is no other.
-        first_us: The first case.
-        collective_us: What one collective costs, in a case of many.
+        case_us: Cost of one more case, without the first case unless there is no other.
+        first_us: Cost of the first case.
+        collective_us: Cost of one collective, in a case with many.
     """
 
     case_us: Summary
@@ -53,9 +53,9 @@ def measure(options: argparse.Namespace, *, world_size: int) -> dict[str, Row]:
     """Run one contest.
 
     Raises:
-        BenchError: If a contestant does not run its cases, or one of them does not pass.
+        BenchError: If a contestant does not run its cases, or a case does not pass.
     """
-    # What a collective costs grows with the ranks; the case need not.
+    # A collective costs more with more ranks, and the case must not take longer.
     collectives = max(options.collectives * 4 // world_size, 1)
     names = [*map(str, range(options.cases)), *[collectives_case(collectives)] * LONG_CASES]
     contestants = [LIBRARY, TORCH] if options.torch else [LIBRARY]
@@ -78,7 +78,7 @@ def _row(name: str, run: Run, cases: int, collectives: int) -> Row:
 
 
 def ratios(rows: Mapping[str, Row]) -> dict[str, dict[str, float]]:
-    """Ours over torch's; below 1, the library is faster."""
+    """Return the library's figures over torch's; below 1, the library is faster."""
     if TORCH.name not in rows:
         return {}
     ours, torchs = rows[LIBRARY.name], rows[TORCH.name]
@@ -89,7 +89,7 @@ def ratios(rows: Mapping[str, Row]) -> dict[str, dict[str, float]]:
 
 
 def world_table(world_size: int, rows: Mapping[str, Row]) -> str:
-    """The table of one world size, with its ratios."""
+    """Return the table of one world size, with its ratios."""
     header = [f"world size {world_size}, us", "case", "min", "max", "first", "collective", "min", "max"]
     lines = []
     for name, row in rows.items():
