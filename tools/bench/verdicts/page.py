@@ -38,8 +38,8 @@ def page(findings: Mapping[Case, Mapping[str, Finding]], *, limit_s: int, durati
     return f"""\
 # How do torch's own test classes report a fault, and how does this library?
 
-Every row is a real fault in a real test. The test runs once with torch's class and once with the library's, with the same
-body: gloo, a FileStore, and 3 ranks unless the row names another number. All ranks first pass one barrier. Rows of
+Every row is a real fault in a real test. The test runs once with torch's class and once with the library's, with the
+same body: gloo, a FileStore, and 3 ranks unless the row names another number. All ranks first pass one barrier. Rows of
 `MultiProcContinuousTest` are compared with a worker pool (`isolation = "pool"`). Ranks are processes in every row.
 
 Written by `python tools/bench/verdicts.py` with torch {torch} in {duration_min:.0f} minutes. Do not edit.
@@ -49,10 +49,10 @@ Written by `python tools/bench/verdicts.py` with torch {torch} in {duration_min:
   starts with the ranks, the library's when the ranks are ready. In the continuous class the limit of the group was
   {GROUP_LIMIT_FACTOR * limit_s:.0f} s (default: 120 s), and the class looks for dead ranks every 10 s (default: 75 s).
 - Seconds count from the fault to the printed summary; they are rounded, and of one run on one busy machine.
-- "names": the ranks that the report blames; then whether the report describes the fault ("all"), only the output before it
-  does ("log"), or neither does ("-"). A skip needs a reason and no rank.
-- "left": processes alive 5 s after the end of the runner, and temporary files. torch's class removes its rendezvous file
-  in `tearDown`, as many of torch's own tests do. "Never exits": the runner had not ended {EXIT_LIMIT_S:.0f} s after its
+- "names": the ranks that the report blames; then whether the report describes the fault ("all"), only the output before
+  it does ("log"), or neither does ("-"). A skip needs a reason and no rank.
+- "left": processes alive 5 s after the end of the runner, and temporary files. torch's class removes its rendezvous
+  file in `tearDown`, as many of torch's own tests do. "Never exits": the runner had not ended {EXIT_LIMIT_S:.0f} s after its
   verdict or its signal; it was killed, with everything that was left.
 - Wrong results are **bold**. Results without any error: {right}.
 
