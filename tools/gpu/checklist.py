@@ -1,9 +1,9 @@
-"""Runs what only a machine with a GPU can show, and prints what it saw. Needs pytest, psutil and a torch with CUDA.
+"""Runs the steps that need a GPU, and prints the results. Needs pytest, psutil and a torch with CUDA.
 
     PYTHONPATH=. python tools/gpu/checklist.py [--only STEP,...]
 
-No Bazel. Each step is a command that can be repeated by hand; it is printed before its output. The exit code is 1 if a
-step did not end as it should. Without a GPU it says so, and exits with 1: nothing has been shown then.
+Without Bazel. Each step is a command that you can repeat by hand; the command is printed before its output. The exit
+status is 1 if a step did not end as expected, or if there is no GPU, because then nothing has been shown.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dist_testing.gpus.lease import lease_gpus
 
 _ROOT = Path(__file__).resolve().parents[2]
 _CASES = "tools/gpu/checklist_cases.py"
-# For one step: contexts are made in seconds, and torch's first import on a cold disk takes a minute. Seconds.
+# Limit for one step: a context takes seconds, and torch's first import from a cold disk takes a minute. Seconds.
 _LIMIT_S = 300.0
 _NCCL = f"{_CASES}::test_a_world_of_nccl"
 _SHARED = ("--dist-backend=cuda_gloo", "--dist-ranks-per-gpu=4", "--dist-world-size=4")
@@ -33,16 +33,16 @@ _SHARED = ("--dist-backend=cuda_gloo", "--dist-ranks-per-gpu=4", "--dist-world-s
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One thing to see.
+    """One step.
 
     Attributes:
-        name: What `--only` calls it.
+        name: Its name for `--only`.
         shows: What it shows.
-        command: What is run, after the interpreter.
-        code: The exit code that it must end with.
-        output: What it must print, as a regular expression.
-        keeps_gpu: Whether this process holds the first GPU meanwhile.
-        fills_gpu: Whether a program without a lease has most of the first GPU's memory meanwhile.
+        command: Its command line, after the interpreter.
+        code: The expected exit status.
+        output: A regular expression that its output must match.
+        keeps_gpu: Whether this process holds the first GPU during the step.
+        fills_gpu: Whether a program without a lease has most of the first GPU's memory during the step.
         env: Additions to the environment.
     """
 
@@ -57,7 +57,7 @@ class Step:
 
 
 def _pytest(*arguments: str) -> list[str]:
-    # Files of this name are collected when they are named.
+    # Files with this name are collected only when they are named.
     return ["-m", "pytest", "-q", "-rA", "-p", "no:cacheprovider", "--durations=0", *arguments]
 
 
@@ -65,7 +65,7 @@ def _steps() -> list[Step]:
     cases = [
         Step(
             f"shared_{isolation}",
-            f"four ranks of gloo share the first GPU, made by {isolation}; the times are those of one case",
+            f"four ranks of gloo share the first GPU, with isolation {isolation}; the times are those of one case",
             _pytest(*_SHARED, f"--dist-isolation={isolation}", "--dist-on-missing=fail", _CASES),
         )
         for isolation in ("fork", "spawn", "pool")
@@ -90,7 +90,7 @@ def _steps() -> list[Step]:
         ),
         Step(
             "nccl_skips",
-            "why larger worlds of NCCL do not run here (on a machine with two GPUs or more they do)",
+            "the reason why larger worlds of NCCL do not run here (on a machine with two GPUs or more they do)",
             _pytest("--dist-backend=nccl", "--dist-world-size=64", _NCCL),
             output=r"Need at least 64 CUDA devices \(found \d+\)",
         ),
@@ -102,7 +102,7 @@ def _steps() -> list[Step]:
         ),
         Step(
             "memory",
-            "a case whose GPU is full says who has its memory, and fails",
+            "a case whose GPU is full fails, and names the process with its memory",
             _pytest("--dist-backend=nccl", "--dist-world-size=1", "--dist-timeout=60", _NCCL),
             code=1,
             output=r"less than half of the memory is free",
@@ -111,7 +111,7 @@ def _steps() -> list[Step]:
         ),
         Step(
             "lease",
-            "a case that finds the GPU leased by this process says by whom, and fails at half of its limit",
+            "a case whose GPU this process has leased fails at half of its limit, and names the process",
             _pytest(
                 "--dist-backend=nccl",
                 "--dist-world-size=1",
@@ -143,10 +143,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the steps.
 
     Args:
-        arguments: The command line's if None.
+        arguments: The arguments; None: those of the command line.
 
     Returns:
-        0 if every step ended as it should.
+        0 if every step ended as expected, else 1.
     """
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     names = [step.name for step in _steps()]
@@ -158,13 +158,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         visible = visible_gpus(gpus_present())
         if not visible.gpus:
-            print(f"There is no GPU here to see anything on ({visible.remark or 'no device node'}).", file=sys.stderr)
+            print(f"There is no GPU here ({visible.remark or 'no device node'}).", file=sys.stderr)
             return 1
         failed = [step.name for step in _steps() if step.name in chosen and not _run(step)]
     except DistTestingError as error:
         print(error, file=sys.stderr)
         return 1
-    print(f"\n{len(chosen) - len(failed)} of {len(chosen)} steps ended as they should.")
+    print(f"\n{len(chosen) - len(failed)} of {len(chosen)} steps ended as expected.")
     if failed:
         print(f"Not: {', '.join(failed)}")
     return 1 if failed else 0
@@ -172,7 +172,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 @contextmanager
 def _filled_gpu() -> Iterator[None]:
-    """Most of the first visible GPU's memory is taken, by a program that asks nobody."""
+    """Have a program without a lease take most of the memory of the first visible GPU."""
     program = """if True:
         import sys, torch
         kept = torch.empty(int(torch.cuda.mem_get_info()[0] * 0.8), dtype=torch.uint8, device="cuda")
@@ -185,8 +185,8 @@ def _filled_gpu() -> Iterator[None]:
         if filler.stdout.readline() != b"full\n":
             raise GpuError(
                 "the program that fills the GPU has ended.\n"
-                "Its error is above; most likely this torch has no CUDA.\n"
-                "Run the checklist with a torch that has."
+                "Its error is above; most likely this torch is built without CUDA.\n"
+                "Run the checklist with a torch that has CUDA."
             )
         yield
         filler.stdin.close()
@@ -194,7 +194,7 @@ def _filled_gpu() -> Iterator[None]:
 
 @contextmanager
 def _kept_gpu() -> Iterator[None]:
-    """The first visible GPU is leased by this process."""
+    """Lease the first visible GPU in this process."""
     lease = lease_gpus(1, visible_gpus(gpus_present()).gpus[:1], limit_s=_LIMIT_S)
     try:
         yield

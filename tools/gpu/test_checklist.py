@@ -1,4 +1,4 @@
-"""The checklist, on a machine without GPUs: what of it can be seen there."""
+"""The parts of the checklist that can be tested without GPUs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dist_testing.gpus.simulated import NODES_VARIABLE
 
 @pytest.fixture
 def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder for simulated GPUs."""
+    """A folder of simulated GPUs."""
     monkeypatch.setenv(NODES_VARIABLE, str(tmp_path))
     monkeypatch.setenv("DIST_TESTING_NVML", "/no/such/library")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -26,14 +26,14 @@ def test_without_a_gpu_nothing_is_claimed(nodes: Path, capsys: pytest.CaptureFix
 
 
 def test_a_step_that_does_not_exist_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    """A slip of the pen would run nothing."""
+    """Otherwise a typing mistake would run nothing."""
     with pytest.raises(SystemExit):
         checklist.main(["--only=listign"])
     assert "'listign'" in capsys.readouterr().err
 
 
-def test_a_step_is_good_only_if_it_ends_as_it_should(nodes: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """With simulated nodes GPUs are found, and no rank can compute on one."""
+def test_a_step_is_good_only_if_it_ends_as_expected(nodes: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With simulated nodes GPUs are found, but no rank can compute on one."""
     for name in ("nvidiactl", "nvidia0"):
         (nodes / name).touch()
     assert checklist.main(["--only=listing"]) == 0
