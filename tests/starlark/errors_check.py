@@ -245,7 +245,7 @@ COMMAND_CASES = (
         ("//right:case_nccl is incompatible", "needs_2_nvidia_gpus_but_this_machine_has_fewer"),
     ),
     Command(
-        "pools that nobody declared",
+        "pools that are not declared",
         ("build", "--nobuild", "--@dist_testing//dist_testing/config:gpus=pools", "//right:case_nccl"),
         ("dist_testing/config:gpus=pools: no pool is declared.", "Declare them (docs/executors.md)"),
     ),

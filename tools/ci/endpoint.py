@@ -74,7 +74,7 @@ def ask_endpoint(bazel: Sequence[str], workspace: Path, folder: Path) -> Refusal
     reason = reason or _ERROR.search(said)
     return Refusal(
         REMOTE_FAILED,
-        f"{address or 'an address that Bazel does not tell'}: the remote executor cannot be used: "
+        f"{address or 'an unknown address'}: the remote executor cannot be used: "
         f"{reason[1] if reason else f'Bazel ended with status {status}'}.\n"
         "It is down, or it is not a Remote Execution service, or a firewall or proxy in front of it does not answer.\n"
         "--remote_executor or --remote_cache names the address, among the flags or in a .bazelrc; "

@@ -355,7 +355,7 @@ def _options(label: str, **values: str) -> dict[str, object]:
     [
         ({"remote_executor": "grpc://10.0.0.1:7"}, "grpc://10.0.0.1:7"),
         ({"remote_cache": "grpcs://cache"}, "grpcs://cache"),
-        (None, "an address that Bazel does not tell"),
+        (None, "an unknown address"),
     ],
 )
 def test_an_executor_that_does_not_answer_is_an_error_before_the_job(
