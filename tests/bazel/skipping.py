@@ -1,4 +1,4 @@
-"""A case that never runs: the GPUs that Bazel is told about do not exist."""
+"""A case that never runs: the GPUs that Bazel is promised do not exist."""
 
 from __future__ import annotations
 

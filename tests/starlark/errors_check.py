@@ -350,14 +350,14 @@ def write_files(folder: Path) -> None:
 
 
 def complaints(name: str, done: Done, expected: tuple[str, ...]) -> list[str]:
-    """Say what is wrong with one error text."""
+    """Return the complaints about one error text."""
     if done.status == 0:
         return [f"{name}: Bazel succeeded"]
     return [f"{name}: the text lacks {part!r}" for part in expected if part not in done.output]
 
 
 def check(bazel: NestedBazel) -> list[str]:
-    """Run every case; return what is wrong."""
+    """Run every case; return the complaints."""
     packages = [f"//{case.name}:all" for case in LOADING_CASES]
     loading = bazel.run("query", "--keep_going", f"set({' '.join(packages)})")
     found: list[str] = []

@@ -11,7 +11,7 @@ def assert_refused(env, problems, *parts):
 
     Args:
         env: Of the test.
-        problems: What was said.
+        problems: The error texts.
         *parts: Parts of it.
     """
     asserts.equals(env, 1, len(problems), "expected one text, got {}".format(problems))

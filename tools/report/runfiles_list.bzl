@@ -1,4 +1,4 @@
-"""A list of all files that programs bring along, for a test of what they depend on."""
+"""Writes a list of the runfiles of programs, for a test of their dependencies."""
 
 def _runfiles_list_impl(ctx):
     files = depset(transitive = [program[DefaultInfo].default_runfiles.files for program in ctx.attr.programs])

@@ -29,7 +29,7 @@ def main(arguments: list[str]) -> int:
     `install` prints the path of the Bazel to run on stdout; `doctor` prints its report there.
 
     Returns:
-        The exit status: 0, 36 if no Bazel can be had, 128 + signal if interrupted.
+        The exit status: 0, 36 if there is no Bazel, 128 + signal if interrupted.
     """
     parsed = _parser().parse_args(arguments)
     settings = Settings(

@@ -209,7 +209,7 @@ def test_a_failed_package_download_leaves_nothing(debian_workspace: Workspace) -
 def test_the_lock_is_held_until_the_children_of_a_killed_run_are_gone(
     debian_workspace: Workspace, tmp_path: Path
 ) -> None:
-    """Otherwise the next run would delete what a still running apt-get goes on writing."""
+    """Otherwise the next run would delete files that a running apt-get still writes."""
     started, may_end = tmp_path / "started", tmp_path / "may_end"
     os.mkfifo(started)
     os.mkfifo(may_end)
