@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import sys
 
-from verdicts.main import main
+from verdict_table.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -9,7 +9,7 @@ from datetime import timedelta
 
 from torch.testing._internal.common_distributed import MultiProcContinuousTest, MultiProcessTestCase
 
-from verdicts.bodies import GROUP_LIMIT_FACTOR, limit_s, ordered_case, run_case, run_next, run_process_case
+from verdict_table.bodies import GROUP_LIMIT_FACTOR, limit_s, ordered_case, run_case, run_next, run_process_case
 
 if ordered_case().is_continuous:
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import dist_testing
-from verdicts.bodies import limit_s, ordered_case, run_case, run_next, run_process_case
+from verdict_table.bodies import limit_s, ordered_case, run_case, run_next, run_process_case
 
 if ordered_case().is_continuous:
 

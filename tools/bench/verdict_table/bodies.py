@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
 
-from verdicts.cases import CASES, EVERY_RANK, Case
+from verdict_table.cases import CASES, EVERY_RANK, Case
 
 __all__ = ["GROUP_LIMIT_FACTOR", "limit_s", "order_env", "ordered_case", "run_case", "run_next", "run_process_case"]
 

@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from verdicts.cases import Case
-from verdicts.watch import Observed
+from verdict_table.cases import Case
+from verdict_table.watch import Observed
 
 __all__ = ["LIBRARY", "TORCH", "Dialect", "Finding", "NothingHappenedError", "judge"]
 

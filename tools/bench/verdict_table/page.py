@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from importlib import metadata
 
-from verdicts.bodies import GROUP_LIMIT_FACTOR
-from verdicts.cases import EVERY_RANK, Case
-from verdicts.judge import Finding
-from verdicts.watch import EXIT_LIMIT_S
+from verdict_table.bodies import GROUP_LIMIT_FACTOR
+from verdict_table.cases import EVERY_RANK, Case
+from verdict_table.judge import Finding
+from verdict_table.watch import EXIT_LIMIT_S
 
 __all__ = ["page", "table"]
 

@@ -15,11 +15,11 @@ from figures import machine_facts, write_json
 from options import bench_parser, count, parse
 
 from dist_testing.rank.process import become_subreaper
-from verdicts.bodies import order_env
-from verdicts.cases import CASES, Case
-from verdicts.judge import LIBRARY, TORCH, Dialect, Finding, NothingHappenedError, judge
-from verdicts.page import page, table
-from verdicts.watch import Observed, watch
+from verdict_table.bodies import order_env
+from verdict_table.cases import CASES, Case
+from verdict_table.judge import LIBRARY, TORCH, Dialect, Finding, NothingHappenedError, judge
+from verdict_table.page import page, table
+from verdict_table.watch import Observed, watch
 
 __all__ = ["main"]
 
@@ -126,7 +126,7 @@ def _run(case: Case, dialect: Dialect, *, limit_s: int) -> Observed:
 
 
 def _command(dialect: Dialect) -> list[str]:
-    folder = _BENCH / "verdicts"
+    folder = _BENCH / "verdict_table"
     if dialect is TORCH:
         return [sys.executable, str(folder / "suite_torch.py")]
     # As users start it, but without any configuration of this environment.
