@@ -1,8 +1,8 @@
-"""Check what a user reads when a BUILD file or the machine is wrong: `python3 -m tests.starlark.errors_check [bazel]`.
+"""Check the error texts for wrong BUILD files and machines: `python3 -m tests.starlark.errors_check [bazel]`.
 
-Such errors end Bazel before any test could run, so this is a program that runs Bazel: `bazel`, or
+Such errors end Bazel before a test could run, so this is a program that runs Bazel: `bazel`, or
 `./bazelw` when none is named. It makes a consumer's workspace in a temporary folder, with one package
-for each wrong call, and reads the error texts. Exit status 0 when each says what it should.
+for each wrong call, and reads the error texts. Exit status 0 when each text has the expected parts.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class Loading:
     """A wrong BUILD file.
 
     Attributes:
-        name: Of the package that holds it.
-        arguments: Of a call of dist_py_test, beside `name = "case"`.
-        expected: Parts of the text.
-        before: What stands above the call.
-        call: In the place of the call with `arguments`.
-        subject: How the text begins; in it, `//{name}` is the package.
+        name: Name of the package.
+        arguments: Arguments of a call of dist_py_test, beside `name = "case"`.
+        expected: Parts of the error text.
+        before: Text above the call.
+        call: Replaces the call with `arguments`.
+        subject: Start of the error text; in it, `//{name}` is the package.
     """
 
     name: str
@@ -57,8 +57,8 @@ class Command:
     """A Bazel command that fails.
 
     Attributes:
-        name: Shown when it does not fail as it should.
-        arguments: Of Bazel.
+        name: Shown when the command does not fail as expected.
+        arguments: Arguments of Bazel.
         expected: Parts of its output.
     """
 
@@ -237,7 +237,7 @@ LOADING_CASES = (
 )
 
 COMMAND_CASES = (
-    # py_test itself knows what it knows: nothing that is passed on is swallowed.
+    # py_test reports its own errors: the macro passes on everything and hides nothing.
     Command("unknown argument", ("query", "//unknown_argument:all"), ("no such attribute 'wolrd_size'",)),
     Command(
         "GPU target without GPUs",
@@ -245,7 +245,7 @@ COMMAND_CASES = (
         ("//right:case_nccl is incompatible", "needs_2_nvidia_gpus_but_this_machine_has_fewer"),
     ),
     Command(
-        "pools that nobody declared",
+        "pools that are not declared",
         ("build", "--nobuild", "--@dist_testing//dist_testing/config:gpus=pools", "//right:case_nccl"),
         ("dist_testing/config:gpus=pools: no pool is declared.", "Declare them (docs/executors.md)"),
     ),
@@ -302,7 +302,7 @@ COMMAND_CASES = (
         (
             "query",
             "--repo_env=DIST_TESTING_LOCK=unknown",
-            # A port that nothing listens on. pip says so only when it tries again.
+            # Nothing listens on this port. pip reports that only when it tries again.
             "--repo_env=PIP_INDEX_URL=http://127.0.0.1:9/simple",
             "--repo_env=PIP_CONFIG_FILE=/dev/null",
             "--repo_env=PIP_RETRIES=1",
@@ -317,7 +317,7 @@ COMMAND_CASES = (
     ),
 )
 
-# Stand for interpreters that this machine does not have.
+# Stand-ins for interpreters that this machine does not have.
 TOO_OLD = """\
 #!/bin/sh
 echo '{"executable": "/old/python3", "found": "/old/python3", "implementation": "cpython", "version": [3, 9, 2]}'
@@ -350,14 +350,14 @@ def write_files(folder: Path) -> None:
 
 
 def complaints(name: str, done: Done, expected: tuple[str, ...]) -> list[str]:
-    """Say what is wrong with one error text."""
+    """Return the complaints about one error text."""
     if done.status == 0:
         return [f"{name}: Bazel succeeded"]
     return [f"{name}: the text lacks {part!r}" for part in expected if part not in done.output]
 
 
 def check(bazel: NestedBazel) -> list[str]:
-    """Run every case; return what is wrong."""
+    """Run every case; return the complaints."""
     packages = [f"//{case.name}:all" for case in LOADING_CASES]
     loading = bazel.run("query", "--keep_going", f"set({' '.join(packages)})")
     found: list[str] = []

@@ -1,4 +1,4 @@
-"""What the rules and the macro make of their arguments."""
+"""The targets that the rules and the macro make from their arguments."""
 
 load("@bazel_skylib//lib:unittest.bzl", "analysistest", "asserts", "unittest")
 load("//dist_testing:defs.bzl", "dist_py_test")
@@ -66,7 +66,7 @@ def _has_hardware(env):
     return any([path.endswith("/" + _HARDWARE) for path in _runfiles(env)])
 
 def _cpu_promise_test_impl(ctx):
-    # Their results are the same under any promise and on any machine, and so are their keys in a cache.
+    # Their results do not depend on the promise or the machine, so neither may their cache keys.
     env = analysistest.begin(ctx)
     asserts.false(env, _PROMISE in _runfiles(env))
     asserts.false(env, _has_hardware(env))
@@ -100,7 +100,7 @@ def _environment_test_impl(ctx):
 environment_test = analysistest.make(_environment_test_impl)
 
 def _timings_test_impl(ctx):
-    # However the file is named in `data`: Bazel refuses a label that is there twice.
+    # For every form of the label in `data`, because Bazel refuses a repeated label.
     env = analysistest.begin(ctx)
     variables = analysistest.target_under_test(env)[RunEnvironmentInfo].environment
     asserts.equals(env, ctx.workspace_name + "/tests/starlark/cases.py", variables["DIST_TESTING_TIMINGS"])
@@ -123,7 +123,7 @@ declared_test = unittest.make(
 )
 
 def _declared(target, attribute):
-    """An attribute of a target of this package, without what rules_python adds to tags."""
+    """Returns an attribute of a target of this package, without the tags that rules_python adds."""
     return [value for value in native.existing_rule(target)[attribute] if not value.startswith("__PYTHON_RULES")]
 
 # --- debugging -------------------------------------------------------------------------------------
@@ -165,7 +165,7 @@ unset_library_test = analysistest.make(_unset_library_test_impl, expect_failure 
 # --- all of them -----------------------------------------------------------------------------------
 
 def targets_test_suite(*, name):
-    """Declares the targets that the tests of this file look at, the tests, and a suite of them.
+    """Declares the targets that the tests of this file examine, the tests, and a suite of them.
 
     Args:
         name: Name of the suite.

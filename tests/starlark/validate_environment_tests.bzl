@@ -1,4 +1,4 @@
-"""What dist_py_test refuses of the environment: every text, and every value that is close to one and is right."""
+"""Errors of dist_py_test about the environment: every text, and the nearest values that are right."""
 
 load("@bazel_skylib//lib:partial.bzl", "partial")
 load("@bazel_skylib//lib:unittest.bzl", "unittest")
@@ -20,7 +20,7 @@ def _env_test_impl(ctx):
         "MASTER_PORT",
         "RANK",
         "RUNFILES_DIR",
-        # A filter in a BUILD file would leave cases out for ever, and a target without cases green.
+        # With a filter in a BUILD file, cases would never run, and a target without cases would be green.
         "TESTBRIDGE_TEST_ONLY",
         "TEST_SHARD_INDEX",
         "WORLD_SIZE",
@@ -33,7 +33,7 @@ def _env_test_impl(ctx):
         assert_refused(env, env_problems(wrong), "env: {} = ".format(repr(wrong.keys()[0])), "in quotes")
     assert_refused(env, env_problems({"A": "x\000y"}), "env: A = ", "zero byte")
 
-    # With its name, "=" and the zero at its end.
+    # The limit includes the name, "=" and the zero byte at the end.
     assert_accepted(env, env_problems({"A": "x" * (MAX_VARIABLE_BYTES - 3)}))
     assert_refused(env, env_problems({"A": "x" * (MAX_VARIABLE_BYTES - 2)}), "env: A has 131073 bytes.\n", "more than 131072,")
     assert_refused(env, env_problems(["A=1"]), "env = [\"A=1\"]\n")
@@ -59,7 +59,7 @@ def _spec_test_impl(ctx):
     env = unittest.begin(ctx)
     room = MAX_VARIABLE_BYTES - len("DIST_TESTING_SPEC=") - 1
 
-    # What is escaped is one byte when the test is started.
+    # An escaped character is one byte when the test starts.
     assert_accepted(env, spec_problems("$$" * room, ["a.py"]))
     assert_refused(
         env,

@@ -1,4 +1,4 @@
-"""What dist_py_test refuses of names and files: every text, and every value that is close to one and is right."""
+"""Errors of dist_py_test about names and files: every text, and the nearest values that are right."""
 
 load("@bazel_skylib//lib:partial.bzl", "partial")
 load("@bazel_skylib//lib:unittest.bzl", "unittest")
@@ -55,7 +55,7 @@ def _name_test_impl(ctx):
     for wrong in ["", None, 3]:
         assert_refused(env, name_problems(wrong), "name = {}\n".format(repr(wrong)), "not empty")
 
-    # Every other letter of ASCII is one that Bazel takes.
+    # Bazel accepts every other character of ASCII.
     for right in ["a/b", "a b", "...", "a.b", "!%-@^_`\"#$&'()*+,;<=>?[]{|}~", "\303\244"]:
         assert_accepted(env, name_problems(right))
     for wrong, fault in [

@@ -1,4 +1,4 @@
-"""What dist_py_test refuses about targets: every text, and every value that is close to one and is right."""
+"""Errors of dist_py_test about targets: every text, and the nearest values that are right."""
 
 load("@bazel_skylib//lib:partial.bzl", "partial")
 load("@bazel_skylib//lib:unittest.bzl", "asserts", "unittest")

@@ -9,12 +9,12 @@ from datetime import timedelta
 
 from torch.testing._internal.common_distributed import MultiProcContinuousTest, MultiProcessTestCase
 
-from verdicts.bodies import GROUP_LIMIT_FACTOR, limit_s, ordered_case, run_case, run_next, run_process_case
+from verdict_table.bodies import GROUP_LIMIT_FACTOR, limit_s, ordered_case, run_case, run_next, run_process_case
 
 if ordered_case().is_continuous:
 
     class ContinuousTest(MultiProcContinuousTest):
-        """As torch's own test files use it."""
+        """Used as in torch's own test files."""
 
         world_size = ordered_case().world_size
         timeout = timedelta(seconds=GROUP_LIMIT_FACTOR * limit_s())
@@ -26,7 +26,7 @@ if ordered_case().is_continuous:
 
         @classmethod
         def device_type(cls) -> str:
-            """Where the tensors live."""
+            """The device of the tensors."""
             return "cpu"
 
         def test_1_case(self) -> None:
@@ -34,13 +34,13 @@ if ordered_case().is_continuous:
             run_case(self.rank)
 
         def test_2_next(self) -> None:
-            """Nothing is wrong with this one."""
+            """Passes."""
             run_next()
 
 else:
 
     class ProcessTest(MultiProcessTestCase):
-        """As torch's own test files use it."""
+        """Used as in torch's own test files."""
 
         @property
         def world_size(self) -> int:
@@ -48,12 +48,12 @@ else:
             return ordered_case().world_size
 
         def setUp(self) -> None:
-            """In the parent."""
+            """Runs in the parent."""
             super().setUp()
             self._spawn_processes()
 
         def tearDown(self) -> None:
-            """In the parent: most of torch's own classes remove the file themselves."""
+            """Runs in the parent. Most of torch's own classes remove the file themselves."""
             super().tearDown()
             with contextlib.suppress(OSError):
                 os.remove(self.file_name)

@@ -1,4 +1,4 @@
-"""What the user sees while the cache is being filled. Everything goes to stderr."""
+"""Messages for the user while the cache is being filled, on stderr."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-# Work that is done sooner stays silent. Seconds.
+# Shorter work is not reported. Seconds.
 FIRST_NOTE_S = 1.0
-# A terminal line is redrawn in place; a log file gets a new line each time, so rarely. Seconds.
+# On a terminal the line is redrawn in place. A log file gets a new line each time, so less often. Seconds.
 TERMINAL_INTERVAL_S = 0.25
 LOG_INTERVAL_S = 5.0
 
@@ -22,11 +22,11 @@ def say(message: str) -> None:
 
 @contextmanager
 def progress(label: str, measure: Callable[[], str] = lambda: "") -> Iterator[None]:
-    """Report on the work inside for as long as it runs, from its first second on.
+    """Report on the work inside, from its first second until it ends.
 
     Args:
-        label: What is being done, such as "unpacking".
-        measure: Says how far it is, such as "12 of 193 packages". Called from another thread.
+        label: Name of the work, such as "unpacking".
+        measure: Returns the progress, such as "12 of 193 packages". Called from another thread.
     """
     done = threading.Event()
     on_terminal = sys.stderr.isatty()

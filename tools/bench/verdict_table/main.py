@@ -1,4 +1,4 @@
-"""Runs the table: options, one child after the other, and what is written."""
+"""Compare the verdicts of torch's own test classes and of the library: options, the run, and its results."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from figures import machine_facts, write_json
-from options import add_common, count, require_torch_needs
+from options import bench_parser, count, parse
 
 from dist_testing.process.lifetime import become_subreaper
-from verdicts.bodies import order_env
-from verdicts.cases import CASES, Case
-from verdicts.judge import LIBRARY, TORCH, Dialect, Finding, NothingHappenedError, judge
-from verdicts.page import page, table
-from verdicts.watch import Observed, watch
+from verdict_table.bodies import order_env
+from verdict_table.cases import CASES, Case
+from verdict_table.judge import LIBRARY, TORCH, Dialect, Finding, NothingHappenedError, judge
+from verdict_table.page import page, table
+from verdict_table.watch import Observed, watch
 
 __all__ = ["main"]
 
@@ -28,30 +28,30 @@ _REPOSITORY = _BENCH.parents[1]
 _PAGE = _REPOSITORY / "docs" / "compared_with_torch.md"
 
 _LIMIT_S = 20
-# For the ranks to start, which on a busy machine takes torch's class many times what it takes on a quiet one. Seconds.
+# Time for the ranks to start; on a busy machine torch's class needs many times as long as on a quiet one. Seconds.
 _START_LIMIT_S = 40.0
-# torch's classes wait for one thing after the other, each with the full limit.
+# torch's classes wait for several events in turn, each with the full limit.
 _LIMITS_BEFORE_VERDICT = 4
-# torch's clock runs while the ranks start: on a busy machine, its limit may pass before anything can happen.
+# torch's clock runs while the ranks start: on a busy machine its limit may pass before the fault.
 _ATTEMPTS = 3
 _QUICK = ("a-all_reduce", "continuous-kill", "d-sleep", "h", "k'")
 
 
 def main() -> int:
-    """Run, print and write.
+    """Run the cases, and print and write the results.
 
     Returns:
-        0 if the library was right everywhere.
+        0 if all results of the library are right.
     """
     options = _options()
     if not become_subreaper():
         sys.stderr.write(
-            "verdicts.py: this process cannot adopt orphans.\n"
-            "What a suite leaves behind would get out of sight, and could not be killed.\n"
+            "verdicts.py: this process cannot adopt orphan processes.\n"
+            "It could not find and kill the processes that a suite leaves behind.\n"
             "Run it on Linux.\n"
         )
         return 1
-    # A shell that starts this in the background has it ignored, and the runners would inherit that.
+    # A shell ignores the signal in programs that it starts in the background, and the runners would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     dialects = [TORCH, LIBRARY] if options.torch else [LIBRARY]
     started_s = time.monotonic()
@@ -62,7 +62,9 @@ def main() -> int:
             try:
                 finding = _finding(case, dialect, options)
             except NothingHappenedError as error:
-                sys.stderr.write(f"verdicts.py: {error}\nOn a machine as busy as this one, set a higher --limit.\n")
+                sys.stderr.write(
+                    f"verdicts.py: {error}\nThe machine is too busy for this limit: set a higher --limit.\n"
+                )
                 return 1
             findings[case][dialect.name] = finding
             sys.stderr.write(f"{case.key}, {dialect.name}: {', '.join(finding.wrong) or 'right'}\n")
@@ -100,14 +102,14 @@ def _run(case: Case, dialect: Dialect, *, limit_s: int) -> Observed:
         bell = Path(folder, "bell")
         env = {
             **os.environ,
-            # Whatever way this process got at its packages (an environment, runfiles), the suites go the same.
+            # The suites find their packages in the same places as this process (an environment, runfiles).
             "PYTHONPATH": os.pathsep.join([str(_BENCH), *filter(None, sys.path)]),
             "PYTHONUNBUFFERED": "1",
             "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
-            # The way to find an address by the name of the host is slow on some machines, and not what is compared.
+            # Finding an address by the host's name is slow on some machines, and is not what the program compares.
             "GLOO_SOCKET_IFNAME": "lo",
             "OMP_NUM_THREADS": "1",
-            # A cache is not something that a test has left.
+            # A cache does not count as a leftover.
             "TORCHINDUCTOR_CACHE_DIR": str(Path(folder, "cache")),
             "DISTRIBUTED_TESTS_DEFAULT_TIMEOUT": str(limit_s),
             **order_env(case, limit_s=limit_s, bell=bell),
@@ -124,29 +126,24 @@ def _run(case: Case, dialect: Dialect, *, limit_s: int) -> Observed:
 
 
 def _command(dialect: Dialect) -> list[str]:
-    folder = _BENCH / "verdicts"
+    folder = _BENCH / "verdict_table"
     if dialect is TORCH:
         return [sys.executable, str(folder / "suite_torch.py")]
-    # As its users start it, but without anything that this environment configures.
+    # As users start it, but without any configuration of this environment.
     plain = ("-c", os.devnull, "--rootdir", str(folder), "-p", "no:cacheprovider", "--color=no")
     return [sys.executable, str(folder / "suite_library.py"), "-v", "-rs", *plain]
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Compare verdicts of torch's own test classes and of the library.")
+    parser = bench_parser(__doc__, quick=(f"--only={','.join(_QUICK)}", "--no-torch"))
     parser.add_argument("--only", type=_only, metavar="ROW,...", help="rows (a, b', continuous) or cases (b-sleep)")
     parser.add_argument(
-        "--limit", type=count, default=_LIMIT_S, help=f"of a test, in seconds, default {_LIMIT_S}; torch's is 300"
+        "--limit", type=count, default=_LIMIT_S, help=f"limit of a test in seconds, default {_LIMIT_S}; torch's is 300"
     )
-    parser.add_argument("--logs", type=Path, metavar="FOLDER", help="also keep what every suite printed")
-    add_common(parser, quick=f"--only {','.join(_QUICK)} --no-torch")
-    options = parser.parse_args()
+    parser.add_argument("--logs", type=Path, metavar="FOLDER", help="also keep the output of every suite")
+    options = parse(parser)
     options.cases = options.only or tuple(CASES.values())
-    if options.quick:
-        options.cases, options.torch = tuple(CASES[key] for key in _QUICK), False
     options.is_whole = options.torch and len(options.cases) == len(CASES)
-    if options.torch:
-        require_torch_needs(parser)
     if options.logs:
         options.logs.mkdir(parents=True, exist_ok=True)
     return options

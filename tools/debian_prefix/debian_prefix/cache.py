@@ -1,4 +1,4 @@
-"""The cache directory: room, the lock of those who fill it, and what a killed run left."""
+"""The cache directory: free space, its lock, and the leftovers of a killed run."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from bazel_bootstrap.console import progress, say
-from bazel_bootstrap.errors import DiskFullError, explained_os_errors
+from debian_prefix.console import progress, say
+from debian_prefix.errors import DiskFullError, explained_os_errors
 
-# Suffix of what is still being written. Only the holder of the lock writes, so whoever holds it
-# and finds such a name has found the leftover of a killed run.
+# Suffix of an entry that is being written. Only the holder of the lock writes, so an entry with this
+# suffix that the holder finds is the leftover of a killed run.
 PARTIAL = ".partial"
 # The last file written into a Debian prefix, by rename: a prefix without it is unfinished.
 LAUNCHER = "bazel"
@@ -23,18 +23,18 @@ LAUNCHER = "bazel"
 def locked(cache: Path) -> Iterator[int]:
     """Create the cache directory and hold its lock.
 
-    A second run waits and says so. The kernel drops the lock with the last process that holds the
-    descriptor, however it ends; programs that write into the cache inherit it, so the lock also
-    outlives a killed run until its children are gone.
+    A second run waits and says so. Programs that write into the cache inherit the descriptor. The kernel
+    drops the lock when the last process that has the descriptor ends, so the lock outlives a killed run
+    until its children have ended.
 
     Args:
         cache: The directory to fill; created with its parents.
 
     Yields:
-        The lock's descriptor, to be passed on to such programs.
+        The lock's descriptor, to pass on to such programs.
 
     Raises:
-        BootstrapError: If the directory cannot be created or written.
+        InstallError: If the directory cannot be created or written.
     """
     with explained_os_errors(_existing_ancestor(cache)):
         cache.mkdir(parents=True, exist_ok=True)
@@ -51,7 +51,7 @@ def locked(cache: Path) -> Iterator[int]:
 
 
 def remove_leftovers(cache: Path) -> None:
-    """Delete what killed runs left unfinished. The caller holds the lock."""
+    """Delete what killed runs have left unfinished. The caller holds the lock."""
     for entry in unfinished(cache):
         say(f"removing '{entry.name}', which an interrupted run left unfinished")
         if entry.is_dir():
@@ -70,7 +70,7 @@ def unfinished(cache: Path) -> list[Path]:
 
 
 def require_free_space(path: Path, needed_bytes: int) -> None:
-    """Fail before the work starts rather than in its middle.
+    """Fail before the work starts, not in the middle of it.
 
     Raises:
         DiskFullError: If the file system of `path` has less room than `needed_bytes`.
@@ -90,7 +90,7 @@ def _acquire(descriptor: int) -> None:
 
 
 def _existing_ancestor(path: Path) -> Path:
-    # Unlike Path.exists, this is False below a directory that may not be entered.
+    # Unlike Path.exists, this is False below a directory that we may not enter.
     while not os.path.exists(path):
         path = path.parent
     return path

@@ -1,30 +1,30 @@
-"""The ordered case, in the library's class, or with ranks that it keeps."""
+"""The ordered case, in the library's class or on its worker pool."""
 
 from __future__ import annotations
 
 import pytest
 
 import dist_testing
-from verdicts.bodies import limit_s, ordered_case, run_case, run_next, run_process_case
+from verdict_table.bodies import limit_s, ordered_case, run_case, run_next, run_process_case
 
 if ordered_case().is_continuous:
 
     @pytest.mark.distributed(world_size=ordered_case().world_size, timeout=limit_s(), isolation="pool")
-    class TestKept:
-        """The library keeps the ranks, and their group, for the tests of a class."""
+    class TestPool:
+        """Uses the same ranks and group for the tests of a class."""
 
         def test_1_case(self, world: dist_testing.World) -> None:
             """The fault."""
             run_case(world.rank)
 
         def test_2_next(self, world: dist_testing.World) -> None:
-            """Nothing is wrong with this one."""
+            """Passes."""
             run_next()
 
 else:
 
     class ProcessTest(dist_testing.MultiProcessTestCase):
-        """As torch's class is used."""
+        """Used like torch's class."""
 
         world_size = ordered_case().world_size
         case_timeout_s = limit_s()

@@ -1,4 +1,4 @@
-"""What the ranks do: the same in torch's classes and in the library's."""
+"""The bodies of the tests on the ranks, the same for torch's classes and the library's."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
 
-from verdicts.cases import CASES, EVERY_RANK, Case
+from verdict_table.cases import CASES, EVERY_RANK, Case
 
 __all__ = ["GROUP_LIMIT_FACTOR", "limit_s", "order_env", "ordered_case", "run_case", "run_next", "run_process_case"]
 
-# The own limit of torch's continuous class's group, over a test's. Its default is 120 s.
+# The limit of the group of torch's continuous class, divided by a test's limit. Its default is 120 s.
 GROUP_LIMIT_FACTOR = 1.5
 
 _CASE = "DIST_VERDICTS_CASE"
 _LIMIT = "DIST_VERDICTS_LIMIT"
 _BELL = "DIST_VERDICTS_BELL"
 
-# Between the last sign of life of the peers and the fault. Nothing depends on it: it is there so that the peers have
-# reached the bottom of the call that they wait in, or have ended, as in a test that has run for a while. Seconds.
+# Time between the last message of the peers and the fault, so that the peers have reached the end of the call in which
+# they wait, or have ended, as in a test that has run for a while. Nothing depends on its length. Seconds.
 _SETTLE_S = 0.7
-# Longer than anybody watches. Seconds.
+# Longer than any limit. Seconds.
 _FOREVER_S = 1000.0
 
 
 class _ProcessTest(Protocol):
-    """What torch's `MultiProcessTestCase` and the library's have in common, on a rank."""
+    """The common part of torch's `MultiProcessTestCase` and the library's, on a rank."""
 
     rank: int
     file_name: str
@@ -54,28 +54,28 @@ class _ProcessTest(Protocol):
 
 
 def order_env(case: Case, *, limit_s: int, bell: Path) -> dict[str, str]:
-    """What a suite has to be told.
+    """Return the environment variables of a suite.
 
     Args:
-        case: Which one to run.
+        case: The case to run.
         limit_s: Limit of a test, in seconds.
-        bell: A named pipe that the script listens to.
+        bell: A named pipe from which the program reads.
     """
     return {_CASE: case.key, _LIMIT: str(limit_s), _BELL: str(bell)}
 
 
 @functools.cache
 def ordered_case() -> Case:
-    """The case that this process is to run.
+    """Return the case that this process must run.
 
     Raises:
-        KeyError: If this process was not started by the script.
+        KeyError: If the program has not started this process.
     """
     return CASES[os.environ[_CASE]]
 
 
 def limit_s() -> float:
-    """Limit of a test, in seconds."""
+    """Return the limit of a test, in seconds."""
     return float(os.environ[_LIMIT])
 
 
@@ -92,7 +92,7 @@ def run_case(rank: int) -> None:
     """Run the ordered case on a rank, in the default group."""
     case = ordered_case()
     _tell("started", rank)
-    # Writing an image of the process would be timed with the rest, and left behind.
+    # Otherwise a core dump would be timed, too, and the file would stay.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if case.peers == "deaf":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -109,14 +109,14 @@ def run_case(rank: int) -> None:
 
 
 def run_next() -> None:
-    """Run the test that comes after the case in its class: nothing is wrong with it."""
+    """Run the test that follows the case in its class, without any fault."""
     dist.all_reduce(torch.ones(4))
 
 
 def _tell(event: str, rank: int, pid: int | None = None) -> None:
-    """Say that something happens now. The script sees it at once."""
+    """Report that something happens now. The program reads it at once."""
     line = {"event": event, "rank": rank, "pid": os.getpid() if pid is None else pid, "at_s": time.monotonic()}
-    # Not buffered, and shorter than PIPE_BUF: lines of several ranks do not mix.
+    # Not buffered, and shorter than PIPE_BUF: the lines of several ranks do not mix.
     with open(os.environ[_BELL], "wb", buffering=0) as bell:
         bell.write(f"{json.dumps(line)}\n".encode())
 
@@ -146,7 +146,7 @@ def _hang_deaf(rank: int) -> None:
 
 
 def _loop_with_gil(_: int) -> None:
-    # A loop in C that never comes back to the interpreter.
+    # A loop in C that never returns to the interpreter.
     collections.deque(itertools.repeat(None), maxlen=0)
 
 
@@ -178,7 +178,7 @@ _FAULTS: dict[str, Callable[[int], object]] = {
     "raise": _raise(),
     "raise 3 MB": _raise("planted " + "x" * 3_000_000),
     "raise 300 kB": _raise("planted " + "x" * 300_000),
-    # A bad read, and not a signal from outside: the way in which it happens.
+    # A bad read causes the signal, as in real code, and not `kill`.
     "segfault": lambda _: ctypes.string_at(0),
     "skip": _skip,
     "start a process, hang": lambda rank: _start_process(rank, _hang),

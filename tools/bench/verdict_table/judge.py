@@ -1,4 +1,4 @@
-"""Reads off what a suite made of its case, and whether it is right. Pure: text and times in, findings out."""
+"""Reads a suite's result of its case, and judges it. Pure functions: text and times in, findings out."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from verdicts.cases import Case
-from verdicts.watch import Observed
+from verdict_table.cases import Case
+from verdict_table.watch import Observed
 
 __all__ = ["LIBRARY", "TORCH", "Dialect", "Finding", "NothingHappenedError", "judge"]
 
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """How one harness says things.
+    """The output format of one harness.
 
     Attributes:
-        name: Of the harness.
-        summary: What it prints when all verdicts are known.
-        status: How a test's verdict is printed: the test's name, then everything up to the verdict, then the verdict.
-        failure: How a failed test is headed, where what ranks print has run into its verdict.
-        report: Where the part begins that tells what went wrong; what comes before it is the log.
-        blame: Where it names ranks as the cause.
-        limit: What it says when only a limit has ended the test.
+        name: Name of the harness.
+        summary: The line that it prints when all verdicts are known.
+        status: The line of a test's verdict: the test's name, any text, the verdict.
+        failure: The heading of a failed test, for a verdict that the ranks' output has damaged.
+        report: The start of the part that explains the failure; the log comes before it.
+        blame: The ranks that it names as the cause.
+        limit: Its words if only a limit has ended the test.
     """
 
     name: str
@@ -39,12 +39,12 @@ class Dialect:
 TORCH = Dialect(
     "torch",
     re.compile(rb"^Ran \d+ tests? in", re.MULTILINE),
-    # Ranks write into the same stream, so there may be any number of lines in between.
+    # Ranks write to the same stream, so there may be any number of lines in between.
     re.compile(r"^(test_\w+) \(.*?(?:^|\.\.\. )(ok|ERROR|FAIL|skipped .*?)$", re.MULTILINE | re.DOTALL),
     re.compile(r"^(?:ERROR|FAIL): (test_\w+)", re.MULTILINE),
     re.compile(r"^={70}$", re.MULTILINE),
     re.compile(r"Process (\d+) (?:exited with error|terminated or timed out)"),
-    # The ranks' own word for it, too: the parent may fail over what they send it at the limit.
+    # Also the ranks' own words: at the limit, the parent may fail because of a message that they send.
     re.compile(r"Timing out after|timed out after|Event\.GET_TRACEBACK"),
 )
 LIBRARY = Dialect(
@@ -61,20 +61,20 @@ _WORDS = {"ok": "passed", "error": "failed", "fail": "failed"}
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What a harness made of a case.
+    """A harness's result of a case.
 
     Attributes:
         verdict: "passed", "skipped", "failed", or "" if there was none.
-        next_verdict: The same of the next test of the class; "" if there was none.
-        seconds: From the fault to the printed summary, or from the signal to the runner's end; None if that never came.
+        next_verdict: Verdict of the next test of the class; "" if there was none.
+        seconds: From the fault to the printed summary, or from the signal to the runner's end; None if it never came.
         at_limit: Whether only a limit ended the test.
         exits: Whether the runner ended by itself.
-        blamed: The ranks named as the cause.
-        told: Where it is said what happened: "report", "log", or "" for nowhere.
-        cleanups: How many ranks ran their clean-ups.
-        left: What was running afterwards, each with its number.
+        blamed: The ranks that the report names as the cause.
+        told: The part of the output that describes the fault: "report", "log", or "" for none.
+        cleanups: Number of ranks that ran their clean-ups.
+        left: Process that was left -> number of such processes.
         files: Names of temporary files that were left.
-        wrong: Which of "verdict", "message" and "left" are not as they should be.
+        wrong: The wrong ones of "verdict", "message" and "left".
     """
 
     verdict: str
@@ -91,7 +91,7 @@ class Finding:
 
     @property
     def is_right(self) -> bool:
-        """Whether everything is as it should be."""
+        """Whether everything is right."""
         return not self.wrong
 
 
@@ -100,10 +100,10 @@ class NothingHappenedError(Exception):
 
 
 def judge(case: Case, dialect: Dialect, observed: Observed) -> Finding:
-    """Read off what was made of a case.
+    """Judge a harness's result of a case.
 
     Raises:
-        NothingHappenedError: If the ranks did not come to the fault, or the runner ended before its signal.
+        NothingHappenedError: If the ranks did not reach the fault, or the runner ended before its signal.
     """
     faults = [told["at_s"] for told in observed.told("fault")]
     from_s = observed.signalled_s if case.runner_signal else max(faults, default=None)
@@ -113,7 +113,7 @@ def judge(case: Case, dialect: Dialect, observed: Observed) -> Finding:
     statuses = _statuses(dialect, observed.log)
     begin = dialect.report.search(observed.log)
     report = "" if begin is None else observed.log[begin.start() :]
-    # The reason of a skip stands with the verdict.
+    # The skip reason is printed with the verdict.
     report += "\n".join(f"\n{test}: {status}" for test, status in dialect.status.findall(observed.log))
     finding = Finding(
         verdict=statuses.get("test_1_case", ""),
@@ -135,7 +135,7 @@ def _statuses(dialect: Dialect, log: str) -> dict[str, str]:
     statuses: dict[str, str] = {}
     for test, status in dialect.status.findall(log):
         word = status.split()[0].lower()
-        # What comes after a test, at its tear-down, can only make it worse.
+        # A message after the test, from its tear-down, can only make the verdict worse.
         statuses[test] = _WORDS.get(word, word)
     return statuses | dict.fromkeys(dialect.failure.findall(log), "failed")
 
@@ -160,7 +160,7 @@ def _wrong(case: Case, finding: Finding) -> Iterator[str]:
     is_right = not case.verdicts or finding.verdict in case.verdicts
     if not (has_ended and is_right and (not case.is_continuous or finding.next_verdict == "passed")):
         yield "verdict"
-    # A skip needs a reason, and no culprit; a pass, where it is right, needs neither.
+    # A skip needs a reason and no culprit; a correct pass needs neither.
     has_passed = finding.verdict == "passed" and is_right
     is_named = finding.verdict == "skipped" or has_passed or not case.culprits or finding.blamed == case.culprits
     is_told = has_passed or not case.said or finding.told == "report"

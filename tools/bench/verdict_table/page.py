@@ -1,14 +1,14 @@
-"""The table as Markdown."""
+"""Writes the table as Markdown."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from importlib import metadata
 
-from verdicts.bodies import GROUP_LIMIT_FACTOR
-from verdicts.cases import EVERY_RANK, Case
-from verdicts.judge import Finding
-from verdicts.watch import EXIT_LIMIT_S
+from verdict_table.bodies import GROUP_LIMIT_FACTOR
+from verdict_table.cases import EVERY_RANK, Case
+from verdict_table.judge import Finding
+from verdict_table.watch import EXIT_LIMIT_S
 
 __all__ = ["page", "table"]
 
@@ -18,17 +18,17 @@ _PEERS = {
     "done": "the others have passed",
     "sleep": "the others asleep",
 }
-# Of what may be left.
+# Plurals of leftovers.
 _PLURALS = {"grandchild": "grandchildren"}
 
 
 def page(findings: Mapping[Case, Mapping[str, Finding]], *, limit_s: int, duration_min: float) -> str:
-    """The page of a full run.
+    """Return the page of a full run.
 
     Args:
-        findings: By case, by the harness's name.
+        findings: Case -> name of the harness -> its result.
         limit_s: The limit of a test, in seconds.
-        duration_min: What the run took, in minutes.
+        duration_min: Duration of the run, in minutes.
     """
     torch = metadata.version("torch").partition("+")[0]
     names = list(dict.fromkeys(name for of_case in findings.values() for name in of_case))
@@ -36,32 +36,31 @@ def page(findings: Mapping[Case, Mapping[str, Finding]], *, limit_s: int, durati
         f"{name} in {sum(of_case[name].is_right for of_case in findings.values())} of {len(findings)}" for name in names
     )
     return f"""\
-# What do torch's own test classes make of a fault, and what does this library?
+# How do torch's own test classes report a fault, and how does this library?
 
-Every row is a real fault in a real test, run once with torch's class and once with the library's, with the same body:
-gloo, a FileStore, 3 ranks unless said, all of which pass one barrier first. Rows of `MultiProcContinuousTest` are
-compared with ranks that are kept (`isolation = "pool"`). Ranks are processes in every row.
+Every row is a real fault in a real test. The test runs once with torch's class and once with the library's, with the
+same body: gloo, a FileStore, and 3 ranks unless the row names another number. All ranks first pass one barrier. Rows of
+`MultiProcContinuousTest` are compared with a worker pool (`isolation = "pool"`). Ranks are processes in every row.
 
 Written by `python tools/bench/verdicts.py` with torch {torch} in {duration_min:.0f} minutes. Do not edit.
 
 - The limit of a test was {limit_s} s here (`DISTRIBUTED_TESTS_DEFAULT_TIMEOUT`, `case_timeout_s`). **By default it is
-  300 s**: where a row says "limit", only that has ended the test, and a user waits for five minutes. torch's clock runs
-  from the start of the ranks, the library's from when they are ready. In the continuous class the group's own limit
-  was {GROUP_LIMIT_FACTOR * limit_s:.0f} s, where 120 s is its default, and it looks for dead ranks every
-  10 s, by default every 75 s.
-- Seconds are from the fault to the printed summary, rounded, and of one run on one busy machine.
-- "names": the ranks that the report blames; then whether the report says what happened to them ("all"), only the output
-  before it does ("log"), or nothing does ("-"). A skip needs a reason and no rank.
-- "left": processes alive 5 s after the runner has ended, and temporary files. torch's class removes its rendezvous file
-  in `tearDown`, as many of torch's own tests do. "Never exits": the runner had not ended {EXIT_LIMIT_S:.0f} s after its
-  verdict, or its signal. It was stopped from outside, as was all that was left.
-- What is wrong is **bold**. Everything is right: {right}.
+  300 s**: where a row says "limit", only the limit has ended the test, and a user waits for five minutes. torch's clock
+  starts with the ranks, the library's when the ranks are ready. In the continuous class the limit of the group was
+  {GROUP_LIMIT_FACTOR * limit_s:.0f} s (default: 120 s), and the class looks for dead ranks every 10 s (default: 75 s).
+- Seconds count from the fault to the printed summary; they are rounded, and of one run on one busy machine.
+- "names": the ranks that the report blames; then whether the report describes the fault ("all"), only the output before
+  it does ("log"), or neither does ("-"). A skip needs a reason and no rank.
+- "left": processes alive 5 s after the end of the runner, and temporary files. torch's class removes its rendezvous
+    file in `tearDown`, as many of torch's own tests do. "Never exits": the runner had not ended {EXIT_LIMIT_S:.0f} s
+    after its verdict or its signal; it was killed, with everything that was left.
+- Wrong results are **bold**. Results without any error: {right}.
 
 {table(findings)}"""
 
 
 def table(findings: Mapping[Case, Mapping[str, Finding]]) -> str:
-    """The table alone; ends with a newline."""
+    """Return the table alone; it ends with a newline."""
     names = list(dict.fromkeys(name for of_case in findings.values() for name in of_case))
     header = ["row", "what happens"]
     for name in names:

@@ -1,4 +1,4 @@
-"""Reads where the machine's own apt gets packages from: both file formats, every option kept."""
+"""Reads the archives of the machine's apt: both file formats, with all options."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-# Fields that say which part of an archive to use. The rest (Signed-By, Trusted, ...) says how to
-# trust and reach it, and is kept.
+# Fields that say which part of an archive to use. The other fields (Signed-By, Trusted, ...) say how to trust and reach
+# it, and are kept.
 _REPLACED_FIELDS = frozenset(
     {"types", "uris", "suites", "components", "enabled", "architectures", "languages", "targets"}
 )
@@ -37,7 +37,7 @@ class Archive:
             ("URIs", self.uri),
             ("Suites", suite),
             ("Components", "main"),
-            # Apt then leaves out the indexes that other tools have asked it for.
+            # Apt then leaves out the indexes that other tools have configured.
             ("Targets", "Packages"),
             *self.options,
         )
@@ -47,8 +47,8 @@ class Archive:
 def archives(etc_apt: Path) -> list[Archive]:
     """Return the archives that may hold Debian's suites, in the order of apt's files.
 
-    Left out are security archives, which hold no whole suite, archives without a component
-    `main`, and media that have to be inserted.
+    Security archives (they hold no whole suite), archives without a component `main`, and media that
+    must be inserted are left out.
 
     Args:
         etc_apt: The directory of apt's configuration, normally /etc/apt.

@@ -1,4 +1,4 @@
-"""Runs one suite in a child process, notes what can be seen of it from outside, and leaves nothing of it."""
+"""Runs one suite in a child process, records what is visible from outside, and removes everything it leaves."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ import psutil
 
 __all__ = ["Observed", "watch"]
 
-# From the verdict, or the signal, to the end of the runner. Far above what a runner takes that does end. Seconds.
+# Limit from the verdict, or the signal, to the end of the runner. A runner that ends needs much less. Seconds.
 EXIT_LIMIT_S = 20.0
-# For what is on its way out when the runner has ended. Seconds.
+# Time for processes that are ending when the runner has ended. Seconds.
 _LEAVING_S = 5.0
 _KILL_LIMIT_S = 30.0
 _READ_BYTES = 1 << 16
@@ -30,16 +30,16 @@ _READ_BYTES = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """A suite, as it looked from outside. Times are on the monotonic clock, in seconds.
+    """A suite as seen from outside. Times are on the monotonic clock, in seconds.
 
     Attributes:
-        log: All that it printed.
-        events: What its ranks told, in order; see `bodies`.
-        verdict_s: When its summary was printed; None if it was not.
-        signalled_s: When the runner got its signal; None if it was to get none.
-        ended_s: When the runner had ended; None if it had to be stopped.
-        left: What was running afterwards, in words, one per process.
-        files: Names of what was in its temporary folder afterwards.
+        log: All its output.
+        events: The messages of its ranks, in order; see `bodies`.
+        verdict_s: Time when its summary was printed; None if it was not.
+        signalled_s: Time when the runner got its signal; None if it gets none.
+        ended_s: Time when the runner had ended; None if it had to be killed.
+        left: Descriptions of the processes that were left, one per process.
+        files: Names of the files that were left in its temporary folder.
     """
 
     log: str
@@ -51,16 +51,16 @@ class Observed:
     files: tuple[str, ...]
 
     def told(self, event: str) -> list[Mapping[str, Any]]:
-        """The events of one name."""
+        """Return the events of one name."""
         return [told for told in self.events if told["event"] == event]
 
 
 class _Suite:
-    """A running suite: its process, its output, and the pipe on which its ranks tell where they are."""
+    """A running suite: its process, its output, and the pipe for the messages of its ranks."""
 
     def __init__(self, command: Sequence[str], env: Mapping[str, str], bell: Path, summary: re.Pattern[bytes]) -> None:
         os.mkfifo(bell)
-        # Both ends, so that a rank that closes its own does not end the stream.
+        # Both ends, so that the stream does not end when a rank closes its own end.
         self._bell_fd = os.open(bell, os.O_RDWR | os.O_NONBLOCK)
         self._summary = summary
         self._bell_rest = b""
@@ -86,7 +86,7 @@ class _Suite:
             os.close(fd)
 
     def look(self, until_s: float) -> None:
-        """Take in what happens next, until then at the latest."""
+        """Read the next output and messages, until a time at the latest."""
         for key, _ in self._selector.select(max(0.0, until_s - time.monotonic())):
             if key.fd == self._pidfd:
                 self.process.wait()
@@ -98,7 +98,7 @@ class _Suite:
                 self._read_output()
 
     def drain(self) -> None:
-        """Take in what has been said. What is left running may keep the pipes open, so their end is not waited for."""
+        """Read what is available. Leftover processes may keep the pipes open, so this does not wait for their end."""
         while self._read_output() or self._read_bell():
             pass
 
@@ -137,16 +137,16 @@ def watch(
     runner_signal: int = 0,
     signal_when: int = 0,
 ) -> Observed:
-    """Run a suite to its end, or stop it. This process must be a child subreaper.
+    """Run a suite to its end, or kill it. This process must be a child subreaper.
 
     Args:
-        command: How to start it.
-        env: All of its environment, but for the temporary folder.
-        bell: Where to make the named pipe.
-        summary: What it prints when all verdicts are known.
-        limit_s: Until when that must be; after it, or after the signal, there is `EXIT_LIMIT_S`.
-        runner_signal: What to send to the runner, 0 for nothing.
-        signal_when: When so many ranks have told of their fault.
+        command: Its command line.
+        env: Its whole environment, without the temporary folder.
+        bell: Path of the named pipe to create.
+        summary: The line that it prints when all verdicts are known.
+        limit_s: Limit for this line; after it, or after the signal, `EXIT_LIMIT_S` begins.
+        runner_signal: The signal for the runner; 0 for none.
+        signal_when: The number of ranks that must have reported their fault before the signal.
     """
     with contextlib.ExitStack() as stack:
         tmp = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="verdict-", ignore_cleanup_errors=True)))
@@ -198,7 +198,7 @@ def _left(suite: _Suite) -> list[str]:
 
 
 def _living() -> list[psutil.Process]:
-    """Every process below this one. Orphans of the suites come here, so none is out of sight."""
+    """Return all descendants. Orphan processes of the suites become children of this process, so it finds all."""
     found = []
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -216,7 +216,7 @@ def _kill_everything() -> None:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.send_signal(signal.SIGKILL)
         psutil.wait_procs(living, timeout=1.0)
-    # Orphans that ended by themselves are this process's to bury.
+    # Orphan processes that have ended must be reaped here.
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass

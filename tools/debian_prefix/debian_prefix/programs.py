@@ -1,4 +1,4 @@
-"""Running other programs."""
+"""Runs other programs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO
 
-# Lines of a failed program's output that are shown; apt and pip put the reason at the end.
+# Lines of a failed program's output that are shown; apt and pip print the reason at the end.
 SHOWN_LINES = 6
 
 
@@ -31,15 +31,15 @@ def run_program(
 
     Args:
         command: Program and arguments.
-        lock: Descriptor of the cache's lock, which it inherits; None if it writes elsewhere.
-        cwd: Its working directory; the caller's when None.
+        lock: Descriptor of the cache's lock, which the program inherits; None if it writes elsewhere.
+        cwd: Its working directory; None: the caller's.
         environment: Variables to set in addition to the inherited ones.
 
     Returns:
         Its standard output.
 
     Raises:
-        ProgramError: If it is missing or ends with another status than 0.
+        ProgramError: If it is missing or ends with a status other than 0.
     """
     with _started(command, lock=lock, cwd=cwd, environment=environment) as process:
         stdout, stderr = process.communicate()
@@ -48,7 +48,7 @@ def run_program(
 
 
 def run_pipe(source: Sequence[str | Path], sink: Sequence[str | Path], *, lock: int) -> None:
-    """Run two programs, the second of which reads what the first writes.
+    """Run two programs; the second reads the output of the first.
 
     Args:
         source: Program and arguments; its standard error must be short.
@@ -56,12 +56,12 @@ def run_pipe(source: Sequence[str | Path], sink: Sequence[str | Path], *, lock: 
         lock: Descriptor of the cache's lock, which both inherit.
 
     Raises:
-        ProgramError: If one of them is missing or ends with another status than 0. A failure of the
-            source is reported first, because the sink then fails, too.
+        ProgramError: If one of them is missing or ends with a status other than 0. A failure of the source
+            is reported first, because the sink then fails, too.
     """
     with _started(source, lock=lock) as first, _started(sink, lock=lock, stdin=first.stdout) as second:
         assert first.stdout is not None
-        # The source must see that the sink has ended.
+        # The source must see when the sink has ended.
         first.stdout.close()
         sink_output = b"".join(second.communicate())
         assert first.stderr is not None
@@ -82,10 +82,10 @@ def _started(
     environment: Mapping[str, str] | None = None,
     stdin: IO[bytes] | None = None,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Start a program; at the end of the block wait for it, or kill it if the block is left by an exception."""
+    """Start a program. At the end of the block wait for it; if an exception leaves the block, kill it."""
     process: subprocess.Popen[bytes] | None = None
     try:
-        # An exception that came between its start and the assignment would leave it running.
+        # An exception between the start and the assignment would leave the program running.
         with _deferred_signals():
             process = _popen(command, lock=lock, cwd=cwd, environment=environment, stdin=stdin)
         yield process
@@ -111,7 +111,7 @@ def _popen(
         return subprocess.Popen(
             [str(word) for word in command],
             cwd=cwd,
-            # Messages are matched and shown: no translations.
+            # Messages are compared and shown, so they must not be translated.
             env={**os.environ, "LC_ALL": "C.UTF-8", **(environment or {})},
             stdin=subprocess.DEVNULL if stdin is None else stdin,
             stdout=subprocess.PIPE,
@@ -124,7 +124,7 @@ def _popen(
 
 @contextmanager
 def _deferred_signals() -> Iterator[None]:
-    """Let the signals that end this process wait until the end of the block."""
+    """Delay the signals that end this process until the end of the block."""
     if threading.current_thread() is not threading.main_thread():
         # Python handles signals in the main thread only.
         yield

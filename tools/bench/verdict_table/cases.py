@@ -1,4 +1,4 @@
-"""The table: what happens, and what a right answer to it is."""
+"""The table of faults, with the right answer to each."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from types import MappingProxyType
 
 __all__ = ["CASES", "EVERY_RANK", "Case"]
 
-# For `Case.rank`.
+# A value of `Case.rank`.
 EVERY_RANK = -1
 
 _SKIP_OR_FAIL = ("failed", "skipped")
-# What a code of 77 stands for in the skip table, and what the bodies give as their reason.
+# The reason of exit code 77 in torch's skip table, and the reason that the bodies give.
 _REASON_77 = "Need at least 2 CUDA devices"
 _REASON_OWN = "a reason of its own"
 _RAISED = "ValueError: planted"
@@ -23,21 +23,21 @@ _EXIT_CODES = (10, 70, 72, 77, 89, 90)
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One fault, and what a right answer to it is.
+    """One fault, and the right answer to it.
 
     Attributes:
         row: Letter of the group, for `--only`.
         key: The case's own name, for `--only`.
-        title: What happens, in words.
+        title: Description of the fault.
         fault: Name in `bodies.FAULTS`; "" if nothing happens to the ranks.
-        rank: The one it happens to, or `EVERY_RANK`.
-        peers: What the others do meanwhile: "done", "all_reduce", "sleep", or "deaf": asleep, and ignoring SIGTERM.
+        rank: The rank with the fault, or `EVERY_RANK`.
+        peers: State of the other ranks: "done", "all_reduce", "sleep", or "deaf": asleep, and ignoring SIGTERM.
         world_size: Ranks.
-        is_continuous: Whether the ranks are kept for the class.
-        runner_signal: What the runner gets when all ranks are where they should be; 0 for nothing.
-        verdicts: The right ones; empty if the runner does not live to give one.
-        culprits: The ranks to be named; empty if it does not matter.
-        said: Pattern of what happened, as it should be told.
+        is_continuous: Whether the ranks are reused for the whole class.
+        runner_signal: The signal for the runner when all ranks are in their places; 0 for none.
+        verdicts: The right verdicts; empty if the runner does not live long enough to give one.
+        culprits: The ranks that the report must name; empty if any will do.
+        said: Pattern of the right description of the fault.
         cleanups: Whether the ranks register clean-ups, which must run.
     """
 
@@ -57,7 +57,7 @@ class Case:
 
     @property
     def fault_count(self) -> int:
-        """How many ranks it happens to."""
+        """The number of ranks with the fault."""
         return self.world_size if self.rank == EVERY_RANK else 1
 
 
@@ -168,7 +168,7 @@ def _exit_codes() -> Iterator[Case]:
 
 
 def _rest() -> Iterator[Case]:
-    title = "rank 1 leaves a thread running that is no daemon"
+    title = "rank 1 leaves a thread running that is not a daemon"
     # The thread ends with its rank, so a pass is right; so is a failure that names the thread.
     yield Case("k", "k", title, "keep a thread", verdicts=("failed", "passed"), said="(?i)thread")
     title = "the test calls addCleanup"

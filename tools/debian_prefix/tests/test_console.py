@@ -6,13 +6,13 @@ import io
 import threading
 
 import pytest
-from bazel_bootstrap import console
+from debian_prefix import console
 
 LIMIT_S = 60.0
 
 
 class Terminal(io.StringIO):
-    """A stream that calls itself a terminal."""
+    """A stream that says it is a terminal."""
 
     def isatty(self) -> bool:
         """Say so."""
@@ -20,7 +20,7 @@ class Terminal(io.StringIO):
 
 
 def report_once(stream: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Return what is written about work that lasts until it has been reported on."""
+    """Return the report on work that lasts until it is reported once."""
     reported = threading.Event()
 
     def measure() -> str:
@@ -42,7 +42,7 @@ def test_a_log_gets_whole_lines(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_terminal_line_is_redrawn_and_removed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise Bazel's own output would start in the middle of it."""
+    """Otherwise Bazel's own output would start in the middle of that line."""
     expected = "\rbazelw: fetching: 1 of 2 MB (0 s)\033[K" + "\r\033[K"
     assert report_once(Terminal(), monkeypatch) == expected
 

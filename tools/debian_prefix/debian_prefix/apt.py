@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote
 
-from bazel_bootstrap.apt_sources import Archive
-from bazel_bootstrap.programs import run_program
+from debian_prefix.apt_sources import Archive
+from debian_prefix.programs import run_program
 
-# Limit for a connection to an archive, so that an unreachable one is known soon. Seconds.
+# Limit for a connection to an archive: an unreachable archive must fail soon. Seconds.
 CONNECT_LIMIT_S = 10
 
-# apt-get reads this after the machine's own configuration. The machine's hooks are cleared because
-# they work on the machine's own package cache (containers often delete it after each update). Apt
-# must stay the user that it is, because the user that root's apt changes to cannot enter a home.
+# apt-get reads this after the machine's configuration. The machine's hooks are cleared, because they work on the
+# machine's package cache (containers often delete it after each update). Root's apt would change to another user, and
+# that user cannot enter root's home, so it stays root.
 _CONFIGURATION = """\
 #clear APT::Update::Pre-Invoke;
 #clear APT::Update::Post-Invoke;
@@ -57,11 +57,11 @@ class Package:
 
 
 class PrivateApt:
-    """An apt that sees one suite of one archive, thinks nothing is installed, and needs no root.
+    """An apt that sees one suite of one archive, assumes that nothing is installed, and needs no root.
 
     Args:
         root: Directory for all it writes; created by the caller, and empty.
-        lock: Descriptor of the cache's lock; None if it works outside the cache.
+        lock: Descriptor of the cache's lock; None if apt works outside the cache.
     """
 
     def __init__(self, root: Path, lock: int | None) -> None:
@@ -84,7 +84,7 @@ class PrivateApt:
         self._apt_get("update")
 
     def closure(self, *names: str) -> list[Package]:
-        """Return the packages that an empty machine would install for `names`.
+        """Return the packages that apt would install for `names` on an empty machine.
 
         Raises:
             ProgramError: If one of them does not exist or cannot be installed.
@@ -100,7 +100,7 @@ class PrivateApt:
         """Fetch the packages' files; apt verifies their checksums.
 
         Raises:
-            ProgramError: If any of them could not be fetched whole.
+            ProgramError: If a file could not be fetched whole.
         """
         self._apt_get("download", *names, cwd=directory)
 

@@ -1,10 +1,10 @@
-"""Which archives are found in apt's configuration."""
+"""The archives that are found in apt's configuration."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from bazel_bootstrap.apt_sources import Archive, archives
+from debian_prefix.apt_sources import Archive, archives
 
 DEB822 = """\
 # A comment.
@@ -76,7 +76,7 @@ def test_one_line_files(tmp_path: Path) -> None:
 
 
 def test_files_that_apt_ignores_are_ignored(tmp_path: Path) -> None:
-    """Otherwise a backup file would bring an archive back that its owner has removed."""
+    """Otherwise a backup file would bring back an archive that its owner has removed."""
     folder = tmp_path / "sources.list.d"
     folder.mkdir()
     for name in ("debian.sources.bak", "x.list.disabled", "README"):
