@@ -22,6 +22,7 @@ from dist_testing.gpus.world import WorldGpus
 from dist_testing.launch.fresh import Loader
 from dist_testing.launch.isolation import Isolation, isolation_named
 from dist_testing.launch.launcher import Launcher, RunContext
+from dist_testing.process.lifetime import check_platform
 from dist_testing.rank.bootstrap import RankContext
 from dist_testing.spec import Spec
 
@@ -147,6 +148,7 @@ class AttachedEngine(Engine):
         return ""
 
     def _attach(self, run: RunContext) -> Launcher:
+        check_platform()
         if self._rank is not None:
             raise LaunchError(
                 "The ranks that torchrun has made have been given up: one could not be stopped, or not be told more.\n"

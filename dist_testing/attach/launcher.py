@@ -25,12 +25,13 @@ from dist_testing.launch.launcher import RunContext
 from dist_testing.outcomes import UNKNOWN_EXIT_CODE
 from dist_testing.process import wire
 from dist_testing.process.refusal import refusal
+from dist_testing.process.stacks import real_time_signal
 from dist_testing.rank.bootstrap import FAILED_EXIT_CODE
 
 __all__ = ["GIVE_UP_SIGNAL", "SOCKET_KEY", "AttachedLauncher", "peer_of"]
 
 # Tells a rank to give its test up. Next to the signal that asks for stacks, and for the same reason a real-time one.
-GIVE_UP_SIGNAL = int(signal.SIGRTMIN) + 8
+GIVE_UP_SIGNAL = real_time_signal(8)
 # In the store: the path of rank 0's socket.
 SOCKET_KEY = "socket"
 # struct ucred of SO_PEERCRED: pid, uid, gid.

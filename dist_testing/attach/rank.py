@@ -20,7 +20,7 @@ from dist_testing.outcomes import exit_name
 from dist_testing.process import wire
 from dist_testing.process.board import PhaseBoard
 from dist_testing.process.frames import FrameWriter
-from dist_testing.process.lifetime import current_umask
+from dist_testing.process.lifetime import check_platform, current_umask
 from dist_testing.process.stacks import answer_with_stacks
 from dist_testing.rank.bootstrap import FAILED_EXIT_CODE, RankContext, RankStart, own_channel, run_world, take_over
 from dist_testing.rank.capture import flush_streams, own_streams, redirect_output
@@ -44,6 +44,7 @@ def connect(rank_info: RankInfo) -> tuple[socket.socket, list[str]]:
     Raises:
         LaunchError: If rank 0 is not there.
     """
+    check_platform()
     try:
         path = rank_info.store().get(SOCKET_KEY).decode()
         connection = socket.socket(socket.AF_UNIX)

@@ -17,7 +17,7 @@ from dist_testing.launch.clean import spare_cuda, unclean_reasons
 from dist_testing.launch.fresh import command
 from dist_testing.launch.launcher import RunContext
 from dist_testing.process import wire
-from dist_testing.process.lifetime import become_subreaper, fork, watch_child
+from dist_testing.process.lifetime import become_subreaper, check_platform, fork, watch_child
 from dist_testing.process.orphans import kill_orphans
 from dist_testing.process.refusal import refusal
 
@@ -43,8 +43,10 @@ class ForkServerLauncher:
             run: What the fork server needs of the run.
 
         Raises:
+            LaunchError: If the platform is not Linux.
             OSError: If the machine has no room for it.
         """
+        check_platform()
         self.unclean_reasons = unclean_reasons()
         self._temp = run.temp
         become_subreaper()

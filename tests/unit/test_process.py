@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator
 
 import pytest
@@ -24,7 +23,6 @@ def test_the_mask_is_known(umask: int) -> None:
     assert current_umask() == umask
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere there is no other way")
 def test_the_mask_is_read_without_being_changed(umask: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """What another thread writes at that moment would be open to everybody."""
 
