@@ -7,7 +7,7 @@ import unittest
 from typing import TYPE_CHECKING, ClassVar
 
 from dist_testing.errors import UsageError
-from dist_testing.frontends.helpers.limits import get_timeout
+from dist_testing.frontends.helpers.environment import get_timeout
 from dist_testing.frontends.unittest.continuous import ContinuousCase
 from dist_testing.frontends.unittest.device import DeviceCase
 from dist_testing.frontends.unittest.process import ProcessCase

@@ -32,17 +32,17 @@ def test_every_public_name_of_the_installed_torch_is_here(theirs: ModuleType) ->
 
 
 def test_the_page_of_names_is_true(theirs: ModuleType) -> None:
-    """Users decide by it whether they can come over."""
+    """Users decide by the page whether they can change over."""
     written = PAGE.read_text(encoding="utf-8")
     version = f"torch {str(torch.__version__).partition('+')[0]} "
     if version not in written:
         pytest.skip(f"{PAGE} was written for another torch than {version}")
     differences = "\n".join(difflib.unified_diff(written.splitlines(), page().splitlines(), lineterm=""))
-    assert not differences, f"{PAGE} is not what the modules say. Write it anew: {REPAIR}\n{differences}"
+    assert not differences, f"{PAGE} does not match the modules. Write the page again: {REPAIR}\n{differences}"
 
 
 def test_every_difference_on_the_page_is_of_a_name() -> None:
-    """What is said of a name that is gone is read by nobody, and stays for ever."""
+    """A remark on a removed name is never shown, and would stay in the code."""
     written = PAGE.read_text(encoding="utf-8")
     assert not [name for name in DIFFERENCES if f"\n| `{name}` | " not in written]
 
@@ -77,7 +77,7 @@ def test_classes_are_derived_from_each_other_as_in_torch(theirs: ModuleType) -> 
     ["MultiProcessTestCase", "MultiThreadedTestCase", "MultiProcContinuousTest", "DistributedTestBase"],
 )
 def test_classes_have_the_members_of_torchs(theirs: ModuleType, name: str) -> None:
-    """Test files override them, call them and look at them. What is not here belongs to a way of doing it."""
+    """Test files override, call and read them. The listed exceptions belong to torch's implementation."""
     elsewhere = {
         # Workers, queues and pipes of torch's continuous class.
         "_ensure_processes_spawned",
@@ -143,7 +143,7 @@ def test_gpus_are_counted_without_cuda() -> None:
 
 
 def test_the_folder_for_temporary_files_is_always_the_current_one() -> None:
-    """torch's name stays what it was when the file imported it: None."""
+    """torch's name keeps the value of the import: None."""
     assert common_distributed.tmp_dir is None
     common_distributed.initialize_temp_directories()
     folder = common_distributed.tmp_dir
@@ -172,7 +172,7 @@ def newer_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_a_name_that_only_torch_has_fails_when_it_is_used(use: object) -> None:
-    """The rest of the file goes on to work, and who meets the failure learns what to do."""
+    """The rest of the file still works, and the error says what to do."""
     name = common_distributed.brand_new
     assert is_unknown(name)
     assert callable(use)
@@ -206,7 +206,7 @@ def test_versions_that_are_tested_are_told_apart(version: str, is_tested: bool) 
 
 
 def test_an_untested_torch_is_warned_of_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A failure may come from that; but most things work."""
+    """A failure may come from the version; but most things work."""
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(__version__="3.1.0"))
     versions.warn_if_untested.cache_clear()
     with pytest.warns(RuntimeWarning, match=r"torch 3.1.0: dist_testing is tested with torch 2.10 to 2.13"):

@@ -16,13 +16,11 @@ import pytest
 import torch
 import torch.distributed
 
+import dist_testing
 from dist_testing.errors import UsageError
-from dist_testing.frontends import helpers
-from dist_testing.frontends.helpers import limits, transports
-from dist_testing.frontends.helpers.backend_features import DistTestCases
-from dist_testing.frontends.helpers.models import SaveForwardInputsModel
-from dist_testing.frontends.helpers.queues import retrieve_result_from_completion_queue
-from dist_testing.frontends.helpers.temp_directories import current_temp_dir
+from dist_testing.frontends.helpers import environment
+from dist_testing.frontends.helpers.environment import current_temp_dir
+from dist_testing.frontends.helpers.running import retrieve_result_from_completion_queue
 
 # Much of it is public, but not in its __all__.
 dist: Any = torch.distributed
@@ -38,7 +36,7 @@ def group_of_one() -> Iterator[None]:
 
 def test_a_tcp_store_serves_on_a_port_of_its_own() -> None:
     """Two of them at once must not meet, and the port must be the server's from the start."""
-    first, second = helpers.create_tcp_store(), helpers.create_tcp_store(timeout=timedelta(seconds=7))
+    first, second = dist_testing.create_tcp_store(), dist_testing.create_tcp_store(timeout=timedelta(seconds=7))
     assert first.port != second.port
     assert second.timeout == timedelta(seconds=7)  # type: ignore[attr-defined]  # not in torch's stubs
     client = dist.TCPStore("localhost", first.port, 1, False)
@@ -49,7 +47,7 @@ def test_a_tcp_store_serves_on_a_port_of_its_own() -> None:
 
 def test_a_tcp_store_listens_on_loopback_alone() -> None:
     """Anybody on the network could write into it otherwise."""
-    store = helpers.create_tcp_store()
+    store = dist_testing.create_tcp_store()
     listening = [
         line.split()[1]
         for name in ("tcp", "tcp6")
@@ -62,7 +60,7 @@ def test_a_tcp_store_listens_on_loopback_alone() -> None:
 @pytest.mark.parametrize("options", [{"use_libuv": False}, {"wait_for_workers": False}])
 def test_every_kind_of_tcp_store_works(options: dict[str, Any]) -> None:
     """Suites ask for each of them."""
-    store: Any = helpers.create_tcp_store(**options)
+    store: Any = dist_testing.create_tcp_store(**options)
     store.set("key", "value")
     assert bytes(store.get("key")) == b"value"
 
@@ -74,22 +72,22 @@ def test_every_kind_of_tcp_store_works(options: dict[str, Any]) -> None:
 def test_tcp_stores_that_cannot_be_are_refused(options: dict[str, Any], message: str) -> None:
     """A client would wait for five minutes for a server that cannot be there."""
     with pytest.raises(UsageError, match=message) as error:
-        helpers.create_tcp_store(**options)
+        dist_testing.create_tcp_store(**options)
     assert len(str(error.value).splitlines()) == 3
 
 
 @pytest.mark.parametrize("options", [{}, {"interface": "lo"}, {"lazy_init": True}])
 def test_gloo_devices_are_made(options: dict[str, Any]) -> None:
     """They go into the options of gloo groups."""
-    assert isinstance(helpers.create_device(**options), dist.ProcessGroupGloo.Device)
+    assert isinstance(dist_testing.create_device(**options), dist.ProcessGroupGloo.Device)
 
 
 def test_limits_go_by_the_name_of_the_method(monkeypatch: pytest.MonkeyPatch) -> None:
     """A test with a longer limit would be stopped as hung."""
-    assert helpers.get_timeout("__main__.Case.test_ddp_uneven_inputs") == 400
-    assert helpers.get_timeout("__main__.Case.test_other") == limits.TIMEOUT_DEFAULT
-    monkeypatch.setitem(limits.TIMEOUT_OVERRIDE, "test_other", 7)
-    assert helpers.get_timeout("__main__.Case.test_other") == 7
+    assert dist_testing.get_timeout("__main__.Case.test_ddp_uneven_inputs") == 400
+    assert dist_testing.get_timeout("__main__.Case.test_other") == environment.TIMEOUT_DEFAULT
+    monkeypatch.setitem(environment.TIMEOUT_OVERRIDE, "test_other", 7)
+    assert dist_testing.get_timeout("__main__.Case.test_other") == 7
 
 
 @pytest.mark.parametrize(
@@ -102,47 +100,47 @@ def test_limits_go_by_the_name_of_the_method(monkeypatch: pytest.MonkeyPatch) ->
 )
 def test_the_default_limit_comes_from_the_environment(env: dict[str, str], seconds: int) -> None:
     """CI lanes set it."""
-    assert limits.default_timeout(env) == seconds
+    assert environment.default_timeout(env) == seconds
 
 
 @pytest.mark.parametrize("value", ["", "0", "-1", "1.5", "five", "²"])
 def test_a_default_limit_that_is_none_is_refused(value: str) -> None:
     """A traceback out of int(), or a limit of 0 that stops every test at once."""
     with pytest.raises(UsageError, match="expected a number of seconds") as error:
-        limits.default_timeout({"DISTRIBUTED_TESTS_DEFAULT_TIMEOUT": value})
+        environment.default_timeout({"DISTRIBUTED_TESTS_DEFAULT_TIMEOUT": value})
     assert len(str(error.value).splitlines()) == 3
 
 
 def test_a_wrong_default_limit_is_told_to_those_who_use_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is a variable of the whole machine; who has no such tests need not care."""
     monkeypatch.setenv("DISTRIBUTED_TESTS_DEFAULT_TIMEOUT", "abc")
-    runpy.run_path(limits.__file__)
-    assert limits.get_timeout("__main__.Case.test_ddp_uneven_inputs") == 400
+    runpy.run_path(environment.__file__)
+    assert environment.get_timeout("__main__.Case.test_ddp_uneven_inputs") == 400
     with pytest.raises(UsageError, match="DISTRIBUTED_TESTS_DEFAULT_TIMEOUT = 'abc'"):
-        limits.get_timeout("__main__.Case.test_other")
+        environment.get_timeout("__main__.Case.test_other")
     with pytest.raises(UsageError, match="DISTRIBUTED_TESTS_DEFAULT_TIMEOUT = 'abc'"):
-        _ = limits.TIMEOUT_DEFAULT
+        _ = environment.TIMEOUT_DEFAULT
     with pytest.raises(AttributeError, match="has no attribute 'TIMEOUT'"):
-        _ = limits.TIMEOUT
+        _ = environment.TIMEOUT
 
 
 def test_temporary_folders_are_made_and_removed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes that a test starts by hand find each other there."""
     for name in ("TEMP_DIR", "INIT_METHOD"):
         monkeypatch.setenv(name, "")
-    helpers.initialize_temp_directories()
+    dist_testing.initialize_temp_directories()
     folder = Path(os.environ["TEMP_DIR"])
     assert {path.name for path in folder.iterdir()} == {"barrier", "init_dir", "test_dir"}
     assert os.environ["INIT_METHOD"] == f"file://{folder}/init_dir/shared_init_file"
-    helpers.initialize_temp_directories("tcp://localhost:0")
+    dist_testing.initialize_temp_directories("tcp://localhost:0")
     second = Path(os.environ["TEMP_DIR"])
     assert os.environ["INIT_METHOD"] == "tcp://localhost:0"
     assert current_temp_dir() is not None
-    helpers.cleanup_temp_dir()
+    dist_testing.cleanup_temp_dir()
     assert not folder.exists()
     assert not second.exists()
     assert current_temp_dir() is None
-    helpers.cleanup_temp_dir()
+    dist_testing.cleanup_temp_dir()
 
 
 def test_nccl_waits_are_blocking_for_one_test(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,7 +148,7 @@ def test_nccl_waits_are_blocking_for_one_test(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.delenv("TORCH_NCCL_BLOCKING_WAIT", raising=False)
     monkeypatch.setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "3")
 
-    @helpers.with_nccl_blocking_wait
+    @dist_testing.with_nccl_blocking_wait
     def body() -> None:
         assert os.environ["TORCH_NCCL_BLOCKING_WAIT"] == "1"
         assert "TORCH_NCCL_ASYNC_ERROR_HANDLING" not in os.environ
@@ -169,7 +167,7 @@ def test_debug_levels_are_each_run_and_then_undone(fails: bool, monkeypatch: pyt
     monkeypatch.delenv("TORCH_DISTRIBUTED_DEBUG", raising=False)
     seen = []
 
-    @helpers.with_dist_debug_levels(["INFO", "DETAIL"])
+    @dist_testing.with_dist_debug_levels(["INFO", "DETAIL"])
     def body() -> str:
         seen.append((os.environ["TORCH_DISTRIBUTED_DEBUG"], dist.get_debug_level()))
         if fails:
@@ -189,7 +187,7 @@ def test_debug_levels_are_each_run_and_then_undone(fails: bool, monkeypatch: pyt
 
 def test_output_is_captured() -> None:
     """Tests of what is printed compare it."""
-    with helpers.captured_output() as (out, err):
+    with dist_testing.captured_output() as (out, err):
         print("one")
         print("two", file=sys.stderr)
     assert (out.getvalue(), err.getvalue()) == ("one\n", "two\n")
@@ -199,7 +197,7 @@ def test_output_is_captured() -> None:
 def test_sparse_sums_are_what_adding_gives(num_inputs: int) -> None:
     """A wrong expectation passes a wrong reduction."""
     world_size = 3
-    per_rank = [helpers.simple_sparse_reduce_tests(rank, world_size, num_inputs) for rank in range(world_size)]
+    per_rank = [dist_testing.simple_sparse_reduce_tests(rank, world_size, num_inputs) for rank in range(world_size)]
     assert len(per_rank[0]) == 6
     dense_and_sparse = set()
     for case in range(6):
@@ -222,7 +220,7 @@ def test_subtests_run_for_every_combination(monkeypatch: pytest.MonkeyPatch) -> 
 
     class Case(unittest.TestCase):
         def test(self) -> None:
-            helpers.run_subtests(self, {"a": [1, 2], "b": ["x"]}, self.body, 0, more=True)
+            dist_testing.run_subtests(self, {"a": [1, 2], "b": ["x"]}, self.body, 0, more=True)
 
         def body(self, first: int, *, more: bool, a: int, b: str) -> None:
             calls.append((first, more, a, b))
@@ -254,40 +252,40 @@ def test_an_error_that_ddp_has_not_logged_is_missed(data: dict[str, Any], messag
     """The check would pass whatever DDP logs."""
     model: Any = _Model(data)
     with pytest.raises(AssertionError, match=message):
-        helpers.verify_ddp_error_logged(model, "boom")
+        dist_testing.verify_ddp_error_logged(model, "boom")
 
 
 def test_an_error_that_ddp_has_logged_is_found_without_its_stack() -> None:
     """Stacks differ from run to run."""
     model: Any = _Model({"iteration": 1, "has_error": 1, "error": "x boom y"})
-    helpers.verify_ddp_error_logged(model, "boom\nException raised from somewhere")
+    dist_testing.verify_ddp_error_logged(model, "boom\nException raised from somewhere")
 
 
 def test_a_missing_program_means_no_efa(monkeypatch: pytest.MonkeyPatch) -> None:
     """Most machines have neither."""
-    transports.has_efa.cache_clear()
+    environment.has_efa.cache_clear()
     monkeypatch.setenv("PATH", "")
-    assert not helpers.has_efa()
-    assert helpers.tp_transports() is None
-    transports.has_efa.cache_clear()
+    assert not dist_testing.has_efa()
+    assert dist_testing.tp_transports() is None
+    environment.has_efa.cache_clear()
 
 
 def test_efa_is_found_by_its_program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """TensorPipe takes it for InfiniBand, and fails."""
-    transports.has_efa.cache_clear()
+    environment.has_efa.cache_clear()
     program = tmp_path / "fi_info"
     program.write_text("#!/bin/sh\nexit 0\n", encoding="ascii")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    assert helpers.tp_transports() == ["shm", "uv"]
-    transports.has_efa.cache_clear()
+    assert dist_testing.tp_transports() == ["shm", "uv"]
+    environment.has_efa.cache_clear()
 
 
 @pytest.mark.parametrize("cast", [False, True])
 def test_models_keep_their_inputs(cast: bool) -> None:
     """Tests of mixed precision look at the types."""
     inputs: dict[torch.nn.Module, torch.Tensor] = {}
-    model = SaveForwardInputsModel(inputs, cast_forward_inputs=cast)
+    model = dist_testing.SaveForwardInputsModel(inputs, cast_forward_inputs=cast)
     given = torch.ones(1, 100, dtype=torch.float64 if cast else torch.float32)
     output = model(given)
     assert list(inputs) == [model, model.c1, model.c2]
@@ -297,8 +295,8 @@ def test_models_keep_their_inputs(cast: bool) -> None:
 
 def test_features_of_backends_are_tables() -> None:
     """Suites read them for the backend of the lane."""
-    assert "nccl" in DistTestCases.skip_collective["sendrecv anysource"]
-    assert "gloo" in DistTestCases.backend_feature["subgroup"]
+    assert "nccl" in dist_testing.DistTestCases.skip_collective["sendrecv anysource"]
+    assert "gloo" in dist_testing.DistTestCases.backend_feature["subgroup"]
 
 
 def _put(queue: Any, value: int) -> None:
