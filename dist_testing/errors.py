@@ -38,7 +38,7 @@ class ReportError(DistTestingError):
 
 
 class StateLeakError(DistTestingError):
-    """A case on kept ranks changed something that the next one would see. Raised on the rank, for the case that did."""
+    """A case on a worker pool changed something that the next case would see. Raised on the rank, for that case."""
 
 
 class UsageError(DistTestingError):
@@ -50,7 +50,7 @@ class LaunchError(DistTestingError):
 
 
 class PromiseError(DistTestingError, AssertionError):
-    """Hardware is missing that the configuration of the run promises: a failure of the test, to unittest as well."""
+    """Hardware is missing that the run promises or an option requires. unittest counts it as a failure of the test."""
 
 
 class FrameError(DistTestingError):

@@ -58,9 +58,9 @@ DIFFERENCES = {
 
 _HEAD = """# Which names does torch's `common_distributed` have, and what are ours?
 
-The {count} public names that torch {version} has in `torch.testing._internal.common_distributed`, each with the object of
-that name in `dist_testing.compat.common_distributed`. "The same" means the same object. A name that a newer torch adds
-is an object here that raises an error at its first use. [migration.md](migration.md) says how to change over.
+The {count} public names that torch {version} has in `torch.testing._internal.common_distributed`, each with the object
+of that name in `dist_testing.compat.common_distributed`. "The same" means the same object. A name that a newer torch
+adds is an object here that raises an error at its first use. [migration.md](migration.md) says how to change over.
 
 Written by `tests/compat/names_page.py`. Do not edit.
 

@@ -24,7 +24,7 @@ from dist_testing.engine.engine import Engine
 from dist_testing.engine.interrupts import raise_on_termination
 from dist_testing.engine.kept_logs import keep_logs
 from dist_testing.engine.needs import missing_need
-from dist_testing.engine.report import broken_promise
+from dist_testing.engine.report import missing_hardware
 from dist_testing.errors import DistTestingError, LaunchError, PromiseError, UsageError
 from dist_testing.frontends.pytest import attached as torchrun
 from dist_testing.frontends.pytest import reports
@@ -220,8 +220,9 @@ class Runner:
             return reports.expected_failure(item, f"[NOTRUN] {expected.reason}", 0.0)
         size = _world_size(item)
         if missing := self._missing(getattr(item, "obj", None), size):
-            if self._is_promised(missing, size):
-                return reports.not_run(item, PromiseError(broken_promise(item.nodeid, self._spec, missing)))
+            if self._may_not_be_missing(missing, size):
+                text = missing_hardware(item.nodeid, self._spec, missing, promised=self._spec.promises(size))
+                return reports.not_run(item, PromiseError(text))
             return reports.skipped(item, missing)
         case = Case(
             name=item.nodeid,
@@ -294,14 +295,14 @@ class Runner:
         except Exception:
             # It will be told where the item runs.
             return False
-        return missing is not None and not self._is_promised(missing, size)
+        return missing is not None and not self._may_not_be_missing(missing, size)
 
     def _missing(self, function: Any, size: int) -> str | None:
         """What the machine does not have for a test, or the test's own requirements say."""
         unmet = function and unmet_requirement(function, os.environ | {"WORLD_SIZE": str(size)})
         return missing_need(self._spec, size) or unmet
 
-    def _is_promised(self, missing: str, size: int) -> bool:
+    def _may_not_be_missing(self, missing: str, size: int) -> bool:
         return is_about_hardware(missing) and (self._fail_on_missing or self._spec.promises(size))
 
     def _isolation_of(self, item: pytest.Item) -> Isolation:

@@ -12,7 +12,7 @@ import pytest
 from dist_testing.budget import MAX_TIMEOUT_S
 from dist_testing.errors import UsageError
 from dist_testing.launch.isolation import isolation_names
-from dist_testing.spec import MAX_WORLD_SIZE
+from dist_testing.spec import MAX_WORLD_SIZE, is_world_size
 
 __all__ = ["MARKER_HELP", "Distributed", "read_marker"]
 
@@ -92,7 +92,7 @@ def _world_sizes(definition: Any, value: object) -> tuple[int, ...]:
     if value is None:
         return ()
     sizes: list[Any] = list(value) if isinstance(value, list | tuple) else [value]
-    if not sizes or not all(type(size) is int and 1 <= size <= MAX_WORLD_SIZE for size in sizes):
+    if not sizes or not all(map(is_world_size, sizes)):
         raise _wrong(
             definition,
             f"world_size = {value!r}",

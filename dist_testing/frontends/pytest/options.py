@@ -13,11 +13,7 @@ from dist_testing.budget import MAX_TIMEOUT_S
 from dist_testing.errors import UsageError
 from dist_testing.frontends.pytest.debugger import debug_rank
 from dist_testing.launch.isolation import check_isolation, default_isolation, isolation_named, isolation_names
-from dist_testing.spec import (
-    DEFAULT_WORLD_SIZE,
-    MAX_WORLD_SIZE,
-    Spec,
-)
+from dist_testing.spec import DEFAULT_WORLD_SIZE, MAX_WORLD_SIZE, Spec, is_world_size
 
 __all__ = ["Options", "add_options", "check_plugins", "read_options"]
 
@@ -144,7 +140,7 @@ def _sizes(text: str | None) -> tuple[int, ...]:
     if text is None:
         return ()
     parts = text.split(",")
-    if not all(part.isascii() and part.isdecimal() and 1 <= int(part) <= MAX_WORLD_SIZE for part in parts):
+    if not all(part.isascii() and part.isdecimal() and is_world_size(int(part)) for part in parts):
         raise UsageError(
             f"--dist-world-size={text}: expected numbers from 1 to {MAX_WORLD_SIZE}, separated by commas.\n"
             "Each is the size of a world, and makes a case of every test that does not say its own.\n"

@@ -17,7 +17,7 @@ from dist_testing.frontends.session import current_session
 from dist_testing.launch.isolation import THREAD
 from dist_testing.outcomes import Status
 from dist_testing.rank.reporter import Reporter
-from dist_testing.spec import DEFAULT_WORLD_SIZE, MAX_WORLD_SIZE
+from dist_testing.spec import DEFAULT_WORLD_SIZE, check_world_size
 
 __all__ = ["spawn_threads_and_init_comms", "starts_threads"]
 
@@ -27,6 +27,7 @@ __unittest = True
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 # Part of a function's __dict__, which functools.wraps copies.
 _MARK = "__dist_threads__"
+_EXAMPLE = "Write @spawn_threads_and_init_comms, or @spawn_threads_and_init_comms(world_size=4)."
 
 
 @overload
@@ -60,8 +61,7 @@ def spawn_threads_and_init_comms(
     Raises:
         UsageError: If an argument is impossible.
     """
-    if type(world_size) is not int or not 1 <= world_size <= MAX_WORLD_SIZE:
-        raise _wrong("world_size", world_size, f"a number of ranks from 1 to {MAX_WORLD_SIZE}")
+    check_world_size("@spawn_threads_and_init_comms", world_size, _EXAMPLE)
     if timeout is not None and (type(timeout) not in (int, float) or not 0 < timeout <= MAX_TIMEOUT_S):
         raise _wrong("timeout", timeout, f"a number of seconds above 0, up to {MAX_TIMEOUT_S}")
     if func is None:
@@ -131,5 +131,5 @@ def _wrong(name: str, value: object, expected: str) -> UsageError:
     return UsageError(
         f"@spawn_threads_and_init_comms with {name} = {value!r}; expected {expected}.\n"
         "Its arguments are func, timeout and world_size.\n"
-        "Write @spawn_threads_and_init_comms, or @spawn_threads_and_init_comms(world_size=4)."
+        f"{_EXAMPLE}"
     )

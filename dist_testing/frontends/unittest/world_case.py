@@ -18,7 +18,7 @@ from typing import Any, ClassVar, NoReturn, cast
 from dist_testing.budget import MAX_TIMEOUT_S
 from dist_testing.case import Case, CaseFailedError, CaseResult
 from dist_testing.engine.needs import missing_need
-from dist_testing.engine.report import broken_promise
+from dist_testing.engine.report import missing_hardware
 from dist_testing.engine.running_world import RunningCase, check_world_size
 from dist_testing.errors import DistTestingError, PromiseError, UsageError
 from dist_testing.frontends.requirements.decision import unmet_requirement
@@ -150,8 +150,7 @@ class WorldCase(unittest.TestCase):
         # Asked before the size is looked at: a class may have as many ranks as there are GPUs, and there may be none.
         environment = os.environ | {"WORLD_SIZE": str(size)}
         if method and (unmet := unmet_requirement(method, environment)):
-            promised = spec.promises(max(spec.world_sizes)) or session.fail_on_missing
-            self._lack(unmet, promised=promised and is_about_hardware(unmet))
+            self._skip_or_fail(unmet, max(spec.world_sizes))
         try:
             world_size = self._checked_size(session, size)
             timeout_s = self._checked_timeout(session)
@@ -162,7 +161,7 @@ class WorldCase(unittest.TestCase):
             # The text says it all; where in this library it was found out is of no use.
             raise error.with_traceback(None) from None
         if missing := missing_need(spec, world_size) or lacking:
-            self._lack(missing, promised=spec.promises(world_size) or session.fail_on_missing)
+            self._skip_or_fail(missing, world_size)
         cls = type(self)
         case = Case(
             name=self.id(),
@@ -190,12 +189,15 @@ class WorldCase(unittest.TestCase):
         self.addCleanup(self._stop_ranks)
         return running
 
-    def _lack(self, what: str, *, promised: bool) -> NoReturn:
-        """Skip for what the machine does not have; fail if it was said to have it."""
-        if promised:
+    def _skip_or_fail(self, missing: str, world_size: int) -> NoReturn:
+        """Skip the test for something missing; fail if it is hardware that is promised, or that may not be missing."""
+        session = current_session()
+        spec = session.engine.spec
+        promised = spec.promises(world_size)
+        if is_about_hardware(missing) and (promised or session.fail_on_missing):
             self._expect_no_failure()
-            raise PromiseError(broken_promise(self.id(), current_session().engine.spec, what))
-        self.skipTest(what)
+            raise PromiseError(missing_hardware(self.id(), spec, missing, promised=promised))
+        self.skipTest(missing)
 
     def _wait_for_ranks(self) -> CaseResult:
         running, self._running = self._running, None
@@ -235,14 +237,12 @@ class WorldCase(unittest.TestCase):
             outcome.expecting_failure = False
 
     def _checked_size(self, session: Session, size: object) -> int:
-        """The size as a number; torch's suites give it as a text, too."""
+        """Return the size as a number; torch's suites also give it as a text."""
         if isinstance(size, str) and size.isascii() and size.isdecimal():
             size = int(size)
-        if type(size) is not int:
-            raise self._wrong("world_size", size, "a number of ranks")
-        check_world_size(self.id(), size)
-        session.check_declared(self.id(), size)
-        return size
+        world_size = check_world_size(self.id(), size)
+        session.check_declared(self.id(), world_size)
+        return world_size
 
     def _checked_timeout(self, session: Session) -> float:
         timeout_s: object = self.case_timeout_s if self.case_timeout_s is not None else session.timeout_s
