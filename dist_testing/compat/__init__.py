@@ -1,8 +1,8 @@
-"""torch's shared library of distributed tests, by name: existing test files run unchanged.
+"""Runs existing test files unchanged: torch's shared library of distributed tests, on this library's engine.
 
     from dist_testing.compat.common_distributed import MultiProcessTestCase, skip_if_lt_x_gpu
 
-or, without touching an import, before the test files are imported::
+or, with unchanged imports, before the test files are imported::
 
     import dist_testing.compat
 
@@ -23,27 +23,27 @@ from dist_testing.launch.fresh import import_first
 
 __all__ = ["TORCH_MODULE", "install", "is_installed"]
 
-# What the names are torch's names of.
+# torch's module, whose names this package provides.
 TORCH_MODULE = "torch.testing._internal.common_distributed"
 
 _OURS = "dist_testing.compat.common_distributed"
 
 
 def is_installed() -> bool:
-    """Whether `import torch.testing._internal.common_distributed` gives this library's module."""
+    """Return whether `import torch.testing._internal.common_distributed` gives this library's module."""
     module = sys.modules.get(TORCH_MODULE)
     return module is not None and module is sys.modules.get(_OURS)
 
 
 def install() -> None:
-    """Put `dist_testing.compat.common_distributed` in the place of torch's module of that name, for this process.
+    """Replace torch's module `common_distributed` by `dist_testing.compat.common_distributed` in this process.
 
-    Every later import gets ours, also those in torch's own helpers (`common_dtensor`, `common_fsdp`). Call it before
-    test files are imported: what a module has taken from torch's by name before, it keeps, and a warning names it.
-    A second call does nothing.
+    Every later import gets ours, also imports in torch's own helpers (`common_dtensor`, `common_fsdp`). Call it before
+    test files are imported: a module keeps the names that it has imported from torch's module before, and a
+    RuntimeWarning lists such modules. A second call does nothing.
 
     Raises:
-        UsageError: If torch's `TestCase`, which is the base of the classes, cannot be imported.
+        UsageError: If torch's `TestCase`, the base of the classes, cannot be imported.
     """
     if is_installed():
         return
@@ -62,22 +62,22 @@ def install() -> None:
     import_first("dist_testing.compat.pytest_install")
     parent_name, _, name = TORCH_MODULE.rpartition(".")
     sys.modules[TORCH_MODULE] = ours
-    # `from torch.testing._internal import common_distributed` takes the attribute.
+    # `from torch.testing._internal import common_distributed` reads the attribute.
     setattr(importlib.import_module(parent_name), name, ours)
 
 
 def _holders(module_name: str) -> list[str]:
-    """Modules that have a class or function of that module among their names."""
+    """Return the names of modules that hold a class or function of that module."""
     return sorted(
         name
         for name, module in list(sys.modules.items())
         if name != module_name
-        # An entry may be None, or no module at all.
+        # An entry may be None, or another object than a module.
         and any(_is_of(module_name, value) for value in list(getattr(module, "__dict__", {}).values()))
     )
 
 
 def _is_of(module_name: str, value: object) -> bool:
-    # By the type: other objects may do anything when they are asked for an attribute, torch's warn.
+    # The type first: reading an attribute of other objects can have side effects, and torch's warn.
     is_class_or_function = issubclass(type(value), type | FunctionType)
     return is_class_or_function and getattr(value, "__module__", None) == module_name

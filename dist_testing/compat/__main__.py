@@ -1,7 +1,7 @@
 """`python -m dist_testing.compat FILE [ARGUMENTS]`: run a torch-style test file, unchanged, on this library's classes.
 
-The file runs as `__main__`, as if Python had been started with it; what stands at its end (`run_tests()`,
-`unittest.main()`) sees the arguments and decides the exit code.
+The file runs as `__main__`, as if Python had been started with it. The call at its end (`run_tests()`,
+`unittest.main()`) gets the arguments and decides the exit code.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def main() -> None:
         given = f"got {sys.argv[1]!r} in its place" if sys.argv[1:] else "got none"
         print(
             f"python -m dist_testing.compat: expected a test file; {given}.\n"
-            "Options of the file's own come after it.\n"
+            "The file's own options follow the file.\n"
             f"{_USAGE}",
             file=sys.stderr,
         )
@@ -33,7 +33,7 @@ def main() -> None:
     path = Path(sys.argv[1])
     if not path.is_file():
         print(
-            f"python -m dist_testing.compat: {path}: no such file.\nIt is looked for from {os.getcwd()}.\n{_USAGE}",
+            f"python -m dist_testing.compat: {path}: no such file.\nThe path is relative to {os.getcwd()}.\n{_USAGE}",
             file=sys.stderr,
         )
         raise SystemExit(2)
@@ -44,7 +44,7 @@ def main() -> None:
         raise SystemExit(2) from None
     started_by(f"python -m dist_testing.compat {shlex.quote(sys.argv[1])}")
     sys.argv = sys.argv[1:]
-    # Before the working directory, which `-m` has put there, and from which this package may come.
+    # Before the working directory, which `-m` has added, and which may contain this package.
     sys.path.insert(0, str(path.resolve().parent))
     runpy.run_path(str(path), run_name="__main__")
 

@@ -1,4 +1,4 @@
-"""torch's base classes: the mixins of the unittest door, on torch's own `TestCase`."""
+"""torch's test classes: the mixins of the unittest front end, on torch's own `TestCase`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = [
     "common_utils",
 ]
 
-# torch's module asks for devices when it is imported.
+# torch's module counts devices at its import.
 spare_cuda()
 
 try:
@@ -33,41 +33,41 @@ except ImportError as error:
     raise UsageError(
         f"dist_testing.compat: torch.testing._internal.common_utils cannot be imported: {error}.\n"
         "torch's TestCase, the base of the classes, needs the packages expecttest and numpy, which torch does not "
-        "bring.\n"
+        "install.\n"
         "Install them: pip install expecttest numpy; under Bazel, add both to the target's deps."
     ) from error
 
 if TYPE_CHECKING:
     # torch's module is not typed.
     class TestCase(unittest.TestCase):
-        """torch's own."""
+        """torch's own base class."""
 else:
     TestCase = common_utils.TestCase
 
 
-# What torchrun sets, and so does the engine. torch's classes do not, and their tests count on it; all but WORLD_SIZE,
-# which its decorators read.
+# Variables that torchrun and the engine set. torch's classes do not set them, and their tests rely on that.
+# WORLD_SIZE stays: torch's decorators read it.
 _TORCHRUN_VARIABLES = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
 
 
 class _TorchBehaviour(WorldCase):
-    """What torch's classes do and ours do not."""
+    """Behaviour of torch's classes that ours do not have."""
 
-    # `sys.exit(0)` on a rank is a pass of that rank.
+    # As in torch, `sys.exit(0)` on a rank is a pass of that rank.
     exit_0_passes: ClassVar[bool] = True
 
     @property
     def case_timeout_s(self) -> float:  # type: ignore[override]  # differs from method to method
-        """The limit by the method's name, as `TIMEOUT_OVERRIDE` and `DISTRIBUTED_TESTS_DEFAULT_TIMEOUT` say."""
+        """Limit in seconds, by the method's name: `TIMEOUT_OVERRIDE`, else `DISTRIBUTED_TESTS_DEFAULT_TIMEOUT`."""
         return float(get_timeout(self.id()))
 
     def _should_stop_test_suite(self) -> bool:
-        # Asks CUDA, which the runner leaves alone.
+        # torch's own asks CUDA, which the runner must not initialise.
         return False
 
 
 class _TorchEnvironment(_TorchBehaviour):
-    """Ranks with the environment of the runner, and nothing of torchrun's."""
+    """Ranks with the runner's environment, without torchrun's variables."""
 
     @classmethod
     def _open_rank(cls, rank: int, world_size: int, directory: str) -> None:
@@ -77,20 +77,20 @@ class _TorchEnvironment(_TorchBehaviour):
 
 
 class MultiProcessTestCase(_TorchEnvironment, ProcessCase, TestCase):
-    """Each test runs on the processes of a fresh world; see `dist_testing.MultiProcessTestCase`."""
+    """Runs each test on the processes of a fresh world; see `dist_testing.MultiProcessTestCase`."""
 
 
 class DistributedTestBase(DeviceCase, MultiProcessTestCase):
-    """Tests that are made for each kind of device; see `dist_testing.DistributedTestBase`."""
+    """Runs tests that are made for each kind of device; see `dist_testing.DistributedTestBase`."""
 
 
 class MultiThreadedTestCase(_TorchBehaviour, ThreadCase, TestCase):
-    """Each test runs on threads of this process; see `dist_testing.MultiThreadedTestCase`."""
+    """Runs each test on threads of this process; see `dist_testing.MultiThreadedTestCase`."""
 
 
 class MultiProcContinuousTest(_TorchEnvironment, ContinuousCase, TestCase):
-    """The tests of a class share the processes of one world; see `dist_testing.MultiProcContinuousTest`."""
+    """Runs the tests of a class on the processes of one world; see `dist_testing.MultiProcContinuousTest`."""
 
     keeps_state: ClassVar[bool] = True
-    # Simulations of a world in one process derive from this class, and ask it before they set it.
+    # Simulations of a world in one process derive from this class, and read the attribute before they set it.
     _processes_spawned: ClassVar[bool] = False

@@ -1,12 +1,12 @@
 """Every public name of `torch.testing._internal.common_distributed`, on this library's engine.
 
-docs/torch_names.md lists them one by one. A name that the installed torch has and this module does not is an object
-that fails when it is used.
+docs/torch_names.md lists them. A name that the installed torch has and this module does not is an object that raises an
+error at its first use.
 """
 
 from __future__ import annotations
 
-# Names that test files take from torch's module although they are others': kept, one by one.
+# Names that torch's module imports itself, and that test files import from it.
 import faulthandler
 import functools
 import inspect
@@ -80,13 +80,13 @@ TEST_WITH_TSAN: bool = common_utils.TEST_WITH_TSAN
 TEST_XPU: bool = common_utils.TEST_XPU
 find_free_port = common_utils.find_free_port
 retry_on_connect_failures = common_utils.retry_on_connect_failures
-# Was among the names until torch 2.5.
+# A name of torch's module until torch 2.5.
 run_tests = common_utils.run_tests
 skip_but_pass_in_sandcastle = common_utils.skip_but_pass_in_sandcastle
 skip_but_pass_in_sandcastle_if = common_utils.skip_but_pass_in_sandcastle_if
 
 HAS_ACCELERATOR = TEST_CUDA or TEST_HPU or TEST_XPU
-# A boolean that is found out when it is looked at.
+# A boolean that is computed at its first use.
 PLATFORM_SUPPORTS_SYMM_MEM: Any = LazyVal(evaluate_platform_supports_symm_mem)
 
 # The older spelling.
@@ -97,7 +97,7 @@ logger.setLevel(logging.INFO)
 
 TIMEOUT_DEFAULT: int
 
-# torch has raised this from 3 ranks to 8, and its suites count on what that leaves out.
+# torch has raised the limit from 3 ranks to 8, and its suites rely on it.
 skip_if_small_worldsize = skip_below_world_size(8)
 
 __all__ = [
@@ -182,8 +182,8 @@ __all__ = [
 ]
 __all__ += _names.__all__
 
-# These load torch._dynamo, register torch's own threaded group, or read a variable that may be wrong: for those who use
-# them.
+# Loaded at first use only: these load torch._dynamo, register torch's own threaded group, or read a variable that may
+# be wrong.
 _LAZY = {
     "DynamoDistributedMultiProcTestCase": "dist_testing.compat.dynamo",
     "DynamoDistributedSingleProcTestCase": "dist_testing.compat.dynamo",

@@ -1,4 +1,4 @@
-"""The two classes that need torch._dynamo, apart because to load it takes a second."""
+"""The two classes that need torch._dynamo, in a module of their own because its import takes a second."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ __all__ = ["DynamoDistributedMultiProcTestCase", "DynamoDistributedSingleProcTes
 
 
 class DynamoDistributedSingleProcTestCase(torch._dynamo.test_case.TestCase):
-    """Tests in the runner itself, with a default group of one rank for the class. Skipped without an accelerator.
+    """Runs tests in the runner itself, with a default group of one rank for the class. Skips without an accelerator.
 
     Attributes:
         rank: 0.
         device: Such as "cuda:0".
-        device_ids: For DistributedDataParallel.
+        device_ids: Argument for DistributedDataParallel; None for its default.
     """
 
     rank = 0
@@ -40,7 +40,7 @@ class DynamoDistributedSingleProcTestCase(torch._dynamo.test_case.TestCase):
             raise unittest.SkipTest(TEST_SKIPS["no_accelerator"].message)
         cls.device = f"{accelerator.type}:{cls.rank}"
         backend = dist.get_default_backend_for_device(accelerator.type)
-        # The only rank talks to nobody, so it needs no port.
+        # The only rank has no peers, so it needs no port.
         dist.init_process_group(backend, rank=cls.rank, world_size=1, store=HashStore())
 
     @classmethod
@@ -51,15 +51,15 @@ class DynamoDistributedSingleProcTestCase(torch._dynamo.test_case.TestCase):
 
 
 class DynamoDistributedMultiProcTestCase(DistributedTestBase):
-    """Tests of compiled code on as many ranks as there are accelerators."""
+    """Runs tests of compiled code on as many ranks as there are accelerators."""
 
     @property
     def world_size(self) -> int:
-        """Accelerators of this machine."""
+        """The number of accelerators of this machine."""
         return torch.accelerator.device_count()
 
     @classmethod
     def _run(cls, rank: int, test_name: str, file_name: str, parent_pipe: Any, **kwargs: Any) -> None:
-        # Structured traces cost time, and nobody reads them here.
+        # Structured traces cost time, and tests do not read them.
         trace_log.addHandler(logging.NullHandler())
         super()._run(rank, test_name, file_name, parent_pipe, **kwargs)

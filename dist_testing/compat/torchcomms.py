@@ -1,4 +1,4 @@
-"""Names for tests of the torchcomms package, which brings back ends of its own."""
+"""Names for tests of the torchcomms package, which has its own backends."""
 
 from __future__ import annotations
 
@@ -56,18 +56,18 @@ _IS_BUILT = {
 
 
 class C10dTorchCommsTestBase(MultiProcContinuousTest):
-    """Tests of a back end of torchcomms, on ranks that the class keeps; skipped if the back end is not built."""
+    """Runs tests of a backend of torchcomms on a worker pool; skips them if the backend is not built."""
 
     world_size = DEFAULT_WORLD_SIZE
 
     @staticmethod
     def backend(device: str) -> str:
-        """The back end for a kind of device."""
+        """Return the name of the backend for a kind of device."""
         return next((name for kind, name in _BACKENDS.items() if kind in device), "gloo")
 
     @classmethod
     def backend_str(cls) -> str:
-        """The back end for the class's device."""
+        """Return the name of the backend for the class's device."""
         return cls.backend(cls._device_kind())
 
     @classmethod
@@ -76,7 +76,7 @@ class C10dTorchCommsTestBase(MultiProcContinuousTest):
         return str(device_type() if callable(device_type) else device_type)
 
     def setUp(self) -> None:
-        """Skip without the back end."""
+        """Skip the test if the backend is not built."""
         self._skip_if_backend_unavailable(self._device_kind())
         super().setUp()
 
@@ -101,16 +101,16 @@ class C10dTorchCommsTestBase(MultiProcContinuousTest):
             torch.accelerator.set_device_index(rank)
 
     def rank_to_device(self, device: str) -> dict[int, list[int]]:
-        """Rank to the index of its device, dealt in turn."""
+        """Return each rank's device index, in a list of one; ranks take the devices in turn."""
         count = torch.get_device_module(device).device_count()
         return {rank: [rank % count] for rank in range(self.world_size)}
 
 
-# Part of a device's name to its back end.
+# Part of a device's name to its backend.
 _BACKENDS = {"cuda": "nccl", "hpu": "hccl", "xpu": "xccl"}
 
 
 def setup_torchcomms_pg(*args: Any, **kwargs: Any) -> torch.distributed.ProcessGroup:
-    """torch's own: a process group around a communicator of torchcomms. Nothing of this library is in it."""
+    """Call torch's own function: it makes a process group around a communicator of torchcomms."""
     group: torch.distributed.ProcessGroup = torchs_own().setup_torchcomms_pg(*args, **kwargs)
     return group

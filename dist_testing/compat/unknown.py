@@ -1,4 +1,4 @@
-"""Names of torch's module that this library does not know: torch's newest, usually."""
+"""Stand-ins for names of torch's module that this library does not have, usually newer ones."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _ALIAS = "dist_testing.compat._torchs_own"
 
 
 def unknown_name(name: str) -> Any:
-    """What stands in for a name that torch's module has and ours does not: it fails when it is used.
+    """Return a stand-in for a name that only torch's module has; every use of it raises a UsageError.
 
     Raises:
-        AttributeError: If torch's module does not have it either.
+        AttributeError: If torch's module does not have the name either.
     """
     if name.startswith("__") or name not in _torchs_names():
         raise AttributeError(f"module 'dist_testing.compat.common_distributed' has no attribute {name!r}")
@@ -31,7 +31,7 @@ def unknown_name(name: str) -> Any:
 
 
 class _Unknown:
-    """An object on which nothing can be done but to keep it."""
+    """An object that raises a UsageError at every use."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -41,8 +41,8 @@ class _Unknown:
 
         raise UsageError(
             f"{self._name}: torch {torch.__version__} has this name in common_distributed; dist_testing does not.\n"
-            "It is newer than what this version of dist_testing knows.\n"
-            f"Use dist_testing.compat.unknown.torchs_own().{self._name}, which is torch's own, on torch's own classes."
+            "The name is newer than this version of dist_testing.\n"
+            f"Use torch's own, dist_testing.compat.unknown.torchs_own().{self._name}, with torch's own classes."
         )
 
     def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
@@ -50,7 +50,7 @@ class _Unknown:
 
     def __getattr__(self, attribute: str) -> NoReturn:
         if attribute.startswith("__"):
-            # What inspection looks for, and copes without.
+            # Inspection reads such names, and works without them.
             raise AttributeError(attribute)
         self._fail()
 
@@ -68,12 +68,12 @@ class _Unknown:
 
 
 def is_unknown(value: object) -> bool:
-    """Whether a value only stands in for one that this library does not have."""
+    """Return whether a value is a stand-in."""
     return type(value) is _Unknown
 
 
 def torchs_own() -> ModuleType:
-    """torch's own module, with its own classes, whether or not ours is installed in its place. Takes a second."""
+    """Return torch's own module with its own classes, also if ours is installed. The first call takes a second."""
     if (module := sys.modules.get(_ALIAS)) is None:
         spec = importlib.util.spec_from_file_location(_ALIAS, _torchs_file())
         assert spec is not None
@@ -97,7 +97,7 @@ def _torchs_file() -> Path:
 
 @functools.cache
 def _torchs_names() -> frozenset[str]:
-    """What torch's module defines or imports, by its source: to import it takes a second."""
+    """Return the names that torch's module defines or imports, from its source: its import takes a second."""
     return frozenset(_bound(ast.parse(_torchs_file().read_text(encoding="utf-8")).body))
 
 

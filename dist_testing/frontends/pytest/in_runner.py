@@ -1,7 +1,7 @@
-"""The runner's half of the pytest door: owns the engine, and runs a marked test on its ranks instead of here.
+"""The runner's half of the pytest front end: owns the engine, and runs a marked test on ranks.
 
-Everything that pytest decides about a test (collection, selection, skip marks, expected failures, reporting) stays in
-the runner; the test itself, with its fixtures, runs on the ranks (`rank_pytest`).
+All that pytest decides about a test (collection, selection, skip marks, expected failures, reporting) stays in the
+runner. The test itself, with its fixtures, runs on the ranks (`on_rank`).
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ from dist_testing.spec import MAX_WORLD_SIZE, Spec
 
 __all__ = ["BUDGET_KEY", "FRESH_KEY", "OUTPUTS_KEY", "PAUSE_LIMIT_KEY", "SPEC_KEY", "Runner", "is_multi_process"]
 
-# Set by the Bazel main before pytest starts; outside Bazel the options take their place.
+# The Bazel main sets these before pytest starts; outside Bazel the options replace them.
 SPEC_KEY = pytest.StashKey[Spec]()
 BUDGET_KEY = pytest.StashKey[Budget]()
 OUTPUTS_KEY = pytest.StashKey[Path | None]()
-# Given by the Bazel main: suspends its own time limit while the engine keeps the time.
+# The Bazel main sets this: it suspends its own time limit while the engine watches the deadline.
 PAUSE_LIMIT_KEY = pytest.StashKey[Callable[[], contextlib.AbstractContextManager[None]]]()
-# Set in a fresh interpreter: what to do with the tests, instead of running them.
+# Set in a fresh interpreter: called with the rank context after the collection, instead of running the tests.
 FRESH_KEY = pytest.StashKey[Callable[[RankContext], NoReturn]]()
 _MARKER_KEY = pytest.StashKey[Distributed]()
 
@@ -62,21 +62,21 @@ class Runner:
     """The runner's half: owns the engine of the session.
 
     Attributes:
-        context: What ranks have of the session.
+        context: The rank context: the part of the session that ranks use.
     """
 
     def __init__(self, config: pytest.Config) -> None:
         spare_cuda()
         self._config = config
         target = config.stash.get(SPEC_KEY, None)
-        # Bazel starts one process, whatever its environment says; and a fresh interpreter is a rank of this library's.
+        # Bazel starts one process, whatever its environment says; a fresh interpreter is a rank of a world of ours.
         self._rank_info: RankInfo | None = None
         self._attach_error: UsageError | None = None
         if target is None and FRESH_KEY not in config.stash:
             try:
                 self._rank_info = rank_info_in(os.environ)
             except UsageError as error:
-                # Nobody's business in a session without a distributed test.
+                # Reported only if the session has a distributed test.
                 self._attach_error = error
         options = read_options(config, target, self._rank_info)
         self._spec = options.spec
@@ -103,14 +103,14 @@ class Runner:
         state = {
             "arguments": [
                 *(str(argument) for argument in config.invocation_params.args),
-                # A worker of pytest-xdist is told what its controller was told; it must not become one.
+                # A worker of pytest-xdist gets the arguments of its controller; it must not start workers.
                 *(("-n", "0") if config.pluginmanager.hasplugin("xdist") else ()),
             ],
             "directory": str(config.invocation_params.dir),
             "spec": self._spec.text or None,
             "promised_gpus": self._spec.promised_gpus,
         }
-        # By name: this module is imported by the one that collects the tests again.
+        # By name, because `fresh` imports this module.
         loader = Loader(f"{__package__}.fresh", state)
         if self._rank_info is not None:
             torchrun.check_options(config)
@@ -133,14 +133,14 @@ class Runner:
             self._show_line(line)
 
     def world_sizes(self, nodeid: str, marker: Distributed) -> tuple[int, ...]:
-        """The worlds that a marked test runs on."""
+        """Return the sizes of the worlds that a marked test runs on."""
         for size in marker.world_size:
             self._session.check_declared(nodeid, size)
         return marker.world_size or self._spec.world_sizes
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Leave out tests that are for other backends."""
+        """Deselect tests that are for other backends."""
         kept: list[pytest.Item] = []
         other: list[pytest.Item] = []
         for item in items:
@@ -159,7 +159,7 @@ class Runner:
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        """Fork the template: the tests are imported, and nothing of them has run."""
+        """Start the fork server now: the tests are imported, and no test code has run."""
         ours = [item for item in session.items if _MARKER_KEY in item.stash or is_multi_process(item)]
         self._items.update({item.nodeid: item for item in ours})
         if (then := self._config.stash.get(FRESH_KEY, None)) is not None:
@@ -168,10 +168,10 @@ class Runner:
             return
         if self._config.option.collectonly or (self._rank_info and self._rank_info.rank):
             return
-        # Those that are not distributed need their time, too.
+        # Tests that are not distributed need their time, too.
         every = [item.nodeid for item in session.items]
         self._cases_after = dict(zip(every, itertools.count(len(every) - 1, -1), strict=False))
-        # A rank that has collected nothing because of an error has peers that wait.
+        # If this rank has collected nothing because of an error, its peers still wait for it.
         if not ours and not (self._rank_info and session.testsfailed):
             return
         if self._attach_error is not None:
@@ -205,7 +205,7 @@ class Runner:
         item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
         if nextitem is None or self._pool_of(nextitem) != self._pool_of(item):
             self._end_pool(item)
-        # Nothing of this item was set up here, but an earlier one's module may be waiting for its teardown.
+        # This item has no setup here, but the module of an earlier item may still need its teardown.
         item.session._setupstate.teardown_exact(nextitem)
         return True
 
@@ -265,7 +265,7 @@ class Runner:
                 return reports.failed(item, text, result.duration_s, properties)
 
     def runs_on_ranks(self, item: pytest.Item) -> bool:
-        """Whether the item runs on ranks, or on threads that are, if it runs at all."""
+        """Return whether the item runs on ranks, processes or threads, if it runs at all."""
         marker = _marker(item)
         if marker is not None:
             return self._is_for_backend(marker)
@@ -275,7 +275,7 @@ class Runner:
         return not marker.backends or self._spec.backend.name in marker.backends
 
     def skips_by_mark(self, item: pytest.Item) -> bool:
-        """Whether the item is known to skip, wherever it runs. What cannot be told counts as no."""
+        """Return whether the item will certainly skip; False if that is unknown."""
         cls = getattr(item, "cls", None)
         try:
             function = _function(item)
@@ -287,18 +287,18 @@ class Runner:
             if _MARKER_KEY in item.stash:
                 size = _world_size(item)
             elif is_multi_process(item):
-                # A property asks the instance.
+                # A property has its value only on an instance.
                 size = getattr(cls, "world_size", None)
             if not isinstance(size, int):
                 return False
             missing = self._missing(function, size)
         except Exception:
-            # It will be told where the item runs.
+            # The error is reported when the item runs.
             return False
         return missing is not None and not self._may_not_be_missing(missing, size)
 
     def _missing(self, function: Any, size: int) -> str | None:
-        """What the machine does not have for a test, or the test's own requirements say."""
+        """Return what the machine lacks for a test, by its spec or its requirements; None if nothing is known."""
         unmet = function and unmet_requirement(function, os.environ | {"WORLD_SIZE": str(size)})
         return missing_need(self._spec, size) or unmet
 
@@ -312,7 +312,7 @@ class Runner:
         return isolation_named(own or self._spec.isolation)
 
     def _world_of(self, item: pytest.Item) -> tuple[str, int, Isolation]:
-        """Return name, size and isolation of a case. A unittest class says its size when it asks for its ranks."""
+        """Return name, world size and isolation of a case. A unittest class states its size only when it starts."""
         is_marked = _MARKER_KEY in item.stash
         return item.nodeid, _world_size(item) if is_marked else MAX_WORLD_SIZE, self._isolation_of(item)
 
@@ -329,7 +329,7 @@ class Runner:
             return ""
         assert item.parent is not None
         pool = item.parent.nodeid if marker.init else f"{item.parent.nodeid} without a group"
-        # Threads are new for each case; their process is reused while it is for the same number of them.
+        # Each case has new threads; cases of the same world size share the process.
         return pool if reuse is Reuse.RANKS else f"{pool}, {_world_size(item)} threads"
 
     def _check_pools(self) -> None:
@@ -356,7 +356,7 @@ class Runner:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
-        """Give the report of a unittest case what the ranks had to say."""
+        """Put the result of the ranks into the report of a unittest case."""
         report = yield
         if call.excinfo is not None and isinstance(call.excinfo.value, DistTestingError):
             reports.add_error(report, call.excinfo.value)
@@ -366,20 +366,20 @@ class Runner:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Keep what is to be printed last."""
+        """Keep the failure's text, to print it last."""
         if (text := getattr(report, "dist_failure", None)) is not None:
             self._failures.append(text)
             reports.point_to_end(report, text)
 
     def pytest_unconfigure(self, config: pytest.Config) -> None:
-        """Leave nothing behind, then print the failures, so that they are the last thing in the log."""
+        """Close the engine, then print the failures, so that they stand last in the log."""
         self._engine.close()
         if self._failures and not hasattr(config, "workerinput"):
             writer = config.get_terminal_writer()
             for text in self._failures:
                 writer.line()
                 writer.sep("=", "distributed failure")
-                # A line that the terminal has no bytes for is escaped by pytest as a whole, with its line ends.
+                # pytest escapes a text that the terminal cannot encode as a whole, line ends included.
                 for line in text.split("\n"):
                     writer.line(line)
 
@@ -392,7 +392,7 @@ def _marker(item: pytest.Item) -> Distributed | None:
 
 
 def _function(item: pytest.Item) -> Any:
-    # Not the item's own, which pytest binds to an instance that it makes of a unittest class.
+    # Not `item.obj`: for that pytest makes an instance of a unittest class.
     owner = getattr(item, "cls", None) or getattr(item.getparent(pytest.Module), "obj", None)
     return getattr(owner, getattr(item, "originalname", item.name), None)
 
@@ -403,6 +403,6 @@ def _world_size(item: pytest.Item) -> int:
 
 
 def is_multi_process(item: pytest.Item) -> bool:
-    """Whether the item is a method of a unittest class, and runs on ranks."""
+    """Return whether the item is a method of a unittest class that runs on ranks."""
     cls = getattr(item, "cls", None)
     return isinstance(cls, type) and issubclass(cls, WorldCase)

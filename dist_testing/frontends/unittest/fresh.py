@@ -1,4 +1,4 @@
-"""The tests of a plain unittest run, loaded again in a fresh interpreter."""
+"""Loads the tests of a plain unittest run again, in a fresh interpreter."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ def unittest_loader() -> Loader:
 
 
 def load(state: Mapping[str, Any], then: ThenBe, test: str | None) -> NoReturn:
-    """Import the main module; a rank imports the module of its class when it looks for it."""
+    """Import the main module; a rank imports the module of its class later, when it looks for the class."""
     del test
     _import_main(state["main_path"], state["main_name"])
     then(UnittestRankContext())
 
 
 def _import_main(path: str | None, name: str | None) -> None:
-    """Import what Python was started with, as multiprocessing does: not under the name that makes it run its tests."""
+    """Import the main module under the name `__mp_main__`, as multiprocessing does, so that it runs no tests."""
     if name is not None and not name.endswith("__main__"):
         content = runpy.run_module(name, run_name="__mp_main__", alter_sys=True)
     elif path is not None:
         content = runpy.run_path(path, run_name="__mp_main__")
     else:
-        # `python -m unittest`: its main module holds no tests, and would start to run some.
+        # `python -m unittest`: its main module has no tests, and its import would start a run.
         return
     module = types.ModuleType("__mp_main__")
     module.__dict__.update(content)

@@ -1,4 +1,4 @@
-"""A test class by its name: what the runner sends, and a rank finds again."""
+"""Names of test classes: the runner sends a name, and a rank finds the class by it."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _MAIN = ("__main__", "__mp_main__")
 
 
 def class_name(cls: type[unittest.TestCase]) -> dict[str, Any]:
-    """The name of a class, as JSON: its module and qualified name.
+    """Return the name of a class as JSON values: its module and qualified name.
 
-    A class that is not to be found there (made with `type()`, or inside a function) also gets its place among those of
-    that name, in the order in which they were made.
+    A class that this name does not lead to (made with `type()`, or inside a function) also gets its index among all
+    classes of that name, in the order of their creation.
     """
     module, qualname = cls.__module__, cls.__qualname__
     place = None if _attribute(module, qualname) is cls else _namesakes(module, qualname).index(cls)
@@ -30,10 +30,10 @@ def class_name(cls: type[unittest.TestCase]) -> dict[str, Any]:
 
 
 def find_class(name: Mapping[str, Any]) -> Any:
-    """The class of that name in this process; its module is imported if need be.
+    """Return the class of that name in this process; imports its module if necessary.
 
     Raises:
-        UsageError: If there is none.
+        UsageError: If there is no such class.
     """
     module, qualname = name["module"], name["qualname"]
     found = _find(module, qualname, name["place"])
@@ -43,7 +43,7 @@ def find_class(name: Mapping[str, Any]) -> Any:
     if found is None:
         raise UsageError(
             f"{module}.{qualname} does not exist on the rank.\n"
-            "The class was made while tests were running, or by code that a fresh interpreter does not run.\n"
+            "The class was made while tests ran, or by code that a fresh interpreter does not run.\n"
             f'Make it when its module is imported, or use isolation = "{FORK.name}".'
         )
     return found

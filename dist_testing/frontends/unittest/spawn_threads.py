@@ -1,4 +1,4 @@
-"""A decorator that runs a function on every rank of a world of threads."""
+"""The decorator `spawn_threads_and_init_comms`: runs a function on every rank of a world of threads."""
 
 from __future__ import annotations
 
@@ -45,18 +45,19 @@ def spawn_threads_and_init_comms(
 def spawn_threads_and_init_comms(
     func: Callable[..., Any] | None = None, timeout: float | None = None, world_size: int = DEFAULT_WORLD_SIZE
 ) -> Any:
-    """Run a method, or any function, on every rank of a world: threads of this process, with a default group.
+    """Run a function or method on every rank of a world of threads of this process, each with a default group.
 
-    What it is called with, all ranks get; what they return is dropped. Usable with and without arguments.
+    All ranks get the arguments of the call; their return values are dropped. The decorator works with and without
+    arguments.
 
     Args:
         func: The function.
-        timeout: Limit for all ranks together, in seconds; None for the target's or the command line's.
-        world_size: Ranks.
+        timeout: Limit of all ranks together, in seconds; None for the target's or the command line's.
+        world_size: Ranks in the world; default: 4.
 
     Returns:
-        The function to call in its place. It raises `ThreadsFailedError`, a `RuntimeError` with the report, if a rank
-        failed, and `unittest.SkipTest` if all of them agree on a skip.
+        The decorated function. It raises `ThreadsFailedError`, a `RuntimeError` with the report, if a rank fails, and
+        `unittest.SkipTest` if all ranks skip for the same reason.
 
     Raises:
         UsageError: If an argument is impossible.
@@ -79,11 +80,11 @@ def spawn_threads_and_init_comms(
 
 
 def starts_threads(function: object, file: Path) -> bool:
-    """Whether a test may run something on threads: what it is decorated with says so, or else its file does.
+    """Return whether a test may run ranks on threads: it has the decorator, or its file names the decorator.
 
     Args:
         function: The test.
-        file: The test file. What a test decorates while it runs shows nowhere else before.
+        file: The test file. A test can also decorate functions while it runs, which only the file's text shows before.
     """
     return hasattr(function, _MARK) or _names_decorator(file)
 
