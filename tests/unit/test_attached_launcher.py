@@ -111,7 +111,7 @@ def test_a_word_may_come_in_parts(admit: Callable[..., AttachedLauncher]) -> Non
 def test_who_does_not_come_is_named(admit: Callable[..., AttachedLauncher], monkeypatch: pytest.MonkeyPatch) -> None:
     """Somebody has to look at that rank."""
     monkeypatch.setattr(module, "ATTACH_LIMIT_S", 0.01)
-    with pytest.raises(LaunchError, match=r"Rank\(s\) 1, 2 of 3 did not come"):
+    with pytest.raises(LaunchError, match=r"Rank\(s\) 1, 2 of 3 did not connect"):
         admit(_say(b"\0"), size=3)
 
 

@@ -13,7 +13,7 @@ from dist_testing.errors import UsageError
 from dist_testing.frontends.pytest.marker import Distributed, read_marker
 from dist_testing.frontends.unittest.world_case import WorldCase
 
-__all__ = ["check_item", "parametrize_world_size"]
+__all__ = ["check_item", "function_of", "is_multi_process", "parametrize_world_size"]
 
 
 def parametrize_world_size(
@@ -66,6 +66,19 @@ def check_item(item: pytest.Item) -> None:
             "The marker is for functions and for classes that pytest runs; unittest has its own way to run a method.\n"
             f"{way_out}"
         )
+
+
+def is_multi_process(item: pytest.Item) -> bool:
+    """Return whether the item is a method of a unittest class that runs on ranks."""
+    cls = getattr(item, "cls", None)
+    return isinstance(cls, type) and issubclass(cls, WorldCase)
+
+
+def function_of(item: pytest.Item) -> Any:
+    """Return the test function of an item, not bound to an instance; None if it has none."""
+    # Not `item.obj`: for that pytest makes an instance of a unittest class.
+    owner = getattr(item, "cls", None) or getattr(item.getparent(pytest.Module), "obj", None)
+    return getattr(owner, getattr(item, "originalname", item.name), None)
 
 
 def _check_function(name: str, function: object) -> None:

@@ -28,7 +28,7 @@ from dist_testing.engine.report import missing_hardware
 from dist_testing.errors import DistTestingError, LaunchError, PromiseError, UsageError
 from dist_testing.frontends.pytest import attached as torchrun
 from dist_testing.frontends.pytest import reports
-from dist_testing.frontends.pytest.collection import check_item
+from dist_testing.frontends.pytest.collection import check_item, function_of, is_multi_process
 from dist_testing.frontends.pytest.debugger import check_world, leave_ranks_to_ranks
 from dist_testing.frontends.pytest.marker import Distributed, read_marker
 from dist_testing.frontends.pytest.on_rank import EXPECTED, PytestRankContext
@@ -36,7 +36,6 @@ from dist_testing.frontends.pytest.options import check_plugins, read_options
 from dist_testing.frontends.requirements.decision import unmet_requirement
 from dist_testing.frontends.session import Session, open_session
 from dist_testing.frontends.unittest.spawn_threads import starts_threads
-from dist_testing.frontends.unittest.world_case import WorldCase
 from dist_testing.launch.clean import spare_cuda
 from dist_testing.launch.fresh import Loader
 from dist_testing.launch.isolation import FORK, Isolation, Reuse, isolation_named
@@ -45,7 +44,7 @@ from dist_testing.rank.bootstrap import RankContext
 from dist_testing.skips import is_about_hardware
 from dist_testing.spec import MAX_WORLD_SIZE, Spec
 
-__all__ = ["BUDGET_KEY", "FRESH_KEY", "OUTPUTS_KEY", "PAUSE_LIMIT_KEY", "SPEC_KEY", "Runner", "is_multi_process"]
+__all__ = ["BUDGET_KEY", "FRESH_KEY", "OUTPUTS_KEY", "PAUSE_LIMIT_KEY", "SPEC_KEY", "Runner"]
 
 # The Bazel main sets these before pytest starts; outside Bazel the options replace them.
 SPEC_KEY = pytest.StashKey[Spec]()
@@ -269,7 +268,7 @@ class Runner:
         marker = _marker(item)
         if marker is not None:
             return self._is_for_backend(marker)
-        return is_multi_process(item) or starts_threads(_function(item), item.path)
+        return is_multi_process(item) or starts_threads(function_of(item), item.path)
 
     def _is_for_backend(self, marker: Distributed) -> bool:
         return not marker.backends or self._spec.backend.name in marker.backends
@@ -278,7 +277,7 @@ class Runner:
         """Return whether the item will certainly skip; False if that is unknown."""
         cls = getattr(item, "cls", None)
         try:
-            function = _function(item)
+            function = function_of(item)
             if reports.skip_mark(item) is not None or any(
                 getattr(marked, "__unittest_skip__", False) for marked in (function, cls)
             ):
@@ -391,18 +390,6 @@ def _marker(item: pytest.Item) -> Distributed | None:
         raise pytest.UsageError(str(error)) from error
 
 
-def _function(item: pytest.Item) -> Any:
-    # Not `item.obj`: for that pytest makes an instance of a unittest class.
-    owner = getattr(item, "cls", None) or getattr(item.getparent(pytest.Module), "obj", None)
-    return getattr(owner, getattr(item, "originalname", item.name), None)
-
-
 def _world_size(item: pytest.Item) -> int:
     size: int = item.callspec.params["world_size"]  # type: ignore[attr-defined]  # pytest_generate_tests sets it
     return size
-
-
-def is_multi_process(item: pytest.Item) -> bool:
-    """Return whether the item is a method of a unittest class that runs on ranks."""
-    cls = getattr(item, "cls", None)
-    return isinstance(cls, type) and issubclass(cls, WorldCase)
