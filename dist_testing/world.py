@@ -54,10 +54,10 @@ class WorldSettings:
 
 
 class World:
-    """One rank's view of the world of the running case.
+    """One rank's view of the world of the running case; a test gets it from the fixture `world`.
 
-    The `world` fixture gives it. The default group exists already, unless the test is marked with `init=False`, and the
-    library destroys it after a pass.
+    The default group exists before the test, unless the test is marked with `init=False`. The library destroys it after
+    a pass.
 
     Attributes:
         rank: This rank, from 0.
@@ -103,14 +103,14 @@ class World:
 
     @property
     def tmp_path(self) -> Path:
-        """A folder that all ranks of the case share, empty when the case begins."""
+        """A folder that all ranks of the case share; empty at the start of each case."""
         path = self._directory / f"tmp-{self._cases}"
         path.mkdir(exist_ok=True)
         return path
 
     @property
     def rank_tmp_path(self) -> Path:
-        """A folder of this rank alone, empty when the case begins."""
+        """A folder of this rank alone; empty at the start of each case."""
         path = self._directory / f"tmp-{self._cases}-rank-{self.rank}"
         path.mkdir(exist_ok=True)
         return path
@@ -127,9 +127,9 @@ class World:
 
     @cached_property
     def store(self) -> Store:
-        """A key-value store shared by the ranks, at `MASTER_ADDR`:`MASTER_PORT`; in memory where ranks are threads.
+        """A key-value store that the ranks share, at `MASTER_ADDR`:`MASTER_PORT`; in memory if ranks are threads.
 
-        Rank 0 serves it on a socket that the runner bound and keeps for the case: no port is ever chosen and released.
+        Rank 0 serves it on a socket that the runner has bound and keeps for the case: no other process gets the port.
         """
         from torch._C._distributed_c10d import TCPStore
 
@@ -139,7 +139,7 @@ class World:
             self.size,
             is_master=self._store_fd is not None,
             timeout=self._timeout,
-            # Rank 0 would wait here for ranks that a test may not want to use the store at all.
+            # Otherwise rank 0 waits here for all ranks, of which some may never use the store.
             wait_for_workers=False,
             master_listen_fd=self._store_fd,
         )
@@ -149,7 +149,7 @@ class World:
         """The default process group.
 
         Raises:
-            ValueError: If there is none: the test is marked with `init=False` and has not made it.
+            ValueError: If there is none: with `init=False` the test makes it, or the test has destroyed it.
         """
         import torch.distributed as dist
 
@@ -158,15 +158,15 @@ class World:
             raise ValueError(
                 f"Rank {self.rank} of {self.size} has no default group.\n"
                 "The test is marked with init=False, or it destroyed the group.\n"
-                "Make one first, as by init_process_group(store=world.store, rank=world.rank, world_size=world.size)."
+                "Make one first: init_process_group(store=world.store, rank=world.rank, world_size=world.size)."
             )
         return group
 
     def barrier(self) -> None:
-        """Wait until every rank is here. Uses the store, so that it works without a group and on every backend.
+        """Wait until every rank of the world calls it. It needs only the store, so it works without a group.
 
         Raises:
-            torch.distributed.DistStoreError: If a rank does not come within the world's time limit.
+            torch.distributed.DistStoreError: If a rank does not call it within the group's limit, 0.9 of the case's.
         """
         self._barriers += 1
         key = f"dist_testing/barrier/{self._barriers}"

@@ -216,7 +216,7 @@ def test_one_session_over_all_ranks(agent: Agent, tmp_path: Path) -> None:
     _assert_quiet(second)
     for said in (
         "world_size = 3; torchrun has started a world of 2",
-        "expected_exits: a rank that ends would be the end of the world",
+        "expected_exits: if a rank ends, torchrun ends the whole world",
         "all of them",
         "assert [1, 1] == [1, 2]",
         "output of rank 1:\nprinted by 1\n",
