@@ -1,4 +1,4 @@
-"""Rank 0 of a world that torchrun has made, and who comes to its socket."""
+"""Rank 0 of an attached world, and the peers that connect to its socket."""
 
 from __future__ import annotations
 

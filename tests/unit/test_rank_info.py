@@ -1,4 +1,4 @@
-"""What a process's environment says of a world that has been made."""
+"""Rank info: what torchrun's variables say about this process."""
 
 from __future__ import annotations
 

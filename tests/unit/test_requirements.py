@@ -1,4 +1,4 @@
-"""What tests need: decided in the runner where it can be, and the same on the rank."""
+"""Requirements of tests: decided in the runner where possible, with the same result on the rank."""
 
 from __future__ import annotations
 
