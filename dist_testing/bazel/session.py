@@ -20,7 +20,7 @@ from dist_testing.bazel.watch import Watch
 from dist_testing.budget import TimeShares
 from dist_testing.errors import InterruptedRunError, ReportError
 from dist_testing.frontends.pytest import reports
-from dist_testing.frontends.pytest.in_runner import is_multi_process
+from dist_testing.frontends.pytest.collection import is_multi_process
 from dist_testing.frontends.pytest.internals import Failed, parse_expression
 from dist_testing.frontends.pytest.plugin import BUDGET_KEY, OUTPUTS_KEY, PAUSE_LIMIT_KEY, SPEC_KEY, current_runner
 from dist_testing.outcomes import Cause

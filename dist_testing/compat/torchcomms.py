@@ -56,22 +56,18 @@ _IS_BUILT = {
 
 
 class C10dTorchCommsTestBase(MultiProcContinuousTest):
-    """Tests a backend of torchcomms on ranks that the tests of the class share; skips if the backend is not built."""
+    """Runs tests of a backend of torchcomms on a worker pool; skips them if the backend is not built."""
 
     world_size = DEFAULT_WORLD_SIZE
 
     @staticmethod
     def backend(device: str) -> str:
-        """Return the backend for a device type.
-
-        Args:
-            device: A device or device type, such as "cuda" or "cuda:0".
-        """
+        """Return the name of the backend for a kind of device."""
         return next((name for kind, name in _BACKENDS.items() if kind in device), "gloo")
 
     @classmethod
     def backend_str(cls) -> str:
-        """Return the backend for the device type of the class."""
+        """Return the name of the backend for the class's device."""
         return cls.backend(cls._device_kind())
 
     @classmethod
@@ -105,25 +101,16 @@ class C10dTorchCommsTestBase(MultiProcContinuousTest):
             torch.accelerator.set_device_index(rank)
 
     def rank_to_device(self, device: str) -> dict[int, list[int]]:
-        """Return the device indices of each rank: rank r gets device r modulo the number of devices.
-
-        Args:
-            device: A device type of this machine, such as "cuda".
-        """
+        """Return each rank's device index, in a list of one; ranks take the devices in turn."""
         count = torch.get_device_module(device).device_count()
         return {rank: [rank % count] for rank in range(self.world_size)}
 
 
-# Device type to backend.
+# Part of a device's name to its backend.
 _BACKENDS = {"cuda": "nccl", "hpu": "hccl", "xpu": "xccl"}
 
 
 def setup_torchcomms_pg(*args: Any, **kwargs: Any) -> torch.distributed.ProcessGroup:
-    """Call torch's own function: it creates a process group around a communicator of torchcomms.
-
-    Args:
-        args: Positional arguments of torch's function.
-        kwargs: Keyword arguments of torch's function.
-    """
+    """Call torch's own function: it makes a process group around a communicator of torchcomms."""
     group: torch.distributed.ProcessGroup = torchs_own().setup_torchcomms_pg(*args, **kwargs)
     return group

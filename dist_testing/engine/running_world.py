@@ -23,7 +23,8 @@ from dist_testing.launch.launcher import Launcher
 from dist_testing.process.board import PhaseBoard
 from dist_testing.process.lifetime import current_umask
 from dist_testing.process.messages import WorldRequest
-from dist_testing.spec import MAX_WORLD_SIZE, Spec
+from dist_testing.spec import Spec
+from dist_testing.spec import check_world_size as check_range
 from dist_testing.world import LOOPBACK, WorldSettings
 
 __all__ = ["RunningCase", "RunningWorld", "check_world_size", "group_limit_s", "start_world"]
@@ -223,23 +224,18 @@ def group_limit_s(limit_s: float) -> float:
     return max(1.0, _GROUP_SHARE * limit_s)
 
 
-def check_world_size(name: str, world_size: int, *, needs_files: bool = True) -> None:
-    """Refuse a world that cannot be, before anything is started.
+def check_world_size(name: str, value: object, *, needs_files: bool = True) -> int:
+    """Return the size of a world, if it is possible here.
 
     Args:
-        name: Of the case.
-        world_size: Its ranks.
+        name: Name of the case.
+        value: What the user gave.
         needs_files: Whether this process holds open files for each rank.
 
     Raises:
-        UsageError: If the size is out of bounds, or beyond what this process may open.
+        UsageError: If the size is not a number in range, or needs more files than this process may open.
     """
-    if not 1 <= world_size <= MAX_WORLD_SIZE:
-        raise UsageError(
-            f"{name}: world_size = {world_size}; expected 1 to {MAX_WORLD_SIZE}.\n"
-            "A world has at least one rank, and no machine runs more than that.\n"
-            "Set world_size in the marker, the class or the BUILD file."
-        )
+    world_size = check_range(name, value, "Set world_size in the marker, the class or the BUILD file.")
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = _FDS_PER_RANK * world_size + _FDS_SPARE
     if needs_files and limit != resource.RLIM_INFINITY and needed > limit:
@@ -248,3 +244,4 @@ def check_world_size(name: str, world_size: int, *, needs_files: bool = True) ->
             "Each rank has a channel to the runner and one for its stacks.\n"
             "Raise the limit with `ulimit -n`, or ask for a smaller world."
         )
+    return world_size

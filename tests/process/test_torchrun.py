@@ -215,8 +215,8 @@ def test_one_session_over_all_ranks(agent: Agent, tmp_path: Path) -> None:
     assert first.code == second.code == pytest.ExitCode.TESTS_FAILED
     _assert_quiet(second)
     for said in (
-        "world_size = 3; torchrun has made a world of 2",
-        "expected_exits: a rank that ends would be the end of the world",
+        "world_size = 3; torchrun has started a world of 2",
+        "expected_exits: if a rank ends, torchrun ends the whole world",
         "all of them",
         "assert [1, 1] == [1, 2]",
         "output of rank 1:\nprinted by 1\n",
@@ -275,7 +275,7 @@ def test_rank_that_dies_ends_the_run_with_a_report(agent: Agent, tmp_path: Path,
     assert "rank 1 of 2 failed first: it ended in call, and what started it knows how" in first.log
     assert "last words" in first.log
     assert "Victims: rank 0" in first.log
-    assert "Rank(s) 1 of the world that torchrun has made have ended." in first.log
+    assert "Rank(s) 1 of torchrun's world have ended." in first.log
     assert len(list(ElementTree.parse(tmp_path / "out.xml").iter("testcase"))) == 2
 
 
@@ -396,7 +396,7 @@ def test_incomplete_environment_is_refused_only_for_distributed_tests(starter: S
     write_file(tmp_path, "test_cases.py", f"import pytest\n\n@pytest.mark.distributed\n{plain}")
     child = start_pytest(starter, tmp_path, "test_cases.py", env={"RANK": "3"})
     assert child.wait() == pytest.ExitCode.USAGE_ERROR, child.log
-    assert "RANK=3 is set, and WORLD_SIZE, MASTER_ADDR, MASTER_PORT not." in child.log
+    assert "RANK=3 is set without WORLD_SIZE, MASTER_ADDR, MASTER_PORT." in child.log
     assert "Traceback" not in child.log
 
 

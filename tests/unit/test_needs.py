@@ -11,7 +11,7 @@ import pytest
 
 from dist_testing.backends import Backend
 from dist_testing.engine.needs import Lack, missing_need
-from dist_testing.engine.report import broken_promise
+from dist_testing.engine.report import missing_hardware
 from dist_testing.errors import DistTestingError
 from dist_testing.gpus.gpu import NODES_VARIABLE
 from dist_testing.skips import TEST_SKIPS, is_about_hardware
@@ -101,7 +101,7 @@ def test_the_reason_explains_the_effect_of_the_variable(
         "(found 1; CUDA_VISIBLE_DEVICES='3,9,4': '9' is no device here, and the entries after it are ignored)"
     )
     assert is_about_hardware(reason)
-    text = broken_promise("test_x", spec(gpus_per_rank=1), reason)
+    text = missing_hardware("test_x", spec(gpus_per_rank=1), reason, promised=True)
     assert text.splitlines()[-1] == "Correct CUDA_VISIBLE_DEVICES, or unset it to have every GPU of the machine."
 
 
@@ -113,7 +113,9 @@ def test_a_variable_that_names_too_few_gpus_is_reported(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
     reason = missing_need(spec(gpus_per_rank=1), 2)
     assert reason == "Need at least 2 CUDA devices (found 1; CUDA_VISIBLE_DEVICES names no more of 8)"
-    assert "Let CUDA_VISIBLE_DEVICES name 2 GPU(s)" in broken_promise("test_x", spec(gpus_per_rank=1), reason)
+    assert "Let CUDA_VISIBLE_DEVICES name 2 GPU(s)" in missing_hardware(
+        "test_x", spec(gpus_per_rank=1), reason, promised=True
+    )
 
 
 def test_the_way_out_of_a_real_lack_is_another_machine(machine: SimpleNamespace) -> None:
@@ -121,7 +123,7 @@ def test_the_way_out_of_a_real_lack_is_another_machine(machine: SimpleNamespace)
     machine.have(1)
     reason = missing_need(spec(gpus_per_rank=1), 2)
     assert reason is not None
-    assert broken_promise("test_x", spec(gpus_per_rank=1), reason).endswith(
+    assert missing_hardware("test_x", spec(gpus_per_rank=1), reason, promised=True).endswith(
         "Run it on a machine that has the hardware, or without the promise."
     )
 
@@ -135,7 +137,8 @@ def test_an_unreadable_device_folder_is_a_reason(machine: SimpleNamespace, monke
     assert is_about_hardware(reason)
     way_out = f"Let this user read it, or correct {NODES_VARIABLE} if that is set."
     assert way_out in reason
-    assert broken_promise("test_x", spec(gpus_per_rank=1), reason).splitlines()[-1] == way_out
+    text = missing_hardware("test_x", spec(gpus_per_rank=1), reason, promised=True)
+    assert text.splitlines()[-1] == way_out
 
 
 def test_gpus_of_untested_vendors_are_reported_as_not_counted(machine: SimpleNamespace) -> None:

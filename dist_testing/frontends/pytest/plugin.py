@@ -1,4 +1,4 @@
-"""The pytest door: marker, `world` fixture and options; what runs a marked test is in `pytest_runner`."""
+"""The pytest plugin: marker, fixtures and options. `in_runner` runs a marked test."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _RUNNER = "dist_testing_runner"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """The `--dist-*` options. Under Bazel the target's spec says these things, and an option overrides it."""
+    """Declare the `--dist-*` options. Under Bazel the target's spec has these values, and an option overrides them."""
     add_options(parser)
 
 
@@ -39,7 +39,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def current_runner(config: pytest.Config) -> Runner:
-    """The runner's half, once the plugin is configured."""
+    """Return the runner's half of the plugin; call it only after `pytest_configure`."""
     runner: Runner | None = config.pluginmanager.get_plugin(_RUNNER)
     assert runner is not None
     return runner
@@ -55,19 +55,19 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture
 def world_size(request: pytest.FixtureRequest) -> int:
-    """Ranks in the world of this case."""
+    """Return the number of ranks in this case's world."""
     size: int = request.param
     return size
 
 
 @pytest.fixture
 def world() -> World:
-    """This rank's view of the world (`dist_testing.World`)."""
+    """Return this rank's view of its world, a `dist_testing.World`."""
     world = current_world()
     if world is None:
         raise UsageError(
-            "The fixture `world` was asked for in a test that runs in the runner.\n"
-            "Only ranks have a world, and request.getfixturevalue does not make any.\n"
+            "A test that runs in the runner uses the fixture `world`.\n"
+            "Only ranks have a world, and request.getfixturevalue does not start ranks.\n"
             "Mark the test with @pytest.mark.distributed."
         )
     return world

@@ -1,4 +1,4 @@
-"""A test class whose tests are written for any kind of device: the logic of `DistributedTestBase`."""
+"""The logic of `DistributedTestBase`: tests that are written for any kind of device."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ __all__ = ["DeviceCase"]
 # unittest leaves frames of modules with this mark out of its tracebacks.
 __unittest = True
 
-# Kind of device to the backend that torch's suites test on it; gloo on all others.
+# Kind of device to the backend that torch's suites use on it; gloo on all other kinds.
 _BACKENDS = {"cuda": "nccl", "hpu": "hccl", "xpu": "xccl"}
-# Backends whose ranks each own a device.
+# Backends that need a device of its own for each rank.
 _OWN_DEVICE = ("nccl", "xccl")
 
 
 class DeviceCase(ProcessCase):
-    """A `ProcessCase` that asks for its ranks in `setUp`, and makes the process group that fits a device.
+    """A `ProcessCase` that starts its ranks in `setUp`, and has helpers to make the process group for a device.
 
-    Tests are methods with the device as a text, "cpu" or "cuda", as
-    `torch.testing._internal.common_device_type.instantiate_device_type_tests` makes them; or they name it themselves.
+    `torch.testing._internal.common_device_type.instantiate_device_type_tests` passes the device to each test as a text
+    such as "cpu" or "cuda"; a test can also name its device itself.
     """
 
     def setUp(self) -> None:
-        """In the runner: ask for the ranks. `WORLD_SIZE` is set for the time of the test."""
+        """Start the ranks, in the runner, and set `WORLD_SIZE` for the time of the test."""
         super().setUp()
         before = os.environ.get("WORLD_SIZE")
         self.addCleanup(_restore, "WORLD_SIZE", before)
@@ -38,18 +38,21 @@ class DeviceCase(ProcessCase):
         self._spawn_processes()
 
     def backend(self, device: str | torch.device) -> str:
-        """The backend for tests on a device."""
+        """Return the name of the backend for tests on a device: nccl, hccl or xccl; gloo for other kinds."""
         return next((backend for kind, backend in _BACKENDS.items() if kind in str(device)), "gloo")
 
     def create_pg(self, device: str | torch.device, world_size: int | None = None) -> Any:
-        """On a rank: make the default group, and take a device if the backend wants each rank to have one.
+        """Make the default group, on a rank. For nccl and xccl, also select this rank's device as torch's default.
 
         Args:
-            device: What the test runs on.
+            device: Device of the test, such as "cuda".
             world_size: Ranks in the group; None for all.
 
         Returns:
-            The group. It is destroyed after the test.
+            The group. The library destroys it after the test.
+
+        Raises:
+            UsageError: If the backend needs a device per rank and the machine has none.
         """
         import torch
         import torch.distributed as dist
@@ -65,10 +68,13 @@ class DeviceCase(ProcessCase):
         return dist.group.WORLD
 
     def rank_to_device(self, device: str | torch.device) -> dict[int, list[int]]:
-        """The index of each rank's device, in a list of one: ranks take turns if there are more of them than devices.
+        """Return each rank's device index, in a list of one. Ranks share devices in turn if there are fewer devices.
+
+        Args:
+            device: Kind of device, such as "cuda".
 
         Raises:
-            UsageError: If there is no such device.
+            UsageError: If the machine has no such device.
         """
         count = _device_count(self.id(), device)
         return {rank: [rank % count] for rank in range(int(self.world_size))}
@@ -81,8 +87,8 @@ def _device_count(name: str, device: str | torch.device) -> int:
     if not count:
         raise UsageError(
             f"{name}: there is no {torch.device(device).type} device for the ranks.\n"
-            "The machine has none, or its visibility was taken away, as by CUDA_VISIBLE_DEVICES.\n"
-            "Skip the test where there is none, as by @skip_if_lt_x_gpu(1)."
+            "The machine has none, or a variable such as CUDA_VISIBLE_DEVICES hides it.\n"
+            "Skip the test where there is none, for example by @skip_if_lt_x_gpu(1)."
         )
     return count
 
