@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from dist_testing.backends import Backend
+from dist_testing.backends import Backend, backends, default_backend
 from dist_testing.errors import SpecError, UsageError
 
 __all__ = [
@@ -31,7 +31,7 @@ __all__ = [
 
 # Set by the build rules.
 SPEC_VARIABLE = "DIST_TESTING_SPEC"
-SCHEMA = 2
+SCHEMA = 3
 # Of the file with the promise.
 _PROMISE_SCHEMA = 1
 # Promised in the place of a number: as many as a target asks for.
@@ -58,6 +58,7 @@ class Spec:
             nothing.
         text: What the spec was read from; "" outside Bazel.
         ranks_per_gpu: Ranks that share a GPU; 1 if each has its own.
+        backend_names: Backends of the `dist_py_test` that the target belongs to; empty outside Bazel.
     """
 
     target: str
@@ -69,6 +70,7 @@ class Spec:
     promised_gpus: int | None = None
     text: str = ""
     ranks_per_gpu: int = 1
+    backend_names: tuple[str, ...] = ()
 
     def gpus(self, world_size: int) -> int:
         """GPUs that a world of `world_size` ranks needs."""
@@ -98,12 +100,13 @@ def check_isolation(name: str, backend: Backend, isolation: str) -> None:
             f'{name}: isolation "thread" with backend "{backend.name}".\n'
             "Ranks that are threads share one process: one address, one device, one environment. This backend connects "
             "processes.\n"
-            'Use the backend "threaded" (backends = ["threaded"], or --dist-backend=threaded), or isolation "fork".'
+            f"Use a backend of threads ({', '.join(name for name, one in backends().items() if one.in_process)}), "
+            f'or isolation "{backend.isolations[0]}".'
         )
     raise UsageError(
         f'{name}: isolation "{isolation}" with backend "{backend.name}".\n'
         f"Its ranks can be made by {', '.join(backend.isolations)} only.\n"
-        f'Use isolation "{backend.isolations[0]}", or another backend, such as "gloo".'
+        f'Use isolation "{backend.isolations[0]}", or another backend, such as "{default_backend().name}".'
     )
 
 
@@ -144,6 +147,7 @@ def read_spec(text: str, promised_gpus: int | None = None) -> Spec:
         promised_gpus=promised_gpus,
         text=text,
         ranks_per_gpu=ranks_per_gpu,
+        backend_names=tuple(fields.items("backends", str)),
     )
 
 

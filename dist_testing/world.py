@@ -27,11 +27,13 @@ class WorldSettings:
     Attributes:
         backend: torch's backend string.
         device: Type of the ranks' device, as torch calls it: "cpu", "cuda", "xpu".
-        gpus_per_rank: GPUs of each rank; its `device` is the first of them.
+        gpus_per_rank: GPUs of each rank; its `device` is the first of them. 0 if the library leases none; then
+            the ranks take the devices of their type in turn.
         ranks_per_gpu: Ranks that share a GPU; 1 if each has its own.
         register_module: Module whose import makes torch know the backend; "" for torch's own.
         timeout_s: Limit for store and group operations, in seconds: below the case's, so that torch speaks first.
         init: Whether the default group is made before the test runs.
+        binds_device: Whether `init_process_group` gets the rank's device.
     """
 
     backend: str
@@ -41,6 +43,7 @@ class WorldSettings:
     timeout_s: float
     init: bool
     ranks_per_gpu: int = 1
+    binds_device: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """As it travels."""
@@ -63,7 +66,7 @@ class World:
         size: Ranks in the world.
         local_rank: This rank among those of its node.
         node: This rank's node, from 0.
-        backend: torch's backend string, such as "gloo".
+        backend: torch's backend string, such as "nccl" or "cpu:gloo,cuda:nccl".
     """
 
     def __init__(
@@ -121,8 +124,16 @@ class World:
 
         if self._settings.device == "cpu":
             return torch.device("cpu")
+        if not self._settings.gpus_per_rank:
+            return torch.device(self._settings.device, self.local_rank % self._device_count)
         index = self.local_rank // self._settings.ranks_per_gpu * self._settings.gpus_per_rank
         return torch.device(self._settings.device, index)
+
+    @cached_property
+    def _device_count(self) -> int:
+        import torch
+
+        return int(torch.get_device_module(self._settings.device).device_count())
 
     @cached_property
     def store(self) -> Store:

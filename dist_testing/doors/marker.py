@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 import pytest
 
+from dist_testing.backends import Backend, check_backend_name, check_features
 from dist_testing.budget import MAX_TIMEOUT_S
 from dist_testing.errors import UsageError
 from dist_testing.spec import ISOLATIONS, MAX_WORLD_SIZE
@@ -16,7 +17,8 @@ from dist_testing.spec import ISOLATIONS, MAX_WORLD_SIZE
 __all__ = ["MARKER_HELP", "Distributed", "read_marker"]
 
 MARKER_HELP = (
-    "distributed(world_size=None, init=True, timeout=None, isolation=None, expected_exits=None, backends=None): "
+    "distributed(world_size=None, init=True, timeout=None, isolation=None, expected_exits=None, backends=None, "
+    "features=None): "
     "run the test on every rank of a world. "
     "world_size: a number, or a list of which each is a case; by default the target's. "
     "init=False: the test makes its own groups. "
@@ -24,7 +26,8 @@ MARKER_HELP = (
     f"isolation: how ranks are made, one of {', '.join(ISOLATIONS)}; "
     "a pool is kept for the tests of a class or module. "
     "expected_exits: rank to how its process must end, as {1: -9}. "
-    "backends: names of backends that the test is for; others do not collect it."
+    "backends: names of backends that the test is for; others do not collect it. "
+    "features: features that a backend must have; others do not collect the test."
 )
 
 
@@ -39,6 +42,7 @@ class Distributed:
         isolation: The launcher; "" for the target's or the command line's.
         expected_exits: Rank to how its process must end; a negative number is a signal.
         backends: Backends that the test is for; empty for all.
+        features: Features that a backend must have for the test.
     """
 
     world_size: tuple[int, ...] = ()
@@ -47,6 +51,11 @@ class Distributed:
     isolation: str = ""
     expected_exits: Mapping[int, int] = field(default_factory=dict)
     backends: tuple[str, ...] = ()
+    features: tuple[str, ...] = ()
+
+    def is_for(self, backend: Backend) -> bool:
+        """Whether the test is for a backend."""
+        return (not self.backends or backend.name in self.backends) and set(self.features) <= set(backend.features)
 
 
 def read_marker(definition: pytest.Function | Any) -> Distributed | None:
@@ -83,7 +92,8 @@ def read_marker(definition: pytest.Function | Any) -> Distributed | None:
         timeout=_timeout(definition, arguments.get("timeout")),
         isolation=_isolation(definition, arguments.get("isolation")),
         expected_exits=_exits(definition, arguments.get("expected_exits")),
-        backends=_names(definition, arguments.get("backends")),
+        backends=_names(definition, "backends", arguments.get("backends"), check_backend_name),
+        features=_names(definition, "features", arguments.get("features"), lambda name: check_features([name])),
     )
 
 
@@ -130,7 +140,7 @@ def _exits(definition: Any, value: object) -> dict[int, int]:
     return value
 
 
-def _names(definition: Any, value: object) -> tuple[str, ...]:
+def _names(definition: Any, argument: str, value: object, check: Callable[[str], object]) -> tuple[str, ...]:
     if value is None:
         return ()
     if (
@@ -139,15 +149,13 @@ def _names(definition: Any, value: object) -> tuple[str, ...]:
         or not value
         or not all(isinstance(n, str) for n in value)
     ):
-        raise _wrong(definition, f"backends = {value!r}", 'It is a list of names, such as ["gloo"]')
-    from dist_testing.backends import backend_named
-
+        raise _wrong(definition, f"{argument} = {value!r}", "It is a list of names")
     for name in value:
         try:
-            backend_named(name)
+            check(name)
         except UsageError as error:
             raise UsageError(
-                f"{definition.nodeid}: @pytest.mark.distributed with backends = {value!r}.\n{error}"
+                f"{definition.nodeid}: @pytest.mark.distributed with {argument} = {value!r}.\n{error}"
             ) from error
     return tuple(value)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from dist_testing.backends import Backend, backend_named
+from dist_testing.backends import Backend, backend_named, backends, default_backend
 from dist_testing.budget import MAX_TIMEOUT_S
 from dist_testing.doors.debugger import debug_rank
 from dist_testing.errors import UsageError
@@ -51,7 +51,7 @@ class Options:
 def add_options(parser: pytest.Parser) -> None:
     """Declare the options."""
     group = parser.getgroup("distributed", "distributed tests (dist_testing)")
-    group.addoption("--dist-backend", metavar="NAME", help="backend of the worlds (default: gloo)")
+    group.addoption("--dist-backend", metavar="NAME", help=f"backend of the worlds (default: {default_backend().name})")
     group.addoption(
         "--dist-world-size",
         metavar="N[,N...]",
@@ -113,7 +113,7 @@ def check_plugins(config: pytest.Config) -> None:
 
 def _spec(config: pytest.Config, spec: Spec | None, place: Place | None) -> Spec:
     name = config.getoption("--dist-backend")
-    backend = backend_named(name) if name else (spec.backend if spec else backend_named("gloo"))
+    backend = backend_named(name) if name else (spec.backend if spec else default_backend())
     sizes = _sizes(config.getoption("--dist-world-size"))
     isolation = _choice(config, "--dist-isolation", ISOLATIONS)
     if isolation is None:
@@ -164,9 +164,13 @@ def _ranks_per_gpu(text: str, backend: Backend, gpus_per_rank: int) -> int:
         raise UsageError(
             f"--dist-ranks-per-gpu={count} with backend {backend.name} and {gpus_per_rank} GPU(s) per rank.\n"
             "Ranks can share a GPU where each needs one, and the backend does not mind; NCCL refuses it.\n"
-            "Use --dist-backend=cuda_gloo, or leave the option out."
+            f"Use one of the backends {', '.join(_sharing())}, or leave the option out."
         )
     return count
+
+
+def _sharing() -> list[str]:
+    return [name for name, backend in backends().items() if backend.shares_gpus]
 
 
 def _choice(config: pytest.Config, option: str, allowed: tuple[str, ...]) -> str | None:

@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 
 import pytest
 
+from dist_testing.doors import backend_hook
 from dist_testing.doors.collection import parametrize_world_size
 from dist_testing.doors.marker import MARKER_HELP
 from dist_testing.doors.options import add_options
@@ -21,6 +22,11 @@ from dist_testing.world import World
 __all__ = ["BUDGET_KEY", "OUTPUTS_KEY", "SPEC_KEY", "WATCH_KEY", "FreshSession", "current_runner"]
 
 _RUNNER = "dist_testing_runner"
+
+
+def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
+    """Declare the hook that a repository implements."""
+    pluginmanager.add_hookspecs(backend_hook)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

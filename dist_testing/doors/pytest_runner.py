@@ -16,8 +16,10 @@ from typing import Any, NoReturn
 
 import pytest
 
+from dist_testing.backends import add_backends
 from dist_testing.budget import Budget
 from dist_testing.doors import reports, torchrun
+from dist_testing.doors.backend_hook import declared_backends
 from dist_testing.doors.cases.world import WorldCase
 from dist_testing.doors.collection import check_item
 from dist_testing.doors.debugger import check_world, leave_ranks_to_ranks
@@ -75,6 +77,10 @@ class Runner:
             except UsageError as error:
                 # Nobody's business in a session without a distributed test.
                 self._place_error = error
+        if target is None:
+            add_backends(declared_backends(config))
+        else:
+            add_backends([(target.backend, target.target)], target.backend_names)
         options = read_options(config, target, self._place)
         self._spec = options.spec
         self._timeout_s = options.timeout_s
@@ -268,7 +274,7 @@ class Runner:
         return is_multi_process(item) or starts_threads(_function(item), item.path)
 
     def _is_for_backend(self, marker: Distributed) -> bool:
-        return not marker.backends or self._spec.backend.name in marker.backends
+        return marker.is_for(self._spec.backend)
 
     def skips_by_mark(self, item: pytest.Item) -> bool:
         """Whether the item is known to skip, wherever it runs. What cannot be told counts as no."""

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
-from dist_testing.backends import backend_named
+from dist_testing.backends import default_backend
 from dist_testing.budget import Budget
 from dist_testing.doors.rank_unittest import UnittestSide
 from dist_testing.errors import UsageError
@@ -99,7 +99,7 @@ def open_session(session: Session) -> None:
 def current_session() -> Session:
     """The current session; under plain unittest, one with the defaults of the command line."""
     if not _sessions:
-        backend = backend_named("gloo")
+        backend = default_backend()
         spec = Spec("", backend, (DEFAULT_WORLD_SIZE,), backend.gpus_per_rank)
         engine = Engine(spec, Budget(), UnittestSide(), unittest_loader())
         atexit.register(engine.close)

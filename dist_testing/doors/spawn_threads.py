@@ -17,6 +17,7 @@ from dist_testing.rank.reporter import Reporter
 from dist_testing.runner.case import Case
 from dist_testing.runner.running_world import group_limit_s
 from dist_testing.spec import DEFAULT_WORLD_SIZE, MAX_WORLD_SIZE
+from dist_testing.threaded import BACKEND
 
 __all__ = ["spawn_threads_and_init_comms", "starts_threads"]
 
@@ -102,7 +103,7 @@ def _run(call: Callable[[], Any], name: str, timeout: float | None, world_size: 
     def run_rank(rank: int, reporter: Reporter, limit_s: float) -> None:
         reporter.phase("init")
         dist.init_process_group(
-            "threaded",
+            BACKEND,
             rank=rank,
             world_size=world_size,
             store=store,

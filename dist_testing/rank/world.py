@@ -73,8 +73,7 @@ class RankWorld(World):
                 rank=self.rank,
                 world_size=self.size,
                 timeout=self._timeout,
-                # Without it NCCL guesses the device at the first collective, and warns that it does.
-                device_id=self.device if self.backend == "nccl" else None,
+                device_id=self.device if self._settings.binds_device else None,
             )
 
     def begin_case(self) -> None:

@@ -10,13 +10,12 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import _DistributedBackendOptions
 
 from dist_testing.errors import UsageError
+from dist_testing.threaded import BACKEND
 from dist_testing.threaded.group import ThreadedGroup
 from dist_testing.threaded.meeting import SharedGroup
 from dist_testing.threaded.members import current_member
 
-__all__ = ["BACKEND", "create_group", "register"]
-
-BACKEND = "threaded"
+__all__ = ["create_group", "register"]
 
 # The name is torch's too, for a group of its own. Whoever registers first is asked in worlds of its own only: see
 # `isolation.py`, which puts `create_group` there while a world of ours runs.
@@ -34,7 +33,7 @@ def create_group(options: _DistributedBackendOptions, backend_options: object = 
         raise UsageError(
             'Backend "threaded" was asked for outside of a world of threads.\n'
             "Its ranks are threads of one process; this thread is none of them, so there is nobody to talk to.\n"
-            'Use isolation="thread" or MultiThreadedTestCase; for ranks that are processes, use backend "gloo".'
+            'Use isolation="thread" or MultiThreadedTestCase; for ranks that are processes, use another backend.'
         )
     world, store = member.world, options.store
     rank, size = options.group_rank, options.group_size

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from dist_testing.errors import UsageError
-from dist_testing.threaded import data
+from dist_testing.threaded import BACKEND, data
 from dist_testing.threaded.arguments import Tensors, single, text_of
 from dist_testing.threaded.meeting import ANY_RANK, Move, SharedGroup, Transfer
 from dist_testing.threaded.members import ThreadWorld
@@ -68,11 +68,11 @@ class GroupSide(dist.ProcessGroup):
 
     def name(self) -> str:
         """The backend's name."""
-        return "threaded"
+        return BACKEND
 
     def getBackendName(self) -> str:
         """The same, as C++ asks."""
-        return "threaded"
+        return BACKEND
 
     @property
     def group_name(self) -> str:  # type: ignore[override]  # torch's new type for it

@@ -15,6 +15,7 @@ from datetime import timedelta
 from dist_testing.errors import CollectiveTimeoutError, LaunchError, PeerFailedError, UsageError
 from dist_testing.rank.stacks import stack_of
 from dist_testing.spec import MAX_WORLD_SIZE
+from dist_testing.threaded import BACKEND
 from dist_testing.threaded.members import Member, ThreadWorld, current_member
 from dist_testing.threaded.operation import Failure
 
@@ -279,7 +280,7 @@ class _Run:
         import torch.distributed as dist
 
         dist.init_process_group(
-            "threaded",
+            BACKEND,
             store=self._store,
             rank=rank,
             world_size=self._world.size,

@@ -30,7 +30,15 @@ def spec(
     """A target for a backend that torch knows by that name."""
     env: Mapping[str, str] = {}
     device, vendor = ("cuda", vendor) if gpus_per_rank else ("cpu", "")
-    backend = Backend("mine", torch_backend, device, gpus_per_rank, vendor, 60, register_module, env, ("fork",))
+    backend = Backend(
+        "mine",
+        torch_backend,
+        device,
+        gpus_per_rank=gpus_per_rank,
+        vendor=vendor,
+        register_module=register_module,
+        env=env,
+    )
     return Spec("//t", backend, (2,), gpus_per_rank, ranks_per_gpu=ranks_per_gpu)
 
 

@@ -8,12 +8,14 @@ import unittest
 from collections.abc import Callable
 from typing import Any, ClassVar, NoReturn
 
+from dist_testing.backends import all_declared, parts_of
 from dist_testing.doors.cases.world import WorldCase, default_world_size
 from dist_testing.doors.rank_unittest import RankPipe, seed_generators
 from dist_testing.doors.session import current_session
 from dist_testing.errors import UsageError
 from dist_testing.gpus.devices import gpus_present, visible_gpus
 from dist_testing.gpus.vendors import NVIDIA, vendor_named
+from dist_testing.runner.needs import missing_backend
 from dist_testing.skips import TEST_SKIPS
 
 __all__ = ["ContinuousCase"]
@@ -25,8 +27,6 @@ __unittest = True
 _UNSET = -2
 # In the world's folder, which all ranks see, and which is new for every world.
 _RENDEZVOUS = "rendezvous"
-# Backends that torch has or has not been built with. Of another name only the ranks can tell.
-_BUILT_IN = ("gloo", "mpi", "nccl", "ucc", "xccl")
 
 
 class ContinuousCase(WorldCase):
@@ -227,8 +227,8 @@ def _lacking(backend: str | None) -> str | None:
     """Why there can be no group of that backend; None if nothing is known against it."""
     import torch.distributed as dist
 
-    if backend not in _BUILT_IN or not dist.is_available() or dist.is_backend_available(backend):
+    # Of a backend that a module registers, or that nobody has declared, only the ranks can tell.
+    if backend is None or not all_declared(backend, lambda declared: not declared.register_module):
         return None
-    return (
-        TEST_SKIPS["nccl"].message if backend == "nccl" else f"{TEST_SKIPS['backend_unavailable'].message} ({backend})"
-    )
+    lacking = (part for part in parts_of(backend) if dist.is_available() and not dist.is_backend_available(part))
+    return next(map(missing_backend, lacking), None)

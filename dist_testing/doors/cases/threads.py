@@ -23,6 +23,7 @@ from dist_testing.outcomes import Status
 from dist_testing.rank.reporter import Reporter
 from dist_testing.runner.case import Case, CaseResult
 from dist_testing.runner.running_world import group_limit_s
+from dist_testing.threaded import BACKEND
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -215,7 +216,7 @@ class ThreadCase(WorldCase):
         import torch.distributed as dist
 
         dist.init_process_group(
-            "threaded",
+            BACKEND,
             rank=rank,
             world_size=world_size,
             store=self.global_store,
