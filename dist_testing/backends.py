@@ -230,7 +230,7 @@ def backend_named(name: str) -> Backend:
     raise UsageError(
         f"Backend {name!r} is not declared.\n"
         f"Declared are {', '.join(sorted(table))}.\n"
-        f"{f'Did you mean {near[0]!r}?' if near else 'Name one of them, or declare it (docs/backends.md).'}"
+        f"{f'Did you mean {near[0]!r}? ' if near else ''}Name one of these, or declare your own (docs/backends.md)."
     )
 
 

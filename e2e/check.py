@@ -67,7 +67,15 @@ def check_bzlmod(bazel: NestedBazel) -> list[str]:
         "bzlmod: everything",
         bazel.run("test", "--test_output=errors", "//..."),
         status=0,
-        parts=(r"^//tests:sum_gloo +PASSED", r"^//tests:sum_nccl +SKIPPED", "1 test passes and 1 was skipped"),
+        parts=(
+            r"^//tests:sum_gloo +PASSED",
+            r"^//tests:sum_nccl +SKIPPED",
+            # The consumer's own backend, from one declaration: as a target, and under plain pytest.
+            r"^//ring:ring_ring +PASSED",
+            r"^//ring:ring_gloo +PASSED",
+            r"^//ring:plain_pytest +PASSED",
+            "4 tests pass and 1 was skipped",
+        ),
     )
     found += problems(
         "bzlmod: a test that fails",
@@ -97,10 +105,17 @@ def check_bzlmod(bazel: NestedBazel) -> list[str]:
         "bzlmod: a lane of CI",
         bazel.run("run", *lane),
         status=0,
-        parts=(r"^SKIPPED BY BAZEL  //tests:sum_nccl", r"^cases: 2 passed$", r"^ci: green: "),
+        parts=(r"^SKIPPED BY BAZEL  //tests:sum_nccl", r"^cases: 5 passed$", r"^ci: green: "),
     )
-    asked = bazel.run("query", 'attr(tags, "gpus_ge_16", tests(//...))')
-    return found + problems("bzlmod: a query", asked, status=0, parts=(r"\A//tests:sum_nccl\n(?!/)",))
+    for query, answer in (
+        ('attr(tags, "gpus_ge_16", tests(//...))', "//tests:sum_nccl"),
+        ('attr(tags, "backend:ring", tests(//...))', "//ring:ring_ring"),
+        # A backend brings its library, and only to its own tests.
+        ('attr(deps, "//ring:process_group", //ring:all) - //ring:plain_pytest', "//ring:ring_ring"),
+    ):
+        asked = bazel.run("query", query)
+        found += problems(f"bzlmod: query {query}", asked, status=0, parts=(rf"\A{answer}\n(?!/)",))
+    return found
 
 
 def check_workspace(bazel: NestedBazel) -> list[str]:
