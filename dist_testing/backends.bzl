@@ -1,4 +1,4 @@
-"""What a repository loads to declare a backend of its own (docs/backends.md)."""
+"""The function by which a repository declares a backend of its own (docs/backends.md)."""
 
 load("//backends:declare.bzl", _declare_backend = "declare_backend")
 

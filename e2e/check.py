@@ -29,6 +29,7 @@ from tests.support.nested_bazel import ROOT, Done, NestedBazel, nested_bazel, sc
 TORCH = "torch==2.13.0+cpu"
 
 CONSUMERS = ROOT / "docs" / "consumers.md"
+BACKENDS = ROOT / "docs" / "backends.md"
 
 # Of Bazel's output, in a complaint. Characters.
 SHOWN = 6000
@@ -152,7 +153,7 @@ def page_blocks(page: Path) -> list[tuple[str, str]]:
 
 
 def page_problems(page: Path) -> list[str]:
-    """Say which lines of docs/consumers.md no consumer here has. `mine` is pasted from it."""
+    """Say which lines of a page's blocks no consumer here has. `mine` is pasted from docs/consumers.md."""
     blocks = page_blocks(page)
     found = [] if blocks else [f"{page.name}: no block of code names its file"]
     for name, block in blocks:
@@ -228,7 +229,7 @@ def main() -> int:
     options = parser.parse_args()
     if unknown := sorted(set(options.names) - set(CHECKS)):
         parser.error(f"no consumer is named {', '.join(unknown)}; there are {', '.join(CHECKS)}")
-    found = page_problems(CONSUMERS)
+    found = page_problems(CONSUMERS) + page_problems(BACKENDS)
     with ExitStack() as stack:
         output = options.output.absolute() if options.output else stack.enter_context(scratch_folder("e2e"))
         index = index_options()
