@@ -227,7 +227,7 @@ def _lacking(backend: str | None) -> str | None:
     """Why there can be no group of that backend; None if nothing is known against it."""
     import torch.distributed as dist
 
-    # Of a backend that a module registers, or that nobody has declared, only the ranks can tell.
+    # Only the ranks can tell of a backend that a module registers, or that has no declaration.
     if backend is None or not all_declared(backend, lambda declared: not declared.register_module):
         return None
     lacking = (part for part in parts_of(backend) if dist.is_available() and not dist.is_backend_available(part))
