@@ -106,7 +106,7 @@ def check_bzlmod(bazel: NestedBazel) -> list[str]:
         "bzlmod: a lane of CI",
         bazel.run("run", *lane),
         status=0,
-        parts=(r"^SKIPPED BY BAZEL  //tests:sum_nccl", r"^cases: 5 passed$", r"^ci: green: "),
+        parts=(r"^SKIPPED BY BAZEL  //tests:sum_nccl", r"^cases: 7 passed$", r"^ci: green: "),
     )
     for query, answer in (
         ('attr(tags, "gpus_ge_16", tests(//...))', "//tests:sum_nccl"),
