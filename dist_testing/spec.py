@@ -31,7 +31,7 @@ __all__ = [
 
 # Name of the environment variable with the spec; the build rules set it.
 SPEC_VARIABLE = "DIST_TESTING_SPEC"
-SCHEMA = 2
+SCHEMA = 3
 # Schema of the file with the promise.
 _PROMISE_SCHEMA = 1
 # Promise value: as many GPUs as the target asks for.
@@ -56,6 +56,7 @@ class Spec:
         promised_gpus: Number of GPUs that the configuration promises, which may be `ALL_GPUS`; None without a promise.
         text: The JSON text of the spec; "" outside Bazel.
         ranks_per_gpu: Number of ranks that share a GPU; 1 if each has its own.
+        backend_names: Backends of the `dist_py_test` that the target belongs to; empty outside Bazel.
     """
 
     target: str
@@ -67,6 +68,7 @@ class Spec:
     promised_gpus: int | None = None
     text: str = ""
     ranks_per_gpu: int = 1
+    backend_names: tuple[str, ...] = ()
 
     def gpus(self, world_size: int) -> int:
         """Return the number of GPUs that a world of `world_size` ranks needs."""
@@ -137,6 +139,7 @@ def read_spec(text: str, promised_gpus: int | None = None) -> Spec:
         promised_gpus=promised_gpus,
         text=text,
         ranks_per_gpu=ranks_per_gpu,
+        backend_names=tuple(fields.items("backends", str)),
     )
 
 

@@ -25,14 +25,16 @@ class WorldSettings:
     """Settings that are the same for all ranks of a world. The runner sends them to the ranks as JSON.
 
     Attributes:
-        backend: torch's backend string, such as "gloo".
+        backend: torch's backend string, such as "gloo" or "cpu:gloo,cuda:nccl".
         device: Type of the ranks' device, as in `torch.device`: "cpu", "cuda" or "xpu".
-        gpus_per_rank: Number of GPUs of each rank, from 0; `World.device` is the first of them.
+        gpus_per_rank: Number of GPUs of each rank; `World.device` is the first of them. 0 if the library leases none;
+            then the ranks take the devices of their type in turn.
         ranks_per_gpu: Number of ranks that share a GPU; 1 if each has its own.
         register_module: Module whose import registers the backend with torch; "" for torch's own backends.
         timeout_s: Time limit of store and group operations, in seconds. It is below that of the case, so that torch
             reports first.
         init: Whether the library creates the default group before the test runs.
+        binds_device: Whether `init_process_group` gets the rank's device.
     """
 
     backend: str
@@ -42,6 +44,7 @@ class WorldSettings:
     timeout_s: float
     init: bool
     ranks_per_gpu: int = 1
+    binds_device: bool = False
 
 
 class World:
@@ -55,7 +58,7 @@ class World:
         size: Number of ranks in the world.
         local_rank: This rank among the ranks of its node, from 0.
         node: The node of this rank, from 0.
-        backend: torch's backend string, such as "gloo".
+        backend: torch's backend string, such as "nccl" or "cpu:gloo,cuda:nccl".
     """
 
     def __init__(
@@ -113,8 +116,16 @@ class World:
 
         if self._settings.device == "cpu":
             return torch.device("cpu")
+        if not self._settings.gpus_per_rank:
+            return torch.device(self._settings.device, self.local_rank % self._device_count)
         index = self.local_rank // self._settings.ranks_per_gpu * self._settings.gpus_per_rank
         return torch.device(self._settings.device, index)
+
+    @cached_property
+    def _device_count(self) -> int:
+        import torch
+
+        return int(torch.get_device_module(self._settings.device).device_count())
 
     @cached_property
     def store(self) -> Store:

@@ -29,6 +29,7 @@ from tests.support.nested_bazel import ROOT, Done, NestedBazel, nested_bazel, sc
 TORCH = "torch==2.13.0+cpu"
 
 CONSUMERS = ROOT / "docs" / "consumers.md"
+BACKENDS = ROOT / "docs" / "backends.md"
 
 # Bazel's output that a complaint shows. Characters.
 SHOWN = 6000
@@ -67,7 +68,15 @@ def check_bzlmod(bazel: NestedBazel) -> list[str]:
         "bzlmod: everything",
         bazel.run("test", "--test_output=errors", "//..."),
         status=0,
-        parts=(r"^//tests:sum_gloo +PASSED", r"^//tests:sum_nccl +SKIPPED", "1 test passes and 1 was skipped"),
+        parts=(
+            r"^//tests:sum_gloo +PASSED",
+            r"^//tests:sum_nccl +SKIPPED",
+            # The consumer's own backend, from one declaration: as a target, and under plain pytest.
+            r"^//ring:ring_ring +PASSED",
+            r"^//ring:ring_gloo +PASSED",
+            r"^//ring:plain_pytest +PASSED",
+            "4 tests pass and 1 was skipped",
+        ),
     )
     found += problems(
         "bzlmod: a test that fails",
@@ -97,10 +106,17 @@ def check_bzlmod(bazel: NestedBazel) -> list[str]:
         "bzlmod: a CI job",
         bazel.run("run", *job),
         status=0,
-        parts=(r"^SKIPPED BY BAZEL  //tests:sum_nccl", r"^cases: 2 passed$", r"^ci: green: "),
+        parts=(r"^SKIPPED BY BAZEL  //tests:sum_nccl", r"^cases: 7 passed$", r"^ci: green: "),
     )
-    asked = bazel.run("query", 'attr(tags, "gpus_ge_16", tests(//...))')
-    return found + problems("bzlmod: a query", asked, status=0, parts=(r"\A//tests:sum_nccl\n(?!/)",))
+    for query, answer in (
+        ('attr(tags, "gpus_ge_16", tests(//...))', "//tests:sum_nccl"),
+        ('attr(tags, "backend:ring", tests(//...))', "//ring:ring_ring"),
+        # A backend brings its library, and only to its own tests.
+        ('attr(deps, "//ring:process_group", //ring:all) - //ring:plain_pytest', "//ring:ring_ring"),
+    ):
+        asked = bazel.run("query", query)
+        found += problems(f"bzlmod: query {query}", asked, status=0, parts=(rf"\A{answer}\n(?!/)",))
+    return found
 
 
 def check_workspace(bazel: NestedBazel) -> list[str]:
@@ -137,7 +153,7 @@ def page_blocks(page: Path) -> list[tuple[str, str]]:
 
 
 def page_problems(page: Path) -> list[str]:
-    """Return the lines of docs/consumers.md that no consumer here has. `mine` is pasted from it."""
+    """Say which lines of a page's blocks no consumer here has. `mine` is pasted from docs/consumers.md."""
     blocks = page_blocks(page)
     found = [] if blocks else [f"{page.name}: no block of code names its file"]
     for name, block in blocks:
@@ -213,7 +229,7 @@ def main() -> int:
     options = parser.parse_args()
     if unknown := sorted(set(options.names) - set(CHECKS)):
         parser.error(f"no consumer is named {', '.join(unknown)}; there are {', '.join(CHECKS)}")
-    found = page_problems(CONSUMERS)
+    found = page_problems(CONSUMERS) + page_problems(BACKENDS)
     with ExitStack() as stack:
         output = options.output.absolute() if options.output else stack.enter_context(scratch_folder("e2e"))
         index = index_options()

@@ -16,6 +16,7 @@ from types import FrameType
 
 from dist_testing.attach.launcher import GIVE_UP_SIGNAL, SOCKET_KEY, peer_of
 from dist_testing.attach.rank_info import RankInfo
+from dist_testing.backends import any_declared
 from dist_testing.errors import InterruptedRunError, LaunchError, MessageError
 from dist_testing.outcomes import exit_name
 from dist_testing.process import wire
@@ -46,6 +47,7 @@ from dist_testing.rank.bootstrap import (
 from dist_testing.rank.capture import flush_streams, own_streams, redirect_output
 from dist_testing.rank.debugging import set_breakpoint_hook
 from dist_testing.rank.environment import become
+from dist_testing.rank.groups import backends_in_use
 from dist_testing.rank.reporter import Reporter
 
 __all__ = ["AttachedRank", "connect"]
@@ -291,9 +293,8 @@ def _end_groups(*, failed: bool) -> None:
     torch = sys.modules.get("torch")
     if torch is None or not torch.distributed.is_available() or not torch.distributed.is_initialized():
         return
-    distributed = torch.distributed.distributed_c10d
-    if failed and "nccl" in {backend for backend, _ in distributed._world.pg_map.values()}:
-        distributed._abort_process_group()
+    if failed and any(any_declared(name, lambda backend: backend.aborts) for name in backends_in_use()):
+        torch.distributed.distributed_c10d._abort_process_group()
     else:
         torch.distributed.destroy_process_group()
 

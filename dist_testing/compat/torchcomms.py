@@ -8,8 +8,10 @@ from typing import Any
 import torch
 from torch.distributed import distributed_c10d
 
+from dist_testing.backends import any_declared
 from dist_testing.compat.classes import MultiProcContinuousTest, common_utils
 from dist_testing.compat.unknown import torchs_own
+from dist_testing.frontends.unittest.device import torch_backend_for
 from dist_testing.spec import DEFAULT_WORLD_SIZE
 
 __all__ = [
@@ -62,8 +64,8 @@ class C10dTorchCommsTestBase(MultiProcContinuousTest):
 
     @staticmethod
     def backend(device: str) -> str:
-        """Return the name of the backend for a kind of device."""
-        return next((name for kind, name in _BACKENDS.items() if kind in device), "gloo")
+        """The back end for a kind of device."""
+        return torch_backend_for(device)
 
     @classmethod
     def backend_str(cls) -> str:
@@ -94,7 +96,7 @@ class C10dTorchCommsTestBase(MultiProcContinuousTest):
         os.environ["TORCHCOMM_SIZE"] = str(world_size)
         os.environ["TORCHCOMM_STORE_PATH"] = str(rdvz_file)
         super()._init_pg(rank, world_size, rdvz_file)
-        if cls.backend_str() != "gloo":
+        if not any_declared(cls.backend_str(), lambda declared: declared.device == "cpu"):
             accelerator = torch.accelerator.current_accelerator()
             assert accelerator is not None, f"{cls.backend_str()} without an accelerator"
             torch.set_default_device(torch.device(accelerator.type, rank))
@@ -104,10 +106,6 @@ class C10dTorchCommsTestBase(MultiProcContinuousTest):
         """Return each rank's device index, in a list of one; ranks take the devices in turn."""
         count = torch.get_device_module(device).device_count()
         return {rank: [rank % count] for rank in range(self.world_size)}
-
-
-# Part of a device's name to its backend.
-_BACKENDS = {"cuda": "nccl", "hpu": "hccl", "xpu": "xccl"}
 
 
 def setup_torchcomms_pg(*args: Any, **kwargs: Any) -> torch.distributed.ProcessGroup:

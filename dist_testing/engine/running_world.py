@@ -173,7 +173,7 @@ def start_world(
         lease_fds = gpus.lease.fds if gpus is not None else ()
         fds += lease_fds
         backend_env = dict(spec.backend.env)
-        if spec.backend.torch_backend == "nccl":
+        if spec.backend.uses_nccl:
             backend_env |= recorder_env(directory, limit_s)
         launcher.start(
             WorldRequest(
@@ -202,6 +202,7 @@ def start_world(
                 settings=WorldSettings(
                     backend=spec.backend.torch_backend,
                     device=spec.backend.device,
+                    binds_device=spec.backend.binds_device,
                     gpus_per_rank=spec.gpus_per_rank,
                     ranks_per_gpu=spec.ranks_per_gpu,
                     register_module=spec.backend.register_module,

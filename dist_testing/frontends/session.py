@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 from dist_testing.attach.rank_info import RankInfo, rank_info_in
-from dist_testing.backends import backend_named
+from dist_testing.backends import default_backend
 from dist_testing.budget import Budget
 from dist_testing.case import CaseResult
 from dist_testing.engine.engine import Engine
@@ -100,7 +100,7 @@ def open_session(session: Session) -> None:
 def current_session() -> Session:
     """Return the current session; under plain unittest, one with the defaults of the command line."""
     if not _sessions:
-        backend = backend_named("gloo")
+        backend = default_backend()
         spec = Spec("", backend, (DEFAULT_WORLD_SIZE,), backend.gpus_per_rank, default_isolation(backend).name)
         engine = Engine(spec, Budget(), UnittestRankContext(), unittest_loader())
         atexit.register(engine.close)

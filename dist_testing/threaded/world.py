@@ -16,6 +16,7 @@ from dist_testing.budget import MAX_TIMEOUT_S
 from dist_testing.errors import CollectiveTimeoutError, LaunchError, PeerFailedError, UsageError
 from dist_testing.process.stacks import stack_of
 from dist_testing.spec import check_world_size
+from dist_testing.threaded import BACKEND
 from dist_testing.threaded.members import Member, ThreadWorld, current_member
 from dist_testing.threaded.operation import Failure
 
@@ -288,7 +289,7 @@ class _Run:
         import torch.distributed as dist
 
         dist.init_process_group(
-            "threaded",
+            BACKEND,
             store=self._store,
             rank=rank,
             world_size=self._world.size,

@@ -44,7 +44,16 @@ _HOLD = (
 
 def backend(torch_backend: str = "gloo") -> Backend:
     """A backend whose ranks need a GPU each, and do not touch it."""
-    return Backend("fake_gpu", torch_backend, "cpu", 1, "nvidia", 60, "", {}, ("fork", "pool"), ("shared_gpu",))
+    return Backend(
+        "fake_gpu",
+        torch_backend,
+        "cpu",
+        gpus_per_rank=1,
+        vendor="nvidia",
+        timeout_s=60,
+        shares_gpus=True,
+        uses_nccl=torch_backend == "nccl",
+    )
 
 
 @pytest.fixture(autouse=True)

@@ -22,7 +22,7 @@ use_repo(python_env, "local_python")
 """
 
 _LOADING = """\
-load("@dist_testing//backends:declare.bzl", "declare_backend")
+load("@dist_testing//dist_testing:backends.bzl", "declare_backend")
 load("@dist_testing//dist_testing:defs.bzl", "dist_py_test", "dist_test_suites")
 """
 

@@ -18,6 +18,7 @@ import pytest
 
 from dist_testing.attach.engine import AttachedEngine
 from dist_testing.attach.rank_info import RankInfo, rank_info_in
+from dist_testing.backends import add_backends
 from dist_testing.budget import Budget
 from dist_testing.case import Case, CaseBody
 from dist_testing.engine.engine import Engine
@@ -28,6 +29,7 @@ from dist_testing.engine.report import missing_hardware
 from dist_testing.errors import DistTestingError, LaunchError, PromiseError, UsageError
 from dist_testing.frontends.pytest import attached as torchrun
 from dist_testing.frontends.pytest import reports
+from dist_testing.frontends.pytest.backend_hook import declared_backends
 from dist_testing.frontends.pytest.collection import check_item, function_of, is_multi_process
 from dist_testing.frontends.pytest.debugger import check_world, leave_ranks_to_ranks
 from dist_testing.frontends.pytest.marker import Distributed, read_marker
@@ -38,7 +40,7 @@ from dist_testing.frontends.requirements.decision import unmet_requirement
 from dist_testing.frontends.session import Session, open_session
 from dist_testing.frontends.unittest.spawn_threads import starts_threads
 from dist_testing.launch.clean import spare_cuda
-from dist_testing.launch.isolation import FORK, Isolation, Reuse, isolation_named
+from dist_testing.launch.isolation import FORK, Isolation, Reuse, isolation_named, isolation_names
 from dist_testing.outcomes import Status
 from dist_testing.process.messages import Loader
 from dist_testing.rank.bootstrap import RankContext
@@ -78,6 +80,10 @@ class Runner:
             except UsageError as error:
                 # Reported only if the session has a distributed test.
                 self._attach_error = error
+        if target is None:
+            add_backends(declared_backends(config))
+        else:
+            add_backends([(target.backend, target.target)], target.backend_names)
         options = read_options(config, target, self._rank_info)
         self._spec = options.spec
         self._timeout_s = options.timeout_s
@@ -268,7 +274,7 @@ class Runner:
         return is_multi_process(item) or starts_threads(function_of(item), item.path)
 
     def _is_for_backend(self, marker: Distributed) -> bool:
-        return not marker.backends or self._spec.backend.name in marker.backends
+        return marker.is_for(self._spec.backend)
 
     def skips_by_mark(self, item: pytest.Item) -> bool:
         """Return whether the item will certainly skip; False if that is unknown."""
@@ -304,8 +310,9 @@ class Runner:
     def _isolation_of(self, item: pytest.Item) -> Isolation:
         """Return how the ranks of the item are made: by its marker or its class, else by the target."""
         marker = item.stash.get(_MARKER_KEY, None)
-        own: str = marker.isolation if marker is not None else getattr(getattr(item, "cls", None), "isolation", "")
-        return isolation_named(own or self._spec.isolation)
+        own: object = marker.isolation if marker is not None else getattr(getattr(item, "cls", None), "isolation", "")
+        # A class with a wrong attribute reports it when its test runs.
+        return isolation_named(str(own) if own in isolation_names() else self._spec.isolation)
 
     def _world_of(self, item: pytest.Item) -> tuple[str, int, Isolation]:
         """Return name, world size and isolation of a case. A unittest class states its size only when it starts."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 import pytest
 
+from dist_testing.backends import Backend, check_backend_name, check_features
 from dist_testing.budget import MAX_TIMEOUT_S
 from dist_testing.errors import UsageError
 from dist_testing.launch.isolation import isolation_names
@@ -17,7 +18,8 @@ from dist_testing.spec import MAX_WORLD_SIZE, is_world_size
 __all__ = ["MARKER_HELP", "Distributed", "read_marker"]
 
 MARKER_HELP = (
-    "distributed(world_size=None, init=True, timeout=None, isolation=None, expected_exits=None, backends=None): "
+    "distributed(world_size=None, init=True, timeout=None, isolation=None, expected_exits=None, backends=None, "
+    "features=None): "
     "run the test on every rank of a world. "
     "world_size: a number, or a list of numbers of which each makes a case; default: the target's. "
     "init=False: the test makes its own groups. "
@@ -25,7 +27,8 @@ MARKER_HELP = (
     f"isolation: how ranks are made, one of {', '.join(isolation_names())}; "
     "the tests of a class or module share a worker pool. "
     "expected_exits: rank to the exit code that its process must end with, as {1: -9}; a negative one is a signal. "
-    "backends: names of the backends that the test is for; with others it is deselected."
+    "backends: names of the backends that the test is for; with others it is deselected. "
+    "features: features that a backend must have; with others the test is deselected."
 )
 
 
@@ -40,6 +43,7 @@ class Distributed:
         isolation: Name of the isolation; "" for the target's or the command line's.
         expected_exits: Rank to the exit code that its process must end with; a negative one is a signal.
         backends: Backends that the test is for; empty for all.
+        features: Features that a backend must have for the test.
     """
 
     world_size: tuple[int, ...] = ()
@@ -48,6 +52,11 @@ class Distributed:
     isolation: str = ""
     expected_exits: Mapping[int, int] = field(default_factory=dict)
     backends: tuple[str, ...] = ()
+    features: tuple[str, ...] = ()
+
+    def is_for(self, backend: Backend) -> bool:
+        """Whether the test is for a backend."""
+        return (not self.backends or backend.name in self.backends) and set(self.features) <= set(backend.features)
 
 
 def read_marker(definition: pytest.Function | Any) -> Distributed | None:
@@ -86,7 +95,8 @@ def read_marker(definition: pytest.Function | Any) -> Distributed | None:
         timeout=_timeout(definition, arguments.get("timeout")),
         isolation=_isolation(definition, arguments.get("isolation")),
         expected_exits=_exits(definition, arguments.get("expected_exits")),
-        backends=_names(definition, arguments.get("backends")),
+        backends=_names(definition, "backends", arguments.get("backends"), check_backend_name),
+        features=_names(definition, "features", arguments.get("features"), lambda name: check_features([name])),
     )
 
 
@@ -133,7 +143,7 @@ def _exits(definition: Any, value: object) -> dict[int, int]:
     return value
 
 
-def _names(definition: Any, value: object) -> tuple[str, ...]:
+def _names(definition: Any, argument: str, value: object, check: Callable[[str], object]) -> tuple[str, ...]:
     if value is None:
         return ()
     if (
@@ -142,15 +152,13 @@ def _names(definition: Any, value: object) -> tuple[str, ...]:
         or not value
         or not all(isinstance(n, str) for n in value)
     ):
-        raise _wrong(definition, f"backends = {value!r}", 'It is a list of names, such as ["gloo"]')
-    from dist_testing.backends import backend_named
-
+        raise _wrong(definition, f"{argument} = {value!r}", "It is a list of names")
     for name in value:
         try:
-            backend_named(name)
+            check(name)
         except UsageError as error:
             raise UsageError(
-                f"{definition.nodeid}: @pytest.mark.distributed with backends = {value!r}.\n{error}"
+                f"{definition.nodeid}: @pytest.mark.distributed with {argument} = {value!r}.\n{error}"
             ) from error
     return tuple(value)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 
 from dist_testing.attach.rank_info import RankInfo
-from dist_testing.backends import Backend, backend_named
+from dist_testing.backends import Backend, backend_named, backends, default_backend
 from dist_testing.budget import MAX_TIMEOUT_S
 from dist_testing.errors import UsageError
 from dist_testing.frontends.pytest.debugger import debug_rank
@@ -46,7 +46,7 @@ class Options:
 def add_options(parser: pytest.Parser) -> None:
     """Declare the options."""
     group = parser.getgroup("distributed", "distributed tests (dist_testing)")
-    group.addoption("--dist-backend", metavar="NAME", help="backend of the worlds (default: gloo)")
+    group.addoption("--dist-backend", metavar="NAME", help=f"backend of the worlds (default: {default_backend().name})")
     group.addoption(
         "--dist-world-size",
         metavar="N[,N...]",
@@ -108,7 +108,7 @@ def check_plugins(config: pytest.Config) -> None:
 
 def _spec(config: pytest.Config, spec: Spec | None, rank_info: RankInfo | None) -> Spec:
     name = config.getoption("--dist-backend")
-    backend = backend_named(name) if name else (spec.backend if spec else backend_named("gloo"))
+    backend = backend_named(name) if name else (spec.backend if spec else default_backend())
     sizes = _sizes(config.getoption("--dist-world-size"))
     named = _choice(config, "--dist-isolation", isolation_names())
     isolation = isolation_named(named) if named else default_isolation(backend)
@@ -161,9 +161,13 @@ def _ranks_per_gpu(text: str, backend: Backend, gpus_per_rank: int) -> int:
         raise UsageError(
             f"--dist-ranks-per-gpu={count} with backend {backend.name} and {gpus_per_rank} GPU(s) per rank.\n"
             "Ranks can share a GPU only if each needs one GPU and the backend allows it; NCCL does not.\n"
-            "Use --dist-backend=cuda_gloo, or leave the option out."
+            f"Use one of the backends {', '.join(_sharing())}, or leave the option out."
         )
     return count
+
+
+def _sharing() -> list[str]:
+    return [name for name, backend in backends().items() if backend.shares_gpus]
 
 
 def _choice(config: pytest.Config, option: str, allowed: tuple[str, ...]) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dist_testing.errors import DistTestingError, UsageError
+from dist_testing.frontends.pytest import backend_hook
 from dist_testing.frontends.pytest.collection import parametrize_world_size
 from dist_testing.frontends.pytest.in_runner import (
     BUDGET_KEY,
@@ -21,6 +22,11 @@ from dist_testing.world import World
 __all__ = ["BUDGET_KEY", "OUTPUTS_KEY", "PAUSE_LIMIT_KEY", "SPEC_KEY", "current_runner"]
 
 _RUNNER = "dist_testing_runner"
+
+
+def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
+    """Declare the hook that a repository implements."""
+    pluginmanager.add_hookspecs(backend_hook)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -9,6 +9,7 @@ import unittest
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from dist_testing.backends import any_declared
 from dist_testing.frontends.requirements.decision import check_count, requirement
 from dist_testing.frontends.requirements.platforms import is_rocm
 from dist_testing.frontends.requirements.worlds import world_size_in
@@ -112,8 +113,12 @@ def nccl_skip_if_lt_x_gpu(backend: str, x: int) -> Callable[[_Function], _Functi
     """
     check_count(f"nccl_skip_if_lt_x_gpu({backend!r}, x)", x, "GPUs")
     return requirement(
-        lambda environment: gpus_reason(x) if backend == "nccl" and _cuda_count() < x else None,
+        lambda environment: gpus_reason(x) if _uses_nccl(backend) and _cuda_count() < x else None,
     )
+
+
+def _uses_nccl(backend: str) -> bool:
+    return any_declared(backend, lambda declared: declared.uses_nccl)
 
 
 def require_n_gpus_for_nccl_backend(n: int, backend: str) -> Callable[[_Function], _Function]:

@@ -8,6 +8,8 @@ import unittest
 from collections.abc import Callable
 from typing import Any, ClassVar, NoReturn
 
+from dist_testing.backends import all_declared, parts_of
+from dist_testing.engine.needs import missing_backend
 from dist_testing.errors import UsageError
 from dist_testing.frontends.session import current_session
 from dist_testing.frontends.unittest.messages import UnittestCase
@@ -26,8 +28,6 @@ __unittest = True
 _UNSET = -2
 # File in the world's folder, which all ranks share, and which is new for each world.
 _RENDEZVOUS = "rendezvous"
-# Backends that are part of a build of torch or not. Whether another one exists, only the ranks find out.
-_BUILT_IN = ("gloo", "mpi", "nccl", "ucc", "xccl")
 
 
 class ContinuousCase(WorldCase):
@@ -232,8 +232,8 @@ def _lacking(backend: str | None) -> str | None:
     """Return why torch cannot make a group of that backend; None if it can, or if that is unknown."""
     import torch.distributed as dist
 
-    if backend not in _BUILT_IN or not dist.is_available() or dist.is_backend_available(backend):
+    # Only the ranks can tell of a backend that a module registers, or that has no declaration.
+    if backend is None or not all_declared(backend, lambda declared: not declared.register_module):
         return None
-    return (
-        TEST_SKIPS["nccl"].message if backend == "nccl" else f"{TEST_SKIPS['backend_unavailable'].message} ({backend})"
-    )
+    lacking = (part for part in parts_of(backend) if dist.is_available() and not dist.is_backend_available(part))
+    return next(map(missing_backend, lacking), None)

@@ -5,21 +5,20 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
+from dist_testing.backends import all_declared, default_backend, device_backend
 from dist_testing.errors import UsageError
 from dist_testing.frontends.unittest.process import ProcessCase
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["DeviceCase"]
+__all__ = ["DeviceCase", "torch_backend_for"]
 
 # unittest leaves frames of modules with this mark out of its tracebacks.
 __unittest = True
 
-# Kind of device to the backend that torch's suites use on it; gloo on all other kinds.
-_BACKENDS = {"cuda": "nccl", "hpu": "hccl", "xpu": "xccl"}
-# Backends that need a device of its own for each rank.
-_OWN_DEVICE = ("nccl", "xccl")
+# torch's suites know a backend for a device that no backend here is declared for.
+_UNDECLARED = {"hpu": "hccl"}
 
 
 class DeviceCase(ProcessCase):
@@ -38,8 +37,8 @@ class DeviceCase(ProcessCase):
         self._spawn_processes()
 
     def backend(self, device: str | torch.device) -> str:
-        """Return the name of the backend for tests on a device: nccl, hccl or xccl; gloo for other kinds."""
-        return next((backend for kind, backend in _BACKENDS.items() if kind in str(device)), "gloo")
+        """The backend for tests on a device."""
+        return torch_backend_for(str(device))
 
     def create_pg(self, device: str | torch.device, world_size: int | None = None) -> Any:
         """Make the default group, on a rank. For nccl and xccl, also select this rank's device as torch's default.
@@ -59,7 +58,7 @@ class DeviceCase(ProcessCase):
 
         size = int(self.world_size if world_size is None else world_size)
         backend = self.backend(device)
-        if backend in _OWN_DEVICE:
+        if all_declared(backend, lambda declared: declared.gpus_per_rank > 0):
             own = torch.device(torch.device(device).type, self.rank % _device_count(self.id(), device))
             torch.set_default_device(own)
             torch.accelerator.set_device_index(own)
@@ -78,6 +77,13 @@ class DeviceCase(ProcessCase):
         """
         count = _device_count(self.id(), device)
         return {rank: [rank % count] for rank in range(int(self.world_size))}
+
+
+def torch_backend_for(device: str) -> str:
+    """The backend for tests on a device, as torch knows it; "cuda:1" is a device, too."""
+    kind = device.partition(":")[0]
+    declared = device_backend(kind) or default_backend()
+    return _UNDECLARED.get(kind, declared.torch_backend)
 
 
 def _device_count(name: str, device: str | torch.device) -> int:

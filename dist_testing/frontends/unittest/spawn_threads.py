@@ -18,6 +18,7 @@ from dist_testing.launch.isolation import THREAD
 from dist_testing.outcomes import Status
 from dist_testing.rank.reporter import Reporter
 from dist_testing.spec import DEFAULT_WORLD_SIZE, check_world_size
+from dist_testing.threaded import BACKEND
 
 __all__ = ["spawn_threads_and_init_comms", "starts_threads"]
 
@@ -104,7 +105,7 @@ def _run(call: Callable[[], Any], name: str, timeout: float | None, world_size: 
     def run_rank(rank: int, reporter: Reporter, limit_s: float) -> None:
         reporter.phase("init")
         dist.init_process_group(
-            "threaded",
+            BACKEND,
             rank=rank,
             world_size=world_size,
             store=store,

@@ -24,6 +24,7 @@ from dist_testing.frontends.unittest.world_case import WorldCase, default_world_
 from dist_testing.launch.isolation import THREAD
 from dist_testing.outcomes import Status
 from dist_testing.rank.reporter import Reporter
+from dist_testing.threaded import BACKEND
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -217,7 +218,7 @@ class ThreadCase(WorldCase):
         import torch.distributed as dist
 
         dist.init_process_group(
-            "threaded",
+            BACKEND,
             rank=rank,
             world_size=world_size,
             store=self.global_store,
