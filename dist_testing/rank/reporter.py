@@ -41,7 +41,7 @@ class Board(Protocol):
     """Where a rank says what it is doing: a `PhaseBoard`, or the runner itself."""
 
     def write(self, rank: int, phase: str) -> None:
-        """Rank `rank` is now doing `phase`."""
+        """Rank `rank` is now doing `phase`; "" if it is done with the last one."""
 
 
 class Reporter:
@@ -86,6 +86,8 @@ class Reporter:
 
     def case_over(self) -> None:
         """The case has ended on this rank; if nothing was wrong with it until now, it has passed."""
+        # Before the runner is told: it may look at the board as soon as every rank has.
+        self._board.write(self._rank, "")
         if not self._has_reported:
             self._send("passed")
         self._warned = []
