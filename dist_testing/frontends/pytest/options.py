@@ -12,6 +12,7 @@ from dist_testing.backends import Backend, backend_named
 from dist_testing.budget import MAX_TIMEOUT_S
 from dist_testing.errors import UsageError
 from dist_testing.frontends.pytest.debugger import debug_rank
+from dist_testing.frontends.pytest.session_events import OPTION
 from dist_testing.spec import (
     DEFAULT_WORLD_SIZE,
     ISOLATIONS,
@@ -77,6 +78,11 @@ def add_options(parser: pytest.Parser) -> None:
         "--dist-debug-rank",
         metavar="RANK",
         help="give the terminal to this rank, for breakpoint() and --pdb; nothing times out",
+    )
+    group.addoption(
+        OPTION,
+        metavar="FILE",
+        help='write what happens in the run, with times, as JSON lines; ".gz" at the end compresses',
     )
 
 
