@@ -15,6 +15,7 @@ from dist_testing.attach.rank import AttachedRank
 from dist_testing.attach.rank_info import RankInfo
 from dist_testing.budget import Budget
 from dist_testing.case import Case, CaseResult
+from dist_testing.engine.case_events import CaseEvents
 from dist_testing.engine.engine import Engine
 from dist_testing.engine.running_world import RunningCase
 from dist_testing.errors import InterruptedRunError, LaunchError
@@ -134,8 +135,8 @@ class AttachedEngine(Engine):
                 os.write(self._stderr, f"{running.case.name}: {error}\n{stacks}\n".encode(errors="replace"))
                 os._exit(1)
 
-    def _take_gpus(self, case: Case, limit_s: float) -> WorldGpus | None:
-        # The ranks have the GPUs that torchrun, or a scheduler, gave them.
+    def _take_gpus(self, case: Case, limit_s: float, events: CaseEvents) -> WorldGpus | None:
+        # The ranks have what torchrun, or a scheduler before it, gave them.
         return None
 
     def _unfit(self, case: Case) -> str:

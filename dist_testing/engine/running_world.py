@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dist_testing.case import Case
+from dist_testing.engine.case_events import CaseEvents
 from dist_testing.engine.rank_env import rank_env, threads_per_rank
 from dist_testing.engine.rank_record import RankRecord
 from dist_testing.engine.run_directory import RunDirectory
@@ -106,6 +107,7 @@ class RunningCase:
         started_s: When they were asked for, on the runner's monotonic clock.
         limit_s: How long it may run, in seconds.
         is_first: Whether it is the first on these ranks.
+        events: Tells how it goes.
     """
 
     case: Case
@@ -113,6 +115,7 @@ class RunningCase:
     started_s: float
     limit_s: float
     is_first: bool
+    events: CaseEvents
 
 
 def start_world(

@@ -64,6 +64,7 @@ class Supervisor:
         records: One per rank.
         stacks: Rank to its stacks, of ranks that were running when something went wrong.
         leaked: Command lines of what the ranks left behind.
+        on_look: Called after every look at the ranks, with its time on the monotonic clock; None for nothing.
     """
 
     def __init__(
@@ -87,6 +88,7 @@ class Supervisor:
         self.records = records
         self.stacks: dict[int, str] = {}
         self.leaked: list[str] = []
+        self.on_look: Callable[[float], None] | None = None
         self._launcher = launcher
         self._world = world
         self._stacks_fds = stacks_fds
@@ -253,6 +255,8 @@ class Supervisor:
                 self._live.pump()
             elif (record := self._by_fd.get(fd)) and (not record.read(now_s) or record.is_done):
                 self._forget(fd)
+        if self.on_look is not None:
+            self.on_look(now_s)
         if not self.is_over:
             self._decide(now_s)
 

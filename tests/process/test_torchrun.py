@@ -10,6 +10,9 @@ from xml.etree import ElementTree
 import pytest
 from torch._C._distributed_c10d import TCPStore
 
+from dist_testing.events.cases import RankOutcomeKnown, RankPhases
+from dist_testing.events.file import read_events
+from dist_testing.events.runs import RunEnded
 from tests.support.bell import Bell
 from tests.support.children import Ended, assert_no_folder_left, start_pytest, write_file
 from tests.support.starter import Child, Starter
@@ -447,3 +450,27 @@ def test_torchrun_itself(starter: Starter, tmp_path: Path) -> None:
     assert child.wait() == 0, child.log
     assert Ended(0, child.log).outcomes() == {"test_size": "PASSED"}, child.log
     assert_no_folder_left(tmp_path)
+
+
+def test_rank_0_tells_the_events_of_all_ranks(agent: Agent, tmp_path: Path) -> None:
+    """Every rank has the option, and one file is written; the phases in it are those of each rank."""
+    source = """
+        import pytest
+
+        pytestmark = pytest.mark.distributed
+
+
+        @pytest.mark.parametrize("number", range(2))
+        def test_meets(world, number):
+            world.barrier()
+    """
+    ended = agent.run(source, "--dist-events=events.jsonl.gz")
+    assert [rank.code for rank in ended] == [0, 0], ended
+    events = read_events(tmp_path / "events.jsonl.gz")
+    assert isinstance(events[-1], RunEnded)
+    outcomes = [(event.case, event.rank, event.outcome) for event in events if isinstance(event, RankOutcomeKnown)]
+    assert outcomes == [(case, rank, "passed") for case in (1, 2) for rank in (0, 1)]
+    phases = [event for event in events if isinstance(event, RankPhases)]
+    assert [(event.case, event.rank) for event in phases] == [(case, rank) for case in (1, 2) for rank in (0, 1)]
+    for event in phases:
+        assert [phase.name for phase in event.phases][:5] == ["start", "init", "setup", "call", "teardown"]

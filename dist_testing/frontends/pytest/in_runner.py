@@ -36,6 +36,7 @@ from dist_testing.frontends.pytest.marker import Distributed, read_marker
 from dist_testing.frontends.pytest.messages import PYTEST_CASES, PYTEST_SESSIONS, PytestCase, PytestSession
 from dist_testing.frontends.pytest.on_rank import EXPECTED, PytestRankContext
 from dist_testing.frontends.pytest.options import check_plugins, read_options
+from dist_testing.frontends.pytest.session_events import SessionEvents
 from dist_testing.frontends.requirements.decision import unmet_requirement
 from dist_testing.frontends.session import Session, open_session
 from dist_testing.frontends.unittest.spawn_threads import starts_threads
@@ -92,13 +93,16 @@ class Runner:
         self._items: dict[str, pytest.Item] = {}
         self.context = PytestRankContext(config, self._items)
         self._cases_after: dict[str, int] = {}
-        self._failures: list[str] = []
+        # A fresh interpreter, and every rank but the first under torchrun, run a part of another session.
+        is_part = FRESH_KEY in config.stash or (self._rank_info is not None and self._rank_info.rank > 0)
+        self._events = SessionEvents(
+            config, self._spec, show_line=self._show_line, tell=self._tell, writes_file=not is_part
+        )
         self._engine = self._make_engine()
         self._engine.debug_rank = options.debug_rank
+        self._engine.events = self._events.stream
         if not hasattr(config, "workerinput"):
             self._engine.tell = self._tell
-            if config.getoption("capture", "no") == "no":
-                self._engine.show_line = self._show_line
         self._session = Session(self._engine, self._timeout_s, self._fail_on_missing)
         self._session.pause_limit = config.stash.get(PAUSE_LIMIT_KEY, contextlib.nullcontext)
         open_session(self._session)
@@ -126,7 +130,7 @@ class Runner:
         return Engine(self._spec, budget, self.context, loader)
 
     def _show_line(self, line: str) -> None:
-        """With -s: a line of a rank's output, below what pytest has begun to say of the test."""
+        """Below what pytest has begun to say of the test."""
         reporter: Any = self._config.pluginmanager.getplugin("terminalreporter")
         reporter.ensure_newline()
         reporter._tw.line(line)
@@ -369,22 +373,14 @@ class Runner:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Keep the failure's text, to print it last."""
+        """What is printed last need not be printed twice."""
         if (text := getattr(report, "dist_failure", None)) is not None:
-            self._failures.append(text)
             reports.point_to_end(report, text)
 
-    def pytest_unconfigure(self, config: pytest.Config) -> None:
-        """Close the engine, then print the failures, so that they stand last in the log."""
+    def pytest_unconfigure(self) -> None:
+        """Leave nothing behind, then print the failures, so that they are the last thing in the log."""
         self._engine.close()
-        if self._failures and not hasattr(config, "workerinput"):
-            writer = config.get_terminal_writer()
-            for text in self._failures:
-                writer.line()
-                writer.sep("=", "distributed failure")
-                # pytest escapes a text that the terminal cannot encode as a whole, line ends included.
-                for line in text.split("\n"):
-                    writer.line(line)
+        self._events.end()
 
 
 def _marker(item: pytest.Item) -> Distributed | None:

@@ -12,6 +12,7 @@ from dist_testing.backends import Backend, backend_named, backends, default_back
 from dist_testing.budget import MAX_TIMEOUT_S
 from dist_testing.errors import UsageError
 from dist_testing.frontends.pytest.debugger import debug_rank
+from dist_testing.frontends.pytest.session_events import OPTION
 from dist_testing.launch.isolation import check_isolation, default_isolation, isolation_named, isolation_names
 from dist_testing.spec import DEFAULT_WORLD_SIZE, MAX_WORLD_SIZE, Spec, is_world_size
 
@@ -72,6 +73,11 @@ def add_options(parser: pytest.Parser) -> None:
         "--dist-debug-rank",
         metavar="RANK",
         help="give this rank the terminal, for breakpoint() and --pdb; no limit applies",
+    )
+    group.addoption(
+        OPTION,
+        metavar="FILE",
+        help='write what happens in the run, with times, as JSON lines; ".gz" at the end compresses',
     )
 
 

@@ -17,9 +17,10 @@ from dist_testing.frontends.pytest.in_runner import (
 from dist_testing.frontends.pytest.marker import MARKER_HELP
 from dist_testing.frontends.pytest.on_rank import current_world
 from dist_testing.frontends.pytest.options import add_options
+from dist_testing.frontends.pytest.session_events import EVENTS_KEY
 from dist_testing.world import World
 
-__all__ = ["BUDGET_KEY", "OUTPUTS_KEY", "PAUSE_LIMIT_KEY", "SPEC_KEY", "current_runner"]
+__all__ = ["BUDGET_KEY", "EVENTS_KEY", "OUTPUTS_KEY", "PAUSE_LIMIT_KEY", "SPEC_KEY", "current_runner"]
 
 _RUNNER = "dist_testing_runner"
 
