@@ -1,4 +1,4 @@
-"""Prints how many test targets passed, failed and were skipped, from Bazel's build events; CI's closing line."""
+"""Prints how many test targets passed, failed and were skipped, from Bazel's build events: the last line of CI."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from build_events import GOOD, EventsError, read_invocation
 
 
 def main() -> int:
-    """Count the summaries, and the targets that were incompatible.
+    """Count the test summaries and the incompatible targets.
 
     Returns:
-        1 if there is nothing to count, or not all of it.
+        0 if the build events are complete, else 1.
     """
     counts: Counter[str] = Counter()
     is_complete = False
@@ -28,7 +28,7 @@ def main() -> int:
         counts["skipped"] = len(invocation.incompatible)
         is_complete = invocation.is_complete
         if not is_complete:
-            print("ci: FAILED: the build events break off")
+            print("ci: FAILED: the build events are incomplete")
     print(f"bazel: {counts['passed']} passed, {counts['failed']} failed, {counts['skipped']} skipped")
     return 0 if is_complete else 1
 

@@ -1,15 +1,26 @@
-"""Every backend, once. Python reads the same table as `dist_testing/backends.json`."""
+"""The backends of dist_testing. Python reads the same table as `dist_testing/backends.json`."""
 
+load("//backends:declare.bzl", "FEATURES", "VENDORS")
 load("//backends/cuda_gloo:backend.bzl", "CUDA_GLOO")
 load("//backends/fake:backend.bzl", "FAKE")
 load("//backends/gloo:backend.bzl", "GLOO")
+load("//backends/gloo_nccl:backend.bzl", "GLOO_NCCL")
 load("//backends/mpi:backend.bzl", "MPI")
 load("//backends/nccl:backend.bzl", "NCCL")
+load("//backends/rccl:backend.bzl", "RCCL")
 load("//backends/threaded:backend.bzl", "THREADED")
 load("//backends/ucc:backend.bzl", "UCC")
 load("//backends/xccl:backend.bzl", "XCCL")
 
 def _by_name(declared):
+    """Arranges declarations by name.
+
+    Args:
+        declared: A list of declarations.
+
+    Returns:
+        A dict from the name to the declaration.
+    """
     table = {}
     for backend in declared:
         if backend["name"] in table:
@@ -17,14 +28,26 @@ def _by_name(declared):
         table[backend["name"]] = backend
     return table
 
-# Name -> declaration (see declare.bzl for the keys).
+# Name -> declaration (declare.bzl explains the keys).
 BACKENDS = _by_name([
     CUDA_GLOO,
     FAKE,
     GLOO,
+    GLOO_NCCL,
     MPI,
     NCCL,
+    RCCL,
     THREADED,
     UCC,
     XCCL,
 ])
+
+# What Python needs of this folder. Only builds need the labels of a backend's libraries.
+TABLE = {
+    "backends": {
+        name: {key: value for key, value in backend.items() if key != "deps"}
+        for name, backend in BACKENDS.items()
+    },
+    "features": FEATURES,
+    "vendors": VENDORS,
+}

@@ -1,4 +1,4 @@
-"""The table of backends as a file."""
+"""A rule that writes the table of backends to a file."""
 
 def _backend_table_json_impl(ctx):
     output = ctx.actions.declare_file(ctx.label.name + ".json")
@@ -10,7 +10,7 @@ backend_table_json = rule(
     implementation = _backend_table_json_impl,
     attrs = {
         "table": attr.string(
-            doc = "The whole table, as compact JSON.",
+            doc = "The table, as compact JSON.",
             mandatory = True,
         ),
     },

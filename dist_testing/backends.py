@@ -1,7 +1,10 @@
-"""The backend table, as Python reads it.
+"""The backends that tests can name, as Python knows them.
 
-Backends are declared once, in Starlark (`//backends`). `backends.json` beside this file is that table, written by
-`./bazelw run //backends:update`; a test fails when the two differ.
+dist_testing declares its backends once, in Starlark (`//backends`). `backends.json` beside this file is that table;
+`./bazelw run //backends:update` writes it, and a test fails when the two differ. A repository adds backends of its own:
+under Bazel they come with the spec of the target, under plain pytest from the hook `pytest_dist_backends`.
+
+No other module compares the name of a backend, or the string that torch knows it by: it asks for a declared fact.
 """
 
 from __future__ import annotations
@@ -9,100 +12,204 @@ from __future__ import annotations
 import difflib
 import functools
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields
 from importlib import resources
 from types import MappingProxyType
 from typing import Any
 
 from dist_testing.errors import SpecError, UsageError
 
-__all__ = ["Backend", "backend_named", "backends"]
+__all__ = [
+    "Backend",
+    "add_backends",
+    "all_declared",
+    "any_declared",
+    "backend_named",
+    "backends",
+    "check_backend_name",
+    "check_features",
+    "default_backend",
+    "device_backend",
+    "parts_of",
+]
+
+_NAME = re.compile(r"[a-z][a-z0-9_]*")
+# Devices that torch itself knows; a plug-in brings any other.
+_TORCH_DEVICES = ("cpu", "cuda", "xpu")
+_TYPES: Mapping[str, type] = {
+    "str": str,
+    "int": int,
+    "bool": bool,
+    "Mapping[str, str]": dict,
+    "tuple[str, ...]": list,
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """One communication backend.
+    """One communication backend. The fields and their defaults are the arguments of `declare_backend`.
 
     Attributes:
-        name: What targets say: "gloo", "cuda_gloo", "nccl".
-        torch_backend: What `init_process_group` is told: "gloo" for both of the first two.
-        device: Type of the device that a rank's tensors live on: "cpu" or "cuda".
-        gpus_per_rank: GPUs that a rank needs unless the target says otherwise; 0 for a CPU backend.
-        vendor: Who makes those GPUs: "nvidia", ..., or "" for a CPU backend.
-        timeout_s: Limit of a case that names none, in seconds.
-        register_module: Module whose import makes torch know the backend; "" for torch's own.
+        name: Name in targets, tags and options: "gloo", "cuda_gloo", "nccl".
+        torch_backend: Argument of `init_process_group`: "gloo" for both of the first two; or a name for each device,
+            such as "cpu:gloo,cuda:nccl".
+        device: Type of the device that a rank's tensors live on: "cpu", "cuda", "xpu", or a plug-in's.
+        features: What a test suite may expect, in the words of the table.
+        gpus_per_rank: GPUs that a rank needs unless the target says otherwise; 0 if the library leases none.
+        vendor: Maker of those GPUs: "nvidia", ...; "" without GPUs.
+        register_module: Module whose import registers the backend with torch; "" for torch's own.
+        timeout_s: Limit of a case that has none of its own, in seconds.
         env: Environment of every rank, unless the user has set the variable.
-        isolations: How its ranks can be made; the first is how they are made where nobody says.
-        features: What it can do, in the words of the table.
+        in_process: A group lives inside one process, so its ranks are threads.
+        binds_device: `init_process_group` gets the rank's device.
+        aborts: After a failure the group is aborted, because to destroy it could wait for ranks that never come.
+        ends_with_process: A process that ends need not destroy the group first.
+        shares_gpus: Several ranks may use one GPU, if a target says so.
+        uses_nccl: NCCL or RCCL moves the data: its flight recorder, checks and version apply.
+        device_default: Tests that name only a device of this type use this backend.
     """
 
     name: str
     torch_backend: str
     device: str
-    gpus_per_rank: int
-    vendor: str
-    timeout_s: int
-    register_module: str
-    env: Mapping[str, str]
-    isolations: tuple[str, ...]
     features: tuple[str, ...] = ()
-
-    @property
-    def in_process(self) -> bool:
-        """Whether a group lives inside one process, so that its ranks are threads."""
-        return self.isolations == ("thread",)
-
-    @property
-    def shares_gpus(self) -> bool:
-        """Whether several ranks may use one GPU, where a target says so."""
-        return "shared_gpu" in self.features
+    gpus_per_rank: int = 0
+    vendor: str = ""
+    register_module: str = ""
+    timeout_s: int = 300
+    env: Mapping[str, str] = field(default_factory=dict)
+    in_process: bool = False
+    binds_device: bool = False
+    aborts: bool = False
+    ends_with_process: bool = False
+    shares_gpus: bool = False
+    uses_nccl: bool = False
+    device_default: bool = False
 
     @classmethod
     def from_json(cls, entry: object) -> Backend:
-        """Read one entry of the table; keys that only the build needs are left to it.
+        """Read one declaration. Ignores keys that only the build needs.
 
         Raises:
-            SpecError: If a field is missing or of the wrong type.
+            SpecError: If a field is missing, of the wrong type, or impossible.
         """
         if not isinstance(entry, dict):
             raise SpecError(f"a backend is described by {entry!r}; expected an object")
         values: dict[str, Any] = {}
-        for name, wanted in (
-            ("name", str),
-            ("torch_backend", str),
-            ("device", str),
-            ("gpus_per_rank", int),
-            ("vendor", str),
-            ("timeout_s", int),
-            ("register_module", str),
-            ("env", dict),
-            ("isolations", list),
-            ("features", list),
-        ):
-            value = entry.get(name)
+        for known in fields(cls):
+            value, wanted = entry.get(known.name), _TYPES[str(known.type)]
             if type(value) is not wanted:
-                raise SpecError(f"backend {entry.get('name')!r}: {name} = {value!r}; expected {wanted.__name__}")
-            values[name] = value
-        for name, holds in (
-            ("name", bool(values["name"])),
-            ("gpus_per_rank", values["gpus_per_rank"] >= 0),
-            ("timeout_s", values["timeout_s"] > 0),
-            ("isolations", bool(values["isolations"]) and all(isinstance(i, str) for i in values["isolations"])),
-        ):
-            if not holds:
-                raise SpecError(f"backend {entry.get('name')!r}: {name} = {values[name]!r} is out of range")
-        values["env"] = MappingProxyType({str(key): str(value) for key, value in values["env"].items()})
-        values["isolations"] = tuple(values["isolations"])
-        values["features"] = tuple(str(feature) for feature in values["features"])
+                raise SpecError(f"backend {entry.get('name')!r}: {known.name} = {value!r}; expected {wanted.__name__}")
+            values[known.name] = value
+        for name, fault in _faults(values).items():
+            raise SpecError(f"backend {entry.get('name')!r}: {name} = {values[name]!r} is out of range: {fault}")
+        values["env"] = MappingProxyType(dict(values["env"]))
+        values["features"] = tuple(values["features"])
         return cls(**values)
 
 
+def _faults(values: Mapping[str, Any]) -> dict[str, str]:
+    """The fields that cannot be right, each with the rule that it breaks. `declare.bzl` has the same rules."""
+    device, gpus, vendor = values["device"], values["gpus_per_rank"], values["vendor"]
+    pairs = [part.split(":") for part in values["torch_backend"].split(",")]
+    devices = [pair[0] for pair in pairs if len(pair) == 2]
+    is_mixed = len(devices) == len(pairs) == len(set(devices))
+    is_torch_backend = (is_mixed or len(pairs) == len(pairs[0]) == 1) and all(
+        word and " " not in word for pair in pairs for word in pair
+    )
+    table = _table()
+    unknown = [feature for feature in values["features"] if feature not in table["features"]]
+    rules = (
+        ("name", _NAME.fullmatch(values["name"]), 'lower-case letters, digits and "_", beginning with a letter'),
+        ("torch_backend", is_torch_backend, 'one name, or one for each device, such as "cpu:gloo,cuda:nccl"'),
+        ("torch_backend", not is_mixed or device in devices, f"it has no backend for the device {device!r}"),
+        (
+            "device",
+            device in _TORCH_DEVICES or (device and values["register_module"]),
+            f"torch knows {', '.join(_TORCH_DEVICES)}; register_module names the module that brings another one",
+        ),
+        ("features", not unknown, f"{unknown} is not among {', '.join(table['features'])}"),
+        (
+            "gpus_per_rank",
+            gpus >= 0 and (device not in _TORCH_DEVICES or (gpus == 0) == (device == "cpu")),
+            'a rank on "cuda" or "xpu" owns at least one GPU, a rank on "cpu" none',
+        ),
+        ("vendor", bool(vendor) == (gpus > 0), "it is the maker of the GPUs that ranks own, empty if they own none"),
+        ("vendor", not vendor or vendor in table["vendors"], f"one of {', '.join(table['vendors'])}"),
+        ("timeout_s", values["timeout_s"] > 0, "a number of seconds above 0"),
+        ("shares_gpus", not values["shares_gpus"] or gpus > 0, "ranks that own no GPU have none to share"),
+        (
+            "env",
+            all(isinstance(text, str) for item in values["env"].items() for text in item),
+            "names of variables and their values, all strings",
+        ),
+    )
+    return {name: rule for name, holds, rule in reversed(rules) if not holds}
+
+
 @functools.cache
+def _table() -> Mapping[str, Any]:
+    table: dict[str, Any] = json.loads(
+        resources.files("dist_testing").joinpath("backends.json").read_text(encoding="utf-8")
+    )
+    return table
+
+
+@functools.cache
+def _own() -> Mapping[str, Backend]:
+    return {name: Backend.from_json(entry) for name, entry in _table()["backends"].items()}
+
+
+# Declared by the repository whose tests run; of the current session.
+_added: dict[str, Backend] = {}
+# Of backends whose declarations are elsewhere: a target's spec has one declaration, and the names of its siblings.
+_sibling_names: set[str] = set()
+
+
 def backends() -> Mapping[str, Backend]:
-    """Every declared backend by name."""
-    table = json.loads(resources.files("dist_testing").joinpath("backends.json").read_text(encoding="utf-8"))
-    return MappingProxyType({name: Backend.from_json(entry) for name, entry in table.items()})
+    """Every declared backend by name: those of dist_testing, then those that the session has added."""
+    return MappingProxyType({**_own(), **_added})
+
+
+def add_backends(declared: Iterable[tuple[Backend, str]], sibling_names: Iterable[str] = ()) -> None:
+    """Add backends of a repository, in the place of those that an earlier session of this process has added.
+
+    Args:
+        declared: Backends, each with the place that declares it, for errors. The same declaration may come twice.
+        sibling_names: Names of backends that exist, and that this session does not use.
+
+    Raises:
+        UsageError: If two declarations have one name.
+    """
+    added: dict[str, tuple[Backend, str]] = {}
+    for backend, source in declared:
+        other, place = added.get(backend.name, (_own().get(backend.name), "dist_testing itself"))
+        if other is not None and other != backend:
+            raise UsageError(
+                f"Backend {backend.name!r} is declared twice: by {place} and by {source}.\n"
+                "A target, a tag and an option name a backend, so a name must mean one backend.\n"
+                f"Give one of them another name{', or delete one' if place != 'dist_testing itself' else ''}."
+            )
+        if backend.name in _own():
+            continue
+        for former in (*_own().values(), *(other for other, _ in added.values())):
+            if former.name != backend.name and backend.device_default and _is_default(former, backend.device):
+                raise UsageError(
+                    f"{source}: backend {backend.name!r} says device_default = True for device {backend.device!r}.\n"
+                    f"Backend {former.name!r} is the default of that device, and there can be only one.\n"
+                    "Drop device_default."
+                )
+        added[backend.name] = (backend, source)
+    _sibling_names.clear()
+    _sibling_names.update(sibling_names)
+    _added.clear()
+    _added.update({name: backend for name, (backend, _) in added.items()})
+
+
+def _is_default(backend: Backend, device: str) -> bool:
+    return backend.device_default and backend.device == device
 
 
 def backend_named(name: str) -> Backend:
@@ -118,5 +225,64 @@ def backend_named(name: str) -> Backend:
     raise UsageError(
         f"Backend {name!r} is not declared.\n"
         f"Declared are {', '.join(sorted(table))}.\n"
-        f"{f'Did you mean {near[0]!r}?' if near else 'Name one of them.'}"
+        f"{f'Did you mean {near[0]!r}? ' if near else ''}Name one of these, or declare your own (docs/backends.md)."
     )
+
+
+def check_backend_name(name: str) -> None:
+    """Check that a backend of that name exists, here or beside the target that runs.
+
+    Raises:
+        UsageError: If there is none.
+    """
+    if name not in _sibling_names:
+        backend_named(name)
+
+
+def check_features(features: Iterable[str]) -> None:
+    """Check that features exist.
+
+    Raises:
+        UsageError: If one of them does not.
+    """
+    known = _table()["features"]
+    for feature in features:
+        if feature not in known:
+            near = difflib.get_close_matches(feature, known, n=1)
+            raise UsageError(
+                f"Feature {feature!r} of a backend is not known.\n"
+                f"Known are {', '.join(known)}.\n"
+                f"{f'Did you mean {near[0]!r}?' if near else 'Name one of them.'}"
+            )
+
+
+def device_backend(device: str) -> Backend | None:
+    """The backend of tests that name only a device of this type; None if none is declared for it."""
+    return next((backend for backend in backends().values() if _is_default(backend, device)), None)
+
+
+def default_backend() -> Backend:
+    """The backend of tests that name neither a backend nor a device."""
+    found = device_backend("cpu")
+    assert found is not None, "the table has a default for the CPU"
+    return found
+
+
+def parts_of(torch_backend: str) -> tuple[str, ...]:
+    """The names in a torch backend string: ("gloo", "nccl") for "cpu:gloo,cuda:nccl"."""
+    return tuple(part.rpartition(":")[2] for part in torch_backend.lower().split(","))
+
+
+def any_declared(torch_backend: str, fact: Callable[[Backend], bool]) -> bool:
+    """Whether a fact holds for a declared backend that torch knows by one of the names in the string."""
+    return any(fact(declared) for part in parts_of(torch_backend) for declared in _declared_as(part))
+
+
+def all_declared(torch_backend: str, fact: Callable[[Backend], bool]) -> bool:
+    """Whether every name in the string is declared, and a fact holds for each backend that torch knows by it."""
+    found = [_declared_as(part) for part in parts_of(torch_backend)]
+    return all(found) and all(fact(declared) for every in found for declared in every)
+
+
+def _declared_as(part: str) -> list[Backend]:
+    return [backend for backend in backends().values() if backend.torch_backend.lower() == part]

@@ -1,12 +1,12 @@
-"""What Bazel starts for a `dist_py_test` target."""
+"""The main program of a `dist_py_test` target."""
 
 from __future__ import annotations
 
 import sys
 
 if sys.version_info < (3, 11):
-    # Later versions are told by the environment (PYTHONSAFEPATH) not to put the main program's folder first. There it
-    # would make every module of this package importable by its bare name, before the standard library.
+    # In newer versions PYTHONSAFEPATH keeps the main program's folder out of the path. With it, every module of this
+    # package would be importable by its bare name, before the standard library.
     del sys.path[0]
 
 from dist_testing.bazel.main import main

@@ -1,4 +1,4 @@
-"""For repositories without modules (Bazel 7 with `--noenable_bzlmod`): what their WORKSPACE loads.
+"""The macro for the WORKSPACE of a repository without modules (Bazel 7 with `--noenable_bzlmod`).
 
 ```starlark
 load("@dist_testing//dist_testing:deps.bzl", "dist_testing_deps")
@@ -13,11 +13,10 @@ load("//dist_testing/private:executors_repo.bzl", "executors_repo")
 load("//dist_testing/private:host_facts.bzl", "host_facts_repo")
 
 def dist_testing_deps():
-    """Declares every repository that dist_testing needs and that is not declared yet.
+    """Declares every repository that dist_testing needs, if no other one of that name is declared.
 
-    The versions are those of MODULE.bazel. A repository that has rules_python declares it before this,
-    and keeps its own version; one that has not sets it up afterwards, as rules_python says:
-    `py_repositories()`, and `pip_parse()` for the hub with torch.
+    The versions are those of MODULE.bazel. To keep your own version of rules_python, declare it before this call. Otherwise
+    set rules_python up after it, as its documentation says: `py_repositories()`, and `pip_parse()` for the hub with torch.
     """
     maybe(
         http_archive,

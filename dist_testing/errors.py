@@ -39,7 +39,7 @@ class ReportError(DistTestingError):
 
 
 class StateLeakError(DistTestingError):
-    """A case on the worker pool changed state that the next case would see; raised on the rank, in that case."""
+    """A case on a worker pool changed something that the next case would see. Raised on the rank, for that case."""
 
 
 class UsageError(DistTestingError):
@@ -51,7 +51,7 @@ class LaunchError(DistTestingError):
 
 
 class PromiseError(DistTestingError, AssertionError):
-    """Promised hardware is missing. An `AssertionError`, so that unittest counts it as a failure of the test."""
+    """Hardware is missing that the run promises or an option requires. unittest counts it as a failure of the test."""
 
 
 class MessageError(DistTestingError):

@@ -1,4 +1,4 @@
-"""What a MODULE.bazel uses of dist_testing: which remote executors run its tests. docs/executors.md has examples."""
+"""The module extension by which MODULE.bazel declares remote executors. docs/executors.md has examples."""
 
 load("//dist_testing/private:executors_repo.bzl", "declared_executors_problems", "executors_repo")
 
@@ -11,7 +11,7 @@ def _pool(tag):
     }
 
 def _executors_impl(module_ctx):
-    # Only the repository in which Bazel was started knows its executors.
+    # Only the repository in which Bazel runs knows its executors.
     kinds = []
     pools = []
     for module in module_ctx.modules:
@@ -29,16 +29,16 @@ def _executors_impl(module_ctx):
     return module_ctx.extension_metadata(reproducible = True)
 
 executors = module_extension(
-    doc = "Says which kind of remote executor runs the tests, and which pools it has.",
+    doc = "Declares the kind of remote executor that runs the tests, and its pools.",
     implementation = _executors_impl,
     tag_classes = {
         "pool": tag_class(
-            doc = "A pool of workers that are all alike.",
+            doc = "A pool of identical workers.",
             attrs = {
-                "gpus": attr.int(doc = "GPUs of one worker; 0 (the default) for a pool without."),
-                "name": attr.string(doc = "Name of the pool, as the executor knows it.", mandatory = True),
+                "gpus": attr.int(doc = "GPUs of one worker; 0 (the default) for a pool without GPUs."),
+                "name": attr.string(doc = "Name of the pool in the executor.", mandatory = True),
                 "properties": attr.string_dict(doc = "More properties that tests in this pool need, without a prefix."),
-                "vendor": attr.string(doc = "Maker of the GPUs. Default: nvidia, if there are any."),
+                "vendor": attr.string(doc = "Maker of the GPUs. Default: nvidia, if the pool has GPUs."),
             },
         ),
         "remote": tag_class(

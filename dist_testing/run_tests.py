@@ -1,4 +1,4 @@
-"""`python test_file.py`: run the tests of the file that calls this."""
+"""Runs the tests of a file that is started as a program: `python test_file.py`."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import NoReturn
 
 __all__ = ["run_tests"]
 
-# pytest's options whose value is a word of its own, and could look like the name of a test.
+# pytest's options with a separate value, which could look like the name of a test.
 _OPTIONS_WITH_VALUE = ("-k", "-m", "-p")
-# unittest's options that pytest knows by another name.
+# unittest's options to pytest's options of the same meaning.
 _OF_UNITTEST = {"-f": "--exitfirst", "--failfast": "--exitfirst", "--locals": "--showlocals"}
 
 
 def run_tests(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run the main module's tests on the engine, and end the process with pytest's exit code.
+    """Run the main module's tests by pytest, and end the process with pytest's exit code.
 
     Put it at the end of a test file::
 
@@ -23,8 +23,11 @@ def run_tests(arguments: Sequence[str] | None = None) -> NoReturn:
             dist_testing.run_tests()
 
     Args:
-        arguments: pytest's options, unittest's `-f` and `--locals`, and, as with `unittest.main`, names such as
-            `Class.test_method` of what to run; the command line's if None.
+        arguments: pytest's options, unittest's options `-f` and `--locals`, and, as for `unittest.main`, names of tests
+            such as `Class.test_method`; None (default) for the command line's.
+
+    Raises:
+        SystemExit: Always, with pytest's exit code; 2 if the main module has no file.
     """
     import pytest
 
@@ -33,7 +36,7 @@ def run_tests(arguments: Sequence[str] | None = None) -> NoReturn:
     file = getattr(sys.modules["__main__"], "__file__", None)
     if file is None:
         print(
-            "run_tests() was called without a test file: the main module has none.\n"
+            "run_tests() was called, but the main module has no file.\n"
             "It runs the tests of the file that Python was started with.\n"
             "Start Python with the file, or use pytest.",
             file=sys.stderr,
@@ -43,7 +46,7 @@ def run_tests(arguments: Sequence[str] | None = None) -> NoReturn:
     names = [
         argument
         for previous, argument in zip(["", *given], given, strict=False)
-        # As a value of `-k` it would be an expression.
+        # After `-k` the argument is an expression.
         if _names_test(argument) and previous not in _OPTIONS_WITH_VALUE
     ]
     options = [_OF_UNITTEST.get(argument, argument) for argument in given if argument not in names]
@@ -52,5 +55,5 @@ def run_tests(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def _names_test(argument: str) -> bool:
-    """Whether `argument` begins with something that the main module defines, as "Class" and "Class.test_method" do."""
+    """Return whether `argument` begins with a name of the main module, as "Class" and "Class.test_method" do."""
     return hasattr(sys.modules["__main__"], argument.partition(".")[0])

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from dist_testing.backends import Backend
-from dist_testing.errors import SpecError
+from dist_testing.errors import SpecError, UsageError
 
 __all__ = [
     "ALL_GPUS",
@@ -23,20 +23,22 @@ __all__ = [
     "SCHEMA",
     "SPEC_VARIABLE",
     "Spec",
+    "check_world_size",
+    "is_world_size",
     "read_promise",
     "read_spec",
 ]
 
 # Name of the environment variable with the spec; the build rules set it.
 SPEC_VARIABLE = "DIST_TESTING_SPEC"
-SCHEMA = 2
+SCHEMA = 3
 # Schema of the file with the promise.
 _PROMISE_SCHEMA = 1
 # Promise value: as many GPUs as the target asks for.
 ALL_GPUS = 1 << 30
-# Largest world of one case. Far above what one machine runs well; the limit turns typing errors into errors.
+# The largest world of a case. Far above what one machine runs well: the bound turns a typing error into a text.
 MAX_WORLD_SIZE = 1024
-# World size of a test that names none; the value of torch's `DEFAULT_WORLD_SIZE`.
+# Ranks of a test that states no size; torch's default.
 DEFAULT_WORLD_SIZE = 4
 
 
@@ -54,6 +56,7 @@ class Spec:
         promised_gpus: Number of GPUs that the configuration promises, which may be `ALL_GPUS`; None without a promise.
         text: The JSON text of the spec; "" outside Bazel.
         ranks_per_gpu: Number of ranks that share a GPU; 1 if each has its own.
+        backend_names: Backends of the `dist_py_test` that the target belongs to; empty outside Bazel.
     """
 
     target: str
@@ -65,6 +68,7 @@ class Spec:
     promised_gpus: int | None = None
     text: str = ""
     ranks_per_gpu: int = 1
+    backend_names: tuple[str, ...] = ()
 
     def gpus(self, world_size: int) -> int:
         """Return the number of GPUs that a world of `world_size` ranks needs."""
@@ -74,6 +78,32 @@ class Spec:
         """Return whether the configuration promises the GPUs of a world of `world_size` ranks; False for no GPUs."""
         gpus = self.gpus(world_size)
         return self.promised_gpus is not None and 0 < gpus <= self.promised_gpus
+
+
+def is_world_size(value: object) -> bool:
+    """Return whether `value` is a possible number of ranks: an int from 1 to MAX_WORLD_SIZE, and not a bool."""
+    return type(value) is int and 1 <= value <= MAX_WORLD_SIZE
+
+
+def check_world_size(subject: str, value: object, way_out: str) -> int:
+    """Return `value`, if it is a possible number of ranks.
+
+    Args:
+        subject: What the error is about, such as the name of the case.
+        value: What the user gave.
+        way_out: Last line of the error: where the user corrects the value.
+
+    Raises:
+        UsageError: If it is not.
+    """
+    if not is_world_size(value):
+        raise UsageError(
+            f"{subject}: world_size = {value!r}; expected a number of ranks from 1 to {MAX_WORLD_SIZE}.\n"
+            "A world has at least one rank, and no machine runs more than that.\n"
+            f"{way_out}"
+        )
+    assert isinstance(value, int)
+    return value
 
 
 def read_spec(text: str, promised_gpus: int | None = None) -> Spec:
@@ -91,7 +121,7 @@ def read_spec(text: str, promised_gpus: int | None = None) -> Spec:
     world_sizes = fields.items("world_sizes", int)
     fields.require(
         "world_sizes",
-        all(1 <= size <= MAX_WORLD_SIZE for size in world_sizes),
+        all(map(is_world_size, world_sizes)),
         f"numbers from 1 to {MAX_WORLD_SIZE}",
     )
     backend = fields.backend()
@@ -109,6 +139,7 @@ def read_spec(text: str, promised_gpus: int | None = None) -> Spec:
         promised_gpus=promised_gpus,
         text=text,
         ranks_per_gpu=ranks_per_gpu,
+        backend_names=tuple(fields.items("backends", str)),
     )
 
 

@@ -25,14 +25,16 @@ class WorldSettings:
     """Settings that are the same for all ranks of a world. The runner sends them to the ranks as JSON.
 
     Attributes:
-        backend: torch's backend string, such as "gloo".
+        backend: torch's backend string, such as "gloo" or "cpu:gloo,cuda:nccl".
         device: Type of the ranks' device, as in `torch.device`: "cpu", "cuda" or "xpu".
-        gpus_per_rank: Number of GPUs of each rank, from 0; `World.device` is the first of them.
+        gpus_per_rank: Number of GPUs of each rank; `World.device` is the first of them. 0 if the library leases none;
+            then the ranks take the devices of their type in turn.
         ranks_per_gpu: Number of ranks that share a GPU; 1 if each has its own.
         register_module: Module whose import registers the backend with torch; "" for torch's own backends.
         timeout_s: Time limit of store and group operations, in seconds. It is below that of the case, so that torch
             reports first.
         init: Whether the library creates the default group before the test runs.
+        binds_device: Whether `init_process_group` gets the rank's device.
     """
 
     backend: str
@@ -42,20 +44,21 @@ class WorldSettings:
     timeout_s: float
     init: bool
     ranks_per_gpu: int = 1
+    binds_device: bool = False
 
 
 class World:
-    """One rank's view of the world of the running case.
+    """One rank's view of the world of the running case; a test gets it from the fixture `world`.
 
-    The `world` fixture gives it. The library has created the default group, unless the test is marked with
-    `init=False`, and destroys it after a pass.
+    The default group exists before the test, unless the test is marked with `init=False`. The library destroys it after
+    a pass.
 
     Attributes:
         rank: This rank, from 0.
         size: Number of ranks in the world.
         local_rank: This rank among the ranks of its node, from 0.
         node: The node of this rank, from 0.
-        backend: torch's backend string, such as "gloo".
+        backend: torch's backend string, such as "nccl" or "cpu:gloo,cuda:nccl".
     """
 
     def __init__(
@@ -94,14 +97,14 @@ class World:
 
     @property
     def tmp_path(self) -> Path:
-        """A folder that all ranks of the case share; empty when the case starts."""
+        """A folder that all ranks of the case share; empty at the start of each case."""
         path = self._directory / f"tmp-{self._cases}"
         path.mkdir(exist_ok=True)
         return path
 
     @property
     def rank_tmp_path(self) -> Path:
-        """A folder of this rank alone; empty when the case starts."""
+        """A folder of this rank alone; empty at the start of each case."""
         path = self._directory / f"tmp-{self._cases}-rank-{self.rank}"
         path.mkdir(exist_ok=True)
         return path
@@ -113,15 +116,22 @@ class World:
 
         if self._settings.device == "cpu":
             return torch.device("cpu")
+        if not self._settings.gpus_per_rank:
+            return torch.device(self._settings.device, self.local_rank % self._device_count)
         index = self.local_rank // self._settings.ranks_per_gpu * self._settings.gpus_per_rank
         return torch.device(self._settings.device, index)
 
     @cached_property
-    def store(self) -> Store:
-        """A key-value store that the ranks share: at `MASTER_ADDR`:`MASTER_PORT`, or in memory if ranks are threads.
+    def _device_count(self) -> int:
+        import torch
 
-        Rank 0 serves it on a socket that the runner has bound and keeps open for the case, so no other process can take
-        the port.
+        return int(torch.get_device_module(self._settings.device).device_count())
+
+    @cached_property
+    def store(self) -> Store:
+        """A key-value store that the ranks share, at `MASTER_ADDR`:`MASTER_PORT`; in memory if ranks are threads.
+
+        Rank 0 serves it on a socket that the runner has bound and keeps for the case: no other process gets the port.
         """
         from torch._C._distributed_c10d import TCPStore
 
@@ -131,7 +141,7 @@ class World:
             self.size,
             is_master=self._store_fd is not None,
             timeout=self._timeout,
-            # Rank 0 would wait here for all ranks, although a test may use the store on some ranks only.
+            # Otherwise rank 0 waits here for all ranks, of which some may never use the store.
             wait_for_workers=False,
             master_listen_fd=self._store_fd,
         )
@@ -141,8 +151,7 @@ class World:
         """The default process group.
 
         Raises:
-            ValueError: If there is none: the test is marked with `init=False` and has not created it, or has destroyed
-                it.
+            ValueError: If there is none: with `init=False` the test makes it, or the test has destroyed it.
         """
         import torch.distributed as dist
 
@@ -151,15 +160,15 @@ class World:
             raise ValueError(
                 f"Rank {self.rank} of {self.size} has no default group.\n"
                 "The test is marked with init=False, or it destroyed the group.\n"
-                "Make one first, as by init_process_group(store=world.store, rank=world.rank, world_size=world.size)."
+                "Make one first: init_process_group(store=world.store, rank=world.rank, world_size=world.size)."
             )
         return group
 
     def barrier(self) -> None:
-        """Block until every rank of the world has called it; uses the store, so it needs no process group.
+        """Wait until every rank of the world calls it. It needs only the store, so it works without a group.
 
         Raises:
-            torch.distributed.DistStoreError: If a rank does not call it within the world's time limit.
+            torch.distributed.DistStoreError: If a rank does not call it within the group's limit, 0.9 of the case's.
         """
         self._barriers += 1
         key = f"dist_testing/barrier/{self._barriers}"

@@ -1,13 +1,13 @@
-"""Check what consumers of the module get: `python3 -m e2e.check [name ...]`, from the root of the repository.
+"""Check the library in consumers' workspaces: `python3 -m e2e.check [name ...]`, from the root of the repository.
 
-Each folder beside this file is a workspace of its own, which uses the library as a stranger does:
+Each folder beside this file is a workspace of its own that uses the library like any consumer:
 
-bzlmod      With modules: its own toolchain and hub, its own packages of the same names as the library's folders.
-workspace   Without modules, which Bazel 7 is the last to allow.
-queries     Its targets are asked about and never run: every command of docs/queries.md is.
-mine        Is not here: docs/consumers.md shows its files, and they are pasted from there.
+bzlmod      With modules: its own toolchain and hub, and its own packages with the names of the library's folders.
+workspace   Without modules; Bazel 7 is the last release that allows this.
+queries     Only for queries: every command of docs/queries.md runs here. Its tests are never run.
+mine        Has no folder: its files are pasted from docs/consumers.md.
 
-No test can start Bazel, so this is a program. Exit status 0 when everything is as expected.
+A test cannot start Bazel, so this is a program. Exit status 0 when everything is as expected.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ from pathlib import Path
 from e2e.questions import answers_problems
 from tests.support.nested_bazel import ROOT, Done, NestedBazel, nested_bazel, scratch_folder
 
-# As the lock file of these workspaces has it.
+# The versions in the lock file of these workspaces.
 TORCH = "torch==2.13.0+cpu"
 
 CONSUMERS = ROOT / "docs" / "consumers.md"
+BACKENDS = ROOT / "docs" / "backends.md"
 
-# Of Bazel's output, in a complaint. Characters.
+# Bazel's output that a complaint shows. Characters.
 SHOWN = 6000
 
 # Bazel's exit status when tests failed.
@@ -43,16 +44,16 @@ REPORT = (
 
 
 def problems(what: str, done: Done, *, status: int, parts: Sequence[str]) -> list[str]:
-    """Say what is wrong with a command.
+    """Return the differences between a command's end and the expected end.
 
     Args:
-        what: Names the command.
-        done: How it ended.
+        what: Name of the command.
+        done: The ended command.
         status: Expected exit status.
-        parts: Regular expressions; each has to match somewhere in the output.
+        parts: Regular expressions; each must match somewhere in the output.
 
     Returns:
-        Nothing, or one text with the end of the output.
+        An empty list, or one text with the end of the output.
     """
     missing = [part for part in parts if re.search(part, done.output, re.MULTILINE) is None]
     if done.status == status and not missing:
@@ -62,12 +63,20 @@ def problems(what: str, done: Done, *, status: int, parts: Sequence[str]) -> lis
 
 
 def check_bzlmod(bazel: NestedBazel) -> list[str]:
-    """A consumer with modules."""
+    """Check a consumer with modules."""
     found = problems(
         "bzlmod: everything",
         bazel.run("test", "--test_output=errors", "//..."),
         status=0,
-        parts=(r"^//tests:sum_gloo +PASSED", r"^//tests:sum_nccl +SKIPPED", "1 test passes and 1 was skipped"),
+        parts=(
+            r"^//tests:sum_gloo +PASSED",
+            r"^//tests:sum_nccl +SKIPPED",
+            # The consumer's own backend, from one declaration: as a target, and under plain pytest.
+            r"^//ring:ring_ring +PASSED",
+            r"^//ring:ring_gloo +PASSED",
+            r"^//ring:plain_pytest +PASSED",
+            "4 tests pass and 1 was skipped",
+        ),
     )
     found += problems(
         "bzlmod: a test that fails",
@@ -75,7 +84,7 @@ def check_bzlmod(bazel: NestedBazel) -> list[str]:
         status=TESTS_FAILED,
         parts=[part.format(file=r"tests/test_wrong\.py", label="//tests:wrong_gloo") for part in REPORT],
     )
-    # As on a machine without GPUs: nothing is in that folder's dev.
+    # As on a machine without GPUs: the folder has no device nodes.
     bare = f"--repo_env=DIST_TESTING_HOST_ROOT={bazel.workspace}"
     promise = "--@dist_testing//dist_testing/config:gpus=16"
     for flags, said in (
@@ -89,22 +98,29 @@ def check_bzlmod(bazel: NestedBazel) -> list[str]:
             parts=(rf"promises {said}", r"found \d+", r"^//tests:sum_nccl +FAILED"),
         )
     program = bazel.output_root / "bazel"
-    # The lane gives a command and its options; which server it is, is not its business.
+    # `//tools/ci` starts Bazel with a command and its options, so this program adds the startup options.
     program.write_text(f'#!/bin/sh\nexec {bazel.bazel} --output_user_root={bazel.output_root} "$@"\n', encoding="utf-8")
     program.chmod(0o755)
-    lane = ("@dist_testing//tools/ci", "--", f"--bazel={program}", *bazel.common, "//...")
+    job = ("@dist_testing//tools/ci", "--", f"--bazel={program}", *bazel.common, "//...")
     found += problems(
-        "bzlmod: a lane of CI",
-        bazel.run("run", *lane),
+        "bzlmod: a CI job",
+        bazel.run("run", *job),
         status=0,
-        parts=(r"^SKIPPED BY BAZEL  //tests:sum_nccl", r"^cases: 2 passed$", r"^ci: green: "),
+        parts=(r"^SKIPPED BY BAZEL  //tests:sum_nccl", r"^cases: 7 passed$", r"^ci: green: "),
     )
-    asked = bazel.run("query", 'attr(tags, "gpus_ge_16", tests(//...))')
-    return found + problems("bzlmod: a query", asked, status=0, parts=(r"\A//tests:sum_nccl\n(?!/)",))
+    for query, answer in (
+        ('attr(tags, "gpus_ge_16", tests(//...))', "//tests:sum_nccl"),
+        ('attr(tags, "backend:ring", tests(//...))', "//ring:ring_ring"),
+        # A backend brings its library, and only to its own tests.
+        ('attr(deps, "//ring:process_group", //ring:all) - //ring:plain_pytest', "//ring:ring_ring"),
+    ):
+        asked = bazel.run("query", query)
+        found += problems(f"bzlmod: query {query}", asked, status=0, parts=(rf"\A{answer}\n(?!/)",))
+    return found
 
 
 def check_workspace(bazel: NestedBazel) -> list[str]:
-    """A consumer without modules."""
+    """Check a consumer without modules."""
     done = bazel.run("test", "--test_output=errors", "--keep_going", "//...", "//:wrong_gloo")
     verdicts = (r"^//:sum_gloo +PASSED", r"^//:sum_nccl +SKIPPED", r"^//:wrong_gloo +FAILED")
     report = [part.format(file=r"test_wrong\.py", label="//:wrong_gloo") for part in REPORT]
@@ -112,12 +128,12 @@ def check_workspace(bazel: NestedBazel) -> list[str]:
 
 
 def check_queries(bazel: NestedBazel) -> list[str]:
-    """The commands of docs/queries.md."""
+    """Check the commands of docs/queries.md."""
     return answers_problems(bazel, ROOT / "docs" / "queries.md")
 
 
 def check_mine(bazel: NestedBazel) -> list[str]:
-    """The repository that docs/consumers.md shows."""
+    """Check the repository that docs/consumers.md shows."""
     done = bazel.run("test", "--test_output=all", "//mytests:ring_gloo")
     printed = (
         r"^dist_testing: //mytests:ring_gloo: gloo, world size 2, 4, fork$",
@@ -130,18 +146,18 @@ def check_mine(bazel: NestedBazel) -> list[str]:
 
 
 def page_blocks(page: Path) -> list[tuple[str, str]]:
-    """The page's blocks of code that name the file that they show: names and texts."""
+    """Return the page's blocks of code with the names of their files: name and text."""
     return re.findall(
         r"^<!-- (\S+) -->\n```\w*\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
     )
 
 
 def page_problems(page: Path) -> list[str]:
-    """Say which lines of docs/consumers.md no consumer here has. `mine` is pasted from it."""
+    """Say which lines of a page's blocks no consumer here has. `mine` is pasted from docs/consumers.md."""
     blocks = page_blocks(page)
     found = [] if blocks else [f"{page.name}: no block of code names its file"]
     for name, block in blocks:
-        # Its lock file is the one that is here.
+        # Its lock file is the one in this folder.
         name = {"mine/requirements.in": "e2e/requirements.in"}.get(name, name)
         if not name.startswith("mine/"):
             lines = set((ROOT / name).read_text(encoding="utf-8").splitlines())
@@ -150,14 +166,14 @@ def page_problems(page: Path) -> list[str]:
 
 
 def paste_mine(page: Path, folder: Path) -> Path:
-    """Follow docs/consumers.md: make the repository that it shows, beside the library.
+    """Follow docs/consumers.md: create the repository that it shows, beside the library.
 
     Args:
         page: The page.
-        folder: An empty one, for both.
+        folder: An empty folder for both.
 
     Returns:
-        Its folder.
+        The repository's folder.
     """
     workspace = folder / "mine"
     (folder / "dist_testing").symlink_to(ROOT)
@@ -180,40 +196,40 @@ CHECKS: dict[str, Callable[[NestedBazel], list[str]]] = {
 
 
 def index_options() -> tuple[str, ...]:
-    """Options that name PyTorch's own index, if the machine's pip does not find torch's CPU build without it."""
+    """Return options that name PyTorch's own index, if the machine's pip does not find torch's CPU build without it."""
     command = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--no-deps", "--quiet", TORCH]
     found = subprocess.run(command, capture_output=True, check=False).returncode == 0
     return () if found else ("--config=pytorch_index",)
 
 
 def repository_options(bazel: NestedBazel) -> tuple[str, ...]:
-    """Options that take the rules from where the machine's Bazel takes them as modules.
+    """Return options that take the rules from the place where the machine's Bazel takes them as modules.
 
-    A Bazel from bazelw may bring its own rules, because it cannot download any; it says so in options for modules,
-    which repositories without modules do not see. Any other Bazel needs none of this.
+    A Bazel from bazelw may bring its own rules, because it cannot download any. It names them in options for modules,
+    and repositories without modules ignore these options. Any other Bazel needs none of this.
 
     Raises:
-        SystemExit: If Bazel does not tell its options.
+        SystemExit: If Bazel does not print its options.
     """
     done = bazel.run("info", "--announce_rc", "release")
     if done.status:
-        raise SystemExit(f"e2e.check: Bazel does not tell its options\n{done.output[-SHOWN:]}")
+        raise SystemExit(f"e2e.check: Bazel does not print its options\n{done.output[-SHOWN:]}")
     overrides = re.findall(r"--override_module=(.+?)(?= --|$)", done.stderr, re.MULTILINE)
     options = [f"--override_repository={override}" for override in overrides]
-    # Given after all files of options, one of which may have switched it off.
+    # After all files of options, because one of them may have switched it off.
     return ("--enable_workspace", *options) if options else ()
 
 
 def main() -> int:
-    """Run the checks that were asked for."""
-    parser = argparse.ArgumentParser(description="Check what consumers of the module get.")
+    """Run the selected checks."""
+    parser = argparse.ArgumentParser(description="Check the library in consumers' workspaces.")
     parser.add_argument("names", nargs="*", metavar="name", help=f"of {', '.join(CHECKS)}; default: all")
     parser.add_argument("--bazel", default="", help="default: ./bazelw")
     parser.add_argument("--output", type=Path, metavar="FOLDER", help="keep Bazel's outputs here, for the next run")
     options = parser.parse_args()
     if unknown := sorted(set(options.names) - set(CHECKS)):
         parser.error(f"no consumer is named {', '.join(unknown)}; there are {', '.join(CHECKS)}")
-    found = page_problems(CONSUMERS)
+    found = page_problems(CONSUMERS) + page_problems(BACKENDS)
     with ExitStack() as stack:
         output = options.output.absolute() if options.output else stack.enter_context(scratch_folder("e2e"))
         index = index_options()

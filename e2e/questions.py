@@ -1,4 +1,4 @@
-"""What the commands of docs/queries.md have to answer in the workspace `queries`."""
+"""The expected answers of the commands of docs/queries.md in the workspace `queries`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 from tests.support.nested_bazel import COMMAND_LIMIT_S, NestedBazel
 from tools.report.build_events import read_events
 
-# Command to the lines of its answer. Blanks in a row count as one, and the order does not count.
+# Command -> the lines of its answer. Repeated blanks count as one, and the order does not count.
 ANSWERS: dict[str, tuple[str, ...]] = {
     """bazel query 'attr(tags, "gpus_ge_4", tests(//...))'""": (
         "//model:tensor_nccl",
@@ -70,22 +70,22 @@ ANSWERS: dict[str, tuple[str, ...]] = {
 
 
 def answers_problems(bazel: NestedBazel, page: Path) -> list[str]:
-    """Run every command of a page, and say which do not answer as they should.
+    """Run every command of a page, and return the wrong answers.
 
     Args:
-        bazel: Of the workspace that is asked about.
-        page: With the commands, in blocks of code.
+        bazel: The Bazel of the workspace `queries`.
+        page: The page with the commands, in blocks of code.
     """
     commands = re.findall(r"^bazel .+$", page.read_text(encoding="utf-8"), re.MULTILINE)
     untested = sorted(set(commands) - set(ANSWERS))
     gone = sorted(set(ANSWERS) - set(commands))
-    found = [f"queries: {page.name} has a command whose answer nobody expects: {command}" for command in untested]
-    found += [f"queries: an answer is expected that {page.name} does not ask for: {command}" for command in gone]
+    found = [f"queries: {page.name} has a command without an expected answer: {command}" for command in untested]
+    found += [f"queries: there is an expected answer, but {page.name} lacks the command: {command}" for command in gone]
     with tempfile.TemporaryDirectory(prefix="dist-e2e-") as folder:
-        # Stands for the user's Bazel, so that the lines run as they are, pipes and all.
+        # A stand-in for the user's Bazel, so that the lines run unchanged, with their pipes.
         program = Path(folder, "bazel")
         call = [bazel.bazel, f"--output_user_root={bazel.output_root}", *bazel.startup]
-        # bazelw looks for Bazel on PATH, and must not find this.
+        # bazelw searches Bazel on PATH, and must not find this program.
         path = shlex.quote(os.environ["PATH"])
         program.write_text(f'#!/bin/sh\nPATH={path} exec {shlex.join(call)} "$@"\n', encoding="utf-8")
         program.chmod(0o755)
@@ -98,11 +98,11 @@ def answers_problems(bazel: NestedBazel, page: Path) -> list[str]:
 
 
 def _ask(command: str, workspace: Path, folder: Path) -> tuple[int, list[str], str]:
-    """Run a command; return its status, the lines of its answer, sorted, and what it said beside it."""
+    """Run a command; return its status, the sorted lines of its answer, and its messages."""
     events = folder / "events.json"
     is_test = command.startswith("bazel test ")
     if is_test:
-        # Which tests it would run is known after the analysis.
+        # The selected tests are known after the analysis.
         build = f"bazel build --nobuild --build_tests_only --build_event_json_file={events} "
         command = build + command.removeprefix("bazel test ")
     done = subprocess.run(
@@ -119,7 +119,7 @@ def _ask(command: str, workspace: Path, folder: Path) -> tuple[int, list[str], s
 
 
 def _selected(events: Iterable[Mapping[str, Any]]) -> list[str]:
-    """The targets that a pattern was expanded to, after the filters."""
+    """Return the targets that a pattern selects, after the filters."""
     for event in events:
         if "pattern" in event["id"]:
             return [child["targetConfigured"]["label"] for child in event.get("children", ())]

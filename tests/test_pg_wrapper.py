@@ -63,7 +63,7 @@ def test_rank_that_stays_away_is_named(world: World, make_group: MakeGroup) -> N
     assert_absence_is_reported(world, make_group, [1])
 
 
-@pytest.mark.distributed(backends=["gloo", "cuda_gloo"])
+@pytest.mark.distributed(features=["monitored_barrier"])
 def test_every_rank_that_stays_away_is_named(world: World, make_group: MakeGroup) -> None:
     """If this fails, a user repairs one rank and learns of another only in the next run."""
     assert_absence_is_reported(world, make_group, list(range(1, world.size, 2)))
@@ -256,8 +256,7 @@ def test_correct_program_is_left_alone(world: World, make_group: MakeGroup) -> N
     calls.barrier().start(group).wait()
 
 
-# Gloo takes no CUDA tensors in this one operation.
-@pytest.mark.distributed(backends=["gloo", "nccl"])
+@pytest.mark.distributed(features=["coalesced_all_reduce"])
 def test_coalesced_all_reduces_work_under_debug_detail(world: World) -> None:
     """If this fails, a program that batches its collectives cannot be debugged."""
     group = groups.debug_detail_group(world)
@@ -268,7 +267,7 @@ def test_coalesced_all_reduces_work_under_debug_detail(world: World) -> None:
     assert [[float(world.size)] * length for length in (1, 3)] == [t.tolist() for t in tensors]
 
 
-@pytest.mark.distributed(backends=["nccl"])
+@pytest.mark.distributed(features=["coalescing"])
 def test_coalescing_on_a_device_works_under_debug_detail(world: World) -> None:
     """If this fails, the bracket that NCCL puts around several calls crashes in the wrapper."""
     group = groups.debug_detail_group(world)
@@ -289,7 +288,7 @@ def test_wrapping_without_gloo_names_the_missing_backend(world: World, monkeypat
         groups.wrap(group, world)
 
 
-@pytest.mark.distributed(backends=["nccl"])
+@pytest.mark.distributed(features=["needs_no_gloo"])
 @pytest.mark.parametrize("level", ["OFF", "DETAIL"])
 def test_new_group_without_gloo_needs_no_wrapper(
     world: World, monkeypatch: pytest.MonkeyPatch, level: Literal["OFF", "DETAIL"]

@@ -6,14 +6,14 @@ CUDA_GLOO = declare_backend(
     name = "cuda_gloo",
     torch_backend = "gloo",
     device = "cuda",
+    ends_with_process = True,
     features = [
         "cpu_tensors",
-        "cuda_tensors",
         "monitored_barrier",
         "moves_data",
         "recv_any_source",
-        "shared_gpu",
     ],
     gpus_per_rank = 1,
+    shares_gpus = True,
     vendor = "nvidia",
 )

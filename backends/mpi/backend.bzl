@@ -1,4 +1,4 @@
-"""MPI on CPU tensors: only in builds of torch that were compiled against an MPI library."""
+"""MPI on CPU tensors: only in builds of torch that were compiled with an MPI library."""
 
 load("//backends:declare.bzl", "declare_backend")
 
@@ -9,6 +9,7 @@ MPI = declare_backend(
     features = [
         "cpu_tensors",
         "moves_data",
+        "needs_no_gloo",
         "recv_any_source",
     ],
 )

@@ -1,4 +1,4 @@
-"""NCCL on CUDA tensors."""
+"""NCCL on CUDA tensors of NVIDIA's GPUs."""
 
 load("//backends:declare.bzl", "declare_backend")
 
@@ -6,11 +6,17 @@ NCCL = declare_backend(
     name = "nccl",
     torch_backend = "nccl",
     device = "cuda",
+    aborts = True,
+    # Without the device NCCL guesses it at the first collective, and warns about that.
+    binds_device = True,
+    device_default = True,
     features = [
+        "coalesced_all_reduce",
         "coalescing",
-        "cuda_tensors",
         "moves_data",
+        "needs_no_gloo",
     ],
     gpus_per_rank = 1,
+    uses_nccl = True,
     vendor = "nvidia",
 )

@@ -1,4 +1,4 @@
-"""Threaded: ranks are threads of one process, and their group moves tensors between them. The library's own."""
+"""Threaded: ranks are threads of one process, and their group moves tensors between them. The library's own backend."""
 
 load("//backends:declare.bzl", "declare_backend")
 
@@ -7,12 +7,13 @@ THREADED = declare_backend(
     torch_backend = "threaded",
     device = "cpu",
     features = [
+        "coalesced_all_reduce",
         "coalescing",
         "cpu_tensors",
-        "cuda_tensors",
         "moves_data",
+        "needs_no_gloo",
         "recv_any_source",
     ],
-    isolations = ["thread"],
+    in_process = True,
     register_module = "dist_testing.threaded.register",
 )

@@ -9,5 +9,6 @@ UCC = declare_backend(
     features = [
         "cpu_tensors",
         "moves_data",
+        "needs_no_gloo",
     ],
 )

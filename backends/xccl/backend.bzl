@@ -6,10 +6,12 @@ XCCL = declare_backend(
     name = "xccl",
     torch_backend = "xccl",
     device = "xpu",
+    device_default = True,
     features = [
+        "coalesced_all_reduce",
         "coalescing",
         "moves_data",
-        "xpu_tensors",
+        "needs_no_gloo",
     ],
     gpus_per_rank = 1,
     vendor = "intel",

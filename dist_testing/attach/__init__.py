@@ -1,1 +1,1 @@
-"""Worlds whose ranks exist already, because torchrun has started them."""
+"""Attached worlds: their ranks exist already, because torchrun has started them."""

@@ -1,4 +1,4 @@
-"""The engine on rank 0 of a world that torchrun has made: runner and rank in one process."""
+"""The engine on rank 0 of an attached world: runner and rank in one process."""
 
 from __future__ import annotations
 
@@ -15,27 +15,29 @@ from dist_testing.attach.rank import AttachedRank
 from dist_testing.attach.rank_info import RankInfo
 from dist_testing.budget import Budget
 from dist_testing.case import Case, CaseResult
+from dist_testing.engine.case_events import CaseEvents
 from dist_testing.engine.engine import Engine
 from dist_testing.engine.running_world import RunningCase
 from dist_testing.errors import InterruptedRunError, LaunchError
 from dist_testing.gpus.world import WorldGpus
 from dist_testing.launch.isolation import Isolation, isolation_named
 from dist_testing.launch.launcher import Launcher, RunContext
+from dist_testing.process.lifetime import check_platform
 from dist_testing.process.messages import Loader
 from dist_testing.rank.bootstrap import RankContext
 from dist_testing.spec import Spec
 
 __all__ = ["AttachedEngine"]
 
-# For the main thread to come back when the case is over for everybody else. Seconds.
+# Limit for the main thread to return after the case is over on the other ranks. Seconds.
 _RETURN_LIMIT_S = 5.0
 
 
 class AttachedEngine(Engine):
-    """Runs cases on ranks that exist. A case that needs other ranks than those is skipped.
+    """Runs cases on the ranks that torchrun has started. It skips a case that needs other ranks.
 
     Attributes:
-        exit_code: What the other ranks are told to end with.
+        exit_code: Exit code that the other ranks will end with.
     """
 
     def __init__(
@@ -50,39 +52,39 @@ class AttachedEngine(Engine):
         super().__init__(spec, budget, context, loader)
         self.exit_code = 1
         self._rank_info = rank_info
-        # Not registered: a user cannot ask for it, the environment decides.
+        # Not in the registry: the environment chooses it, never a user.
         self._isolation = Isolation("attached", self._attach, can_debug=False, has_exit_codes=False)
         self._as_rank = as_rank
-        self._joined: AttachedLauncher | None = None
+        self._launcher: AttachedLauncher | None = None
         self._rank: AttachedRank | None = None
-        # Descriptor 2 is the rank's, while it has a part in a case.
+        # During a case, descriptor 2 belongs to the rank.
         self._stderr = os.dup(2)
 
     @property
     def over(self) -> str:
-        """Why no further case can be run; "" while they can."""
-        if self._joined is not None and self._joined.gone:
-            return self._joined.exit_message().partition("\n")[0]
+        """Reason why no further case can run; "" if they can."""
+        if self._launcher is not None and self._launcher.gone:
+            return self._launcher.exit_message().partition("\n")[0]
         return "torchrun has stopped the run" if self._rank is not None and self._rank.is_terminated else ""
 
     def start(self, case: Case) -> RunningCase:
-        """As always.
+        """Start a case on the existing ranks.
 
         Raises:
-            SkipTest: If the case asks for other ranks than there are.
-            LaunchError: If they cannot be had.
+            SkipTest: If the case needs other ranks than the existing ones.
+            LaunchError: If the ranks cannot run a case any more.
         """
         if reason := self._unfit(case):
             raise unittest.SkipTest(reason)
         return super().start(dataclasses.replace(case, pool=""))
 
     def isolation_of(self, case: Case) -> Isolation:
-        """Return the isolation of ranks that exist already, whatever the case asks for."""
+        """Return the isolation of attached ranks, whatever the case asks for."""
         del case
         return self._isolation
 
     def finish(self, running: RunningCase) -> CaseResult:
-        """Take rank 0's part here, in the main thread, while another one watches all ranks."""
+        """Run rank 0's part in the main thread, while another thread watches all ranks."""
         results: list[CaseResult | BaseException] = []
         is_back = threading.Event()
         watcher = threading.Thread(
@@ -98,27 +100,27 @@ class AttachedEngine(Engine):
         (result,) = results
         if isinstance(result, BaseException):
             raise result
-        assert self._joined is not None
-        if self._rank.is_terminated and not self._joined.gone:
-            # Whatever the ranks said of each other, this is why.
+        assert self._launcher is not None
+        if self._rank.is_terminated and not self._launcher.gone:
+            # This is the cause, whatever the ranks report.
             raise InterruptedRunError("torchrun has stopped the run")
         return result
 
     def abandon(self, running: RunningCase) -> None:
-        """End a case that nobody will ask about any more."""
+        """End a case whose result is not needed."""
         assert self._rank is not None
         self._rank.take_part_once(gives_up=True)
         super().abandon(running)
 
     def close(self) -> None:
-        """Let the other ranks end, with this one's exit code."""
-        if self._joined is not None:
+        """Let the other ranks end, with this rank's exit code."""
+        if self._launcher is not None:
             # When the first of them ends with a failure, torchrun stops the others. This one is about to end itself.
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
-            self._joined.dismiss(self.exit_code)
+            self._launcher.dismiss(self.exit_code)
         super().close()
-        if self._joined is not None:
-            self._joined.own_end.close()
+        if self._launcher is not None:
+            self._launcher.own_end.close()
         os.close(self._stderr)
 
     def _watch(self, running: RunningCase, results: list[CaseResult | BaseException], is_back: threading.Event) -> None:
@@ -127,32 +129,34 @@ class AttachedEngine(Engine):
         except BaseException as error:
             results.append(error)
             if not is_back.wait(_RETURN_LIMIT_S):
-                # Stuck in native code that waits for no connection. Nobody else can end this process in order.
+                # The main thread is stuck in native code that waits for no connection. Only this thread can end the
+                # process with a report.
                 stacks = "\n".join(f"rank {rank}:\n{text}" for rank, text in running.world.supervisor.stacks.items())
                 os.write(self._stderr, f"{running.case.name}: {error}\n{stacks}\n".encode(errors="replace"))
                 os._exit(1)
 
-    def _take_gpus(self, case: Case, limit_s: float) -> WorldGpus | None:
+    def _take_gpus(self, case: Case, limit_s: float, events: CaseEvents) -> WorldGpus | None:
         # The ranks have what torchrun, or a scheduler before it, gave them.
         return None
 
     def _unfit(self, case: Case) -> str:
         if case.world_size != self._rank_info.size:
-            return f"world_size = {case.world_size}; torchrun has made a world of {self._rank_info.size}"
+            return f"world_size = {case.world_size}; torchrun has started a world of {self._rank_info.size}"
         wanted = isolation_named(case.isolation)
         if wanted.in_process or wanted.fresh_interpreter:
-            return f'isolation = "{wanted.name}"; torchrun has made the ranks, as processes that stay'
+            return f'isolation = "{wanted.name}"; torchrun has started the ranks, as processes that stay'
         if case.expected_exits:
-            return "expected_exits: a rank that ends would be the end of the world that torchrun has made"
+            return "expected_exits: if a rank ends, torchrun ends the whole world"
         return ""
 
     def _attach(self, run: RunContext) -> Launcher:
+        check_platform()
         if self._rank is not None:
             raise LaunchError(
-                "The ranks that torchrun has made have been given up: one could not be stopped, or not be told more.\n"
-                "A world that lacks a rank can run no case.\n"
+                "The ranks of torchrun's world are unusable: one could not be stopped, or does not receive messages.\n"
+                "A world without one of its ranks cannot run a case.\n"
                 "See the first case that failed."
             )
-        self._joined = AttachedLauncher(self._rank_info, run)
-        self._rank = AttachedRank(self._joined.own_end, self._context, self._as_rank)
-        return self._joined
+        self._launcher = AttachedLauncher(self._rank_info, run)
+        self._rank = AttachedRank(self._launcher.own_end, self._context, self._as_rank)
+        return self._launcher

@@ -1,11 +1,10 @@
-"""The launcher for attached ranks: asks the ranks that torchrun has started instead of starting some.
+"""The launcher of an attached world: it sends its requests to the ranks that torchrun has started.
 
     torchrun --- starts --->  rank 0 (the runner, too)  <--- Unix socket --->  rank 1, 2, ...
 
-Rank 0 listens on a socket in the run's folder, which belongs to this user alone, and leaves its path in the store that
-all ranks know of. From then on it asks for a world in the same way as from the fork server: descriptors travel with the
-request, and the ranks report on them. But instead of killing a rank, the launcher tells it to give its test up; the
-rank takes part in the next world again.
+Rank 0 listens on a socket in the run's folder, which only this user can open, and puts its path into the store of the
+world. From then on it asks for worlds as from the fork server: descriptors travel with the request, and frames come
+back on them. Instead of killing a rank, it tells the rank to give up its test; the rank takes part in the next world.
 """
 
 from __future__ import annotations
@@ -39,39 +38,36 @@ from dist_testing.process.messages import (
     WorldStarted,
 )
 from dist_testing.process.refusal import refusal
+from dist_testing.process.stacks import real_time_signal
 from dist_testing.rank.bootstrap import FAILED_EXIT_CODE
 
 __all__ = ["GIVE_UP_SIGNAL", "SOCKET_KEY", "AttachedLauncher", "peer_of"]
 
-# Tells a rank to give its test up. Next to the signal that asks for stacks, and for the same reason a real-time one.
-GIVE_UP_SIGNAL = int(signal.SIGRTMIN) + 8
-# In the store: the path of rank 0's socket.
+# Tells a rank to give up its test. A real-time signal, as the one for stacks, because test code uses the others.
+GIVE_UP_SIGNAL = real_time_signal(8)
+# Key in the store of the path of rank 0's socket.
 SOCKET_KEY = "socket"
 # struct ucred of SO_PEERCRED: pid, uid, gid.
 _CREDENTIALS = struct.Struct("iII")
-# Much more than a rank sends before rank 0 answers.
+# Much more than a rank's first message.
 _HELLO_BYTES = 1 << 12
 
 
 def peer_of(connection: socket.socket) -> tuple[int, int]:
-    """Return process and user at the other end of a Unix socket, as the kernel knows them."""
+    """Return the ids of process and user at the other end of a Unix socket, as the kernel knows them."""
     pid, user, _ = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
     return pid, user
 
 
 class _Guest:
-    """A connection that may turn out to be a rank's."""
+    """A connection that may or may not be a rank's."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
         self._reader = wire.MessageReader(ATTACHED_MESSAGES)
 
     def hear(self) -> int | None:
-        """Return the rank that it says it is: -1 for no rank, or if it has gone; None while it has not said it.
-
-        Raises:
-            LaunchError: If it is a process of this user with another version of this library.
-        """
+        """Return the rank that the message names; -1 if it is invalid or the peer has gone; None before the message."""
         try:
             data = self.connection.recv(_HELLO_BYTES)
             if not data or peer_of(self.connection)[1] != os.getuid():
@@ -91,7 +87,7 @@ class _Guest:
 
 
 class _Peer:
-    """One rank's process, as rank 0 sees it."""
+    """Rank 0's connection to the process of one rank."""
 
     def __init__(self, connection: socket.socket, pid: int) -> None:
         self.connection = connection
@@ -105,26 +101,26 @@ class _Peer:
 
 
 class AttachedLauncher:
-    """Asks the ranks of a world that exists, of which this process is rank 0. One world at a time.
+    """Sends requests to the ranks of an attached world, of which this process is rank 0. One world at a time.
 
     Attributes:
-        unclean_reasons: Empty: nothing is forked.
+        unclean_reasons: Always empty: nothing is forked.
         gone: Ranks whose processes have ended.
-        own_end: The end of the connection that this process uses as rank 0. Rank 0 closes it: it may be about to send
-            something in another thread when this launcher is closed.
+        own_end: The end of the connection for this process as a rank. That rank closes it, because it may still send
+            in another thread when this launcher is closed.
     """
 
     unclean_reasons: Sequence[str] = ()
 
     def __init__(self, rank_info: RankInfo, run: RunContext) -> None:
-        """Wait until every rank has come.
+        """Wait until every rank has connected.
 
         Args:
-            rank_info: This process's.
+            rank_info: Rank info of this process.
             run: Its folder holds the socket; the other ranks remove the folder if this process cannot.
 
         Raises:
-            LaunchError: If a rank does not come.
+            LaunchError: If a rank does not connect in time.
         """
         self.gone: list[int] = []
         self._world = 0
@@ -137,7 +133,7 @@ class AttachedLauncher:
         ours, self.own_end = socket.socketpair()
         self._peers = {0: _Peer(ours, os.getpid())}
         self._by_fd: dict[int, int] = {}
-        # It may serve the store, so it stays.
+        # Kept, because it may serve the store.
         self._store = rank_info.store() if rank_info.size > 1 else None
         if self._store is not None:
             with socket.socket(socket.AF_UNIX) as listener, contextlib.ExitStack() as undo:
@@ -156,7 +152,7 @@ class AttachedLauncher:
 
     def _admit(self, listener: socket.socket, size: int, directories: Sequence[str]) -> None:
         deadline_s = time.monotonic() + ATTACH_LIMIT_S
-        # Heard side by side: one that sends half a message, or nothing, must not keep the others waiting.
+        # Read at the same time: a peer that sends half a message, or nothing, must not delay the others.
         guests: dict[int, _Guest] = {}
         poller = select.poll()
         poller.register(listener, select.POLLIN)
@@ -165,9 +161,9 @@ class AttachedLauncher:
                 ready = poller.poll(max(0.0, 1000 * (deadline_s - time.monotonic())))
                 if not ready or time.monotonic() > deadline_s:
                     raise LaunchError(
-                        f"Rank(s) {', '.join(map(str, missing))} of {size} did not come within "
+                        f"Rank(s) {', '.join(map(str, missing))} of {size} did not connect within "
                         f"{ATTACH_LIMIT_S:.0f} s.\n"
-                        "They run something else than this, or have not got as far as having collected the tests.\n"
+                        "They run another program, or have not finished the collection of the tests.\n"
                         "Start every rank by the same command, with torchrun."
                     )
                 for fd, _ in ready:
@@ -184,7 +180,7 @@ class AttachedLauncher:
 
     def _welcome(self, rank: int, connection: socket.socket, directories: Sequence[str], size: int) -> None:
         if 0 <= rank < size and rank not in self._peers:
-            # It may be gone by now.
+            # The process may have ended by now.
             with contextlib.suppress(OSError):
                 wire.send(connection, ATTACHED_ORDERS, Welcome(tuple(directories)))
                 self._peers[rank] = _Peer(connection, peer_of(connection)[0])
@@ -192,14 +188,14 @@ class AttachedLauncher:
         connection.close()
 
     def fileno(self) -> int:
-        """For polling: readable when there are events."""
+        """Return a descriptor for polling: readable when there are events."""
         return self._epoll.fileno()
 
     def start(self, request: WorldRequest, fds: Sequence[int]) -> None:
         """Ask every rank to be a rank of this world.
 
         Raises:
-            LaunchError: If one has ended, or did not get all of the request. Then none is of any use any more.
+            LaunchError: If a rank has ended, or cannot receive the whole request. Then the world is unusable.
         """
         if self.gone:
             raise LaunchError(self.exit_message())
@@ -219,14 +215,14 @@ class AttachedLauncher:
         self._say(WorldStarted(request.world, tuple(self._peers[rank].pid for rank in range(size))))
 
     def signal(self, ranks: Sequence[int], number: int) -> None:
-        """Send a signal to those of `ranks` that still run their part; in place of SIGKILL, the one to give up."""
+        """Send a signal to those of `ranks` that still run their part; instead of SIGKILL, GIVE_UP_SIGNAL."""
         for rank in self._running.intersection(ranks):
             try:
                 signal.pidfd_send_signal(
                     self._peers[rank].pidfd, GIVE_UP_SIGNAL if number == signal.SIGKILL else number
                 )
             except ProcessLookupError:
-                # Its end is on the way to `events`.
+                # It has ended; `events` will report that.
                 continue
 
     def events(self) -> Iterator[LauncherEvent]:
@@ -244,17 +240,17 @@ class AttachedLauncher:
         yield from said
 
     def dismiss(self, exit_code: int) -> None:
-        """Let the other ranks end, with this exit code."""
+        """Let the other ranks end with this exit code."""
         for rank, peer in self._peers.items():
             if rank and rank not in self.gone:
                 try:
                     wire.send(peer.connection, ATTACHED_ORDERS, EndRun(exit_code))
                 except (BrokenPipeError, ConnectionResetError):
-                    # torchrun was faster.
+                    # torchrun has ended it already.
                     continue
 
     def close(self) -> None:
-        """Close what is open. The other ranks end."""
+        """Close all descriptors. The other ranks then end."""
         self._epoll.close()
         os.close(self._bell)
         for peer in self._peers.values():
@@ -262,11 +258,11 @@ class AttachedLauncher:
         self._peers.clear()
 
     def exit_message(self) -> str:
-        """Return the error text about the ranks that have ended."""
+        """Return the text about ranks that have ended."""
         return (
-            f"Rank(s) {', '.join(map(str, self.gone))} of the world that torchrun has made have ended.\n"
-            "A world that lacks a rank can run no case.\n"
-            "torchrun says below how they ended; the first case that failed says what they were doing."
+            f"Rank(s) {', '.join(map(str, self.gone))} of torchrun's world have ended.\n"
+            "A world without one of its ranks cannot run a case.\n"
+            "torchrun's output below says how they ended; the first case that failed says what they were doing."
         )
 
     def _hear(self, rank: int, fd: int) -> None:

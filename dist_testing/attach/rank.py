@@ -1,4 +1,4 @@
-"""An attached rank: torchrun has started the process, which takes part in a world of its own for each case."""
+"""An attached rank: one process for all cases, which is a rank of a new world for each case."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from types import FrameType
 
 from dist_testing.attach.launcher import GIVE_UP_SIGNAL, SOCKET_KEY, peer_of
 from dist_testing.attach.rank_info import RankInfo
+from dist_testing.backends import any_declared
 from dist_testing.errors import InterruptedRunError, LaunchError, MessageError
 from dist_testing.outcomes import exit_name
 from dist_testing.process import wire
 from dist_testing.process.board import PhaseBoard
 from dist_testing.process.frames import FrameWriter
-from dist_testing.process.lifetime import current_umask
+from dist_testing.process.lifetime import check_platform, current_umask
 from dist_testing.process.messages import (
     ATTACHED_MESSAGES,
     ATTACHED_ORDERS,
@@ -46,13 +47,14 @@ from dist_testing.rank.bootstrap import (
 from dist_testing.rank.capture import flush_streams, own_streams, redirect_output
 from dist_testing.rank.debugging import set_breakpoint_hook
 from dist_testing.rank.environment import become
+from dist_testing.rank.groups import backends_in_use
 from dist_testing.rank.reporter import Reporter
 
 __all__ = ["AttachedRank", "connect"]
 
 
 class _GiveUp(BaseException):
-    """Raised in a test that is to end. Not an `Exception`, so that a test does not take it for one of its own."""
+    """Raised in a test to end it. Not an Exception, so that a test's `except Exception` does not catch it."""
 
 
 def connect(rank_info: RankInfo) -> tuple[socket.socket, tuple[str, ...]]:
@@ -62,13 +64,14 @@ def connect(rank_info: RankInfo) -> tuple[socket.socket, tuple[str, ...]]:
         The connection, and the folders of the run.
 
     Raises:
-        LaunchError: If rank 0 is not there.
+        LaunchError: If rank 0 cannot be reached, or the platform is not Linux.
     """
+    check_platform()
     try:
         path = rank_info.store().get(SOCKET_KEY).decode()
         connection = socket.socket(socket.AF_UNIX)
         connection.connect(path)
-        # The store listens to any process that finds its port, and this process obeys what this connection says.
+        # Any process can write into the store, and this process obeys the messages of the connection.
         if peer_of(connection)[1] != os.getuid():
             raise PermissionError(f"{path} belongs to another user")
         wire.send(connection, ATTACHED_MESSAGES, Hello(rank_info.rank))
@@ -82,14 +85,14 @@ def connect(rank_info: RankInfo) -> tuple[socket.socket, tuple[str, ...]]:
     except (RuntimeError, OSError) as error:
         raise LaunchError(
             f"Rank {rank_info.rank} of {rank_info.size} has not found rank 0: {str(error).partition(chr(10))[0]}\n"
-            "Rank 0 runs something else than this, or ended while it collected the tests.\n"
-            "Start every rank by the same command, with torchrun; see what rank 0 said."
+            "Rank 0 runs another program, or ended while it collected the tests.\n"
+            "Start every rank by the same command, with torchrun; see the output of rank 0."
         ) from error
     return connection, answer[0].directories
 
 
 class AttachedRank:
-    """Takes this process's part in the worlds that rank 0 asks for. Make it in the main thread, once.
+    """Runs this process's part in the worlds that rank 0 asks for. Make it once, in the main thread.
 
     Attributes:
         is_terminated: Whether torchrun has told this process to end.
@@ -98,12 +101,12 @@ class AttachedRank:
     def __init__(
         self, connection: socket.socket, context: RankContext, as_rank: Callable[[], AbstractContextManager[None]]
     ):
-        """Be ready to be asked.
+        """Install the signal handlers.
 
         Args:
-            connection: To rank 0.
-            context: Finds the tests.
-            as_rank: Entered around each part: the changes of the front end in this process.
+            connection: Connection to rank 0.
+            context: The rank context.
+            as_rank: Entered around each part: makes the front end's changes in this process, and undoes them.
         """
         self.is_terminated = False
         self._connection = connection
@@ -112,25 +115,26 @@ class AttachedRank:
         self._can_give_up = False
         self._sockets_before: frozenset[str] | None = None
         self._store_port = 0
-        # A question for stacks that comes too late must not end the process, as the signal does without a handler.
+        # A late request for stacks must not end the process, as an unhandled signal does.
         self._nowhere = os.open(os.devnull, os.O_WRONLY)
         answer_with_stacks(self._nowhere)
         signal.signal(GIVE_UP_SIGNAL, self._give_up)
         signal.signal(signal.SIGTERM, self._terminate)
-        # Python's handlers wait until the main thread comes back from native code; the descriptor does not.
+        # Python's handlers run only after the main thread returns from native code; the descriptor is written at once.
         read, write = os.pipe()
         os.set_blocking(write, False)
         signal.set_wakeup_fd(write, warn_on_full_buffer=False)
         threading.Thread(target=self._listen, args=(read,), name="dist_testing-signals", daemon=True).start()
 
     def serve(self) -> int:
-        """Take part in every world, until rank 0 says that there will be no more.
+        """Take part in every world, until rank 0 ends the run.
 
         Returns:
             The exit code of the run.
 
         Raises:
-            LaunchError: If rank 0 ends without a message, or sends what cannot be read.
+            LaunchError: If rank 0 ends without a message.
+            InterruptedRunError: If torchrun has stopped this process.
         """
         while (received := self._next_order()) is not None:
             order, fds = received
@@ -143,18 +147,15 @@ class AttachedRank:
                 raise InterruptedRunError("torchrun has stopped the run")
         raise LaunchError(
             "Rank 0 has ended before the run was over.\n"
-            "It is the runner: without it no process asks for a case, or reports one.\n"
-            "See the output of rank 0, and how torchrun says that it ended."
+            "It is the runner: without it no case can be started or reported.\n"
+            "See the output of rank 0, and torchrun's message about its end."
         )
 
     def take_part_once(self, *, gives_up: bool = False) -> None:
         """Take part in the world that has just been asked for.
 
         Args:
-            gives_up: Only say that this rank's part is over: the runner does not want the world any more.
-
-        Raises:
-            LaunchError: If the request cannot be read.
+            gives_up: Whether to only report the end of this rank's part, because the world is not needed.
         """
         received = self._next_order()
         assert received is not None
@@ -196,7 +197,7 @@ class AttachedRank:
             if not reporter.failed:
                 code = 0
         except _GiveUp:
-            # It came too late to meet a test.
+            # The signal came after the end of the test.
             pass
         finally:
             channel.close()
@@ -226,7 +227,7 @@ class AttachedRank:
 
     @contextlib.contextmanager
     def _giving_up(self, store_port: int) -> Iterator[None]:
-        """Let the launcher's signal end the test, only in here."""
+        """Let GIVE_UP_SIGNAL end the rank's part in this block only."""
         self._store_port = store_port
         self._sockets_before = _sockets()
         self._can_give_up = True
@@ -238,7 +239,7 @@ class AttachedRank:
 
     def _give_up(self, number: int, _: FrameType | None) -> None:
         if self._can_give_up:
-            # Once: the signal must not also stop what the test does about it.
+            # Only once: the test's own clean-up must not be interrupted.
             self._can_give_up = False
             raise _GiveUp("the runner has stopped this rank's part in the case")
 
@@ -248,7 +249,7 @@ class AttachedRank:
             raise InterruptedRunError(f"this rank got {exit_name(-number)}")
 
     def _listen(self, read: int) -> None:
-        """Get the main thread out of native code, where every wait is for a connection."""
+        """Get the main thread out of native code by closing the connections that it waits for."""
         while numbers := os.read(read, 64):
             if not {GIVE_UP_SIGNAL, int(signal.SIGTERM)}.isdisjoint(numbers):
                 before = self._sockets_before
@@ -258,7 +259,7 @@ class AttachedRank:
 
 @contextlib.contextmanager
 def _in_place_of_runner(start: RankStart, nowhere: int) -> Iterator[None]:
-    """Give this process a rank's environment, working directory, output and stacks; undo it afterwards."""
+    """Set environment, working directory, output and stacks for the rank; afterwards restore them."""
     flush_streams()
     env, cwd, umask = dict(os.environ), os.getcwd(), current_umask()
     streams = [(name, getattr(sys, name)) for name in ("stdin", "stdout", "stderr")]
@@ -288,19 +289,18 @@ def _in_place_of_runner(start: RankStart, nowhere: int) -> Iterator[None]:
 
 
 def _end_groups(*, failed: bool) -> None:
-    """End the groups that the case has made; after a failure without the other ranks, which may not come."""
+    """End the groups that the case has made; after a failure without the other ranks, which may not respond."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.distributed.is_available() or not torch.distributed.is_initialized():
         return
-    distributed = torch.distributed.distributed_c10d
-    if failed and "nccl" in {backend for backend, _ in distributed._world.pg_map.values()}:
-        distributed._abort_process_group()
+    if failed and any(any_declared(name, lambda backend: backend.aborts) for name in backends_in_use()):
+        torch.distributed.distributed_c10d._abort_process_group()
     else:
         torch.distributed.destroy_process_group()
 
 
 def _sockets() -> frozenset[str]:
-    """Return the descriptors that are sockets, each with the kernel's name for it."""
+    """Return the descriptors that are sockets, each with the kernel's name of the socket."""
     found = set()
     for fd in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
@@ -311,10 +311,10 @@ def _sockets() -> frozenset[str]:
 
 
 def _cut(sockets: frozenset[str], store_port: int) -> None:
-    """End these connections, if they are to other processes by TCP.
+    """Shut down those of the sockets that are TCP connections.
 
-    Servers stay: the world's store, which this process may serve at `store_port`, ends the whole process if one of its
-    connections is taken from it.
+    Servers stay, and so do the connections of the world's store, which this process may serve at `store_port`: the
+    store ends the whole process if it loses one.
     """
     for entry in sockets:
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(entry.partition(" ")[0]))) as copy:

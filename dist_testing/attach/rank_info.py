@@ -1,4 +1,4 @@
-"""A process's place in a world that torchrun has made, and how its ranks find each other."""
+"""Rank info: a process's rank in an attached world, and the store by which its ranks find each other."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ATTACH_LIMIT_S", "RankInfo", "rank_info_in"]
 
-# Until every rank has collected the tests and come: on a cold disk the import of torch alone takes a minute. Seconds.
+# Limit for every rank to collect the tests and connect: from a cold disk the import of torch takes a minute. Seconds.
 ATTACH_LIMIT_S = 300.0
 
 _NEEDED = ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -23,15 +23,15 @@ _NEEDED = ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 @dataclass(frozen=True, slots=True)
 class RankInfo:
-    """Which rank of which world a process is.
+    """A process's rank in an attached world.
 
     Attributes:
         rank: From 0. Rank 0 is also the runner.
         size: Ranks in the world.
-        address: Where the store is that all ranks know of.
-        port: Its port.
-        is_served: Whether that store runs already: torchrun's agent serves one. Else rank 0 does.
-        attempt: What tells this start of the world from torchrun's earlier ones.
+        address: Host of the store that all ranks use.
+        port: Port of the store.
+        is_served: Whether torchrun's agent serves the store already; else rank 0 serves it.
+        attempt: Distinguishes this start of the world from torchrun's earlier ones.
     """
 
     rank: int
@@ -42,9 +42,9 @@ class RankInfo:
     attempt: str
 
     def store(self) -> Store:
-        """The store, with keys of our own.
+        """Connect to the store, under a prefix of keys of our own.
 
-        It shares nothing with the groups of the tests, so it works whatever becomes of those.
+        It is independent of the groups of the tests, so it works also if those fail.
         """
         from torch._C._distributed_c10d import PrefixStore, TCPStore
 
@@ -55,24 +55,27 @@ class RankInfo:
             is_master=self.rank == 0 and not self.is_served,
             timeout=timedelta(seconds=ATTACH_LIMIT_S),
             wait_for_workers=False,
-            # Later stores of rank 0 at this port, such as env:// makes one, then share the server.
+            # Later stores of rank 0 at this port, such as that of env://, then share the server.
             multi_tenant=True,
         )
         return PrefixStore(f"dist_testing/{self.attempt}", store)
 
 
 def rank_info_in(env: Mapping[str, str]) -> RankInfo | None:
-    """Where the environment says that this process is; None if no world has been made.
+    """Return this process's rank info from torchrun's variables; None if RANK is not set.
+
+    Args:
+        env: Environment variables.
 
     Raises:
-        UsageError: If what it says is incomplete or impossible.
+        UsageError: If the variables are incomplete or impossible.
     """
     if "RANK" not in env:
         return None
     if missing := [name for name in _NEEDED if name not in env]:
         raise UsageError(
-            f"RANK={env['RANK']} is set, and {', '.join(missing)} not.\n"
-            "With RANK set, this process is a rank of a world that exists, as torchrun makes one.\n"
+            f"RANK={env['RANK']} is set without {', '.join(missing)}.\n"
+            "With RANK set, this process is a rank of an existing world, as torchrun makes one.\n"
             "Start it with torchrun; or unset RANK, and the library starts the ranks itself."
         )
     size = _number(env, "WORLD_SIZE", 1, MAX_WORLD_SIZE)
@@ -80,7 +83,7 @@ def rank_info_in(env: Mapping[str, str]) -> RankInfo | None:
     if local_size != size:
         raise UsageError(
             f"WORLD_SIZE={size} and LOCAL_WORLD_SIZE={local_size}: the world spans several machines.\n"
-            "Its ranks report to rank 0 on one machine only, so that nothing has to listen on the network.\n"
+            "The ranks of a world must be on one machine: nothing may listen on the network.\n"
             f"Start torchrun with --nnodes=1 --nproc-per-node={size}."
         )
     return RankInfo(
@@ -99,6 +102,6 @@ def _number(env: Mapping[str, str], name: str, least: int, most: int) -> int:
         return int(text)
     raise UsageError(
         f"{name}={text!r}: expected a number from {least} to {most}.\n"
-        "With RANK set, this process is a rank of a world that exists, as torchrun makes one.\n"
+        "With RANK set, this process is a rank of an existing world, as torchrun makes one.\n"
         "Start it with torchrun; or unset RANK, and the library starts the ranks itself."
     )

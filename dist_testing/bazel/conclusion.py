@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 from dist_testing.bazel.banner import Banner
-from dist_testing.bazel.junit import XmlCase, write_xml
+from dist_testing.bazel.junit import EXPECTED, Outcome, XmlCase, write_xml
+from dist_testing.bazel.names import xml_name
 from dist_testing.bazel.protocol import Protocol
 from dist_testing.errors import ReportError
+from dist_testing.events.event import Event
+from dist_testing.events.runs import TestBegan, TestEnded, TestReported, TestsCollected
+from dist_testing.outcomes import Cause
 from dist_testing.spec import Spec
 
 __all__ = ["FAILED", "Conclusion", "banner"]
@@ -18,6 +21,8 @@ FAILED = 1
 _NO_TESTS_COLLECTED = 5
 # Of different skip reasons, in one line.
 _MAX_REASONS = 3
+# Causes of which the executor is told: another machine may do better.
+_OF_THE_MACHINE = (Cause.INFRASTRUCTURE, Cause.PROMISE)
 
 
 def banner(spec: Spec, protocol: Protocol) -> str:
@@ -31,7 +36,7 @@ def banner(spec: Spec, protocol: Protocol) -> str:
 
 
 class Conclusion:
-    """Collects the results of a run, and says in the end what they mean.
+    """A sink of events that collects the results of a run, and says in the end what they mean.
 
     Attributes:
         cases: What has been reported.
@@ -44,8 +49,10 @@ class Conclusion:
             to be so until all cases are known.
         is_filter_in_vain: Whether the filter means no case of the target, in whatever shard.
         decides_for_target: Whether all cases of other shards are known to skip, so that this one's stand for all.
-        on_change: Called when a case begins or ends, and with what is reported.
+        kinds: The events that it needs.
     """
+
+    kinds = (TestsCollected, TestBegan, TestReported, TestEnded)
 
     def __init__(self, spec: Spec, protocol: Protocol, head: Banner) -> None:
         """Begin with nothing.
@@ -63,40 +70,62 @@ class Conclusion:
         self.has_ranks = True
         self.is_filter_in_vain = False
         self.decides_for_target = False
-        self.on_change: Callable[[XmlCase | None], None] = lambda case: None
         self._spec = spec
         self._protocol = protocol
         self._head = head
         self.is_promised = any(spec.promises(size) for size in spec.world_sizes)
         self._warnings: list[str] = []
+        self._late_warnings: list[str] = []
 
-    def expect(self, count: int) -> None:
-        """So many cases will run."""
-        self.to_come = count
-        self.on_change(None)
+    def __call__(self, event: Event) -> None:
+        """Take an event of the front end."""
+        match event:
+            case TestsCollected():
+                self.to_come = event.count
+            case TestBegan():
+                self.running = xml_name(event.test)
+            case TestReported():
+                self._take(event)
+            case TestEnded():
+                self.finished()
 
-    def began(self, classname: str, name: str) -> None:
-        """A case runs."""
-        self.running = (classname, name)
-        self.on_change(None)
+    def _take(self, report: TestReported) -> None:
+        """Keep one case per test: its call, or whatever went wrong around it."""
+        if report.when != "call" and report.outcome in ("passed", "xpassed"):
+            return
+        outcome: Outcome = "passed"
+        if report.outcome == "failed":
+            outcome = "failed" if report.when == "call" else "error"
+        elif report.outcome in ("skipped", "xfailed"):
+            outcome = "skipped"
+        if report.when == "collect":
+            if outcome == "error" or self._protocol.shard[0] == 0:
+                self.add(XmlCase("", report.test, outcome, 0.0, report.message, report.text))
+            return
+        message = f"{EXPECTED}{report.message}" if report.outcome in ("xfailed", "xpassed") else report.message
+        if report.outcome == "failed" and any(("cause", cause.value) in report.properties for cause in _OF_THE_MACHINE):
+            self.tell_infrastructure(message)
+        self.add(XmlCase(*xml_name(report.test), outcome, report.duration_s, message, report.text, report.properties))
 
     def add(self, case: XmlCase) -> None:
         """Something is to be reported; when it has run, the log's first line ends."""
         self.cases.append(case)
         if case.has_run:
             self._head.end_line("" if self.has_ranks else ": NO CASE RAN ON RANKS")
-        self.on_change(case)
 
     def finished(self) -> None:
         """The running case has ended."""
         self.running = None
         self.to_come -= 1
-        self.on_change(None)
 
     def warn(self, text: str) -> None:
         """Say something in the log, and have Bazel say it."""
         print(f"WARNING: {text}")
         self._warnings.append(text)
+
+    def warn_at_end(self, text: str) -> None:
+        """The same, when the run is over: what is printed while a test runs is taken for the test's output."""
+        self._late_warnings.append(text)
 
     def give_up(self, why: str) -> None:
         """The run has ended before pytest could answer."""
@@ -156,6 +185,8 @@ class Conclusion:
         self._head.end_line()
         if self.where:
             print(self._with_place(f"\n{self._spec.target}: {self.interruption}."))
+        for warning in self._late_warnings:
+            self.warn(warning)
         if self._warnings and self._protocol.warnings_file is not None:
             self._write(self._protocol.warnings_file, "".join(f"{warning}\n" for warning in self._warnings))
         self._write_xml()

@@ -8,6 +8,7 @@ import os
 import re
 import shlex
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,11 @@ from dist_testing.bazel.watch import Watch
 from dist_testing.bazel.watchdog import watchdog_for
 from dist_testing.budget import TimeShares
 from dist_testing.engine.interrupts import ExitGuard, ignore_termination, raise_on_termination
+from dist_testing.engine.run_events import run_started
 from dist_testing.errors import DistTestingError, InterruptedRunError, ReportError, SpecError
+from dist_testing.events.file import EventFile
+from dist_testing.events.runs import RunEnded
+from dist_testing.events.stream import EventStream
 from dist_testing.spec import SPEC_VARIABLE, Spec, read_promise, read_spec
 
 __all__ = ["main"]
@@ -29,6 +34,7 @@ __all__ = ["main"]
 _PROMISE_VARIABLE = "DIST_TESTING_GPU_PROMISE"
 _TIMINGS_VARIABLE = "DIST_TESTING_TIMINGS"
 _BLAS_THREADS = "OPENBLAS_NUM_THREADS"
+_EVENTS_NAME = "events.jsonl.gz"
 # As the rules write labels: `//package:name`, with the canonical name of another repository before it.
 _LABEL = re.compile(r"(?:@{1,2}(?P<repository>[^@/]+))?//(?P<package>[^:]*):(?P<name>.+)")
 
@@ -177,12 +183,18 @@ def _run(
         conclusion = Conclusion(spec, protocol, head)
         shares = TimeShares.starting_now(protocol.time_left_s())
         watch = Watch()
-        watchdog = watchdog_for(conclusion, shares.stuck_s)
+        events = EventStream()
+        events.warn = conclusion.warn_at_end
+        events.subscribe(conclusion, *Conclusion.kinds, name="the results of the run", is_essential=True)
+        watchdog = watchdog_for(conclusion, events, shares.stuck_s)
+        file = _open_event_file(protocol, events, conclusion)
+        if file is not None:
+            events.emit(run_started(spec))
         if watchdog is not None:
             watch.remind = watchdog.remind
         coverage = _start_coverage(target, protocol, conclusion)
         timing = bazel_session.Timing(shares, watch, target.timings)
-        session = bazel_session.BazelSession(spec, protocol, head, conclusion, timing)
+        session = bazel_session.BazelSession(spec, protocol, head, conclusion, timing, events)
         session.on_collected = on_collected
         command = [
             *target.files,
@@ -215,7 +227,33 @@ def _run(
             finally:
                 if watchdog is not None:
                     watchdog.stop()
+                events.emit(RunEnded(time.monotonic(), code))
+                if file is not None:
+                    _close_event_file(file)
     return code
+
+
+def _open_event_file(protocol: Protocol, events: EventStream, conclusion: Conclusion) -> EventFile | None:
+    """Write the events of the run into what Bazel keeps of it; each shard and each run has a folder of its own."""
+    if protocol.outputs is None:
+        return None
+    path = protocol.outputs / _EVENTS_NAME
+    try:
+        file = EventFile(path)
+    except OSError as error:
+        # It says nothing about the tests.
+        conclusion.warn(f"no events are kept: {path} cannot be written: {error}")
+        return None
+    events.subscribe(file, name=_EVENTS_NAME)
+    return file
+
+
+def _close_event_file(file: EventFile) -> None:
+    try:
+        file.close()
+    except OSError as error:
+        # For the log alone: Bazel's file of warnings is written.
+        print(f"WARNING: {_EVENTS_NAME} is not complete: {error}")
 
 
 def _start_coverage(target: _Target, protocol: Protocol, conclusion: Conclusion) -> CoverageRun | None:

@@ -12,25 +12,30 @@ import pytest
 
 from dist_testing.bazel.banner import Banner
 from dist_testing.bazel.conclusion import Conclusion
-from dist_testing.bazel.junit import EXPECTED, Outcome, XmlCase
+from dist_testing.bazel.junit import XmlCase
+from dist_testing.bazel.names import module_of, name_parts, xml_name
 from dist_testing.bazel.protocol import Protocol
 from dist_testing.bazel.sharding import ShardCase, assign_shards
 from dist_testing.bazel.timings import read_timings
 from dist_testing.bazel.watch import Watch
 from dist_testing.budget import TimeShares
 from dist_testing.errors import InterruptedRunError, ReportError
+from dist_testing.events.stream import EventStream
 from dist_testing.frontends.pytest import reports
-from dist_testing.frontends.pytest.in_runner import is_multi_process
+from dist_testing.frontends.pytest.collection import is_multi_process
 from dist_testing.frontends.pytest.internals import Failed, parse_expression
-from dist_testing.frontends.pytest.plugin import BUDGET_KEY, OUTPUTS_KEY, PAUSE_LIMIT_KEY, SPEC_KEY, current_runner
-from dist_testing.outcomes import Cause
+from dist_testing.frontends.pytest.plugin import (
+    BUDGET_KEY,
+    EVENTS_KEY,
+    OUTPUTS_KEY,
+    PAUSE_LIMIT_KEY,
+    SPEC_KEY,
+    current_runner,
+)
 from dist_testing.spec import Spec
 
 __all__ = ["BazelSession", "Timing"]
 
-_SKIPPED = "Skipped: "
-# Causes of which the executor is told: another machine may do better.
-_OF_THE_MACHINE = (Cause.INFRASTRUCTURE, Cause.PROMISE)
 # What a filter is that names a case: a path, classes and a function, joined by `::` or `.`, and parameters of any form.
 _NAME = re.compile(r"[\w./:+~@=-]*\w(?:\[.*\])?", re.DOTALL)
 
@@ -61,7 +66,15 @@ class BazelSession:
         on_collected: Called when the test files have been imported and the template is there, also if that has failed.
     """
 
-    def __init__(self, spec: Spec, protocol: Protocol, head: Banner, conclusion: Conclusion, timing: Timing) -> None:
+    def __init__(
+        self,
+        spec: Spec,
+        protocol: Protocol,
+        head: Banner,
+        conclusion: Conclusion,
+        timing: Timing,
+        events: EventStream,
+    ) -> None:
         """Take part in a session.
 
         Args:
@@ -70,11 +83,13 @@ class BazelSession:
             head: The log's first line, which ends when something has run.
             conclusion: Takes the results.
             timing: About time.
+            events: Of the run.
         """
         self._spec = spec
         self._protocol = protocol
         self._head = head
         self._conclusion = conclusion
+        self._events = events
         self._shares = timing.shares
         self._watch = timing.watch
         self._timings = timing.recorded
@@ -88,6 +103,7 @@ class BazelSession:
         """Hand the spec to the plugin, before any plugin is configured; then conftest files are imported."""
         early_config.stash[SPEC_KEY] = self._spec
         early_config.stash[BUDGET_KEY] = self._shares.budget
+        early_config.stash[EVENTS_KEY] = self._events
         early_config.stash[OUTPUTS_KEY] = self._protocol.outputs
         early_config.stash[PAUSE_LIMIT_KEY] = self._watch.paused
         self._doing = "a conftest.py was being imported"
@@ -188,55 +204,18 @@ class BazelSession:
         return report
 
     @pytest.hookimpl(tryfirst=True)
-    def pytest_collection_finish(self, session: pytest.Session) -> None:
-        """Know what is to come: after a signal it is what has not run."""
-        self._conclusion.expect(len(session.items))
+    def pytest_collection_finish(self) -> None:
+        """From now on it is not a file that takes the time."""
         self._doing = "ranks were being prepared"
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """A file that cannot be collected is a failure, and one that skips itself a skip; both belong into the XML."""
+        """A file that cannot be collected, or skips itself, hides cases."""
         if not report.passed:
             self._knows_all = False
-        if report.failed:
-            text = str(report.longrepr)
-            self._conclusion.add(XmlCase("", report.nodeid, "error", 0.0, _last_line(text), text))
-        elif report.skipped and self._protocol.shard[0] == 0:
-            self._conclusion.add(XmlCase("", report.nodeid, "skipped", 0.0, _skip_reason(report.longrepr)))
-
-    def pytest_runtest_logstart(self, nodeid: str) -> None:
-        """A case begins."""
-        self._conclusion.began(*_named(nodeid))
-
-    def pytest_runtest_logfinish(self) -> None:
-        """It has ended, whatever its reports say."""
-        self._conclusion.finished()
 
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
         """The run ends before its cases do."""
         self._conclusion.interruption = str(excinfo.value) or excinfo.typename
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Keep one case per test: its call, or whatever went wrong around it."""
-        if report.when != "call" and report.passed:
-            return
-        outcome: Outcome = report.outcome
-        if report.failed and report.when != "call":
-            outcome = "error"
-        text = ""
-        message = ""
-        if report.failed:
-            text = str(report.longrepr)
-            is_ours = hasattr(report, "dist_failure")
-            message = text.partition("\n")[0] if is_ours else _last_line(text)
-        elif hasattr(report, "wasxfail"):
-            message = f"{EXPECTED}{report.wasxfail}"
-        elif report.skipped:
-            message = _skip_reason(report.longrepr)
-        if report.failed and any(("cause", cause.value) in report.user_properties for cause in _OF_THE_MACHINE):
-            self._conclusion.tell_infrastructure(message)
-        classname, name = _named(report.nodeid)
-        case = XmlCase(classname, name, outcome, report.duration, message, text, tuple(report.user_properties))
-        self._conclusion.add(case)
 
     def _filter(self, config: pytest.Config, items: list[pytest.Item], wanted: str) -> None:
         """Select by name, as reports and unittest write it; by pytest's expressions what is nobody's name."""
@@ -267,7 +246,7 @@ class BazelSession:
         except ReportError as error:
             self._conclusion.warn(f"{error}\nThe cases are dealt out to the shards as if all took the same time.")
             return {}
-        keys = {item.nodeid: XmlCase(*_named(item.nodeid), "passed", 0.0).key for item in items}
+        keys = {item.nodeid: XmlCase(*xml_name(item.nodeid), "passed", 0.0).key for item in items}
         return {nodeid: known[key] for nodeid, key in keys.items() if key in known}
 
 
@@ -277,16 +256,10 @@ def _keep(config: pytest.Config, items: list[pytest.Item], kept: Sequence[pytest
     items[:] = kept
 
 
-def _parts(nodeid: str) -> tuple[list[str], str]:
-    """File, classes and function of a case; and its parameters, which may look like anything."""
-    head, bracket, parameters = nodeid.partition("[")
-    return head.split("::"), bracket + parameters
-
-
 def _names(nodeid: str) -> set[str]:
     """What a person may call a case, or what it is part of: `test_x`, `Class.test_x`, `file.py::Class`, `module`."""
-    (path, *rest), parameters = _parts(nodeid)
-    module = _module(path)
+    (path, *rest), parameters = name_parts(nodeid)
+    module = module_of(path)
     names = set()
     for first in (path, module, module.rpartition(".")[2]):
         parts = [first, *rest]
@@ -295,24 +268,3 @@ def _names(nodeid: str) -> set[str]:
                 names |= {joint.join(parts[start:end]) for joint in ("::", ".")}
     # Parameters belong to the function, which comes last.
     return names | {name + parameters for name in names}
-
-
-def _module(path: str) -> str:
-    return path.removesuffix(".py").replace("/", ".")
-
-
-def _named(nodeid: str) -> tuple[str, str]:
-    """Class name and name of a case in the XML."""
-    (path, *classes), parameters = _parts(nodeid)
-    name = classes.pop() if classes else ""
-    return ".".join([_module(path), *classes]), name + parameters
-
-
-def _skip_reason(longrepr: object) -> str:
-    reason = longrepr[2] if isinstance(longrepr, tuple) else str(longrepr)
-    return str(reason).removeprefix(_SKIPPED)
-
-
-def _last_line(text: str) -> str:
-    """Where pytest says what happened."""
-    return text.rstrip().rpartition("\n")[2]

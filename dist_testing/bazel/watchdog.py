@@ -7,7 +7,6 @@ interpreter's lock, other threads as well. And a thread would be one too many fo
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import faulthandler
 import json
 import math
@@ -21,10 +20,12 @@ import traceback
 from typing import NoReturn
 
 from dist_testing.bazel.conclusion import FAILED, Conclusion
-from dist_testing.bazel.junit import XmlCase
 from dist_testing.bazel.watch import LIMIT_SIGNAL
 from dist_testing.engine.report import tidied
 from dist_testing.engine.stack_dumps import collect_stacks
+from dist_testing.events.event import Event
+from dist_testing.events.stream import EventStream
+from dist_testing.events.wire import event_of
 from dist_testing.process.lifetime import die_with_parent, fork
 from dist_testing.process.stacks import STACKS_SIGNAL
 
@@ -40,23 +41,27 @@ _NEVER = math.inf
 _OVER = math.nan
 
 
-def watchdog_for(conclusion: Conclusion, end_s: float | None) -> Watchdog | None:
+def watchdog_for(conclusion: Conclusion, events: EventStream, end_s: float | None) -> Watchdog | None:
     """Start one, where there is a time to keep and a system that can.
 
     Args:
         conclusion: Of the run, which has only begun.
+        events: Of the run; the process is told of those that the conclusion needs.
         end_s: When a run that is not over is ended, on the monotonic clock; None for never.
     """
-    return Watchdog(conclusion, end_s) if end_s is not None and sys.platform == "linux" else None
+    if end_s is None or sys.platform != "linux":
+        return None
+    watchdog = Watchdog(conclusion, end_s)
+    events.subscribe(watchdog, *Conclusion.kinds, name="the watchdog")
+    return watchdog
 
 
 class Watchdog:
-    """The runner's end. Use it before anything is loaded that a fork would harm."""
+    """The runner's end, a sink of events. Use it before anything is loaded that a fork would harm."""
 
     def __init__(self, conclusion: Conclusion, end_s: float) -> None:
-        """Start the process, which has a copy of the conclusion and is told what becomes of it."""
+        """Start the process, which has a copy of the conclusion and can give it the same events."""
         self._runner = os.getpid()
-        self._conclusion = conclusion
         # In memory: it must not fail because a disk is full, and a lot can be in it.
         self._record = os.memfd_create("dist_testing-results")
         their_times, self._times = os.pipe()
@@ -69,7 +74,6 @@ class Watchdog:
             _serve(self._runner, their_times, stacks, self._record, conclusion, end_s)
         os.close(their_times)
         os.close(stacks)
-        conclusion.on_change = self._note
 
     def remind(self, at_s: float) -> None:
         """Send LIMIT_SIGNAL to the runner at this time; infinity for never. The last call counts."""
@@ -85,14 +89,10 @@ class Watchdog:
         with contextlib.suppress(ChildProcessError):
             os.waitpid(self._pid, 0)
 
-    def _note(self, case: XmlCase | None) -> None:
-        line = {
-            "case": dataclasses.asdict(case) if case is not None else None,
-            "running": self._conclusion.running,
-            "to_come": self._conclusion.to_come,
-        }
+    def __call__(self, event: Event) -> None:
+        """Keep an event for the process."""
         with contextlib.suppress(OSError):
-            os.write(self._record, json.dumps(line, default=str).encode() + b"\n")
+            os.write(self._record, json.dumps(event.to_wire(), default=str).encode() + b"\n")
 
 
 def _serve(runner: int, times: int, stacks: int, record: int, conclusion: Conclusion, end_s: float) -> NoReturn:
@@ -134,11 +134,8 @@ def _end_run(runner: int, stacks: int, record: int, conclusion: Conclusion) -> N
     """Say what is known in the runner's place, then kill it. Its ranks die with it."""
     text = collect_stacks({0: stacks}, lambda: os.kill(runner, STACKS_SIGNAL), _STACKS_LIMIT_S)[0]
     for line in os.pread(record, os.fstat(record).st_size, 0).splitlines():
-        noted = json.loads(line)
-        if noted["case"] is not None:
-            conclusion.cases.append(XmlCase(**noted["case"]))
-        conclusion.running = noted["running"] and tuple(noted["running"])
-        conclusion.to_come = noted["to_come"]
+        if (event := event_of(json.loads(line))) is not None:
+            conclusion(event)
     conclusion.interruption = "the target's time was over, and the runner did not react"
     conclusion.where = (
         "It is in C code that does not return, in a call that swallows what is raised, or in a hook or plugin.\n"

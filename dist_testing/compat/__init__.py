@@ -1,10 +1,8 @@
-"""Replaces torch's shared library of distributed tests, name by name, so that existing test files run unchanged.
-
-A test file can import the names from here::
+"""Runs existing test files unchanged: torch's shared library of distributed tests, on this library's engine.
 
     from dist_testing.compat.common_distributed import MultiProcessTestCase, skip_if_lt_x_gpu
 
-Or its imports stay as they are, and this runs before the test file is imported::
+or, with unchanged imports, before the test files are imported::
 
     import dist_testing.compat
 
@@ -25,7 +23,7 @@ from dist_testing.launch.fresh import import_first
 
 __all__ = ["TORCH_MODULE", "install", "is_installed"]
 
-# The module of torch whose names this package has.
+# torch's module, whose names this package provides.
 TORCH_MODULE = "torch.testing._internal.common_distributed"
 
 _OURS = "dist_testing.compat.common_distributed"
@@ -40,9 +38,9 @@ def is_installed() -> bool:
 def install() -> None:
     """Replace torch's module `common_distributed` by `dist_testing.compat.common_distributed` in this process.
 
-    Every later import gets this library's module, also in torch's own helpers (`common_dtensor`, `common_fsdp`). Call
-    it before test files are imported: a module that has already imported names from torch's module keeps them, and a
-    `RuntimeWarning` lists such modules. A second call does nothing.
+    Every later import gets ours, also imports in torch's own helpers (`common_dtensor`, `common_fsdp`). Call it before
+    test files are imported: a module keeps the names that it has imported from torch's module before, and a
+    RuntimeWarning lists such modules. A second call does nothing.
 
     Raises:
         UsageError: If torch's `TestCase`, the base of the classes, cannot be imported.
@@ -64,22 +62,22 @@ def install() -> None:
     import_first("dist_testing.compat.pytest_install")
     parent_name, _, name = TORCH_MODULE.rpartition(".")
     sys.modules[TORCH_MODULE] = ours
-    # `from torch.testing._internal import common_distributed` reads this attribute.
+    # `from torch.testing._internal import common_distributed` reads the attribute.
     setattr(importlib.import_module(parent_name), name, ours)
 
 
 def _holders(module_name: str) -> list[str]:
-    """Return the names of loaded modules that have imported a class or function of that module."""
+    """Return the names of modules that hold a class or function of that module."""
     return sorted(
         name
         for name, module in list(sys.modules.items())
         if name != module_name
-        # An entry of sys.modules may be None, or not a module.
+        # An entry may be None, or another object than a module.
         and any(_is_of(module_name, value) for value in list(getattr(module, "__dict__", {}).values()))
     )
 
 
 def _is_of(module_name: str, value: object) -> bool:
-    # Checks the type first: reading an attribute of other objects may have any effect; some of torch's warn.
+    # The type first: reading an attribute of other objects can have side effects, and torch's warn.
     is_class_or_function = issubclass(type(value), type | FunctionType)
     return is_class_or_function and getattr(value, "__module__", None) == module_name

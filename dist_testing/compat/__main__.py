@@ -1,7 +1,7 @@
 """`python -m dist_testing.compat FILE [ARGUMENTS]`: run a torch-style test file, unchanged, on this library's classes.
 
-The file runs as `__main__`, as by `python FILE [ARGUMENTS]`; the call at its end (`run_tests()`, `unittest.main()`)
-gets the arguments and sets the exit code.
+The file runs as `__main__`, as if Python had been started with it. The call at its end (`run_tests()`,
+`unittest.main()`) gets the arguments and decides the exit code.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def main() -> None:
         given = f"got {sys.argv[1]!r} in its place" if sys.argv[1:] else "got none"
         print(
             f"python -m dist_testing.compat: expected a test file; {given}.\n"
-            "Options of the test file come after its name.\n"
+            "The file's own options follow the file.\n"
             f"{_USAGE}",
             file=sys.stderr,
         )
@@ -38,7 +38,7 @@ def main() -> None:
     path = Path(sys.argv[1])
     if not path.is_file():
         print(
-            f"python -m dist_testing.compat: {path}: no such file.\nRelative paths start at {os.getcwd()}.\n{_USAGE}",
+            f"python -m dist_testing.compat: {path}: no such file.\nThe path is relative to {os.getcwd()}.\n{_USAGE}",
             file=sys.stderr,
         )
         raise SystemExit(2)
@@ -49,7 +49,7 @@ def main() -> None:
         raise SystemExit(2) from None
     started_by(f"python -m dist_testing.compat {shlex.quote(sys.argv[1])}")
     sys.argv = sys.argv[1:]
-    # Comes before the working directory, which `-m` has put there and which may hold this package.
+    # Before the working directory, which `-m` has added, and which may contain this package.
     sys.path.insert(0, str(path.resolve().parent))
     runpy.run_path(str(path), run_name="__main__")
 

@@ -1,4 +1,4 @@
-"""torch's base classes: the mixins of the unittest front end, on torch's own `TestCase`."""
+"""torch's test classes: the mixins of the unittest front end, on torch's own `TestCase`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import unittest
 from typing import TYPE_CHECKING, ClassVar
 
 from dist_testing.errors import UsageError
-from dist_testing.frontends.helpers.limits import get_timeout
+from dist_testing.frontends.helpers.environment import get_timeout
 from dist_testing.frontends.unittest.continuous import ContinuousCase
 from dist_testing.frontends.unittest.device import DeviceCase
 from dist_testing.frontends.unittest.process import ProcessCase
@@ -24,7 +24,7 @@ __all__ = [
     "common_utils",
 ]
 
-# The import of torch's module queries devices.
+# torch's module counts devices at its import.
 spare_cuda()
 
 try:
@@ -40,34 +40,34 @@ except ImportError as error:
 if TYPE_CHECKING:
     # torch's module is not typed.
     class TestCase(unittest.TestCase):
-        """torch's own `TestCase`."""
+        """torch's own base class."""
 else:
     TestCase = common_utils.TestCase
 
 
-# Variables that the engine sets, as torchrun does. torch's classes do not set them, and tests rely on that. WORLD_SIZE
-# stays, because torch's decorators read it.
+# Variables that torchrun and the engine set. torch's classes do not set them, and their tests rely on that.
+# WORLD_SIZE stays: torch's decorators read it.
 _TORCHRUN_VARIABLES = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
 
 
 class _TorchBehaviour(WorldCase):
-    """Behaviour of torch's classes that this library's own classes do not have."""
+    """Behaviour of torch's classes that ours do not have."""
 
-    # A rank that calls `sys.exit(0)` passes.
+    # As in torch, `sys.exit(0)` on a rank is a pass of that rank.
     exit_0_passes: ClassVar[bool] = True
 
     @property
     def case_timeout_s(self) -> float:  # type: ignore[override]  # differs from method to method
-        """Time limit of the test in seconds, from `TIMEOUT_OVERRIDE` and `DISTRIBUTED_TESTS_DEFAULT_TIMEOUT`."""
+        """Limit in seconds, by the method's name: `TIMEOUT_OVERRIDE`, else `DISTRIBUTED_TESTS_DEFAULT_TIMEOUT`."""
         return float(get_timeout(self.id()))
 
     def _should_stop_test_suite(self) -> bool:
-        # torch's version queries CUDA, which the runner must not initialise.
+        # torch's own asks CUDA, which the runner must not initialise.
         return False
 
 
 class _TorchEnvironment(_TorchBehaviour):
-    """Gives the ranks the environment of the runner, without torchrun's variables."""
+    """Ranks with the runner's environment, without torchrun's variables."""
 
     @classmethod
     def _open_rank(cls, rank: int, world_size: int, directory: str) -> None:
@@ -81,7 +81,7 @@ class MultiProcessTestCase(_TorchEnvironment, ProcessCase, TestCase):
 
 
 class DistributedTestBase(DeviceCase, MultiProcessTestCase):
-    """Base of tests that torch instantiates for each device type; see `dist_testing.DistributedTestBase`."""
+    """Runs tests that are made for each kind of device; see `dist_testing.DistributedTestBase`."""
 
 
 class MultiThreadedTestCase(_TorchBehaviour, ThreadCase, TestCase):
@@ -92,5 +92,5 @@ class MultiProcContinuousTest(_TorchEnvironment, ContinuousCase, TestCase):
     """Runs the tests of a class on the processes of one world; see `dist_testing.MultiProcContinuousTest`."""
 
     keeps_state: ClassVar[bool] = True
-    # Subclasses that simulate a world in one process read this before they set it.
+    # Simulations of a world in one process derive from this class, and read the attribute before they set it.
     _processes_spawned: ClassVar[bool] = False

@@ -1,12 +1,12 @@
 """Every public name of `torch.testing._internal.common_distributed`, on this library's engine.
 
-docs/torch_names.md lists them one by one. If the installed torch has a name that this module does not have, the name
-gives an object that fails when it is used.
+docs/torch_names.md lists them. A name that the installed torch has and this module does not is an object that raises an
+error at its first use.
 """
 
 from __future__ import annotations
 
-# Test files import these names from torch's module, although they belong to other modules.
+# Names that torch's module imports itself, and that test files import from it.
 import faulthandler
 import functools
 import inspect
@@ -59,58 +59,15 @@ from dist_testing.compat.torchcomms import (
     setup_torchcomms_pg,
 )
 from dist_testing.compat.unknown import unknown_name
-from dist_testing.frontends.helpers import (
-    captured_output,
-    cleanup_temp_dir,
-    create_device,
-    create_tcp_store,
-    get_timeout,
-    has_efa,
-    initialize_temp_directories,
-    run_subtests,
-    simple_sparse_reduce_tests,
-    tp_transports,
-    verify_ddp_error_logged,
-    with_dist_debug_levels,
-    with_nccl_blocking_wait,
-)
-from dist_testing.frontends.helpers.backend_features import DistTestCases
-from dist_testing.frontends.helpers.dynamo import dynamo_dist_per_rank_init as _dynamo_dist_per_rank_init
-from dist_testing.frontends.helpers.limits import TIMEOUT_OVERRIDE
+from dist_testing.frontends import names as _names
+from dist_testing.frontends.helpers.environment import TIMEOUT_OVERRIDE, current_temp_dir
 from dist_testing.frontends.helpers.models import SaveForwardInputsModel, SaveForwardInputsModule
-from dist_testing.frontends.helpers.queues import retrieve_result_from_completion_queue
-from dist_testing.frontends.helpers.temp_directories import current_temp_dir
-from dist_testing.frontends.requirements import (
-    at_least_x_gpu,
-    get_required_world_size,
-    import_transformers_or_skip,
-    init_multigpu_helper,
-    nccl_skip_if_lt_x_gpu,
-    require_n_gpus_for_nccl_backend,
-    requires_accelerator_dist_backend,
-    requires_ddp_rank,
-    requires_gloo,
-    requires_mpi,
-    requires_multicast_support,
-    requires_nccl,
-    requires_nccl_shrink,
-    requires_nccl_version,
-    requires_ucc,
-    requires_world_size,
-    skip_if_lt_x_gpu,
-    skip_if_no_gpu,
-    skip_if_odd_worldsize,
-    skip_if_rocm_arch_multiprocess,
-    skip_if_rocm_multiprocess,
-    skip_if_rocm_ver_lessthan_multiprocess,
-    skip_if_win32,
-    sm_is_or_higher_than,
-)
+from dist_testing.frontends.helpers.running import dynamo_dist_per_rank_init as _dynamo_dist_per_rank_init
+from dist_testing.frontends.helpers.running import retrieve_result_from_completion_queue
+from dist_testing.frontends.names import *  # noqa: F403
 from dist_testing.frontends.requirements.accelerators import DDP_RANK_DEVICES, evaluate_platform_supports_symm_mem
 from dist_testing.frontends.requirements.backends import ACCELERATOR_DIST_BACKENDS
 from dist_testing.frontends.requirements.worlds import skip_below_world_size
-from dist_testing.frontends.unittest.spawn_threads import spawn_threads_and_init_comms
-from dist_testing.skips import TEST_SKIPS, TestSkip
 from dist_testing.spec import DEFAULT_WORLD_SIZE
 
 FILE_SCHEMA: str = common_utils.FILE_SCHEMA
@@ -123,7 +80,7 @@ TEST_WITH_TSAN: bool = common_utils.TEST_WITH_TSAN
 TEST_XPU: bool = common_utils.TEST_XPU
 find_free_port = common_utils.find_free_port
 retry_on_connect_failures = common_utils.retry_on_connect_failures
-# torch's module had this name until torch 2.5.
+# A name of torch's module until torch 2.5.
 run_tests = common_utils.run_tests
 skip_but_pass_in_sandcastle = common_utils.skip_but_pass_in_sandcastle
 skip_but_pass_in_sandcastle_if = common_utils.skip_but_pass_in_sandcastle_if
@@ -140,7 +97,7 @@ logger.setLevel(logging.INFO)
 
 TIMEOUT_DEFAULT: int
 
-# torch has raised this limit from 3 ranks to 8, and its suites rely on the skips.
+# torch has raised the limit from 3 ranks to 8, and its suites rely on it.
 skip_if_small_worldsize = skip_below_world_size(8)
 
 __all__ = [
@@ -153,7 +110,6 @@ __all__ = [
     "PLATFORM_SUPPORTS_SYMM_MEM",
     "TEST_CUDA",
     "TEST_HPU",
-    "TEST_SKIPS",
     "TEST_WITH_ROCM",
     "TEST_WITH_TSAN",
     "TEST_XPU",
@@ -169,7 +125,6 @@ __all__ = [
     "C10dTorchCommsTestBase",
     "Callable",
     "DeviceType",
-    "DistTestCases",
     "DistributedTestBase",
     "Enum",
     "LazyVal",
@@ -183,34 +138,21 @@ __all__ = [
     "SaveForwardInputsModule",
     "StringIO",
     "TestCase",
-    "TestSkip",
     "Union",
     "_dynamo_dist_per_rank_init",
-    "at_least_x_gpu",
     "c10d",
-    "captured_output",
-    "cleanup_temp_dir",
     "common_utils",
     "contextmanager",
-    "create_device",
-    "create_tcp_store",
     "dataclass",
     "evaluate_platform_supports_symm_mem",
     "faulthandler",
     "find_free_port",
     "functools",
-    "get_required_world_size",
-    "get_timeout",
-    "has_efa",
-    "import_transformers_or_skip",
-    "init_multigpu_helper",
-    "initialize_temp_directories",
     "inspect",
     "itertools",
     "logger",
     "logging",
     "multiprocessing",
-    "nccl_skip_if_lt_x_gpu",
     "nn",
     "operator",
     "os",
@@ -218,35 +160,13 @@ __all__ = [
     "patch",
     "queue",
     "reduce",
-    "require_n_gpus_for_nccl_backend",
-    "requires_accelerator_dist_backend",
-    "requires_ddp_rank",
-    "requires_gloo",
-    "requires_mpi",
-    "requires_multicast_support",
-    "requires_nccl",
-    "requires_nccl_shrink",
-    "requires_nccl_version",
-    "requires_ucc",
-    "requires_world_size",
     "retrieve_result_from_completion_queue",
     "retry_on_connect_failures",
-    "run_subtests",
     "run_tests",
     "setup_torchcomms_pg",
-    "simple_sparse_reduce_tests",
     "skip_but_pass_in_sandcastle",
     "skip_but_pass_in_sandcastle_if",
-    "skip_if_lt_x_gpu",
-    "skip_if_no_gpu",
-    "skip_if_odd_worldsize",
-    "skip_if_rocm_arch_multiprocess",
-    "skip_if_rocm_multiprocess",
-    "skip_if_rocm_ver_lessthan_multiprocess",
     "skip_if_small_worldsize",
-    "skip_if_win32",
-    "sm_is_or_higher_than",
-    "spawn_threads_and_init_comms",
     "subprocess",
     "sys",
     "tempfile",
@@ -254,23 +174,20 @@ __all__ = [
     "time",
     "timedelta",
     "torch",
-    "tp_transports",
     "trace_log",
     "traceback",
     "types",
     "unittest",
-    "verify_ddp_error_logged",
-    "with_dist_debug_levels",
-    "with_nccl_blocking_wait",
     "wraps",
 ]
+__all__ += _names.__all__
 
-# Resolved at first use, because they load torch._dynamo, register torch's own threaded group, or read an environment
-# variable that may be invalid.
+# Loaded at first use only: these load torch._dynamo, register torch's own threaded group, or read a variable that may
+# be wrong.
 _LAZY = {
     "DynamoDistributedMultiProcTestCase": "dist_testing.compat.dynamo",
     "DynamoDistributedSingleProcTestCase": "dist_testing.compat.dynamo",
-    "TIMEOUT_DEFAULT": "dist_testing.frontends.helpers.limits",
+    "TIMEOUT_DEFAULT": "dist_testing.frontends.helpers.environment",
     "ProcessLocalGroup": "torch.testing._internal.distributed.multi_threaded_pg",
     "_install_threaded_pg": "torch.testing._internal.distributed.multi_threaded_pg",
     "_uninstall_threaded_pg": "torch.testing._internal.distributed.multi_threaded_pg",

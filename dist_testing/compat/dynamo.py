@@ -1,4 +1,4 @@
-"""The two classes that need torch._dynamo; in a module of their own, because loading it takes a second."""
+"""The two classes that need torch._dynamo, in a module of their own because its import takes a second."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ __all__ = ["DynamoDistributedMultiProcTestCase", "DynamoDistributedSingleProcTes
 
 
 class DynamoDistributedSingleProcTestCase(torch._dynamo.test_case.TestCase):
-    """Runs the tests in the runner itself, with a default group of one rank. Skips without an accelerator.
+    """Runs tests in the runner itself, with a default group of one rank for the class. Skips without an accelerator.
 
     Attributes:
         rank: 0.
-        device: The device of the rank, such as "cuda:0".
-        device_ids: The `device_ids` for DistributedDataParallel; None by default.
+        device: Such as "cuda:0".
+        device_ids: Argument for DistributedDataParallel; None for its default.
     """
 
     rank = 0
@@ -59,11 +59,11 @@ class DynamoDistributedMultiProcTestCase(DistributedTestBase):
 
     @property
     def world_size(self) -> int:
-        """Number of accelerators of this machine."""
+        """The number of accelerators of this machine."""
         return torch.accelerator.device_count()
 
     @classmethod
     def _run(cls, rank: int, test_name: str, file_name: str, parent_pipe: Any, **kwargs: Any) -> None:
-        # Structured traces cost time, and no test reads them.
+        # Structured traces cost time, and tests do not read them.
         trace_log.addHandler(logging.NullHandler())
         super()._run(rank, test_name, file_name, parent_pipe, **kwargs)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dist_testing import compat
 from dist_testing.errors import UsageError
 
-# pytest imports the plugin before it collects tests.
+# At import: pytest imports the plugin before it collects tests.
 try:
     compat.install()
 except UsageError as error:
     import pytest
 
-    # pytest prints only the text of this exception; for any other, it prints a traceback.
+    # pytest prints this exception without a traceback.
     raise pytest.UsageError(str(error)) from None

@@ -8,8 +8,10 @@ from typing import Any
 import torch
 from torch.distributed import distributed_c10d
 
+from dist_testing.backends import any_declared
 from dist_testing.compat.classes import MultiProcContinuousTest, common_utils
 from dist_testing.compat.unknown import torchs_own
+from dist_testing.frontends.unittest.device import torch_backend_for
 from dist_testing.spec import DEFAULT_WORLD_SIZE
 
 __all__ = [
@@ -56,22 +58,18 @@ _IS_BUILT = {
 
 
 class C10dTorchCommsTestBase(MultiProcContinuousTest):
-    """Tests a backend of torchcomms on ranks that the tests of the class share; skips if the backend is not built."""
+    """Runs tests of a backend of torchcomms on a worker pool; skips them if the backend is not built."""
 
     world_size = DEFAULT_WORLD_SIZE
 
     @staticmethod
     def backend(device: str) -> str:
-        """Return the backend for a device type.
-
-        Args:
-            device: A device or device type, such as "cuda" or "cuda:0".
-        """
-        return next((name for kind, name in _BACKENDS.items() if kind in device), "gloo")
+        """The back end for a kind of device."""
+        return torch_backend_for(device)
 
     @classmethod
     def backend_str(cls) -> str:
-        """Return the backend for the device type of the class."""
+        """Return the name of the backend for the class's device."""
         return cls.backend(cls._device_kind())
 
     @classmethod
@@ -98,32 +96,19 @@ class C10dTorchCommsTestBase(MultiProcContinuousTest):
         os.environ["TORCHCOMM_SIZE"] = str(world_size)
         os.environ["TORCHCOMM_STORE_PATH"] = str(rdvz_file)
         super()._init_pg(rank, world_size, rdvz_file)
-        if cls.backend_str() != "gloo":
+        if not any_declared(cls.backend_str(), lambda declared: declared.device == "cpu"):
             accelerator = torch.accelerator.current_accelerator()
             assert accelerator is not None, f"{cls.backend_str()} without an accelerator"
             torch.set_default_device(torch.device(accelerator.type, rank))
             torch.accelerator.set_device_index(rank)
 
     def rank_to_device(self, device: str) -> dict[int, list[int]]:
-        """Return the device indices of each rank: rank r gets device r modulo the number of devices.
-
-        Args:
-            device: A device type of this machine, such as "cuda".
-        """
+        """Return each rank's device index, in a list of one; ranks take the devices in turn."""
         count = torch.get_device_module(device).device_count()
         return {rank: [rank % count] for rank in range(self.world_size)}
 
 
-# Device type to backend.
-_BACKENDS = {"cuda": "nccl", "hpu": "hccl", "xpu": "xccl"}
-
-
 def setup_torchcomms_pg(*args: Any, **kwargs: Any) -> torch.distributed.ProcessGroup:
-    """Call torch's own function: it creates a process group around a communicator of torchcomms.
-
-    Args:
-        args: Positional arguments of torch's function.
-        kwargs: Keyword arguments of torch's function.
-    """
+    """Call torch's own function: it makes a process group around a communicator of torchcomms."""
     group: torch.distributed.ProcessGroup = torchs_own().setup_torchcomms_pg(*args, **kwargs)
     return group

@@ -1,4 +1,4 @@
-"""Stands in for names of torch's module that this library does not have, usually the newest ones."""
+"""Stand-ins for names of torch's module that this library does not have, usually newer ones."""
 
 from __future__ import annotations
 
@@ -20,10 +20,7 @@ _ALIAS = "dist_testing.compat._torchs_own"
 
 
 def unknown_name(name: str) -> Any:
-    """Return a stand-in for a name that torch's module has and ours does not; it raises `UsageError` when it is used.
-
-    Args:
-        name: The name.
+    """Return a stand-in for a name that only torch's module has; every use of it raises a UsageError.
 
     Raises:
         AttributeError: If torch's module does not have the name either.
@@ -34,7 +31,7 @@ def unknown_name(name: str) -> Any:
 
 
 class _Unknown:
-    """An object that can be imported and stored; every other use raises `UsageError`."""
+    """An object that raises a UsageError at every use."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -44,8 +41,8 @@ class _Unknown:
 
         raise UsageError(
             f"{self._name}: torch {torch.__version__} has this name in common_distributed; dist_testing does not.\n"
-            "Most likely the name is newer than this version of dist_testing.\n"
-            f"Use dist_testing.compat.unknown.torchs_own().{self._name}, which is torch's own, on torch's own classes."
+            "The name is newer than this version of dist_testing.\n"
+            f"Use torch's own, dist_testing.compat.unknown.torchs_own().{self._name}, with torch's own classes."
         )
 
     def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
@@ -53,7 +50,7 @@ class _Unknown:
 
     def __getattr__(self, attribute: str) -> NoReturn:
         if attribute.startswith("__"):
-            # Code that inspects objects looks for such attributes, and works without them.
+            # Inspection reads such names, and works without them.
             raise AttributeError(attribute)
         self._fail()
 
@@ -71,12 +68,12 @@ class _Unknown:
 
 
 def is_unknown(value: object) -> bool:
-    """Return whether a value is a stand-in made by `unknown_name`."""
+    """Return whether a value is a stand-in."""
     return type(value) is _Unknown
 
 
 def torchs_own() -> ModuleType:
-    """Return torch's own module, also where ours is installed in its place. The first call takes about a second."""
+    """Return torch's own module with its own classes, also if ours is installed. The first call takes a second."""
     if (module := sys.modules.get(_ALIAS)) is None:
         spec = importlib.util.spec_from_file_location(_ALIAS, _torchs_file())
         assert spec is not None
@@ -100,7 +97,7 @@ def _torchs_file() -> Path:
 
 @functools.cache
 def _torchs_names() -> frozenset[str]:
-    """Return the names that torch's module defines or imports; read from its source, as an import takes a second."""
+    """Return the names that torch's module defines or imports, from its source: its import takes a second."""
     return frozenset(_bound(ast.parse(_torchs_file().read_text(encoding="utf-8")).body))
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib
+import itertools
 import math
 import os
 import shutil
@@ -22,10 +23,10 @@ from pathlib import Path
 
 from dist_testing.budget import Budget
 from dist_testing.case import Case, CaseResult, RankWarning
+from dist_testing.engine.case_events import CaseEvents
 from dist_testing.engine.gpu_checks import aftermath, notes, preflight
 from dist_testing.engine.hang_story import blame_by_ledger, mark_stuck
 from dist_testing.engine.interruption import interruption_report
-from dist_testing.engine.live_output import LiveOutput
 from dist_testing.engine.rank_record import RankRecord
 from dist_testing.engine.run_directory import RunDirectory
 from dist_testing.engine.running_world import RunningCase, RunningWorld, check_world_size, start_world
@@ -33,6 +34,7 @@ from dist_testing.engine.stack_dumps import operation_in
 from dist_testing.engine.thread_stacks import blame_thread, waiting_for_skipped
 from dist_testing.engine.thread_world import ThreadBody, run_ranks
 from dist_testing.errors import GpuError, LaunchError, UsageError
+from dist_testing.events.stream import EventStream
 from dist_testing.gpus.devices import vendor_named
 from dist_testing.gpus.gpu import Gpu
 from dist_testing.gpus.world import WorldGpus
@@ -63,7 +65,7 @@ class Engine:
         spec: What the target asks for.
         cases_after: Cases that will come after the next one; they share the budget with it.
         debug_rank: The rank that gets the terminal in every case; None for none.
-        show_line: Given what ranks print, line by line, as they print it; None to leave it in their logs.
+        events: Gets every fact of the run. What ranks print is read while they print it if a sink wants `RankOutput`.
         tell: Given a line for the log about what a case has to wait for.
     """
 
@@ -79,7 +81,7 @@ class Engine:
         self.spec = spec
         self.cases_after = 0
         self.debug_rank: int | None = None
-        self.show_line: Callable[[str], None] | None = None
+        self.events = EventStream()
         self.tell: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True)
         self._budget = budget
         self._context = context
@@ -88,6 +90,7 @@ class Engine:
         self._launchers: dict[Callable[[RunContext], Launcher], Launcher] = {}
         self._pool: RunningWorld | None = None
         self._worlds = 0
+        self._numbers = itertools.count(1)
         self._directory: RunDirectory | None = None
         self._settled_memory: dict[Gpu, int] = {}
         self._has_warned = False
@@ -151,6 +154,11 @@ class Engine:
             LaunchError: If they cannot be had.
             UsageError: If the world is larger than can be.
         """
+        events = CaseEvents(self.events, next(self._numbers), case)
+        with events.ending_on_error():
+            return self._start(case, events)
+
+    def _start(self, case: Case, events: CaseEvents) -> RunningCase:
         check_world_size(case.name, case.world_size)
         isolation = self.isolation_of(case)
         check_isolation(case.name, self.spec.backend, isolation)
@@ -170,6 +178,7 @@ class Engine:
             case = dataclasses.replace(case, debug_rank=self.debug_rank)
         limit_s = self._limit_s(case)
         started_s = time.monotonic()
+        events.asked(limit_s)
         world, self._pool = self._pool, None
         body = None
         if world is not None and case.pool == world.pool and case.world_size == world.size:
@@ -183,13 +192,12 @@ class Engine:
                 self.tell(f"dist_testing: {case.name}: {warning}")
             try:
                 (launcher,), directory = self.prepare([isolation])
-                gpus = self._take_gpus(case, _GPU_WAIT_SHARE * limit_s)
+                gpus = self._take_gpus(case, _GPU_WAIT_SHARE * limit_s, events)
                 if gpus is not None:
                     # All of the case's own, and of the run's budget what the wait has left.
                     limit_s = self._limit_s(case)
                 world = start_world(launcher, isolation, self._worlds, case, self.spec, directory, limit_s, gpus)
-                if self.show_line is not None:
-                    world.supervisor.show_output(LiveOutput(world.directory, world.size, self.show_line))
+                events.world_asked(self._worlds, world)
             except GpuError:
                 raise
             except LaunchError:
@@ -197,6 +205,7 @@ class Engine:
                 raise
             except OSError as error:
                 raise _no_room(case.name, error) from error
+        events.begun_on(world, is_new=body is None)
         world.supervisor.begin_case(
             limit_s,
             latest_s=math.inf if case.debug_rank is not None else self._budget.latest_s,
@@ -204,7 +213,7 @@ class Engine:
             expected_exits=case.expected_exits,
             body=body,
         )
-        return RunningCase(case, world, started_s, limit_s, is_first=body is None)
+        return RunningCase(case, world, started_s, limit_s, is_first=body is None, events=events)
 
     def finish(self, running: RunningCase) -> CaseResult:
         """Wait for the end of a case, at most until its deadline, and judge it.
@@ -212,9 +221,15 @@ class Engine:
         Raises:
             LaunchError: If the ranks could not be made, or could not be got rid of.
         """
+        with running.events.ending_on_error():
+            result = self._finish(running)
+        running.events.judged(result)
+        return result
+
+    def _finish(self, running: RunningCase) -> CaseResult:
         case, world = running.case, running.world
         supervisor = world.supervisor
-        with self._closing_if_over(world):
+        with self._closing_if_over(world), running.events.watching():
             try:
                 supervisor.wait_case()
             except KeyboardInterrupt:
@@ -283,10 +298,14 @@ class Engine:
         """
         check_world_size(case.name, case.world_size, needs_files=False)
         limit_s = self._budget.limit_s(case.timeout_s, cases_after=self.cases_after)
+        events = CaseEvents(self.events, next(self._numbers), case)
         started_s = time.monotonic()
-        ended = run_ranks(case.world_size, body, limit_s=limit_s)
+        events.asked(limit_s)
+        with events.ending_on_error():
+            ended = run_ranks(case.world_size, body, limit_s=limit_s)
+        events.over_on_threads(ended.phases)
         outcomes = tuple(_with_operation(outcome, ended.stacks.get(outcome.rank, "")) for outcome in ended.outcomes)
-        return CaseResult(
+        result = CaseResult(
             case=case,
             verdict=verdict(outcomes, world_size=case.world_size, promised=self.spec.promises(case.world_size)),
             outcomes=outcomes,
@@ -295,11 +314,14 @@ class Engine:
             limit_s=limit_s,
             stacks=ended.stacks,
         )
+        events.judged(result)
+        return result
 
     def abandon(self, running: RunningCase) -> None:
         """Kill the ranks of a case that nobody will ask about any more."""
         with self._closing_if_over(running.world):
             running.world.supervisor.abort()
+        running.events.ended_early("the test ended before it waited for its ranks")
 
     def end_pool(self) -> str:
         """Let the ranks of the current pool end, if there is one.
@@ -330,17 +352,20 @@ class Engine:
             return _DEBUG_LIMIT_S
         return self._budget.limit_s(case.timeout_s, cases_after=self.cases_after)
 
-    def _take_gpus(self, case: Case, limit_s: float) -> WorldGpus | None:
+    def _take_gpus(self, case: Case, limit_s: float, events: CaseEvents) -> WorldGpus | None:
         count = self.spec.gpus(case.world_size)
         vendor = vendor_named(self.spec.backend.vendor)
         if not count or vendor is None:
             return None
-        return WorldGpus.take(
+        return events.lease(
             count,
-            vendor,
-            limit_s=limit_s,
-            on_wait=lambda line: self.tell(f"dist_testing: {case.name}: {line}"),
-            settled=self._settled_memory,
+            lambda: WorldGpus.take(
+                count,
+                vendor,
+                limit_s=limit_s,
+                on_wait=lambda line: self.tell(f"dist_testing: {case.name}: {line}"),
+                settled=self._settled_memory,
+            ),
         )
 
     def _end(self, world: RunningWorld) -> str:

@@ -49,7 +49,7 @@ def preflight(name: str, world_size: int, spec: Spec) -> str:
     Raises:
         UsageError: If it cannot work at all.
     """
-    if spec.backend.torch_backend != "nccl":
+    if not spec.backend.uses_nccl:
         return ""
     check_devices(name, world_size, spec.ranks_per_gpu)
     return lack_of_memory(world_size)
@@ -72,7 +72,7 @@ def aftermath(world: RunningWorld) -> Aftermath:
 def notes(world: RunningWorld, spec: Spec, after: Aftermath) -> tuple[str, ...]:
     """What else may explain a failure, line by line."""
     lines = [_REPAIR] if after.faults or after.lost is not None else []
-    if spec.backend.torch_backend == "nccl":
+    if spec.backend.uses_nccl:
         lines += [
             f"Rank {rank}'s last collectives: {text}." for rank, text in recordings(world.directory, world.size).items()
         ]

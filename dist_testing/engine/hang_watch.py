@@ -82,11 +82,24 @@ class HangWatch:
         self._before: dict[int, _Activity] = {}
         self._first: list[RankView] | None = None
         self._awake: set[str] | None = None
+        self._expects_exits = False
         self._requests = 0
         self._asked_s = -math.inf
 
-    def begin_case(self) -> None:
-        """Forget the last case."""
+    @property
+    def is_on(self) -> bool:
+        """Whether the ranks alone decide how the case goes on, and none of them has failed."""
+        return not self._expects_exits and not any(
+            record.is_patient or record.first_trouble_s is not None for record in self._records
+        )
+
+    def begin_case(self, *, expects_exits: bool) -> None:
+        """Forget the last case.
+
+        Args:
+            expects_exits: Whether ranks must die in the case that begins; then a wait for them can be meant.
+        """
+        self._expects_exits = expects_exits
         self.latest = None
         self._before = {}
         self._first = None
@@ -94,17 +107,17 @@ class HangWatch:
         self._asked_s = -math.inf
         self.next_s = time.monotonic() + _PAUSE_S
 
-    def look(self, now_s: float) -> HangStory | None:
+    def look(self, now_s: float) -> bool:
         """Look, if it is time.
 
         Args:
             now_s: The runner's clock.
 
         Returns:
-            The story of a hang that is proven, else None.
+            Whether a hang is proven; then `latest` tells it.
         """
         if now_s < self.next_s:
-            return None
+            return False
         activity = _activity(self._records)
         idle = self._idle(activity)
         self._before = activity
@@ -114,7 +127,7 @@ class HangWatch:
             if idle and now_s >= self._asked_s + _RARE_PAUSE_S:
                 # Proves nothing, and tells later what the idle ranks waited for.
                 self.ask(_ANSWER_LIMIT_S)
-            return None
+            return False
         analysis = self.ask(_ANSWER_LIMIT_S)
         # What the answers have cost is not the ranks' work.
         self._before = _activity(self._records)
@@ -128,10 +141,10 @@ class HangWatch:
             self._awake = None
             self._is_asleep()
         elif self._is_asleep():
-            return self.latest
+            return True
         else:
             self.next_s = time.monotonic() + _SHORT_PAUSE_S
-        return None
+        return False
 
     def _is_asleep(self) -> bool:
         """Whether every thread of every rank has been seen asleep since the first of two equal looks.

@@ -1,4 +1,4 @@
-"""Shows what ranks print while they print it. Their logs are written as always; this reads along."""
+"""Reads what ranks print while they print it. Their logs are written as always; this reads along."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ class LiveOutput:
     say so (not on Linux, or no watch is left) the lines come when the case is over.
     """
 
-    def __init__(self, directory: Path, size: int, show: Callable[[str], None]) -> None:
+    def __init__(self, directory: Path, size: int, tell: Callable[[int, str], None]) -> None:
         """Begin to read.
 
         Args:
             directory: The world's folder, where its ranks make their logs.
             size: Ranks in the world.
-            show: Given each line, with its rank before it.
+            tell: Given each line: its rank, and the text.
         """
         self._logs = [directory / f"rank-{rank}.log" for rank in range(size)]
         self._read_bytes = [0] * size
         self._open_lines = [b""] * size
-        self._show = show
+        self._tell = tell
         self._inotify = _watch(directory)
 
     def fileno(self) -> int:
@@ -42,7 +42,7 @@ class LiveOutput:
         return self._inotify
 
     def pump(self) -> None:
-        """Show what there is by now."""
+        """Hand on what there is by now."""
         if self._inotify >= 0:
             # The events say no more than that there are some.
             with contextlib.suppress(BlockingIOError):
@@ -52,7 +52,7 @@ class LiveOutput:
             self._read(rank)
 
     def finish(self) -> None:
-        """A case is over: show the rest, also lines that have not been ended."""
+        """A case is over: hand on the rest, also lines that have not been ended."""
         self.pump()
         for rank, rest in enumerate(self._open_lines):
             if rest:
@@ -87,7 +87,7 @@ class LiveOutput:
                     self._line(rank, line)
 
     def _line(self, rank: int, line: bytes) -> None:
-        self._show(f"[rank {rank}] {line.decode(errors='replace').rstrip(chr(13))}")
+        self._tell(rank, line.decode(errors="replace").rstrip("\r"))
 
 
 def _watch(directory: Path) -> int:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import importlib
 import os
 
-from dist_testing.errors import GpuError
+from dist_testing.backends import Backend, any_declared, parts_of
+from dist_testing.errors import GpuError, UsageError
 from dist_testing.gpus.devices import vendor_named, visible_gpus
 from dist_testing.skips import TEST_SKIPS, gpus_reason
 from dist_testing.spec import Spec
 
-__all__ = ["Lack", "missing_need"]
+__all__ = ["Lack", "missing_backend", "missing_need"]
 
 
 class Lack(str):
@@ -37,26 +38,82 @@ def missing_need(spec: Spec, world_size: int) -> str | None:
     Args:
         spec: What the target asks for.
         world_size: Ranks of the case.
+
+    Raises:
+        UsageError: If the module that registers the backend fails while it is imported.
     """
     backend = spec.backend
     if (gpus := spec.gpus(world_size)) and (lack := _lacking_gpus(gpus, backend.vendor)):
         return lack
 
-    if backend.register_module:
-        try:
-            importlib.import_module(backend.register_module)
-        except ImportError as error:
-            return f"{TEST_SKIPS['backend_unavailable'].message} ({backend.register_module}: {error})"
+    if backend.register_module and (lack := _lacking_module(backend)):
+        return lack
 
     import torch.distributed as dist
 
     if not dist.is_available():
         return TEST_SKIPS["backend_unavailable"].message
-    if not dist.is_backend_available(backend.torch_backend):
-        if backend.torch_backend == "nccl":
-            return TEST_SKIPS["nccl"].message
-        return f"{TEST_SKIPS['backend_unavailable'].message} (torch was built without {backend.torch_backend})"
+    for part in parts_of(backend.torch_backend):
+        if not dist.is_backend_available(part):
+            return missing_backend(part, backend.register_module)
+    if not backend.gpus_per_rank and not _has_device(backend.device):
+        return f"{TEST_SKIPS['no_accelerator'].message} (device {backend.device}, backend {backend.name})"
     return None
+
+
+def missing_backend(torch_backend: str, register_module: str = "") -> str:
+    """The skip reason of a test whose backend torch does not have.
+
+    Args:
+        torch_backend: One name, as torch knows it.
+        register_module: The module that was imported because it should register the name; "" for none.
+    """
+    if any_declared(torch_backend, lambda declared: declared.uses_nccl):
+        # torch's own words, which people search for.
+        return TEST_SKIPS["nccl"].message
+    remark = f"torch was built without {torch_backend}"
+    if register_module:
+        remark += f", and module {register_module} does not register it"
+    return f"{TEST_SKIPS['backend_unavailable'].message} ({remark})"
+
+
+def _lacking_module(backend: Backend) -> str:
+    """Why the module that registers the backend cannot be imported; "" if it can.
+
+    Raises:
+        UsageError: If the module is there and fails.
+    """
+    module = backend.register_module
+    try:
+        importlib.import_module(module)
+    except ImportError as error:
+        way_out = f"Install {module}, or add the library that holds it to the deps of the backend or the test."
+        remark = f"backend {backend.name} needs module {module}: {error}. {way_out}"
+        return Lack(f"{TEST_SKIPS['backend_unavailable'].message} ({remark})", way_out)
+    except Exception as error:
+        raise UsageError(
+            f"Backend {backend.name!r}: its module {module} failed while it was imported: {_in_one_line(error)}\n"
+            "The declaration names it in register_module, and its import must register the backend with torch.\n"
+            f"Correct the module; `python -c 'import {module}'` shows the whole error."
+        ) from error
+    return ""
+
+
+def _in_one_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
+def _has_device(device: str) -> bool:
+    """Whether torch knows a device and has one of it. Makes no context on it."""
+    if device == "cpu":
+        return True
+    import torch
+
+    try:
+        return bool(torch.get_device_module(device).is_available())
+    except RuntimeError:
+        # torch does not know the name.
+        return False
 
 
 def _lacking_gpus(gpus: int, name: str) -> str:

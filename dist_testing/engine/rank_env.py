@@ -38,6 +38,9 @@ _RECORDED_CALLS = 256
 # What decides how many threads torch starts; a user who set one of them has decided.
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
+# Linux's name for the interface.
+_LOOPBACK = "lo"
+
 # Where compilers keep what they made. Per target, not per rank: the ranks of one test compile the same things.
 _CACHES = {
     "TORCHINDUCTOR_CACHE_DIR": "inductor",
@@ -47,10 +50,8 @@ _CACHES = {
 
 
 def cpu_count() -> int:
-    """CPUs that this process may run on."""
-    if sys.platform == "linux":
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    """Return the number of CPUs that this process may run on."""
+    return len(os.sched_getaffinity(0))
 
 
 def threads_per_rank(world_size: int, env: Mapping[str, str] = os.environ) -> int:
@@ -91,10 +92,10 @@ def rank_env(
     result = {name: value for name, value in env.items() if name not in _PROTOCOL}
     result |= device_env or {}
     result["TMPDIR"] = temp
-    if loopback := _loopback_interface():
+    if _LOOPBACK in (name for _, name in socket.if_nameindex()):
         # Left alone, gloo asks for the address of the hostname, which in a sandbox or on a laptop may not exist.
         for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME"):
-            result.setdefault(name, loopback)
+            result.setdefault(name, _LOOPBACK)
     if not any(name in env for name in _THREAD_VARIABLES):
         for name in (*_THREAD_VARIABLES, "OPENBLAS_NUM_THREADS"):
             result.setdefault(name, str(threads_per_rank(world_size, env)))
@@ -107,8 +108,3 @@ def rank_env(
         # torch asks getpass for a name when it makes up a cache path; a sandbox may have no passwd entry.
         result.setdefault("USER", "dist_testing")
     return result
-
-
-def _loopback_interface() -> str | None:
-    names = [name for _, name in socket.if_nameindex()]
-    return next((name for name in ("lo", "lo0") if name in names), None)

@@ -184,6 +184,11 @@ class RankRecord:
         return self._exit_code is not None
 
     @property
+    def ended_s(self) -> float | None:
+        """When the runner saw that the process was gone, on the monotonic clock; None while it is not."""
+        return self._ended_s if self.has_ended else None
+
+    @property
     def ended_as_expected(self) -> bool:
         """Whether the process has ended in the way that the case expects."""
         return self._expected_exit is not None and self._exit_code == self._expected_exit

@@ -15,7 +15,7 @@ from dist_testing.engine.needs import Lack
 from dist_testing.outcomes import UNKNOWN_EXIT_CODE, Cause, Kind
 from dist_testing.spec import ALL_GPUS, Spec
 
-__all__ = ["broken_promise", "failure_headline", "failure_report", "tidied"]
+__all__ = ["failure_headline", "failure_report", "missing_hardware", "tidied"]
 
 _LOG_TAIL_LINES = 40
 # Of a traceback that is not the culprit's: its end says most.
@@ -26,32 +26,40 @@ _FRAME = re.compile(r'  File ".*", line \d+ in ')
 _THREAD_ADDRESS = re.compile(r"hread 0x[0-9a-f]+(?: \[rank-\d+\])?")
 # Python 3.14 adds the C stack of a thread that crashes. The interpreter's own part of it says nothing, and is long.
 _INTERPRETER_FRAME = re.compile(r'  Binary file "[^"]*/(python[\d.]*|libpython[^/"]*)"')
+# A function of a helper that a test calls is above the test, such as an assertion; these are below it.
 _BELOW_TEST = re.compile(
-    r"[/](_pytest/(python|fixtures)|unittest/case|"
-    r"dist_testing/(doors/(rank_\w+|spawn_threads|cases/\w+)|(joined|launch|rank|runner)/\w+))\.py\""
+    r"[/](_pytest/(python|fixtures)|unittest/case|dist_testing/("
+    r"frontends/pytest/(on_rank|rank_\w+|in_runner)|"
+    r"frontends/unittest/(continuous|on_rank|process|spawn_threads|threads|world_case)|"
+    r"(attach|bazel|engine|launch|rank)/\w+))\.py\""
 )
 # A thread that is nobody's but this library's, after the rest is gone.
 _EMPTY_THREAD = re.compile(r"^Thread\b.*\n(?=\n|\Z)", re.MULTILINE)
 
 
-def broken_promise(name: str, spec: Spec, missing: str) -> str:
-    """The text for a machine without what it was said to have; no rank was started.
+def missing_hardware(name: str, spec: Spec, missing: str, *, promised: bool) -> str:
+    """Return the text of a case that fails, before any rank was started, because hardware is missing.
 
     Args:
-        name: Of the case.
+        name: Name of the case.
         spec: What the target asks for.
-        missing: What there is not.
+        missing: The skip reason.
+        promised: Whether the configuration promises the hardware; False if only `--dist-on-missing=fail` asks for it.
     """
-    if spec.promised_gpus is None:
-        promise = "asks for a failure in that case (--dist-on-missing=fail)"
-    else:
+    if promised:
         count = "all the GPUs that tests ask for" if spec.promised_gpus == ALL_GPUS else f"{spec.promised_gpus} GPU(s)"
-        promise = f"promises {count} (--config=gpu, or the flag //dist_testing/config:gpus)"
+        what = Cause.PROMISE.value
+        cause = f"The configuration of this run promises {count} (--config=gpu, or the flag //dist_testing/config:gpus)"
+        other_way = "without the promise"
+    else:
+        what = "hardware missing"
+        cause = "The option --dist-on-missing=fail asks for a failure where hardware is missing"
+        other_way = "without the option"
     way_out = missing.way_out if isinstance(missing, Lack) else ""
     return (
-        f"{name}: {Cause.PROMISE.value}: {missing}\n"
-        f"The configuration of this run {promise}, so it is a failure and not a skip.\n"
-        + (way_out or "Run it on a machine that has the hardware, or without the promise.")
+        f"{name}: {what}: {missing}\n"
+        f"{cause}, so the case fails and is not skipped.\n"
+        f"{way_out or f'Run it on a machine that has the hardware, or {other_way}.'}"
     )
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dist_testing.case import Case
+from dist_testing.engine.case_events import CaseEvents
 from dist_testing.engine.hang_watch import HangWatch
 from dist_testing.engine.rank_env import rank_env, threads_per_rank
 from dist_testing.engine.rank_record import RankRecord
@@ -24,7 +25,8 @@ from dist_testing.launch.launcher import Launcher
 from dist_testing.process.board import PhaseBoard
 from dist_testing.process.lifetime import current_umask
 from dist_testing.process.messages import WorldRequest
-from dist_testing.spec import MAX_WORLD_SIZE, Spec
+from dist_testing.spec import Spec
+from dist_testing.spec import check_world_size as check_range
 from dist_testing.world import LOOPBACK, WorldSettings
 
 __all__ = ["RunningCase", "RunningWorld", "check_world_size", "group_limit_s", "start_world"]
@@ -109,6 +111,7 @@ class RunningCase:
         started_s: When they were asked for, on the runner's monotonic clock.
         limit_s: How long it may run, in seconds.
         is_first: Whether it is the first on these ranks.
+        events: Tells how it goes.
     """
 
     case: Case
@@ -116,6 +119,7 @@ class RunningCase:
     started_s: float
     limit_s: float
     is_first: bool
+    events: CaseEvents
 
 
 def start_world(
@@ -179,7 +183,7 @@ def start_world(
         lease_fds = gpus.lease.fds if gpus is not None else ()
         fds += lease_fds
         backend_env = dict(spec.backend.env)
-        if spec.backend.torch_backend == "nccl":
+        if spec.backend.uses_nccl:
             backend_env |= recorder_env(directory, limit_s)
         launcher.start(
             WorldRequest(
@@ -208,6 +212,7 @@ def start_world(
                 settings=WorldSettings(
                     backend=spec.backend.torch_backend,
                     device=spec.backend.device,
+                    binds_device=spec.backend.binds_device,
                     gpus_per_rank=spec.gpus_per_rank,
                     ranks_per_gpu=spec.ranks_per_gpu,
                     register_module=spec.backend.register_module,
@@ -232,23 +237,18 @@ def group_limit_s(limit_s: float) -> float:
     return limit_s - before_s
 
 
-def check_world_size(name: str, world_size: int, *, needs_files: bool = True) -> None:
-    """Refuse a world that cannot be, before anything is started.
+def check_world_size(name: str, value: object, *, needs_files: bool = True) -> int:
+    """Return the size of a world, if it is possible here.
 
     Args:
-        name: Of the case.
-        world_size: Its ranks.
+        name: Name of the case.
+        value: What the user gave.
         needs_files: Whether this process holds open files for each rank.
 
     Raises:
-        UsageError: If the size is out of bounds, or beyond what this process may open.
+        UsageError: If the size is not a number in range, or needs more files than this process may open.
     """
-    if not 1 <= world_size <= MAX_WORLD_SIZE:
-        raise UsageError(
-            f"{name}: world_size = {world_size}; expected 1 to {MAX_WORLD_SIZE}.\n"
-            "A world has at least one rank, and no machine runs more than that.\n"
-            "Set world_size in the marker, the class or the BUILD file."
-        )
+    world_size = check_range(name, value, "Set world_size in the marker, the class or the BUILD file.")
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = _FDS_PER_RANK * world_size + _FDS_SPARE
     if needs_files and limit != resource.RLIM_INFINITY and needed > limit:
@@ -257,3 +257,4 @@ def check_world_size(name: str, world_size: int, *, needs_files: bool = True) ->
             "Each rank has a channel to the runner and one for its stacks.\n"
             "Raise the limit with `ulimit -n`, or ask for a smaller world."
         )
+    return world_size

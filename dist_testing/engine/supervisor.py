@@ -69,6 +69,7 @@ class Supervisor:
         stacks: Rank to its stacks, of ranks that were running when something went wrong.
         leaked: Command lines of what the ranks left behind.
         hang: Why the ranks of the case that has just ended waited for each other, if it is known.
+        on_look: Called after every look at the ranks, with its time on the monotonic clock; None for nothing.
     """
 
     def __init__(
@@ -94,6 +95,7 @@ class Supervisor:
         self.records = records
         self.stacks: dict[int, str] = {}
         self.leaked: list[str] = []
+        self.on_look: Callable[[float], None] | None = None
         self._launcher = launcher
         self._world = world
         self._stacks_fds = stacks_fds
@@ -105,7 +107,6 @@ class Supervisor:
         self._limit_s = 0.0
         self._latest_s = math.inf
         self._is_timed = False
-        self._expects_exits = False
         self._deadline_s = math.inf
         self._grace_end_s = math.inf
         self._live: LiveOutput | None = None
@@ -156,7 +157,6 @@ class Supervisor:
         """
         self._stage = _Stage.RUNNING
         self.hang = None
-        self._expects_exits = bool(expected_exits)
         self._keep = keep
         self._limit_s = limit_s
         self._latest_s = latest_s
@@ -167,7 +167,7 @@ class Supervisor:
         start_limit_s = min(_START_LIMIT_S, max(_LEAST_START_S, latest_s - now_s))
         self._deadline_s = now_s + (limit_s if self._is_timed else start_limit_s)
         if self._hang_watch is not None:
-            self._hang_watch.begin_case()
+            self._hang_watch.begin_case(expects_exits=bool(expected_exits))
         for record in self.records:
             record.begin_case(expected_exits.get(record.rank))
             if body is not None:
@@ -253,22 +253,16 @@ class Supervisor:
         while self._stage not in (until, _Stage.OVER):
             watch = self._watch_now()
             self._look(math.inf if watch is None else watch.next_s)
-            if watch is not None and watch is self._watch_now() and (story := watch.look(time.monotonic())):
-                self.hang = story
+            if watch is not None and watch is self._watch_now() and watch.look(time.monotonic()):
+                self.hang = watch.latest
                 # Where ranks have skipped, that is what is wrong; the others are stopped.
                 skips = any(record.reported is Kind.SKIPPED for record in self.records)
                 self._stop(Kind.STOPPED if skips else Kind.HUNG, time.monotonic(), _HUNG_STACKS_S)
 
     def _watch_now(self) -> HangWatch | None:
         """What looks for hangs, while the ranks alone decide how the case goes on."""
-        is_alone = (
-            self._stage is _Stage.RUNNING
-            and self._is_timed
-            and self._debugged is None
-            and not self._expects_exits
-            and not any(record.is_patient or record.first_trouble_s is not None for record in self.records)
-        )
-        return self._hang_watch if is_alone else None
+        watch = self._hang_watch if self._stage is _Stage.RUNNING and self._is_timed else None
+        return watch if watch is not None and watch.is_on and self._debugged is None else None
 
     def _look(self, until_s: float) -> None:
         """Wait for something to happen, at most until then, and draw the consequences."""
@@ -284,6 +278,8 @@ class Supervisor:
                 self._live.pump()
             elif (record := self._by_fd.get(fd)) and (not record.read(now_s) or record.is_done):
                 self._forget(fd)
+        if self.on_look is not None:
+            self.on_look(now_s)
         if not self.is_over:
             self._decide(now_s)
 
@@ -339,8 +335,7 @@ class Supervisor:
         elif now_s >= self._deadline_s:
             if (watch := self._watch_now()) is not None:
                 watch.ask(_LEDGERS_S)
-            if self._stage is _Stage.RUNNING and self._hang_watch is not None:
-                self.hang = self._hang_watch.latest
+                self.hang = watch.latest
             self._stop(Kind.HUNG, now_s, _HUNG_STACKS_S)
 
     def _decide_running(self, now_s: float) -> None:

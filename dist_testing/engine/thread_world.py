@@ -8,13 +8,16 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from dist_testing.engine.rank_record import WORST_LAST, worst_of
 from dist_testing.engine.thread_stacks import waiting_for_skipped
 from dist_testing.error_text import summarise
+from dist_testing.events.event import DIGITS, Phase
 from dist_testing.outcomes import GOOD, Kind, RankOutcome
+from dist_testing.process.board import ENTRIES
 from dist_testing.process.rank_messages import RankMessage, RankReport
 from dist_testing.rank.bootstrap import FAILED_EXIT_CODE
 from dist_testing.rank.reporter import Reporter
@@ -39,10 +42,12 @@ class ThreadsEnded:
     Attributes:
         outcomes: One per rank, by rank.
         stacks: Rank to its stack, of ranks that had not ended.
+        phases: Rank to what it did.
     """
 
     outcomes: tuple[RankOutcome, ...]
     stacks: Mapping[int, str]
+    phases: Mapping[int, tuple[Phase, ...]]
 
 
 class _RankFailedError(Exception):
@@ -56,10 +61,19 @@ class _Account:
         self.rank = rank
         self.phase = "start"
         self.outcome: RankOutcome | None = None
+        self._changes = deque([(self.phase, time.monotonic())], maxlen=ENTRIES)
 
     def write(self, rank: int, phase: str) -> None:
         del rank
-        self.phase = phase
+        self.phase = phase or self.phase
+        self._changes.append((phase, time.monotonic()))
+
+    def phases(self, end_s: float) -> tuple[Phase, ...]:
+        """What the rank did until `end_s`."""
+        # A rank that was left behind may go on to write.
+        changes = [(name, round(at_s, DIGITS)) for name, at_s in self._changes.copy() if at_s <= end_s]
+        ends = [at_s for _, at_s in changes[1:]] + [round(end_s, DIGITS)]
+        return tuple(Phase(name, at_s, end) for (name, at_s), end in zip(changes, ends, strict=True) if name)
 
     def send(self, message: RankMessage) -> None:
         if isinstance(message, RankReport):
@@ -107,7 +121,11 @@ def run_ranks(world_size: int, body: ThreadBody, *, limit_s: float) -> ThreadsEn
             if has_failed:
                 told = dataclasses.replace(told, kind=Kind.STOPPED, summary=_LEFT_BEHIND)
         outcomes.append(told)
-    return ThreadsEnded(waiting_for_skipped(outcomes), {rank.rank: rank.stack for rank in ended if rank.stack})
+    return ThreadsEnded(
+        waiting_for_skipped(outcomes),
+        {rank.rank: rank.stack for rank in ended if rank.stack},
+        {account.rank: account.phases(time.monotonic()) for account in accounts},
+    )
 
 
 def _without_our_frames(error: BaseException) -> BaseException:

@@ -1,1 +1,1 @@
-"""The front doors: how test code reaches the engine."""
+"""The front ends: pytest and unittest, and what a test file imports from them."""

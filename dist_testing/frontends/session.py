@@ -1,4 +1,4 @@
-"""The engine that a unittest class finds: the pytest plugin's, or one made on first use under plain unittest."""
+"""The engine of a unittest class: the pytest plugin's, or, under plain unittest, one that is made at first use."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 from dist_testing.attach.rank_info import RankInfo, rank_info_in
-from dist_testing.backends import backend_named
+from dist_testing.backends import default_backend
 from dist_testing.budget import Budget
 from dist_testing.case import CaseResult
 from dist_testing.engine.engine import Engine
@@ -23,7 +23,7 @@ from dist_testing.spec import DEFAULT_WORLD_SIZE, Spec
 
 __all__ = ["Session", "current_session", "open_session", "started_by"]
 
-# What a user types before the name of a test of the file that runs as the program; "" if nobody has said.
+# The command that runs the program's test file, before the name of a test; "" if it is unknown.
 _program = [""]
 
 
@@ -34,10 +34,9 @@ class Session:
     Attributes:
         engine: Runs the cases.
         timeout_s: Limit of a case that names none, in seconds.
-        fail_on_missing: Missing hardware is a failure even if nothing was promised.
-        ignored_rank_info: This process's in a world that exists, and that the session has not joined; None if there is
-            none.
-        pause_limit: While the engine keeps the time in the runner itself, nobody else does.
+        fail_on_missing: Whether missing hardware is a failure although the configuration does not promise it.
+        ignored_rank_info: Set if this process is a rank of an existing world to which the session is not attached.
+        pause_limit: Suspends other time limits while the engine watches the deadline in the runner itself.
     """
 
     engine: Engine
@@ -47,7 +46,7 @@ class Session:
     pause_limit: Callable[[], AbstractContextManager[None]] = nullcontext
 
     def failure_report(self, result: CaseResult) -> str:
-        """The report of a failed case of a class, with the command that runs it alone if that is known."""
+        """Return the report of a failed case of a class, with the command that runs it alone if that is known."""
         test = result.case.name.removeprefix("__main__.")
         is_of_program = _program[0] and test != result.case.name
         return failure_report(
@@ -57,36 +56,36 @@ class Session:
         )
 
     def check_not_attached(self, name: str) -> None:
-        """Refuse to make a world in each process of one that exists.
+        """Refuse to make a world in each process of an existing one.
 
         Raises:
-            UsageError: If this is such a process.
+            UsageError: If this process is a rank already.
         """
         if (rank_info := self.ignored_rank_info) is not None:
             raise UsageError(
-                f"{name}: unittest, in a process that is rank {rank_info.rank} of {rank_info.size} already "
+                f"{name}: unittest runs in a process that is already rank {rank_info.rank} of {rank_info.size} "
                 "(RANK is set).\n"
-                "It would make a world of its own in each of these processes, and a verdict.\n"
-                "Use pytest or dist_testing.run_tests(), which join the ranks that exist; or unset RANK."
+                "Each of these processes would make a world of its own, with its own verdict.\n"
+                "Use pytest or dist_testing.run_tests(), which run on the existing ranks; or unset RANK."
             )
 
     def check_declared(self, name: str, world_size: int) -> None:
         """Refuse a world that is larger than the target declares.
 
         Raises:
-            UsageError: Bazel has set aside CPUs and GPUs for what the BUILD file says, not for more.
+            UsageError: If it is larger: Bazel has reserved CPUs and GPUs only for the size in the BUILD file.
         """
         spec = self.engine.spec
         if spec.target and world_size > (declared := max(spec.world_sizes)):
             raise UsageError(
                 f"{name}: world_size = {world_size}, but {spec.target} declares {declared}.\n"
-                "Bazel has set aside CPUs and GPUs for the declared size.\n"
+                "Bazel has reserved CPUs and GPUs for the declared size only.\n"
                 f"Set world_size = {world_size} in the BUILD file."
             )
 
 
 def started_by(command: str) -> None:
-    """Say what this process was started by, for the commands in reports; the tests are those of `__main__`."""
+    """Set the command that started this process, for the commands in reports; its tests are those of `__main__`."""
     _program[0] = command
 
 
@@ -94,14 +93,14 @@ _sessions: list[Session] = []
 
 
 def open_session(session: Session) -> None:
-    """Make `session` the current one, from now to the end of the process."""
+    """Make `session` the current session until the end of the process."""
     _sessions[:] = [session]
 
 
 def current_session() -> Session:
-    """The current session; under plain unittest, one with the defaults of the command line."""
+    """Return the current session; under plain unittest, one with the defaults of the command line."""
     if not _sessions:
-        backend = backend_named("gloo")
+        backend = default_backend()
         spec = Spec("", backend, (DEFAULT_WORLD_SIZE,), backend.gpus_per_rank, default_isolation(backend).name)
         engine = Engine(spec, Budget(), UnittestRankContext(), unittest_loader())
         atexit.register(engine.close)
@@ -113,5 +112,5 @@ def _rank_info() -> RankInfo | None:
     try:
         return rank_info_in(os.environ)
     except UsageError:
-        # RANK alone, or one that cannot be: nobody has made a world.
+        # RANK without the other variables, or an impossible one: there is no world.
         return None

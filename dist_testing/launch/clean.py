@@ -72,17 +72,14 @@ def unclean_reasons() -> list[str]:
     reasons = []
     others = [thread for thread in threading.enumerate() if thread is not threading.main_thread()]
     reasons += [f"the thread {thread.name!r} is running" for thread in others]
-    if sys.platform == "linux":
-        native = len(os.listdir("/proc/self/task")) - 1 - len(others)
-        if (unknown := native - _openblas_threads()) > 0:
-            reasons.append(
-                f"{unknown} thread(s) of native code are running (a pool that an import started by computing?)"
-            )
+    native = len(os.listdir("/proc/self/task")) - 1 - len(others)
+    if (unknown := native - _openblas_threads()) > 0:
+        reasons.append(f"{unknown} thread(s) of native code are running (a pool that an import started by computing?)")
     torch = sys.modules.get("torch")
     if torch is not None:
         if torch.cuda.is_initialized():
             reasons.append("CUDA is initialised")
-        elif sys.platform == "linux" and _is_cuda_in_use():
+        elif _is_cuda_in_use():
             reasons.append("CUDA's driver is in use (an import that counts devices?)")
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             reasons.append("a process group is initialised")

@@ -16,7 +16,7 @@ from dist_testing.launch.clean import spare_cuda, unclean_reasons
 from dist_testing.launch.fresh import command, with_imports
 from dist_testing.launch.launcher import RunContext
 from dist_testing.process import wire
-from dist_testing.process.lifetime import become_subreaper, fork, watch_child
+from dist_testing.process.lifetime import become_subreaper, check_platform, fork, watch_child
 from dist_testing.process.messages import (
     FORK_SERVER_EVENTS,
     FORK_SERVER_ORDERS,
@@ -52,8 +52,10 @@ class ForkServerLauncher:
             run: What the fork server needs of the run.
 
         Raises:
+            LaunchError: If the platform is not Linux.
             OSError: If the machine has no room for it.
         """
+        check_platform()
         self.unclean_reasons = unclean_reasons()
         self._temp = run.temp
         become_subreaper()

@@ -11,7 +11,7 @@ import enum
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from dist_testing.backends import Backend
+from dist_testing.backends import Backend, backends, default_backend
 from dist_testing.errors import UsageError
 from dist_testing.launch.fork import ForkServerLauncher
 from dist_testing.launch.launcher import Launcher, RunContext
@@ -147,11 +147,11 @@ def check_isolation(name: str, backend: Backend, isolation: Isolation) -> None:
             f'{name}: isolation "{isolation.name}" with backend "{backend.name}".\n'
             "Ranks that are threads share one process: one address, one device, one environment. This backend connects "
             "processes.\n"
-            f'Use the backend "threaded" (backends = ["threaded"], or --dist-backend=threaded), or isolation '
-            f'"{default_isolation(backend).name}".'
+            f"Use a backend of threads ({', '.join(name for name, one in backends().items() if one.in_process)}), "
+            f'or isolation "{default_isolation(backend).name}".'
         )
     raise UsageError(
         f'{name}: isolation "{isolation.name}" with backend "{backend.name}".\n'
         "This backend connects threads of one process, and the isolation makes processes.\n"
-        f'Use isolation "{default_isolation(backend).name}", or another backend, such as "gloo".'
+        f'Use isolation "{default_isolation(backend).name}", or another backend, such as "{default_backend().name}".'
     )

@@ -3,53 +3,56 @@
 load("@dist_testing_executors//:executors.bzl", "EXECUTORS")
 load("@rules_python//python:py_test.bzl", "py_test")
 load("//backends:table.bzl", "BACKENDS")
+load("//dist_testing/private:backends.bzl", "resolve_backends")
 load("//dist_testing/private:executors.bzl", "test_exec_properties")
 load("//dist_testing/private:gpus.bzl", "gpu_compatibility", "gpus_of_world", "inherited_variables", "pools_check")
-load("//dist_testing/private:labels.bzl", "has_label", "user_label")
-load("//dist_testing/private:problems.bzl", "fail_on")
+load("//dist_testing/private:labels.bzl", "add_labels", "user_label")
+load("//dist_testing/private:problems.bzl", "by_backend", "fail_on")
 load("//dist_testing/private:run.bzl", "dist_test_run")
 load("//dist_testing/private:spec.bzl", "dist_test_spec", "spec_variable")
 load("//dist_testing/private:tags.bzl", "dist_tags")
 load("//dist_testing/private:validate_environment.bzl", "env_inherit_problems", "env_problems", "spec_problems")
-load(
-    "//dist_testing/private:validate_names.bzl",
-    "collision_problems",
-    "kind_of_existing",
-    "name_problems",
-    "srcs_problems",
-    "timings_problems",
-    "wildcard_problems",
-)
+load("//dist_testing/private:validate_names.bzl", "name_problems", "srcs_problems", "timings_problems", "wildcard_problems")
 load(
     "//dist_testing/private:validate_targets.bzl",
     "attributes_problems",
     "exec_properties_problems",
     "lists_problems",
-    "shard_count_problems",
     "tags_problems",
-    "time_problems",
 )
 load(
     "//dist_testing/private:validate_worlds.bzl",
-    "backends_problems",
     "gpu_total_problems",
     "gpus_per_rank_problems",
     "isolation_problems",
+    "isolations_of",
     "nodes_problems",
     "ranks_per_gpu_problems",
     "world_size_problems",
 )
 
-# Runs the cases; starts pytest with the library's plugin on the files of the spec.
+# Main program of every test: starts pytest with the library's plugin on the files of the spec.
 _MAIN = Label("//dist_testing:bazel_main.py")
 _LIBRARY = Label("//dist_testing")
 
-# What the result of a test with GPUs depends on, and of no other.
+# The results of tests with GPUs depend on it, and no other results.
 _GPU_PROMISE = Label("//dist_testing/config:gpu_promise")
 
 def _for_backend(value, backend, default):
-    """Returns the part of an argument that is for one backend."""
+    """Selects the part of an argument that applies to one backend.
+
+    Args:
+        value: The argument; it may be a dict by backend.
+        backend: Name of the backend.
+        default: Result if the argument is None or leaves the backend out.
+
+    Returns:
+        The value for the backend.
+    """
     value = value.get(backend) if type(value) == "dict" else value
+    return default if value == None else value
+
+def _or_default(value, default):
     return default if value == None else value
 
 def dist_py_test(
@@ -61,76 +64,81 @@ def dist_py_test(
         gpus_per_rank = None,
         ranks_per_gpu = None,
         isolation = None,
-        nodes = 1,
+        nodes = None,
         shard_count = None,
         timings = None,
         size = None,
         timeout = None,
-        tags = [],
-        deps = [],
-        data = [],
-        env = {},
-        env_inherit = [],
-        args = [],
-        exec_properties = {},
-        target_compatible_with = [],
+        tags = None,
+        deps = None,
+        data = None,
+        env = None,
+        env_inherit = None,
+        args = None,
+        exec_properties = None,
+        target_compatible_with = None,
         visibility = None,
         **kwargs):
     """Declares tests whose cases run on every rank of a small world, one target per backend.
 
-    Creates `<name>_<backend>` for every backend, and the suite `<name>` of them all, which runs only
-    when it is asked for by name. `bazel run <name>_<backend>.run -- --rank=1` runs the same test with
-    that rank on the terminal. A target fails if no case is found in `srcs`. Where a target needs more
-    GPUs than the machine has, Bazel skips it (//dist_testing/config:gpus).
+    Creates `<name>_<backend>` for every backend, and the suite `<name>` of them all, which runs only when a command
+    names it. `bazel run <name>_<backend>.run -- --rank=1` runs the same test with that rank on the terminal. A
+    target fails if `srcs` have no case. Bazel skips a target that needs more GPUs than the machine has
+    (//dist_testing/config:gpus).
 
-    Refuses every value that cannot be what was meant, and says why.
+    Refuses impossible values, and says why. None means the default of every argument.
 
     Args:
         name: Name of the suite, and first part of the targets' names.
-        srcs: Python files with the cases: the files themselves, not targets that stand for some. Code that has no
-            cases goes in `deps`.
-        backends: Names of backends that `@dist_testing//backends` declares, each once.
+        srcs: Python files with the cases: the files themselves, not targets that stand for several. Code without
+            cases belongs in `deps`.
+        backends: The backends, each once: names of backends that dist_testing declares, and values of
+            declare_backend (docs/backends.md). Arguments that may be a dict by backend have its name as the key.
         world_size: Ranks per case, 1 to 1024. A list runs each case once per entry, in one target. A
             dict gives either for each backend.
-        gpus_per_rank: GPUs each rank owns alone, or a dict by backend. Default: the backend's own.
-        ranks_per_gpu: Ranks that share a GPU, or a dict by backend. Each may then allocate its part of the
-            memory. Only for backends that can, such as cuda_gloo. Default: 1, each has its own.
-        isolation: How the ranks of a case are made, or a dict by backend. "fork": fresh processes for
-            each case, forked from a clean one that has the test's imports; "pool": kept for the tests of
-            a class or module; "spawn": fresh interpreters; "thread": threads of one process. Default:
-            the backend's own, which is "thread" for threaded and "fork" for the others.
-        nodes: Machines that the ranks are spread over. For now 1.
-        shard_count: Shards that whole cases are dealt to, 1 to 50, or a dict by backend. Default: one.
-        timings: Label of one file that says how long cases take, by which shards are balanced (docs/sharding.md).
-            Default: cases are dealt in turn.
+        gpus_per_rank: GPUs that each rank owns alone, or a dict by backend. Default: the backend's own.
+        ranks_per_gpu: Ranks that share a GPU, or a dict by backend. Each may allocate its part of the
+            memory. Only for backends with `shares_gpus`, such as cuda_gloo. Default: 1, so each rank has its own.
+        isolation: How the library makes the ranks of a case, or a dict by backend. "fork": fresh processes for
+            each case, forked from a clean fork server that has the test's imports; "pool": processes that the tests of
+            a class or module reuse; "spawn": fresh interpreters; "thread": threads of one process. Default:
+            "thread" for a backend whose groups live inside one process, "fork" for every other.
+        nodes: Nodes that the ranks are spread over. For now 1, the default.
+        shard_count: Number of shards that share the cases, 1 to 50, or a dict by backend. Default: one shard.
+        timings: Label of one file with the durations of cases, by which shards are balanced (docs/sharding.md).
+            Default: shards get the cases in turn.
         size: Bazel's test size. Default: Bazel's, which is "medium".
         timeout: Bazel's named timeout. Default: Bazel's for the size.
-        tags: Added to the tags that follow from the other arguments. A `cpu:<n>` or `resources:cpu:<n>`
+        tags: More tags, besides those that follow from the other arguments. A `cpu:<n>` or `resources:cpu:<n>`
             replaces ours, which is one CPU per rank of the largest world.
-        deps: Libraries that the cases import. The library itself and torch are there already.
+        deps: Libraries that the cases import. The macro adds dist_testing, torch, and the `deps` of the backend.
         data: Files that the cases read.
-        env: Environment of the tests. Not the variables that the library or Bazel sets.
-        env_inherit: Names of variables that tests have from whoever starts Bazel. Not those that the library or
-            Bazel sets.
+        env: Environment of the tests, without the variables that dist_testing or Bazel sets.
+        env_inherit: Names of variables that tests inherit from the environment of Bazel's client, without those that
+            dist_testing or Bazel sets.
         args: Arguments of the test program: options of pytest.
-        exec_properties: For remote executors; keys begin with `test.`. Replaces what follows from the
-            pools declared in MODULE.bazel, key by key.
-        target_compatible_with: Added to the condition that follows from the GPUs. A target that it excludes is
-            skipped, also where no pool of a remote executor has its GPUs.
-        visibility: Of the targets and the suite.
-        **kwargs: Passed to `py_test` unchanged; a name that it does not know fails there.
+        exec_properties: Properties for remote executors; keys begin with `test.`. They replace those that follow from the
+            pools of MODULE.bazel, key by key.
+        target_compatible_with: More conditions, besides the one that follows from the GPUs. Bazel skips a target that they
+            exclude, also where no pool of a remote executor has its GPUs.
+        visibility: Visibility of the targets and the suite.
+        **kwargs: More attributes, which go to `py_test` unchanged.
     """
+    nodes, tags, deps = _or_default(nodes, 1), _or_default(tags, []), _or_default(deps, [])
+    data, args, env = _or_default(data, []), _or_default(args, []), _or_default(env, {})
+    env_inherit, exec_properties = _or_default(env_inherit, []), _or_default(exec_properties, {})
+    target_compatible_with = _or_default(target_compatible_with, [])
     fail_on("dist_py_test in //" + native.package_name(), name_problems(name))
     suite = user_label(native.package_relative_label(":" + name))
     problems = wildcard_problems(name)
-    problems += backends_problems(backends, BACKENDS)
-    fail_on("dist_py_test " + suite, problems)
+    backends, known, wrong_backends = resolve_backends(backends, BACKENDS)
+    fail_on("dist_py_test " + suite, problems + wrong_backends)
     problems = world_size_problems(world_size, backends)
-    problems += gpus_per_rank_problems(gpus_per_rank, backends, BACKENDS)
-    problems += ranks_per_gpu_problems(ranks_per_gpu, backends, BACKENDS)
-    problems += isolation_problems(isolation, backends, BACKENDS)
+    problems += gpus_per_rank_problems(gpus_per_rank, backends, known)
+    problems += ranks_per_gpu_problems(ranks_per_gpu, backends, known)
+    problems += isolation_problems(isolation, backends, known)
     problems += nodes_problems(nodes)
-    problems += shard_count_problems(shard_count, backends)
+    problems += by_backend("shard_count", shard_count, backends)[1]
     problems += srcs_problems(srcs)
     problems += timings_problems(timings)
     problems += lists_problems({
@@ -140,40 +148,27 @@ def dist_py_test(
         "env_inherit": env_inherit,
         "target_compatible_with": target_compatible_with,
     })
-    problems += time_problems(size, timeout)
     problems += tags_problems(tags)
     problems += env_problems(env)
     problems += env_inherit_problems(env_inherit)
     problems += exec_properties_problems(exec_properties)
     problems += attributes_problems(kwargs)
-    spec = name + ".spec"
-    names = {name: "the suite of all backends", spec: "what queries read"}
-    timings_group = name + ".timings" if timings and type(data) == "select" else None
-    if timings_group:
-        names[timings_group] = "the file of timings"
-    for backend in backends:
-        test = "{}_{}".format(name, backend)
-        names |= {
-            test: "the tests with backend \"{}\"".format(backend),
-            test + ".run": "the program to debug them with",
-        }
-    problems += collision_problems(names, kind_of_existing)
     fail_on("dist_py_test " + suite, problems)
 
     tests = []
     for backend in backends:
         world_sizes = _for_backend(world_size, backend, None)
         world_sizes = world_sizes if type(world_sizes) == "list" else [world_sizes]
-        rank_gpus = _for_backend(gpus_per_rank, backend, BACKENDS[backend]["gpus_per_rank"])
+        rank_gpus = _for_backend(gpus_per_rank, backend, known[backend]["gpus_per_rank"])
         gpu_ranks = _for_backend(ranks_per_gpu, backend, 1)
         fail_on("dist_py_test " + suite, gpu_total_problems(backend, max(world_sizes), rank_gpus, gpu_ranks))
         test = "{}_{}".format(name, backend)
         tests.append(struct(
             name = test,
-            backend = BACKENDS[backend],
+            backend = known[backend],
             gpus = gpus_of_world(max(world_sizes), rank_gpus, gpu_ranks),
             gpus_per_rank = rank_gpus,
-            isolation = _for_backend(isolation, backend, BACKENDS[backend]["isolations"][0]),
+            isolation = _for_backend(isolation, backend, isolations_of(known[backend])[0]),
             ranks_per_gpu = gpu_ranks,
             shard_count = _for_backend(shard_count, backend, None),
             target = "{}_{}".format(suite, backend),
@@ -181,12 +176,12 @@ def dist_py_test(
         ))
 
     src_labels = [user_label(native.package_relative_label(src)) for src in srcs]
-    spec_texts = [spec_variable(test, nodes = nodes, srcs = src_labels) for test in tests]
+    spec_texts = [spec_variable(test, backends = backends, nodes = nodes, srcs = src_labels) for test in tests]
     for spec_text in spec_texts:
         fail_on("dist_py_test " + suite, spec_problems(spec_text, srcs))
 
     dist_test_spec(
-        name = spec,
+        name = name + ".spec",
         testonly = True,
         backends = [test.backend["name"] for test in tests],
         gpus = [test.gpus for test in tests],
@@ -199,19 +194,19 @@ def dist_py_test(
         visibility = visibility,
         world_sizes = [json.encode(test.world_sizes) for test in tests],
     )
-    if timings_group:
-        # Bazel refuses a label that is there twice, and what is in a select() nobody knows yet.
+    if timings and type(data) == "select":
+        # Bazel refuses a label that is there twice, and a select() hides its labels.
         native.filegroup(
-            name = timings_group,
+            name = name + ".timings",
             testonly = True,
             srcs = [timings],
             tags = ["manual"],
             visibility = ["//visibility:private"],
         )
-        timings = ":" + timings_group
+        timings = ":" + name + ".timings"
     if timings:
         env = env | {"DIST_TESTING_TIMINGS": "$(rlocationpath {})".format(timings)}
-        data = data if type(data) == "list" and has_label(data, timings, native.package_relative_label) else data + [timings]
+        data = add_labels(data, [timings])
     for test, spec_text in zip(tests, spec_texts):
         _one_backend(
             test = test,
@@ -250,6 +245,21 @@ def _one_backend(
         exec_properties,
         target_compatible_with,
         **kwargs):
+    """Declares the test of one backend, and the program to debug it with.
+
+    Args:
+        test: Struct: the name, the label and what the spec says.
+        srcs: As in dist_py_test; so are all other arguments.
+        tags: See srcs.
+        deps: See srcs.
+        data: See srcs.
+        env: With the variable of the spec.
+        env_inherit: See srcs.
+        args: See srcs.
+        exec_properties: See srcs.
+        target_compatible_with: See srcs.
+        **kwargs: More attributes of py_test.
+    """
     vendor = test.backend["vendor"] if test.gpus else ""
     if test.gpus:
         env_inherit = env_inherit + inherited_variables(vendor)
@@ -263,8 +273,8 @@ def _one_backend(
         env = env,
         env_inherit = env_inherit,
         exec_properties = test_exec_properties(EXECUTORS, vendor, test.gpus) | exec_properties,
-        # Where the library's repository is called dist_testing, as without modules, an `__init__.py` that
-        # Bazel adds to its folder would be imported in the library's place.
+        # Without modules the library's repository is called dist_testing, and Python would import an `__init__.py` that
+        # Bazel adds to its folder instead of the library.
         legacy_create_init = 0,
         main = _MAIN,
         shard_count = test.shard_count,
@@ -275,13 +285,13 @@ def _one_backend(
             world_sizes = test.world_sizes,
         ),
         target_compatible_with = target_compatible_with + gpu_compatibility(vendor, test.gpus, EXECUTORS["pools"]),
-        deps = deps + [_LIBRARY],
+        deps = add_labels(deps, test.backend["deps"] + [_LIBRARY]),
         **kwargs
     )
     dist_test_run(
         name = test.name + ".run",
         testonly = True,
-        # Live, because somebody is looking.
+        # Live output, because a person reads it.
         args = ["-s"] + args,
         data = srcs + data if args else [],
         tags = ["manual"],

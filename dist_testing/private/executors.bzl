@@ -1,16 +1,16 @@
-"""Remote executors: what each kind calls a pool and a number of GPUs, and which pool a target is for.
+"""Remote executors: the properties by which each kind knows a pool and a number of GPUs, and the pool of a target.
 
-No name is portable, and a wrong one is not an error everywhere: NativeLink lets an action with an unknown property wait
-for ever, Buildbarn refuses it. So only properties that the kind is known to understand are set, and only on the action
-that runs the test.
+No name is portable, and a wrong name is not an error everywhere: with NativeLink an action with an unknown property
+waits for ever, Buildbarn refuses it. So the library sets only properties that the kind understands, and only on the action that
+runs the test.
 """
 
-# Of each kind, the property that names the pool and the one that counts GPUs; "" where there is none.
+# Of each kind, the property that names the pool and the property that counts GPUs; "" if there is none.
 #
-# buildbarn: a worker takes an action whose properties are all equal to its own, so the pool's `properties` are sent and
-#   nothing else (github.com/buildbarn/bb-remote-execution, "platform properties").
-# buildbuddy: github.com/buildbuddy-io/buildbuddy, docs/rbe-pools.md ("Pool"); `resources:<name>` is taken from what an
-#   executor was given, enterprise/server/remote_execution/platform/platform.go.
+# buildbarn: a worker takes an action whose properties are all equal to its own, so the library sends the pool's
+#   `properties` and no others (github.com/buildbarn/bb-remote-execution, "platform properties").
+# buildbuddy: github.com/buildbuddy-io/buildbuddy, docs/rbe-pools.md ("Pool"); `resources:<name>` is
+#   a part of an executor's own, enterprise/server/remote_execution/platform/platform.go.
 # buildgrid: workers are matched by the keys listed in its dynamic-property-set; "Pool" has to be one.
 # engflow: docs.engflow.com/re/config/pools.html; other properties do not choose a worker.
 # nativelink: every name is the scheduler's own choice. `gpu_count` is the one in its examples, as a "minimum", which is
@@ -59,12 +59,12 @@ def test_exec_properties(executors, vendor, gpus):
     """Computes the properties by which the action of a test reaches its pool.
 
     Args:
-        executors: What MODULE.bazel declares: a dict with "kind" and "pools".
+        executors: The declarations of MODULE.bazel: a dict with "kind" and "pools".
         vendor: Maker of the GPUs; "" for a target without.
         gpus: GPUs that the target needs.
 
     Returns:
-        A dict, all of whose keys begin with `test.`; empty if no pool was declared that fits.
+        A dict whose keys begin with `test.`; empty if no declared pool fits.
     """
     pool = pool_for(executors["pools"], vendor, gpus)
     if pool == None:
@@ -78,12 +78,12 @@ def test_exec_properties(executors, vendor, gpus):
     return {"test." + name: value for name, value in properties.items()}
 
 def capacity_text(target, vendor, gpus, pools):
-    """Says that no pool has the GPUs that a target needs.
+    """Writes the error text for a target that needs more GPUs than any pool has.
 
     Args:
         target: Label of the target.
         vendor: Maker of the GPUs.
-        gpus: How many.
+        gpus: GPUs that it needs.
         pools: Declared pools.
 
     Returns:

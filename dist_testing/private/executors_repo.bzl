@@ -1,4 +1,4 @@
-"""The repository that holds what MODULE.bazel declares about remote executors, and the checks of that."""
+"""The repository with the remote executors of MODULE.bazel, and the checks of them."""
 
 load("//backends:declare.bzl", "VENDORS")
 load("//dist_testing/private:executors.bzl", "KINDS")
@@ -8,12 +8,12 @@ load("//dist_testing/private:problems.bzl", "choice_problems", "problem")
 def _executors_repo_impl(repository_ctx):
     declared = {"kind": repository_ctx.attr.kind, "pools": json.decode(repository_ctx.attr.pools)}
     repository_ctx.file("BUILD.bazel", "exports_files([\"executors.bzl\"])\n")
-    repository_ctx.file("executors.bzl", "\"\"\"What MODULE.bazel declares about remote executors.\"\"\"\n\nEXECUTORS = {}\n".format(
+    repository_ctx.file("executors.bzl", "\"\"\"The remote executors of MODULE.bazel.\"\"\"\n\nEXECUTORS = {}\n".format(
         repr(declared),
     ))
 
 executors_repo = repository_rule(
-    doc = "Writes `executors.bzl`. Without attributes it says that nothing was declared.",
+    doc = "Writes `executors.bzl`. Without attributes the file says that MODULE.bazel declares no executor.",
     implementation = _executors_repo_impl,
     attrs = {
         "kind": attr.string(doc = "One of KINDS; empty if there are no executors."),
@@ -22,10 +22,20 @@ executors_repo = repository_rule(
 )
 
 def _pool_problems(pool, kind, others):
+    """Checks one pool.
+
+    Args:
+        pool: The pool.
+        kind: Kind of the executor.
+        others: Pools that are declared before it.
+
+    Returns:
+        A list of error texts.
+    """
     subject = "executors.pool(name = \"{}\")".format(pool["name"])
     problems = []
     if not pool["name"]:
-        problems.append(problem("executors.pool(name = \"\")", "A pool is told from others by its name.", "Name it."))
+        problems.append(problem("executors.pool(name = \"\")", "Its name tells a pool from the others.", "Name it."))
     if pool["gpus"] < 0 or pool["gpus"] > MAX_GPUS:
         problems.append(problem(
             "{}: gpus = {}".format(subject, pool["gpus"]),
@@ -35,7 +45,7 @@ def _pool_problems(pool, kind, others):
     elif not pool["gpus"] and pool["vendor"]:
         problems.append(problem(
             "{}: vendor = \"{}\" without gpus".format(subject, pool["vendor"]),
-            "The vendor is that of the GPUs, and a pool without gpus has none.",
+            "The vendor is the maker of the GPUs, and this pool has none.",
             "Give the number of GPUs, or drop the vendor.",
         ))
     elif pool["gpus"] and pool["vendor"] not in VENDORS:
@@ -43,7 +53,7 @@ def _pool_problems(pool, kind, others):
             "{}: vendor".format(subject),
             pool["vendor"],
             VENDORS,
-            "Targets are sent to pools with GPUs of their backend's vendor.",
+            "A target goes to a pool with GPUs of its backend's vendor.",
         )
     for other in others:
         if other["name"] == pool["name"]:
@@ -68,40 +78,40 @@ def _pool_problems(pool, kind, others):
         if name.startswith("test.") or name in (names.pool, names.gpus):
             problems.append(problem(
                 "{}: properties has \"{}\".".format(subject, name),
-                "That property, or the prefix, is set from the rest of the declaration.",
+                "The library sets that property, or the prefix, from the rest of the declaration.",
                 "Drop it." if name in (names.pool, names.gpus) else "Write \"{}\".".format(name.removeprefix("test.")),
             ))
     if not names.pool and not pool["properties"] and not (names.gpus and pool["gpus"]):
         problems.append(problem(
             "{}: properties is empty.".format(subject),
-            "{} has no property that names a pool, so nothing would lead a test there.".format(kind),
-            "Give the properties that the workers of the pool announce, for example properties = {\"Pool\": \"large\"}.",
+            "{} has no property that names a pool, so no test would go there.".format(kind),
+            "List the properties that the workers of the pool announce, for example properties = {\"Pool\": \"large\"}.",
         ))
     return problems
 
 def declared_executors_problems(kinds, pools):
-    """Checks what MODULE.bazel declares.
+    """Checks the declarations of MODULE.bazel.
 
     Args:
-        kinds: Of each executors.remote(), the kind.
-        pools: Of each executors.pool(), a dict.
+        kinds: The kind of each executors.remote().
+        pools: A dict for each executors.pool().
 
     Returns:
-        A list of texts.
+        A list of error texts.
     """
     if len(kinds) > 1:
         return [problem(
             "executors.remote() is there {} times: {}.".format(len(kinds), ", ".join(kinds)),
-            "Tests are sent to executors of one kind, whose names of properties they carry.",
+            "Tests carry the property names of one kind of executor.",
             "Keep one.",
         )]
     if not kinds:
         return [problem(
             "executors.pool(name = \"{}\") without executors.remote().".format(pools[0]["name"]),
-            "The kind of executor says what properties are called.",
+            "The names of properties depend on the kind of executor.",
             "Add executors.remote(kind = ...), one of: {}.".format(", ".join(KINDS)),
         )] if pools else []
-    problems = choice_problems("executors.remote(): kind", kinds[0], KINDS.keys(), "It says what properties are called.")
+    problems = choice_problems("executors.remote(): kind", kinds[0], KINDS.keys(), "The names of properties depend on it.")
     if problems:
         return problems
     for index, pool in enumerate(pools):

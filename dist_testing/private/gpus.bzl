@@ -1,15 +1,15 @@
-"""How many GPUs a machine has, or was promised to have, and targets that need more than that."""
+"""GPUs that a machine has or that a flag promises, and targets that need more of them."""
 
 load("//backends:declare.bzl", "VENDORS")
 load("//dist_testing:providers.bzl", "GpuCountInfo")
 load("//dist_testing/private:executors.bzl", "capacity_text", "largest_pools", "pool_for")
 load("//dist_testing/private:labels.bzl", "user_label")
 
-# GPUs that one machine can have at most. A target that needs more is refused when it is loaded.
+# The most GPUs that one machine can have. Loading fails for a target that needs more.
 MAX_GPUS = 16
 
 def gpus_of_world(world_size, gpus_per_rank, ranks_per_gpu):
-    """How many GPUs a world needs.
+    """Computes how many GPUs a world needs.
 
     Args:
         world_size: Its ranks.
@@ -21,7 +21,7 @@ def gpus_of_world(world_size, gpus_per_rank, ranks_per_gpu):
     """
     return (world_size + ranks_per_gpu - 1) // ranks_per_gpu * gpus_per_rank
 
-# Promised in the place of a number: as many as a target asks for. The same as ALL_GPUS in spec.py.
+# Promise value: as many GPUs as the target asks for. The same as ALL_GPUS in spec.py.
 ALL_GPUS = 1 << 30
 
 # Steps of the cumulative tags: a target with 4 GPUs has gpus_ge_1, gpus_ge_2 and gpus_ge_4.
@@ -39,28 +39,28 @@ def _gpu_count_flag_impl(ctx):
         if any(detected.values()):
             return _machine(detected, is_promised = True)
 
-        # The promise is broken already. Nothing is skipped: each target fails, and says why.
+        # The promise is broken already. Bazel skips no target: each one fails, and says why.
         return _machine({vendor: ALL_GPUS for vendor in VENDORS}, is_promised = True)
     if value == "pools":
         pools = json.decode(ctx.attr.pools)
         if not pools:
             fail(("{}=pools: no pool is declared.\n" +
-                  "With this value tests run in the pools of a remote executor, which MODULE.bazel declares.\n" +
+                  "With this value tests run in the pools of a remote executor, and MODULE.bazel declares them.\n" +
                   "Declare them (docs/executors.md), or use \"auto\", \"present\" or a number.").format(user_label(ctx.label)))
         return GpuCountInfo(available = largest_pools(pools), is_promised = True, pools = pools)
     if not value.isdigit():
         fail(("{}={}: not \"auto\", \"present\", \"pools\" or a number.\n" +
               "A number promises that the machine that runs the tests has that many GPUs; \"present\" that this machine " +
-              "has some; \"auto\" has them counted; \"pools\" takes them from the declared executors.\n" +
+              "has some; \"auto\" counts them; \"pools\" takes them from the declared executors.\n" +
               "Correct the flag, or drop it for \"auto\".").format(user_label(ctx.label), value))
     return _machine({vendor: int(value) for vendor in VENDORS}, is_promised = True)
 
 gpu_count_flag = rule(
-    doc = "A flag: `auto`, `present`, `pools`, or the number of GPUs that the machine running the tests is promised to have.",
+    doc = "A flag: `auto`, `present`, `pools`, or a number: the promised GPUs of the machine that runs the tests.",
     implementation = _gpu_count_flag_impl,
     attrs = {
         "detected": attr.string(
-            doc = "GPUs that were counted on the machine Bazel runs on, by vendor, as JSON.",
+            doc = "GPUs of the machine that Bazel runs on, by vendor, as JSON.",
             mandatory = True,
         ),
         "pools": attr.string(
@@ -76,13 +76,13 @@ def _gpu_promise_impl(ctx):
     output = ctx.actions.declare_file(ctx.label.name + ".json")
     ctx.actions.write(output, json.encode({"promised": gpus.available if gpus.is_promised else None, "schema": 1}) + "\n")
 
-    # Nobody reads the hardware's facts. They make the results of machines with other GPUs those of other actions; which
-    # machine of a pool runs a test is not known.
+    # No test reads the hardware's facts. With them, machines with other GPUs run other actions, so a cache does not mix
+    # their results. In a pool, Bazel does not know which machine runs a test.
     facts = [ctx.file.hardware] if gpus.pools == None else []
     return [DefaultInfo(files = depset([output]), runfiles = ctx.runfiles([output] + facts))]
 
 gpu_promise = rule(
-    doc = "Writes `<name>.json`: how many GPUs of each vendor are promised, or null. Tests with GPUs depend on it.",
+    doc = "Writes `<name>.json`: the promised number of GPUs of each vendor, or null. Tests with GPUs depend on it.",
     implementation = _gpu_promise_impl,
     attrs = {
         "flag": attr.label(mandatory = True, providers = [GpuCountInfo]),
@@ -99,7 +99,7 @@ def _has_gpus_impl(ctx):
     return config_common.FeatureFlagInfo(value = value)
 
 _has_gpus = rule(
-    doc = "\"yes\" when at least `count` GPUs of `vendor` are there, else \"no\" or \"no pool\"; for config_setting.",
+    doc = "Value for config_setting: \"yes\" with at least `count` GPUs of `vendor`, else \"no\" or \"no pool\".",
     implementation = _has_gpus_impl,
     attrs = {
         "count": attr.int(mandatory = True),
@@ -115,14 +115,14 @@ def _too_few_name(vendor, count):
     return "has_too_few_for_{}_{}_gpus".format(count, vendor)
 
 def _lacking_name(vendor, count):
-    # Bazel prints this name, and nothing else of ours, when somebody asks for a target that cannot run.
+    # When a command names a target that cannot run, Bazel prints this name and no other text of ours.
     return "needs_{}_{}_gpu{}_but_this_machine_has_fewer".format(count, vendor, "" if count == 1 else "s")
 
 def declare_gpu_conditions(*, name, flag, vendors):
-    """Declares, for every vendor and count, a condition and the constraint that is unmet without it.
+    """Declares a condition for every vendor and count, and a constraint that is unmet without it.
 
     Args:
-        name: Of the constraint setting that all these constraints belong to.
+        name: Name of the constraint setting of all these constraints.
         flag: Label of the gpu_count_flag.
         vendors: Names of vendors.
     """
@@ -150,14 +150,14 @@ def declare_gpu_conditions(*, name, flag, vendors):
                 visibility = ["//visibility:public"],
             )
 
-            # No platform has this constraint, so whatever asks for it is skipped.
+            # No platform has this constraint, so Bazel skips every target that needs it.
             native.constraint_value(
                 name = _lacking_name(vendor, count),
                 constraint_setting = ":" + name,
                 visibility = ["//visibility:public"],
             )
 
-# By which a scheduler or a person says which of a machine's GPUs are ours, of each vendor.
+# Variables by which a scheduler or a person selects the GPUs of a process, for each vendor.
 _VISIBLE_DEVICES = {
     "amd": ["HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"],
     "intel": ["ZE_AFFINITY_MASK"],
@@ -165,13 +165,13 @@ _VISIBLE_DEVICES = {
 }
 
 def inherited_variables(vendor):
-    """Names the variables that a test with GPUs takes from whoever starts Bazel.
+    """Lists the variables that a test with GPUs inherits from the environment of Bazel's client.
 
     Args:
         vendor: Maker of the GPUs.
 
     Returns:
-        A select() of lists: tests in a pool run on other machines, which know their own GPUs.
+        A select() of lists, empty for pools: their machines know their own GPUs.
     """
     return select({
         Label("//dist_testing/config:gpus_of_pools"): [],
@@ -181,7 +181,7 @@ def inherited_variables(vendor):
 def gpu_compatibility(vendor, count, pools):
     """Computes the value for `target_compatible_with` of a target that needs GPUs.
 
-    Where a machine has too few, the target is skipped.
+    Bazel skips the target on a machine with too few GPUs.
 
     Args:
         vendor: One of the vendors given to declare_gpu_conditions.
@@ -195,22 +195,22 @@ def gpu_compatibility(vendor, count, pools):
         return []
     lacking = [_condition(_lacking_name(vendor, count))]
     if _runs_nowhere(vendor, count, pools):
-        # Where tests run in the pools it is not skipped, but an error: see pools_check().
+        # With pools the target is not skipped; pools_check() makes it an error.
         return select({_condition(_too_few_name(vendor, count)): lacking, "//conditions:default": []})
     return select({_condition(_enough_name(vendor, count)): [], "//conditions:default": lacking})
 
 def pools_check(target, vendor, count, pools):
-    """Refuses a target that no pool can run, where tests run in the pools: skipped there, it would be everywhere.
+    """Refuses a target that no pool can run. If tests run in pools and Bazel skipped it, it would never run.
 
     Args:
-        target: Label of the target, for the error.
+        target: Label of the target, for the error text.
         vendor: One of the vendors given to declare_gpu_conditions.
         count: GPUs that it needs, 1 to MAX_GPUS.
         pools: Declared pools.
 
     Returns:
-        Nothing, as a list or a select() of lists, for an attribute other than `target_compatible_with`: Bazel does not
-        look at those of a target that its user's own condition excludes.
+        An empty list, or a select() of empty lists, for an attribute other than `target_compatible_with`: Bazel does not
+        evaluate it for a target that the user's own condition excludes.
     """
     if not _runs_nowhere(vendor, count, pools):
         return []

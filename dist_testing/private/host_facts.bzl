@@ -1,9 +1,9 @@
-"""What the machine that Bazel runs on has: GPUs, their models and their driver.
+"""Finds the GPUs, their models and their driver on the machine that Bazel runs on.
 
-Device nodes and the kernel's files tell, so no GPU program is run and none needs to be installed.
+It reads device nodes and the kernel's files, so it runs no GPU program, and the machine needs none.
 """
 
-# Stands for `/` when it is set: facts of another machine, for tests and for builds that are only looked at.
+# Replaces `/` if it is set: the facts of another machine, for tests and for builds that nobody runs.
 ROOT_VARIABLE = "DIST_TESTING_HOST_ROOT"
 
 # One device node per GPU of NVIDIA's driver. `nvidiactl`, `nvidia-uvm` and the like have no number.
@@ -11,11 +11,18 @@ _NVIDIA_NODE = "nvidia"
 
 _INTEL_PCI_VENDOR = "0x8086"
 
-# What is inside the processor sits on the first bus. It is not what a test that asks for a GPU means.
+# A GPU inside the processor is on the first bus. A test that asks for a GPU does not mean it.
 _INTEGRATED_PCI_PREFIX = "0000:00:"
 
 def nvidia_minors(node_names):
-    """Returns the numbers of the GPUs of NVIDIA's driver among the names in a device folder."""
+    """Lists the GPUs of NVIDIA's driver.
+
+    Args:
+        node_names: Names of the files in a device folder.
+
+    Returns:
+        The numbers of the GPUs' device nodes.
+    """
     suffixes = [name[len(_NVIDIA_NODE):] for name in node_names if name.startswith(_NVIDIA_NODE)]
     return [int(suffix) for suffix in suffixes if suffix.isdigit()]
 
@@ -26,7 +33,7 @@ def nvidia_information(text):
         text: The file's content.
 
     Returns:
-        (the number of the device node or None, the model or "unknown").
+        The number of the device node or None, and the model or "unknown".
     """
     fields = {}
     for line in text.splitlines():
@@ -39,10 +46,10 @@ def driver_major(text):
     """Finds the version of a driver.
 
     Args:
-        text: What a driver says about itself.
+        text: The driver's description of itself.
 
     Returns:
-        The first part of the first version number in it, or "unknown".
+        The first part of the first version number in the text, or "unknown".
     """
     for word in text.replace("\n", " ").split(" "):
         major, dot, rest = word.partition(".")
@@ -57,7 +64,7 @@ def amd_model(properties):
         properties: The file's content.
 
     Returns:
-        The architecture as compilers write it, such as "gfx942", or "unknown".
+        The architecture in the form of compilers, such as "gfx942", or "unknown".
     """
     for line in properties.splitlines():
         key, _, value = line.strip().partition(" ")
@@ -70,7 +77,7 @@ def _names(folder):
     return sorted([entry.basename for entry in folder.readdir(watch = "no")]) if folder.exists else []
 
 def _text(repository_ctx, file):
-    # Not ctx.read(): a file that this user may not read would end the build.
+    # ctx.read() would end the build at a file that this user may not read.
     done = repository_ctx.execute(["cat", str(file)])
     return done.stdout if done.return_code == 0 else ""
 
@@ -83,7 +90,7 @@ def _nvidia(repository_ctx, root):
     for address in _names(proc.get_child("gpus")):
         minor, model = nvidia_information(_text(repository_ctx, proc.get_child("gpus", address, "information")))
 
-        # A container may be shown GPUs that it has not been given.
+        # A container may see GPUs that it may not use.
         if minor in models:
             models[minor] = model
     return _facts(models.values(), driver_major(_text(repository_ctx, proc.get_child("version"))))
@@ -95,7 +102,7 @@ def _amd(repository_ctx, root):
     models = [
         amd_model(_text(repository_ctx, nodes.get_child(name, "properties")))
         for name in _names(nodes)
-        # Processors are nodes, too; their number is 0.
+        # Processors are nodes, too, with number 0.
         if _text(repository_ctx, nodes.get_child(name, "gpu_id")).strip() not in ("", "0")
     ]
     version = _text(repository_ctx, root.get_child("sys", "module", "amdgpu", "version"))
@@ -114,7 +121,7 @@ def _intel(repository_ctx, root):
         models.append(_text(repository_ctx, device.get_child("device")).strip() or "unknown")
         drivers[device.get_child("driver").realpath.basename] = None
 
-    # The driver is a part of the kernel and has no version of its own: "i915" or "xe".
+    # The driver is a part of the kernel and has no version of its own, so its name takes the place: "i915" or "xe".
     return _facts(models, "+".join(sorted(drivers))) if models else None
 
 def _facts(models, driver):
@@ -126,7 +133,7 @@ def _root(repository_ctx):
         return repository_ctx.path("/")
     if not value.startswith("/") or not repository_ctx.path(value).is_dir:
         fail(("{}={}: not an absolute path of a folder.\n" +
-              "It stands for / where the GPUs of this machine are looked up: dev, proc and sys are expected in it.\n" +
+              "It replaces / for the search of GPUs; the folder holds dev, proc and sys.\n" +
               "Correct it, or drop it for the machine's own facts.").format(ROOT_VARIABLE, value))
     return repository_ctx.path(value)
 
@@ -148,9 +155,9 @@ def _host_facts_repo_impl(repository_ctx):
     repository_ctx.file("hardware.json", json.encode_indent(found, indent = "  ") + "\n")
 
 host_facts_repo = repository_rule(
-    doc = "Writes `facts.bzl` and `hardware.json`. The machine is looked at whenever the Bazel server starts.",
+    doc = "Writes `facts.bzl` and `hardware.json`, again whenever the Bazel server starts.",
     implementation = _host_facts_repo_impl,
-    # Not a function of any file: a GPU may be there after the next boot.
+    # No file determines the facts: a GPU may be there after the next boot.
     configure = True,
     local = True,
 )
@@ -160,6 +167,6 @@ def _host_facts_impl(module_ctx):
     return module_ctx.extension_metadata(reproducible = True)
 
 host_facts = module_extension(
-    doc = "Creates `@dist_testing_host`, which knows the GPUs of this machine.",
+    doc = "Creates `@dist_testing_host` with the facts about the GPUs of this machine.",
     implementation = _host_facts_impl,
 )

@@ -1,10 +1,10 @@
-"""Flags by which a repository tells dist_testing which torch, pytest, ... its tests use."""
+"""Flags that name the torch, pytest, ... of the repository whose tests run."""
 
 def _unset_library_impl(ctx):
-    # ctx.label is private to us; what the user has to write is the flag's label, as they see it.
+    # ctx.label is private to us; the user writes the flag's label as the user's repository sees it.
     flag = "@{}//{}:{}".format(ctx.attr.module, ctx.label.package, ctx.attr.flag)
     fail(("{flag} is not set, so dist_testing does not know your {package}.\n" +
-          "It uses the packages of the repository whose tests it runs and brings none: two copies of torch in one " +
+          "It uses the packages of the repository whose tests it runs, and has none of its own: two copies of torch in one " +
           "test do not work.\n" +
           "Add to .bazelrc, with your own hub's name: build --{flag}=@pypi//{package}").format(
         flag = flag,
@@ -12,7 +12,7 @@ def _unset_library_impl(ctx):
     ))
 
 unset_library = rule(
-    doc = "Stands for a library that was not named. Building anything that needs it says how to name it.",
+    doc = "Takes the place of a library whose flag is not set. A build that needs it fails and says how to set the flag.",
     implementation = _unset_library_impl,
     attrs = {
         "flag": attr.string(mandatory = True),
@@ -22,7 +22,7 @@ unset_library = rule(
 )
 
 def library_flag(*, name, package):
-    """Declares the flag `name`, whose value is the py_library of a package the library needs.
+    """Declares the flag `name`. Its value is the py_library of a package that dist_testing needs.
 
     Args:
         name: The flag.
@@ -31,10 +31,10 @@ def library_flag(*, name, package):
     unset_library(
         name = name + ".unset",
         flag = name,
-        # None without modules, where WORKSPACE has to name the repository as MODULE.bazel does.
+        # None without modules; WORKSPACE then names the repository as MODULE.bazel does.
         module = native.module_name() or "dist_testing",
         package = package,
-        # Not part of `//...`: it can only fail.
+        # Not in `//...`, because it can only fail.
         tags = ["manual"],
         visibility = ["//visibility:private"],
     )

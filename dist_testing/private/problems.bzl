@@ -1,22 +1,50 @@
-"""How a refusal is worded: three lines, which say what was observed, the likely cause and the way out."""
+"""The form of an error text: three lines that say what was observed, the likely cause, and the way out."""
 
 load("//dist_testing/private:suggest.bzl", "suggestion")
 
 def problem(observed, cause, way_out):
-    """Returns one text of three lines."""
+    """Builds one error text.
+
+    Args:
+        observed: The argument with its value.
+        cause: Why the value is wrong.
+        way_out: What the user can do.
+
+    Returns:
+        A text of three lines.
+    """
     return "{}\n{}\n{}".format(observed, cause, way_out)
 
 def fail_on(subject, problems):
-    """Fails if there are problems: of the subject, which is a macro and its target."""
+    """Fails if there are problems.
+
+    Args:
+        subject: What the problems are about: a macro and its target.
+        problems: A list of error texts, which may be empty.
+    """
     if problems:
         fail("{}: {}".format(subject, "\nand ".join(problems)))
 
 def shown(value):
-    """Returns how a value is written in a refusal: all of it, but not what a select() chooses from."""
+    """Formats a value for an error text.
+
+    Args:
+        value: The value.
+
+    Returns:
+        Its representation; of a select(), nothing but that it is one.
+    """
     return "select(...)" if type(value) == "select" else repr(value)
 
 def is_int(value):
-    """Returns whether a value is a number; True is none, as type(True) is "bool"."""
+    """Says whether a value is a number.
+
+    Args:
+        value: The value.
+
+    Returns:
+        A bool; False for True, whose type is "bool".
+    """
     return type(value) == "int"
 
 def choice_problems(argument, value, choices, cause):
@@ -24,12 +52,12 @@ def choice_problems(argument, value, choices, cause):
 
     Args:
         argument: Name of the argument.
-        value: What was given.
+        value: The value.
         choices: The words.
-        cause: What the argument is for.
+        cause: Meaning of the argument.
 
     Returns:
-        A list of texts.
+        A list of error texts.
     """
     if type(value) == "string" and value in choices:
         return []
@@ -41,23 +69,23 @@ def choice_problems(argument, value, choices, cause):
     )]
 
 def by_backend(argument, value, backends):
-    """Takes an argument apart that may be a dict by backend.
+    """Splits an argument that may be a dict by backend.
 
     Args:
         argument: Name of the argument.
-        value: What was given.
-        backends: The target's backends, already checked.
+        value: The value: a dict, or one value for all backends.
+        backends: Names of the target's backends.
 
     Returns:
-        A list of (name to show, value, backend) for the backends it says something for, and a list of texts
-        about keys that are none of them.
+        A list of (name for error texts, value, backend) for the backends that the argument names, and a list
+        of error texts about keys that are no backend of the target.
     """
     if type(value) != "dict":
         return [(argument, value, backend) for backend in backends], []
     problems = [
         problem(
             "{} = {}: the key {} is not in backends = {}.".format(argument, repr(value), repr(key), repr(backends)),
-            "A dict says the value for each of the target's backends, so this one would have no effect.",
+            "A dict has a value for each of the target's backends, so this one would have no effect.",
             "Drop the key, or add the backend.",
         )
         for key in value

@@ -1,10 +1,11 @@
-"""The rule behind `<name>_<backend>.run`: a test on the terminal of whoever debugs it."""
+"""The rule of `<name>_<backend>.run`: runs a test on a terminal, for debugging."""
 
 load("@bazel_skylib//lib:shell.bzl", "shell")
 load("//dist_testing/private:labels.bzl", "rlocation_path")
 
-# Bazel runs a test without a terminal, and `bazel run` on a test target in the environment of a test. This starts the
-# same program in neither. The test's own runfiles are a part of this target's, so nothing is built twice.
+# `bazel test` gives a test no terminal, and `bazel run` starts a test target in the environment of a test. This program
+# starts the same test with a terminal and without that environment. The test's runfiles are a part of this target's, so
+# Bazel builds nothing twice.
 _SCRIPT = """\
 #!/bin/sh
 # Written by dist_py_test. Starts {test} for one person: `bazel run {test}.run -- --rank=1 -k <case>`.
@@ -16,7 +17,7 @@ for argument; do
   esac
   set -- "$@" "$argument"
 done
-# The tree and not its manifest, which leads into the source tree: a test has its files where Bazel has them.
+# The tree and not its manifest, which leads into the source tree: a test finds its files as under Bazel.
 RUNFILES_DIR=$(cd "$0.runfiles" && pwd)
 TEST_WORKSPACE={workspace}
 export RUNFILES_DIR TEST_WORKSPACE
@@ -46,10 +47,10 @@ def _dist_test_run_impl(ctx):
     ]
 
 dist_test_run = rule(
-    doc = "Runs a test as a program. `--rank=<n>` says whose terminal it is; other arguments are pytest's.",
+    doc = "Runs a test as a program. `--rank=<n>` gives the terminal to that rank; other arguments are pytest's.",
     implementation = _dist_test_run_impl,
     attrs = {
-        "data": attr.label_list(allow_files = True, doc = "What `args` may name with $(location)."),
+        "data": attr.label_list(allow_files = True, doc = "Targets that `args` may name with $(location)."),
         "target": attr.string(doc = "Label of the test, as a user writes it.", mandatory = True),
         "test": attr.label(
             doc = "The test.",

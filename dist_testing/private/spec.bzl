@@ -1,26 +1,29 @@
-"""What a target asks for: told to the runner by an environment variable, and to queries by a rule."""
+"""The spec of a target: an environment variable for the runner, and a rule for queries."""
 
 load("//dist_testing:providers.bzl", "DistTestInfo", "DistTestsInfo")
 
-# Version of the text's format. The runner refuses one that is newer than itself.
-SPEC_SCHEMA = 2
+# Version of the format. A runner refuses a newer one than its own.
+SPEC_SCHEMA = 3
 
-def spec_variable(test, *, srcs, nodes):
+def spec_variable(test, *, backends, srcs, nodes):
     """Writes the spec of a target, for the attribute `env` of its test.
 
-    It is text in the environment and no file in the runfiles, as a file needs a rule: one more target for each test
-    made load and analysis of them all a third slower (tools/bench/analysis.py).
+    The spec is a variable and not a file in the runfiles, because a file needs a rule: one more target for each test
+    made loading and analysis a third slower (tools/bench/analysis.py).
 
     Args:
-        test: Struct of what is said of one target; the fields of DistTestInfo, but `backend` is the declaration.
+        test: Struct with the fields of DistTestInfo for one target; `backend` is the declaration.
+        backends: Names of all backends of the call, so that a test may name each of them.
         srcs: Labels of the files with the cases.
-        nodes: Machines that the ranks are spread over.
+        nodes: Nodes that the ranks are spread over.
 
     Returns:
-        JSON, escaped against the expansion of variables.
+        JSON, with "$" doubled against Bazel's expansion of variables.
     """
     return json.encode({
-        "backend": test.backend,
+        # Only the build needs the labels of a backend's libraries.
+        "backend": {key: value for key, value in test.backend.items() if key != "deps"},
+        "backends": backends,
         "gpus_per_rank": test.gpus_per_rank,
         "isolation": test.isolation,
         "nodes": nodes,
@@ -48,10 +51,10 @@ def _dist_test_spec_impl(ctx):
     ])]
 
 dist_test_spec = rule(
-    doc = "What the targets of one dist_py_test ask for, as DistTestsInfo. Nothing depends on it; it is there for queries.",
+    doc = "Provides what the targets of one dist_py_test need, as DistTestsInfo. Only queries read it; no target depends on it.",
     implementation = _dist_test_spec_impl,
     attrs = {
-        "backends": attr.string_list(doc = "Names of backends. The other lists have their order.", mandatory = True),
+        "backends": attr.string_list(doc = "Names of backends. The other lists are in the same order.", mandatory = True),
         "gpus": attr.int_list(doc = "GPUs of the largest world.", mandatory = True),
         "gpus_per_rank": attr.int_list(mandatory = True),
         "isolations": attr.string_list(mandatory = True),

@@ -1,4 +1,4 @@
-"""The nearest known word, for error texts."""
+"""Finds the nearest known word, for error texts."""
 
 def edit_distance(a, b):
     """Counts the letters that must be inserted, removed or changed to turn one word into another.
@@ -20,15 +20,15 @@ def edit_distance(a, b):
     return previous[len(b)]
 
 def suggestion(word, known):
-    """Asks whether the nearest known word was meant.
+    """Writes a question that suggests the nearest known word.
 
     Args:
-        word: What was written.
-        known: The words that exist.
+        word: The unknown word.
+        known: The known words.
 
     Returns:
-        ' Did you mean "<word>"?', or the empty string if no known word is near: at most two letters
-        off, or one a part of the other.
+        ' Did you mean "<word>"?', or the empty string if no known word is near. A near word differs in at most two
+        letters, or one of the two is a part of the other.
     """
     best = None
     for candidate in sorted(known):

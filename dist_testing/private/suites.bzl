@@ -1,15 +1,19 @@
 """The macro dist_test_suites."""
 
 load("//backends:table.bzl", "BACKENDS")
+load("//dist_testing/private:backends.bzl", "resolve_backends")
 load("//dist_testing/private:labels.bzl", "user_label")
 load("//dist_testing/private:problems.bzl", "fail_on", "problem")
-load("//dist_testing/private:validate_names.bzl", "collision_problems", "kind_of_existing", "name_problems")
-load("//dist_testing/private:validate_worlds.bzl", "backends_problems")
+load("//dist_testing/private:validate_names.bzl", "name_problems")
 
 _TAG = "backend:"
 
 def _used_backends():
-    """Backends of the dist_py_test calls that stand above, sorted, without those that are manual."""
+    """Lists the backends of the dist_py_test calls above, without those that are manual.
+
+    Returns:
+        A sorted list of names.
+    """
     return sorted({
         tag.removeprefix(_TAG): None
         for rule in native.existing_rules().values()
@@ -24,11 +28,13 @@ def dist_test_suites(*, name = "all", backends = None, visibility = None):
     `bazel test //model:all_gloo` then runs every test of that package with that backend, without those that are
     `manual`. The suites themselves are manual, so `//...` does not name a test twice.
 
-    Stands below the dist_py_test calls. Refuses a backend that none of them uses: its suite would be empty.
+    The call stands below the dist_py_test calls. It refuses a backend that none of them uses, because that suite would be
+    empty.
 
     Args:
         name: First part of the suites' names.
-        backends: Names of backends. Default: all that the calls above use, but for tests that are manual.
+        backends: Names of backends, or values of declare_backend. Default: all backends of the calls above, without
+            manual tests.
         visibility: Of the suites.
     """
     fail_on("dist_test_suites in //" + native.package_name(), name_problems(name))
@@ -37,32 +43,26 @@ def dist_test_suites(*, name = "all", backends = None, visibility = None):
     if not used:
         problems.append(problem(
             "No dist_py_test that is not manual stands above this call.",
-            "A suite is made for each backend that the package's tests use, and there would be none.",
+            "There is one suite for each backend that the package's tests use, and here they use none.",
             "Put it at the end of the BUILD file, or drop it.",
         ))
     elif backends != None:
-        problems += backends_problems(backends, BACKENDS)
+        backends, _, problems = resolve_backends(backends, BACKENDS)
         if not problems:
             problems += [
                 problem(
-                    "backends = {}: no test above uses \"{}\", but for manual ones.".format(repr(backends), backend),
+                    "backends = {}: no test above uses \"{}\", except manual ones.".format(repr(backends), backend),
                     "Its suite would be empty. The tests above use: {}.".format(", ".join(used)),
                     "Drop it, or put the call below the tests.",
                 )
                 for backend in backends
                 if backend not in used
             ]
-    if not problems:
-        names = {
-            "{}_{}".format(name, backend): "the suite of the package's tests with backend \"{}\"".format(backend)
-            for backend in backends or used
-        }
-        problems += collision_problems(names, kind_of_existing)
     fail_on("dist_test_suites " + user_label(native.package_relative_label(":" + name)), problems)
     for backend in backends or used:
         native.test_suite(
             name = "{}_{}".format(name, backend),
-            # Without `tests`, a suite has the package's tests that have its tags; "manual" is no filter.
+            # Without `tests`, a suite holds the package's tests that have its tags; "manual" does not filter.
             tags = [
                 "manual",
                 _TAG + backend,

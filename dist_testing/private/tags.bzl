@@ -1,9 +1,9 @@
-"""The tags of a distributed test, by which targets are queried, filtered and scheduled."""
+"""The tags of a distributed test, by which Bazel queries, filters and schedules targets."""
 
 load("//dist_testing/private:gpus.bzl", "CUMULATIVE_STEPS")
 
-# Computed from the other arguments. `cpu:<n>` is not among them: it is Bazel's own, and who writes it
-# knows better than we do how busy the ranks are.
+# The macro computes these from other arguments. `cpu:<n>` is not among them: it is Bazel's own, and the
+# author of a test knows better how busy its ranks are.
 _RESERVED = ["dist", "gpu", "multi_gpu"]
 _RESERVED_PREFIXES = [
     "backend:",
@@ -14,16 +14,19 @@ _RESERVED_PREFIXES = [
     "world_size:",
 ]
 
-def is_reserved_tag(tag):
-    """Returns whether a tag is one that dist_py_test sets and a user may not."""
-    return tag in _RESERVED or any([tag.startswith(prefix) for prefix in _RESERVED_PREFIXES])
-
-# What Bazel takes for a number of CPUs, and refuses twice.
+# Bazel reads a number of CPUs in these, and refuses two of them.
 _CPU_PREFIXES = ["cpu:", "resources:cpu:"]
 
-def cpu_tags(tags):
-    """Returns those of a list of tags that ask Bazel for CPUs."""
-    return [tag for tag in tags if any([tag.startswith(prefix) for prefix in _CPU_PREFIXES])]
+def is_reserved_tag(tag):
+    """Says whether dist_py_test sets a tag, so that a user may not.
+
+    Args:
+        tag: The tag.
+
+    Returns:
+        A bool.
+    """
+    return tag in _RESERVED or any([tag.startswith(prefix) for prefix in _RESERVED_PREFIXES])
 
 def dist_tags(*, backend, world_sizes, gpus, user_tags):
     """Computes the tags of a target.
@@ -32,22 +35,22 @@ def dist_tags(*, backend, world_sizes, gpus, user_tags):
         backend: Declaration of the backend.
         world_sizes: Ranks per case, one or more.
         gpus: GPUs of the largest world.
-        user_tags: Added. A number of CPUs among them takes the place of ours.
+        user_tags: More tags. A number of CPUs among them replaces ours.
 
     Returns:
-        A sorted list of strings, each once.
+        A sorted list of strings without duplicates.
     """
     tags = ["dist", "backend:" + backend["name"]] + user_tags
     tags += ["world_size:{}".format(size) for size in world_sizes]
-    if not cpu_tags(user_tags):
-        # One CPU per rank. Bazel runs a target that asks for more than there are alone.
+    if not [tag for tag in user_tags if any([tag.startswith(prefix) for prefix in _CPU_PREFIXES])]:
+        # One CPU per rank. Bazel runs a target that asks for more CPUs than there are alone.
         tags.append("cpu:{}".format(max(world_sizes)))
     if gpus:
         requires = "requires-gpu-" + backend["vendor"]
         tags += [
             "gpu",
             "gpus:{}".format(gpus),
-            # Without a number for executors that know the plain tag only.
+            # Without a number, for executors that know the plain tag only.
             requires,
             "{}:{}".format(requires, gpus),
             "resources:gpu:{}".format(gpus),

@@ -1,66 +1,56 @@
-"""What dist_py_test refuses of the arguments about ranks: backends, worlds, GPUs, launchers, machines.
+"""Checks the arguments about ranks: worlds, GPUs, isolation, nodes.
 
-Every function here returns a list of texts (see problems.bzl). An empty list means that there is nothing to say.
+Every function returns a list of error texts (see problems.bzl).
 """
 
-load("//backends:declare.bzl", "ISOLATIONS")
 load("//dist_testing/private:gpus.bzl", "MAX_GPUS", "gpus_of_world")
-load("//dist_testing/private:labels.bzl", "user_label")
 load("//dist_testing/private:problems.bzl", "by_backend", "choice_problems", "is_int", "problem")
-load("//dist_testing/private:suggest.bzl", "suggestion")
 
-# Ranks are processes of one machine; a larger number is a typing error.
+# All ranks are on one machine; a larger number is a typing error.
 MAX_WORLD_SIZE = 1024
 
-# Only who has this repository as the main one can add to its backends.
-_CAN_DECLARE = user_label(Label("//backends")).startswith("//")
+# Name -> whether the ranks are threads of one process. An isolation fits a backend that says the same of its groups. The
+# first that fits is the default.
+_ISOLATIONS = {
+    "fork": False,
+    "spawn": False,
+    "pool": False,
+    "thread": True,
+}
 
-def backends_problems(backends, known):
-    """Checks the argument `backends` against the table of backends.
+# Of a backend's groups, by the fact `in_process`.
+_GROUPS = {
+    False: "connects processes, and threads of one process cannot be its ranks.",
+    True: "lives inside one process, so its ranks are threads.",
+}
+
+def isolations_of(backend):
+    """Lists the isolations that fit a backend.
 
     Args:
-        backends: The argument.
-        known: The table: name -> declaration.
+        backend: Declaration of the backend.
 
     Returns:
-        A list of texts.
+        A list of names, the default first.
     """
-    if type(backends) != "list" or not backends:
-        return [problem(
-            "backends = {}".format(repr(backends)),
-            "A list of at least one backend's name is needed: there is one target per backend.",
-            "Use, for example, backends = [\"gloo\"]. Known: {}.".format(", ".join(sorted(known))),
-        )]
-    problems = []
-    for index, backend in enumerate(backends):
-        if type(backend) != "string" or backend not in known:
-            problems.append(problem(
-                "backends = {}: {} is not a backend.{}".format(
-                    repr(backends),
-                    repr(backend),
-                    suggestion(backend, known) if type(backend) == "string" else "",
-                ),
-                "The backends are declared in {}: {}.".format(
-                    "//backends" if _CAN_DECLARE else "@dist_testing//backends",
-                    ", ".join(sorted(known)),
-                ),
-                "Use one of these, or declare it there in a folder of its own." if _CAN_DECLARE else "Use one of these.",
-            ))
-        elif backend in backends[:index]:
-            problems.append(problem(
-                "backends = {}: \"{}\" is there twice.".format(repr(backends), backend),
-                "There is one target per backend, so both would have the same name.",
-                "Drop one.",
-            ))
-    return problems
+    return [name for name, in_process in _ISOLATIONS.items() if in_process == backend["in_process"]]
 
 def _one_world_size_problems(argument, value):
+    """Checks the world sizes of one backend, or of all.
+
+    Args:
+        argument: Name of the argument, for error texts.
+        value: A number or a list of numbers.
+
+    Returns:
+        A list of error texts.
+    """
     sizes = value if type(value) == "list" else [value]
     if not sizes:
         return [problem(
             "{} = []".format(argument),
             "Without a world size no case would run.",
-            "Give at least one number of ranks.",
+            "Use at least one number of ranks.",
         )]
     problems = []
     for index, size in enumerate(sizes):
@@ -83,10 +73,10 @@ def world_size_problems(world_size, backends):
 
     Args:
         world_size: The argument.
-        backends: The target's backends, already checked.
+        backends: Names of the target's backends.
 
     Returns:
-        A list of texts.
+        A list of error texts.
     """
     if type(world_size) != "dict":
         return _one_world_size_problems("world_size", world_size)
@@ -95,7 +85,7 @@ def world_size_problems(world_size, backends):
         if backend not in world_size:
             problems.append(problem(
                 "world_size = {}: nothing for \"{}\".".format(repr(world_size), backend),
-                "A dict has to say the number of ranks for each backend; there is no default.",
+                "A dict needs the number of ranks of each backend; there is no default.",
                 "Add \"{}\": <ranks>.".format(backend),
             ))
     for argument, sizes, _backend in values:
@@ -107,34 +97,34 @@ def gpus_per_rank_problems(gpus_per_rank, backends, known):
 
     Args:
         gpus_per_rank: The argument.
-        backends: The target's backends, already checked.
-        known: The table: name -> declaration.
+        backends: Names of the target's backends.
+        known: All backends: name -> declaration.
 
     Returns:
-        A list of texts.
+        A list of error texts.
     """
     if gpus_per_rank == None:
         return []
     values, problems = by_backend("gpus_per_rank", gpus_per_rank, backends)
     for argument, value, backend in values:
-        device = known[backend]["device"]
+        owned = known[backend]["gpus_per_rank"]
         if not is_int(value) or value < 0:
             problems.append(problem(
                 "{} = {}".format(argument, repr(value)),
                 "It is the number of GPUs that each rank owns alone: a whole number, 0 or more.",
                 "Use a number or a dict by backend, or drop it for the backend's own default.",
             ))
-        elif value and device == "cpu":
+        elif value and not owned:
             problems.append(problem(
                 "{} = {} with backend \"{}\"".format(argument, value, backend),
-                "That backend works on CPU tensors, so {} GPU(s) per rank would be kept idle.".format(value),
+                "Ranks of that backend own no GPU, so {} GPU(s) per rank would be kept idle.".format(value),
                 "Drop it, use a dict that names the GPU backends only, or use a GPU backend.",
             ))
-        elif value == 0 and device != "cpu":
+        elif owned and not value:
             problems.append(problem(
                 "{} = 0 with backend \"{}\"".format(argument, backend),
-                "That backend works on tensors of device \"{}\" and cannot do without.".format(device),
-                "Drop it for the default of {}, or use a CPU backend.".format(known[backend]["gpus_per_rank"]),
+                "Its tests use tensors of device \"{}\", so each rank needs a GPU.".format(known[backend]["device"]),
+                "Drop it for the default of {}, or use a CPU backend.".format(owned),
             ))
     return problems
 
@@ -143,11 +133,11 @@ def ranks_per_gpu_problems(ranks_per_gpu, backends, known):
 
     Args:
         ranks_per_gpu: The argument.
-        backends: The target's backends, already checked.
-        known: The table: name -> declaration.
+        backends: Names of the target's backends.
+        known: All backends: name -> declaration.
 
     Returns:
-        A list of texts.
+        A list of error texts.
     """
     if ranks_per_gpu == None:
         return []
@@ -159,14 +149,14 @@ def ranks_per_gpu_problems(ranks_per_gpu, backends, known):
                 "It is the number of ranks that share a GPU: a whole number, 1 or more.",
                 "Use a number or a dict by backend, or drop it: then each rank has its own.",
             ))
-        elif value > 1 and "shared_gpu" not in known[backend]["features"]:
+        elif value > 1 and not known[backend]["shares_gpus"]:
             problems.append(problem(
                 "{} = {} with backend \"{}\"".format(argument, value, backend),
                 "Its ranks cannot share a GPU: NCCL refuses a device that two ranks name, and a CPU backend has none.",
                 "Use a dict that names only {}.".format(", ".join([
                     name
                     for name in sorted(known)
-                    if "shared_gpu" in known[name]["features"]
+                    if known[name]["shares_gpus"]
                 ])),
             ))
     return problems
@@ -181,7 +171,7 @@ def gpu_total_problems(backend, world_size, gpus_per_rank, ranks_per_gpu = 1):
         ranks_per_gpu: Ranks that share one.
 
     Returns:
-        A list of texts.
+        A list of error texts.
     """
     if ranks_per_gpu > 1 and gpus_per_rank > 1:
         return [problem(
@@ -199,34 +189,34 @@ def gpu_total_problems(backend, world_size, gpus_per_rank, ranks_per_gpu = 1):
     )]
 
 def isolation_problems(isolation, backends, known):
-    """Checks the argument `isolation`: None, a launcher, or a dict of launchers by backend.
+    """Checks the argument `isolation`: None, a name, or a dict of names by backend.
 
     Args:
         isolation: The argument.
-        backends: The target's backends, already checked.
-        known: The table: name -> declaration.
+        backends: Names of the target's backends.
+        known: All backends: name -> declaration.
 
     Returns:
-        A list of texts.
+        A list of error texts.
     """
     if isolation == None:
         return []
     if type(isolation) != "dict":
-        problems = choice_problems("isolation", isolation, ISOLATIONS, "It says how the ranks of a case are made.")
+        problems = choice_problems("isolation", isolation, _ISOLATIONS, "It says how the ranks of a case are made.")
         if problems:
             # Once, and not again for every backend.
             return problems
     values, problems = by_backend("isolation", isolation, backends)
     for argument, value, backend in values:
-        possible = known[backend]["isolations"]
-        wrong = choice_problems(argument, value, ISOLATIONS, "It says how the ranks of a case are made.")
+        possible = isolations_of(known[backend])
+        wrong = choice_problems(argument, value, _ISOLATIONS, "It says how the ranks of a case are made.")
         problems += wrong
         if wrong or value in possible:
             continue
         problems.append(problem(
             "{} = \"{}\" with backend \"{}\"".format(argument, value, backend),
-            "The group of \"{}\" connects processes, and threads of one process cannot be its ranks.".format(backend) if value == "thread" else "The group of \"{}\" lives inside one process, so its ranks are threads.".format(backend),
-            "For this backend use one of: {}; isolation may be a dict by backend, and what it leaves out has its default.".format(
+            "A group of \"{}\" {}".format(backend, _GROUPS[known[backend]["in_process"]]),
+            "For this backend use one of: {}; isolation may be a dict by backend, and a backend that it leaves out has its default.".format(
                 ", ".join(possible),
             ),
         ))
@@ -239,18 +229,18 @@ def nodes_problems(nodes):
         nodes: The argument.
 
     Returns:
-        A list of texts.
+        A list of error texts.
     """
     if is_int(nodes) and nodes == 1:
         return []
     if is_int(nodes) and nodes > 1:
         return [problem(
             "nodes = {}".format(nodes),
-            "Ranks on more than one (simulated) machine are not there yet; all ranks of a target are on one.",
-            "Drop it. What a node's failure does to its peers can be tested by ending its ranks.",
+            "Worlds of more than one (simulated) node are not there yet; all ranks of a target are on one.",
+            "Drop it. A test can end some ranks to see what the failure of a node does to the others.",
         )]
     return [problem(
         "nodes = {}".format(repr(nodes)),
-        "It is the number of machines that the ranks are spread over: a whole number, and for now 1.",
+        "It is the number of nodes that the ranks are spread over: a whole number, and for now 1.",
         "Drop it.",
     )]

@@ -9,8 +9,11 @@ import re
 import signal
 import sys
 import warnings
+from typing import Any
 
-__all__ = ["become_subreaper", "current_umask", "die_with_parent", "fork", "is_helper", "watch_child"]
+from dist_testing.errors import LaunchError
+
+__all__ = ["become_subreaper", "check_platform", "current_umask", "die_with_parent", "fork", "is_helper", "watch_child"]
 
 # <sys/prctl.h>
 _PR_SET_PDEATHSIG = 1
@@ -20,13 +23,29 @@ _PF_FORKNOEXEC = 0x40
 # What multiprocessing gives to `python -c`.
 _HELPER = re.compile(r"from multiprocessing\.(resource_tracker|forkserver) import main")
 
-# Loaded at import, so that a rank does not have to look for a library between fork and its first frame. None where
-# there is no such function (macOS): then clean-up rests on the end of the control socket alone.
-_prctl = getattr(ctypes.CDLL(None, use_errno=True), "prctl", None)
+# Loaded at import, so that a rank does not have to look for a library between fork and its first frame. None on macOS,
+# where the library imports but `check_platform` refuses to make processes.
+_prctl: Any = getattr(ctypes.CDLL(None, use_errno=True), "prctl", None)
+# What Python has only on Linux; a rank that is a process needs all of it.
+_NEEDED = ((os, "pidfd_open"), (os, "memfd_create"), (signal, "SIGRTMIN"))
+
+
+def check_platform() -> None:
+    """Refuse to make ranks that are processes on a platform other than Linux.
+
+    Raises:
+        LaunchError: If the platform lacks a system call that such ranks need.
+    """
+    if missing := [name for module, name in _NEEDED if not hasattr(module, name)]:
+        raise LaunchError(
+            f"Ranks that are processes cannot be started on {sys.platform}: Python has no {', '.join(missing)} here.\n"
+            "They are watched and removed by means that only Linux has.\n"
+            "Run the test on Linux, or on threads of this process: derive its class from MultiThreadedTestCase."
+        )
 
 
 def _set(option: int, value: int) -> bool:
-    return _prctl is not None and _prctl(option, value, 0, 0, 0) == 0
+    return bool(_prctl(option, value, 0, 0, 0) == 0)
 
 
 def fork() -> int:
@@ -39,25 +58,20 @@ def fork() -> int:
 
 
 def current_umask() -> int:
-    """The mask for new files.
+    """Return this process's mask for new files.
 
-    Elsewhere than on Linux it can only be read by setting it, and other threads' files are open to all in between.
+    `os.umask` reads it only by setting it, and until it is set again other threads' files are open to all users.
     """
-    with contextlib.suppress(FileNotFoundError), open("/proc/self/status", "rb") as status:
-        for line in status:
-            name, _, value = line.partition(b":")
-            if name == b"Umask":
-                return int(value, 8)
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+    with open("/proc/self/status", "rb") as status:
+        fields = dict(line.split(b":", 1) for line in status)
+    return int(fields[b"Umask"], 8)
 
 
 def watch_child(pid: int) -> int:
-    """A pidfd of a child that was just made.
+    """Return a pidfd of a child that was just forked.
 
     Raises:
-        OSError: If there can be none. The child has been killed then: nobody would notice its end.
+        OSError: If the kernel gives none. The child has then been killed, because nothing would notice its end.
     """
     try:
         return os.pidfd_open(pid)
@@ -105,6 +119,6 @@ def is_helper(pid: int, command: str) -> bool:
             # The name, in parentheses, may hold anything.
             flags = int(stat.read().rpartition(b")")[2].split()[6])
     except (FileNotFoundError, ProcessLookupError):
-        # It has ended, or this is not Linux.
+        # It has ended.
         return True
     return not flags & _PF_FORKNOEXEC

@@ -1,4 +1,4 @@
-"""Makes a rank tell where it is, whatever it is doing."""
+"""Makes a process write its stacks on a signal, whatever it is doing."""
 
 from __future__ import annotations
 
@@ -7,11 +7,21 @@ import signal
 from traceback import walk_stack
 from types import FrameType
 
-__all__ = ["STACKS_SIGNAL", "answer_with_stacks", "stack_of"]
+__all__ = ["STACKS_SIGNAL", "answer_with_stacks", "real_time_signal", "stack_of"]
+
+
+def real_time_signal(offset: int) -> int:
+    """Return the number of a real-time signal: SIGRTMIN plus `offset`.
+
+    macOS has none, and there this returns a number that no signal has: ranks that are processes need Linux
+    (`lifetime.check_platform`), so nothing sends it.
+    """
+    return int(getattr(signal, "SIGRTMIN", signal.NSIG)) + offset
+
 
 # faulthandler answers in the signal handler itself, so also while C code holds the GIL. A real-time signal, because
 # test code uses SIGUSR1 and SIGUSR2 for itself.
-STACKS_SIGNAL = int(signal.SIGRTMIN) + 7
+STACKS_SIGNAL = real_time_signal(7)
 
 
 def answer_with_stacks(fd: int) -> None:
@@ -21,6 +31,6 @@ def answer_with_stacks(fd: int) -> None:
 
 
 def stack_of(frame: FrameType) -> str:
-    """The stack that ends in `frame`, as faulthandler would write it."""
+    """Return the stack that ends in `frame`, in faulthandler's format."""
     frames = [f'  File "{f.f_code.co_filename}", line {line} in {f.f_code.co_name}' for f, line in walk_stack(frame)]
     return "\n".join(["Stack (most recent call first):", *frames])

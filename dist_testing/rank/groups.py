@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-__all__ = ["destroy_groups", "end_groups"]
+from dist_testing.backends import all_declared
 
-# Backends whose groups are connections and threads of the process, and nothing else. To destroy a gloo group takes a
-# rank 20 to 40 ms, nearly all of it waiting for the 10 ms ticks of gloo's own loop; the kernel closes the same
-# connections in microseconds when the process ends. Others, NCCL above all, hold things that have to be given back in
-# order.
-_END_WITH_THE_PROCESS = frozenset({"gloo", "fake"})
+__all__ = ["backends_in_use", "destroy_groups", "end_groups"]
 
 
 def destroy_groups() -> None:
@@ -25,7 +21,14 @@ def end_groups() -> None:
 
     if not dist.is_available() or not dist.is_initialized():
         return
-    # There is no public list of groups.
-    backends = {backend for backend, _ in dist.distributed_c10d._world.pg_map.values()}
-    if not backends <= _END_WITH_THE_PROCESS:
+    # Some backends, NCCL above all, hold things that have to be given back in order.
+    if not all(all_declared(name, lambda backend: backend.ends_with_process) for name in backends_in_use()):
         dist.destroy_process_group()
+
+
+def backends_in_use() -> set[str]:
+    """torch's backend string of each group of this process, such as "nccl" or "cpu:gloo,cuda:nccl"."""
+    import torch.distributed as dist
+
+    # There is no public list of groups.
+    return {str(backend) for backend, _ in dist.distributed_c10d._world.pg_map.values()}

@@ -23,6 +23,9 @@ _SHARED_MEMORY = 0.8
 class RankWorld(World):
     """The world as the rank's front door has it: made and prepared once, then given to one case after the other."""
 
+    # Whether the ranks run several cases.
+    _is_reused = False
+
     @classmethod
     def of(cls, start: RankStart, store: Store | None = None, cases: int = 0) -> RankWorld:
         """The world that a rank was started for.
@@ -33,7 +36,7 @@ class RankWorld(World):
             cases: How many cases this process has run before.
         """
         request = start.request
-        return cls(
+        world = cls(
             start.rank,
             request.size,
             request.settings,
@@ -43,6 +46,8 @@ class RankWorld(World):
             store=store,
             cases=cases,
         )
+        world._is_reused = request.pool and request.store_port > 0
+        return world
 
     @property
     def pytest_tmp_path(self) -> Path:
@@ -73,9 +78,12 @@ class RankWorld(World):
                 rank=self.rank,
                 world_size=self.size,
                 timeout=self._timeout,
-                # Without it NCCL guesses the device at the first collective, and warns that it does.
-                device_id=self.device if self.backend == "nccl" else None,
+                device_id=self.device if self._settings.binds_device else None,
             )
+
+        if self._is_reused:
+            # A connection that a rank makes to the store later would look as if the running test had left it open.
+            self.barrier()
 
     def begin_case(self) -> None:
         """Another case: folders of its own."""

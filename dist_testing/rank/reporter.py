@@ -42,7 +42,7 @@ class Board(Protocol):
     """Takes a rank's phases: a `PhaseBoard`, or the runner itself."""
 
     def write(self, rank: int, phase: str) -> None:
-        """Rank `rank` is now doing `phase`."""
+        """Rank `rank` is now doing `phase`; "" if it is done with the last one."""
 
 
 class Reporter:
@@ -86,7 +86,9 @@ class Reporter:
         self._board.write(self._rank, name)
 
     def case_over(self) -> None:
-        """Say that the case has ended on this rank; if nothing was wrong with it until now, it has passed."""
+        """The case has ended on this rank; if nothing was wrong with it until now, it has passed."""
+        # Before the runner is told: it may look at the board as soon as every rank has.
+        self._board.write(self._rank, "")
         if not self._has_reported:
             self._send(RankReport(Kind.PASSED, self._phase))
         self._warned = set()

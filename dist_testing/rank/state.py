@@ -114,8 +114,6 @@ class RankState:
 
 
 def _descriptors() -> frozenset[int]:
-    if sys.platform != "linux":
-        return frozenset()
     # Among those listed is the one that the listing itself used; it is closed by now.
     return frozenset(fd for fd in map(int, os.listdir("/proc/self/fd")) if _is_open(fd))
 
@@ -143,9 +141,7 @@ def child_processes() -> frozenset[int]:
 
 
 def _children(helpers: frozenset[int]) -> frozenset[int]:
-    """Processes that this one, or one of its helpers, has started; empty where the kernel does not list them."""
-    if sys.platform != "linux":
-        return frozenset()
+    """Return the processes that this one, or one of its helpers, has started."""
     try:
         # One call instead of a file per thread, in the case that matters for the time.
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)

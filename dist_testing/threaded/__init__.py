@@ -5,3 +5,6 @@ Read it in this order: `world.py` runs a body on the threads; `isolation.py` giv
 `meeting.py` (the state that the ranks of one group share), `members.py` (which rank runs or waits) and `data.py` (the
 moves and reductions). The package is imported only if a test asks for ranks that are threads.
 """
+
+# What torch knows the group by.
+BACKEND = "threaded"

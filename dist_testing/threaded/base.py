@@ -12,7 +12,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from dist_testing.errors import UsageError
-from dist_testing.threaded import data
+from dist_testing.threaded import BACKEND, data
 from dist_testing.threaded.arguments import Tensors, single, text_of
 from dist_testing.threaded.meeting import Move, SharedGroup
 from dist_testing.threaded.members import ThreadWorld
@@ -70,11 +70,11 @@ class GroupBase(dist.ProcessGroup):
 
     def name(self) -> str:
         """Return the backend's name, "threaded"."""
-        return "threaded"
+        return BACKEND
 
     def getBackendName(self) -> str:
         """Return the backend's name, under the name that c10d's C++ code calls."""
-        return "threaded"
+        return BACKEND
 
     @property
     def group_name(self) -> str:  # type: ignore[override]  # torch's new type for it

@@ -23,7 +23,7 @@ from torch._C import _distributed_c10d
 from torch.distributed import distributed_c10d
 
 from dist_testing.gpus.devices import gpus_present, visible_gpus
-from dist_testing.threaded import register
+from dist_testing.threaded import BACKEND, register
 from dist_testing.threaded.members import Member, current_member
 
 __all__ = ["destroy_groups", "enter_rank", "hold", "leave_rank", "release"]
@@ -72,9 +72,9 @@ class _Isolation:
         self._undo.append(lambda: _distributed_c10d._set_thread_isolation_mode(False))  # type: ignore[attr-defined]
 
         plugins: dict[str, Any] = dist.Backend._plugins
-        before_plugin = plugins[register.BACKEND.upper()]
-        plugins[register.BACKEND.upper()] = dist.Backend._BackendPlugin(register.create_group, True)
-        self._undo.append(lambda: plugins.__setitem__(register.BACKEND.upper(), before_plugin))
+        before_plugin = plugins[BACKEND.upper()]
+        plugins[BACKEND.upper()] = dist.Backend._BackendPlugin(register.create_group, True)
+        self._undo.append(lambda: plugins.__setitem__(BACKEND.upper(), before_plugin))
 
         before_start = threading.Thread.start
         start = _inheriting(before_start)

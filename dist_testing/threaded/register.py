@@ -13,14 +13,13 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import _DistributedBackendOptions
 
 from dist_testing.errors import UsageError
+from dist_testing.threaded import BACKEND
 from dist_testing.threaded.group import ThreadedGroup
 from dist_testing.threaded.meeting import SharedGroup
 from dist_testing.threaded.members import current_member
 from dist_testing.threaded.pending import GroupLabel
 
-__all__ = ["BACKEND", "create_group", "register"]
-
-BACKEND = "threaded"
+__all__ = ["create_group", "register"]
 
 # torch's own test code registers a different group under the same name. `isolation.py` sets `create_group` as the
 # meaning of the name while a world of ours runs.
@@ -46,7 +45,7 @@ def create_group(options: _DistributedBackendOptions, backend_options: object = 
         raise UsageError(
             'Backend "threaded" was requested outside of a world of threads.\n'
             "Its ranks are threads that dist_testing starts; the calling thread is not one of them.\n"
-            'Use isolation="thread" or MultiThreadedTestCase; for ranks that are processes, use backend "gloo".'
+            'Use isolation="thread" or MultiThreadedTestCase; for ranks that are processes, use another backend.'
         )
     world, store = member.world, options.store
     rank, size = options.group_rank, options.group_size

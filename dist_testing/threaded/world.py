@@ -15,7 +15,8 @@ from datetime import timedelta
 from dist_testing.budget import MAX_TIMEOUT_S
 from dist_testing.errors import CollectiveTimeoutError, LaunchError, PeerFailedError, UsageError
 from dist_testing.process.stacks import stack_of
-from dist_testing.spec import MAX_WORLD_SIZE
+from dist_testing.spec import check_world_size
+from dist_testing.threaded import BACKEND
 from dist_testing.threaded.members import Member, ThreadWorld, current_member
 from dist_testing.threaded.operation import Failure
 
@@ -105,12 +106,7 @@ def run_on_threads(
     Raises:
         UsageError: If `world_size`, `timeout_s` or the environment variable is out of range.
     """
-    if not 1 <= world_size <= MAX_WORLD_SIZE:
-        raise UsageError(
-            f"world_size = {world_size!r} for ranks that are threads.\n"
-            f"A world has 1 to {MAX_WORLD_SIZE} ranks.\n"
-            "Pass a number in that range."
-        )
+    check_world_size("run_on_threads", world_size, "Give a number in that range.")
     if not 0 < timeout_s <= MAX_TIMEOUT_S:
         raise UsageError(
             f"timeout_s = {timeout_s!r} for ranks that are threads.\n"
@@ -293,7 +289,7 @@ class _Run:
         import torch.distributed as dist
 
         dist.init_process_group(
-            "threaded",
+            BACKEND,
             store=self._store,
             rank=rank,
             world_size=self._world.size,

@@ -1,15 +1,15 @@
-"""What ranks execute, for the coverage of it."""
+"""Code that ranks execute, to measure its coverage."""
 
 from __future__ import annotations
 
 
 def on_rank(rank: int) -> str:
-    """A line for each rank."""
+    """Executes one line on each rank."""
     if rank == 0:
         return "first"
     return "second"
 
 
 def nowhere() -> str:
-    """Nobody calls it."""
+    """Is never called."""
     return "never"

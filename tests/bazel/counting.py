@@ -1,4 +1,4 @@
-"""Cases to be dealt to shards, measured and repeated."""
+"""Cases that are assigned to shards, measured and repeated."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from tests.bazel import counted
 @pytest.mark.distributed
 @pytest.mark.parametrize("number", range(4))
 def test_quick(world: dist_testing.World, number: int) -> None:
-    """By the file of timings, all four together take as long as the other."""
+    """By the file of timings, all four together take as long as the long case."""
     assert counted.on_rank(world.rank)
 
 
 @pytest.mark.distributed
 def test_long(world: dist_testing.World) -> None:
-    """In the first of several runs it fails."""
+    """Fails in the first of several runs."""
     assert os.environ.get("TEST_RUN_NUMBER") != "1"

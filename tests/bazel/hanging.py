@@ -1,4 +1,4 @@
-"""A case that hangs, between cases that do not."""
+"""A case that hangs, between cases that do not hang."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import dist_testing
 
 @pytest.mark.distributed
 def test_before(world: dist_testing.World) -> None:
-    """Has a result before the other hangs."""
+    """Has a result before the next case hangs."""
 
 
 @pytest.mark.distributed
 def test_hangs(world: dist_testing.World) -> None:
-    """Ends at its share of Bazel's time."""
+    """Ends when its share of Bazel's time is used up."""
     threading.Event().wait()
 
 
 @pytest.mark.distributed
 @pytest.mark.parametrize("number", range(2))
 def test_after(world: dist_testing.World, number: int) -> None:
-    """Has a result all the same."""
+    """Has a result although a case before it hangs."""

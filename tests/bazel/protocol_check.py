@@ -1,8 +1,7 @@
-"""Check what a real Bazel makes of runs that hang, skip, shard and measure: `python3 -m tests.bazel.protocol_check`.
+"""Check how a real Bazel handles runs that hang, skip, shard and measure: `python3 -m tests.bazel.protocol_check`.
 
-Bazel cannot run Bazel in its sandbox, so this is a program and not a test. It uses this workspace and its server, for
-the sake of the wheels that are installed there already; results go where they always go. Exit status 0 when all is as
-it should be.
+Bazel cannot run inside Bazel's sandbox, so this is a program and not a test. It uses this workspace and its server,
+because the wheels are installed there already; the results go to the usual folders. Exit status 0 when all checks pass.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ from xml.etree import ElementTree
 from tests.support.nested_bazel import ROOT, scratch_folder
 
 _PACKAGE = "//tests/bazel:"
-# Bazel's, for the target that hangs. Half of it goes to the case that does, and the others must have time on a busy
-# machine.
+# Bazel's timeout for the target that hangs. Half of it goes to the hanging case, and the others need enough time on a
+# busy machine.
 _TIMEOUT_S = 60
-# A target with two GPUs finds none on any machine.
+# A target that asks for two GPUs. No machine has them: their device nodes are made up.
 _NO_GPUS = "--test_env=CUDA_VISIBLE_DEVICES="
 
 
@@ -41,13 +40,13 @@ class Done:
     output: str
 
     def result(self, target: str) -> str:
-        """What Bazel's last lines say of a target: "PASSED", "(cached) PASSED", "FAILED", ...; without details."""
+        """Return Bazel's result of a target: "PASSED", "(cached) PASSED", "FAILED", ...; without details."""
         found = re.findall(rf"^{re.escape(_PACKAGE + target)} +((?:\(cached\) )?[A-Z]+)", self.output, re.MULTILINE)
         return found[-1] if found else "not there"
 
 
 class ComplaintError(Exception):
-    """Something is not as it should be."""
+    """A check has failed."""
 
 
 def _bazel(command: str, *arguments: str) -> Done:
@@ -70,7 +69,7 @@ def _expect(what: str, expected: object, found: object, output: str = "") -> Non
 
 @functools.cache
 def _testlogs() -> Path:
-    # Not the link in the source tree: it leads to whichever output base was used last.
+    # Not the link in the source tree: it points to the output base that was used last.
     done = subprocess.run(
         [str(ROOT / "bazelw"), "info", "bazel-testlogs"], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True
     )
@@ -82,7 +81,7 @@ def _logs(target: str) -> Path:
 
 
 def _outcomes(file: Path) -> dict[str, str]:
-    """Name of each case to its outcome, in the words of the XML."""
+    """Return case name -> outcome, in the words of the XML."""
     outcomes = {}
     for case in ElementTree.parse(file).iter("testcase"):
         worse = [child.tag for child in case if child.tag not in ("properties", "system-out")]
@@ -106,7 +105,7 @@ def _check_hang(_scratch: Path) -> None:
 
 
 def _check_shards(_scratch: Path) -> None:
-    """Balanced by the file of timings; the runs of a target each have results of their own."""
+    """The shards are balanced by the file of timings, and each run of a target has results of its own."""
     done = _bazel("test", "--nocache_test_results", f"{_PACKAGE}counting_gloo")
     _expect("shards pass", "PASSED", done.result("counting_gloo"), done.output)
     shards = [list(_outcomes(_logs("counting_gloo") / f"shard_{index}_of_2" / "test.xml")) for index in (1, 2)]
@@ -137,7 +136,7 @@ def _check_shards(_scratch: Path) -> None:
 
 
 def _check_coverage(_scratch: Path) -> None:
-    """Lines that only ranks execute are in the report of the target."""
+    """The target's coverage report has the lines that only ranks execute."""
     done = _bazel("coverage", "--test_sharding_strategy=disabled", f"{_PACKAGE}counting_gloo")
     _expect("coverage passes", "PASSED", done.result("counting_gloo"), done.output)
     report = (_logs("counting_gloo") / "coverage.dat").read_text(encoding="utf-8")
@@ -155,7 +154,7 @@ def _check_coverage(_scratch: Path) -> None:
 
 
 def _check_skips(scratch: Path) -> None:
-    """A skipped run is not a result for those who promise the hardware, and it is not hidden."""
+    """A skipped run is no result for a promise of the hardware, and it is not hidden."""
     host = scratch / "host"
     (host / "dev").mkdir(parents=True)
     for number in range(2):
@@ -169,7 +168,7 @@ def _check_skips(scratch: Path) -> None:
         ("the same again", seen, "(cached) PASSED"),
         ("promised, with a skipped run in the cache", promised, "FAILED"),
         ("promised again: a failure is not cached", promised, "FAILED"),
-        # Bazel's own memory of the target is now of another action: this one is the cache's.
+        # Bazel now remembers another action for the target, so this result is from the disk cache.
         ("nothing promised again", seen, "(cached) PASSED"),
     ):
         done = _bazel(*options, target)
@@ -179,14 +178,14 @@ def _check_skips(scratch: Path) -> None:
     _expect("the first line of the log", True, "EVERY CASE WAS SKIPPED: Need at least 2 CUDA devices" in first, log)
     events = scratch / "events.json"
     done = _bazel(*seen, f"--build_event_json_file={events}", target, f"{_PACKAGE}counting_gloo")
-    _expect("a target that runs beside one that does not", 0, done.status, done.output)
+    _expect("a target that runs, beside one that does not", 0, done.status, done.output)
     listed = _bazel("run", "//tools/report:ran_nothing", "--", str(events))
     for part in ("1 of 2 targets ran nothing", f"{target}: 1 case(s)", "1 x Need at least 2 CUDA devices (found 0"):
         _expect(f"ran_nothing says {part!r}", True, part in listed.output, listed.output)
 
 
 def _check_timings(scratch: Path) -> None:
-    """Results become timings."""
+    """Timings are made from results."""
     out = scratch / "timings.json"
     done = _bazel("run", "//tools/report:timings", "--", f"--out={out}", str(_logs("counting_gloo")))
     _expect("timings are written", 0, done.status, done.output)
@@ -194,7 +193,7 @@ def _check_timings(scratch: Path) -> None:
     _expect("a case of them", True, "tests.bazel.counting.test_quick[3]" in cases, str(cases))
 
 
-# In this order: timings are made of what the shards leave.
+# In this order: the timings are made from the results of the shards.
 _CHECKS: dict[str, Callable[[Path], None]] = {
     "a hang": _check_hang,
     "shards and runs": _check_shards,
@@ -205,7 +204,7 @@ _CHECKS: dict[str, Callable[[Path], None]] = {
 
 
 def main() -> int:
-    """Check, and report on stderr."""
+    """Run the checks, and report on stderr."""
     try:
         with scratch_folder("protocol_check") as scratch:
             for name, check in _CHECKS.items():

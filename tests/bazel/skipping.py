@@ -1,4 +1,4 @@
-"""A case that runs nowhere: the GPUs that Bazel is told of do not exist."""
+"""A case that never runs: the GPUs that Bazel is promised do not exist."""
 
 from __future__ import annotations
 
@@ -9,4 +9,4 @@ import dist_testing
 
 @pytest.mark.distributed
 def test_on_gpus(world: dist_testing.World) -> None:
-    """Skipped, or a failure where the GPUs were promised."""
+    """Skipped, or failed if the GPUs were promised."""

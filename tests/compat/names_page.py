@@ -1,4 +1,4 @@
-"""docs/torch_names.md: every public name of the installed torch's module, with ours. Run it to write the page again."""
+"""docs/torch_names.md: each public name of the installed torch's module, with ours. Run this file to write the page."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ __all__ = ["DIFFERENCES", "PAGE", "REPAIR", "page", "public_names"]
 PAGE = Path("docs", "torch_names.md")
 REPAIR = "PYTHONPATH=. python tests/compat/names_page.py, or ./bazelw run //tests/compat:names_page"
 
-# Differences that a user of torch's name would notice.
+# Name to the difference that a user of torch's module notices.
 DIFFERENCES = {
-    "C10dTorchCommsTestBase": "Not tried: the package torchcomms is not in our environments. Without it, every test "
-    "skips, as with torch's.",
-    "DynamoDistributedSingleProcTestCase": "Skips without an accelerator, where torch's ends in an AttributeError. "
+    "C10dTorchCommsTestBase": "Not tested: our environments do not have the package torchcomms. Without it, every "
+    "test skips, as with torch's.",
+    "DynamoDistributedSingleProcTestCase": "Skips without an accelerator, where torch's raises an AttributeError. "
     "No fixed port.",
     "MultiProcContinuousTest": "A failure costs one test, and the next gets fresh ranks; `skipTest` on a rank is a "
     "skip; on the CPU an unset `world_size` is 4, where torch's is 1.",
@@ -32,35 +32,35 @@ DIFFERENCES = {
     "threaded.md.",
     "ProcessLocalGroup": "torch's own; the ranks of `MultiThreadedTestCase` have this library's group.",
     "TEST_SKIPS": 'Has a row for any number of GPUs: `TEST_SKIPS["multi-gpu-9"]` is a KeyError in torch.',
-    "TIMEOUT_DEFAULT": "A value of the variable that is no number is refused with a text.",
+    "TIMEOUT_DEFAULT": "An invalid value is an error with three parts.",
     "cleanup_temp_dir": "Removes the folders of all calls.",
-    "create_tcp_store": "The port is bound once and never free for others; listens on loopback only; `timeout` counts. "
-    "`is_master=False` and `jit_class=True`, which cannot work, are refused.",
-    "get_required_world_size": "An error in the class is not taken for the default.",
+    "create_tcp_store": "The port is bound once, so no other process can take it; the server listens on loopback only; "
+    "`timeout` has an effect. `is_master=False` and `jit_class=True`, which cannot work, are errors.",
+    "get_required_world_size": "An error in the class is reported, not replaced by the default.",
     "has_efa": "Prints nothing.",
-    "import_transformers_or_skip": "Decided before ranks start if the package is not there.",
+    "import_transformers_or_skip": "Decided before ranks start if the package is missing.",
     "nccl_skip_if_lt_x_gpu": "Decided before ranks start; any number of GPUs.",
     "require_n_gpus_for_nccl_backend": "Decided before ranks start; any number of GPUs.",
-    "requires_accelerator_dist_backend": "Any of the back ends that torch can be built with.",
-    "retrieve_result_from_completion_queue": "Waits for the process itself, and does not poll.",
+    "requires_accelerator_dist_backend": "Any of the backends that torch can be built with.",
+    "retrieve_result_from_completion_queue": "Waits for the end of the process instead of polling.",
     "run_subtests": "Does not load torch._dynamo; a failed sub-test is reported with its values.",
     "setup_torchcomms_pg": "torch's own.",
-    "skip_if_lt_x_gpu": "Decided before ranks start; any number of GPUs; a forgotten argument is refused.",
+    "skip_if_lt_x_gpu": "Decided before ranks start; any number of GPUs; a missing argument is an error.",
     "skip_if_no_gpu": "Decided before ranks start; any number of GPUs.",
     "skip_if_odd_worldsize": "Decided before ranks start; `BACKEND` need not be set.",
-    "skip_if_small_worldsize": "Decided before ranks start; `BACKEND` need not be set. As in torch since 2.6 a world "
-    "of fewer than 8 is small; in `dist_testing` itself one of 1 or 2.",
-    "spawn_threads_and_init_comms": "On this library's threaded group; `timeout` counts.",
-    "tmp_dir": "Always the newest folder, also if it was imported before it was made.",
+    "skip_if_small_worldsize": "Decided before ranks start; `BACKEND` need not be set. As in torch since 2.6, a world "
+    "of fewer than 8 ranks is small; in `dist_testing` itself, a world of 1 or 2.",
+    "spawn_threads_and_init_comms": "On this library's threaded group; `timeout` has an effect.",
+    "tmp_dir": "Always the newest folder. Torch's stays None in a file that imported it before the folder existed.",
     "with_dist_debug_levels": "Restores the level, also after a failure.",
-    "with_nccl_blocking_wait": "Restores variables that were not set, too.",
+    "with_nccl_blocking_wait": "Also removes the variables again that were not set before.",
 }
 
-_HEAD = """# What is torch's `common_distributed`, name by name, and what is ours?
+_HEAD = """# Which names does torch's `common_distributed` have, and what are ours?
 
-Every public name of `torch.testing._internal.common_distributed` as torch {version} has it, {count} in all, and what
-`dist_testing.compat.common_distributed` has under that name. "The same" is the very object. A name that a newer torch
-adds is an object here that fails when it is used, and says so. [migration.md](migration.md) tells how to change over.
+The {count} public names that torch {version} has in `torch.testing._internal.common_distributed`, each with the object
+of that name in `dist_testing.compat.common_distributed`. "The same" means the same object. A name that a newer torch
+adds is an object here that raises an error at its first use. [migration.md](migration.md) says how to change over.
 
 Written by `tests/compat/names_page.py`. Do not edit.
 
@@ -70,7 +70,7 @@ Written by `tests/compat/names_page.py`. Do not edit.
 
 
 def public_names(module: ModuleType) -> list[str]:
-    """Return the names of a module without a leading underscore, in order."""
+    """Return the names of a module that do not begin with an underscore, sorted."""
     return sorted((name for name in dir(module) if not name.startswith("_")), key=lambda name: (name.lower(), name))
 
 
@@ -88,7 +88,7 @@ def page() -> str:
 def _here(theirs: ModuleType, name: str) -> str:
     ours: Any = getattr(common_distributed, name)
     if is_unknown(ours):
-        return "**fails when it is used**"
+        return "**an error at its first use**"
     theirs_has: Any = getattr(theirs, name)
     home = inspect.getmodule(inspect.unwrap(ours)) if callable(ours) else None
     if home is not None and home.__name__.startswith("dist_testing."):
@@ -100,7 +100,7 @@ def _here(theirs: ModuleType, name: str) -> str:
 
 def main() -> int:
     """Write the page."""
-    # `bazel run` gives the folder of the sources in this variable.
+    # `bazel run` sets the variable to the folder of the sources.
     path = Path(os.environ.get("BUILD_WORKSPACE_DIRECTORY", "."), PAGE)
     path.write_text(page(), encoding="utf-8")
     print(f"Wrote {path}")

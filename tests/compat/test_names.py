@@ -32,13 +32,13 @@ def test_every_public_name_of_the_installed_torch_exists_here(theirs: ModuleType
 
 
 def test_the_page_of_names_is_true(theirs: ModuleType) -> None:
-    """If this fails, users decide about a migration by a wrong page."""
+    """Users decide by the page whether they can change over."""
     written = PAGE.read_text(encoding="utf-8")
     version = f"torch {str(torch.__version__).partition('+')[0]} "
     if version not in written:
         pytest.skip(f"{PAGE} was written for another torch than {version}")
     differences = "\n".join(difflib.unified_diff(written.splitlines(), page().splitlines(), lineterm=""))
-    assert not differences, f"{PAGE} does not match the modules. Write it again: {REPAIR}\n{differences}"
+    assert not differences, f"{PAGE} does not match the modules. Write the page again: {REPAIR}\n{differences}"
 
 
 def test_every_difference_belongs_to_a_name_on_the_page() -> None:
@@ -175,7 +175,7 @@ def newer_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_a_name_that_only_torch_has_fails_when_it_is_used(use: object) -> None:
-    """If this fails, one unknown name breaks the whole file, or the user does not learn what to do."""
+    """The rest of the file still works, and the error says what to do."""
     name = common_distributed.brand_new
     assert is_unknown(name)
     assert callable(use)

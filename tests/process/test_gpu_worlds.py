@@ -20,6 +20,8 @@ from dist_testing.backends import Backend
 from dist_testing.engine.engine import Engine
 from dist_testing.engine.report import failure_report
 from dist_testing.errors import GpuError, LaunchError, LeaseTimeoutError, UsageError
+from dist_testing.events.cases import CaseEnded, LeaseWaitBegan, LeaseWaitEnded
+from dist_testing.events.event import Event
 from dist_testing.frontends.pytest.reports import failed_teardown, properties
 from dist_testing.gpus import memory
 from dist_testing.gpus.devices import gpus_present
@@ -44,7 +46,16 @@ _HOLD = (
 
 def backend(torch_backend: str = "gloo") -> Backend:
     """A backend whose ranks need a GPU each, and do not touch it."""
-    return Backend("fake_gpu", torch_backend, "cpu", 1, "nvidia", 60, "", {}, ("fork", "pool"), ("shared_gpu",))
+    return Backend(
+        "fake_gpu",
+        torch_backend,
+        "cpu",
+        gpus_per_rank=1,
+        vendor="nvidia",
+        timeout_s=60,
+        shares_gpus=True,
+        uses_nccl=torch_backend == "nccl",
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -196,6 +207,22 @@ def test_the_gpus_are_free_if_the_world_cannot_be_started(
         with pytest.raises(LaunchError, match="planted"):
             run(worlds, "do_nothing", world_size=2)
         assert is_free(pool)
+
+
+def test_the_wait_for_gpus_is_told(pool: tuple[Gpu, ...]) -> None:
+    """A report says how long a target waited for others, also if it waited in vain."""
+    events: list[Event] = []
+    with engine() as worlds:
+        worlds.events.subscribe(events.append, name="the test")
+        run(worlds, "do_nothing", world_size=2)
+        with lease_gpus(4, pool, limit_s=_LIMIT_S), pytest.raises(LeaseTimeoutError) as refused:
+            run(worlds, "do_nothing", world_size=2, timeout_s=0.1)
+    leases = [event for event in events if isinstance(event, (LeaseWaitBegan, LeaseWaitEnded))]
+    assert [(event.case, event.gpus) for event in leases] == [(1, 2), (1, "0, 1"), (2, 2), (2, "")]
+    assert [type(event) for event in events][-3:] == [LeaseWaitBegan, LeaseWaitEnded, CaseEnded]
+    last = events[-1]
+    assert isinstance(last, CaseEnded)
+    assert last.error == f"LeaseTimeoutError: {str(refused.value).splitlines()[0]}"
 
 
 def test_a_worker_pool_keeps_its_gpus(pool: tuple[Gpu, ...]) -> None:

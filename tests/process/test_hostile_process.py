@@ -218,7 +218,7 @@ def test_attached_rank_that_cannot_be_reached_ends_the_launcher(monkeypatch: pyt
     try:
         monkeypatch.setattr("dist_testing.process.wire._CROWD_LIMIT_S", 0.0)
         monkeypatch.setattr(socket, "send_fds", refuse)
-        with pytest.raises(LaunchError, match=r"Rank 0 of 1 can be told nothing more: .*Too many references"):
+        with pytest.raises(LaunchError, match=r"Rank 0 of 1 can receive no more messages: .*Too many references"):
             launcher.start(request, [0, 1, 2])
     finally:
         launcher.close()

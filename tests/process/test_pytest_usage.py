@@ -114,7 +114,7 @@ def test_marker_forms(starter: Starter, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ("4", "positional arguments (4,).\nIt takes named ones only.\nWrite world_size=4, for example."),
+        ("4", "positional arguments (4,).\nIt takes keyword arguments only.\nWrite world_size=4, for example."),
         ("worldsize=4", "worldsize = 4.\nIt takes world_size, init,"),
         ("colour=4", "colour = 4.\nIt takes world_size, init,"),
         ("world_size=0", "world_size = 0.\nIt is a number from 1 to 1024"),
@@ -154,10 +154,10 @@ def test_expected_exit_of_a_rank_outside_the_world_is_refused(starter: Starter, 
 @pytest.mark.parametrize(
     ("source", "said"),
     [
-        ("def test_it(world):\n    pass\n", "test_cases.py::test_it asks for `world` and is not marked"),
+        ("def test_it(world):\n    pass\n", "test_cases.py::test_it uses the fixture `world` without the marker"),
         (
             "@pytest.fixture\ndef size(world):\n    return world.size\n\ndef test_it(size):\n    pass\n",
-            "asks for `world` and is not marked",
+            "uses the fixture `world` without the marker",
         ),
     ],
 )
@@ -171,10 +171,10 @@ def test_world_without_the_marker_is_a_clear_error(starter: Starter, tmp_path: P
 @pytest.mark.parametrize(
     ("source", "said"),
     [
-        ("@marked\nasync def test_it(world):\n    pass\n", "test_it: an `async def` that is distributed"),
+        ("@marked\nasync def test_it(world):\n    pass\n", "test_it: the distributed test is an `async def`"),
         (
             '@marked\n@pytest.mark.parametrize("a, world_size", [(1, 2)])\ndef test_it(world, a):\n    pass\n',
-            "test_it: parametrize names `world_size`",
+            "test_it: parametrize sets `world_size`",
         ),
         (
             "@pytest.fixture\ndef world_size():\n    return 3\n\n@marked\ndef test_it(world, world_size):\n    pass\n",
@@ -331,4 +331,4 @@ def test_options_set_values_that_the_tests_leave_open(starter: Starter, tmp_path
     assert "Need at least 2 CUDA devices (found 0; CUDA_VISIBLE_DEVICES='' hides every device)" in ended.log
     ended = run_cases(starter, tmp_path, source, *nccl, "--dist-on-missing=fail", CUDA_VISIBLE_DEVICES="")
     assert ended.code == pytest.ExitCode.TESTS_FAILED
-    assert "promised hardware missing: Need at least 2 CUDA devices" in ended.log
+    assert ": hardware missing: Need at least 2 CUDA devices" in ended.log

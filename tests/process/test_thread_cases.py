@@ -237,7 +237,7 @@ def test_under_bazel(starter: Starter, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("attribute", "said"),
     [
-        ("world_size = 0", "world_size = 0; expected 1 to 1024"),
+        ("world_size = 0", "world_size = 0; expected a number of ranks from 1 to 1024"),
         ("world_size = 'two'", "world_size = 'two'"),
         ("world_size = 2.0", "world_size = 2.0"),
         ("isolation = 'fork'", "isolation = 'fork'"),

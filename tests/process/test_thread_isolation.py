@@ -290,7 +290,7 @@ def test_fixture_that_affects_the_process_is_refused(starter: Starter, tmp_path:
         _THREADED,
     )
     assert ended.outcomes() == {"test_named": "FAILED", "test_asked_for": "FAILED"}, ended.log
-    assert ended.log.count(f"`{fixture}` was asked for on a rank that is a thread.") >= 2
+    assert ended.log.count(f"A rank that is a thread uses the fixture `{fixture}`.") >= 2
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,9 @@ from xml.etree import ElementTree
 import pytest
 from torch._C._distributed_c10d import TCPStore
 
+from dist_testing.events.cases import RankOutcomeKnown, RankPhases
+from dist_testing.events.file import read_events
+from dist_testing.events.runs import RunEnded
 from tests.support.bell import Bell
 from tests.support.children import Ended, assert_no_folder_left, start_pytest, write_file
 from tests.support.starter import Child, Starter
@@ -215,8 +218,8 @@ def test_one_session_over_all_ranks(agent: Agent, tmp_path: Path) -> None:
     assert first.code == second.code == pytest.ExitCode.TESTS_FAILED
     _assert_quiet(second)
     for said in (
-        "world_size = 3; torchrun has made a world of 2",
-        "expected_exits: a rank that ends would be the end of the world",
+        "world_size = 3; torchrun has started a world of 2",
+        "expected_exits: if a rank ends, torchrun ends the whole world",
         "all of them",
         "assert [1, 1] == [1, 2]",
         "output of rank 1:\nprinted by 1\n",
@@ -275,7 +278,7 @@ def test_rank_that_dies_ends_the_run_with_a_report(agent: Agent, tmp_path: Path,
     assert "rank 1 of 2 failed first: it ended in call, and what started it knows how" in first.log
     assert "last words" in first.log
     assert "Victims: rank 0" in first.log
-    assert "Rank(s) 1 of the world that torchrun has made have ended." in first.log
+    assert "Rank(s) 1 of torchrun's world have ended." in first.log
     assert len(list(ElementTree.parse(tmp_path / "out.xml").iter("testcase"))) == 2
 
 
@@ -396,7 +399,7 @@ def test_incomplete_environment_is_refused_only_for_distributed_tests(starter: S
     write_file(tmp_path, "test_cases.py", f"import pytest\n\n@pytest.mark.distributed\n{plain}")
     child = start_pytest(starter, tmp_path, "test_cases.py", env={"RANK": "3"})
     assert child.wait() == pytest.ExitCode.USAGE_ERROR, child.log
-    assert "RANK=3 is set, and WORLD_SIZE, MASTER_ADDR, MASTER_PORT not." in child.log
+    assert "RANK=3 is set without WORLD_SIZE, MASTER_ADDR, MASTER_PORT." in child.log
     assert "Traceback" not in child.log
 
 
@@ -447,3 +450,27 @@ def test_torchrun_itself(starter: Starter, tmp_path: Path) -> None:
     assert child.wait() == 0, child.log
     assert Ended(0, child.log).outcomes() == {"test_size": "PASSED"}, child.log
     assert_no_folder_left(tmp_path)
+
+
+def test_rank_0_tells_the_events_of_all_ranks(agent: Agent, tmp_path: Path) -> None:
+    """Every rank has the option, and one file is written; the phases in it are those of each rank."""
+    source = """
+        import pytest
+
+        pytestmark = pytest.mark.distributed
+
+
+        @pytest.mark.parametrize("number", range(2))
+        def test_meets(world, number):
+            world.barrier()
+    """
+    ended = agent.run(source, "--dist-events=events.jsonl.gz")
+    assert [rank.code for rank in ended] == [0, 0], ended
+    events = read_events(tmp_path / "events.jsonl.gz")
+    assert isinstance(events[-1], RunEnded)
+    outcomes = [(event.case, event.rank, event.outcome) for event in events if isinstance(event, RankOutcomeKnown)]
+    assert outcomes == [(case, rank, "passed") for case in (1, 2) for rank in (0, 1)]
+    phases = [event for event in events if isinstance(event, RankPhases)]
+    assert [(event.case, event.rank) for event in phases] == [(case, rank) for case in (1, 2) for rank in (0, 1)]
+    for event in phases:
+        assert [phase.name for phase in event.phases][:5] == ["start", "init", "setup", "call", "teardown"]

@@ -149,7 +149,7 @@ def test_bad_expected_exits_are_refused_at_import(starter: Starter, tmp_path: Pa
         """,
     )
     assert ended.code == pytest.ExitCode.INTERRUPTED
-    assert "@expected_exits(-9): expected a rank, or several, each with an exit code" in ended.log
+    assert "@expected_exits(-9): expected a table of one or more ranks, each with an exit code" in ended.log
 
 
 def test_handles_show_the_ranks(starter: Starter, tmp_path: Path) -> None:

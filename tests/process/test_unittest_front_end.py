@@ -272,8 +272,8 @@ def test_errors_around_the_test_name_their_origin(starter: Starter, tmp_path: Pa
 @pytest.mark.parametrize(
     ("attribute", "said"),
     [
-        ("world_size = 0", "world_size = 0; expected 1 to 1024"),
-        ("world_size = -1", "world_size = -1; expected 1 to 1024"),
+        ("world_size = 0", "world_size = 0; expected a number of ranks from 1 to 1024"),
+        ("world_size = -1", "world_size = -1; expected a number of ranks from 1 to 1024"),
         ("world_size = 'two'", "world_size = 'two'"),
         ("isolation = 'jail'", "isolation = 'jail'"),
         ("case_timeout_s = -1", "case_timeout_s = -1"),

@@ -225,7 +225,7 @@ def test_ways_to_start_ranks(starter: Starter, tmp_path: Path) -> None:
     assert set(failures) == {"TestOtherCallable", "TestNoRanks", "TestCoroutine", "TestGenerator", "TestThread"}
     for said in (
         "not a process class of multiprocessing",
-        "no ranks were asked for, so nothing of the test has run",
+        "no ranks were started, so the test has not run",
         "the test method is an async def",
         "the test method is a generator",
         "Derive the class from MultiThreadedTestCase",

@@ -93,6 +93,6 @@ def test_unittest_does_not_start_worlds_inside_ranks(starter: Starter, tmp_path:
     rank_env = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
     child = starter.start(["test_cases.py", "TestFirst.test_a_pass"], tmp_path, env=rank_env)
     assert child.wait() == 1, child.log
-    assert "TestFirst.test_a_pass: unittest, in a process that is rank 1 of 2 already (RANK is set)." in child.log
-    assert "Use pytest or dist_testing.run_tests(), which join the ranks that exist; or unset RANK." in child.log
+    assert "TestFirst.test_a_pass: unittest runs in a process that is already rank 1 of 2 (RANK is set)." in child.log
+    assert "Use pytest or dist_testing.run_tests(), which run on the existing ranks; or unset RANK." in child.log
     assert_no_folder_left(tmp_path)

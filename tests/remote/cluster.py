@@ -1,4 +1,4 @@
-"""What `remote_check.py` checks with: a cluster, and clients of it."""
+"""The cluster of `remote_check.py`, and its clients."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from tools.report.build_events import Attempt, read_invocation
 
 __all__ = ["Client", "Cluster", "ComplaintError", "Tested", "expect", "running_cluster"]
 
-# Of output, where something is not as it should be. Characters.
+# Output that an error shows. Characters.
 _SHOWN = 6000
 
 
 class ComplaintError(Exception):
-    """Something is not as it should be."""
+    """A check has failed."""
 
 
 def expect(what: str, expected: object, found: object, output: str = "") -> None:
@@ -46,7 +46,7 @@ class Tested:
 
     @property
     def results(self) -> Mapping[str, Sequence[tuple[str, str]]]:
-        """Of every target with a result, those of its shards: the status, and "ran" or the cache it came from."""
+        """Return target -> the results of its shards: the status, and "ran" or the name of the cache."""
         results = defaultdict(list)
         for attempt in self.attempts:
             results[attempt.target].append((attempt.status, attempt.cached or "ran"))
@@ -55,12 +55,12 @@ class Tested:
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """The cluster.
+    """A running cluster.
 
     Attributes:
-        name: By which its commands know it.
+        name: Its name in the commands of `//tools/rbe`.
         program: `//tools/rbe`, built.
-        endpoint: For Bazel.
+        endpoint: The endpoint for Bazel.
     """
 
     name: str
@@ -68,7 +68,7 @@ class Cluster:
     endpoint: str = ""
 
     def call(self, command: str, *arguments: str) -> str:
-        """Run one of its commands; returns what it answers.
+        """Run one of its commands, and return the output.
 
         Raises:
             ComplaintError: If it fails.
@@ -82,14 +82,14 @@ class Cluster:
 
 @dataclass(slots=True)
 class Client:
-    """Somebody who uses the cluster."""
+    """A user of the cluster, with a Bazel server of its own."""
 
     bazel: NestedBazel
     scratch: Path
     count: int = field(default=0)
 
     def test(self, *arguments: str) -> Tested:
-        """Run `bazel test --config=rbe_local`, however it ends."""
+        """Run `bazel test --config=rbe_local` to its end."""
         self.count += 1
         events = self.scratch / f"events-{self.bazel.output_root.name}-{self.count}.json"
         done = self.bazel.run("test", "--config=rbe_local", f"--build_event_json_file={events}", *arguments)
@@ -109,7 +109,7 @@ class Client:
 
 @contextmanager
 def running_cluster(program: Path, pools: Sequence[str]) -> Iterator[Cluster]:
-    """Start a cluster, which ends with the block and leaves nothing."""
+    """Start a cluster. It ends with the block and leaves nothing."""
     cluster = Cluster(f"check-{os.getpid()}", program)
     arguments = [argument for pool in pools for argument in ("--pool", pool)]
     places: tuple[Path, ...] = ()
@@ -118,7 +118,7 @@ def running_cluster(program: Path, pools: Sequence[str]) -> Iterator[Cluster]:
         status = json.loads(running.call("status", "--json"))
         places = (Path(status["scratch"]), Path(status["logs"]).parent)
         yield running
-        # They go with it, as is checked below, and are nowhere else.
+        # The files go away with the cluster, as is checked below, and lie nowhere else.
         expect("temporary files of the workers", True, any(places[0].glob("tmp/buildbox*")))
     finally:
         cluster.call("down")

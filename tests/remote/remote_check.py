@@ -1,8 +1,8 @@
 """Check tests on a real remote-execution cluster on this machine: `python3 -m tests.remote.remote_check`.
 
 Two clients, each a Bazel server with an output base of its own, work in a copy of the repository with the cluster that
-`//tools/rbe` starts. Wheels are taken from this workspace's own server. Nothing of all that is left. Exit status 0 when
-everything is as it should be; takes a few minutes.
+`//tools/rbe` starts. They use the wheels of this workspace's own server. Nothing of it is left. Exit status 0 when all
+checks pass; takes a few minutes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests.remote.cluster import Client, Cluster, ComplaintError, expect, runnin
 from tests.support.nested_bazel import ROOT, nested_bazel, scratch_folder
 from tools.report.build_events import read_invocation
 
-# Read by the second client from the cache, too.
+# The second client reads this one from the cache, too.
 SUITE = ("//tests:all", "//tests/threaded:all", "//tests/unit:all", "//tests/bazel:counting_gloo", "//tools/python:all")
 POOLS = ("cpu=2", "gpu2=1:gpus=2", "gpu8=1:gpus=8,present=0")
 
@@ -36,23 +36,23 @@ TESTS_FAILED = 3
 INTERRUPTED = 8
 REMOTE_ERROR = 34
 
-# Until a test waits for its bell: also the second time, after its worker's death has been noticed. Seconds.
+# Limit until a test waits for its bell, also after the death of its worker. Seconds.
 START_LIMIT_S = 120.0
-# Until the cluster says why a job waits. Seconds.
+# Limit until the cluster reports why a job waits. Seconds.
 EXPLAIN_LIMIT_S = 60.0
-# The error of an executor that is not there. Seconds.
+# Limit for the error of an executor that is down. Seconds.
 DOWN_LIMIT_S = 10.0
-# The error of one that is silent, which has to be told from a slow one. Seconds.
+# Limit for the error of an executor that never answers. It must not be too short for a slow one. Seconds.
 SILENT_LIMIT_S = 30.0
 
 
-# --- What is checked -------------------------------------------------------------------------------------------------
+# --- The checks ------------------------------------------------------------------------------------------------------
 
 
-def _run_lane(client: Client, ci: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the recipe on a client's server."""
+def _run_job(client: Client, ci: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run `//tools/ci` on a client's server."""
     program = client.scratch / "bazel"
-    # The recipe gives a command and its options; which server it is, is not its business.
+    # `//tools/ci` starts Bazel with a command and its options, so this program adds the startup options.
     start = f'exec {client.bazel.bazel} --output_user_root={client.bazel.output_root} "$@"'
     program.write_text(f"#!/bin/sh\n{start}\n", encoding="utf-8")
     program.chmod(0o755)
@@ -66,16 +66,16 @@ def _run_lane(client: Client, ci: Path, *arguments: str) -> subprocess.Completed
     )
 
 
-def check_lane(client: Client, ci: Path) -> None:
-    """The recipe runs the suite on the cluster, and is green."""
-    done = _run_lane(client, ci, *SUITE)
-    expect("the lane's exit status", 0, done.returncode, done.stdout + done.stderr)
-    expect("the lane is green", True, "\nci: green: " in done.stdout, done.stdout)
+def check_job(client: Client, ci: Path) -> None:
+    """The CI job runs the suite on the cluster, and is green."""
+    done = _run_job(client, ci, *SUITE)
+    expect("exit status of the CI job", 0, done.returncode, done.stdout + done.stderr)
+    expect("the CI job is green", True, "\nci: green: " in done.stdout, done.stdout)
     print("\n".join(done.stdout.splitlines()[-4:]), flush=True)
 
 
 def check_cache(client: Client) -> None:
-    """Somebody else gets every result from the cache, and an edit costs its own targets."""
+    """Another client gets every result from the cache, and an edit runs only the targets of the file again."""
     began = time.monotonic()
     tested = client.test(*SUITE)
     expect("the suite from the cache", 0, tested.done.status, tested.done.output)
@@ -90,7 +90,7 @@ def check_cache(client: Client) -> None:
 
 
 def check_routing(client: Client) -> None:
-    """Tests run in the smallest pool that has their GPUs, builds and tests without GPUs in none of those."""
+    """Tests run in the smallest pool with enough GPUs; builds and tests without GPUs run in no GPU pool."""
     expected = {
         "//tests:pg_wrapper_gloo": "cpu",
         "//tests:multi_threaded_pg_threaded": "cpu",
@@ -100,7 +100,7 @@ def check_routing(client: Client) -> None:
     }
     tested = client.test(
         "--//dist_testing/config:gpus=pools",
-        # Instead of the test, whose GPUs are simulated: its properties are the same.
+        # Runs in place of the test, whose GPUs are simulated, with the same properties.
         "--run_under=sh -c 'echo worker=$DIST_TESTING_RBE_WORKER' --",
         "--test_output=all",
         *expected,
@@ -122,7 +122,7 @@ def check_routing(client: Client) -> None:
 
 
 def check_failures(client: Client) -> None:
-    """A failure is not remembered."""
+    """A failure is not cached."""
     for turn in ("first", "second"):
         tested = client.test("//tests/remote:failing_gloo")
         expect(f"a failing test, {turn} time", TESTS_FAILED, tested.done.status, tested.done.output)
@@ -130,7 +130,7 @@ def check_failures(client: Client) -> None:
 
 
 def check_promises(clients: Sequence[Client], scratch: Path) -> None:
-    """A skip that was remembered is nothing to somebody who was promised the GPUs."""
+    """A cached skip does not count for a client that was promised the GPUs."""
     host = scratch / "host"
     (host / "dev").mkdir(parents=True)
     for number in range(2):
@@ -142,7 +142,7 @@ def check_promises(clients: Sequence[Client], scratch: Path) -> None:
     first, second = clients
     for what, client, options, expected in (
         ("not promised", first, unpromised, ("PASSED", "ran")),
-        ("not promised, somebody else", second, unpromised, ("PASSED", "remote")),
+        ("not promised, another client", second, unpromised, ("PASSED", "remote")),
         ("promised", second, promised, ("FAILED", "ran")),
         ("promised, once more", first, promised, ("FAILED", "ran")),
     ):
@@ -150,12 +150,12 @@ def check_promises(clients: Sequence[Client], scratch: Path) -> None:
         expect(f"a test that skips, {what}", {target: [expected]}, tested.results, tested.done.output)
 
 
-# Shows what the test has written for the executor, which Bazel does not bring.
+# Shows the file that the test writes for the executor; Bazel does not fetch it.
 _TELL_INFRASTRUCTURE = '"$@"; status=$?; echo infrastructure: $(cat $TEST_INFRASTRUCTURE_FAILURE_FILE); exit $status'
 
 
 def check_broken_pool(client: Client) -> None:
-    """A pool that lacks its GPUs fails tests with that reason, and tells the executor; nothing of it is remembered."""
+    """A pool without its GPUs fails tests with this reason and reports it to the executor; no result is cached."""
     target = "//tests:pg_wrapper_cuda_gloo"
     promised = (
         "--//dist_testing/config:gpus=pools",
@@ -167,30 +167,30 @@ def check_broken_pool(client: Client) -> None:
         output = tested.done.output
         expect(f"a test in a pool without its GPUs, {turn} time", TESTS_FAILED, tested.done.status, output)
         expect("its results", {("FAILED", "ran")}, set(tested.results[target]), output)
-        expect("the reason is told", True, "promised hardware missing: Need at least" in output, output)
-        expect("the number is told", True, "(found 0" in output, output)
+        expect("the reason is reported", True, "promised hardware missing: Need at least" in output, output)
+        expect("the number is reported", True, "(found 0" in output, output)
         told = [line for line in output.splitlines() if line.startswith("infrastructure: ")]
-        expect("what the executor is told", True, any("promised hardware missing" in line for line in told), output)
+        expect("the report to the executor", True, any("promised hardware missing" in line for line in told), output)
 
 
 def check_pools(client: Client) -> None:
-    """The conformance kit finds what the cluster's pools are like, and that one of them lies."""
+    """The conformance kit describes the cluster's pools, and finds the one that breaks its promise."""
     kit = "//tools/rbe/pool_check"
     tested = client.test("--keep_going", "--test_output=errors", f"{kit}:pool_check", f"{kit}:gpu2", f"{kit}:gpu8")
     statuses = {one.target: one.status for one in tested.attempts}
     expected = {f"{kit}:pool_check": "PASSED", f"{kit}:gpu2": "PASSED", f"{kit}:gpu8": "FAILED"}
-    expect("what the kit says of the pools", expected, statuses, tested.done.output)
-    reason = "| gpus | FAILED | 0 simulated GPU(s), and 8 are declared: the pool does not keep its promise |"
-    expect("the promise that is not kept", True, reason in tested.done.output, tested.done.output)
+    expect("results of the kit for the pools", expected, statuses, tested.done.output)
+    reason = "| gpus | FAILED | 0 simulated GPU(s), and 8 are declared: the pool breaks its promise |"
+    expect("the broken promise", True, reason in tested.done.output, tested.done.output)
 
 
 def check_unknown_pool(client: Client, cluster: Cluster, pool: ThreadPoolExecutor) -> None:
-    """A job that no worker takes waits, and the cluster says for what."""
+    """A job that fits no worker waits, and the cluster reports why."""
     events = client.scratch / "events-unknown-pool.json"
-    running = client.start("--build_event_json_file", str(events), "//tools/rbe/pool_check:pool_check.nobody")
+    running = client.start("--build_event_json_file", str(events), "//tools/rbe/pool_check:pool_check.no_worker")
     told = pool.submit(running.communicate)
     try:
-        _wait_status(cluster, "Pool=dist-testing-pool-check-nobody, and no worker offers it (offered: ")
+        _wait_status(cluster, "Pool=dist-testing-pool-check-no-worker, and no worker offers it (offered: ")
     finally:
         running.send_signal(signal.SIGINT)
         output = "".join(told.result())
@@ -213,12 +213,12 @@ def _bell(scratch: Path, name: str) -> Iterator[Path]:
     try:
         yield bell
     finally:
-        # Whatever has happened: nobody waits for its whole time.
+        # In every case: a test must not wait until its limit.
         bell.touch()
 
 
 def _wait_started(bell: Path, besides: str = "") -> str:
-    """The name of a worker on which the test waits."""
+    """Return the name of a worker on which the test waits."""
     deadline = time.monotonic() + START_LIMIT_S
     while time.monotonic() < deadline:
         for file in bell.parent.glob(f"{bell.name}.*"):
@@ -230,7 +230,7 @@ def _wait_started(bell: Path, besides: str = "") -> str:
 
 
 def check_lost_worker(client: Client, cluster: Cluster, pool: ThreadPoolExecutor) -> None:
-    """The test runs again elsewhere, and its result is right."""
+    """The test runs again on another worker, and its result is right."""
     with _bell(client.scratch, "lost-worker") as bell:
         running = pool.submit(client.test, f"--test_env=DIST_TESTING_BELL={bell}", "//tests/remote:waiting_gloo")
         worker = _wait_started(bell)
@@ -246,7 +246,7 @@ def check_lost_worker(client: Client, cluster: Cluster, pool: ThreadPoolExecutor
 
 
 def check_lost_server(client: Client, cluster: Cluster, pool: ThreadPoolExecutor) -> None:
-    """A build whose server is restarted ends right or says what is wrong; nothing that failed passes."""
+    """A build whose server is restarted ends with a right result or an error; no failed test passes."""
     targets = ("//tests/remote:waiting_gloo", "//tests/remote:failing_gloo")
     with _bell(client.scratch, "lost-server") as bell:
         options = (f"--test_env=DIST_TESTING_BELL={bell}", "--keep_going")
@@ -263,9 +263,9 @@ def check_lost_server(client: Client, cluster: Cluster, pool: ThreadPoolExecutor
         tested.done.output,
     )
     if tested.done.status == REMOTE_ERROR:
-        expect("the executor's error is told", True, "UNAVAILABLE" in tested.done.output, tested.done.output)
+        expect("the executor's error is reported", True, "UNAVAILABLE" in tested.done.output, tested.done.output)
     _say(f"server restarted in the middle of a build: exit status {tested.done.status}, passed: {len(passed)} of 1")
-    # And it serves again.
+    # The server works again.
     tested = client.test(*options, *targets)
     expect("the same again", TESTS_FAILED, tested.done.status, tested.done.output)
     statuses = {one.target: one.status for one in tested.attempts}
@@ -273,7 +273,7 @@ def check_lost_server(client: Client, cluster: Cluster, pool: ThreadPoolExecutor
 
 
 def check_two_at_once(clients: Sequence[Client], pool: ThreadPoolExecutor) -> None:
-    """Clients do not get in each other's way."""
+    """Two clients do not disturb each other."""
     options = ("--test_env=DIST_TESTING_TWO_AT_ONCE=1", "//tests/unit:test_wire", "//tests/threaded:all")
     running = [pool.submit(client.test, *options) for client in clients]
     for tested in (one.result() for one in running):
@@ -281,43 +281,43 @@ def check_two_at_once(clients: Sequence[Client], pool: ThreadPoolExecutor) -> No
 
 
 def check_down(client: Client) -> None:
-    """An executor that is not there is an error at once."""
-    with socket.socket() as nobody:
-        # Bound, and nobody listens.
-        nobody.bind(("127.0.0.1", 0))
+    """An executor that is down gives an error at once."""
+    with socket.socket() as bound:
+        # The port is bound, and no process listens.
+        bound.bind(("127.0.0.1", 0))
         began = time.monotonic()
         done = client.bazel.run(
             "test",
             "--config=rbe_local",
-            f"--remote_executor=grpc://127.0.0.1:{nobody.getsockname()[1]}",
+            f"--remote_executor=grpc://127.0.0.1:{bound.getsockname()[1]}",
             "--nocache_test_results",
             "//tests/unit:test_wire",
         )
         elapsed_s = time.monotonic() - began
     expect("an executor that is down", REMOTE_ERROR, done.status, done.output)
     told = "ERROR: Failed to query remote execution capabilities" in done.output
-    expect("the error is told", True, told, done.output)
+    expect("the error is reported", True, told, done.output)
     expect(f"{elapsed_s:.1f} s are less than {DOWN_LIMIT_S} s", True, elapsed_s < DOWN_LIMIT_S, done.output)
 
 
 def check_silent(client: Client, ci: Path) -> None:
-    """An executor that takes calls and says nothing, for which Bazel would wait an hour, is an error of the lane."""
+    """An executor that accepts calls and never answers ends the CI job with an error; Bazel alone waits an hour."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         began = time.monotonic()
         address = f"grpc://127.0.0.1:{silent.getsockname()[1]}"
-        done = _run_lane(client, ci, f"--remote_executor={address}", "//tests/unit:test_wire")
+        done = _run_job(client, ci, f"--remote_executor={address}", "//tests/unit:test_wire")
         elapsed_s = time.monotonic() - began
     output = done.stdout + done.stderr
-    expect("a lane whose executor is silent", REMOTE_ERROR, done.returncode, output)
-    expect("the error is told", True, f"{address}: no use of the remote executor: " in output, output)
+    expect("a CI job whose executor never answers", REMOTE_ERROR, done.returncode, output)
+    expect("the error is reported", True, f"{address}: the remote executor cannot be used: " in output, output)
     expect(f"{elapsed_s:.1f} s are less than {SILENT_LIMIT_S} s", True, elapsed_s < SILENT_LIMIT_S, output)
 
 
-# --- What it is checked with -----------------------------------------------------------------------------------------
+# --- What the checks need --------------------------------------------------------------------------------------------
 
 
 def _copy_workspace(folder: Path) -> None:
-    """Copy what git knows or would know, so that edits are nobody's."""
+    """Copy the files that git tracks or would track, so that edits do not touch this workspace."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,
@@ -329,7 +329,7 @@ def _copy_workspace(folder: Path) -> None:
         if (ROOT / name).is_file():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, folder / name)
-    # The machine's own flags are not git's business.
+    # The machine's own flags are not tracked by git.
     if (ROOT / "user.bazelrc").exists():
         shutil.copy(ROOT / "user.bazelrc", folder)
 
@@ -341,7 +341,7 @@ def _bazelw(*arguments: str) -> str:
 
 
 def _shared_wheels() -> list[str]:
-    """Options by which a server uses the wheels that this workspace's own has installed."""
+    """Return options that make a server use the wheels of this workspace's own server."""
     _bazelw("build", "--//tools/python:wheels=archive", "@pypi//pytest", "@pypi_unit//hypothesis")
     _bazelw("build", "@pypi_rbe//buildgrid")
     external = Path(_bazelw("info", "output_base"), "external")
@@ -353,7 +353,7 @@ def _say(text: str) -> None:
 
 
 CHECKS = (
-    "lane",
+    "job",
     "cache",
     "routing",
     "failures",
@@ -376,11 +376,11 @@ def _add_flags(workspace: Path, flags: Sequence[str]) -> None:
 
 def _check(wanted: Sequence[str], stack: ExitStack) -> None:
     scratch = stack.enter_context(scratch_folder("remote_check"))
-    # Workers' actions have to reach it, too.
+    # The workers' actions must reach this folder, too.
     bells = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dist-remote-check-")))
     workspace = scratch / "workspace"
     _copy_workspace(workspace)
-    # Two clients of one workspace must not fight for its links.
+    # Two clients of one workspace must not replace each other's links.
     _add_flags(workspace, [*(f"common {option}" for option in _shared_wheels()), "build --symlink_prefix=/"])
     first, second = (
         Client(stack.enter_context(nested_bazel(workspace, scratch / name)), bells) for name in ("first", "second")
@@ -392,7 +392,7 @@ def _check(wanted: Sequence[str], stack: ExitStack) -> None:
     _add_flags(workspace, [f"build:rbe_local --remote_executor={cluster.endpoint}"])
     pool = stack.enter_context(ThreadPoolExecutor())
     checks: dict[str, Callable[[], None]] = {
-        "lane": lambda: check_lane(first, programs / "ci" / "ci"),
+        "job": lambda: check_job(first, programs / "ci" / "ci"),
         "cache": lambda: check_cache(second),
         "routing": lambda: check_routing(second),
         "failures": lambda: check_failures(second),
@@ -409,18 +409,18 @@ def _check(wanted: Sequence[str], stack: ExitStack) -> None:
     for name in wanted:
         began = time.monotonic()
         checks[name]()
-        _say(f"{name.replace('_', ' ')}: as it should be ({time.monotonic() - began:.0f} s)")
+        _say(f"{name.replace('_', ' ')}: as expected ({time.monotonic() - began:.0f} s)")
 
 
 def main() -> int:
-    """Check, and report."""
+    """Run the checks, and report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checks", nargs="*", metavar="CHECK", help=f"default: all, which are {', '.join(CHECKS)}")
     wanted = parser.parse_args().checks or CHECKS
     if unknown := [name for name in wanted if name not in CHECKS]:
         parser.error(f"there is no check {', '.join(unknown)}; there are {', '.join(CHECKS)}")
-    if "cache" in wanted and "lane" not in wanted:
-        parser.error("the check `cache` looks for what `lane` has left there: name both")
+    if "cache" in wanted and "job" not in wanted:
+        parser.error("the check `cache` reads the results of `job`: name both")
     try:
         with ExitStack() as stack:
             _check(wanted, stack)

@@ -1,1 +1,1 @@
-"""Stands for a file with test cases. The tests of this folder look at targets and run none."""
+"""Stands for a file with test cases. The tests of this folder analyse targets and run none."""

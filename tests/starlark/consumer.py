@@ -9,7 +9,7 @@ from tests.support.nested_bazel import ROOT
 
 __all__ = ["FLAG", "write_stubs", "write_workspace"]
 
-# Begins every flag of the library.
+# The prefix of every flag of the library.
 FLAG = "--@dist_testing//dist_testing/config:"
 
 _MODULE = """\
@@ -22,7 +22,7 @@ use_repo(python_env, "local_python")
 """
 
 _LOADING = """\
-load("@dist_testing//backends:declare.bzl", "declare_backend")
+load("@dist_testing//dist_testing:backends.bzl", "declare_backend")
 load("@dist_testing//dist_testing:defs.bzl", "dist_py_test", "dist_test_suites")
 """
 
@@ -35,11 +35,11 @@ _LIBRARIES = ["torch", "pytest", "psutil", "runfiles"]
 
 
 def write_workspace(folder: Path, packages: Mapping[str, str], *, module: str = "") -> None:
-    """Write it.
+    """Write the workspace.
 
     Args:
         folder: An empty folder.
-        packages: What the BUILD file of each package says, after the load. Each has a source `a.py`.
+        packages: Package -> its BUILD file, after the load. Each package has a source `a.py`.
         module: More lines of MODULE.bazel.
     """
     (folder / "MODULE.bazel").write_text(_MODULE.format(root=ROOT) + module, encoding="utf-8")
@@ -51,11 +51,11 @@ def write_workspace(folder: Path, packages: Mapping[str, str], *, module: str = 
 
 
 def write_stubs(folder: Path) -> None:
-    """Give the library empty packages in the place of its wheels, and import its flags."""
+    """Give the library empty packages instead of its wheels, and import its flags."""
     (folder / "stub").mkdir()
     (folder / "stub" / "BUILD.bazel").write_text(_STUB.format(names=_LIBRARIES), encoding="utf-8")
     flags = "".join(f"build {FLAG}{name}=//stub:{name}\n" for name in _LIBRARIES)
-    # As a consumer copies it.
+    # Consumers copy it.
     (folder / "dist_testing.bazelrc").symlink_to(ROOT / "dist_testing.bazelrc")
     flags += "import %workspace%/dist_testing.bazelrc\n"
     (folder / ".bazelrc").write_text(flags, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Remote executors: the pool that a target goes to, its properties, and what a declaration may not say."""
+"""Remote executors: the pool of a target, its properties, and the errors of declarations."""
 
 load("@bazel_skylib//lib:partial.bzl", "partial")
 load("@bazel_skylib//lib:unittest.bzl", "asserts", "unittest")
@@ -42,7 +42,7 @@ def _properties_test_impl(ctx):
         executors = {"kind": kind, "pools": [_pool("two", 2, properties = {"image": "cuda"})]}
         asserts.equals(env, properties, test_exec_properties(executors, "nvidia", 1))
 
-        # A build action that carries one of these waits for a GPU worker.
+        # A build action with one of these would wait for a GPU worker.
         for pools in [_POOLS, executors["pools"]]:
             for vendor, gpus in [("", 0), ("nvidia", 2), ("nvidia", 16)]:
                 for key in test_exec_properties({"kind": kind, "pools": pools}, vendor, gpus):

@@ -1,4 +1,4 @@
-"""What the flag that counts GPUs, and what depends on it, make of their values."""
+"""The flag that counts GPUs, and the rules that depend on it."""
 
 load("@bazel_skylib//lib:unittest.bzl", "analysistest", "asserts")
 load("//dist_testing:providers.bzl", "GpuCountInfo")
@@ -34,7 +34,7 @@ _ConstraintsInfo = provider(doc = "Constraints that a target was given.", fields
 def _constraints_impl(ctx):
     return _ConstraintsInfo(names = [constraint.label.name for constraint in ctx.attr.constraints])
 
-# Takes what a test would be compatible with as plain labels: a target that is skipped cannot be tested.
+# Has the constraints of a test as plain labels, because a skipped target cannot be tested.
 _constraints = rule(
     implementation = _constraints_impl,
     attrs = {"constraints": attr.label_list(providers = [platform_common.ConstraintValueInfo])},
@@ -67,7 +67,7 @@ def _no_such_gpus_test_impl(ctx):
     )
     return analysistest.end(env)
 
-# Not "auto": this machine may have such a card.
+# Not "auto", because this machine may have such a card.
 no_such_gpus_test = analysistest.make(_no_such_gpus_test_impl, config_settings = {_GPUS_FLAG: "0"})
 
 def _bad_gpus_flag_test_impl(ctx):
@@ -84,7 +84,7 @@ bad_gpus_flag_test = analysistest.make(
 def _flag_subject(name, pools, *, value = "pools", detected = {"nvidia": 2}):
     gpu_count_flag(
         name = name,
-        # Of an analysis test's subject the value is this one; config_settings name the real flag.
+        # The subject of an analysis test has this value; config_settings set only the real flag.
         build_setting_default = value,
         detected = json.encode(detected),
         pools = json.encode(pools),
@@ -125,7 +125,7 @@ def _present_flag_test_impl(ctx):
 present_flag_test = analysistest.make(_present_flag_test_impl)
 
 def _absent_flag_test_impl(ctx):
-    # A lane that promises GPUs on a machine that has lost them must not be green.
+    # A CI job that promises GPUs must not be green on a machine that has lost them.
     env = analysistest.begin(ctx)
     info = analysistest.target_under_test(env)[GpuCountInfo]
     asserts.equals(env, (ALL_GPUS, True), (info.available["nvidia"], info.is_promised))
@@ -136,7 +136,7 @@ absent_flag_test = analysistest.make(_absent_flag_test_impl)
 # --- all of them -----------------------------------------------------------------------------------
 
 def gpus_test_suite(*, name):
-    """Declares the targets that the tests of this file look at, the tests, and a suite of them.
+    """Declares the targets that the tests of this file examine, the tests, and a suite of them.
 
     Args:
         name: Name of the suite.

@@ -1,8 +1,8 @@
-"""Check what the hardware of machines and pools does to targets: `python3 -m tests.starlark.hardware_check`.
+"""Check how targets depend on the hardware of machines and pools: `python3 -m tests.starlark.hardware_check`.
 
-Facts of machines are made up (DIST_TESTING_HOST_ROOT names a folder in the place of `/`), and tests are run as
-`true <test>`, so that no wheel is needed: what is looked at is which of them Bazel runs, skips or takes from a cache.
-Two output roots that share a disk cache stand for two machines.
+The facts of the machines are made up (DIST_TESTING_HOST_ROOT names a folder to use instead of `/`). Tests run as
+`true <test>`, so that no wheel is needed: the check is which tests Bazel runs, skips or takes from a cache. Two output
+roots that share a disk cache stand for two machines.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ _NVIDIA_VERSION = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {dri
 
 @dataclass(slots=True)
 class Checks:
-    """What was found wrong."""
+    """The differences that were found."""
 
     complaints: list[str] = field(default_factory=list)
     count: int = 0
 
     def expect(self, what: str, expected: object, found: object, shown: str = "") -> None:
-        """Compare, and remember a difference."""
+        """Compare two values, and record a difference."""
         self.count += 1
         if expected != found:
             self.complaints.append(f"{what}: expected {expected!r}, found {found!r}")
@@ -68,13 +68,13 @@ def _write(root: Path, files: Mapping[str, str]) -> None:
 
 
 def _nvidia(root: Path, *, models: tuple[str, ...], driver: int) -> str:
-    """Make up a machine with NVIDIA's GPUs."""
+    """Create the files of a machine with NVIDIA GPUs."""
     files = {"dev/nvidiactl": "", "proc/driver/nvidia/version": _NVIDIA_VERSION.format(driver=driver)}
     for minor, model in enumerate(models):
         files[f"dev/nvidia{minor}"] = ""
         information = _NVIDIA_INFORMATION.format(model=model, minor=minor)
         files[f"proc/driver/nvidia/gpus/0000:1{minor}:00.0/information"] = information
-    # A container sees the files of GPUs that it was not given.
+    # A container also sees the files of GPUs that it was not given.
     files["proc/driver/nvidia/gpus/0000:ff:00.0/information"] = _NVIDIA_INFORMATION.format(model="Not ours", minor=7)
     _write(root, files)
     return f"--repo_env=DIST_TESTING_HOST_ROOT={root}"
@@ -97,7 +97,7 @@ def _amd(root: Path) -> str:
 
 
 def _intel(root: Path) -> str:
-    """Make up a machine with one card, beside the processor's own graphics."""
+    """Create the files of a machine with one card beside the processor's own graphics."""
     for number, address in ((128, "0000:00:02.0"), (129, "0000:29:00.0")):
         device = root / "sys" / "devices" / address
         _write(device, {"vendor": "0x8086\n", "device": "0x0bd5\n"})
@@ -110,7 +110,7 @@ def _intel(root: Path) -> str:
 
 
 def _facts(bazel: NestedBazel, root: str) -> object:
-    """What the repository rule found out."""
+    """Check the facts that the repository rule finds."""
     bazel.run("build", "--nobuild", root, "@dist_testing_host//:hardware.json")
     listed = bazel.run("cquery", "--output=files", root, "@dist_testing_host//:hardware.json").stdout.strip()
     base = bazel.run("info", "output_base").stdout.strip()
@@ -149,7 +149,7 @@ def _test(bazel: NestedBazel, disk_cache: Path, *arguments: str) -> Done:
 
 
 def _ends(done: Done) -> dict[str, str]:
-    """How each target of the package `right` ended: "run", "cached" or "skipped"."""
+    """Return how each target of the package `right` ended: "run", "cached" or "skipped"."""
     words = {"": "run", "(cached) ": "cached"}
     found = re.findall(r"^//right:(\w+) +(?:(\(cached\) )?PASSED|(SKIPPED))", done.output, re.MULTILINE)
     return {name: "skipped" if skipped else words[cached] for name, cached, skipped in found}
@@ -176,7 +176,7 @@ def _check_cache(checks: Checks, first: NestedBazel, second: NestedBazel, scratc
         done = _test(machine, cache, facts)
         expected = {"case_gloo": gloo, "case_nccl": nccl, "own_nccl": "skipped"}
         checks.expect(f"cache, {what}", expected, _ends(done), done.output)
-    # In a pool the machine that Bazel runs on does not matter: its facts are in no key.
+    # With pools, the machine of Bazel itself does not matter: its facts are in no key.
     pools = (FLAG + "gpus=pools",)
     resources = "--local_resources=gpu=3"
     done = _test(first, cache, here, resources, *pools)
@@ -189,7 +189,7 @@ def _check_cache(checks: Checks, first: NestedBazel, second: NestedBazel, scratc
 
 
 def _check_configurations(checks: Checks, machine: NestedBazel, scratch: Path) -> None:
-    """What each named configuration of dist_testing.bazelrc makes of the package, on a machine with two GPUs."""
+    """Check each named configuration of dist_testing.bazelrc on a machine with two GPUs."""
     facts = _nvidia(scratch / "configurations", models=("NVIDIA H200",) * 2, driver=580)
     for name, expected in (
         ("gpu", {"case_gloo": "cached", "case_nccl": "run", "own_nccl": "skipped"}),
@@ -203,13 +203,13 @@ def _check_configurations(checks: Checks, machine: NestedBazel, scratch: Path) -
         done = _test(machine, scratch / "configurations.cache", facts, f"--config={name}", "--local_resources=gpu=3")
         checks.expect(f"--config={name}", (0, expected), (done.status, _ends(done)), done.output)
         checks.expect(f"--config={name} repeats", name == "stress", "Stats over 25 runs" in done.output, done.output)
-    # A promise that is broken before anything runs hides nothing.
+    # A promise that fails before any test runs hides no result.
     (scratch / "bare").mkdir()
     bare = f"--repo_env=DIST_TESTING_HOST_ROOT={scratch / 'bare'}"
     done = _test(machine, scratch / "bare.cache", bare, "--config=gpu", "--local_resources=gpu=3")
     expected = {"case_gloo": "run", "case_nccl": "run", "own_nccl": "run"}
     checks.expect("--config=gpu on a machine without GPUs", expected, _ends(done), done.output)
-    # Nothing listens at that port, which is how it can be seen that Bazel asks there.
+    # Nothing listens at that port, so the error shows that Bazel connects to it.
     done = machine.run("test", "--config=rbe_local", "--remote_retries=0", "//right:case_gloo")
     refused = "Failed to query remote execution capabilities" in done.output
     checks.expect("--config=rbe_local asks this machine", True, refused, done.output)
@@ -226,7 +226,7 @@ def _check_pools(checks: Checks, machine: NestedBazel) -> None:
     for target, expected in (
         ("//right:case_gloo", {"test.Pool": "cpus", "test.container-image": "docker://plain"}),
         ("//right:case_nccl", {"test.Pool": "pair", "test.resources:gpu": "2"}),
-        # What the target itself says wins; the rest is the pool's that would have been.
+        # A target's own properties replace those of its pool.
         ("//right:own_nccl", {"test.Pool": "mine", "test.dockerRuntime": "nvidia", "test.resources:gpu": "3"}),
         ("//large:case_nccl", {}),
     ):
@@ -241,7 +241,7 @@ def _check_pools(checks: Checks, machine: NestedBazel) -> None:
         )
     done = machine.run("build", "--nobuild", FLAG + "gpus=pools", "//large:case_gloo", "//right:all")
     checks.expect("targets that fit are analysed", 0, done.status, done.output)
-    # With the condition that its user wrote it is skipped, as on every other machine. A wildcard asks for no target.
+    # With its user's condition it is skipped, as on every other machine. A wildcard pattern ignores such targets.
     done = machine.run("cquery", "--config=skipped", FLAG + "gpus=pools", "tests(//large:mine_nccl)")
     checks.expect(
         "what a user excludes needs no pool", (0, "//large:mine_nccl"), (done.status, done.stdout.strip()), done.output
@@ -264,7 +264,7 @@ def _check_suites(checks: Checks, machine: NestedBazel) -> None:
 
 
 def _check_declaration(checks: Checks, machine: NestedBazel) -> None:
-    """Last: it spoils MODULE.bazel."""
+    """Check an unknown kind of executor. Run this last: it breaks MODULE.bazel."""
     module = machine.workspace / "MODULE.bazel"
     text = module.read_text(encoding="utf-8")
     module.write_text(text.replace('"buildbuddy"', '"bildbuddy"'), encoding="utf-8")
@@ -274,7 +274,7 @@ def _check_declaration(checks: Checks, machine: NestedBazel) -> None:
 
 
 def main() -> int:
-    """Check, and report on stderr."""
+    """Run all checks, and report on stderr."""
     checks = Checks()
     with scratch_folder("hardware_check") as scratch:
         workspace = scratch / "consumer"

@@ -1,17 +1,17 @@
-"""Assertions about the texts with which arguments are refused."""
+"""Assertions about the error texts for wrong arguments."""
 
 load("@bazel_skylib//lib:unittest.bzl", "asserts")
 
 def assert_accepted(env, problems):
-    """Asserts that there is nothing to say."""
+    """Asserts that there is no error text."""
     asserts.equals(env, [], problems)
 
 def assert_refused(env, problems, *parts):
-    """Asserts that there is one text, of three lines, that has every part.
+    """Asserts that there is exactly one error text, that it has three lines, and that it has every part.
 
     Args:
         env: Of the test.
-        problems: What was said.
+        problems: The error texts.
         *parts: Parts of it.
     """
     asserts.equals(env, 1, len(problems), "expected one text, got {}".format(problems))

@@ -1,6 +1,6 @@
 """Check the tag linter against a fixture package: `python3 -m tests.starlark.tags_check`.
 
-It asks Bazel, so its answers are checked with one: a workspace whose tests have right and wrong tags, and two lanes.
+The linter asks Bazel, so this check runs one: a workspace whose tests have right and wrong tags, and two CI jobs.
 """
 
 from __future__ import annotations
@@ -23,40 +23,40 @@ dist_py_test(name = "typo", srcs = ["a.py"], backends = ["gloo"], world_size = 2
 dist_py_test(name = "large", srcs = ["a.py"], backends = ["nccl"], world_size = 8)
 """,
 }
-_CPU_LANE = "--lane=--config=ci"
-_GPU_LANE = f"--lane={FLAG}gpus=4 --test_tag_filters=gpu"
+_CPU_JOB = "--job=--config=ci"
+_GPU_JOB = f"--job={FLAG}gpus=4 --test_tag_filters=gpu"
 
-# Arguments of the linter, its exit status, and parts of what it prints.
+# Arguments of the linter, its exit status, and parts of its output.
 _CASES: tuple[tuple[tuple[str, ...], int, tuple[str, ...]], ...] = (
-    (("--known=nightly", _CPU_LANE, _GPU_LANE, "--pattern=//right/..."), 0, ("3 tests, 2 lane(s); 0 problem(s)",)),
+    (("--known=nightly", _CPU_JOB, _GPU_JOB, "--pattern=//right/..."), 0, ("3 tests, 2 CI job(s); 0 problem(s)",)),
     (
-        ("--known=nightly", _CPU_LANE, "--pattern=//right/..."),
+        ("--known=nightly", _CPU_JOB, "--pattern=//right/..."),
         1,
-        ("//right:case_nccl: runs nowhere: none of the lanes '--config=ci' would run it.", "1 problem(s)"),
+        ("//right:case_nccl: never runs: none of the CI jobs '--config=ci' would run it.", "1 problem(s)"),
     ),
     (
-        ("--known=nightly", _CPU_LANE, _GPU_LANE),
+        ("--known=nightly", _CPU_JOB, _GPU_JOB),
         1,
         (
             "//wrong:typo_gloo: tag 'nigthly' is not documented. Did you mean 'nightly'?",
-            "//wrong:large_nccl: runs nowhere",
-            "5 tests, 2 lane(s); 2 problem(s)",
+            "//wrong:large_nccl: never runs",
+            "5 tests, 2 CI job(s); 2 problem(s)",
         ),
     ),
     (("--pattern=//nothing/...",), 2, ("tags: bazel query 'tests(//nothing/...)' failed:",)),
-    (("--lane=--no_such_flag",), 2, ("tags: bazel test --nobuild --no_such_flag failed:", "no_such_flag")),
+    (("--job=--no_such_flag",), 2, ("tags: bazel test --nobuild --no_such_flag failed:", "no_such_flag")),
 )
 
 
 def main() -> int:
-    """Check, and report on stderr."""
+    """Run all cases, and report on stderr."""
     complaints: list[str] = []
     with scratch_folder("tags_check") as scratch:
         workspace = scratch / "consumer"
         workspace.mkdir()
         write_workspace(workspace, _PACKAGES)
         write_stubs(workspace)
-        # No GPU, whatever the machine of this check has.
+        # A machine without GPUs, also if this one has some.
         (scratch / "machine").mkdir()
         program = scratch / "bazel"
         with nested_bazel(workspace, scratch / "output") as bazel:
@@ -80,7 +80,7 @@ def _complaints(
     env = {
         **os.environ,
         "BUILD_WORKSPACE_DIRECTORY": str(workspace),
-        # What the target depends on.
+        # The dependencies of the target.
         "PYTHONPATH": str(ROOT / "tools" / "report"),
     }
     done = subprocess.run(

@@ -1,9 +1,10 @@
-"""What the rules and the macro make of their arguments."""
+"""Tests of the targets that the rules and the macro make."""
 
 load("@bazel_skylib//lib:unittest.bzl", "analysistest", "asserts", "unittest")
 load("//dist_testing:defs.bzl", "dist_py_test")
 load("//dist_testing:providers.bzl", "DistTestsInfo")
 load("//dist_testing/private:library_flag.bzl", "unset_library")  # buildifier: disable=bzl-visibility
+load(":backends_tests.bzl", "RING")
 
 _GPUS_FLAG = str(Label("//dist_testing/config:gpus"))
 
@@ -24,11 +25,12 @@ def _cpu_spec_test_impl(ctx):
     asserts.equals(
         env,
         {
+            "backends": ["gloo", "nccl"],
             "gpus_per_rank": 0,
             "isolation": "fork",
             "nodes": 1,
             "ranks_per_gpu": 1,
-            "schema": 2,
+            "schema": 3,
             "srcs": ["//tests/starlark:cases.py"],
             "target": "//tests/starlark:subject_gloo",
             "world_sizes": [2, 4],
@@ -45,6 +47,16 @@ def _dollar_spec_test_impl(ctx):
     return analysistest.end(env)
 
 dollar_spec_test = analysistest.make(_dollar_spec_test_impl)
+
+def _foreign_test_impl(ctx):
+    env = analysistest.begin(ctx)
+    spec = _written_spec(env)
+    asserts.equals(env, {key: value for key, value in RING.items() if key != "deps"}, spec["backend"])
+    asserts.equals(env, (["gloo", "ring"], [3], "fork"), (spec["backends"], spec["world_sizes"], spec["isolation"]))
+    asserts.equals(env, "//tests/starlark:foreign_ring", spec["target"])
+    return analysistest.end(env)
+
+foreign_test = analysistest.make(_foreign_test_impl)
 
 def _queried_spec_test_impl(ctx):
     env = analysistest.begin(ctx)
@@ -66,7 +78,7 @@ def _has_hardware(env):
     return any([path.endswith("/" + _HARDWARE) for path in _runfiles(env)])
 
 def _cpu_promise_test_impl(ctx):
-    # Their results are the same under any promise and on any machine, and so are their keys in a cache.
+    # Their results do not depend on the promise or the machine, so neither may their cache keys.
     env = analysistest.begin(ctx)
     asserts.false(env, _PROMISE in _runfiles(env))
     asserts.false(env, _has_hardware(env))
@@ -100,7 +112,7 @@ def _environment_test_impl(ctx):
 environment_test = analysistest.make(_environment_test_impl)
 
 def _timings_test_impl(ctx):
-    # However the file is named in `data`: Bazel refuses a label that is there twice.
+    # For every form of the label in `data`, because Bazel refuses a repeated label.
     env = analysistest.begin(ctx)
     variables = analysistest.target_under_test(env)[RunEnvironmentInfo].environment
     asserts.equals(env, ctx.workspace_name + "/tests/starlark/cases.py", variables["DIST_TESTING_TIMINGS"])
@@ -123,7 +135,7 @@ declared_test = unittest.make(
 )
 
 def _declared(target, attribute):
-    """An attribute of a target of this package, without what rules_python adds to tags."""
+    """Returns an attribute of a target of this package, without the tags that rules_python adds."""
     return [value for value in native.existing_rule(target)[attribute] if not value.startswith("__PYTHON_RULES")]
 
 # --- debugging -------------------------------------------------------------------------------------
@@ -165,11 +177,22 @@ unset_library_test = analysistest.make(_unset_library_test_impl, expect_failure 
 # --- all of them -----------------------------------------------------------------------------------
 
 def targets_test_suite(*, name):
-    """Declares the targets that the tests of this file look at, the tests, and a suite of them.
+    """Declares the targets that the tests of this file examine, the tests, and a suite of them.
 
     Args:
         name: Name of the suite.
     """
+    dist_py_test(
+        name = "foreign",
+        size = "small",
+        srcs = ["cases.py"],
+        backends = ["gloo", RING],
+        # The macro adds the library of the backend, and Bazel refuses a label that is there twice.
+        deps = ["//dist_testing"],
+        tags = ["manual"],
+        timings = "cases.py",
+        world_size = {"gloo": 2, "ring": 3},
+    )
     dist_py_test(
         name = "subject",
         srcs = ["cases.py"],
@@ -184,18 +207,24 @@ def targets_test_suite(*, name):
     )
     for subject, more in {
         "it's `$dollars`": {},
+        "nothing_said": {
+            name: None
+            for name in ["deps", "data", "args", "env", "env_inherit", "exec_properties", "nodes", "target_compatible_with"]
+        },
         "timings": {"timings": "cases.py"},
         "timings_in_list": {"data": [":cases.py", Label(":BUILD.bazel")], "timings": "cases.py"},
         "timings_in_select": {"data": select({"//conditions:default": [":cases.py"]}), "timings": "cases.py"},
     }.items():
-        dist_py_test(name = subject, size = "small", srcs = ["cases.py"], backends = ["gloo"], tags = ["manual"], world_size = 2, **more)
-        if more:
+        arguments = {"tags": ["manual"]} | more
+        dist_py_test(name = subject, size = "small", srcs = ["cases.py"], backends = ["gloo"], world_size = 2, **arguments)
+        if "timings" in more:
             timings_test(name = subject + "_test", size = "small", target_under_test = ":{}_gloo".format(subject))
     cpu_spec_test(name = "cpu_spec_test", size = "small", target_under_test = ":subject_gloo")
     dollar_spec_test(name = "dollar_spec_test", size = "small", target_under_test = ":it's `$dollars`_gloo")
     queried_spec_test(name = "queried_spec_test", size = "small", target_under_test = ":subject.spec")
     cpu_promise_test(name = "cpu_promise_test", size = "small", target_under_test = ":subject_gloo")
     gpu_promise_test(name = "gpu_promise_test", size = "small", target_under_test = ":subject_nccl")
+    foreign_test(name = "foreign_test", size = "small", target_under_test = ":foreign_ring")
     environment_test(name = "environment_test", size = "small", target_under_test = ":subject_gloo")
     declared_test(
         name = "suite_test",
@@ -235,6 +264,7 @@ def targets_test_suite(*, name):
             ":cpu_spec_test",
             ":dollar_spec_test",
             ":environment_test",
+            ":foreign_test",
             ":gpu_promise_test",
             ":largest_world_counts_test",
             ":queried_spec_test",

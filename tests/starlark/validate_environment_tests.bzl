@@ -1,4 +1,4 @@
-"""What dist_py_test refuses of the environment: every text, and every value that is close to one and is right."""
+"""Error texts of dist_py_test about the environment, and values that are nearly wrong and right."""
 
 load("@bazel_skylib//lib:partial.bzl", "partial")
 load("@bazel_skylib//lib:unittest.bzl", "unittest")
@@ -13,31 +13,24 @@ load(":problem_asserts.bzl", "assert_accepted", "assert_refused")
 
 def _env_test_impl(ctx):
     env = unittest.begin(ctx)
-    assert_accepted(env, env_problems({"MY_RANK": "1", "NCCL_DEBUG": "INFO", "TORCH_DISTRIBUTED_DEBUG": "DETAIL"}))
+    assert_accepted(env, env_problems({"MY_RANK": "1", "NCCL_DEBUG": "INFO", "TEST_DATA_DIR": "x", "TORCH_DISTRIBUTED_DEBUG": "DETAIL"}))
     for reserved in [
         "COVERAGE_DIR",
         "DIST_TESTING_SPEC",
         "MASTER_PORT",
         "RANK",
         "RUNFILES_DIR",
-        # A filter in a BUILD file would leave cases out for ever, and a target without cases green.
+        # With a filter in a BUILD file, cases would never run, and a target without cases would be green.
         "TESTBRIDGE_TEST_ONLY",
         "TEST_SHARD_INDEX",
         "WORLD_SIZE",
         "XML_OUTPUT_FILE",
     ]:
         assert_refused(env, env_problems({reserved: "x"}), "env: {} = \"x\"".format(reserved), "Drop it")
-    for wrong in ["A=B", "=", "", "A\000B"]:
-        assert_refused(env, env_problems({wrong: "x"}), "env: {} = \"x\"\n".format(wrong or "\"\""), "names a variable", "Correct the name")
-    for wrong in [{3: "x"}, {"A": 1}, {"A": None}, {"A": ["x"]}, {True: True}]:
-        assert_refused(env, env_problems(wrong), "env: {} = ".format(repr(wrong.keys()[0])), "in quotes")
-    assert_refused(env, env_problems({"A": "x\000y"}), "env: A = ", "zero byte")
-
-    # With its name, "=" and the zero at its end.
-    assert_accepted(env, env_problems({"A": "x" * (MAX_VARIABLE_BYTES - 3)}))
-    assert_refused(env, env_problems({"A": "x" * (MAX_VARIABLE_BYTES - 2)}), "env: A has 131073 bytes.\n", "more than 131072,")
+    for wrong in ["A=B", "=", ""]:
+        assert_refused(env, env_problems({wrong: "x"}), "env: {} = \"x\"\n".format(wrong or "\"\""), "has no \"=\"", "Correct the name")
     assert_refused(env, env_problems(["A=1"]), "env = [\"A=1\"]\n")
-    assert_refused(env, env_problems(select({"//conditions:default": {}})), "env = select(...)\n", "hide a name")
+    assert_refused(env, env_problems(select({"//conditions:default": {}})), "env = select(...)\n", "hide a reserved name")
     return unittest.end(env)
 
 env_test = unittest.make(_env_test_impl)
@@ -48,9 +41,8 @@ def _env_inherit_test_impl(ctx):
         assert_accepted(env, env_inherit_problems(right))
     for wrong in ["RANK", "DIST_TESTING_SPEC", "TEST_TMPDIR"]:
         assert_refused(env, env_inherit_problems(["HOME", wrong]), "env_inherit: \"{}\"\n".format(wrong), "Drop it")
-    for wrong in ["A=B", "", "A\000B"]:
+    for wrong in ["A=B", ""]:
         assert_refused(env, env_inherit_problems([wrong]), "env_inherit: ", "Correct the name")
-    assert_refused(env, env_inherit_problems([3]), "env_inherit: 3\n", "in quotes")
     return unittest.end(env)
 
 env_inherit_test = unittest.make(_env_inherit_test_impl)
@@ -59,13 +51,13 @@ def _spec_test_impl(ctx):
     env = unittest.begin(ctx)
     room = MAX_VARIABLE_BYTES - len("DIST_TESTING_SPEC=") - 1
 
-    # What is escaped is one byte when the test is started.
+    # Bazel reads two "$" as one.
     assert_accepted(env, spec_problems("$$" * room, ["a.py"]))
     assert_refused(
         env,
         spec_problems("x" * (room + 1), ["a.py", "b.py"]),
         "srcs has 2 files; DIST_TESTING_SPEC, which names them to the runner, has 131073 bytes.\n",
-        "could not be started",
+        "could not start",
         "Split the target",
     )
     return unittest.end(env)

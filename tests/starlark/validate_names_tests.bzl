@@ -1,10 +1,9 @@
-"""What dist_py_test refuses of names and files: every text, and every value that is close to one and is right."""
+"""Error texts of dist_py_test about names and files, and values that are nearly wrong and right."""
 
 load("@bazel_skylib//lib:partial.bzl", "partial")
 load("@bazel_skylib//lib:unittest.bzl", "unittest")
 load(
     "//dist_testing/private:validate_names.bzl",  # buildifier: disable=bzl-visibility
-    "collision_problems",
     "name_problems",
     "srcs_problems",
     "timings_problems",
@@ -23,28 +22,7 @@ def _srcs_test_impl(ctx):
     assert_refused(env, srcs_problems(["a.py", "b.txt"]), "\"b.txt\" is not a Python file", "data files in data")
     assert_refused(env, srcs_problems([":library"]), "\":library\" is not a Python file", "other targets in deps")
     assert_refused(env, srcs_problems([3]), "3 is not a Python file")
-    for right in ["@//a:b.py", "@@//a:b.py", "@r+1~2//:b.py", "//a/b.py", "a/b.py", "..b.py", "a b$(1).py"]:
-        assert_accepted(env, srcs_problems([right]))
     assert_accepted(env, srcs_problems([Label(":cases.py")]))
-    for wrong, fault in [
-        ("./a.py", "a part \".\""),
-        ("../a.py", "a part \"..\""),
-        ("/a.py", "a slash at an end"),
-        ("//:::a.py", "\":\""),
-        ("a:b.py", "\":\""),
-        ("a\\b.py", "\"\\\\\""),
-        ("a\nb.py", "a control character"),
-        ("a//b.py", "\"//\""),
-        ("///a.py", "a slash at an end"),
-        ("//a/:b.py", "a slash at an end"),
-        ("//a/../b.py", "a part \"..\""),
-        ("//a/...:b.py", "a package of dots"),
-        ("//\303\244:b.py", "a package with letters beyond ASCII"),
-        ("@@@r//:a.py", "a repository \"@r\""),
-        ("@r s//:a.py", "a repository \"r s\""),
-        ("@..//:a.py", "a repository \"..\""),
-    ]:
-        assert_refused(env, srcs_problems([wrong]), "{} is no label.\n".format(repr(wrong)), "no label has {}.\n".format(fault))
     return unittest.end(env)
 
 srcs_test = unittest.make(_srcs_test_impl)
@@ -55,21 +33,6 @@ def _name_test_impl(ctx):
     for wrong in ["", None, 3]:
         assert_refused(env, name_problems(wrong), "name = {}\n".format(repr(wrong)), "not empty")
 
-    # Every other letter of ASCII is one that Bazel takes.
-    for right in ["a/b", "a b", "...", "a.b", "!%-@^_`\"#$&'()*+,;<=>?[]{|}~", "\303\244"]:
-        assert_accepted(env, name_problems(right))
-    for wrong, fault in [
-        ("a:b", "\":\""),
-        ("a\\b", "\"\\\\\""),
-        ("a//b", "\"//\""),
-        ("../x", "a part \"..\""),
-        ("a/.", "a part \".\""),
-        ("/x", "a slash at an end"),
-        ("x/", "a slash at an end"),
-        ("a\nb", "a control character"),
-        ("a\177", "a control character"),
-    ]:
-        assert_refused(env, name_problems(wrong), "name = {}\n".format(repr(wrong)), "takes none that has {}.\n".format(fault))
     for wildcard in ["all", "*", "all-targets"]:
         assert_accepted(env, name_problems(wildcard))
         assert_refused(env, wildcard_problems(wildcard), "name = \"{}\"\n".format(wildcard), "Choose another")
@@ -78,31 +41,13 @@ def _name_test_impl(ctx):
 
 name_test = unittest.make(_name_test_impl)
 
-def _collision_test_impl(ctx):
-    env = unittest.begin(ctx)
-    names = {"a": "the suite", "a_gloo": "the tests"}
-    assert_accepted(env, collision_problems(names, {}.get))
-    assert_refused(
-        env,
-        collision_problems(names, {"a_gloo": "py_library"}.get),
-        ":a_gloo is there already, a py_library.",
-        "name is needed for the tests",
-        "Rename",
-    )
-    return unittest.end(env)
-
-collision_test = unittest.make(_collision_test_impl)
-
 def _timings_test_impl(ctx):
     env = unittest.begin(ctx)
     for right in [None, "t.json", ":t.json", "//a:t t$1.json", Label(":cases.py")]:
         assert_accepted(env, timings_problems(right))
-    for wrong in [5, True, [], ["t.json"], {}]:
+    for wrong in [5, True, "", [], ["t.json"], {}]:
         assert_refused(env, timings_problems(wrong), "timings = {}\n".format(repr(wrong)), "the one file", "or drop it")
     assert_refused(env, timings_problems(select({"//conditions:default": "t.json"})), "timings = select(...)\n")
-    for wrong, fault in [("", "nothing in it"), ("../t.json", "a part \"..\""), ("t(1).json", "brackets"), ("t).json", "brackets")]:
-        assert_refused(env, timings_problems(wrong), "timings = \"{}\"\n".format(wrong), "may not have " + fault)
-    assert_refused(env, timings_problems(Label(":t(1).json")), "may not have brackets")
     return unittest.end(env)
 
 timings_test = unittest.make(_timings_test_impl)
@@ -114,7 +59,6 @@ def validate_names_test_suite(*, name):
         name: Name of the suite.
     """
     tests = [
-        collision_test,
         name_test,
         srcs_test,
         timings_test,

@@ -1,11 +1,10 @@
-"""What dist_py_test refuses about ranks: every text, and every value that is close to one and is right."""
+"""Error texts of dist_py_test about ranks, and values that are nearly wrong and right."""
 
 load("@bazel_skylib//lib:partial.bzl", "partial")
 load("@bazel_skylib//lib:unittest.bzl", "asserts", "unittest")
 load("//backends:table.bzl", "BACKENDS")
 load(
     "//dist_testing/private:validate_worlds.bzl",  # buildifier: disable=bzl-visibility
-    "backends_problems",
     "gpu_total_problems",
     "gpus_per_rank_problems",
     "isolation_problems",
@@ -14,20 +13,6 @@ load(
     "world_size_problems",
 )
 load(":problem_asserts.bzl", "assert_accepted", "assert_refused")
-
-def _backends_test_impl(ctx):
-    env = unittest.begin(ctx)
-    assert_accepted(env, backends_problems(["gloo", "nccl"], BACKENDS))
-    assert_refused(env, backends_problems([], BACKENDS), "backends = []", "at least one", "gloo, mpi")
-    assert_refused(env, backends_problems("gloo", BACKENDS), "backends = \"gloo\"", "A list")
-    assert_refused(env, backends_problems(None, BACKENDS), "backends = None")
-    assert_refused(env, backends_problems(["glo"], BACKENDS), "\"glo\" is not a backend", "Did you mean \"gloo\"?", "nccl")
-    assert_refused(env, backends_problems(["carrier_pigeon"], BACKENDS), "\"carrier_pigeon\" is not a backend.\n", "declared in //backends: ", "or declare it there")
-    assert_refused(env, backends_problems([4], BACKENDS), "4 is not a backend")
-    assert_refused(env, backends_problems(["gloo", "gloo"], BACKENDS), "\"gloo\" is there twice", "Drop one")
-    return unittest.end(env)
-
-backends_test = unittest.make(_backends_test_impl)
 
 def _world_size_test_impl(ctx):
     env = unittest.begin(ctx)
@@ -189,7 +174,6 @@ def validate_worlds_test_suite(*, name):
         name: Name of the suite.
     """
     tests = [
-        backends_test,
         gpu_total_test,
         gpus_per_rank_test,
         isolation_test,

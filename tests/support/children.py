@@ -169,9 +169,11 @@ class Target:
         runfiles = folder / "runfiles"
         for name, source in sources.items():
             write_file(runfiles / "_main" / "pkg", name, source)
-        table = json.loads(resources.files(dist_testing).joinpath("backends.json").read_text(encoding="utf-8"))
+        declared = json.loads(resources.files(dist_testing).joinpath("backends.json").read_text(encoding="utf-8"))
+        table = declared["backends"]
         fields = {
             "backend": table[backend],
+            "backends": [backend],
             "gpus_per_rank": table[backend]["gpus_per_rank"],
             "isolation": "fork",
             "nodes": 1,

@@ -135,10 +135,12 @@ def test_rank_of_another_version_ends_the_wait(admit: Callable[..., AttachedLaun
         admit(newer, _connect_as(1))
 
 
-def test_who_does_not_come_is_named(admit: Callable[..., AttachedLauncher], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Somebody has to look at that rank."""
+def test_ranks_that_do_not_connect_are_named(
+    admit: Callable[..., AttachedLauncher], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If this fails, the user does not learn which rank to look at."""
     monkeypatch.setattr(module, "ATTACH_LIMIT_S", 0.01)
-    with pytest.raises(LaunchError, match=r"Rank\(s\) 1, 2 of 3 did not come"):
+    with pytest.raises(LaunchError, match=r"Rank\(s\) 1, 2 of 3 did not connect"):
         admit(_send(b"\0"), size=3)
 
 

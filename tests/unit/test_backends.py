@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import FrozenInstanceError
+from collections.abc import Iterator
+from dataclasses import FrozenInstanceError, fields, replace
 from typing import Any
 
 import pytest
 
-from dist_testing.backends import Backend, backend_named, backends
+from dist_testing.backends import (
+    Backend,
+    add_backends,
+    all_declared,
+    any_declared,
+    backend_named,
+    backends,
+    check_backend_name,
+    check_features,
+    default_backend,
+    device_backend,
+    parts_of,
+)
 from dist_testing.errors import SpecError, UsageError
-from dist_testing.launch.isolation import isolation_names
 
 ENTRY: dict[str, Any] = {
     "name": "new",
@@ -20,9 +32,32 @@ ENTRY: dict[str, Any] = {
     "timeout_s": 30,
     "register_module": "",
     "env": {"A": "1"},
-    "isolations": ["fork"],
     "features": ["cpu_tensors"],
+    "in_process": False,
+    "binds_device": False,
+    "aborts": True,
+    "ends_with_process": False,
+    "shares_gpus": False,
+    "uses_nccl": False,
+    "device_default": False,
 }
+ON_GPUS = {**ENTRY, "device": "cuda", "gpus_per_rank": 1, "vendor": "nvidia"}
+
+
+@pytest.fixture(autouse=True)
+def no_added_backends() -> Iterator[None]:
+    """A test leaves the process with the library's own backends."""
+    yield
+    add_backends([])
+
+
+def refusal(*declared: Backend) -> str:
+    """The text for declarations that cannot live together; each with its place."""
+    with pytest.raises(UsageError) as caught:
+        add_backends([(backend, f"file {index}") for index, backend in enumerate(declared)])
+    text = str(caught.value)
+    assert len(text.splitlines()) == 3, text
+    return text
 
 
 def test_every_declared_backend_can_be_asked_for_by_its_name() -> None:
@@ -40,7 +75,6 @@ def test_a_backend_is_consistent(name: str) -> None:
     assert backend.timeout_s > 0
     assert backend.gpus_per_rank >= 0
     assert (backend.gpus_per_rank > 0) == bool(backend.vendor) == (backend.device != "cpu")
-    assert set(backend.isolations) <= set(isolation_names())
 
 
 def test_a_torch_backend_on_another_device_is_a_separate_backend() -> None:
@@ -67,8 +101,9 @@ def test_an_unknown_backend_is_refused_with_the_known_ones(name: str, hint: str 
 def test_an_entry_is_read_completely() -> None:
     """If this fails, a key that only the build needs stops the runner, or the runner loses a field."""
     backend = Backend.from_json({**ENTRY, "only_the_build_needs_it": 1})
-    expected = {**ENTRY, "isolations": ("fork",), "features": ("cpu_tensors",)}
+    expected = {**ENTRY, "features": ("cpu_tensors",)}
     assert {name: getattr(backend, name) for name in ENTRY} == expected
+    assert {field.name for field in fields(Backend)} == set(ENTRY)
 
 
 @pytest.mark.parametrize("name", list(ENTRY))
@@ -79,12 +114,117 @@ def test_a_missing_field_is_named(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", list(ENTRY))
-@pytest.mark.parametrize("value", [None, True, 1.5, b"x"], ids=repr)
+@pytest.mark.parametrize("value", [None, 1.5, b"x"], ids=repr)
 def test_a_field_of_the_wrong_type_is_named_with_its_value(name: str, value: object) -> None:
     """If this fails, `"timeout_s": true` means one second."""
     with pytest.raises(SpecError) as caught:
         Backend.from_json({**ENTRY, name: value})
     assert f"{name} = {value!r}; expected {type(ENTRY[name]).__name__}" in str(caught.value)
+
+
+@pytest.mark.parametrize(("name", "value"), [("timeout_s", True), ("gpus_per_rank", False), ("aborts", 1)])
+def test_a_bool_is_no_number(name: str, value: object) -> None:
+    """To Python it is one, and `"timeout_s": true` would be one second."""
+    with pytest.raises(SpecError, match=f"{name} = {value}; expected"):
+        Backend.from_json({**ENTRY, name: value})
+
+
+@pytest.mark.parametrize(
+    ("entry", "part"),
+    [
+        ({**ENTRY, "name": "My-Ring"}, "name = 'My-Ring' is out of range"),
+        ({**ENTRY, "torch_backend": ""}, "torch_backend = '' is out of range"),
+        ({**ENTRY, "torch_backend": "cpu:gloo,cpu:mpi"}, "torch_backend = 'cpu:gloo,cpu:mpi' is out of range"),
+        ({**ENTRY, "torch_backend": "cpu:gloo,nccl"}, "torch_backend = 'cpu:gloo,nccl' is out of range"),
+        ({**ENTRY, "torch_backend": "xpu:xccl"}, "it has no backend for the device 'cpu'"),
+        ({**ENTRY, "device": "cudda"}, "register_module names the module that brings another one"),
+        ({**ENTRY, "device": "cuda"}, "gpus_per_rank = 0 is out of range"),
+        ({**ENTRY, "gpus_per_rank": 1, "vendor": "nvidia"}, "gpus_per_rank = 1 is out of range"),
+        ({**ON_GPUS, "vendor": ""}, "vendor = '' is out of range"),
+        ({**ON_GPUS, "vendor": "nvida"}, "one of amd, intel, nvidia"),
+        ({**ENTRY, "shares_gpus": True}, "shares_gpus = True is out of range"),
+        ({**ENTRY, "timeout_s": 0}, "timeout_s = 0 is out of range"),
+        ({**ENTRY, "features": ["telepathy"]}, "['telepathy'] is not among"),
+        ({**ENTRY, "env": {"A": 1}}, "env = {'A': 1} is out of range"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_declaration_that_cannot_be_right_is_refused(entry: dict[str, Any], part: str) -> None:
+    """A rule that only Bazel has would let plain pytest run something else."""
+    with pytest.raises(SpecError) as caught:
+        Backend.from_json(entry)
+    assert part in str(caught.value)
+
+
+def test_an_accelerator_that_torch_does_not_know_is_possible_with_its_module() -> None:
+    """Its tensors are of a device that the plug-in brings; nothing is counted or leased."""
+    backend = Backend.from_json({**ENTRY, "torch_backend": "hccl", "device": "npu", "register_module": "torch_npu"})
+    assert (backend.device, backend.gpus_per_rank, backend.vendor) == ("npu", 0, "")
+
+
+def test_facts_are_asked_of_every_part_of_a_torch_backend_string() -> None:
+    """A group of gloo and NCCL needs the care that NCCL needs."""
+    assert parts_of("cpu:gloo,cuda:nccl") == ("gloo", "nccl")
+    assert parts_of("NCCL") == ("nccl",)
+    assert all_declared("gloo", lambda backend: backend.ends_with_process)
+    assert not all_declared("cpu:gloo,cuda:nccl", lambda backend: backend.ends_with_process)
+    assert any_declared("cpu:gloo,cuda:nccl", lambda backend: backend.aborts)
+    assert not any_declared("gloo", lambda backend: backend.aborts)
+
+
+def test_of_an_undeclared_torch_backend_nothing_is_known() -> None:
+    """A group of somebody's plug-in must be destroyed, because that is always right."""
+    assert not all_declared("somebodys", lambda backend: True)
+    assert not any_declared("somebodys", lambda backend: True)
+
+
+def test_there_is_one_default_for_each_device() -> None:
+    """A device with two defaults would have the one that comes first by chance."""
+    defaults = [backend for backend in backends().values() if backend.device_default]
+    assert len({backend.device for backend in defaults}) == len(defaults)
+    assert device_backend(default_backend().device) == default_backend()
+    assert device_backend("npu") is None
+
+
+def test_a_repository_adds_backends_for_one_session() -> None:
+    """The next session of the process must not find those of the one before."""
+    ring = Backend("ring", "ring", "cpu", register_module="ring")
+    add_backends([(ring, "here"), (ring, "there")], ["star"])
+    assert backend_named("ring") == ring
+    check_backend_name("star")
+    assert any_declared("ring", lambda backend: backend is ring)
+    add_backends([])
+    with pytest.raises(UsageError, match="'ring' is not declared"):
+        backend_named("ring")
+    with pytest.raises(UsageError, match="'star' is not declared"):
+        check_backend_name("star")
+
+
+def test_two_backends_of_one_name_are_refused() -> None:
+    """Which of them a test gets would depend on the order of files."""
+    ring = Backend("ring", "ring", "cpu", register_module="ring")
+    assert "'ring' is declared twice: by file 0 and by file 1" in refusal(ring, replace(ring, timeout_s=5))
+    text = refusal(replace(ring, name="gloo"))
+    assert "'gloo' is declared twice: by dist_testing itself and by file 0" in text
+
+
+def test_the_librarys_own_declaration_may_come_again() -> None:
+    """As it does with the spec of a target."""
+    add_backends([(backend_named("gloo"), "//t:x_gloo")])
+    assert backend_named("gloo").device_default
+
+
+def test_two_defaults_of_one_device_are_refused() -> None:
+    """Tests that name no backend would run with another one because of somebody's conftest.py."""
+    ring = Backend("ring", "ring", "cpu", register_module="ring", device_default=True)
+    assert "Backend 'gloo' is the default of that device" in refusal(ring)
+
+
+def test_an_unknown_feature_is_refused_with_the_nearest() -> None:
+    """A test that asks for a misspelt feature would run nowhere, and nobody would see it."""
+    check_features(["moves_data"])
+    with pytest.raises(UsageError, match="Did you mean 'moves_data'"):
+        check_features(["move_data"])
 
 
 @pytest.mark.parametrize("entry", [None, [], "gloo", 3], ids=repr)

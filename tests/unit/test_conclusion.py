@@ -13,6 +13,7 @@ from dist_testing.bazel.banner import Banner
 from dist_testing.bazel.conclusion import Conclusion
 from dist_testing.bazel.junit import Outcome, XmlCase
 from dist_testing.bazel.protocol import Protocol
+from dist_testing.events.runs import TestBegan, TestEnded, TestReported, TestsCollected
 from dist_testing.spec import Spec
 
 _NOTHING_RAN = 5
@@ -111,3 +112,56 @@ def test_a_target_without_ranks_is_reported(
     conclusion.conclude(int(outcome == "failed"))
     assert log.getvalue() == f"head{end}\n"
     assert ("no case ran on ranks" in (file.read_text() if file.exists() else "")) == warns
+
+
+@pytest.mark.parametrize(
+    ("when", "outcome", "expected"),
+    [
+        ("setup", "passed", None),
+        ("call", "passed", ("passed", "")),
+        ("call", "failed", ("failed", "why")),
+        ("teardown", "failed", ("error", "why")),
+        ("setup", "skipped", ("skipped", "why")),
+        ("call", "xfailed", ("skipped", "xfail: why")),
+        ("call", "xpassed", ("passed", "xfail: why")),
+        ("setup", "xpassed", None),
+    ],
+)
+def test_a_test_is_one_case_of_the_xml(when: str, outcome: str, expected: tuple[str, str] | None) -> None:
+    """Its call, or whatever went wrong around it."""
+    conclusion = _conclusion(Protocol())
+    conclusion(TestsCollected(1.0, 2))
+    conclusion(TestBegan(1.0, "a/test_b.py::C::test_d[1]"))
+    began = conclusion.running
+    assert began == ("a.test_b.C", "test_d[1]")
+    message = "" if outcome == "passed" else "why"
+    conclusion(TestReported(1.0, "a/test_b.py::C::test_d[1]", when, outcome, 0.5, message))
+    conclusion(TestEnded(1.0, "a/test_b.py::C::test_d[1]"))
+    assert (conclusion.running, conclusion.to_come) == (None, 1)
+    assert [(case.outcome, case.message) for case in conclusion.cases] == ([expected] if expected else [])
+    assert all((case.classname, case.name) == ("a.test_b.C", "test_d[1]") for case in conclusion.cases)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "shard", "expected"),
+    [("failed", 0, ["error"]), ("failed", 1, ["error"]), ("skipped", 0, ["skipped"]), ("skipped", 1, [])],
+)
+def test_a_file_that_skips_is_told_by_one_shard(outcome: str, shard: int, expected: list[str]) -> None:
+    """All shards collect it; but one that fails has failed in each of them."""
+    conclusion = _conclusion(Protocol(shard=(shard, 2)))
+    conclusion(TestReported(1.0, "a/test_b.py", "collect", outcome, 0.0, "why"))
+    assert [case.outcome for case in conclusion.cases] == expected
+    assert all((case.classname, case.name) == ("", "a/test_b.py") for case in conclusion.cases)
+
+
+def test_a_warning_that_comes_while_a_test_runs_is_told_at_the_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is printed then is taken for the test's output, and thrown away with it."""
+    file = tmp_path / "warnings"
+    conclusion = _conclusion(Protocol(warnings_file=file))
+    conclusion.warn_at_end("no more events")
+    assert capsys.readouterr().out == ""
+    conclusion.conclude(_NOTHING_RAN)
+    assert "WARNING: no more events\n" in capsys.readouterr().out
+    assert file.read_text(encoding="utf-8") == "no more events\n"

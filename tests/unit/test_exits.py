@@ -64,6 +64,6 @@ def test_methods_go_by_several_names() -> None:
 
 @pytest.mark.parametrize("exits", [None, {}, [1], {-1: 0}, {"1": 0}, {1: "SIGKILL"}, {1: None}, {1: 259}, {1: -65}])
 def test_bad_declaration_is_refused(exits: object) -> None:
-    """If this fails, a fault test with a mistake in its table expects nothing."""
-    with pytest.raises(UsageError, match="expected a rank, or several, each with an exit code"):
+    """A fault test with a slip in its table would expect nothing."""
+    with pytest.raises(UsageError, match="expected a table of one or more ranks, each with an exit code"):
         expected_exits(exits)  # type: ignore[arg-type]

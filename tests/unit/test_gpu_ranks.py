@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._C._distributed_c10d import HashStore
 
 from dist_testing.gpus.faults import is_hardware_fault
 from dist_testing.outcomes import Cause, Kind, RankOutcome, Status, Verdict, blame_machine, verdict
@@ -33,6 +34,25 @@ def test_a_ranks_device_is_one_of_its_own(gpus_per_rank: int, ranks_per_gpu: int
     """Two NCCL ranks on one device are an error, and so is a missing device."""
     ranks = [world(rank, gpus_per_rank=gpus_per_rank, ranks_per_gpu=ranks_per_gpu) for rank in range(4)]
     assert [rank.device for rank in ranks] == [torch.device("cuda", index) for index in expected]
+
+
+def test_ranks_take_the_devices_of_a_plug_in_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library leases none of them, and rank 3 of a world on two devices must not ask for a fourth."""
+    monkeypatch.setattr(torch, "get_device_module", lambda device: SimpleNamespace(device_count=lambda: 2))
+    settings = WorldSettings("gloo", "privateuseone", 0, "", 60.0, False)
+    ranks = [RankWorld(rank, 4, settings, directory=Path(), store_port=0, store_fd=None) for rank in range(4)]
+    assert [rank.device.index for rank in ranks] == [0, 1, 0, 1]
+
+
+@pytest.mark.parametrize("binds", [True, False])
+def test_a_group_gets_the_ranks_device_where_the_backend_says_so(monkeypatch: pytest.MonkeyPatch, binds: bool) -> None:
+    """Without it NCCL guesses, and warns; other backends may not know the argument."""
+    given: dict[str, Any] = {}
+    monkeypatch.setattr("torch.distributed.init_process_group", lambda backend, **arguments: given.update(arguments))
+    monkeypatch.setattr(torch, "get_device_module", lambda device: SimpleNamespace(set_device=lambda device: None))
+    settings = WorldSettings("any", "cuda", 1, "", 60.0, True, binds_device=binds)
+    RankWorld(2, 4, settings, directory=Path(), store_port=0, store_fd=None, store=HashStore()).prepare()
+    assert given["device_id"] == (torch.device("cuda", 2) if binds else None)
 
 
 @pytest.mark.parametrize(("ranks_per_gpu", "fractions"), [(1, []), (4, [(0.2, torch.device("cuda", 0))])])

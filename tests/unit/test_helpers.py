@@ -16,13 +16,11 @@ import pytest
 import torch
 import torch.distributed
 
+import dist_testing
 from dist_testing.errors import UsageError
-from dist_testing.frontends import helpers
-from dist_testing.frontends.helpers import limits, transports
-from dist_testing.frontends.helpers.backend_features import DistTestCases
-from dist_testing.frontends.helpers.models import SaveForwardInputsModel
-from dist_testing.frontends.helpers.queues import retrieve_result_from_completion_queue
-from dist_testing.frontends.helpers.temp_directories import current_temp_dir
+from dist_testing.frontends.helpers import environment
+from dist_testing.frontends.helpers.environment import current_temp_dir
+from dist_testing.frontends.helpers.running import retrieve_result_from_completion_queue
 
 # Many public functions are missing in its `__all__`.
 dist: Any = torch.distributed
@@ -38,7 +36,7 @@ def group_of_one() -> Iterator[None]:
 
 def test_a_tcp_store_has_its_own_port() -> None:
     """If this fails, two stores share a port, or the port is not the server's from the start."""
-    first, second = helpers.create_tcp_store(), helpers.create_tcp_store(timeout=timedelta(seconds=7))
+    first, second = dist_testing.create_tcp_store(), dist_testing.create_tcp_store(timeout=timedelta(seconds=7))
     assert first.port != second.port
     assert second.timeout == timedelta(seconds=7)  # type: ignore[attr-defined]  # not in torch's stubs
     client = dist.TCPStore("localhost", first.port, 1, False)
@@ -49,7 +47,7 @@ def test_a_tcp_store_has_its_own_port() -> None:
 
 def test_a_tcp_store_listens_on_loopback_only() -> None:
     """If this fails, every machine in the network can write into the store."""
-    store = helpers.create_tcp_store()
+    store = dist_testing.create_tcp_store()
     listening = [
         line.split()[1]
         for name in ("tcp", "tcp6")
@@ -61,8 +59,8 @@ def test_a_tcp_store_listens_on_loopback_only() -> None:
 
 @pytest.mark.parametrize("options", [{"use_libuv": False}, {"wait_for_workers": False}])
 def test_every_kind_of_tcp_store_works(options: dict[str, Any]) -> None:
-    """If this fails, a suite that asks for one of these kinds gets no store."""
-    store: Any = helpers.create_tcp_store(**options)
+    """Suites ask for each of them."""
+    store: Any = dist_testing.create_tcp_store(**options)
     store.set("key", "value")
     assert bytes(store.get("key")) == b"value"
 
@@ -74,22 +72,22 @@ def test_every_kind_of_tcp_store_works(options: dict[str, Any]) -> None:
 def test_impossible_tcp_stores_are_refused(options: dict[str, Any], message: str) -> None:
     """If this fails, a client waits five minutes for a server that cannot exist."""
     with pytest.raises(UsageError, match=message) as error:
-        helpers.create_tcp_store(**options)
+        dist_testing.create_tcp_store(**options)
     assert len(str(error.value).splitlines()) == 3
 
 
 @pytest.mark.parametrize("options", [{}, {"interface": "lo"}, {"lazy_init": True}])
 def test_gloo_devices_are_created(options: dict[str, Any]) -> None:
     """If this fails, suites have no device for the options of a gloo group."""
-    assert isinstance(helpers.create_device(**options), dist.ProcessGroupGloo.Device)
+    assert isinstance(dist_testing.create_device(**options), dist.ProcessGroupGloo.Device)
 
 
 def test_a_limit_can_be_set_for_a_method_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """If this fails, a test that needs a longer limit is stopped as hung."""
-    assert helpers.get_timeout("__main__.Case.test_ddp_uneven_inputs") == 400
-    assert helpers.get_timeout("__main__.Case.test_other") == limits.TIMEOUT_DEFAULT
-    monkeypatch.setitem(limits.TIMEOUT_OVERRIDE, "test_other", 7)
-    assert helpers.get_timeout("__main__.Case.test_other") == 7
+    assert dist_testing.get_timeout("__main__.Case.test_ddp_uneven_inputs") == 400
+    assert dist_testing.get_timeout("__main__.Case.test_other") == environment.TIMEOUT_DEFAULT
+    monkeypatch.setitem(environment.TIMEOUT_OVERRIDE, "test_other", 7)
+    assert dist_testing.get_timeout("__main__.Case.test_other") == 7
 
 
 @pytest.mark.parametrize(
@@ -101,48 +99,48 @@ def test_a_limit_can_be_set_for_a_method_name(monkeypatch: pytest.MonkeyPatch) -
     ],
 )
 def test_the_default_limit_comes_from_the_environment(env: dict[str, str], seconds: int) -> None:
-    """If this fails, the limit that a CI job sets has no effect."""
-    assert limits.default_timeout(env) == seconds
+    """CI lanes set it."""
+    assert environment.default_timeout(env) == seconds
 
 
 @pytest.mark.parametrize("value", ["", "0", "-1", "1.5", "five", "²"])
 def test_an_invalid_default_limit_is_refused(value: str) -> None:
     """If this fails, a wrong value ends in a traceback of int(), or a limit of 0 stops every test at once."""
     with pytest.raises(UsageError, match="expected a number of seconds") as error:
-        limits.default_timeout({"DISTRIBUTED_TESTS_DEFAULT_TIMEOUT": value})
+        environment.default_timeout({"DISTRIBUTED_TESTS_DEFAULT_TIMEOUT": value})
     assert len(str(error.value).splitlines()) == 3
 
 
 def test_an_invalid_default_limit_is_an_error_only_where_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     """If this fails, a wrong variable on a machine breaks also the tests that do not use it."""
     monkeypatch.setenv("DISTRIBUTED_TESTS_DEFAULT_TIMEOUT", "abc")
-    runpy.run_path(limits.__file__)
-    assert limits.get_timeout("__main__.Case.test_ddp_uneven_inputs") == 400
+    runpy.run_path(environment.__file__)
+    assert environment.get_timeout("__main__.Case.test_ddp_uneven_inputs") == 400
     with pytest.raises(UsageError, match="DISTRIBUTED_TESTS_DEFAULT_TIMEOUT = 'abc'"):
-        limits.get_timeout("__main__.Case.test_other")
+        environment.get_timeout("__main__.Case.test_other")
     with pytest.raises(UsageError, match="DISTRIBUTED_TESTS_DEFAULT_TIMEOUT = 'abc'"):
-        _ = limits.TIMEOUT_DEFAULT
+        _ = environment.TIMEOUT_DEFAULT
     with pytest.raises(AttributeError, match="has no attribute 'TIMEOUT'"):
-        _ = limits.TIMEOUT
+        _ = environment.TIMEOUT
 
 
 def test_temporary_folders_are_created_and_removed(monkeypatch: pytest.MonkeyPatch) -> None:
     """If this fails, processes that a test starts itself do not find each other, or folders remain."""
     for name in ("TEMP_DIR", "INIT_METHOD"):
         monkeypatch.setenv(name, "")
-    helpers.initialize_temp_directories()
+    dist_testing.initialize_temp_directories()
     folder = Path(os.environ["TEMP_DIR"])
     assert {path.name for path in folder.iterdir()} == {"barrier", "init_dir", "test_dir"}
     assert os.environ["INIT_METHOD"] == f"file://{folder}/init_dir/shared_init_file"
-    helpers.initialize_temp_directories("tcp://localhost:0")
+    dist_testing.initialize_temp_directories("tcp://localhost:0")
     second = Path(os.environ["TEMP_DIR"])
     assert os.environ["INIT_METHOD"] == "tcp://localhost:0"
     assert current_temp_dir() is not None
-    helpers.cleanup_temp_dir()
+    dist_testing.cleanup_temp_dir()
     assert not folder.exists()
     assert not second.exists()
     assert current_temp_dir() is None
-    helpers.cleanup_temp_dir()
+    dist_testing.cleanup_temp_dir()
 
 
 def test_nccl_waits_are_blocking_for_one_test(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,7 +151,7 @@ def test_nccl_waits_are_blocking_for_one_test(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.delenv("TORCH_NCCL_BLOCKING_WAIT", raising=False)
     monkeypatch.setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "3")
 
-    @helpers.with_nccl_blocking_wait
+    @dist_testing.with_nccl_blocking_wait
     def body() -> None:
         assert os.environ["TORCH_NCCL_BLOCKING_WAIT"] == "1"
         assert "TORCH_NCCL_ASYNC_ERROR_HANDLING" not in os.environ
@@ -172,7 +170,7 @@ def test_each_debug_level_is_run_and_then_restored(fails: bool, monkeypatch: pyt
     monkeypatch.delenv("TORCH_DISTRIBUTED_DEBUG", raising=False)
     seen = []
 
-    @helpers.with_dist_debug_levels(["INFO", "DETAIL"])
+    @dist_testing.with_dist_debug_levels(["INFO", "DETAIL"])
     def body() -> str:
         seen.append((os.environ["TORCH_DISTRIBUTED_DEBUG"], dist.get_debug_level()))
         if fails:
@@ -191,8 +189,8 @@ def test_each_debug_level_is_run_and_then_restored(fails: bool, monkeypatch: pyt
 
 
 def test_output_is_captured() -> None:
-    """If this fails, tests that compare printed output see nothing."""
-    with helpers.captured_output() as (out, err):
+    """Tests of what is printed compare it."""
+    with dist_testing.captured_output() as (out, err):
         print("one")
         print("two", file=sys.stderr)
     assert (out.getvalue(), err.getvalue()) == ("one\n", "two\n")
@@ -202,7 +200,7 @@ def test_output_is_captured() -> None:
 def test_sparse_sums_equal_the_added_inputs(num_inputs: int) -> None:
     """If this fails, a wrong expectation lets a wrong reduction pass."""
     world_size = 3
-    per_rank = [helpers.simple_sparse_reduce_tests(rank, world_size, num_inputs) for rank in range(world_size)]
+    per_rank = [dist_testing.simple_sparse_reduce_tests(rank, world_size, num_inputs) for rank in range(world_size)]
     assert len(per_rank[0]) == 6
     dense_and_sparse = set()
     for case in range(6):
@@ -225,7 +223,7 @@ def test_subtests_run_for_every_combination(monkeypatch: pytest.MonkeyPatch) -> 
 
     class Case(unittest.TestCase):
         def test(self) -> None:
-            helpers.run_subtests(self, {"a": [1, 2], "b": ["x"]}, self.body, 0, more=True)
+            dist_testing.run_subtests(self, {"a": [1, 2], "b": ["x"]}, self.body, 0, more=True)
 
         def body(self, first: int, *, more: bool, a: int, b: str) -> None:
             calls.append((first, more, a, b))
@@ -257,40 +255,40 @@ def test_an_error_that_ddp_did_not_log_is_detected(data: dict[str, Any], message
     """If this fails, the check passes whatever DDP logs."""
     model: Any = _Model(data)
     with pytest.raises(AssertionError, match=message):
-        helpers.verify_ddp_error_logged(model, "boom")
+        dist_testing.verify_ddp_error_logged(model, "boom")
 
 
 def test_an_error_that_ddp_has_logged_is_found_without_its_stack() -> None:
     """If this fails, an error that DDP logged is not found, because stacks differ from run to run."""
     model: Any = _Model({"iteration": 1, "has_error": 1, "error": "x boom y"})
-    helpers.verify_ddp_error_logged(model, "boom\nException raised from somewhere")
+    dist_testing.verify_ddp_error_logged(model, "boom\nException raised from somewhere")
 
 
 def test_a_missing_program_means_no_efa(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If this fails, a machine without the program, as most are, raises an error."""
-    transports.has_efa.cache_clear()
+    """Most machines have neither."""
+    environment.has_efa.cache_clear()
     monkeypatch.setenv("PATH", "")
-    assert not helpers.has_efa()
-    assert helpers.tp_transports() is None
-    transports.has_efa.cache_clear()
+    assert not dist_testing.has_efa()
+    assert dist_testing.tp_transports() is None
+    environment.has_efa.cache_clear()
 
 
 def test_efa_is_found_by_its_program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """If this fails, TensorPipe takes EFA for InfiniBand and fails."""
-    transports.has_efa.cache_clear()
+    """TensorPipe takes it for InfiniBand, and fails."""
+    environment.has_efa.cache_clear()
     program = tmp_path / "fi_info"
     program.write_text("#!/bin/sh\nexit 0\n", encoding="ascii")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    assert helpers.tp_transports() == ["shm", "uv"]
-    transports.has_efa.cache_clear()
+    assert dist_testing.tp_transports() == ["shm", "uv"]
+    environment.has_efa.cache_clear()
 
 
 @pytest.mark.parametrize("cast", [False, True])
 def test_models_keep_their_inputs(cast: bool) -> None:
     """If this fails, tests of mixed precision see the wrong input types."""
     inputs: dict[torch.nn.Module, torch.Tensor] = {}
-    model = SaveForwardInputsModel(inputs, cast_forward_inputs=cast)
+    model = dist_testing.SaveForwardInputsModel(inputs, cast_forward_inputs=cast)
     given = torch.ones(1, 100, dtype=torch.float64 if cast else torch.float32)
     output = model(given)
     assert list(inputs) == [model, model.c1, model.c2]
@@ -299,9 +297,9 @@ def test_models_keep_their_inputs(cast: bool) -> None:
 
 
 def test_features_of_backends_are_tables() -> None:
-    """If this fails, suites cannot look up the features of their backend."""
-    assert "nccl" in DistTestCases.skip_collective["sendrecv anysource"]
-    assert "gloo" in DistTestCases.backend_feature["subgroup"]
+    """Suites read them for the backend of the lane."""
+    assert "nccl" in dist_testing.DistTestCases.skip_collective["sendrecv anysource"]
+    assert "gloo" in dist_testing.DistTestCases.backend_feature["subgroup"]
 
 
 def _put(queue: Any, value: int) -> None:

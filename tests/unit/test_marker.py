@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from dist_testing.backends import backend_named
 from dist_testing.errors import UsageError
 from dist_testing.frontends.pytest.marker import MARKER_HELP, Distributed, read_marker
 from dist_testing.launch.isolation import THREAD, isolation_names
@@ -56,6 +57,16 @@ def test_a_test_without_the_marker_is_a_plain_test() -> None:
 def test_the_bare_marker_leaves_everything_to_the_target() -> None:
     """If this fails, one test cannot serve every world size and backend."""
     assert read() == Distributed()
+
+
+def test_a_test_is_for_backends_with_its_features() -> None:
+    """A name in its place would leave out every backend that comes later."""
+    marker = read(features=["monitored_barrier", "moves_data"])
+    assert marker.is_for(backend_named("gloo"))
+    assert not marker.is_for(backend_named("nccl"))
+    assert not read(features=["moves_data"], backends=["nccl"]).is_for(backend_named("gloo"))
+    assert read().is_for(backend_named("fake"))
+    assert "Did you mean 'moves_data'" in refusal(Definition({"features": ["move_data"]}))
 
 
 def test_every_argument_is_read() -> None:

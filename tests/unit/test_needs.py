@@ -11,8 +11,8 @@ import pytest
 
 from dist_testing.backends import Backend
 from dist_testing.engine.needs import Lack, missing_need
-from dist_testing.engine.report import broken_promise
-from dist_testing.errors import DistTestingError
+from dist_testing.engine.report import missing_hardware
+from dist_testing.errors import UsageError
 from dist_testing.gpus.gpu import NODES_VARIABLE
 from dist_testing.skips import TEST_SKIPS, is_about_hardware
 from dist_testing.spec import Spec
@@ -30,7 +30,15 @@ def spec(
     """Return the spec of a target for a backend with this name in torch."""
     env: Mapping[str, str] = {}
     device, vendor = ("cuda", vendor) if gpus_per_rank else ("cpu", "")
-    backend = Backend("mine", torch_backend, device, gpus_per_rank, vendor, 60, register_module, env, ("fork",))
+    backend = Backend(
+        "mine",
+        torch_backend,
+        device,
+        gpus_per_rank=gpus_per_rank,
+        vendor=vendor,
+        register_module=register_module,
+        env=env,
+    )
     return Spec("//t", backend, (2,), gpus_per_rank, "fork", ranks_per_gpu=ranks_per_gpu)
 
 
@@ -101,7 +109,7 @@ def test_the_reason_explains_the_effect_of_the_variable(
         "(found 1; CUDA_VISIBLE_DEVICES='3,9,4': '9' is no device here, and the entries after it are ignored)"
     )
     assert is_about_hardware(reason)
-    text = broken_promise("test_x", spec(gpus_per_rank=1), reason)
+    text = missing_hardware("test_x", spec(gpus_per_rank=1), reason, promised=True)
     assert text.splitlines()[-1] == "Correct CUDA_VISIBLE_DEVICES, or unset it to have every GPU of the machine."
 
 
@@ -113,7 +121,9 @@ def test_a_variable_that_names_too_few_gpus_is_reported(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
     reason = missing_need(spec(gpus_per_rank=1), 2)
     assert reason == "Need at least 2 CUDA devices (found 1; CUDA_VISIBLE_DEVICES names no more of 8)"
-    assert "Let CUDA_VISIBLE_DEVICES name 2 GPU(s)" in broken_promise("test_x", spec(gpus_per_rank=1), reason)
+    assert "Let CUDA_VISIBLE_DEVICES name 2 GPU(s)" in missing_hardware(
+        "test_x", spec(gpus_per_rank=1), reason, promised=True
+    )
 
 
 def test_the_way_out_of_a_real_lack_is_another_machine(machine: SimpleNamespace) -> None:
@@ -121,7 +131,7 @@ def test_the_way_out_of_a_real_lack_is_another_machine(machine: SimpleNamespace)
     machine.have(1)
     reason = missing_need(spec(gpus_per_rank=1), 2)
     assert reason is not None
-    assert broken_promise("test_x", spec(gpus_per_rank=1), reason).endswith(
+    assert missing_hardware("test_x", spec(gpus_per_rank=1), reason, promised=True).endswith(
         "Run it on a machine that has the hardware, or without the promise."
     )
 
@@ -135,7 +145,8 @@ def test_an_unreadable_device_folder_is_a_reason(machine: SimpleNamespace, monke
     assert is_about_hardware(reason)
     way_out = f"Let this user read it, or correct {NODES_VARIABLE} if that is set."
     assert way_out in reason
-    assert broken_promise("test_x", spec(gpus_per_rank=1), reason).splitlines()[-1] == way_out
+    text = missing_hardware("test_x", spec(gpus_per_rank=1), reason, promised=True)
+    assert text.splitlines()[-1] == way_out
 
 
 def test_gpus_of_untested_vendors_are_reported_as_not_counted(machine: SimpleNamespace) -> None:
@@ -204,11 +215,67 @@ def test_a_backend_that_registers_itself_is_imported_first(
     assert missing_need(spec("other"), 2) is not None
 
 
-def test_a_backend_whose_module_is_missing_is_reported_without_a_traceback(machine: SimpleNamespace) -> None:
-    """If this fails, a missing module ends the whole run, including the cases after this one."""
-    try:
-        reason = missing_need(spec("mine", register_module="no_such_backend_module"), 2)
-    except DistTestingError as error:
-        reason = str(error)
+def test_a_backend_whose_module_is_missing_is_told_without_a_traceback(machine: SimpleNamespace) -> None:
+    """An exception here ends the whole run, and the cases after this one with it."""
+    reason = missing_need(spec("mine", register_module="no_such_backend_module"), 2)
+    assert isinstance(reason, Lack)
+    assert "backend mine needs module no_such_backend_module: No module named" in reason
+    assert reason.way_out.startswith("Install no_such_backend_module, or add the library that holds it to the deps")
+    assert reason.way_out in reason
+    assert is_about_hardware(reason)
+
+
+def test_a_module_that_fails_while_it_is_imported_is_an_error_of_the_declaration(
+    machine: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A skip would hide a broken plug-in for ever."""
+    (tmp_path / "broken_backend_module.py").write_text("raise ValueError('two\\nlines')", encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UsageError) as caught:
+        missing_need(spec("mine", register_module="broken_backend_module"), 2)
+    text = str(caught.value)
+    assert "its module broken_backend_module failed while it was imported: ValueError: two lines" in text
+    assert len(text.splitlines()) == 3, text
+
+
+def test_a_module_that_does_not_register_the_backend_is_named(machine: SimpleNamespace) -> None:
+    """torch is not to blame: a plug-in that registers another name is the usual reason."""
+    reason = missing_need(spec("mine", register_module="json"), 2)
     assert reason is not None
-    assert "no_such_backend_module" in reason
+    assert "without mine, and module json does not register it" in reason
+
+
+@pytest.mark.parametrize(
+    ("has", "expected"),
+    [
+        ({"gloo", "nccl"}, None),
+        ({"nccl"}, "torch was built without gloo"),
+        ({"gloo"}, TEST_SKIPS["nccl"].message),
+    ],
+)
+def test_every_part_of_a_mixed_backend_must_be_there(
+    machine: SimpleNamespace, has: set[str], expected: str | None
+) -> None:
+    """torch itself would fail on the ranks, and say something else for each part."""
+    machine.have(2)
+    machine.backends = has
+    reason = missing_need(spec("cpu:gloo,cuda:nccl", gpus_per_rank=1), 2)
+    assert (reason is None) if expected is None else (reason is not None and expected in reason)
+
+
+def test_a_device_that_torch_does_not_have_is_a_reason(machine: SimpleNamespace) -> None:
+    """A plug-in's accelerator is not counted before, so torch must be asked."""
+    devices: dict[str, SimpleNamespace] = {}
+
+    def device_module(name: str) -> SimpleNamespace:
+        if name not in devices:
+            raise RuntimeError(f"Invalid device string '{name}'")
+        return devices[name]
+
+    sys.modules["torch"].get_device_module = device_module  # type: ignore[attr-defined]
+    backend = Backend("mine", "gloo", "npu", register_module="json")
+    reason = missing_need(Spec("//t", backend, (2,), 0, "fork"), 2)
+    assert reason == f"{TEST_SKIPS['no_accelerator'].message} (device npu, backend mine)"
+    assert is_about_hardware(reason)
+    devices["npu"] = SimpleNamespace(is_available=lambda: True)
+    assert missing_need(Spec("//t", backend, (2,), 0, "fork"), 2) is None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator
 
 import pytest
@@ -24,7 +23,6 @@ def test_the_umask_is_read(umask: int) -> None:
     assert current_umask() == umask
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere there is no other way")
 def test_the_umask_is_read_without_a_change(umask: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """If this fails, a file that another thread creates at that moment is open to every user."""
 

@@ -1,4 +1,4 @@
-"""What the environment of a process says about the world that it is a rank of."""
+"""Rank info: what torchrun's variables say about this process."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def test_variables_set_by_hand_are_enough() -> None:
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"WORLD_SIZE": None}, "RANK=1 is set, and WORLD_SIZE not."),
-        ({"MASTER_ADDR": None, "MASTER_PORT": None}, "RANK=1 is set, and MASTER_ADDR, MASTER_PORT not."),
+        ({"WORLD_SIZE": None}, "RANK=1 is set without WORLD_SIZE."),
+        ({"MASTER_ADDR": None, "MASTER_PORT": None}, "RANK=1 is set without MASTER_ADDR, MASTER_PORT."),
         ({"RANK": "4"}, "RANK='4': expected a number from 0 to 3."),
         ({"RANK": "-1"}, "RANK='-1'"),
         ({"RANK": ""}, "RANK=''"),

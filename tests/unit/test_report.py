@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -9,7 +10,7 @@ import pytest
 
 from dist_testing.backends import backend_named
 from dist_testing.case import Case, CaseBody, CaseResult
-from dist_testing.engine.report import broken_promise, failure_headline, failure_report, tidied
+from dist_testing.engine.report import failure_headline, failure_report, missing_hardware, tidied
 from dist_testing.outcomes import UNKNOWN_EXIT_CODE, Cause, Kind, RankOutcome, Status, Verdict, verdict
 from dist_testing.spec import ALL_GPUS, Spec
 
@@ -321,7 +322,49 @@ def test_the_target_and_the_command_are_there_if_they_are_known() -> None:
 def test_a_broken_promise_names_the_promise(promised: int, said: str) -> None:
     """If this fails, the report shows the internal number that means "all GPUs"."""
     spec = Spec("//t:x", backend_named("nccl"), (2,), 1, "fork", promised_gpus=promised)
-    assert said in broken_promise("test_x", spec, "Need at least 2 CUDA devices (found 0)")
+    text = missing_hardware("test_x", spec, "Need at least 2 CUDA devices (found 0)", promised=True)
+    assert text.splitlines()[0] == "test_x: promised hardware missing: Need at least 2 CUDA devices (found 0)"
+    assert said in text
+
+
+def test_hardware_that_only_an_option_requires_is_not_called_promised() -> None:
+    """Users would look for a promise in the configuration, and there is none."""
+    spec = Spec("", backend_named("nccl"), (2,), 1, "fork", promised_gpus=1)
+    assert missing_hardware("test_x", spec, "Need at least 2 CUDA devices (found 0)", promised=False) == (
+        "test_x: hardware missing: Need at least 2 CUDA devices (found 0)\n"
+        "The option --dist-on-missing=fail asks for a failure where hardware is missing, so the case fails and is not "
+        "skipped.\n"
+        "Run it on a machine that has the hardware, or without the option."
+    )
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "attach.rank",
+        "engine.thread_world",
+        "frontends.pytest.on_rank",
+        "frontends.unittest.continuous",
+        "frontends.unittest.on_rank",
+        "frontends.unittest.process",
+        "frontends.unittest.spawn_threads",
+        "frontends.unittest.threads",
+        "frontends.unittest.world_case",
+        "launch.fork_server",
+        "rank.bootstrap",
+        "rank.threads",
+    ],
+)
+def test_frames_of_the_library_below_the_test_are_left_out(module: str) -> None:
+    """The pattern names folders: when a module moves, its frames would fill every report."""
+    file = importlib.import_module(f"dist_testing.{module}").__file__
+    frames = [
+        "Thread 0x1 (most recent call first):",
+        '  File "/t/test_a.py", line 2 in test_a',
+        f'  File "{file}", line 1 in f',
+        '  File "/usr/lib/python3/somewhere.py", line 3 in below',
+    ]
+    assert tidied("\n".join(frames)).splitlines()[1:] == frames[1:2]
 
 
 def test_threads_with_library_frames_only_are_left_out() -> None:

@@ -1,4 +1,4 @@
-"""Decorators for what tests need: the runner decides where it can, and the rank decides the same."""
+"""Requirements of tests: decided in the runner where possible, with the same result on the rank."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
+import dist_testing
 from dist_testing.errors import UsageError
-from dist_testing.frontends import requirements
 from dist_testing.frontends.requirements import accelerators
 from dist_testing.frontends.requirements.decision import requirement, unmet_requirement
 from dist_testing.frontends.requirements.worlds import skip_below_world_size
@@ -48,29 +48,29 @@ def reason_on_rank(function: Callable[..., Any]) -> str | None:
 
 # Decorator, WORLD_SIZE, GPUs, expected reason.
 CASES: list[tuple[Callable[[Any], Any], str, int, str | None]] = [
-    (requirements.skip_if_lt_x_gpu(2), "", 0, "Need at least 2 CUDA devices"),
-    (requirements.skip_if_lt_x_gpu(2), "", 1, "Need at least 2 CUDA devices"),
-    (requirements.skip_if_lt_x_gpu(2), "", 2, None),
-    (requirements.skip_if_lt_x_gpu(9), "", 8, "Need at least 9 CUDA devices"),
-    (requirements.skip_if_lt_x_gpu(9), "", 9, None),
-    (requirements.skip_if_lt_x_gpu(2, allow_cpu=True), "", 0, None),
-    (requirements.skip_if_lt_x_gpu(2, allow_cpu=True), "", 1, "Need at least 2 CUDA devices"),
-    (requirements.nccl_skip_if_lt_x_gpu("nccl", 1), "", 0, "Need at least 1 CUDA device"),
-    (requirements.nccl_skip_if_lt_x_gpu("nccl", 1), "", 1, None),
-    (requirements.nccl_skip_if_lt_x_gpu("gloo", 1), "", 0, None),
-    (requirements.require_n_gpus_for_nccl_backend(12, "nccl"), "", 8, "Need at least 12 CUDA devices"),
-    (requirements.require_n_gpus_for_nccl_backend(12, "gloo"), "", 8, None),
-    (requirements.skip_if_no_gpu, "2", 0, "CUDA is not available."),
-    (requirements.skip_if_no_gpu, "2", 1, "Need at least 2 CUDA devices"),
-    (requirements.skip_if_no_gpu, "2", 2, None),
-    (requirements.skip_if_no_gpu, "", 1, None),
-    (requirements.skip_if_small_worldsize, "2", 0, "Skipped due to small world size."),
-    (requirements.skip_if_small_worldsize, "3", 0, None),
+    (dist_testing.skip_if_lt_x_gpu(2), "", 0, "Need at least 2 CUDA devices"),
+    (dist_testing.skip_if_lt_x_gpu(2), "", 1, "Need at least 2 CUDA devices"),
+    (dist_testing.skip_if_lt_x_gpu(2), "", 2, None),
+    (dist_testing.skip_if_lt_x_gpu(9), "", 8, "Need at least 9 CUDA devices"),
+    (dist_testing.skip_if_lt_x_gpu(9), "", 9, None),
+    (dist_testing.skip_if_lt_x_gpu(2, allow_cpu=True), "", 0, None),
+    (dist_testing.skip_if_lt_x_gpu(2, allow_cpu=True), "", 1, "Need at least 2 CUDA devices"),
+    (dist_testing.nccl_skip_if_lt_x_gpu("nccl", 1), "", 0, "Need at least 1 CUDA device"),
+    (dist_testing.nccl_skip_if_lt_x_gpu("nccl", 1), "", 1, None),
+    (dist_testing.nccl_skip_if_lt_x_gpu("gloo", 1), "", 0, None),
+    (dist_testing.require_n_gpus_for_nccl_backend(12, "nccl"), "", 8, "Need at least 12 CUDA devices"),
+    (dist_testing.require_n_gpus_for_nccl_backend(12, "gloo"), "", 8, None),
+    (dist_testing.skip_if_no_gpu, "2", 0, "CUDA is not available."),
+    (dist_testing.skip_if_no_gpu, "2", 1, "Need at least 2 CUDA devices"),
+    (dist_testing.skip_if_no_gpu, "2", 2, None),
+    (dist_testing.skip_if_no_gpu, "", 1, None),
+    (dist_testing.skip_if_small_worldsize, "2", 0, "Skipped due to small world size."),
+    (dist_testing.skip_if_small_worldsize, "3", 0, None),
     (skip_below_world_size(8), "7", 0, "Skipped due to small world size."),
     (skip_below_world_size(8), "8", 0, None),
-    (requirements.skip_if_odd_worldsize, "3", 0, "Skipped due to odd world size."),
-    (requirements.skip_if_odd_worldsize, "4", 0, None),
-    (requirements.skip_if_odd_worldsize, "", 0, None),
+    (dist_testing.skip_if_odd_worldsize, "3", 0, "Skipped due to odd world size."),
+    (dist_testing.skip_if_odd_worldsize, "4", 0, None),
+    (dist_testing.skip_if_odd_worldsize, "", 0, None),
 ]
 
 
@@ -93,7 +93,7 @@ def test_the_runner_and_the_rank_decide_alike(
     assert reason_on_rank(decorated) == reason
 
 
-@pytest.mark.parametrize("decorator", [requirements.skip_if_small_worldsize, requirements.skip_if_odd_worldsize])
+@pytest.mark.parametrize("decorator", [dist_testing.skip_if_small_worldsize, dist_testing.skip_if_odd_worldsize])
 def test_the_size_of_an_mpi_world_is_left_to_mpirun(decorator: Callable[[Any], Any], machine: SimpleNamespace) -> None:
     """If this fails, a world whose size mpirun's user chose is skipped."""
     assert unmet_requirement(decorator(body), {"WORLD_SIZE": "1", "BACKEND": "mpi"}) is None
@@ -105,14 +105,14 @@ def test_the_group_gives_the_world_size_where_the_environment_does_not(
     """If this fails, thread ranks, which have no own environment, get a KeyError, as with torch's decorators."""
     monkeypatch.setattr(dist, "is_initialized", lambda: True)
     monkeypatch.setattr(dist, "get_world_size", lambda: 3)
-    assert reason_on_rank(requirements.skip_if_odd_worldsize(body)) == TEST_SKIPS["odd_worldsize"].message
+    assert reason_on_rank(dist_testing.skip_if_odd_worldsize(body)) == TEST_SKIPS["odd_worldsize"].message
 
 
 def test_stacked_decorators_are_checked_from_the_outside_in(machine: SimpleNamespace) -> None:
     """If this fails, the runner and the rank give different reasons."""
     machine.cuda = 2
-    decorated = requirements.skip_if_lt_x_gpu(2)(
-        requirements.skip_if_lt_x_gpu(4)(requirements.skip_if_lt_x_gpu(8)(body))
+    decorated = dist_testing.skip_if_lt_x_gpu(2)(
+        dist_testing.skip_if_lt_x_gpu(4)(dist_testing.skip_if_lt_x_gpu(8)(body))
     )
     assert unmet_requirement(decorated, {}) == "Need at least 4 CUDA devices"
     assert reason_on_rank(decorated) == "Need at least 4 CUDA devices"
@@ -120,7 +120,7 @@ def test_stacked_decorators_are_checked_from_the_outside_in(machine: SimpleNames
 
 def test_a_foreign_decorator_in_between_keeps_the_needs(machine: SimpleNamespace) -> None:
     """If this fails, a wrapper such as a parametrisation loses the needs of the test."""
-    needing_a_gpu = requirements.skip_if_lt_x_gpu(1)(body)
+    needing_a_gpu = dist_testing.skip_if_lt_x_gpu(1)(body)
 
     @functools.wraps(needing_a_gpu)
     def wrapper() -> str:
@@ -137,7 +137,7 @@ def test_a_unittest_skip_mark_is_known_before_the_test_runs() -> None:
 
 def test_decorated_functions_keep_their_name_and_the_wrapped_function() -> None:
     """If this fails, `skip_return_code_checks` does not find the function, and reports name the wrong test."""
-    decorated: Any = requirements.skip_if_lt_x_gpu(1)(body)
+    decorated: Any = dist_testing.skip_if_lt_x_gpu(1)(body)
     assert decorated.__name__ == "body"
     assert decorated.__wrapped__ is body
 
@@ -151,7 +151,7 @@ def test_an_instance_may_handle_the_skip_itself(machine: SimpleNamespace) -> Non
         def _handle_test_skip(self, reason: str) -> None:
             self.handled = reason
 
-        @requirements.skip_if_lt_x_gpu(2)
+        @dist_testing.skip_if_lt_x_gpu(2)
         def test(self) -> str:
             return "ran"
 
@@ -165,12 +165,12 @@ def test_an_instance_may_handle_the_skip_itself(machine: SimpleNamespace) -> Non
 @pytest.mark.parametrize(
     ("apply", "message"),
     [
-        (lambda: requirements.skip_if_lt_x_gpu(body), "@skip_if_lt_x_gpu: the function body where"),  # type: ignore[arg-type]
-        (lambda: requirements.skip_if_lt_x_gpu(-1), "@skip_if_lt_x_gpu: -1 where"),
-        (lambda: requirements.skip_if_lt_x_gpu(True), "@skip_if_lt_x_gpu: True where"),
-        (lambda: requirements.nccl_skip_if_lt_x_gpu("nccl", "2"), "@nccl_skip_if_lt_x_gpu"),  # type: ignore[arg-type]
-        (lambda: requirements.requires_world_size("2"), "@requires_world_size: '2' where"),  # type: ignore[arg-type]
-        (lambda: requirements.skip_if_no_gpu(SimpleNamespace), "SimpleNamespace is a class"),
+        (lambda: dist_testing.skip_if_lt_x_gpu(body), "@skip_if_lt_x_gpu: the function body where"),  # type: ignore[arg-type]
+        (lambda: dist_testing.skip_if_lt_x_gpu(-1), "@skip_if_lt_x_gpu: -1 where"),
+        (lambda: dist_testing.skip_if_lt_x_gpu(True), "@skip_if_lt_x_gpu: True where"),
+        (lambda: dist_testing.nccl_skip_if_lt_x_gpu("nccl", "2"), "@nccl_skip_if_lt_x_gpu"),  # type: ignore[arg-type]
+        (lambda: dist_testing.requires_world_size("2"), "@requires_world_size: '2' where"),  # type: ignore[arg-type]
+        (lambda: dist_testing.skip_if_no_gpu(SimpleNamespace), "SimpleNamespace is a class"),
     ],
 )
 def test_misused_decorators_are_refused_at_once(apply: Callable[[], Any], message: str) -> None:
@@ -202,7 +202,7 @@ def test_a_rank_only_requirement_on_a_class_is_decided_at_once() -> None:
 
 def test_transformers_is_imported_only_on_the_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     """If this fails, the runner imports a slow package that starts threads, or a package without BERT counts."""
-    decorated = requirements.import_transformers_or_skip()(body)
+    decorated = dist_testing.import_transformers_or_skip()(body)
     text = TEST_SKIPS["importerror"].message
     assert unmet_requirement(decorated, {}) == f"{text} (transformers)"
     transformers = ModuleType("transformers")
@@ -217,10 +217,10 @@ def test_transformers_is_imported_only_on_the_rank(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("decorator", "is_there"),
     [
-        (requirements.requires_gloo, dist.is_gloo_available()),
-        (requirements.requires_nccl, dist.is_nccl_available()),
-        (requirements.requires_mpi, dist.is_mpi_available()),
-        (requirements.requires_ucc, dist.is_ucc_available()),
+        (dist_testing.requires_gloo, dist.is_gloo_available()),
+        (dist_testing.requires_nccl, dist.is_nccl_available()),
+        (dist_testing.requires_mpi, dist.is_mpi_available()),
+        (dist_testing.requires_ucc, dist.is_ucc_available()),
     ],
 )
 def test_a_backend_that_torch_lacks_skips_tests_and_classes(
@@ -240,7 +240,7 @@ def test_accelerator_backends_are_looked_up_by_name(machine: SimpleNamespace, mo
     """If this fails, a test is skipped although one of its backends exists, or runs although none does."""
     available = {"xccl"}
     monkeypatch.setattr(dist, "is_backend_available", lambda name: name in available)
-    decorate = requirements.requires_accelerator_dist_backend
+    decorate = dist_testing.requires_accelerator_dist_backend
     assert reason_on_rank(decorate()(body)) is None
     assert reason_on_rank(decorate(["nccl", "xccl"])(body)) is None
     assert "['nccl', 'gloo']" in (reason_on_rank(decorate(["nccl", "gloo"])(body)) or "")
@@ -250,36 +250,36 @@ def test_nccl_versions_are_compared(machine: SimpleNamespace, monkeypatch: pytes
     """If this fails, a test runs on an NCCL that is too old, or skips without a GPU for the wrong reason."""
     monkeypatch.setattr(dist, "is_backend_available", lambda name: True)
     monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 26, 1))
-    assert reason_on_rank(requirements.requires_nccl_shrink()(body)) is None
+    assert reason_on_rank(dist_testing.requires_nccl_shrink()(body)) is None
     machine.cuda = 1
     assert "found: (2, 26, 1), reason: Need NCCL 2.27+" in (
-        reason_on_rank(requirements.requires_nccl_shrink()(body)) or ""
+        reason_on_rank(dist_testing.requires_nccl_shrink()(body)) or ""
     )
-    assert reason_on_rank(requirements.requires_nccl_version((2, 26), "x")(body)) is None
+    assert reason_on_rank(dist_testing.requires_nccl_version((2, 26), "x")(body)) is None
 
 
 def test_rocm_has_its_own_decorators(monkeypatch: pytest.MonkeyPatch) -> None:
     """If this fails, tests for CUDA run on ROCm, whose devices are also called cuda."""
-    by_version = requirements.skip_if_rocm_ver_lessthan_multiprocess
-    assert reason_on_rank(requirements.skip_if_rocm_multiprocess(body)) is None
+    by_version = dist_testing.skip_if_rocm_ver_lessthan_multiprocess
+    assert reason_on_rank(dist_testing.skip_if_rocm_multiprocess(body)) is None
     assert reason_on_rank(by_version((6, 3))(body)) is None
-    assert reason_on_rank(requirements.skip_if_rocm_arch_multiprocess(("gfx942",))(body)) is None
+    assert reason_on_rank(dist_testing.skip_if_rocm_arch_multiprocess(("gfx942",))(body)) is None
     monkeypatch.setattr(torch.version, "hip", "6.2.41133-dd7f95766")
     properties = SimpleNamespace(gcnArchName="gfx942:sramecc+:xnack-")
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
-    assert reason_on_rank(requirements.skip_if_rocm_multiprocess(body)) == TEST_SKIPS["skipIfRocm"].message
+    assert reason_on_rank(dist_testing.skip_if_rocm_multiprocess(body)) == TEST_SKIPS["skipIfRocm"].message
     assert "ROCm (6, 2, 41133) is available but (6, 3) required" in (reason_on_rank(by_version((6, 3))(body)) or "")
     assert reason_on_rank(by_version((6, 2))(body)) is None
     assert reason_on_rank(by_version()(body)) is not None
-    assert "gfx942" in (reason_on_rank(requirements.skip_if_rocm_arch_multiprocess(("gfx942",))(body)) or "")
-    assert reason_on_rank(requirements.skip_if_rocm_arch_multiprocess(("gfx90a",))(body)) is None
+    assert "gfx942" in (reason_on_rank(dist_testing.skip_if_rocm_arch_multiprocess(("gfx942",))(body)) or "")
+    assert reason_on_rank(dist_testing.skip_if_rocm_arch_multiprocess(("gfx90a",))(body)) is None
 
 
 def test_windows_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If this fails, tests run on Windows, where gloo behaves differently."""
-    assert reason_on_rank(requirements.skip_if_win32()(body)) is None
+    """gloo does other things there."""
+    assert reason_on_rank(dist_testing.skip_if_win32()(body)) is None
     monkeypatch.setattr(sys, "platform", "win32")
-    assert "Windows" in (reason_on_rank(requirements.skip_if_win32()(body)) or "")
+    assert "Windows" in (reason_on_rank(dist_testing.skip_if_win32()(body)) or "")
 
 
 def test_a_method_can_ask_for_its_world_size(machine: SimpleNamespace) -> None:
@@ -287,18 +287,18 @@ def test_a_method_can_ask_for_its_world_size(machine: SimpleNamespace) -> None:
     machine.cuda = 3
 
     class Case(unittest.TestCase):
-        @requirements.requires_world_size(3)
+        @dist_testing.requires_world_size(3)
         def test_three(self) -> None: ...
 
-        @requirements.requires_world_size(4)
+        @dist_testing.requires_world_size(4)
         def test_four(self) -> None: ...
 
         def test_any(self) -> None: ...
 
-    assert requirements.get_required_world_size(Case("test_three"), 2) == 3
-    assert requirements.get_required_world_size(Case("test_four"), 2) == 4
-    assert requirements.get_required_world_size(Case("test_any"), 2) == 2
-    assert requirements.get_required_world_size(Case(), 2) == 2
+    assert dist_testing.get_required_world_size(Case("test_three"), 2) == 3
+    assert dist_testing.get_required_world_size(Case("test_four"), 2) == 4
+    assert dist_testing.get_required_world_size(Case("test_any"), 2) == 2
+    assert dist_testing.get_required_world_size(Case(), 2) == 2
     skipped = {name for name in ("test_three", "test_four") if getattr(getattr(Case, name), "__unittest_skip__", False)}
     assert skipped == {"test_four"}
 
@@ -306,42 +306,42 @@ def test_a_method_can_ask_for_its_world_size(machine: SimpleNamespace) -> None:
 def test_gpus_are_assigned_to_ranks(machine: SimpleNamespace) -> None:
     """If this fails, two ranks share a GPU: suites take the first index for the rank's device."""
     machine.cuda = 4
-    assert requirements.init_multigpu_helper(2, "nccl") == {0: [0], 1: [1]}
-    assert requirements.init_multigpu_helper(4, "nccl") == {0: [0], 1: [1], 2: [2], 3: [3]}
+    assert dist_testing.init_multigpu_helper(2, "nccl") == {0: [0], 1: [1]}
+    assert dist_testing.init_multigpu_helper(4, "nccl") == {0: [0], 1: [1], 2: [2], 3: [3]}
     machine.cuda = 8
-    assert requirements.init_multigpu_helper(2, "nccl") == {0: [0], 1: [1]}
+    assert dist_testing.init_multigpu_helper(2, "nccl") == {0: [0], 1: [1]}
     machine.cuda = 1
-    assert requirements.init_multigpu_helper(2, "nccl") == {0: [], 1: []}
+    assert dist_testing.init_multigpu_helper(2, "nccl") == {0: [], 1: []}
 
 
 def test_accelerators_of_a_plugin_count(machine: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If this fails, the devices of a plugin, such as HPUs, are not counted."""
-    assert not requirements.at_least_x_gpu(1)
-    assert requirements.at_least_x_gpu(0)
+    """HPUs come with one."""
+    assert not dist_testing.at_least_x_gpu(1)
+    assert dist_testing.at_least_x_gpu(0)
     monkeypatch.setattr(torch, "hpu", SimpleNamespace(device_count=lambda: 2), raising=False)
-    assert requirements.at_least_x_gpu(2)
-    assert not requirements.at_least_x_gpu(3)
+    assert dist_testing.at_least_x_gpu(2)
+    assert not dist_testing.at_least_x_gpu(3)
 
 
 def test_capabilities_are_compared_on_cuda_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """If this fails, tests are skipped on devices that have no compute capability."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     cuda = torch.device("cuda")
-    assert requirements.sm_is_or_higher_than(torch.device("cpu"), 99, 0)
-    assert requirements.sm_is_or_higher_than(cuda, 9, 0)
-    assert not requirements.sm_is_or_higher_than(cuda, 10, 0)
+    assert dist_testing.sm_is_or_higher_than(torch.device("cpu"), 99, 0)
+    assert dist_testing.sm_is_or_higher_than(cuda, 9, 0)
+    assert not dist_testing.sm_is_or_higher_than(cuda, 10, 0)
     monkeypatch.setattr(torch.version, "hip", "6.2")
-    assert not requirements.sm_is_or_higher_than(cuda, 9, 0)
+    assert not dist_testing.sm_is_or_higher_than(cuda, 9, 0)
 
 
 def test_symmetric_memory_and_multicast_need_a_gpu(machine: SimpleNamespace) -> None:
     """If this fails, the check raises on a machine without a GPU."""
     assert not accelerators.evaluate_platform_supports_symm_mem()
-    assert reason_on_rank(requirements.requires_multicast_support()(body)) == "multicast support is not available"
+    assert reason_on_rank(dist_testing.requires_multicast_support()(body)) == "multicast support is not available"
     machine.cuda = 1
     assert accelerators.evaluate_platform_supports_symm_mem()
 
 
 def test_ddp_uses_rank_numbers_as_device_ids_on_gpus() -> None:
     """If this fails, DDP gets device ids on a device that does not want them."""
-    assert [name for name in ("cpu", "cuda", "xpu", "hpu") if requirements.requires_ddp_rank(name)] == ["cuda", "xpu"]
+    assert [name for name in ("cpu", "cuda", "xpu", "hpu") if dist_testing.requires_ddp_rank(name)] == ["cuda", "xpu"]

@@ -17,7 +17,13 @@ BACKEND: dict[str, Any] = {
     "env": {"GLOO_SOCKET_IFNAME": "lo"},
     "features": ["cpu_tensors"],
     "gpus_per_rank": 0,
-    "isolations": ["fork", "spawn", "pool"],
+    "in_process": False,
+    "binds_device": False,
+    "aborts": False,
+    "ends_with_process": True,
+    "shares_gpus": False,
+    "uses_nccl": False,
+    "device_default": True,
     "name": "gloo",
     "register_module": "",
     "timeout_s": 60,
@@ -31,7 +37,8 @@ GOOD: dict[str, Any] = {
     "isolation": "fork",
     "nodes": 1,
     "ranks_per_gpu": 1,
-    "schema": 2,
+    "backends": ["gloo", "ring"],
+    "schema": 3,
     "srcs": ["//tests:test_a.py"],
     "target": "//tests:a_gloo",
     "world_sizes": [2, 4],
@@ -71,6 +78,7 @@ def test_a_good_spec_is_read_completely() -> None:
     assert dict(spec.backend.env) == BACKEND["env"]
     assert (spec.target, spec.world_sizes, spec.srcs) == ("//tests:a_gloo", (2, 4), ("//tests:test_a.py",))
     assert (spec.gpus_per_rank, spec.isolation, spec.promised_gpus) == (0, "fork", None)
+    assert spec.backend_names == ("gloo", "ring")
 
 
 @pytest.mark.parametrize(("promised", "expected"), [({"nvidia": 8, "amd": 2}, 8), ({"nvidia": 0}, 0), (None, None)])
@@ -148,7 +156,7 @@ def test_a_newer_schema_is_refused_with_both_numbers() -> None:
     ("name", "value"),
     [
         ("schema", 0),
-        ("schema", 1),
+        ("schema", 2),
         ("schema", "1"),
         ("schema", True),
         ("nodes", 2),
@@ -170,6 +178,9 @@ def test_a_newer_schema_is_refused_with_both_numbers() -> None:
         ("gpus_per_rank", None),
         ("gpus_per_rank", True),
         ("gpus_per_rank", 0.5),
+        ("backends", None),
+        ("backends", []),
+        ("backends", [BACKEND]),
         ("srcs", []),
         ("srcs", "test_a.py"),
         ("srcs", [1]),
@@ -188,7 +199,7 @@ def test_a_wrong_field_is_named_with_its_value(name: str, value: object) -> None
 
 def test_ranks_that_need_several_gpus_do_not_share_gpus() -> None:
     """If this fails, ranks that need several GPUs share them, which is undefined, and get too few."""
-    backend = {**BACKEND, "gpus_per_rank": 1, "features": ["shared_gpu"]}
+    backend = {**BACKEND, "device": "cuda", "gpus_per_rank": 1, "vendor": "nvidia", "shares_gpus": True}
     good = {**GOOD, "backend": backend, "gpus_per_rank": 1, "ranks_per_gpu": 2}
     assert read_spec(json.dumps(good)).ranks_per_gpu == 2
     assert "ranks_per_gpu = 2; expected 1" in refusal({**good, "gpus_per_rank": 2})
@@ -212,6 +223,7 @@ def test_a_missing_field_is_named(name: str) -> None:
         ({**BACKEND, "timeout_s": -5}, "timeout_s = -5"),
         ({**BACKEND, "gpus_per_rank": -1}, "gpus_per_rank = -1"),
         ({**BACKEND, "name": ""}, "name = ''"),
+        ({**BACKEND, "torch_backend": "cpu:gloo,gloo"}, "torch_backend = 'cpu:gloo,gloo'"),
     ],
     ids=[
         "null",
@@ -223,6 +235,7 @@ def test_a_missing_field_is_named(name: str) -> None:
         "negative",
         "negative GPUs",
         "unnamed",
+        "half mixed",
     ],
 )
 def test_a_wrong_backend_is_refused_like_any_other_field(backend: object, part: str) -> None:

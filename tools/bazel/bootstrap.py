@@ -1,11 +1,15 @@
-"""Puts a Bazel into the user cache, or reports what could be had. Started by `bazelw` only.
+"""Puts a Bazel into the user cache, or reports which Bazels are available. Only `bazelw` starts it.
 
-Needs nothing but the standard library of Python 3.10 or later.
+Needs only the standard library of Python 3.10 or later.
 """
 
 from __future__ import annotations
 
 import sys
+from pathlib import Path
+
+# The package lies beside this folder, because the cluster of tools/rbe uses it, too.
+sys.path.append(str(Path(__file__).resolve().parent.parent / "debian_prefix"))
 
 from bazel_bootstrap.cli import main
 

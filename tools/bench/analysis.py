@@ -1,22 +1,23 @@
 #!/usr/bin/env python3
-"""Measure what `dist_py_test` costs Bazel before anything runs: loading, analysis, and the server's memory.
+"""Measure the cost of `dist_py_test` for Bazel before any test runs: loading, analysis, and the server's memory.
 
     ./bazelw run //tools/bench:analysis -- [--calls 500,2000] [--runs 3] [--max-ratio R] [--json FILE] [--bazel PROGRAM]
 
-A workspace is generated with as many calls of dist_py_test as asked for, of three backends each, and with the same
-number of targets as plain `py_test`, which have the same sources and the packages of the hub as deps. A turn starts a
-new server, lets it load the rules and analyse one call, and times `bazel build --nobuild` of the rest. The contestants
-take turns, so that all of them meet the same noise. A machine with sixteen GPUs is promised: no target is skipped.
+The program generates a workspace with the given number of calls of dist_py_test, each with three backends, and with the
+same number of plain `py_test` targets, which have the same sources, and the packages of the hub as deps. A turn starts
+a new server, which loads the rules and analyses one call, and then times `bazel build --nobuild` of the rest. The
+contestants take turns, so that the machine's noise is the same for both. Sixteen GPUs are promised, so Bazel skips no
+target.
 
-Columns: median, fastest and slowest turn in seconds; `CPU` the median of the server's processor seconds, which other
-work on the machine disturbs least; `ms/target` the median time over the targets; `heap` what the targets
-added to the server's heap after a garbage collection, `heap, all` what it came to, `peak` the most memory that the
-server's process ever had, medians in MB. Peaks depend on when the collector ran: the other two tell more. (Bazel's own
-`peak-heap-size` is unknown while no full collection happened.)
+Columns: median, fastest and slowest turn in seconds. `CPU`: median of the server's processor seconds, which other work
+on the machine disturbs least. `ms/target`: median time per target. `heap`: growth of the server's heap by the targets,
+after a garbage collection; `heap, all`: the whole heap; `peak`: the most memory that the server's process has had;
+medians in MB. The peak depends on the time of the garbage collections, so the other two are more reliable. (Bazel's own
+`peak-heap-size` is unknown until a full collection.)
 
-With --max-ratio the exit status is 1 if, of the largest number of calls, dist_py_test takes more than that many times
-as much as py_test, in CPU or in heap: the two figures that other work on the machine disturbs least; and of each the
-smallest of all turns, because that work only adds.
+With --max-ratio the exit status is 1 if, for the largest number of calls, dist_py_test takes more than that many times
+the CPU or the heap of py_test. These two figures are disturbed least by other work. The smallest figure of all turns
+counts, because other work can only add to it.
 """
 
 from __future__ import annotations
@@ -29,21 +30,23 @@ import re
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import astuple, dataclass
 from pathlib import Path
+from typing import Any
 
-from figures import summarise, table, write_json
-from options import count
+from figures import BenchError, summarise, table
+from options import ROOT, add_bazel, bench_parser, count, run_bench
 
-from tests.support.nested_bazel import ROOT, NestedBazel, nested_bazel, scratch_folder
+from tests.support.nested_bazel import NestedBazel, nested_bazel, scratch_folder
 
 BACKENDS = ("gloo", "mpi", "nccl")
 PACKAGES = ("psutil", "pytest", "runfiles", "torch")
-# As a package of a large repository has them.
+# As in a package of a large repository.
 CALLS_PER_PACKAGE = 20
 GPUS = 16
-# What --max-ratio is a limit of.
+# The figures that --max-ratio limits.
 BOUNDED = ("CPU", "heap")
 # The kernel's kB are 1024 bytes, and Bazel's MB are a million.
 KB_PER_MB = 1.024e-3
@@ -55,7 +58,7 @@ bazel_dep(name = "dist_testing", version = "0.1.0")
 local_path_override(module_name = "dist_testing", path = "{root}")
 """
 
-# Stands for a hub, whose packages are one target each at best.
+# Stands for a hub whose packages are one target each.
 HUB = """\
 load("@rules_python//python:py_library.bzl", "py_library")
 [py_library(name = name, srcs = [name + ".py"], visibility = ["//visibility:public"]) for name in {packages}]
@@ -90,8 +93,8 @@ class Contestant:
     """A way to write the same tests.
 
     Attributes:
-        name: In the tables.
-        folder: Of its packages.
+        name: Its name in the tables.
+        folder: Folder of its packages.
         load: First line of its BUILD files.
     """
 
@@ -107,12 +110,12 @@ CONTESTANTS = (LIBRARY, PLAIN)
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One fresh server.
+    """The measurement of one fresh server.
 
     Attributes:
-        duration_s: Of loading and analysing the targets.
+        duration_s: Time of loading and analysing the targets.
         cpu_s: Processor time of the server for it, all threads.
-        heap_added_mb: What they added to the heap, after a garbage collection.
+        heap_added_mb: Growth of the heap by the targets, after a garbage collection.
         heap_mb: The heap after it.
         peak_mb: Most resident memory of the server since it started.
     """
@@ -124,12 +127,8 @@ class Turn:
     peak_mb: float
 
 
-class AnalysisError(Exception):
-    """Bazel did not do what is measured."""
-
-
 def write_workspace(folder: Path, calls: Sequence[int]) -> None:
-    """Write a workspace with packages for every contestant, and for every number of calls."""
+    """Write a workspace with packages for every contestant and every number of calls."""
     (folder / "hub").mkdir(parents=True)
     (folder / "MODULE.bazel").write_text(MODULE.format(root=ROOT), encoding="utf-8")
     (folder / "BUILD.bazel").write_text("", encoding="utf-8")
@@ -168,7 +167,7 @@ def _info(bazel: NestedBazel, key: str, pattern: str) -> int:
     done = bazel.run("info", key)
     answer = re.fullmatch(pattern, done.stdout.strip())
     if done.status or answer is None:
-        raise AnalysisError(f"`bazel info {key}` ended with {done.status}:\n{done.output}")
+        raise BenchError(f"`bazel info {key}` ended with {done.status}:\n{done.output}")
     return int(answer[1])
 
 
@@ -177,7 +176,7 @@ def _heap_mb(bazel: NestedBazel) -> int:
 
 
 def _cpu_s(server: Path) -> float:
-    # The name of the process, the second field, may hold spaces; it ends with the last bracket.
+    # The second field, the name of the process, may have spaces; it ends with the last bracket.
     fields = (server / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     user_ticks, system_ticks = map(int, fields[11:13])
     return (user_ticks + system_ticks) / os.sysconf("SC_CLK_TCK")
@@ -187,7 +186,7 @@ def _peak_mb(server: Path) -> float:
     status = (server / "status").read_text(encoding="utf-8")
     peak = re.search(r"^VmHWM:\s+(\d+) kB$", status, re.MULTILINE)
     if peak is None:
-        raise AnalysisError(f"the kernel tells no peak of memory:\n{status}")
+        raise BenchError(f"the kernel reports no peak of memory:\n{status}")
     return int(peak[1]) * KB_PER_MB
 
 
@@ -195,17 +194,17 @@ def _analyse(bazel: NestedBazel, pattern: str, *, targets: int) -> float:
     start = time.monotonic()
     done = bazel.run("build", "--nobuild", "--build_tests_only", pattern)
     elapsed_s = time.monotonic() - start
-    # Fewer would be a measurement of something else.
+    # With fewer targets the figures would mean something else.
     if done.status or f"Analyzed {targets} targets" not in done.output:
-        raise AnalysisError(f"Bazel did not analyse {targets} targets of {pattern}:\n{done.output[-4000:]}")
+        raise BenchError(f"Bazel did not analyse {targets} targets of {pattern}:\n{done.output[-4000:]}")
     return elapsed_s
 
 
 def take_turn(bazel: NestedBazel, contestant: Contestant, *, calls: int) -> Turn:
-    """Measure with a server of its own.
+    """Measure one fresh server.
 
     Raises:
-        AnalysisError: If Bazel did not analyse every target.
+        BenchError: If Bazel did not analyse every target.
     """
     bazel.run("shutdown")
     _analyse(bazel, f"//{contestant.folder}/first/...", targets=len(BACKENDS))
@@ -220,7 +219,7 @@ def take_turn(bazel: NestedBazel, contestant: Contestant, *, calls: int) -> Turn
 
 
 def measure(bazel: NestedBazel, *, calls: Sequence[int], runs: int) -> dict[int, dict[str, list[Turn]]]:
-    """Return every turn, by number of calls and contestant."""
+    """Return every turn: number of calls -> contestant -> turns."""
     turns: dict[int, dict[str, list[Turn]]] = {number: {each.name: [] for each in CONTESTANTS} for number in calls}
     for run in range(runs):
         for number in calls:
@@ -232,12 +231,12 @@ def measure(bazel: NestedBazel, *, calls: Sequence[int], runs: int) -> dict[int,
 
 
 def medians(turns: Sequence[Turn]) -> Turn:
-    """The median of each figure."""
+    """Return the median of each figure."""
     return _each(turns, statistics.median)
 
 
 def least(turns: Sequence[Turn]) -> Turn:
-    """The smallest of each figure: noise only adds."""
+    """Return the smallest of each figure: noise can only add to it."""
     return _each(turns, min)
 
 
@@ -247,16 +246,16 @@ def _each(turns: Sequence[Turn], summary: Callable[[Sequence[float]], float]) ->
 
 
 def _over(value: float, base: float) -> float:
-    # Bazel tells whole megabytes, and a collection may leave fewer of them than there were: few targets have no ratio.
+    # Bazel reports whole megabytes, and a collection may free more than the targets added: few targets have no ratio.
     return value / base if base > 0 else math.nan
 
 
 def ratios(turns: Mapping[str, Sequence[Turn]], of: Callable[[Sequence[Turn]], Turn] = medians) -> dict[str, float]:
-    """The library's figures over those of plain py_test.
+    """Return the library's figures over those of plain py_test.
 
     Args:
-        turns: Of both.
-        of: What is taken of the turns of each.
+        turns: The turns of both.
+        of: Reduces the turns of each to one.
     """
     library, plain = of(turns[LIBRARY.name]), of(turns[PLAIN.name])
     return {
@@ -269,13 +268,13 @@ def ratios(turns: Mapping[str, Sequence[Turn]], of: Callable[[Sequence[Turn]], T
 
 
 def excess(found: Mapping[str, float], limit: float) -> list[str]:
-    """Say which ratio that counts is above a limit, or could not be measured."""
+    """Return the limited ratios that are above a limit or unknown, in words."""
     shown = {what: "unknown, give more calls" if math.isnan(found[what]) else f"{found[what]:.2f}" for what in BOUNDED}
     return [f"{what} {shown[what]}: not within {limit:g}" for what in BOUNDED if not found[what] <= limit]
 
 
 def calls_table(calls: int, turns: Mapping[str, Sequence[Turn]]) -> str:
-    """The table of one number of calls, with its ratios."""
+    """Return the table of one number of calls, with its ratios."""
     targets = calls * len(BACKENDS)
     rows = []
     for name, of_name in turns.items():
@@ -289,7 +288,7 @@ def calls_table(calls: int, turns: Mapping[str, Sequence[Turn]]) -> str:
 
 
 def growth(turns: Mapping[int, Mapping[str, Sequence[Turn]]]) -> dict[str, dict[str, float]]:
-    """What a target costs in the largest workspace over what it costs in the smallest; 1 is linear."""
+    """Return the cost of a target in the largest workspace over that in the smallest; 1 is linear."""
     few, many = min(turns), max(turns)
     factors = {}
     for contestant in CONTESTANTS:
@@ -304,42 +303,47 @@ def growth(turns: Mapping[int, Mapping[str, Sequence[Turn]]]) -> dict[str, dict[
 
 def main() -> int:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description="Measure what dist_py_test costs Bazel before anything runs.")
+    parser = bench_parser(__doc__)
     parser.add_argument("--calls", type=_numbers, default=(500, 2000), help="of dist_py_test, default 500,2000")
     parser.add_argument("--runs", type=count, default=3, help="turns of each, default 3")
-    parser.add_argument("--max-ratio", type=_ratio, metavar="R", help="fail above, for CPU and heap, default no limit")
-    parser.add_argument("--bazel", default=str(ROOT / "bazelw"), help="default: ./bazelw")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write every figure to this file")
+    parser.add_argument(
+        "--max-ratio", type=_ratio, metavar="R", help="limit of the ratios of CPU and heap, default none"
+    )
+    add_bazel(parser)
     options = parser.parse_args()
+    complaints: list[str] = []
+
+    def report() -> tuple[str, dict[str, Any]]:
+        with _generated_workspace(options) as bazel:
+            turns = measure(bazel, calls=options.calls, runs=options.runs)
+        if options.max_ratio is not None:
+            complaints.extend(excess(ratios(turns[max(turns)], of=least), options.max_ratio))
+        factors = growth(turns)
+        text = "\n".join(calls_table(number, of_number) for number, of_number in turns.items())
+        for name, factor in factors.items() if len(turns) > 1 else ():
+            shown = ", ".join(f"{what} {value:.2f}" for what, value in factor.items())
+            text += f"a target among {max(turns)} calls over one among {min(turns)}, {name}: {shown}\n"
+        by_calls = {number: {"turns": of_number, "ratios": ratios(of_number)} for number, of_number in turns.items()}
+        machine = {"cpus": len(os.sched_getaffinity(0)), "machine": platform.machine()}
+        return text, {"calls": by_calls, "growth": factors, "machine": machine}
+
+    status = run_bench("analysis", options.json, report)
+    for complaint in complaints:
+        sys.stderr.write(f"analysis.py: {LIBRARY.name} / {PLAIN.name}, {max(options.calls)} calls: {complaint}\n")
+    return 1 if complaints else status
+
+
+@contextmanager
+def _generated_workspace(options: argparse.Namespace) -> Iterator[NestedBazel]:
     flags = [f"--@dist_testing//dist_testing/config:{package}=//hub:{package}" for package in PACKAGES]
     flags.append(f"--@dist_testing//dist_testing/config:gpus={GPUS}")
     with scratch_folder("analysis-bench") as scratch:
         workspace = scratch / "workspace"
         write_workspace(workspace, options.calls)
-        # In the rc file, because `info` and `shutdown` know none of them.
+        # In the rc file, because `info` and `shutdown` do not accept these flags.
         (workspace / ".bazelrc").write_text("".join(f"build {flag}\n" for flag in flags), encoding="utf-8")
         with nested_bazel(workspace, scratch / "output", bazel=options.bazel) as bazel:
-            try:
-                turns = measure(bazel, calls=options.calls, runs=options.runs)
-            except AnalysisError as error:
-                sys.stderr.write(f"analysis.py: {error}\n")
-                return 1
-    sys.stdout.write("\n".join(calls_table(number, of_number) for number, of_number in turns.items()))
-    factors = growth(turns)
-    if len(turns) > 1:
-        for name, factor in factors.items():
-            shown = ", ".join(f"{what} {value:.2f}" for what, value in factor.items())
-            sys.stdout.write(f"a target among {max(turns)} calls over one among {min(turns)}, {name}: {shown}\n")
-    if options.json:
-        by_calls = {number: {"turns": of_number, "ratios": ratios(of_number)} for number, of_number in turns.items()}
-        machine = {"cpus": len(os.sched_getaffinity(0)), "machine": platform.machine()}
-        write_json(options.json, {"bench": "analysis", "calls": by_calls, "growth": factors, "machine": machine})
-    if options.max_ratio is None:
-        return 0
-    complaints = excess(ratios(turns[max(turns)], of=least), options.max_ratio)
-    for complaint in complaints:
-        sys.stderr.write(f"analysis.py: {LIBRARY.name} / {PLAIN.name}, {max(turns)} calls: {complaint}\n")
-    return 1 if complaints else 0
+            yield bazel
 
 
 def _ratio(text: str) -> float:

@@ -1,4 +1,4 @@
-"""The bench's side of a contest: starts contestants and gives them turns (see `contestants.turns`)."""
+"""Starts contestants and gives them turns (see `contestants.turns`)."""
 
 from __future__ import annotations
 
@@ -17,29 +17,26 @@ from pathlib import Path
 from typing import IO, Any
 
 from contestants.turns import Order
+from figures import BenchError
 
-__all__ = ["BenchError", "Contestant", "Run", "Turn", "contest", "pytest_command"]
+__all__ = ["Contestant", "Run", "Turn", "contest", "pytest_command"]
 
 BENCH = Path(__file__).resolve().parent
-# For one answer. The longest is a world of torch's own class: some seconds per rank, on a busy machine. Seconds.
+# Limit for one answer. A world of torch's own class takes longest: some seconds per rank, on a busy machine. Seconds.
 _ANSWER_LIMIT_S = 900.0
-# From the end of the last case to the end of the process; torch's continuous class joins its ranks here. Seconds.
+# Limit from the end of the last case to the end of the process; torch's continuous class joins its ranks then. Seconds.
 _EXIT_LIMIT_S = 120.0
 _QUOTED_LINES = 60
 
 
-class BenchError(Exception):
-    """A contestant did not do what was asked of it; there is nothing to compare."""
-
-
 @dataclass(frozen=True, slots=True)
 class Contestant:
-    """One way of running the cases.
+    """One way to run the cases.
 
     Attributes:
-        name: In the tables.
-        command: How to start it, after the interpreter.
-        env: Variables it needs beside the bench's own.
+        name: Its name in the tables.
+        command: Its command line, after the interpreter.
+        env: Variables that it needs beside the bench's own.
     """
 
     name: str
@@ -53,10 +50,10 @@ class Turn:
 
     Attributes:
         case: Its name.
-        started_s: When the contestant was told to, on the monotonic clock.
-        ended_s: When it was ready for the next.
-        verdict_s: When the verdict was known; None if the contestant has none.
-        verdict: What the contestant said with it.
+        started_s: Time when the contestant was told to start, on the monotonic clock.
+        ended_s: Time when it was ready for the next case.
+        verdict_s: Time when the verdict was known; None if the contestant has no verdicts.
+        verdict: The verdict.
     """
 
     case: str
@@ -67,19 +64,19 @@ class Turn:
 
     @property
     def duration_s(self) -> float:
-        """What the case cost, in seconds."""
+        """The cost of the case in seconds."""
         return self.ended_s - self.started_s
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A contestant's part in a contest.
+    """A contestant's run in a contest.
 
     Attributes:
         turns: One per case, in order.
-        session_s: From the start of its process to its end, without waiting for turns, in seconds.
-        imported_s: How much of that went by before it had imported everything.
-        folder: What its ranks left.
+        session_s: Seconds from the start of its process to its end, without the waits for turns.
+        imported_s: Seconds of it until everything was imported.
+        folder: The files of its ranks.
     """
 
     turns: tuple[Turn, ...]
@@ -89,7 +86,7 @@ class Run:
 
 
 def pytest_command(file: str, *options: str) -> tuple[str, ...]:
-    """A pytest session with the library's plugin and no other, whatever this environment has or configures."""
+    """Return the command of a pytest session with the library's plugin and no other, without any configuration."""
     folder = BENCH / "contestants"
     plain = ("-q", "-c", os.devnull, "--rootdir", str(folder), "-p", "no:cacheprovider")
     return ("-m", "pytest", *plain, "-p", "dist_testing.frontends.pytest.plugin", *options, str(folder / file))
@@ -107,14 +104,14 @@ class _Process:
         self._hear_fd, tell_fd = os.pipe()
         env = {
             **os.environ,
-            # Whatever way the bench got at its packages (an environment, runfiles), the contestants go the same.
+            # The contestants find their packages in the same places as the bench (an environment, runfiles).
             "PYTHONPATH": os.pathsep.join([str(BENCH), *filter(None, sys.path)]),
             "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
-            # The way to find an address by the name of the host is slow on some machines, and not what is compared.
+            # Finding an address by the host's name is slow on some machines, and is not what the bench compares.
             "GLOO_SOCKET_IFNAME": "lo",
-            # One thread per rank for all of them; the library would do it by itself.
+            # One thread per rank for all contestants; the library sets that by itself.
             "OMP_NUM_THREADS": "1",
-            # torch's classes leave files behind; they go with the folder.
+            # torch's classes leave files behind; they are removed with the folder.
             "TMPDIR": str(order.folder / "tmp"),
             **dict(contestant.env),
             **order.to_env(listen_fd, tell_fd),
@@ -139,17 +136,17 @@ class _Process:
         self._turns: list[Turn] = []
 
     def wait_ready(self) -> None:
-        """Wait until it has imported everything, and waits for its first turn."""
+        """Wait until it has imported everything and waits for its first turn."""
         self._imported_s = self._hear("imported")["at_s"] - self._started_s
         self._ready_s = self._hear("waiting")["at_s"]
 
     @property
     def has_cases(self) -> bool:
-        """Whether there is something left to run."""
+        """Whether it has more cases to run."""
         return len(self._turns) < len(self._cases)
 
     def take_turn(self) -> None:
-        """Have it run its next case, and wait until it waits again; after the last one, until it has ended."""
+        """Run its next case, and wait until it is ready again; after the last case, wait for its end."""
         os.write(self._go_fd, b"\n")
         started = self._hear("started")
         self._waited_s += started["at_s"] - self._ready_s
@@ -167,13 +164,13 @@ class _Process:
         self._ended_s = time.monotonic()
 
     def run(self) -> Run:
-        """What there is to know, when there are no more cases."""
+        """Return the results after the last case."""
         session_s = self._ended_s - self._started_s - self._waited_s
         return Run(tuple(self._turns), session_s, self._imported_s, self._folder)
 
     def kill(self) -> None:
-        """Leave nothing of it behind."""
-        # Its group and not only itself: what a contestant leaves when it is killed is what some of them are known for.
+        """Kill all its processes."""
+        # The whole group, because some contestants leave processes behind when they are killed.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
@@ -185,7 +182,7 @@ class _Process:
         while b"\n" not in self._buffer:
             ready, _, _ = select.select([self._hear_fd], [], [], max(0.0, deadline_s - time.monotonic()))
             if not ready:
-                raise BenchError(self._complaint(f"said nothing for {_ANSWER_LIMIT_S:.0f} s"))
+                raise BenchError(self._complaint(f"sent nothing for {_ANSWER_LIMIT_S:.0f} s"))
             data = os.read(self._hear_fd, 1 << 16)
             if not data:
                 raise BenchError(self._complaint("ended too early"))
@@ -193,7 +190,7 @@ class _Process:
         line, _, self._buffer = self._buffer.partition(b"\n")
         message: dict[str, Any] = json.loads(line)
         if message["event"] not in expected:
-            raise BenchError(self._complaint(f"said {message}; expected {' or '.join(expected)}"))
+            raise BenchError(self._complaint(f"sent {message}; expected {' or '.join(expected)}"))
         return message
 
     def _complaint(self, what: str) -> str:
@@ -203,20 +200,20 @@ class _Process:
 
 
 def contest(contestants: Mapping[Contestant, Sequence[str]], *, world_size: int, folder: Path) -> dict[str, Run]:
-    """Have contestants run their cases, one case of each at a time.
+    """Run the cases of all contestants, one case of each at a time.
 
-    The order of every second round is reversed, so that nobody always comes after the same one.
+    Every second round has the reverse order, so that no contestant always follows the same one.
 
     Args:
-        contestants: Each with the names of its cases. One with fewer than the others is done earlier.
+        contestants: Contestant -> names of its cases. One with fewer cases ends earlier.
         world_size: Ranks of every case.
-        folder: An empty one, for what the ranks leave.
+        folder: An empty folder for the files of the ranks.
 
     Returns:
-        By the contestant's name.
+        Contestant's name -> its run.
 
     Raises:
-        BenchError: If one of them fails to start, to answer or to end.
+        BenchError: If a contestant fails to start, to answer or to end.
     """
     with contextlib.ExitStack() as stack:
         processes: dict[str, _Process] = {}
@@ -226,7 +223,7 @@ def contest(contestants: Mapping[Contestant, Sequence[str]], *, world_size: int,
             output = stack.enter_context(tempfile.TemporaryFile())
             process = _Process(contestant, Order(world_size, tuple(cases), own), output)
             stack.callback(process.kill)
-            # One after the other: a start loads the machine.
+            # One after the other, because a start loads the machine.
             process.wait_ready()
             processes[contestant.name] = process
         for rounds in _rounds(list(processes.values())):

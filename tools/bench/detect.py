@@ -1,17 +1,17 @@
 #!/usr/bin/env python3
-"""Measure how long it takes from a rank's death to the verdict, by kind of death.
+"""Measure the time from a rank's death to the verdict, by kind of death.
 
     python tools/bench/detect.py [--rounds 3] [--json FILE] [--quick]
 
-World of 4 over gloo. After one collective, rank 0 or rank 2 dies; the others are in another collective, where gloo
-tells them of the closed connection, or asleep, where nothing does (as in a wait for a store, or on a device). The rank
-writes the time down and dies; the verdict is when the library hands its report to pytest, or torch's class its error
-to unittest. The two take turns case by case.
+World of 4 over gloo. After one collective, rank 0 or rank 2 dies. The other ranks are in another collective, where gloo
+reports the closed connection, or asleep, where nothing reports it (as in a wait for a store, or on a device). The rank
+writes down the time and dies. The verdict comes when the library gives its report to pytest, or torch's class gives its
+error to unittest. The two contestants take turns case by case.
 
-torch's class notices most deaths only at its own time limit. It is set to 20 s here and counts from the start of the
-ranks; a user who sets nothing waits for 300 s. Such rows are marked with `limit`.
+torch's class notices most deaths only at its own time limit. The limit is 20 s here and counts from the start of the
+ranks; the default is 300 s. Such rows are marked with `limit`.
 
-`right` counts the verdicts that are a failure and blame the rank that died, and no other one.
+`right` counts the verdicts that are a failure and blame exactly the rank that died.
 
 torch's class needs the packages expecttest, hypothesis and numpy; without them, use --no-torch.
 """
@@ -26,16 +26,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
+from typing import Any
 
-from contest import BenchError, Contestant, Turn, contest, pytest_command
-from figures import machine_facts, summarise, table, write_json
-from options import add_common, count, require_torch_needs
+from contest import Contestant, Turn, contest, pytest_command
+from figures import BenchError, machine_facts, summarise, table
+from options import bench_parser, count, parse, run_bench
 
 WORLD_SIZE = 4
 KINDS = ("raise", "SIGSEGV", "SIGKILL", "abort", "_exit(0)", "_exit(3)", "_exit(77)", "sys.exit(3)")
 RANKS = (0, 2)
 PEERS = ("collective", "asleep")
-# In place of 300 s, or the bench would take two hours. Seconds.
+# Instead of 300 s, with which the bench would take two hours. Seconds.
 TORCH_LIMIT_S = 20
 
 LIBRARY = Contestant("library", pytest_command("test_death.py"))
@@ -45,22 +46,22 @@ TORCH = Contestant(
     (("DISTRIBUTED_TESTS_DEFAULT_TIMEOUT", str(TORCH_LIMIT_S)),),
 )
 
-# torch's class names the processes that it blames, and says the same for its time limit.
+# torch's class names the processes that it blames. The text is the same for its time limit.
 _TORCH_BLAME = re.compile(r"Process (\d+) (?:exited|terminated)")
 _TORCH_LIMIT = "terminated or timed out"
 
 
 @dataclass(frozen=True, slots=True)
 class Detection:
-    """One death, as a contestant saw it.
+    """One death, as a contestant reported it.
 
     Attributes:
         case: Its name, without the round.
-        seconds: From the death to the verdict.
+        seconds: Time from the death to the verdict.
         failed: Whether the verdict is a failure.
-        blamed: The ranks that it names as the cause.
-        at_limit: Whether only torch's time limit ended the case.
-        text: What the verdict says.
+        blamed: The ranks that the verdict names as the cause.
+        at_limit: Whether torch's time limit ended the case.
+        text: Text of the verdict.
     """
 
     case: str
@@ -72,25 +73,25 @@ class Detection:
 
     @property
     def is_right(self) -> bool:
-        """Whether the verdict tells what happened."""
+        """Whether the verdict is right."""
         return self.failed and self.blamed == (int(self.case.split("-")[1]),)
 
 
 def detection(contestant: Contestant, turn: Turn, folder: Path) -> Detection | None:
-    """Read off what a contestant made of a death.
+    """Read a contestant's report of a death.
 
     Returns:
-        None if there was no death, because torch's time limit passed while its ranks were being started.
+        None if there was no death, because torch's time limit passed while its ranks started.
 
     Raises:
-        BenchError: If there was no death or no verdict for any other reason.
+        BenchError: If there was no death or no verdict for another reason.
     """
     death = folder / turn.case
     text = turn.verdict.get("text", "")
     if turn.verdict_s is None or not death.exists():
         if contestant is TORCH and _TORCH_LIMIT in text:
             return None
-        raise BenchError(f"{contestant.name}: in {turn.case} nobody died:\n{text}")
+        raise BenchError(f"{contestant.name}: in {turn.case} no rank died:\n{text}")
     blamed = turn.verdict["blamed"] if contestant is LIBRARY else map(int, _TORCH_BLAME.findall(text))
     return Detection(
         case=turn.case.rpartition("-")[0],
@@ -103,10 +104,10 @@ def detection(contestant: Contestant, turn: Turn, folder: Path) -> Detection | N
 
 
 def measure(rounds: Mapping[Contestant, int], names: Sequence[str]) -> dict[str, list[Detection]]:
-    """Have every contestant go through all cases, as often as it is given rounds.
+    """Run all cases on every contestant, for its number of rounds.
 
     Returns:
-        By the contestant's name.
+        Contestant's name -> what it reported.
 
     Raises:
         BenchError: If a contestant does not run its cases.
@@ -128,7 +129,7 @@ def measure(rounds: Mapping[Contestant, int], names: Sequence[str]) -> dict[str,
 
 
 def result_table(results: Mapping[str, Sequence[Detection]], names: Sequence[str]) -> str:
-    """One line per case."""
+    """Return the table, with one line per case."""
     header = ["death, rank, peers; seconds to the verdict"]
     for name in results:
         header += [f"{name}: median", "max", "right", ""]
@@ -152,33 +153,22 @@ def main() -> int:
     """Measure and print."""
     options = _options()
     names = [f"{kind}-{rank}-{peers}" for kind, rank, peers in product(options.kinds, RANKS, PEERS)]
-    rounds = {LIBRARY: options.rounds}
-    if options.torch:
-        rounds[TORCH] = options.torch_rounds
-    try:
+    rounds = {LIBRARY: options.rounds, **({TORCH: options.torch_rounds} if options.torch else {})}
+
+    def report() -> tuple[str, dict[str, Any]]:
         results = measure(rounds, names)
-    except BenchError as error:
-        sys.stderr.write(f"detect.py: {error}\n")
-        return 1
-    sys.stdout.write(result_table(results, names))
-    if options.json:
-        report = {"bench": "detect", "machine": machine_facts(), "torch_limit_s": TORCH_LIMIT_S, "results": results}
-        write_json(options.json, report)
-    return 0
+        found = {"machine": machine_facts(), "torch_limit_s": TORCH_LIMIT_S, "results": results}
+        return result_table(results, names), found
+
+    return run_bench("detect", options.json, report)
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Measure the time from a rank's death to the verdict.")
-    parser.add_argument("--rounds", type=count, default=3, help="how often the library sees each death, default 3")
+    parser = bench_parser(__doc__, quick=("--rounds=1", "--kinds=raise,SIGKILL", "--no-torch"))
+    parser.add_argument("--rounds", type=count, default=3, help="deaths of each kind for the library, default 3")
     parser.add_argument("--torch-rounds", type=count, default=1, help="the same for torch's class, default 1")
     parser.add_argument("--kinds", type=_kinds, default=KINDS, help=f"of deaths, default {','.join(KINDS)}")
-    add_common(parser, quick="--rounds 1 --kinds raise,SIGKILL --no-torch")
-    options = parser.parse_args()
-    if options.quick:
-        options.rounds, options.kinds, options.torch = 1, ("raise", "SIGKILL"), False
-    if options.torch:
-        require_torch_needs(parser)
-    return options
+    return parse(parser)
 
 
 def _kinds(text: str) -> tuple[str, ...]:

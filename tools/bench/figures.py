@@ -1,4 +1,4 @@
-"""What the benches print and write: aligned tables, statistics, and the facts of the machine."""
+"""Figures of the benches: statistics, aligned tables, ratios, and the facts of the machine."""
 
 from __future__ import annotations
 
@@ -6,24 +6,28 @@ import json
 import os
 import platform
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Summary", "machine_facts", "summarise", "table", "write_json"]
+__all__ = ["BenchError", "Summary", "machine_facts", "ratio", "ratio_lines", "summarise", "table", "write_json"]
+
+
+class BenchError(Exception):
+    """A measured program did something else than it should, so there is nothing to measure."""
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What is kept of a series of measurements, all in the unit of the series.
+    """The statistics of a series of measurements, in the unit of the series.
 
     Attributes:
-        count: How many there were.
-        median: The middle one.
-        smallest: The least disturbed one.
-        largest: The most disturbed one.
+        count: Number of measurements.
+        median: The median.
+        smallest: The smallest one, which the machine's noise disturbed least.
+        largest: The largest one.
     """
 
     count: int
@@ -31,14 +35,29 @@ class Summary:
     smallest: float
     largest: float
 
+    @property
+    def figures(self) -> tuple[float, float, float]:
+        """Median, smallest and largest, as tables show them."""
+        return self.median, self.smallest, self.largest
+
 
 def summarise(values: Sequence[float]) -> Summary:
     """Summarise a series of at least one value."""
     return Summary(len(values), statistics.median(values), min(values), max(values))
 
 
+def ratio(one: Summary, other: Summary) -> dict[str, float]:
+    """Return the first series over the second, by medians and by minima."""
+    return {"medians": one.median / other.median, "minima": one.smallest / other.smallest}
+
+
+def ratio_lines(ratios: Mapping[str, Mapping[str, float]]) -> str:
+    """Return one line for each named ratio."""
+    return "".join(f"{name}: {found['medians']:.2f} (minima {found['minima']:.2f})\n" for name, found in ratios.items())
+
+
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Lay out a table: the first column to the left, the others to the right; ends with a newline."""
+    """Return an aligned table: the first column to the left, the others to the right; it ends with a newline."""
     widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
     return "".join(f"{line}\n" for line in _lines([header, *rows], widths))
 
@@ -51,7 +70,7 @@ def _lines(rows: Sequence[Sequence[str]], widths: Sequence[int]) -> Iterator[str
 
 
 def machine_facts() -> dict[str, Any]:
-    """What a figure depends on and can be told of a machine without saying which one it is."""
+    """Return facts that influence the figures and do not identify the machine."""
     return {
         "cpus": len(os.sched_getaffinity(0)),
         "kernel": platform.release(),

@@ -4,16 +4,15 @@
     python tools/bench/launch.py [--worlds 2,4,8] [--cases 20] [--body nothing] [--json FILE] [--quick]
 
 Every contestant runs the same case, one all_reduce of four numbers over gloo, in its own process, which has imported
-everything before the first turn. With `--body nothing` the case does nothing, so that what is left is what the
-contestant takes for itself: on ranks that are kept, the all_reduce is most of the other figure. They take turns case
-by case, so that all of them meet the same noise. Nothing here judges a time: ratios within one run are what to
-compare.
+everything before the first turn. With `--body nothing` the case does nothing, so the figure is the contestant's own
+cost: on a worker pool, the all_reduce is most of the other figure. The contestants take turns case by case, so that the
+machine's noise is the same for all. This program does not judge times; compare the ratios within one run.
 
-Columns: `median`, `min`, `max` of what one more case costs, in milliseconds; `first` is the first case of the session,
-which for ranks that are kept pays for the ranks; `session` the whole process, from its start to its end, over its
-cases; `x raw` the ratio to the cheaper of the two bare forks, of medians and of minima; `PSS/rank` what each rank
-beyond the first adds to the memory of all processes of the contestant, in MB: shared pages counted once, and without
-the pages of libraries, which are the kernel's and shared with whatever else runs.
+Columns: `median`, `min`, `max`: cost of one more case, in milliseconds. `first`: the first case of the session; on a
+worker pool it includes the start of the ranks. `session`: the whole process, from its start to its end, divided by its
+cases. `x raw`: the ratio to the cheaper of the two raw forks, of medians and of minima. `PSS/rank`: memory that each
+rank beyond the first adds to all processes of the contestant, in MB; shared pages count once, and pages of libraries do
+not count, because the kernel shares them with other programs.
 
 torch's classes need the packages expecttest, hypothesis and numpy; without them, use --no-torch.
 """
@@ -26,11 +25,12 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from contest import BenchError, Contestant, Run, contest, pytest_command
+from contest import Contestant, Run, contest, pytest_command
 from contestants.turns import EMPTY_CASE, MEMORY_CASE, MEMORY_FILE
-from figures import Summary, machine_facts, summarise, table, write_json
-from options import add_common, count, counts, require_torch_needs
+from figures import BenchError, Summary, machine_facts, ratio, ratio_lines, summarise, table
+from options import bench_parser, count, counts, parse, run_bench
 
 from dist_testing.launch.isolation import isolation_names
 
@@ -38,14 +38,14 @@ RAW = (
     Contestant("raw fork, TCPStore", ("-m", "contestants.raw_fork", "tcp")),
     Contestant("raw fork, FileStore", ("-m", "contestants.raw_fork", "file")),
 )
-RAW_KEPT = Contestant("raw kept ranks", ("-m", "contestants.raw_fork", "kept"))
+RAW_KEPT = Contestant("raw worker pool", ("-m", "contestants.raw_fork", "pool"))
 TORCH_PROCESS = Contestant("torch MultiProcessTestCase", ("-m", "contestants.torch_process"))
 TORCH_CONTINUOUS = Contestant("torch MultiProcContinuousTest", ("-m", "contestants.torch_continuous"))
 TORCH_THREADED = Contestant("torch MultiThreadedTestCase", ("-m", "contestants.torch_threaded"))
 
 MS_PER_S = 1000.0
 BYTES_PER_MB = 1e6
-# Where each rank is an interpreter of its own, it takes 200 to 300 MB, and seconds of a CPU to start.
+# A rank that is an interpreter of its own takes 200 to 300 MB, and some CPU seconds to start.
 FRESH_CASES = 10
 LARGEST_FRESH_WORLD = 8
 
@@ -55,13 +55,13 @@ class Row:
     """A contestant's figures for one world size.
 
     Attributes:
-        case_ms: What one more case costs; the first one is not among them, unless there is no other.
-        first_ms: The first case.
-        session_ms: The whole process over its cases.
-        import_ms: From the start of the process until it had imported everything.
-        engine_ms: What the library's engine says that a case took; None for other contestants.
-        pss_mb: Memory of all processes of the contestant while all ranks stand in a case.
-        pss_mb_per_rank: What each rank beyond the first adds to it; None in a world of one.
+        case_ms: Cost of one more case, without the first case unless there is no other.
+        first_ms: Cost of the first case.
+        session_ms: Time of the whole process divided by its cases.
+        import_ms: Time from the start of the process to the end of its imports.
+        engine_ms: Time of a case by the library's engine; None for other contestants.
+        pss_mb: Memory of all processes of the contestant while all ranks are inside a case.
+        pss_mb_per_rank: Memory that each rank beyond the first adds; None in a world of one.
     """
 
     case_ms: Summary
@@ -74,10 +74,10 @@ class Row:
 
 
 def library(isolation: str) -> Contestant:
-    """The library with one of its launchers."""
+    """Return the library with one of its launchers."""
     options = [f"--dist-isolation={isolation}"]
     if isolation == "thread":
-        # No other group connects threads; what it costs is measured by threads.py.
+        # No other backend connects threads; threads.py measures its cost.
         options.append("--dist-backend=threaded")
     return Contestant(f"library, {isolation}", pytest_command("test_trivial.py", *options))
 
@@ -86,15 +86,15 @@ def measure(case_counts: Mapping[Contestant, int], *, world_size: int, body: str
     """Run a contest.
 
     Args:
-        case_counts: The contestants, each with the number of its timed cases. One more, at the end, measures memory.
-        world_size: Ranks.
-        body: Before the names of the timed cases: `EMPTY_CASE`, or nothing.
+        case_counts: Contestant -> number of its timed cases. One more case, at the end, measures memory.
+        world_size: Number of ranks.
+        body: Prefix of the names of the timed cases: `EMPTY_CASE`, or empty.
 
     Returns:
-        By name: how it went, and the bytes of all processes of the contestant.
+        Contestant's name -> its run, and the bytes of all its processes.
 
     Raises:
-        BenchError: If a contestant does not run its cases, or one of them does not pass.
+        BenchError: If a contestant does not run its cases, or a case does not pass.
     """
     cases = {who: [*(f"{body}{number}" for number in range(count)), MEMORY_CASE] for who, count in case_counts.items()}
     with tempfile.TemporaryDirectory(prefix="dist-bench-") as folder:
@@ -107,13 +107,13 @@ def measure(case_counts: Mapping[Contestant, int], *, world_size: int, body: str
 
 
 def row(run: Run, *, world_size: int, pss_bytes: int, pss_bytes_of_one: int) -> Row:
-    """Add a run up.
+    """Sum up a run.
 
     Args:
-        run: With its last turn the one that measured memory.
-        world_size: Ranks.
+        run: The run; its last turn measured memory.
+        world_size: Number of ranks.
         pss_bytes: Memory of the contestant.
-        pss_bytes_of_one: The same in a world of one rank.
+        pss_bytes_of_one: Memory of the contestant in a world of one rank.
     """
     *timed, _ = run.turns
     costs_ms = [MS_PER_S * turn.duration_s for turn in timed]
@@ -162,12 +162,12 @@ def measure_worlds(options: argparse.Namespace) -> dict[int, dict[str, Row]]:
 
 
 def yardstick(rows: Mapping[str, Row]) -> str:
-    """The name of the cheaper bare fork."""
+    """Return the name of the cheaper raw fork."""
     return min((contestant.name for contestant in RAW), key=lambda name: rows[name].case_ms.median)
 
 
 def ratios(rows: Mapping[str, Row]) -> dict[str, dict[str, float]]:
-    """What users compare: the library with the bare fork, torch's classes with the launcher of their kind."""
+    """Return the ratios that users compare: the library and the raw fork, torch's classes and their launchers."""
     fork, spawn, pool = (library(isolation).name for isolation in ("fork", "spawn", "pool"))
     pairs = (
         (fork, yardstick(rows)),
@@ -177,81 +177,66 @@ def ratios(rows: Mapping[str, Row]) -> dict[str, dict[str, float]]:
         (TORCH_CONTINUOUS.name, pool),
     )
     return {
-        f"{one} / {other}": {
-            "medians": rows[one].case_ms.median / rows[other].case_ms.median,
-            "minima": rows[one].case_ms.smallest / rows[other].case_ms.smallest,
-        }
+        f"{one} / {other}": ratio(rows[one].case_ms, rows[other].case_ms)
         for one, other in pairs
         if one in rows and other in rows
     }
 
 
 def world_table(world_size: int, rows: Mapping[str, Row]) -> str:
-    """The table of one world size, with its ratios."""
+    """Return the table of one world size, with its ratios."""
     raw = rows[yardstick(rows)].case_ms
     lines = []
     for name, figures in rows.items():
         cost = figures.case_ms
         memory = "" if figures.pss_mb_per_rank is None else f"{figures.pss_mb_per_rank:.1f}"
-        times_ms = (cost.median, cost.smallest, cost.largest, figures.first_ms, figures.session_ms)
+        times_ms = (*cost.figures, figures.first_ms, figures.session_ms)
         factors = (cost.median / raw.median, cost.smallest / raw.smallest)
         lines.append([name, *(f"{ms:.1f}" for ms in times_ms), *(f"{factor:.2f}" for factor in factors), memory])
         if (engine := figures.engine_ms) is not None:
             factors = (engine.median / raw.median, engine.smallest / raw.smallest)
-            engine_ms = (engine.median, engine.smallest, engine.largest)
-            cells = [*(f"{ms:.1f}" for ms in engine_ms), "", "", *(f"{factor:.2f}" for factor in factors), ""]
+            cells = [*(f"{ms:.1f}" for ms in engine.figures), "", "", *(f"{factor:.2f}" for factor in factors), ""]
             lines.append(["  by its engine's clock", *cells])
     header = [f"world size {world_size}", "median", "min", "max", "first", "session", "x raw", "(min)", "PSS/rank"]
-    text = table(header, lines)
-    for pair, ratio in ratios(rows).items():
-        text += f"{pair}: {ratio['medians']:.2f} (minima {ratio['minima']:.2f})\n"
-    return text
+    return table(header, lines) + ratio_lines(ratios(rows))
 
 
 def main() -> int:
     """Measure and print."""
     options = _options()
-    try:
+
+    def report() -> tuple[str, dict[str, Any]]:
         rows = measure_worlds(options)
-    except BenchError as error:
-        sys.stderr.write(f"launch.py: {error}\n")
-        return 1
-    sys.stdout.write("\n".join(world_table(world_size, of_world) for world_size, of_world in rows.items()))
-    if options.json:
         worlds = {
             world_size: {"rows": of_world, "yardstick": yardstick(of_world), "ratios": ratios(of_world)}
             for world_size, of_world in rows.items()
         }
-        write_json(options.json, {"bench": "launch", "machine": machine_facts(), "worlds": worlds})
-    return 0
+        text = "\n".join(world_table(world_size, of_world) for world_size, of_world in rows.items())
+        return text, {"machine": machine_facts(), "worlds": worlds}
+
+    return run_bench("launch", options.json, report)
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Measure what a distributed test case costs.")
+    parser = bench_parser(__doc__, quick=("--worlds=2", "--cases=3", "--no-torch"))
     parser.add_argument("--worlds", type=counts, default=(2, 4, 8), help="world sizes, default 2,4,8")
     parser.add_argument("--cases", type=count, default=20, help="timed cases of each contestant, default 20")
     parser.add_argument(
         "--fresh-cases",
         type=count,
         default=FRESH_CASES,
-        help=f"at most so many where every case starts interpreters, default {FRESH_CASES}",
+        help=f"limit of the cases where each case starts interpreters, default {FRESH_CASES}",
     )
     parser.add_argument(
         "--largest-fresh-world",
         type=count,
         default=LARGEST_FRESH_WORLD,
-        help=f"no larger world where every rank is an interpreter of its own, default {LARGEST_FRESH_WORLD}",
+        help=f"largest world where each rank is an interpreter of its own, default {LARGEST_FRESH_WORLD}",
     )
     parser.add_argument(
-        "--body", choices=("all_reduce", "nothing"), default="all_reduce", help="what a case does, default all_reduce"
+        "--body", choices=("all_reduce", "nothing"), default="all_reduce", help="work of a case, default all_reduce"
     )
-    add_common(parser, quick="--worlds 2 --cases 3 --no-torch")
-    options = parser.parse_args()
-    if options.quick:
-        options.worlds, options.cases, options.torch = (2,), 3, False
-    if options.torch:
-        require_torch_needs(parser)
-    return options
+    return parse(parser)
 
 
 if __name__ == "__main__":

@@ -1,37 +1,94 @@
-"""Options that the benches share."""
+"""Options that the benches share, and their common end: print the tables, write the figures."""
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
-__all__ = ["add_common", "count", "counts", "require_torch_needs"]
+from figures import BenchError, write_json
 
-# What torch.testing._internal.common_distributed imports beside torch.
+__all__ = ["ROOT", "add_bazel", "bench_parser", "call_bazel", "count", "counts", "parse", "run_bench"]
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# The packages that torch.testing._internal.common_distributed imports beside torch.
 _TORCH_NEEDS = ("expecttest", "hypothesis", "numpy")
 
 
-def add_common(parser: argparse.ArgumentParser, *, quick: str) -> None:
-    """Add `--no-torch`, `--quick` and `--json`.
+def bench_parser(doc: str | None, *, quick: Sequence[str] = ()) -> argparse.ArgumentParser:
+    """Return a parser with `--json`; with `quick` also `--no-torch` and `--quick`.
 
     Args:
-        parser: The bench's.
-        quick: The options that `--quick` stands for.
+        doc: The bench's docstring; its first paragraph is the description.
+        quick: The options that `--quick` adds.
     """
-    parser.add_argument("--no-torch", dest="torch", action="store_false", help="leave out torch's own classes")
-    parser.add_argument("--quick", action="store_true", help=f"only see that it works: {quick}")
+    parser = argparse.ArgumentParser(description=(doc or "").partition("\n\n")[0], allow_abbrev=False)
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write every figure to this file")
+    if quick:
+        parser.add_argument("--no-torch", dest="torch", action="store_false", help="leave out torch's own classes")
+        parser.add_argument("--quick", action="store_true", help=f"only see that it works: {' '.join(quick)}")
+        parser.set_defaults(quick_options=quick)
+    return parser
 
 
-def require_torch_needs(parser: argparse.ArgumentParser) -> None:
-    """End with a usage error if torch's test classes cannot be imported here."""
-    if missing := [name for name in _TORCH_NEEDS if importlib.util.find_spec(name) is None]:
-        parser.error(f"torch's test classes need {', '.join(missing)}; install what is missing, or give --no-torch")
+def add_bazel(parser: argparse.ArgumentParser) -> None:
+    """Add `--bazel`, the program to start."""
+    parser.add_argument("--bazel", default=str(ROOT / "bazelw"), help="default: ./bazelw")
+
+
+def call_bazel(program: str, *arguments: str) -> tuple[float, int, str]:
+    """Run a command of Bazel in the repository; return its seconds, its exit status and its output."""
+    start = time.monotonic()
+    done = subprocess.run(
+        [program, *arguments], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+    )
+    return time.monotonic() - start, done.returncode, done.stdout
+
+
+def parse(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """Parse the command line of a bench with `--quick`.
+
+    It ends with a usage error if torch's test classes are wanted and cannot be imported here.
+    """
+    options = parser.parse_args()
+    if options.quick:
+        options = parser.parse_args([*sys.argv[1:], *options.quick_options])
+    missing = [name for name in _TORCH_NEEDS if importlib.util.find_spec(name) is None]
+    if options.torch and missing:
+        parser.error(f"torch's test classes need {', '.join(missing)}; install these packages, or give --no-torch")
+    return options
+
+
+def run_bench(name: str, json_file: Path | None, measure: Callable[[], tuple[str, dict[str, Any]]]) -> int:
+    """Measure, print the tables and write the figures.
+
+    Args:
+        name: Name of the bench.
+        json_file: File for the figures; None: do not write them.
+        measure: Returns the tables as text, and the report for the file.
+
+    Returns:
+        The exit status: 0, or 1 with the reason on stderr if nothing could be measured.
+    """
+    try:
+        text, report = measure()
+    except BenchError as error:
+        sys.stderr.write(f"{name}.py: {error}\n")
+        return 1
+    sys.stdout.write(text)
+    if json_file:
+        write_json(json_file, {"bench": name, **report})
+    return 0
 
 
 def count(text: str) -> int:
-    """The type of an option that is a number of something."""
+    """Read an option's value as a whole number from 1."""
     try:
         value = int(text)
     except ValueError:
@@ -42,5 +99,5 @@ def count(text: str) -> int:
 
 
 def counts(text: str) -> tuple[int, ...]:
-    """The type of an option that is several of them, each once, in the order given."""
+    """Read an option's value as several such numbers. Each counts once, in the given order."""
     return tuple(dict.fromkeys(count(part) for part in text.split(",")))

@@ -14,7 +14,7 @@ def _turn(heap_added_mb: float) -> analysis.Turn:
 
 @pytest.mark.parametrize("too_little_mb", [0.0, -1.0])
 def test_heap_too_small_to_be_measured_has_no_ratio(too_little_mb: float) -> None:
-    """Thirty targets may add less than the megabyte that Bazel counts in; the other figures are wanted all the same."""
+    """Thirty targets may add less than one megabyte, Bazel's unit. The other figures must still be shown."""
     turns = {analysis.LIBRARY.name: [_turn(3.0)], analysis.PLAIN.name: [_turn(too_little_mb)]}
     found = analysis.ratios(turns)
     assert math.isnan(found["heap"])
@@ -35,13 +35,13 @@ def test_heap_too_small_to_be_measured_has_no_ratio(too_little_mb: float) -> Non
     ],
 )
 def test_limit_is_of_cpu_and_heap(cpu: float, heap: float, expected: list[str]) -> None:
-    """Without it a change that makes every BUILD file slow to load is green; what is not measured is not within it."""
+    """Without the limit, CI stays green when BUILD files become slow to load. An unknown ratio is not within it."""
     found = {"time": 9.0, "CPU": cpu, "heap": heap, "heap, all": 9.0, "peak": 9.0}
     assert analysis.excess(found, 1.5) == expected
 
 
 def test_one_disturbed_turn_is_not_above_the_limit() -> None:
-    """A machine that is shared would fail every other change."""
+    """On a shared machine, every other change would fail."""
     turns = {analysis.LIBRARY.name: [_turn(3.0), _turn(30.0)], analysis.PLAIN.name: [_turn(3.0), _turn(3.0)]}
     assert analysis.ratios(turns)["heap"] == 5.5
     assert analysis.ratios(turns, of=analysis.least)["heap"] == 1.0
@@ -51,7 +51,7 @@ def test_one_disturbed_turn_is_not_above_the_limit() -> None:
 def test_limit_that_could_not_fail_is_refused(
     wrong: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A lane with a limit that is no number would be green for ever."""
+    """A CI job with a limit that is not a number would always be green."""
     monkeypatch.setattr("sys.argv", ["analysis.py", f"--max-ratio={wrong}"])
     with pytest.raises(SystemExit) as ended:
         analysis.main()

@@ -1,4 +1,4 @@
-"""Bazel in the foreground of a lane."""
+"""Runs Bazel in the foreground of a CI job."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ __all__ = ["INFRASTRUCTURE", "INTERRUPTED", "REMOTE_FAILED", "run_bazel"]
 # Bazel's exit statuses (its ExitCode.java).
 INTERRUPTED = 8
 REMOTE_FAILED = 34
-# For what no test and no target is to blame for: an executor that cannot be reached or fails, outputs that it has lost,
-# and build events that did not get through.
+# Exit statuses for which no test and no target is to blame: an executor cannot be reached or fails, it has lost
+# outputs, or build events were not delivered.
 INFRASTRUCTURE = {
     REMOTE_FAILED: "remote execution failed",
     38: "build events were not delivered",
@@ -25,18 +25,18 @@ INFRASTRUCTURE = {
 
 
 def run_bazel(command: Sequence[str], workspace: Path, *, output: Path | None = None) -> int:
-    """Run Bazel, and let it say the last word when somebody interrupts.
+    """Run Bazel. An interrupt ends Bazel first, so that its messages come last.
 
     Args:
         command: The program and its arguments.
         workspace: Where it runs.
-        output: Gets all that it says; default: whoever reads the lane.
+        output: File for all output of Bazel; default: the output of this program.
 
     Returns:
-        Its exit status, as a shell has it; INTERRUPTED if somebody interrupted.
+        Bazel's exit status in a shell's form; INTERRUPTED if this program was interrupted.
 
     Raises:
-        ReportError: If it cannot be started.
+        ReportError: If Bazel cannot be started.
     """
     process: subprocess.Popen[bytes] | None = None
     is_interrupted = False
@@ -44,7 +44,7 @@ def run_bazel(command: Sequence[str], workspace: Path, *, output: Path | None = 
     def pass_on(number: int, _: FrameType | None) -> None:
         nonlocal is_interrupted
         is_interrupted = True
-        # The terminal's interrupt has reached Bazel already.
+        # An interrupt from the terminal has reached Bazel already.
         if process is not None and number == signal.SIGTERM:
             process.terminate()
 
@@ -56,14 +56,14 @@ def run_bazel(command: Sequence[str], workspace: Path, *, output: Path | None = 
             with output.open("wb") as file:
                 process = subprocess.Popen(command, cwd=workspace, stdout=file, stderr=subprocess.STDOUT)
         if is_interrupted:
-            # Before there was a Bazel to pass it on to.
+            # The interrupt came before there was a Bazel to pass it on to.
             process.terminate()
         status = process.wait()
     except OSError as error:
         raise ReportError(
             f"{command[0]} cannot be started: {error.strerror}.\n"
-            "It is `bazelw` of the workspace, else `bazel` on PATH.\n"
-            "Name it: --bazel=/path/to/bazel."
+            "The program is `bazelw` of the workspace, else `bazel` on PATH.\n"
+            "Name another one: --bazel=/path/to/bazel."
         ) from error
     finally:
         for number, handler in before.items():

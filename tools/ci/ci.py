@@ -1,12 +1,13 @@
-"""Run a test lane and sum it up: `bazel run @dist_testing//tools/ci -- [OPTION...] [BAZEL'S FLAGS] [TARGET...]`.
+"""Run the tests of a CI job: `bazel run @dist_testing//tools/ci -- [OPTION...] [BAZEL FLAGS] [TARGET...]`.
 
-Runs `bazel test --config=ci` on the targets (default: `//...`), with the flags as they are given, which say where:
-`--config=rbe_local`, or `--config=remote_gpu --remote_executor=grpcs://...`, or none for this machine. Values belong to
-their flags by `=`. A remote executor that does not answer is an error within ten seconds. An invocation that ends for
-want of infrastructure, and not because of a test, is made again; what has passed before is then in the cache.
+Runs `bazel test --config=ci` on the targets (default: `//...`) and passes the flags on unchanged. The flags choose the
+place: `--config=rbe_local`, or `--config=remote_gpu --remote_executor=grpcs://...`, or none for this machine. Join a
+flag and its value by `=`. A remote executor that does not answer is an error within ten seconds. If the infrastructure
+fails and no test does, the invocation is repeated; tests that have passed before then come from the cache.
 
-Ends with a summary from the build events, and with Bazel's exit status. Where that is 0 although nothing can be said
-for the tests (none ran, a target of which no case ran, results that are not here, events that break off), it is 1.
+Ends with a summary of the build events and with Bazel's exit status. If Bazel's status is 0 although the result of a
+test is unknown (no test ran, no case of a target ran, results are not on this machine, the build events are
+incomplete), the exit status is 1.
 """
 
 from __future__ import annotations
@@ -25,15 +26,15 @@ from summary import Summary, summarise, summary_lines
 
 from dist_testing.errors import ReportError
 
-# What Bazel calls a test that has a result of its own, and not a good one.
+# Bazel's names for a test that has a result of its own and did not simply pass.
 _TEST_FAILED = ("FAILED", "TIMEOUT", "FLAKY")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run, sum up.
+    """Run the tests and print the summary.
 
     Returns:
-        0 only if every test that was to run has passed, and at least one case of each target was carried out.
+        0 only if every selected test has passed and at least one case of each target ran.
     """
     options, given = _parser().parse_known_args(arguments)
     workspace = Path(os.environ.get("BUILD_WORKSPACE_DIRECTORY") or Path.cwd())
@@ -51,24 +52,27 @@ def _run(options: argparse.Namespace, bazel: Sequence[str], given: Sequence[str]
     events = events or folder / "events.json"
     end = list(given).index("--") if "--" in given else len(given)
     flags = [argument for argument in given[:end] if argument.startswith("-")]
-    # Behind the flags, so that no other file counts.
+    # Behind the flags: of several such options Bazel takes the last one.
     command = [*bazel, *given[:end], f"--build_event_json_file={events.absolute()}", *given[end:]]
     if flags == given[:end] and not given[end + 1 :]:
         command.append("//...")
-    _say("asking the remote executor, if the flags name one, for an answer")
+    _say("asking the remote executor, if the flags name one")
     for number in range(1, options.attempts + 1):
         if refusal := ask_endpoint([*bazel, *flags], workspace, folder):
             _say(refusal.text)
-            print(f"ci: exit status {refusal.status}: attempt {number} has not begun")
+            print(f"ci: exit status {refusal.status}: attempt {number} was not started")
             return refusal.status
-        # Of an earlier attempt, or of an earlier run: nothing of it is a result of this one.
+        # Events of an earlier attempt or run are no results of this one.
         events.unlink(missing_ok=True)
         status = run_bazel(command, workspace)
         try:
             invocation = read_invocation(events)
         except EventsError as error:
             _say(str(error))
-            print(f"ci: exit status {status or 1}: Bazel ended with {status} and without build events, so no page")
+            print(
+                f"ci: exit status {status or 1}: Bazel ended with {status} and without build events, "
+                "so there is no summary"
+            )
             return status or 1
         if not is_worth_another_attempt(status, invocation) or number == options.attempts:
             break
@@ -82,10 +86,10 @@ def _run(options: argparse.Namespace, bazel: Sequence[str], given: Sequence[str]
 
 
 def is_worth_another_attempt(status: int, invocation: Invocation) -> bool:
-    """Whether an invocation failed for want of infrastructure alone, and that was there before.
+    """Return whether only infrastructure failed, and it worked before.
 
-    A test that has failed is not run again in the hope that it passes, and a target that does not build will not
-    either. An executor that has answered and done nothing at all does not want what it was given.
+    A failed test is not repeated in the hope that it passes, and neither is a target that does not build. An executor
+    that answers and completes no action refuses what it gets, so another attempt would not help.
     """
     failed = any(summary in _TEST_FAILED for summary in invocation.summaries.values())
     done = any(attempt.status == "PASSED" and attempt.cached != "local" for attempt in invocation.attempts)
@@ -93,20 +97,20 @@ def is_worth_another_attempt(status: int, invocation: Invocation) -> bool:
 
 
 def verdict(status: int, summary: Summary) -> tuple[int, str]:
-    """Decide the exit status.
+    """Decide the exit status of the CI job.
 
     Args:
-        status: Bazel's.
-        summary: Of its events.
+        status: Bazel's exit status.
+        summary: The summary of its build events.
 
     Returns:
         The status, and the reason in a few words.
     """
     if status == REMOTE_FAILED:
         return status, "the remote executor failed (Bazel's first ERROR is above)"
-    broken_off = "the build events break off"
+    broken_off = "the build events are incomplete"
     if status:
-        said = f"Bazel says {summary.exit_name}" if summary.exit_name else "Bazel's own words are above"
+        said = f"Bazel says {summary.exit_name}" if summary.exit_name else "Bazel's messages are above"
         reason = INFRASTRUCTURE.get(status) or said
         return status, reason if summary.is_complete else f"{reason}; {broken_off}"
     problems = []
@@ -115,12 +119,12 @@ def verdict(status: int, summary: Summary) -> tuple[int, str]:
     if not summary.is_complete or summary.exit_code != 0:
         problems.append(broken_off)
     if summary.bad_targets:
-        problems.append(f"{len(summary.bad_targets)} target(s) did not pass, though Bazel's exit status is 0")
+        problems.append(f"{len(summary.bad_targets)} target(s) did not pass, although Bazel's exit status is 0")
     if summary.idle:
         problems.append(f"{len(summary.idle)} target(s) ran no case")
     if summary.unread:
         problems.append(f"the results of {len(summary.unread)} target(s) cannot be read on this machine")
-    return (1, "; ".join(problems)) if problems else (0, "every test that was to run has passed")
+    return (1, "; ".join(problems)) if problems else (0, "every selected test has passed")
 
 
 def _say(text: str) -> None:
@@ -130,13 +134,13 @@ def _say(text: str) -> None:
 
 def _attempts(text: str) -> int:
     if not text.isdecimal() or not 1 <= int(text) <= 10:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 to 10")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 to 10")
     return int(text)
 
 
 def _rows(text: str) -> int:
     if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of lines")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of lines")
     return int(text)
 
 
@@ -144,16 +148,20 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="ci", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    parser.add_argument("--events", metavar="FILE", help="keep the build events there")
+    parser.add_argument("--events", metavar="FILE", help="write the build events to this file and keep it")
     parser.add_argument(
         "--attempts",
         type=_attempts,
         default=3,
         metavar="N",
-        help="how often an invocation that infrastructure has failed is made in all (default: 3)",
+        help="attempts in all, where infrastructure fails (default: 3)",
     )
     parser.add_argument(
-        "--shard-rows", type=_rows, default=10, metavar="N", help="sharded targets listed, worst balance first (10)"
+        "--shard-rows",
+        type=_rows,
+        default=10,
+        metavar="N",
+        help="number of sharded targets to list, worst balance first (10)",
     )
     parser.add_argument("--bazel", metavar="PROGRAM", help="default: ./bazelw, else bazel")
     return parser

@@ -1,7 +1,7 @@
-"""Whether the remote executor or cache of a lane answers, before anything waits for it.
+"""Asks whether the remote executor or cache of a CI job answers, before the job waits for it.
 
-Bazel asks it in the background, and waits for the answer in the first action that needs one, for `--remote_timeout`
-and all `--remote_retries`: with what uploads of torch need, an hour at an address where nothing is ever said.
+Bazel connects in the background. The first action that needs the answer waits for it, for `--remote_timeout` and all
+`--remote_retries`. With the limits that uploads of torch need, that is an hour for an address that never answers.
 """
 
 from __future__ import annotations
@@ -16,31 +16,31 @@ from build_events import EventsError, read_events
 
 __all__ = ["Refusal", "ask_endpoint"]
 
-# Seconds for one call, and Bazel makes two: time for a first word, and the end is there within ten seconds.
+# Limit for one call, and Bazel makes two: together they end within ten seconds. Seconds.
 _ANSWER_S = 4
-# Nothing is analysed and no worker is asked for, as there is no target. What is left is the profile, which Bazel sends
-# to the endpoint where it has one, and to do so it has to wait for the endpoint's answer.
+# There is no target, so Bazel analyses nothing and asks for no worker. It still writes the profile, and it sends the
+# profile to the endpoint if there is one. For that it has to wait for the endpoint's answer.
 _PROBE = (
     f"--remote_timeout={_ANSWER_S}",
     "--remote_retries=1",
     "--target_pattern_file=",
     "--generate_json_trace_profile=yes",
     "--experimental_build_event_upload_strategy=remote",
-    # Whoever keeps a list of builds is told of those that test something.
+    # A service that lists builds must see only the builds that test something.
     "--bes_backend=",
 )
-# Bazel's words. What follows in brackets is about its own buffers.
+# Bazel's message. The part in brackets is about its own buffers.
 _REASON = re.compile(r"Failed to query remote execution capabilities: (.+?)(?:\. \[.*)?$", re.MULTILINE)
 _ERROR = re.compile(r"ERROR: (.+)")
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a lane cannot begin.
+    """The reason why a CI job cannot begin.
 
     Attributes:
-        status: Exit status that says so.
-        text: What there is to say.
+        status: Exit status of the job.
+        text: Message for the user.
     """
 
     status: int
@@ -48,15 +48,15 @@ class Refusal:
 
 
 def ask_endpoint(bazel: Sequence[str], workspace: Path, folder: Path) -> Refusal | None:
-    """Ask the remote executor, or cache, of a lane for a first word.
+    """Ask the remote executor or cache of a CI job for a first answer.
 
     Args:
         bazel: The program, its command and all flags, without targets.
         workspace: Where Bazel runs.
-        folder: For files.
+        folder: Directory for temporary files.
 
     Returns:
-        None if it answers, or there is none; also if Bazel does not come that far, which the lane will show.
+        None if it answers or there is none. Also None if Bazel fails earlier; the job then shows why.
 
     Raises:
         ReportError: If Bazel cannot be started.
@@ -64,7 +64,7 @@ def ask_endpoint(bazel: Sequence[str], workspace: Path, folder: Path) -> Refusal
     events, output = folder / "probe.json", folder / "probe.log"
     status = run_bazel([*bazel, *_PROBE, f"--build_event_json_file={events}"], workspace, output=output)
     if status == INTERRUPTED:
-        return Refusal(status, "interrupted while the executor was asked for an answer")
+        return Refusal(status, "interrupted while waiting for the executor's first answer")
     if status not in INFRASTRUCTURE:
         return None
     said = output.read_text(encoding="utf-8", errors="replace")
@@ -74,16 +74,16 @@ def ask_endpoint(bazel: Sequence[str], workspace: Path, folder: Path) -> Refusal
     reason = reason or _ERROR.search(said)
     return Refusal(
         REMOTE_FAILED,
-        f"{address or 'an address that Bazel does not tell'}: no use of the remote executor: "
+        f"{address or 'an unknown address'}: the remote executor cannot be used: "
         f"{reason[1] if reason else f'Bazel ended with status {status}'}.\n"
-        "It is down, or it is no Remote Execution service, or a firewall or proxy before it keeps silent.\n"
-        "The address is that of --remote_executor or --remote_cache, among the flags or in a .bazelrc; "
-        "`bazel run @dist_testing//tools/rbe -- up` starts the one of --config=rbe_local.",
+        "It is down, or it is not a Remote Execution service, or a firewall or proxy in front of it does not answer.\n"
+        "--remote_executor or --remote_cache names the address, among the flags or in a .bazelrc; "
+        "`bazel run @dist_testing//tools/rbe -- up` starts the executor of --config=rbe_local.",
     )
 
 
 def _address(events: Path) -> str:
-    """The endpoint that Bazel has made of all flags and files; empty if there is none, or Bazel does not tell."""
+    """Return the endpoint that results from all flags and files; empty if there is none or Bazel does not report it."""
     options: dict[str, str] = {}
     try:
         for event in read_events(events):

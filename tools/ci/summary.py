@@ -1,4 +1,4 @@
-"""A lane in a page: what passed, failed and was skipped, where results came from, and how even the shards are."""
+"""Sums up a CI job: passed, failed and skipped tests, where results came from, and how balanced the shards are."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from dist_testing.errors import ReportError
 
 __all__ = ["Balance", "Summary", "summarise", "summary_lines"]
 
-# Lines that one failing target gets.
+# Lines shown for one failing target.
 _FAILURES_SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Balance:
-    """How even the shards of a target are.
+    """How balanced the shards of a target are.
 
     Attributes:
         target: Its label.
-        durations_s: Of each shard, in order.
+        durations_s: Duration of each shard in seconds, in order.
     """
 
     target: str
@@ -32,30 +32,30 @@ class Balance:
 
     @property
     def ratio(self) -> float:
-        """The longest shard over the mean; 1 is even."""
+        """The longest shard divided by the mean; 1 is balanced."""
         mean = statistics.fmean(self.durations_s)
         return max(self.durations_s) / mean if mean else 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What there is to say of an invocation.
+    """The summary of one invocation.
 
     Attributes:
-        statuses: Targets by Bazel's word for their end.
-        bad_targets: Those that did not pass, to that word; also those that were not built.
-        flaky: Those that passed after a failure.
-        failures: Of each target, its failed cases and what they say, also those of attempts that were made again.
-        skips: Reasons, to how many cases gave them.
-        idle: Targets of which no case was carried out.
+        statuses: Target -> Bazel's word for its end.
+        bad_targets: Targets that did not pass or were not built -> Bazel's word for their end.
+        flaky: Targets that passed after a failure.
+        failures: Target -> its failed cases with their messages, including those of repeated attempts.
+        skips: Skip reason -> number of cases.
+        idle: Targets of which no case ran.
         incompatible: Targets that Bazel itself has skipped.
-        unread: Targets that are said to have passed and whose results cannot be read, to why.
-        cases: Outcomes of cases, to how many there are; of a case that was tried again, the last one.
-        origins: Where the results of test actions come from, to how many.
+        unread: Targets that passed by Bazel's word but have no readable results -> why.
+        cases: Outcome -> number of cases; of a repeated case the last attempt counts.
+        origins: Origin of the results of test actions -> number of actions.
         balances: Targets with shards, the most uneven first.
-        exit_code: Bazel's, by its events.
-        exit_name: Its name.
-        is_complete: Whether the events are all there.
+        exit_code: Bazel's exit status, by the build events.
+        exit_name: Bazel's name for it.
+        is_complete: Whether the build events are complete.
     """
 
     statuses: Mapping[str, int]
@@ -82,12 +82,12 @@ def summarise(invocation: Invocation) -> Summary:
         label: status for label, status in statuses.items() if status not in GOOD
     }
     flaky = sorted(label for label, status in statuses.items() if status == "FLAKY")
-    # Lines without repetition, in order: attempts often fail alike.
+    # Without repeated lines, in order: attempts often fail in the same way.
     failures: dict[str, dict[str, None]] = defaultdict(dict)
     skips: Counter[str] = Counter()
     cases: Counter[str] = Counter()
     unread: dict[str, str] = {}
-    # Of each target that has results here, whether a case was carried out.
+    # Target with results on this machine -> whether one of its cases ran.
     busy: dict[str, bool] = {}
     last = _last_attempts(invocation.attempts)
     for attempt in invocation.attempts:
@@ -129,7 +129,7 @@ def summarise(invocation: Invocation) -> Summary:
 
 
 def _last_attempts(attempts: Iterable[Attempt]) -> set[Attempt]:
-    """Of every test action the attempt whose result counts."""
+    """Return, for every test action, the attempt whose result counts."""
     last: dict[tuple[str, str, int, int], Attempt] = {}
     for attempt in attempts:
         action = (attempt.target, attempt.configuration, attempt.shard, attempt.run)
@@ -139,9 +139,9 @@ def _last_attempts(attempts: Iterable[Attempt]) -> set[Attempt]:
 
 
 def _cases(attempt: Attempt) -> tuple[Sequence[XmlCase], str]:
-    """The cases of an attempt, or why they cannot be read."""
+    """Return the cases of an attempt, or why they cannot be read."""
     if attempt.xml is None:
-        return (), "no test.xml of it is here"
+        return (), "its test.xml is not on this machine"
     try:
         return [case for suite in read_xml(attempt.xml) for case in suite.cases], ""
     except ReportError as error:
@@ -159,7 +159,7 @@ def _origin(attempt: Attempt) -> str:
 
 
 def _balances(attempts: Iterable[Attempt]) -> list[Balance]:
-    """Of every target with shards the first run.
+    """Return the balance of the first run of every target with shards.
 
     Args:
         attempts: The last one of each shard.
@@ -177,11 +177,11 @@ def _balances(attempts: Iterable[Attempt]) -> list[Balance]:
 
 
 def summary_lines(summary: Summary, *, shard_rows: int) -> Iterator[str]:
-    """The page, without a verdict.
+    """Yield the lines of the summary, without the verdict.
 
     Args:
-        summary: What to show.
-        shard_rows: How many sharded targets are listed.
+        summary: The summary to show.
+        shard_rows: Number of sharded targets to list.
     """
     yield ""
     for label, status in sorted(summary.bad_targets.items()):
@@ -206,7 +206,7 @@ def summary_lines(summary: Summary, *, shard_rows: int) -> Iterator[str]:
             durations = " ".join(f"{seconds:.1f}" for seconds in balance.durations_s)
             yield f"    {balance.ratio:.2f}  {balance.target}: {durations}"
         if len(summary.balances) > shard_rows:
-            yield f"    and {len(summary.balances) - shard_rows} targets that are more even"
+            yield f"    and {len(summary.balances) - shard_rows} more balanced targets"
     yield f"test actions: {_counts(summary.origins)}"
     yield f"cases: {_counts(summary.cases)}"
     passed = sum(summary.statuses.get(status, 0) for status in GOOD)

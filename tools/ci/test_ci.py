@@ -1,4 +1,4 @@
-"""The summary and the exit status of a lane, for everything that Bazel can end with."""
+"""The summary and the exit status of a CI job, for every way in which Bazel can end."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SKIPPED = XmlCase("c", "gpu", "skipped", 0.0, message="Need at least 2 CUDA devi
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What the stand-in for Bazel says of a target."""
+    """The results that the stand-in for Bazel reports for a target."""
 
     label: str
     cases: Sequence[XmlCase] = (PASSED,)
@@ -36,8 +36,8 @@ class Target:
     cached: str = ""
 
 
-# Does what its next turn says: tells something, writes events where it is told to, ends. The question for an answer of
-# the executor is no turn.
+# Does what its next turn says: prints a text, writes build events to the given file, exits. The call that asks the
+# executor for an answer is not a turn.
 _BAZEL = """\
 #!/usr/bin/env python3
 import json, pathlib, sys
@@ -54,19 +54,19 @@ if turn["events"] is not None:
 sys.stderr.write(turn["says"])
 sys.exit(turn["status"])
 """
-# Of Bazel, if there is nothing to be tested. No executor was asked, or one that has answered.
+# Bazel's exit status if there is nothing to test: there is no executor, or it has answered.
 _NO_TESTS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Bazel:
-    """Stands for Bazel, whose results are given to it."""
+    """A stand-in for Bazel with given results."""
 
     folder: Path
 
     @property
     def program(self) -> Path:
-        """What is started."""
+        """The program to start."""
         return self.folder / "bazel"
 
     def calls(self) -> list[str]:
@@ -74,7 +74,7 @@ class Bazel:
         return self._lines("calls")
 
     def questions(self) -> list[str]:
-        """The command lines that have asked for an answer of the executor."""
+        """The command lines of the calls that ask the executor for an answer."""
         return self._lines("questions")
 
     def _lines(self, name: str) -> list[str]:
@@ -84,7 +84,7 @@ class Bazel:
     def events(
         self, targets: Sequence[Target], status: int, name: str, *, is_complete: bool = True
     ) -> list[dict[str, object]]:
-        """The build events of an invocation."""
+        """Return the build events of an invocation."""
         events: list[dict[str, object]] = [{"id": {"started": {}}, "started": {}}]
         for number, target in enumerate(targets):
             outputs = []
@@ -116,7 +116,7 @@ def bazel(tmp_path: Path) -> Bazel:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """How Bazel ends that was to ask the executor for an answer."""
+    """How the call ends that asks the executor for an answer."""
 
     status: int = _NO_TESTS
     says: str = ""
@@ -134,7 +134,7 @@ Run = Callable[..., int]
 
 @pytest.fixture
 def run(bazel: Bazel, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Runs a lane whose invocations end as given: exit status and events of each."""
+    """Runs a CI job whose invocations end with the given exit statuses and build events."""
     monkeypatch.setenv("BUILD_WORKSPACE_DIRECTORY", str(bazel.folder))
 
     def run(
@@ -156,16 +156,16 @@ def _last_line(capsys: pytest.CaptureFixture[str]) -> str:
     return capsys.readouterr().out.splitlines()[-1]
 
 
-def test_a_green_lane_is_green(bazel: Bazel, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    """If it fails, nobody merges anything."""
+def test_a_green_job_is_green(bazel: Bazel, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    """If it fails, a correct change cannot be merged."""
     assert run((0, bazel.events([Target("//a:a")], 0, "SUCCESS"))) == 0
-    assert _last_line(capsys) == "ci: green: every test that was to run has passed"
+    assert _last_line(capsys) == "ci: green: every selected test has passed"
     (call,) = bazel.calls()
     assert re.fullmatch(r"test --config=ci --build_event_json_file=\S+ //\.\.\.", call)
 
 
 def test_flags_and_targets_reach_bazel_as_they_are(bazel: Bazel, run: Run) -> None:
-    """If it fails, a lane runs something else than it says."""
+    """If it fails, a CI job runs other tests than its command line names."""
     arguments = ["--config=rbe_local", "//a:a", "--test_filter=a b", "--attempts=1", "--", "-//a:b"]
     assert run((0, bazel.events([Target("//a:a")], 0, "SUCCESS")), arguments=arguments) == 0
     (call,) = bazel.calls()
@@ -188,7 +188,7 @@ def test_flags_and_targets_reach_bazel_as_they_are(bazel: Bazel, run: Run) -> No
     ],
 )
 def test_without_a_target_all_are_tested(bazel: Bazel, run: Run, given: list[str], is_all: bool) -> None:
-    """If it fails, one target of a package becomes the whole repository, or the other way round."""
+    """If it fails, one target of a package becomes the whole repository, or the reverse."""
     assert run((0, bazel.events([Target("//a:a")], 0, "SUCCESS")), arguments=given) == 0
     assert bazel.calls()[0].endswith(" //...") is is_all
 
@@ -204,7 +204,7 @@ def test_without_a_target_all_are_tested(bazel: Bazel, run: Run, given: list[str
         (8, "INTERRUPTED", [Target("//a:a")]),
     ],
 )
-def test_what_bazel_ends_with_is_what_the_lane_ends_with(
+def test_the_exit_status_is_that_of_bazel(
     bazel: Bazel, run: Run, capsys: pytest.CaptureFixture[str], status: int, name: str, targets: Sequence[Target]
 ) -> None:
     """If it fails, CI is green without tests."""
@@ -220,43 +220,43 @@ def test_what_bazel_ends_with_is_what_the_lane_ends_with(
         ([Target("//a:a", [])], "1 target(s) ran no case"),
         ([Target("//a:a", has_xml=False)], "the results of 1 target(s) cannot be read on this machine"),
         ([], "no test ran"),
-        ([Target("//a:a", status="NO_STATUS")], "1 target(s) did not pass, though Bazel's exit status is 0"),
+        ([Target("//a:a", status="NO_STATUS")], "1 target(s) did not pass, although Bazel's exit status is 0"),
     ],
 )
-def test_what_says_nothing_is_not_green(
+def test_a_job_without_results_is_not_green(
     bazel: Bazel, run: Run, capsys: pytest.CaptureFixture[str], targets: Sequence[Target], reason: str
 ) -> None:
-    """If it fails, a lane in which nothing ran looks like one in which everything passed."""
+    """If it fails, a CI job in which nothing ran looks like one in which everything passed."""
     assert run((0, bazel.events(targets, 0, "SUCCESS"))) == 1
     assert _last_line(capsys) == f"ci: exit status 1: {reason}"
 
 
 @pytest.mark.parametrize("status", [0, 37])
-def test_events_that_break_off_are_not_green(
+def test_incomplete_events_are_not_green(
     bazel: Bazel, run: Run, capsys: pytest.CaptureFixture[str], status: int
 ) -> None:
-    """If it fails, a Bazel that was killed half way has passed."""
+    """If it fails, a CI job whose Bazel was killed half way is green."""
     assert run((status, bazel.events([Target("//a:a")], 0, "SUCCESS", is_complete=False))) == (status or 1)
-    assert _last_line(capsys).endswith("the build events break off")
+    assert _last_line(capsys).endswith("the build events are incomplete")
 
 
-def test_events_of_another_end_are_not_green(bazel: Bazel, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    """If it fails, a page that is not of this Bazel has passed."""
+def test_events_of_another_invocation_are_not_green(bazel: Bazel, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    """If it fails, build events of another invocation make a CI job green."""
     assert run((0, bazel.events([Target("//a:a")], 3, "TESTS_FAILED"))) == 1
-    assert _last_line(capsys).endswith("the build events break off")
+    assert _last_line(capsys).endswith("the build events are incomplete")
 
 
 @pytest.mark.parametrize("status", [0, 37])
-def test_events_that_break_off_within_a_line_still_have_a_page(
+def test_events_that_end_within_a_line_still_have_a_summary(
     bazel: Bazel, run: Run, capsys: pytest.CaptureFixture[str], status: int
 ) -> None:
-    """If it fails, all that is left of a lane whose Bazel was killed is an error of its reader."""
+    """If it fails, a CI job whose Bazel was killed shows only an error of the reader."""
     text = _text(bazel.events([Target("//a:a"), Target("//a:b", [FAILED], "FAILED")], 0, "SUCCESS"))
     assert text is not None
     assert run((status, text.rstrip()[:-10])) == (status or 1)
     page = capsys.readouterr().out
     assert "FAILED  //a:b\n    c.bad: rank 1 raised ValueError" in page
-    assert "the build events break off" in page.splitlines()[-1]
+    assert "the build events are incomplete" in page.splitlines()[-1]
 
 
 @pytest.mark.parametrize(("status", "expected"), [(0, 1), (2, 2), (37, 37)])
@@ -271,18 +271,18 @@ def test_without_events_there_is_an_error_and_no_summary(
     assert "no results" in captured.err
 
 
-def test_events_of_before_are_not_this_lanes(
+def test_events_of_an_earlier_run_do_not_count(
     bazel: Bazel, run: Run, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """If it fails, the page of a Bazel that did not start shows another run's results."""
+    """If it fails, the summary of a Bazel that did not start shows another run's results."""
     kept = tmp_path / "kept.json"
     kept.write_text(_text(bazel.events([Target("//a:old")], 0, "SUCCESS")) or "", encoding="utf-8")
     assert run((2, None), arguments=[f"--events={kept}"]) == 2
     assert capsys.readouterr().out.startswith("ci: exit status 2: Bazel ended with 2 and without build events")
 
 
-def test_infrastructure_is_tried_again(bazel: Bazel, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    """If it fails, an executor that restarts makes every lane red."""
+def test_failed_infrastructure_is_tried_again(bazel: Bazel, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    """If it fails, an executor that restarts makes every CI job red."""
     lost = (39, bazel.events([], 39, "REMOTE_CACHE_EVICTED"))
     good = (0, bazel.events([Target("//a:a")], 0, "SUCCESS"))
     assert run(lost, good) == 0
@@ -291,7 +291,7 @@ def test_infrastructure_is_tried_again(bazel: Bazel, run: Run, capsys: pytest.Ca
 
 
 def test_infrastructure_that_stays_away_is_an_error(bazel: Bazel, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    """If it fails, a lane without an executor runs for ever, or is green."""
+    """If it fails, a CI job without an executor runs for ever, or is green."""
     lost = (34, bazel.events([Target("//a:a"), Target("//a:b", [], "NO_STATUS", has_xml=False)], 34, "REMOTE_ERROR"))
     assert run(lost, lost, arguments=["--attempts=2"]) == 34
     assert len(bazel.calls()) == 2
@@ -306,7 +306,7 @@ def test_infrastructure_that_stays_away_is_an_error(bazel: Bazel, run: Run, caps
 def test_an_executor_that_has_done_nothing_is_not_asked_again(
     bazel: Bazel, run: Run, targets: Sequence[Target]
 ) -> None:
-    """If it fails, a pool that refuses every action costs the lane three times."""
+    """If it fails, a pool that refuses every action makes the CI job take three times as long."""
     assert run((34, bazel.events(targets, 34, "REMOTE_ERROR"))) == 34
     assert len(bazel.calls()) == 1
 
@@ -328,14 +328,14 @@ def _broken(**completed: object) -> dict[str, object]:
 def test_a_target_that_does_not_build_is_not_tried_again_unless_the_executor_has_broken_it(
     bazel: Bazel, run: Run, event: dict[str, object], calls: int
 ) -> None:
-    """If it fails, a syntax error is built three times, or an executor that restarts makes the lane red."""
+    """If it fails, a syntax error is built three times, or an executor that restarts makes the CI job red."""
     lost = (39, [event, *bazel.events([], 39, "REMOTE_CACHE_EVICTED")])
     good = (0, bazel.events([Target("//a:a")], 0, "SUCCESS"))
     assert run(lost, good) == (39 if calls == 1 else 0)
     assert len(bazel.calls()) == calls
 
 
-# What Bazel 7.7 says, and writes, at an address where nobody answers.
+# Messages and events of Bazel 7.7 for an address where nothing answers.
 _SILENCE = (
     "ERROR: No test targets were found, yet testing was requested\n"
     "(13:58:05) ERROR: Failed to query remote execution capabilities: DEADLINE_EXCEEDED: deadline exceeded after 4.0s. "
@@ -355,34 +355,34 @@ def _options(label: str, **values: str) -> dict[str, object]:
     [
         ({"remote_executor": "grpc://10.0.0.1:7"}, "grpc://10.0.0.1:7"),
         ({"remote_cache": "grpcs://cache"}, "grpcs://cache"),
-        (None, "an address that Bazel does not tell"),
+        (None, "an unknown address"),
     ],
 )
-def test_an_executor_that_does_not_answer_is_an_error_before_the_lane(
+def test_an_executor_that_does_not_answer_is_an_error_before_the_job(
     bazel: Bazel, run: Run, capsys: pytest.CaptureFixture[str], options: dict[str, str] | None, address: str
 ) -> None:
-    """If it fails, a lane hangs for an hour at an address that a firewall guards, and does not name it."""
+    """If it fails, a CI job hangs for an hour at an address behind a firewall, and does not name it."""
     events = [_options("original", remote_executor="grpc://elsewhere"), _options("canonical", **(options or {}))]
     probe = Probe(38, _SILENCE, _text(events) if options is not None else None)
     assert run(probes=[probe]) == 34
     assert bazel.calls() == []
     captured = capsys.readouterr()
-    assert captured.out == "ci: exit status 34: attempt 1 has not begun\n"
+    assert captured.out == "ci: exit status 34: attempt 1 was not started\n"
     _, *lines = captured.err.splitlines()
     assert len(lines) == 3
     why = "DEADLINE_EXCEEDED: deadline exceeded after 4.0s"
-    assert lines[0] == f"ci: {address}: no use of the remote executor: {why}."
+    assert lines[0] == f"ci: {address}: the remote executor cannot be used: {why}."
 
 
 def test_an_executor_that_goes_is_an_error_before_the_next_attempt(bazel: Bazel, run: Run) -> None:
-    """If it fails, the second attempt hangs where the first has failed."""
+    """If it fails, the second attempt hangs where the first one failed."""
     lost = (39, bazel.events([], 39, "REMOTE_CACHE_EVICTED"))
     assert run(lost, probes=[Probe(), Probe(38, _SILENCE)]) == 34
     assert len(bazel.calls()) == 1
 
 
-def test_an_interrupt_of_the_question_ends_the_lane(bazel: Bazel, run: Run) -> None:
-    """If it fails, a lane has to be interrupted twice."""
+def test_an_interrupt_of_the_question_ends_the_job(bazel: Bazel, run: Run) -> None:
+    """If it fails, the user has to interrupt a CI job twice."""
     assert run(probes=[Probe(8)]) == 8
     assert bazel.calls() == []
 
@@ -390,7 +390,7 @@ def test_an_interrupt_of_the_question_ends_the_lane(bazel: Bazel, run: Run) -> N
 def test_events_that_cannot_be_written_are_not_the_fault_of_an_executor_that_is_not_there(
     bazel: Bazel, run: Run
 ) -> None:
-    """If it fails, a full disk is told as a remote executor that nobody has."""
+    """If it fails, a full disk is reported as a failed remote executor that does not exist."""
     assert (
         run((38, None), probes=[Probe(38, "ERROR: Unable to write all BEP events", _text([_options("canonical")]))])
         == 38
@@ -400,7 +400,7 @@ def test_events_that_cannot_be_written_are_not_the_fault_of_an_executor_that_is_
 
 @pytest.fixture
 def stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Somebody stops the lane while a process is being started."""
+    """A signal stops the CI job while a process is being started."""
     popen = subprocess.Popen
 
     def start(*arguments: Any, **options: Any) -> subprocess.Popen[bytes]:
@@ -412,21 +412,21 @@ def stopped(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("stopped")
 def test_a_stop_that_comes_before_bazel_ends_it(tmp_path: Path) -> None:
-    """If it fails, a job that was cancelled runs to its end on a machine that others wait for."""
-    lane = "import pathlib, time; time.sleep(10); pathlib.Path('ended').touch()"
-    assert run_bazel([sys.executable, "-c", lane], tmp_path) == INTERRUPTED
+    """If it fails, a cancelled CI job runs to its end on a machine that other jobs wait for."""
+    job = "import pathlib, time; time.sleep(10); pathlib.Path('ended').touch()"
+    assert run_bazel([sys.executable, "-c", job], tmp_path) == INTERRUPTED
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.usefixtures("stopped")
-def test_a_stop_during_the_question_ends_the_lane(bazel: Bazel, run: Run) -> None:
-    """If it fails, the lane begins after it was stopped."""
+def test_a_stop_during_the_question_ends_the_job(bazel: Bazel, run: Run) -> None:
+    """If it fails, the CI job begins after it was stopped."""
     assert run((0, bazel.events([Target("//a:a")], 0, "SUCCESS"))) == INTERRUPTED
     assert bazel.calls() == []
 
 
-def test_what_else_is_wrong_is_for_the_lane_to_say(bazel: Bazel, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    """If it fails, a wrong flag ends a lane without Bazel's words on it."""
+def test_another_error_is_left_to_the_job(bazel: Bazel, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    """If it fails, a wrong flag ends a CI job without Bazel's message about it."""
     assert run((2, None), probes=[Probe(2, "ERROR: Config value 'x' is not defined")]) == 2
     assert len(bazel.calls()) == 1
 
@@ -448,31 +448,31 @@ def test_a_bazel_that_is_not_there_is_an_error(
 
 
 def test_a_stop_ends_a_bazel_that_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """If it fails, a cancelled lane waits for its Bazel, or nobody else can be told to end after it."""
+    """If it fails, a cancelled CI job waits for its Bazel, or this process ignores later signals."""
 
     class Told(subprocess.Popen[bytes]):
-        """Bazel, in a lane that is told to end while it waits for it."""
+        """Bazel, in a CI job that gets SIGTERM while it waits."""
 
         def wait(self, timeout: float | None = None) -> int:
-            """As of a process."""
+            """Send the signal, then wait."""
             signal.raise_signal(signal.SIGTERM)
             return super().wait(timeout)
 
     monkeypatch.setattr(subprocess, "Popen", Told)
     before = signal.getsignal(signal.SIGTERM)
-    lane = "import pathlib, time; time.sleep(30); pathlib.Path('ended').touch()"
-    assert run_bazel([sys.executable, "-c", lane], tmp_path) == INTERRUPTED
+    job = "import pathlib, time; time.sleep(30); pathlib.Path('ended').touch()"
+    assert run_bazel([sys.executable, "-c", job], tmp_path) == INTERRUPTED
     assert list(tmp_path.iterdir()) == []
     assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_a_bazel_that_was_killed_has_the_exit_status_of_a_shell(tmp_path: Path) -> None:
-    """If it fails, a lane that the kernel has ended for want of memory has a status that means something else."""
+    """If it fails, a CI job whose Bazel was killed for lack of memory ends with a misleading status."""
     assert run_bazel([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"], tmp_path) == 137
 
 
 def test_nothing_is_left_in_tmp(bazel: Bazel, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """If it fails, every lane leaves its events on the machine."""
+    """If it fails, every CI job leaves its events on the machine."""
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     monkeypatch.setattr("tempfile.tempdir", os.fspath(scratch))

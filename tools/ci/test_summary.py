@@ -1,4 +1,4 @@
-"""The page of a lane: what is on it, and what counts."""
+"""The summary of a CI job."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _page(invocation: Invocation) -> str:
 
 
 def test_a_test_xml_that_was_cut_off_costs_its_own_lines_alone(tmp_path: Path) -> None:
-    """If it fails, one killed test takes the page and the exit status of a whole lane."""
+    """If it fails, one killed test costs the summary and the exit status of a whole CI job."""
     cut = tmp_path / "cut.xml"
     cut.write_text("<testsuites><testsuite><testcase na", encoding="utf-8")
     attempts = [
@@ -57,13 +57,13 @@ def test_a_test_xml_that_was_cut_off_costs_its_own_lines_alone(tmp_path: Path) -
     assert (list(summary.unread), summary.idle) == (["//a:good"], [])
 
 
-def test_of_a_test_that_was_tried_again_the_last_attempt_counts(tmp_path: Path) -> None:
-    """If it fails, two cases are four, and nobody sees why the first attempt failed."""
+def test_the_last_attempt_of_a_repeated_test_counts(tmp_path: Path) -> None:
+    """If it fails, two cases count as four, and the summary hides why the first attempt failed."""
     first, second = _xml(tmp_path / "1.xml", PASSED, FAILED), _xml(tmp_path / "2.xml", PASSED, PASSED)
     attempts = [
         _attempt("//a:a", number=1, status="FAILED", xml=first),
         _attempt("//a:a", number=2, xml=second),
-        # Of another configuration, so no attempt of the same.
+        # Of another configuration, so not an attempt of the same action.
         _attempt("//a:a", configuration="arm", xml=second),
     ]
     page = _page(_invocation(attempts, summaries={"//a:a": "FLAKY"}))
@@ -72,8 +72,8 @@ def test_of_a_test_that_was_tried_again_the_last_attempt_counts(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("status", ["FLAKY", "TIMEOUT"])
-def test_results_are_missed_only_of_what_is_said_to_have_passed(tmp_path: Path, status: str) -> None:
-    """If it fails, a test whose first attempt was killed makes a lane red, or a timeout is told as a lost file."""
+def test_only_passed_targets_need_readable_results(tmp_path: Path, status: str) -> None:
+    """If it fails, a killed first attempt makes a CI job red, or a timeout is reported as a lost file."""
     attempts = [_attempt("//a:a", status="TIMEOUT")]
     if status == "FLAKY":
         attempts.append(_attempt("//a:a", number=2, xml=_xml(tmp_path / "2.xml", PASSED)))
@@ -81,7 +81,7 @@ def test_results_are_missed_only_of_what_is_said_to_have_passed(tmp_path: Path, 
     assert summarise(invocation).unread == {}
     page = _page(invocation)
     assert f"{status}  //a:a" in page
-    assert "    attempt 1: TIMEOUT; no test.xml of it is here\n" in page
+    assert "    attempt 1: TIMEOUT; its test.xml is not on this machine\n" in page
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_results_are_missed_only_of_what_is_said_to_have_passed(tmp_path: Path, 
 def test_a_target_ran_nothing_if_no_shard_of_it_did(
     tmp_path: Path, status: str, shards: Sequence[Sequence[XmlCase]], idle: Sequence[str]
 ) -> None:
-    """If it fails, a lane is red for a shard that has only skips, or a target that failed is told twice."""
+    """If it fails, a shard with nothing but skips makes a CI job red, or a failed target is reported twice."""
     attempts = [
         _attempt("//a:a", shard=number, status=status, xml=_xml(tmp_path / f"{number}.xml", *cases))
         for number, cases in enumerate(shards, start=1)
@@ -105,15 +105,15 @@ def test_a_target_ran_nothing_if_no_shard_of_it_did(
 
 
 def test_shards_are_listed_the_most_uneven_first() -> None:
-    """If it fails, nobody sees which shard the lane waits for."""
+    """If it fails, users cannot see which shard the CI job waits for."""
     even = [_attempt("//a:even", shard=shard) for shard in (1, 2)]
     uneven = [_attempt("//a:uneven", shard=shard, duration_s=seconds) for shard, seconds in ((1, 1.0), (2, 3.0))]
     page = _page(_invocation([*even, *uneven, _attempt("//a:single", duration_s=9.0)]))
-    assert "    1.50  //a:uneven: 1.0 3.0\n    and 1 targets that are more even" in page
+    assert "    1.50  //a:uneven: 1.0 3.0\n    and 1 more balanced targets" in page
 
 
 def test_it_is_told_where_results_come_from() -> None:
-    """If it fails, nobody sees that a cache has stopped to work."""
+    """If it fails, users cannot see that a cache has stopped working."""
     attempts = [
         _attempt("//a:a", cached="remote"),
         _attempt("//a:b", cached="remote"),
@@ -125,7 +125,7 @@ def test_it_is_told_where_results_come_from() -> None:
 
 
 def test_skips_and_failures_have_their_reasons(tmp_path: Path) -> None:
-    """If it fails, people have to read logs to learn what the page is for."""
+    """If it fails, users have to search the logs for the reasons."""
     file = _xml(tmp_path / "test.xml", PASSED, FAILED, SKIPPED, SKIPPED)
     attempt = _attempt("//a:a", status="FAILED", strategy="remote", xml=file)
     broken = {"//a:c": "missing input file\nmore"}

@@ -1,7 +1,7 @@
-"""Merge LCOV files into one: what Bazel runs after each test of `bazel coverage`, and for `--combined_report=lcov`.
+"""Merge LCOV files into one. Bazel runs this after each test of `bazel coverage`, and for `--combined_report=lcov`.
 
-In the place of Bazel's own programs, which are written in Java and fetched from a server of their own. The options are
-those that Bazel gives; C++ reports in gcov's own format are not merged.
+It replaces Bazel's own programs, which are written in Java and fetched from a server of their own. It takes the options
+that Bazel passes. It does not merge C++ reports in gcov's own format.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from pathlib import Path
 
 @dataclass(slots=True)
 class Source:
-    """What is known of one source file. Counts of several reports add up.
+    """The coverage of one source file. Counts of several reports add up.
 
     Attributes:
-        lines: Line number to how often it was executed.
-        branches: Line, block and branch, as they are written, to how often it was taken; None for a branch of a line
+        lines: Line number -> number of executions.
+        branches: Line, block and branch in LCOV's form -> number of times it was taken; None for a branch of a line
             that was never reached.
-        functions: Name to the rest of its record: its first line, and its last if the report says.
-        calls: Name to how often it was called.
+        functions: Name -> the rest of its record: its first line, and its last line if the report has it.
+        calls: Name -> number of calls.
     """
 
     lines: dict[int, int] = field(default_factory=dict)
@@ -32,10 +32,10 @@ class Source:
     calls: dict[str, int] = field(default_factory=dict)
 
     def add(self, kind: str, value: str) -> None:
-        """Add a record. Totals are left out: they are counted again.
+        """Add a record. Totals are ignored, because they are counted again.
 
         Raises:
-            ValueError: If it is not what LCOV writes.
+            ValueError: If it is not a record of LCOV.
         """
         if kind == "DA":
             line, count, *_ = value.split(",")
@@ -52,7 +52,7 @@ class Source:
             self.calls[name] = self.calls.get(name, 0) + int(count_text)
 
     def records(self, name: str) -> Iterable[str]:
-        """The section of this file in a report."""
+        """Yield the section of this file in a report."""
         yield f"SF:{name}"
         yield from (f"FN:{place},{function}" for function, place in self.functions.items())
         yield from (f"FNDA:{count},{function}" for function, count in self.calls.items())
@@ -70,10 +70,10 @@ class Source:
 
 
 def merge(reports: Iterable[str]) -> dict[str, Source]:
-    """Read reports, and add up what they say of each source.
+    """Read reports, and add up their counts for each source.
 
     Raises:
-        ValueError: If one of them is not LCOV.
+        ValueError: If a report is not LCOV.
     """
     sources: dict[str, Source] = {}
     for report in reports:
@@ -88,14 +88,16 @@ def merge(reports: Iterable[str]) -> dict[str, Source]:
 
 
 def main() -> int:
-    """Merge, and write the file that Bazel expects, even if there is nothing to write."""
+    """Merge the reports. Write the file that Bazel expects, even if it is empty."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("--coverage_dir", type=Path, help="every *.dat in it is a report")
-    where.add_argument("--reports_file", type=Path, help="lists the reports, one in a line")
+    where.add_argument("--reports_file", type=Path, help="lists the reports, one per line")
     parser.add_argument("--output_file", type=Path, required=True)
-    parser.add_argument("--filter_sources", action="append", default=[], help="expressions of sources to leave out")
-    parser.add_argument("--source_file_manifest", type=Path, help="lists the sources that are wanted")
+    parser.add_argument(
+        "--filter_sources", action="append", default=[], help="regular expressions of sources to leave out"
+    )
+    parser.add_argument("--source_file_manifest", type=Path, help="lists the sources to include")
     given = parser.parse_args()
     files: list[Path] = []
     try:
@@ -114,7 +116,7 @@ def main() -> int:
     except (OSError, ValueError) as error:
         sys.stderr.write(
             f"merge_lcov: {', '.join(str(path) for path in files)}: {error}\n"
-            "A report is cut off or of another format, or the disk is full.\n"
+            "A report is incomplete or has another format, or the disk is full.\n"
             "Run the target again; VERBOSE_COVERAGE=1 shows what it writes.\n"
         )
         return 1

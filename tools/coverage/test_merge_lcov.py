@@ -1,4 +1,4 @@
-"""One report out of several."""
+"""The merge of several coverage reports."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _run(monkeypatch: pytest.MonkeyPatch, folder: Path, *options: str, reports: 
 
 
 def test_counts_of_all_reports_add_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The runner writes one, and a coverage tool of the Python toolchain another."""
+    """The runner writes one report, and a coverage tool of the Python toolchain writes another."""
     (tmp_path / "more").mkdir()
     (tmp_path / "first.dat").write_text(FIRST, encoding="utf-8")
     (tmp_path / "more" / "second.dat").write_text(SECOND, encoding="utf-8")
@@ -88,16 +88,16 @@ def test_reports_of_several_targets_are_merged(monkeypatch: pytest.MonkeyPatch, 
     assert MERGED in output.read_text(encoding="utf-8")
 
 
-def test_no_report_is_an_empty_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_no_reports_make_an_empty_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Bazel fails a test whose report is missing."""
     code, output = _run(monkeypatch, tmp_path)
     assert (code, output.read_text(encoding="utf-8")) == (0, "")
 
 
-def test_a_report_that_is_none_is_an_error(
+def test_a_damaged_report_is_an_error(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Half a report would be half the truth."""
+    """Otherwise a part of the coverage would silently be missing."""
     (tmp_path / "cut.dat").write_text("SF:a.py\nDA:1", encoding="utf-8")
     code, _ = _run(monkeypatch, tmp_path)
     assert code == 1

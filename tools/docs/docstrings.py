@@ -1,4 +1,4 @@
-"""Docstrings in Google's form, as Markdown."""
+"""Converts docstrings in Google style to Markdown."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 __all__ = ["entries", "escaped", "markdown", "split"]
 
-# Sections whose lines are `name: text`.
+# Sections with lines of the form `name: text`.
 _LISTS = ("Args", "Attributes", "Raises")
 _SECTIONS = (*_LISTS, "Returns", "Yields")
 
@@ -17,10 +17,10 @@ _ENTRY = re.compile(r"^(\*{0,2}[\w.]+): (.*)$")
 
 
 def split(docstring: str) -> tuple[str, dict[str, str]]:
-    """Divide a docstring.
+    """Split a docstring.
 
     Returns:
-        What comes before the first section, and the sections by name, all without their indentation.
+        The text before the first section, and the sections by name, all without their indentation.
     """
     parts: dict[str, list[str]] = {"": []}
     current = parts[""]
@@ -34,7 +34,7 @@ def split(docstring: str) -> tuple[str, dict[str, str]]:
 
 
 def entries(section: str) -> dict[str, str]:
-    """The entries of a section, each on one line."""
+    """Return the entries of a section: name -> text on one line."""
     found: dict[str, str] = {}
     name = ""
     for line in section.splitlines():
@@ -47,19 +47,19 @@ def entries(section: str) -> dict[str, str]:
 
 
 def escaped(text: str) -> str:
-    """Text for a cell of a table."""
+    """Return text for a cell of a table."""
     return " ".join(text.split()).replace("|", r"\|")
 
 
 def markdown(docstring: str, *, without: Sequence[str] = ()) -> str:
-    """Write a docstring as Markdown.
+    """Return a docstring as Markdown.
 
     Args:
-        docstring: As it is in the source.
+        docstring: The docstring in the source.
         without: Sections to leave out.
 
     Returns:
-        Paragraphs and lists; no line break at the end.
+        Paragraphs and lists, without a line break at the end.
     """
     text, sections = split(docstring)
     return "\n\n".join(_blocks(text, {name: body for name, body in sections.items() if name not in without}))
@@ -67,7 +67,7 @@ def markdown(docstring: str, *, without: Sequence[str] = ()) -> str:
 
 def _blocks(text: str, sections: dict[str, str]) -> Iterator[str]:
     if text:
-        # A paragraph that ends so is followed by code in reStructuredText; Markdown needs the indentation only.
+        # In reStructuredText, code follows a paragraph that ends like this; in Markdown the indentation is enough.
         yield re.sub(r"::$", ":", text, flags=re.MULTILINE)
     for name, body in sections.items():
         if name in _LISTS:

@@ -1,7 +1,7 @@
-"""The page of the Python API, from the modules: `python_api.py <page> <public module> ...`.
+"""Writes the page of the Python API from the modules: `python_api.py <page> <public module> ...`.
 
-What a module exports is its `__all__`. Of a class, the page has what the library defines and names without a leading
-underscore, also where a base class of ours defines it.
+A module exports its `__all__`. For a class, the page shows the members that the library itself defines, without those
+that begin with an underscore, and including those of the library's own base classes.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _STARS = {int(inspect.Parameter.VAR_POSITIONAL): "*", int(inspect.Parameter.VAR_
 
 
 class ApiError(Exception):
-    """Something public is not documented."""
+    """A public name has no documentation."""
 
 
 def _annotation(annotation: Any) -> str:
-    # The library's modules postpone the evaluation, so that what was written is what is shown.
+    # The library's modules postpone evaluation, so the page shows annotations as they are written.
     if isinstance(annotation, typing.ForwardRef):
         return annotation.__forward_arg__
     return annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
@@ -56,7 +56,7 @@ def _signature(function: Any, *, is_bound: bool) -> str:
         if parameter.annotation is not parameter.empty:
             text += f": {_annotation(parameter.annotation)}"
         if parameter.default is not parameter.empty:
-            # An object without a form of its own would be shown with its address.
+            # Otherwise an object without a text form would be shown with its address.
             default = repr(parameter.default)
             text += f" = {'...' if ' at 0x' in default else default}"
         parts.append(text)
@@ -66,7 +66,7 @@ def _signature(function: Any, *, is_bound: bool) -> str:
 
 
 def _members(cls: type) -> Iterator[tuple[str, Any]]:
-    """Public members by name, each from the class that is asked first."""
+    """Return public members by name, each from the class that Python would ask first."""
     seen: dict[str, Any] = {}
     for base in cls.__mro__:
         if base.__module__.split(".")[0] == LIBRARY:
@@ -76,7 +76,7 @@ def _members(cls: type) -> Iterator[tuple[str, Any]]:
 
 
 def _member_line(name: str, member: Any, owner: type) -> str | None:
-    """An entry of the list of members; None for a plain value, which the docstring of the class tells about."""
+    """Return an entry of the list of members; None for a plain value, which the docstring of the class describes."""
     inner, prefix, is_bound = member, "", True
     if isinstance(member, classmethod):
         inner, prefix = member.__func__, "classmethod "
@@ -100,7 +100,7 @@ def _member_line(name: str, member: Any, owner: type) -> str | None:
 def _class_blocks(name: str, cls: type) -> Iterator[str]:
     bases = [base.__name__ for base in cls.__bases__ if base is not object]
     if hasattr(cls, "_fields") or dataclasses.is_dataclass(cls):
-        # What users make themselves.
+        # Classes that users create instances of.
         yield f"```python\n{name}{_signature(cls, is_bound=False)}\n```"
     else:
         shown_bases = f"({', '.join(bases)})" if bases else ""
@@ -133,7 +133,7 @@ def _blocks(module: ModuleType, name: str) -> Iterator[str]:
 
 
 def page(names: Sequence[str]) -> str:
-    """Write the page of some public modules."""
+    """Return the page of some public modules."""
     blocks = [HEADER.rstrip()]
     for name in names:
         module = importlib.import_module(name)
@@ -144,12 +144,14 @@ def page(names: Sequence[str]) -> str:
 
 
 def main() -> int:
-    """Write the page."""
+    """Write the page, and return the exit status."""
     target, *names = sys.argv[1:]
     try:
         text = page(names)
     except ApiError as error:
-        sys.stderr.write(f"python_api.py: {error}.\nAll of `__all__` is public.\nWrite one, or take the name out.\n")
+        sys.stderr.write(
+            f"python_api.py: {error}.\nEvery name in `__all__` is public.\nWrite a docstring, or remove the name.\n"
+        )
         return 1
     Path(target).write_text(text, encoding="utf-8")
     return 0

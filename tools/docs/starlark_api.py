@@ -1,8 +1,8 @@
-"""The page of the Starlark API, from the sources: `starlark_api.py <page> <public file> ...`.
+"""Writes the page of the Starlark API from the sources: `starlark_api.py <page> <public file> ...`.
 
-The files are read and not loaded, because Bazel's own extractor (`starlark_doc_extract`) wants a target for every file
-that is loaded on the way, which rule sets of other repositories do not offer in every release. Starlark's grammar is a
-part of Python's. What a file exports is what it binds without a leading underscore.
+It reads the files and does not load them. Bazel's own extractor (`starlark_doc_extract`) needs a target for every file
+that is loaded, and the rule sets of other repositories do not offer these targets in every release. Starlark's grammar
+is a part of Python's. A file exports all names that it binds without a leading underscore.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ HEADER = """\
 <!-- Generated from the sources. Write it anew: ./bazelw run //tools/docs:starlark -->
 """
 
-# What a rule or an extension is made with, and what it is called on the page.
+# Functions that make a rule or an extension -> their name on the page.
 _KINDS = {
     "module_extension": "module extension",
     "provider": "provider",
@@ -31,7 +31,7 @@ _KINDS = {
 
 
 class ApiError(Exception):
-    """A source is not in the form that this program can read."""
+    """A source has a form that this program cannot read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +39,10 @@ class Source:
     """A Starlark file.
 
     Attributes:
-        label: As a BUILD file of this repository loads it.
-        tree: Its syntax.
-        values: Top-level names to what they are bound to.
-        loaded: Names that are loaded, to the file's label and the name there.
+        label: Its label in this repository.
+        tree: Its syntax tree.
+        values: Top-level name -> its value in the syntax tree.
+        loaded: Loaded name -> the file's label and the name there.
     """
 
     label: str
@@ -52,7 +52,7 @@ class Source:
 
 
 def read_source(label: str) -> Source:
-    """Read the file with a label of this repository."""
+    """Read the file of a label of this repository."""
     package, name = label.removeprefix("//").split(":")
     tree = ast.parse(Path(package, name).read_text(encoding="utf-8"), filename=label)
     values: dict[str, ast.expr | ast.FunctionDef] = {}
@@ -77,18 +77,18 @@ def _loads(call: ast.Call) -> dict[str, tuple[str, str]]:
 
 
 def _text(node: ast.expr | None) -> str:
-    """The value of a string, which may be put together with `+`."""
+    """Return the value of a string, also of several strings joined by `+`."""
     if node is None:
         return ""
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
         return _text(node.left) + _text(node.right)
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return node.value
-    raise ApiError(f"line {node.lineno}: a plain string is expected, not {ast.unparse(node)}")
+    raise ApiError(f"line {node.lineno}: expected a plain string, not {ast.unparse(node)}")
 
 
 def _resolve(source: Source, name: str) -> tuple[Source, ast.expr | ast.FunctionDef]:
-    """What a name stands for, in this file or in the one it is loaded from."""
+    """Return the definition of a name, in this file or in the file that it is loaded from."""
     value = source.values.get(name)
     if value is None and name in source.loaded:
         label, there = source.loaded[name]
@@ -131,7 +131,7 @@ def _function_blocks(name: str, function: ast.FunctionDef) -> Iterator[str]:
     yield docstrings.markdown(docstring, without=["Args"])
     told = docstrings.entries(docstrings.split(docstring)[1].get("Args", ""))
     if missing := set(names) - set(told):
-        raise ApiError(f"the docstring of {name} does not tell what {', '.join(sorted(missing))} is")
+        raise ApiError(f"the docstring of {name} does not describe {', '.join(sorted(missing))}")
     if told:
         yield _table(["argument", "what"], [[f"`{argument}`", text] for argument, text in told.items()])
 
@@ -182,7 +182,7 @@ def _call_blocks(source: Source, call: ast.Call) -> Iterator[str]:
 
 
 def page(labels: Sequence[str]) -> str:
-    """Write the page of some public files."""
+    """Return the page of some public files."""
     blocks = [HEADER.rstrip()]
     for label in labels:
         source = read_source(label)
@@ -203,12 +203,14 @@ def page(labels: Sequence[str]) -> str:
 
 
 def main() -> int:
-    """Write the page."""
+    """Write the page, and return the exit status."""
     target, *labels = sys.argv[1:]
     try:
         text = page(labels)
     except ApiError as error:
-        sys.stderr.write(f"starlark_api.py: {error}.\nThe page is made of what the sources say.\nSay it there.\n")
+        sys.stderr.write(
+            f"starlark_api.py: {error}.\nThe page is made from the docstrings of the sources.\nCorrect the source.\n"
+        )
         return 1
     Path(target).write_text(text, encoding="utf-8")
     return 0

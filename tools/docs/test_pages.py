@@ -1,4 +1,4 @@
-"""The pages of the API, from small sources."""
+"""The API pages of small sources."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_macro_is_followed_to_the_file_that_defines_it(repository: Path) -> No
 
 
 def test_private_names_are_left_out(repository: Path) -> None:
-    """Otherwise users would load what may change any day."""
+    """Otherwise users would load names that may change at any time."""
     info = 'Info = provider(doc = "Facts " + "of a target.", fields = {"a": "int: first."})'
     write_public(repository, f"_LIMIT = 3\n{info}\n")
     page = starlark_api.page(["//lib:defs.bzl"])
@@ -77,22 +77,22 @@ def test_tags_of_an_extension_are_on_the_page(repository: Path) -> None:
     ("text", "said"),
     [
         ("def bare(name):\n    pass\n", "bare has no docstring"),
-        ('def half(name):\n    """Does."""\n', "the docstring of half does not tell what name is"),
+        ('def half(name):\n    """Does."""\n', "the docstring of half does not describe name"),
         ("other = struct(a = 1)\n", r"no page can be made of struct\(\.\.\.\)"),
         ("limit = 3\n", "limit is neither a function nor a rule"),
         ("gone = _gone\n", "nothing defines _gone"),
-        ('Info = provider(doc = "%s" % 1)\n', "a plain string is expected"),
+        ('Info = provider(doc = "%s" % 1)\n', "expected a plain string"),
     ],
 )
-def test_what_cannot_be_shown_is_an_error(repository: Path, text: str, said: str) -> None:
-    """Otherwise a public name would be missing from the page, and nobody would see it."""
+def test_a_name_that_cannot_be_shown_is_an_error(repository: Path, text: str, said: str) -> None:
+    """Otherwise a public name would silently be missing from the page."""
     write_public(repository, text)
     with pytest.raises(starlark_api.ApiError, match=said):
         starlark_api.page(["//lib:defs.bzl"])
 
 
 def test_sections_of_a_docstring_become_lists() -> None:
-    """Otherwise arguments would run into one paragraph."""
+    """Otherwise arguments would run together in one paragraph."""
     docstring = """Does a thing::
 
         do()

@@ -1,4 +1,4 @@
-"""Generated files that are checked in: a test that they are current, and the command that makes them so."""
+"""Generated files that are checked in: a test that compares them, and the command that updates them."""
 
 load("@bazel_skylib//rules:diff_test.bzl", "diff_test")
 load("@rules_python//python:py_binary.bzl", "py_binary")

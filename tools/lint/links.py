@@ -1,4 +1,4 @@
-"""Links from one page of the documentation to another file of the repository."""
+"""Checks the links from a page of the documentation to another file of the repository."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from pathlib import Path
 
 __all__ = ["broken_links"]
 
-# `[text](target)`; a target with a scheme is somebody else's, and one that starts with # is on the same page.
+# `[text](target)`; a target with a scheme is outside the repository, and one that starts with # is on the same page.
 _LINK = re.compile(r"\]\((?!\w+:|#)([^)#\s]+)")
-# What looks like a link in code is none.
+# Code may contain text that only looks like a link.
 _CODE = re.compile(r"^```.*?^```|`[^`\n]*`", re.MULTILINE | re.DOTALL)
 
 
 def broken_links(pages: Iterable[str]) -> list[str]:
-    """Say which links lead nowhere.
+    """Return the broken links, in words.
 
     Args:
-        pages: Markdown files, as paths from the folder the program is in.
+        pages: Markdown files, as paths relative to the current folder.
     """
     return [
-        f"{page}: the link to {target} leads nowhere"
+        f"{page}: the link to {target} is broken"
         for page in pages
         for target in _LINK.findall(_CODE.sub("", Path(page).read_text(encoding="utf-8")))
         if not (Path(page).parent / target).exists()

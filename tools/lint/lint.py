@@ -1,4 +1,4 @@
-"""Every static check of this repository: `./bazelw run //tools/lint`, or with `-- --fix` what can be fixed by itself.
+"""Runs all static checks of this repository: `./bazelw run //tools/lint`; with `-- --fix` it repairs what it can.
 
 Python: ruff (rules and form), mypy (strict), import-linter (layers; the contracts are in pyproject.toml). Starlark:
 buildifier. Pages: links. CI runs the same command.
@@ -16,22 +16,22 @@ from pathlib import Path
 
 from links import broken_links
 
-# Programs that run on their own have their folder on the path, and may name their modules as they like; so each group
-# is checked by itself. Group -> folders that are on its path.
+# Each group is checked by itself, because a program's folder is on its path and its module names may repeat those of
+# others. Group -> folders on its path.
 _MYPY_GROUPS: dict[tuple[str, ...], tuple[str, ...]] = {
     ("dist_testing", "e2e/check.py", "e2e/questions.py", "tests"): (".",),
-    ("tools/bazel",): ("tools/bazel", "tools/bazel/tests"),
+    ("tools/bazel", "tools/debian_prefix"): ("tools/bazel", "tools/bazel/tests", "tools/debian_prefix"),
     ("tools/bench",): (".", "tools/bench"),
     ("tools/docs",): ("tools/docs",),
     ("tools/gpu",): (".", "tools/gpu"),
     ("tools/coverage",): ("tools/coverage",),
-    ("tools/rbe",): ("tools/bazel", "tools/rbe", "tools/rbe/pool_check", "tools/report"),
+    ("tools/rbe",): ("tools/debian_prefix", "tools/rbe", "tools/rbe/pool_check", "tools/report"),
     ("tools/ci",): (".", "tools/report", "tools/ci"),
     ("tools/report",): (".", "tools/report"),
     ("tools/tags",): ("tools/tags", "tools/report"),
     ("tools/golden", "tools/lint", "tools/python"): ("tools/lint", "tools/python"),
 }
-# Bazel's links, and fixtures that are no code of this repository.
+# Not Bazel's links, and not fixtures, which are no code of this repository.
 _STARLARK = ("*.bzl", "*.bazel", "WORKSPACE")
 # Its script names the interpreter that installed it, which need not be there any more.
 _IMPORT_LINTER = "from importlinter.cli import lint_imports_command; lint_imports_command()"
@@ -41,14 +41,14 @@ def main() -> int:
     """Run the checks.
 
     Returns:
-        0 if none complains.
+        0 if no check fails.
     """
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--fix", action="store_true", help="repair what can be repaired without thinking")
+    parser.add_argument("--fix", action="store_true", help="make the repairs that the tools can make")
     fix = parser.parse_args().fix
     workspace = os.environ.get("BUILD_WORKSPACE_DIRECTORY")
     if workspace is None:
-        print("lint: the repository is not known.\nIt is set by `bazel run`.\nRun ./bazelw run //tools/lint.")
+        print("lint: the folder of the repository is unknown.\n`bazel run` sets it.\nRun ./bazelw run //tools/lint.")
         return 2
     os.chdir(workspace)
     steps = [
@@ -74,13 +74,13 @@ def main() -> int:
 
 def _fails(step: Sequence[str], **env: str) -> bool:
     print(f"lint: {Path(step[0]).name} {' '.join(step[1:4])}", flush=True)
-    # Tools started by this one find their packages where this one does.
+    # Child programs must find their packages in the same places as this one.
     path = os.pathsep.join(entry for entry in sys.path if entry)
     return subprocess.run(step, env={**os.environ, "PYTHONPATH": path, **env}, check=False).returncode != 0
 
 
 def _tool(name: str) -> str:
-    """A program that came with the wheels."""
+    """Return a program from the wheels."""
     for entry in sys.path:
         program = Path(entry, "bin", name)
         if program.exists():
@@ -99,7 +99,7 @@ def _files(*patterns: str) -> list[str]:
 
 
 def _buildifier() -> str:
-    """From PATH, else from npm into the user's cache: npm's package holds the program, and the lock file its hash."""
+    """Return buildifier from PATH, else from npm in the user's cache. The lock file has the hash of npm's package."""
     if found := shutil.which("buildifier"):
         return found
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "dist_testing", "lint")
@@ -114,7 +114,7 @@ def _buildifier() -> str:
         cache.mkdir(parents=True, exist_ok=True)
         for name in ("package.json", "package-lock.json"):
             shutil.copyfile(Path("tools", "lint", name), cache / name)
-        # Not by --prefix: npm then looks for the machine's own settings below it.
+        # Not by --prefix, because npm then reads the machine's settings below that folder.
         fetch = ["npm", "ci", "--no-progress", "--ignore-scripts"]
         fetched = subprocess.run(
             fetch, cwd=cache, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
@@ -122,7 +122,7 @@ def _buildifier() -> str:
         if fetched.returncode != 0:
             raise SystemExit(
                 f"lint: npm could not fetch buildifier:\n{fetched.stdout.strip()}\n"
-                "Its registry is not the one that this machine reaches, or cannot be reached at all.\n"
+                "npm's registry cannot be reached from this machine.\n"
                 "Set npm's registry, or put a buildifier on PATH."
             )
     return str(program)

@@ -1,17 +1,17 @@
 """Puts the packages of an archive on sys.path, on a machine that got them as one file.
 
-A test that runs remotely has, instead of a site-packages of 20,000 files, one archive and a folder of stubs: a module
-of the name of every package, which calls `give_way`. The first import of any of them unpacks the archive into a cache
-of this machine, puts the unpacked folder in the place of the stubs, and imports the real module.
+On an executor, a test does not have a site-packages of 20,000 files. It has one archive and a folder of stubs: for
+every package a module of its name, which calls `give_way`. The first import of a stub unpacks the archive into a cache
+of this machine, replaces the stubs by the unpacked folder on sys.path, and imports the real module.
 
-The cache is keyed by the digest of the archive, which is checked while it is unpacked. It is private to its user and
-forgets what was not used for longest. Where there is no place for a cache, every process tree unpacks for itself.
-Environment read:
+The key of the cache is the digest of the archive, which is checked while it is unpacked. The cache belongs to one user
+and removes the least recently used entries. If no cache is possible, every process tree unpacks for itself.
+These variables are read:
 
 - `DIST_TESTING_WHEELS_CACHE`: folder of the cache. Default: `dist_testing/wheels` in the user's cache folder.
-- `DIST_TESTING_WHEELS_CACHE_BYTES`: how much is kept there, besides what is in use. Default: 16 GiB.
+- `DIST_TESTING_WHEELS_CACHE_BYTES`: size of the cache, besides entries in use. Default: 16 GiB.
 
-This file is copied beside the stubs and imports nothing but the standard library.
+This file is copied beside the stubs, so it imports only the standard library.
 """
 
 from __future__ import annotations
@@ -41,26 +41,26 @@ __all__ = ["CacheEntry", "WheelsArchiveError", "give_way", "unpacked"]
 CACHE_VARIABLE = "DIST_TESTING_WHEELS_CACHE"
 LIMIT_VARIABLE = "DIST_TESTING_WHEELS_CACHE_BYTES"
 
-# Room for three installations of torch with CUDA. Bytes.
+# Space for three installations of torch with CUDA. Bytes.
 _DEFAULT_LIMIT_BYTES = 16 << 30
 
-# A file system that cannot lock, or that became one that cannot be written: a cache is only a help.
+# Errors of a file system that cannot lock, or has become read-only. The tests can run without a cache.
 _NO_CACHE = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EROFS)
 
-# How much of the archive is hashed and written at a time. Bytes.
+# Bytes of the archive that are hashed and written at a time.
 _CHUNK_BYTES = 1 << 20
 
-# Locks that say which unpacked folders are in use by this process; the system gives them back.
+# Locks of the unpacked folders that this process uses; the system releases them when it ends.
 _held: list[int] = []
 
 
 class WheelsArchiveError(ImportError):
-    """The packages of an archive cannot be used here."""
+    """The packages of an archive cannot be used on this machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Description:
-    """`site.json`: sha256 of the archive, number and bytes of its files, and what the files were made for."""
+    """`site.json`: sha256 of the archive, number and bytes of its files, and the interpreter they were made for."""
 
     sha256: str
     files: int
@@ -74,24 +74,24 @@ class CacheEntry:
     """An unpacked archive.
 
     Attributes:
-        folder: Holds `site-packages` and, beside it, an empty virtual environment.
+        folder: Has `site-packages` and, beside it, an empty virtual environment.
     """
 
     folder: Path
 
     @property
     def site_packages(self) -> Path:
-        """What belongs on sys.path."""
+        """The folder for sys.path."""
         return self.folder / "site-packages"
 
     @property
     def python(self) -> Path:
-        """This interpreter, without what is installed into it."""
+        """This interpreter, without the packages that are installed into it."""
         return self.folder / "environment" / "bin" / "python3"
 
 
 def give_way(name: str, stub_file: str) -> None:
-    """Import the real module in the place of a stub.
+    """Import the real module instead of a stub.
 
     Args:
         name: `__name__` of the stub.
@@ -106,7 +106,7 @@ def give_way(name: str, stub_file: str) -> None:
     entry = unpacked(Path(stubs).parent)
     real = str(entry.site_packages)
     sys.path[:] = _replaced(sys.path, stubs, real)
-    # Processes that are started from here begin where this one is now.
+    # Processes that this one starts must find the same folder.
     if inherited := os.environ.get("PYTHONPATH"):
         os.environ["PYTHONPATH"] = os.pathsep.join(_replaced(inherited.split(os.pathsep), stubs, real))
     if sys.prefix == sys.base_prefix:
@@ -122,14 +122,14 @@ def _replaced(entries: list[str], stubs: str, real: str) -> list[str]:
 
 
 def _leave_installation(entry: CacheEntry) -> None:
-    """Forget what is installed on this machine: tests see the packages of their deps and no others."""
+    """Remove this machine's installed packages from sys.path: tests see only the packages of their deps."""
     installed = {os.path.realpath(path) for path in (*site.getsitepackages(), site.getusersitepackages())}
     sys.path[:] = [path for path in sys.path if os.path.realpath(path) not in installed]
     sys.executable = str(entry.python)
 
 
 def unpacked(archive: Path) -> CacheEntry:
-    """Unpack an archive, or find it unpacked.
+    """Return the unpacked archive; unpack it if it is not in the cache.
 
     Args:
         archive: Folder with `site.tar` and `site.json`.
@@ -138,7 +138,7 @@ def unpacked(archive: Path) -> CacheEntry:
         WheelsArchiveError: As give_way.
     """
     description = _describe(archive / "site.json")
-    # The virtual environment beside the packages is of one interpreter.
+    # The virtual environment beside the packages belongs to one interpreter.
     interpreter = hashlib.sha256(os.path.realpath(sys.executable).encode()).hexdigest()[:8]
     key = f"{description.sha256}-{interpreter}"
     tar = archive / "site.tar"
@@ -150,8 +150,8 @@ def unpacked(archive: Path) -> CacheEntry:
             if error.errno not in _NO_CACHE:
                 raise WheelsArchiveError(
                     f"{cache}: the cache of unpacked Python packages cannot be used ({error}).\n"
-                    "The disk is full, or the folder is not this user's alone to change.\n"
-                    f"Make room, or name another folder: --test_env={CACHE_VARIABLE}=/path."
+                    "The disk is full, or other users can change the folder, or this user cannot.\n"
+                    f"Free some space, or name another folder: --test_env={CACHE_VARIABLE}=/path."
                 ) from None
     return _private(tar, description)
 
@@ -161,15 +161,15 @@ def _cached(cache: Path, key: str, tar: Path, description: _Description) -> Cach
     try:
         entry = CacheEntry(cache / key)
         while True:
-            # Held until this process ends: nobody removes what is in use.
+            # Held until this process ends, so that no process removes a folder in use.
             fcntl.flock(lock, fcntl.LOCK_SH)
             if entry.folder.is_dir():
                 # The time of the last use.
                 os.utime(lock)
                 _held.append(lock)
                 return entry
-            # Whoever comes second waits here, and then finds the folder. Going back to the shared lock is not one step:
-            # in between, somebody who needs room may take the folder away again.
+            # A second process waits here, and then finds the folder. Returning to the shared lock takes two steps:
+            # between them, a process that needs space may remove the folder again.
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not entry.folder.is_dir():
                 _make_room(cache, description.bytes)
@@ -198,7 +198,7 @@ def _describe(file: Path) -> _Description:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise WheelsArchiveError(
             f"{file}: cannot be read ({type(error).__name__}: {error}).\n"
-            "It describes the archive of Python packages that this test was sent with.\n"
+            "It describes the archive of Python packages of this test.\n"
             "Fetch the packages again: bazel sync --configure, or bazel clean --expunge."
         ) from None
     here = (sys.implementation.cache_tag, platform.machine())
@@ -206,20 +206,20 @@ def _describe(file: Path) -> _Description:
         raise WheelsArchiveError(
             f"{sys.executable} on {platform.node()}: {here[0]} on {here[1]}, but the packages of this test are for "
             f"{description.python} on {description.machine}.\n"
-            "They were installed for the interpreter of the machine that Bazel runs on.\n"
-            "Give the workers that Python, or have the packages installed for theirs (tools/python/README.md)."
+            "They were installed for the interpreter of the machine that runs Bazel.\n"
+            "Give the workers that Python, or install the packages for theirs (tools/python/README.md)."
         )
     return description
 
 
 def _cache() -> Path | None:
-    """The folder of the cache; None if there is none that only this user can write."""
+    """Return the folder of the cache; None if there is no folder that only this user can write."""
     try:
-        # The rule is that a relative one counts as unset.
+        # A relative path counts as unset.
         given = os.environ.get("XDG_CACHE_HOME", "")
         usual = Path(given if given.startswith("/") else Path.home() / ".cache", "dist_testing", "wheels")
     except RuntimeError:
-        # No such user: common in containers.
+        # There is no such user, which is common in containers.
         usual = None
     chosen = os.environ.get(CACHE_VARIABLE)
     cache = Path(chosen) if chosen else usual
@@ -228,7 +228,7 @@ def _cache() -> Path | None:
     try:
         cache.mkdir(mode=0o700, parents=True, exist_ok=True)
         state = cache.stat()
-        # Whoever else can write there could put code of theirs into our tests.
+        # Another user who can write there could put code into our tests.
         if state.st_uid != os.getuid() or state.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             return None
         with tempfile.TemporaryFile(dir=cache):
@@ -244,14 +244,14 @@ def _limit_bytes() -> int:
     if not text.isdecimal():
         raise WheelsArchiveError(
             f"{LIMIT_VARIABLE}={text!r}: not a number of bytes.\n"
-            "It bounds the cache of unpacked Python packages on this machine.\n"
+            "It limits the cache of unpacked Python packages on this machine.\n"
             f"Correct it, or drop it for {_DEFAULT_LIMIT_BYTES}."
         )
     return int(text)
 
 
 def _make_room(cache: Path, needed: int) -> None:
-    """Remove what was not used for longest and is in use by nobody, until `needed` bytes fit under the limit."""
+    """Remove the least recently used entries that no process uses, until `needed` bytes fit under the limit."""
     limit = _limit_bytes()
     total = needed
     for lock in sorted(cache.glob("*.lock"), key=lambda path: path.stat().st_mtime, reverse=True):
@@ -264,10 +264,10 @@ def _make_room(cache: Path, needed: int) -> None:
             continue
         with _exclusive(lock) as is_free:
             if is_free:
-                # Left by somebody who was killed.
+                # Left by a killed process.
                 shutil.rmtree(unfinished, ignore_errors=True)
                 if is_too_much:
-                    # First under another name: a folder of the right name is always whole.
+                    # Renamed first: a folder with the right name is always complete.
                     folder.rename(unfinished)
                     shutil.rmtree(unfinished, ignore_errors=True)
 
@@ -289,15 +289,15 @@ def _exclusive(lock: Path) -> Iterator[bool]:
 
 
 def _remove_if_ours(folder: Path, pid: int) -> None:
-    # Forked ranks that end by sys.exit come here, too.
+    # Forked ranks that end by sys.exit run this, too.
     if os.getpid() == pid:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def _unpack(tar: Path, description: _Description, folder: Path) -> CacheEntry:
-    """Unpack under another name, check, and rename: a folder of the right name is whole."""
+    """Unpack under another name, check, and rename: a folder with the right name is complete."""
     unfinished = _unfinished(folder)
-    # Left by somebody who was killed: the lock is ours now.
+    # Left by a killed process: this process has the lock now.
     shutil.rmtree(unfinished, ignore_errors=True)
     try:
         _extract(tar, description, CacheEntry(unfinished).site_packages)
@@ -317,12 +317,12 @@ def _no_room(tar: Path, description: _Description, folder: Path, error: OSError)
     return WheelsArchiveError(
         f"{tar}: cannot be unpacked into {folder} ({error}).\n"
         f"It takes {description.bytes >> 20} MiB.\n"
-        f"Make room, or name another folder: --test_env={CACHE_VARIABLE}=/path."
+        f"Free some space, or name another folder: --test_env={CACHE_VARIABLE}=/path."
     )
 
 
 class _HashedFile:
-    """The archive as a stream that is hashed as it is read."""
+    """The archive as a stream that is hashed while it is read."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
@@ -334,7 +334,7 @@ class _HashedFile:
         return data
 
     def digest(self) -> str:
-        """The digest of all of it: what was not read yet is read."""
+        """Return the digest of the whole archive; it reads the rest first."""
         while self.read(_CHUNK_BYTES):
             pass
         return self._sha256.hexdigest()
@@ -373,13 +373,13 @@ def _extract(tar: Path, description: _Description, site_packages: Path) -> None:
 def _damaged(tar: Path, observed: str) -> str:
     return (
         f"{tar}: {observed}.\n"
-        "The archive is not the one that was made from the lock file: damaged on the way, or tampered with.\n"
-        "Check the executor's storage; nothing of it was used."
+        "The archive differs from the one that was made from the lock file: it was damaged or changed.\n"
+        "Check the executor's storage; no file of it was used."
     )
 
 
 def _make_environment(folder: Path) -> None:
-    """An empty virtual environment of this interpreter, as tests that run locally have it."""
+    """Make an empty virtual environment of this interpreter, as tests that run locally have it."""
     base = os.path.realpath(sys.executable)
     (folder / "bin").mkdir(parents=True)
     (folder / "bin" / "python3").symlink_to(base)

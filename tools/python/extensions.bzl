@@ -8,22 +8,22 @@ load("//tools/python/private:local_python_repo.bzl", "local_python_repo")
 load("//tools/python/private:wheels_archive_repo.bzl", "wheels_archive_repo")
 load("//tools/python/private:wheels_repo.bzl", "wheels_repo")
 
-# The one interpreter of the tests; wheels are installed by it and for it.
+# The interpreter of the tests; it also installs the wheels.
 _INTERPRETER_REPO = "local_python"
 
 _wheels = tag_class(
     doc = "One repository with every wheel of a lock file.",
     attrs = {
         "default": attr.string(
-            doc = "Which of `locks` is used while DIST_TESTING_LOCK is not set.",
+            doc = "The name in `locks` that is used if DIST_TESTING_LOCK is not set.",
             mandatory = True,
         ),
         "extra_index_url": attr.string(
-            doc = "Asked only after the machine's own pip configuration did not find a wheel.",
+            doc = "An index for wheels that the machine's own pip configuration did not find.",
         ),
         "locks": attr.label_keyed_string_dict(
-            doc = "Lock file to the name by which `--repo_env=DIST_TESTING_LOCK=<name>` chooses it. The variable does " +
-                  "not concern a repository with one lock file.",
+            doc = "Lock file -> its name for `--repo_env=DIST_TESTING_LOCK=<name>`. A repository with one lock file " +
+                  "ignores the variable.",
             mandatory = True,
         ),
         "name": attr.string(

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """Remake the lock files of this repository: `python3 tools/python/lock.py [--upgrade] [name ...]`.
 
-Each `requirements*.in` with a `.txt` of the same name is resolved by `uv pip compile`, for every
-Python from 3.11 on and every platform at once, with hashes. The packages come from wherever the
-machine's own configuration says; no index and no path is written into a lock file.
+`uv pip compile` resolves each `requirements*.in` with a `.txt` of the same name, for every Python from 3.11
+on and every platform at once, with hashes. The machine's own configuration decides where the packages come
+from; no index and no path is written into a lock file.
 
-Exit status: 0 when every lock file was written, 1 with the reason otherwise (the lock file that failed
-and those after it are as they were).
+Exit status: 0 when every lock file was written, else 1 with the reason (the lock file that failed and those
+after it are unchanged).
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ LOCKS = (CPU_LOCK, "requirements_cuda", "requirements_lint", "requirements_rbe",
 # current releases of numpy and networkx do not.
 OLDEST_PYTHON = "3.11"
 
-# Digests of torch's CPU wheels, in the format of sha256sum. A resolver lists only the wheels that the
-# indexes it was given hold, and few mirrors carry the CPU build for every Python and processor.
+# Digests of torch's CPU wheels, in the format of sha256sum. A resolver lists only the wheels on its indexes, and
+# few mirrors have the CPU build for every Python and processor.
 TORCH_CPU_DIGESTS = Path(__file__).with_name("torch_cpu.sha256")
 
 # One requirement of a lock file and its hashes.
@@ -38,7 +38,7 @@ _HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})")
 
 
 class LockError(Exception):
-    """A lock file cannot be made; the text says why and what to do."""
+    """A lock file cannot be made; the text has the reason and a way out."""
 
 
 def find_uv() -> str:
@@ -58,9 +58,9 @@ def find_uv() -> str:
 
 
 def find_links() -> list[str]:
-    """Return uv's options for the wheel folders that pip is configured to look into.
+    """Return uv's options for the wheel folders of pip's configuration.
 
-    uv does not read pip's configuration, and such a folder may be the only place of torch's CPU build.
+    uv does not read pip's configuration, and only such a folder may have torch's CPU build.
     """
     command = [sys.executable, "-m", "pip", "config", "list"]
     listed = subprocess.run(command, capture_output=True, text=True, check=False).stdout
@@ -74,14 +74,14 @@ def find_links() -> list[str]:
 
 
 def add_digests(lock: str, digests: str) -> str:
-    """Return a lock file with the hashes of more wheels of the versions that it pins.
+    """Return a lock file with the hashes of more wheels of its pinned versions.
 
     Args:
         lock: Text of the lock file.
         digests: Lines of `<sha256>  <wheel file name>`.
 
     Raises:
-        LockError: If a listed wheel is of a version that nothing is pinned to.
+        LockError: If no pin has the version of a listed wheel.
     """
     missing: dict[str, set[str]] = {}
     for line in digests.splitlines():
@@ -97,8 +97,8 @@ def add_digests(lock: str, digests: str) -> str:
     merged = _BLOCK.sub(with_more, lock)
     if missing:
         raise LockError(
-            f"{TORCH_CPU_DIGESTS.name} lists wheels of {', '.join(sorted(missing))}, which nothing is pinned to.\n"
-            "Most likely the version in requirements.in was changed and the digests were not.\n"
+            f"{TORCH_CPU_DIGESTS.name} lists wheels of {', '.join(sorted(missing))}, which no requirement pins.\n"
+            "Most likely the version in requirements.in was changed, and the digests were not.\n"
             "Write the new wheels' digests into it; PyTorch's index of CPU wheels has them in its links."
         )
     return merged
@@ -108,26 +108,26 @@ def make_lock(uv: str, name: str, *, upgrade: bool) -> None:
     """Resolve `<name>.in` into `<name>.txt`, which is replaced in one step.
 
     Raises:
-        LockError: If the resolver fails; its own words are part of the text.
+        LockError: If the resolver fails; its message is part of the text.
     """
     target = ROOT / f"{name}.txt"
     with tempfile.TemporaryDirectory(dir=ROOT) as folder:
         draft = Path(folder) / target.name
         if target.exists() and not upgrade:
-            # uv keeps the versions it finds in its output file wherever they still fit.
+            # uv keeps the versions of its output file if they still fit.
             shutil.copyfile(target, draft)
         command = [uv, "pip", "compile", f"{name}.in", "--output-file", str(draft), "--quiet"]
         command += ["--universal", "--python-version", OLDEST_PYTHON, "--generate-hashes"]
         command += ["--no-emit-index-url", "--no-emit-find-links"]
         command += ["--custom-compile-command", "python3 tools/python/lock.py"]
         if name == CPU_LOCK:
-            # Not for the others: to a resolver the CPU build is the newer one wherever it is offered.
+            # Not for the others: where the CPU build is offered, a resolver takes it for the newer one.
             command += find_links()
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
         if done.returncode:
             raise LockError(
                 f"{name}.in: uv ended with exit code {done.returncode}.\n{done.stderr.strip()}\n"
-                "If torch's CPU build is what it did not find: UV_EXTRA_INDEX_URL names PyTorch's index of CPU wheels."
+                "If it did not find torch's CPU build: UV_EXTRA_INDEX_URL names PyTorch's index of CPU wheels."
             )
         if name == CPU_LOCK:
             more = TORCH_CPU_DIGESTS.read_text(encoding="utf-8")

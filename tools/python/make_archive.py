@@ -1,12 +1,12 @@
-"""Turn an installed site-packages into one archive that a remote worker unpacks once: run by `wheels_archive_repo`.
+"""Turn an installed site-packages into one archive that a worker unpacks once. `wheels_archive_repo` runs this.
 
     python3 make_archive.py SITE_PACKAGES OUT
 
-Written into the folder OUT:
+It writes into the folder OUT:
 
-- `site.tar`: every file, in the order of their names and without times or owners. The same files make the same bytes,
-  so that machines which install the same lock file share a remote cache.
-- `site.json`: what is in it. `archive_loader.py` has the format.
+- `site.tar`: every file, sorted by name, without times or owners. The same files make the same bytes, so that machines
+  with the same lock file share a remote cache.
+- `site.json`: a description of it. `archive_loader.py` defines the format.
 - `stubs/`: a module for every package at the top of SITE_PACKAGES, which gives way to the real one.
 """
 
@@ -22,7 +22,7 @@ import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
-# Says what the folder of stubs is for, to whoever opens one. The loader is a file beside them.
+# A comment for readers of a stub. The loader is a file beside the stubs.
 _STUB = """\
 # Stands for the real module, which is still in the archive.
 from _dist_testing_wheels import give_way
@@ -35,7 +35,7 @@ _LOADER_MODULE = "_dist_testing_wheels"
 
 
 class _Digest(io.RawIOBase):
-    """A file that is written and hashed at once."""
+    """A file that is hashed while it is written."""
 
     def __init__(self, file: io.BufferedWriter) -> None:
         self._file = file
@@ -50,21 +50,21 @@ class _Digest(io.RawIOBase):
 
 
 def files_below(folder: Path) -> Iterator[Path]:
-    """All files below a folder, in an order that does not depend on the file system."""
+    """Return all files below a folder, in an order that does not depend on the file system."""
     for path in sorted(folder.rglob("*"), key=lambda path: path.relative_to(folder).as_posix()):
         if path.is_file():
             yield path
 
 
 def top_modules(site: Path) -> list[str]:
-    """What can be imported from a site-packages: paths of the stubs, below their folder."""
+    """Return the modules and packages of a site-packages: paths of the stubs, relative to their folder."""
     stubs = []
     for path in sorted(site.iterdir()):
         name = path.name.partition(".")[0]
         if not name.isidentifier() or name == "__pycache__":
             continue
         if path.is_dir():
-            # `numpy.libs` and `torch-2.13.dist-info` are no packages, nor are `bin` and `share`.
+            # `numpy.libs` and `torch-2.13.dist-info` are not packages, and neither are `bin` and `share`.
             if path.name == name and any(path.rglob("*.py")):
                 stubs.append(f"{name}/__init__.py")
         elif path.suffix in (".py", ".so"):

@@ -1,4 +1,4 @@
-"""Packages that travel as one archive: what a test on a remote worker imports."""
+"""Packages as one archive: the imports of a test on a worker."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 
 HERE = Path(__file__).parent
 
-# Imports through a stub, as a test does, and says where the package and its metadata were found.
+# Imports through a stub, as a test does, and prints where the package and its metadata were found.
 _IMPORT = """
 import blue.deep
 import importlib.metadata, subprocess, sys
@@ -84,7 +84,7 @@ def _whole(cache: Path) -> list[Path]:
 
 
 def test_imports_find_the_real_package_and_its_metadata(tmp_path: Path) -> None:
-    """If it fails, no test of ours can run on a remote worker."""
+    """If it fails, none of the repository's tests can run on a worker."""
     archive, cache = _archive(tmp_path), tmp_path / "cache"
     done = _python(archive, cache)
     assert done.returncode == 0, done.stderr
@@ -95,7 +95,7 @@ def test_imports_find_the_real_package_and_its_metadata(tmp_path: Path) -> None:
 
 
 def test_processes_that_a_test_starts_find_the_packages(tmp_path: Path) -> None:
-    """If it fails, ranks in fresh interpreters import nothing remotely."""
+    """If it fails, ranks in fresh interpreters can import nothing on a worker."""
     archive, cache = _archive(tmp_path), tmp_path / "cache"
     done = _python(archive, cache, _IMPORT_IN_CHILD)
     assert done.returncode == 0, done.stderr
@@ -104,7 +104,7 @@ def test_processes_that_a_test_starts_find_the_packages(tmp_path: Path) -> None:
 
 
 def test_a_program_of_a_package_runs_by_its_name(tmp_path: Path) -> None:
-    """If it fails, `python -m torch.distributed.run` is not found remotely."""
+    """If it fails, `python -m torch.distributed.run` is not found on a worker."""
     archive, cache = _archive(tmp_path), tmp_path / "cache"
     done = subprocess.run(
         [sys.executable, "-m", "blue.deep"], env=_environment(archive, cache), check=False, capture_output=True
@@ -137,8 +137,8 @@ def test_processes_at_once_unpack_once(tmp_path: Path) -> None:
     assert len(_whole(cache)) == 1
 
 
-def test_what_a_killed_process_left_is_made_anew(tmp_path: Path) -> None:
-    """If it fails, a worker whose test was killed at a bad moment is of no use until somebody cleans it."""
+def test_leftovers_of_a_killed_process_are_replaced(tmp_path: Path) -> None:
+    """If it fails, a worker whose test was killed at the wrong moment can run no test until it is cleaned."""
     archive, cache = _archive(tmp_path), tmp_path / "cache"
     assert _python(archive, cache).returncode == 0
     (unpacked,) = _whole(cache)
@@ -151,20 +151,20 @@ def test_what_a_killed_process_left_is_made_anew(tmp_path: Path) -> None:
 
 
 def test_a_damaged_archive_is_not_used(tmp_path: Path) -> None:
-    """If it fails, tests run with packages that nobody locked."""
+    """If it fails, tests run with packages that are not in the lock file."""
     archive, cache = _archive(tmp_path), tmp_path / "cache"
     tar = archive / "site.tar"
     tar.write_bytes(tar.read_bytes().replace(b"crimson", b"scarlet"))
     done = _python(archive, cache)
     assert done.returncode == 1
     assert "WheelsArchiveError" in done.stderr
-    assert "The archive is not the one that was made from the lock file" in done.stderr
+    assert "The archive differs from the one that was made from the lock file" in done.stderr
     assert _whole(cache) == []
 
 
 @pytest.mark.parametrize("name", ["../outside", "/outside", "link"])
 def test_an_archive_that_reaches_outside_is_refused(tmp_path: Path, name: str) -> None:
-    """If it fails, an archive writes where it likes on a worker."""
+    """If it fails, an archive can write to any place on a worker."""
     archive, cache = _archive(tmp_path), tmp_path / "cache"
     with tarfile.open(archive / "site.tar", "w") as tar:
         member = tarfile.TarInfo(name)
@@ -177,8 +177,8 @@ def test_an_archive_that_reaches_outside_is_refused(tmp_path: Path, name: str) -
     assert _whole(cache) == []
 
 
-def test_packages_for_another_python_say_so(tmp_path: Path) -> None:
-    """If it fails, a worker with another Python fails with an error of some extension module."""
+def test_packages_for_another_python_are_an_error(tmp_path: Path) -> None:
+    """If it fails, a worker with another Python shows an error of some extension module."""
     archive, cache = _archive(tmp_path), tmp_path / "cache"
     description = json.loads((archive / "site.json").read_text(encoding="utf-8"))
     (archive / "site.json").write_text(json.dumps(description | {"python": "cpython-27"}), encoding="utf-8")
@@ -187,12 +187,12 @@ def test_packages_for_another_python_say_so(tmp_path: Path) -> None:
     assert f"but the packages of this test are for cpython-27 on {description['machine']}" in done.stderr
 
 
-def test_the_cache_forgets_what_was_not_used_for_longest(tmp_path: Path) -> None:
+def test_the_cache_removes_the_least_recently_used(tmp_path: Path) -> None:
     """If it fails, workers' disks fill up."""
     cache = tmp_path / "cache"
     archives = [_archive(tmp_path, f"archive{number}", "x" * number) for number in (1, 2, 3)]
     size = json.loads((archives[0] / "site.json").read_text(encoding="utf-8"))["bytes"]
-    # Room for two, which differ by a few bytes.
+    # Space for two, which differ by a few bytes.
     limit = {"DIST_TESTING_WHEELS_CACHE_BYTES": str(2 * size + 10)}
     for used in (0, 1, 0, 2):
         assert _python(archives[used], cache, more=limit).returncode == 0
@@ -200,7 +200,7 @@ def test_the_cache_forgets_what_was_not_used_for_longest(tmp_path: Path) -> None
     assert sorted(digests) == sorted(path.name.partition("-")[0] for path in _whole(cache))
 
 
-def test_what_is_in_use_is_not_forgotten(tmp_path: Path) -> None:
+def test_packages_in_use_are_not_removed(tmp_path: Path) -> None:
     """If it fails, a running test loses its packages because another one starts."""
     cache = tmp_path / "cache"
     first, second = _archive(tmp_path, "first"), _archive(tmp_path, "second", "navy")
@@ -220,7 +220,7 @@ def test_what_is_in_use_is_not_forgotten(tmp_path: Path) -> None:
 
 
 def test_a_test_that_is_killed_while_it_unpacks_leaves_nothing_in_the_way(tmp_path: Path) -> None:
-    """If it fails, a worker that was once short of memory runs no test any more, or runs with half a torch."""
+    """If it fails, a worker that was once short of memory runs no more tests, or runs them with half a torch."""
     archive, cache = _archive(tmp_path), tmp_path / "cache"
     tar = archive / "site.tar"
     content = tar.read_bytes()
@@ -229,7 +229,7 @@ def test_a_test_that_is_killed_while_it_unpacks_leaves_nothing_in_the_way(tmp_pa
     killed = subprocess.Popen(
         [sys.executable, "-c", "import blue"], env=_environment(archive, cache), stderr=subprocess.DEVNULL
     )
-    # Opens when it begins to unpack, and never gives it all.
+    # Blocks after the unpacking has begun, and never delivers the rest.
     with tar.open("wb", buffering=0) as pipe:
         pipe.write(content[: len(content) // 2])
         killed.kill()
@@ -248,7 +248,7 @@ def _on_a_disk(disk: Path, options: str, archive: Path, more: Mapping[str, str])
     script = f'mount -t tmpfs -o mode=0700,{options} none "{disk}" && exec "$@"'
     namespace = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script, "sh"]
     if shutil.which("unshare") is None or subprocess.run([*namespace, "true"], check=False).returncode:
-        pytest.skip("this kernel lets nobody mount a file system in a user namespace of his own")
+        pytest.skip("this kernel does not allow a mount in a user namespace")
     return subprocess.run(
         [*namespace, sys.executable, "-c", _IMPORT],
         env=_environment(archive, disk, more),
@@ -261,10 +261,10 @@ def _on_a_disk(disk: Path, options: str, archive: Path, more: Mapping[str, str])
 
 @pytest.mark.parametrize("options", ["nr_inodes=4", "size=8k", "nr_inodes=1"])
 def test_a_full_disk_is_named(tmp_path: Path, options: str) -> None:
-    """If it fails, `import torch` ends in an error of some system call."""
+    """If it fails, `import torch` ends in an error of a system call."""
     archive, disk = _archive(tmp_path), tmp_path / "disk"
     disk.mkdir()
-    # With room for nothing, no cache can be made there, and what each test has for itself is full, too.
+    # Without any space, no cache can be made, and the folder of each test is full, too.
     done = _on_a_disk(disk, options, archive, {"TEST_TMPDIR": str(disk)})
     assert done.returncode == 1
     message = done.stderr[done.stderr.rindex("WheelsArchiveError: ") :]
@@ -274,7 +274,7 @@ def test_a_full_disk_is_named(tmp_path: Path, options: str) -> None:
 
 @pytest.mark.parametrize("options", ["ro", "nr_inodes=1"])
 def test_a_cache_that_cannot_be_written_is_done_without(tmp_path: Path, options: str) -> None:
-    """If it fails, a worker whose home is read-only runs no test."""
+    """If it fails, a worker with a read-only home runs no test."""
     archive, disk, scratch = _archive(tmp_path), tmp_path / "disk", tmp_path / "scratch"
     disk.mkdir()
     scratch.mkdir()
@@ -284,7 +284,7 @@ def test_a_cache_that_cannot_be_written_is_done_without(tmp_path: Path, options:
     assert list(scratch.iterdir()) == []
 
 
-# What an old network file system answers to every lock.
+# The answer of an old network file system to every lock.
 _WITHOUT_LOCKS = """
 import errno, fcntl
 def flock(descriptor, operation):
@@ -306,7 +306,7 @@ def test_a_file_system_without_locks_is_done_without(tmp_path: Path) -> None:
 
 
 def test_a_lock_that_fails_otherwise_is_explained(tmp_path: Path) -> None:
-    """If it fails, `import torch` ends in an error of some system call."""
+    """If it fails, `import torch` ends in an error of a system call."""
     archive, cache = _archive(tmp_path), tmp_path / "cache"
     done = _python(archive, cache, _WITHOUT_LOCKS.format(number="errno.EIO") + _IMPORT)
     assert done.returncode == 1
@@ -336,7 +336,7 @@ def test_a_cache_folder_that_is_relative_counts_as_unset(tmp_path: Path, given: 
 
 @pytest.mark.parametrize("obstacle", ["a file", "writable by all"])
 def test_without_a_cache_the_packages_are_private_and_go_away(tmp_path: Path, obstacle: str) -> None:
-    """If it fails, a sandbox cannot run tests, or somebody else on the worker puts code into them."""
+    """If it fails, a sandbox cannot run tests, or another user of the worker puts code into them."""
     archive, cache, scratch = _archive(tmp_path), tmp_path / "cache", tmp_path / "scratch"
     scratch.mkdir()
     if obstacle == "a file":
@@ -352,8 +352,8 @@ def test_without_a_cache_the_packages_are_private_and_go_away(tmp_path: Path, ob
         assert list(cache.iterdir()) == []
 
 
-def test_a_limit_that_is_no_number_is_an_error(tmp_path: Path) -> None:
-    """If it fails, a typing error means no limit."""
+def test_a_limit_that_is_not_a_number_is_an_error(tmp_path: Path) -> None:
+    """If it fails, a typing error removes the limit."""
     done = _python(_archive(tmp_path), tmp_path / "cache", more={"DIST_TESTING_WHEELS_CACHE_BYTES": "16G"})
     assert done.returncode == 1
     assert "DIST_TESTING_WHEELS_CACHE_BYTES='16G': not a number of bytes." in done.stderr

@@ -1,4 +1,4 @@
-"""The lock files, and what lock.py adds to what the resolver finds."""
+"""The lock files, and the hashes that lock.py adds to the resolver's result."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DIGEST_A, DIGEST_B, DIGEST_C = "a" * 64, "b" * 64, "c" * 64
 
 
 def _load_lock() -> ModuleType:
-    """lock.py is a script in no package."""
+    """Load lock.py, which is a script outside any package."""
     spec = importlib.util.spec_from_file_location("lock", HERE / "lock.py")
     assert spec is not None
     assert spec.loader is not None
@@ -28,7 +28,7 @@ lock = _load_lock()
 
 
 def test_digests_are_added_to_the_pin_they_belong_to() -> None:
-    """Otherwise pip refuses torch on every Python but the one that made the lock file."""
+    """Otherwise pip refuses torch on every Python except the one that made the lock file."""
     before = (
         "# A comment.\n"
         f"torch==2.0 ; sys_platform == 'darwin' \\\n    --hash=sha256:{DIGEST_A}\n    # via -r x.in\n"
@@ -44,15 +44,15 @@ def test_digests_are_added_to_the_pin_they_belong_to() -> None:
 
 
 def test_digests_of_another_version_are_refused() -> None:
-    """An upgrade of torch that forgets the digests would lock one Python only."""
+    """An upgrade of torch without new digests would lock one Python only."""
     pinned = f"torch==2.1+cpu \\\n    --hash=sha256:{DIGEST_A}\n"
-    with pytest.raises(lock.LockError, match=r"lists wheels of torch==2\.0\+cpu, which nothing is pinned to"):
+    with pytest.raises(lock.LockError, match=r"lists wheels of torch==2\.0\+cpu, which no requirement pins"):
         lock.add_digests(pinned, f"{DIGEST_A}  torch-2.0+cpu-cp311-x.whl\n")
 
 
 @pytest.mark.parametrize("name", lock.LOCKS)
-def test_every_pin_has_a_hash_and_no_place(name: str) -> None:
-    """A pin without hash cannot be installed; an address would fail on every other network."""
+def test_every_pin_has_a_hash_and_no_address(name: str) -> None:
+    """A pin without a hash cannot be installed, and an address would fail in every other network."""
     text = (ROOT / f"{name}.txt").read_text(encoding="utf-8")
     pins = re.findall(r"^[a-z0-9].*", text, re.MULTILINE)
     assert pins
@@ -63,7 +63,7 @@ def test_every_pin_has_a_hash_and_no_place(name: str) -> None:
 
 
 def test_the_cpu_lock_has_torch_without_cuda() -> None:
-    """The CUDA build would make a newcomer's first command a download of several gigabytes."""
+    """With the CUDA build, a newcomer's first command would download several gigabytes."""
     text = (ROOT / "requirements.txt").read_text(encoding="utf-8")
     assert "torch==2.13.0+cpu ; sys_platform == 'linux'" in text
     assert "nvidia" not in text
@@ -72,7 +72,7 @@ def test_the_cpu_lock_has_torch_without_cuda() -> None:
 
 
 def test_the_cuda_lock_has_torch_with_cuda_on_every_python() -> None:
-    """A resolver that is offered the CPU build takes it for some Pythons, and a GPU lane would test no GPU."""
+    """If a resolver is offered the CPU build, it takes it for some Pythons, and a GPU job would test no GPU."""
     text = (ROOT / "requirements_cuda.txt").read_text(encoding="utf-8")
     assert re.findall(r"^(torch==\S+.*) \\$", text, re.MULTILINE) == ["torch==2.13.0"]
     assert "\nnvidia-nccl-cu13==" in text

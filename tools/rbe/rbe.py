@@ -1,4 +1,4 @@
-"""`./bazelw run //tools/rbe -- up`: a remote-execution cluster on this machine. docs/remote.md tells how to use it."""
+"""`./bazelw run //tools/rbe -- up`: a remote-execution cluster on this machine (docs/remote.md)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What one invocation of Bazel did, from its build events (`--build_event_json_file`).
+"""Reads what one invocation of Bazel did from its build events (`--build_event_json_file`).
 
-Needs nothing but Python, for programs that Bazel does not start.
+Needs only the standard library, because programs that Bazel does not start use it, too.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from urllib.parse import unquote, urlsplit
 
 __all__ = ["GOOD", "Attempt", "EventsError", "Invocation", "is_whole", "read_events", "read_invocation"]
 
-# Of Bazel's words for the end of a target the good ones, the best first. A flaky one has passed after a failure.
+# Bazel's words for a target that has passed, the best first. A flaky target has passed after a failure.
 GOOD = ("PASSED", "FLAKY")
-# Bazel's words (failure_details.proto) for an action that has not failed by itself: an executor or its cache has.
+# Bazel's words (failure_details.proto) for an action that failed because of an executor or its cache.
 _INFRASTRUCTURE = ("EXECUTION_FAILED", "REMOTE_CACHE_FAILED", "REMOTE_CACHE_EVICTED")
-# Of a target that an invocation did not come to, because it ended before.
+# Bazel's words for a target that the invocation did not reach before it ended.
 _NOT_REACHED = ("INCOMPLETE", "REMOTE_ENVIRONMENT_FAILURE")
 
-# Ends the address of an output that a remote executor keeps: SHA-256 and size. Other digests have their name before.
+# The end of the address of an output on a remote executor: SHA-256 and size. Other digests have their name before it.
 _REMOTE = re.compile(r"(?:^|/)blobs/(?P<sha256>[0-9a-f]{64})/(?P<size>\d+)$")
 _SECONDS = re.compile(r"(\d+(?:\.\d+)?)s")
 
 
 class EventsError(ValueError):
-    """A file of build events cannot be read, or is none. The text, of three lines, is written for the user."""
+    """A file cannot be read as build events. The text has three lines for the user."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +38,14 @@ class Attempt:
 
     Attributes:
         target: Its label.
-        configuration: What it was built for, by Bazel's name. One invocation may test a label for several.
+        configuration: Bazel's name of the configuration. One invocation may test a label in several.
         shard: From 1.
         run: From 1.
-        number: From 1; more than one where failed tests are tried again.
+        number: From 1; greater than 1 if a failed test was repeated.
         status: Bazel's word: PASSED, FAILED, TIMEOUT, INCOMPLETE, REMOTE_FAILURE, ...
-        cached: Where the result is from: "local", "remote", or "" if the test ran.
-        strategy: Where it ran: "remote", "linux-sandbox", ...; "" if it did not.
-        duration_s: Seconds the test took, whenever that was.
+        cached: Origin of the result: "local", "remote", or "" if the test ran.
+        strategy: Where the test ran: "remote", "linux-sandbox", ...; "" if it did not run.
+        duration_s: Duration of the test in seconds, also if the result is from a cache.
         xml: Its test.xml; None if it is not on this machine.
     """
 
@@ -63,17 +63,17 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Invocation:
-    """What the events say.
+    """The content of the build events.
 
     Attributes:
-        attempts: In the order of their ends.
-        summaries: Of each target that was to be tested, Bazel's last word; of several configurations, the worst.
+        attempts: In the order in which they ended.
+        summaries: Selected target -> Bazel's last word on it; of several configurations, the worst.
         incompatible: Targets that Bazel itself has skipped.
-        broken: Targets that could not be analysed or built, to what is said of that.
-        faulty: Those of them that would be broken on any executor.
-        exit_code: Bazel's; None if it did not live to say it.
-        exit_name: Its name.
-        is_complete: Whether the file has its last line.
+        broken: Targets that could not be analysed or built -> Bazel's message.
+        faulty: The broken targets that would be broken on any executor.
+        exit_code: Bazel's exit status; None if Bazel ended before it wrote it.
+        exit_name: Bazel's name of the status.
+        is_complete: Whether the file has the last event.
     """
 
     attempts: Sequence[Attempt]
@@ -87,25 +87,25 @@ class Invocation:
 
 
 def read_events(path: Path) -> list[Mapping[str, Any]]:
-    """Return the events that Bazel has written to a file, of which there is at least one.
+    """Return the events of a file, at least one.
 
-    A last line that was cut off, because Bazel was killed or the disk is full or it still runs, is left out.
+    An incomplete last line is left out: Bazel was killed, the disk is full, or Bazel still runs.
 
     Raises:
-        EventsError: If the file cannot be read, or holds anything else.
+        EventsError: If the file cannot be read or has other content.
     """
     try:
         return _parse(path.read_bytes())
     except (OSError, ValueError) as error:
         raise EventsError(
-            f"{path}: no results: it is no file of build events: {error}.\n"
-            "Bazel writes one where it is told to, and finishes it when it ends.\n"
+            f"{path}: no results: this is not a file of build events: {error}.\n"
+            "Bazel writes such a file on request, and completes it when it ends.\n"
             "Run `bazel test --build_event_json_file=FILE` to its end, and name that file."
         ) from error
 
 
 def _parse(content: bytes) -> list[Mapping[str, Any]]:
-    # Not splitlines(): to that, characters end a line which JSON has inside of strings.
+    # Not splitlines(): it also splits at characters that JSON allows inside strings.
     lines = content.split(b"\n")
     events: list[Mapping[str, Any]] = []
     for number, line in enumerate(lines, start=1):
@@ -118,7 +118,7 @@ def _parse(content: bytes) -> list[Mapping[str, Any]]:
                 break
             raise ValueError(f"line {number}: {error}") from error
         if not isinstance(event, dict) or not isinstance(event.get("id"), dict):
-            raise ValueError(f"line {number} is JSON, and not a build event")
+            raise ValueError(f"line {number} is JSON, but not a build event")
         events.append(event)
     if not events:
         raise ValueError("it is empty")
@@ -126,24 +126,24 @@ def _parse(content: bytes) -> list[Mapping[str, Any]]:
 
 
 def is_whole(events: Iterable[Mapping[str, Any]]) -> bool:
-    """Whether the last event is among them. If not, Bazel was killed or could not write it."""
+    """Return whether the last event is among them. If not, Bazel was killed or could not write it."""
     return any(event.get("lastMessage") is True for event in events)
 
 
 def read_invocation(path: Path) -> Invocation:
-    """Read a file of build events. One that breaks off is read as far as it goes.
+    """Read a file of build events, also an incomplete one.
 
     Raises:
-        EventsError: If it is none.
+        EventsError: If the file cannot be read or has other content.
     """
     events = read_events(path)
     try:
         return _summed_up(events)
     except (AttributeError, KeyError, TypeError) as error:
         raise EventsError(
-            f"{path}: no results: an event is not as Bazel writes it ({type(error).__name__}: {error}).\n"
-            "Another tool has made the file, or changed it.\n"
-            "Give the file that Bazel wrote for --build_event_json_file."
+            f"{path}: no results: an event does not have Bazel's form ({type(error).__name__}: {error}).\n"
+            "Another tool has written or changed the file.\n"
+            "Name the file that Bazel wrote for --build_event_json_file."
         ) from error
 
 
@@ -213,22 +213,22 @@ def _attempt(identity: Mapping[str, Any], result: Mapping[str, Any], testlogs: _
 
 
 class _Testlogs:
-    """Where the outputs of tests lie on this machine."""
+    """Finds the outputs of tests on this machine."""
 
     def __init__(self) -> None:
         self._exec_root: Path | None = None
-        # Of each configuration, the folder of its outputs.
+        # Configuration -> the folder of its outputs.
         self._folders: dict[str, str] = {}
 
     def note(self, event: Mapping[str, Any]) -> None:
-        """Learn from an event where outputs are."""
+        """Learn from an event where the outputs are."""
         if root := event.get("workspaceInfo", {}).get("localExecRoot"):
             self._exec_root = Path(str(root))
         if "configuration" in event and "configuration" in event["id"]:
             self._folders[event["id"]["configuration"]["id"]] = event["configuration"].get("mnemonic", "")
 
     def find(self, identity: Mapping[str, Any], uri: str) -> Path | None:
-        """The file behind an address; None if it is not here."""
+        """Return the file of an address; None if it is not on this machine."""
         if uri.startswith("file:"):
             path = Path(unquote(urlsplit(uri).path))
             return path if path.exists() else None
@@ -236,8 +236,8 @@ class _Testlogs:
         mnemonic = self._folders.get(identity.get("configuration", {}).get("id", ""))
         if remote is None or self._exec_root is None or not mnemonic:
             return None
-        # Named by where the executor keeps it, though Bazel may have fetched it. What lies here may also be of an
-        # earlier run; the digest tells.
+        # The address names the copy on the executor, although Bazel may have fetched the file. A file here may also be
+        # from an earlier run; the digest tells.
         repository, _, rest = str(identity["label"]).rpartition("//")
         place = self._exec_root / "bazel-out" / mnemonic / "testlogs"
         if name := repository.lstrip("@"):

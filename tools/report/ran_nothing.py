@@ -1,9 +1,9 @@
 """List the targets that passed and ran nothing: `bazel run @dist_testing//tools/report:ran_nothing [-- RESULTS...]`.
 
-A target whose cases were all skipped is green, and tests nothing. For each the reasons are listed. Targets that Bazel
-itself has skipped as incompatible are listed too, if the results are build events, but they are nobody's mistake.
+A target whose cases were all skipped is green, although it tests nothing. The list gives the skip reasons. With build
+events it also lists the targets that Bazel has skipped as incompatible; these are correct.
 
-Exit status: 0 if there is none, 1 if there are, 2 if the results cannot be read.
+Exit status: 0 if no target ran nothing, 1 if one did, 2 if the results cannot be read.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Idle:
 
     Attributes:
         target: Its label.
-        reasons: Why its cases were skipped, to how many; empty if it had none.
+        reasons: Skip reason -> number of cases; empty if the target had no cases.
     """
 
     target: str
@@ -34,7 +34,7 @@ class Idle:
 
 
 def idle_targets(results: Results) -> list[Idle]:
-    """The targets of which no run had a case that was carried out, by label."""
+    """Return the targets of which no run executed a case, sorted by label."""
     reasons: dict[str, Counter[str]] = defaultdict(Counter)
     busy = set()
     for run in results.runs:
@@ -48,7 +48,7 @@ def _lines(results: Results, idle: Sequence[Idle]) -> Iterator[str]:
     targets = {run.target for run in results.runs}
     yield f"{len(idle)} of {len(targets)} targets ran nothing"
     for one in idle:
-        yield f"{one.target}: {sum(one.reasons.values())} case(s), none carried out"
+        yield f"{one.target}: {sum(one.reasons.values())} case(s), none ran"
         for reason, count in one.reasons.most_common():
             yield f"    {count} x {reason or 'skipped without a reason'}"
     for target in results.incompatible:
@@ -58,7 +58,7 @@ def _lines(results: Results, idle: Sequence[Idle]) -> Iterator[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """List them; the exit status is the answer."""
+    """Print the list, and return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "results",

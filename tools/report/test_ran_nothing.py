@@ -15,8 +15,8 @@ def _case(message: str = "", *, ran: bool) -> XmlCase:
     return XmlCase("c", "n", "passed" if ran else "skipped", 0.0, message)
 
 
-def test_a_target_is_idle_if_none_of_its_runs_carried_out_a_case() -> None:
-    """A shard may well skip all that it has."""
+def test_a_target_is_idle_if_none_of_its_runs_ran_a_case() -> None:
+    """One shard alone may skip all its cases."""
     results = Results(
         [
             Run("//a:busy", [_case(ran=True), _case("why", ran=False)]),
@@ -34,14 +34,14 @@ def test_a_target_is_idle_if_none_of_its_runs_carried_out_a_case() -> None:
     ]
 
 
-def test_the_list_has_reasons_and_the_status_is_the_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """For a person, and for CI."""
+def test_the_list_has_reasons_and_the_status_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The list is for people, the status is for CI."""
     path = tmp_path / "test.xml"
     write_xml(path, "//a:idle", [_case("no GPU", ran=False)])
     assert ran_nothing.main([str(path)]) == 1
     assert capsys.readouterr().out.splitlines() == [
         "1 of 1 targets ran nothing",
-        "//a:idle: 1 case(s), none carried out",
+        "//a:idle: 1 case(s), none ran",
         "    1 x no GPU",
     ]
     write_xml(path, "//a:busy", [_case(ran=True)])
@@ -49,7 +49,7 @@ def test_the_list_has_reasons_and_the_status_is_the_answer(tmp_path: Path, capsy
     assert capsys.readouterr().out == "0 of 1 targets ran nothing\n"
 
 
-def test_no_results_are_not_a_good_result(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A status of its own, so that CI does not take a wrong path for idle targets."""
+def test_missing_results_have_a_status_of_their_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """CI must not take a wrong path for idle targets."""
     assert ran_nothing.main([str(tmp_path)]) == 2
     assert "the folder has no test.xml in it" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Where results are found, and whose they are."""
+"""Where results are found, and to which target they belong."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _targets(results: Results) -> list[str]:
     [
         ("pkg/sub/name", "//other:label", "//other:label"),
         ("pkg/sub/name", "@@repo//other:label", "@@repo//other:label"),
-        # Bazel's own, for a test that wrote none: named after the program.
+        # Written by Bazel for a test that wrote none; named after the program.
         ("pkg/sub/name", "pkg/sub/name", "//pkg/sub:name"),
         ("pkg/name/shard_1_of_2", "x", "//pkg:name"),
         ("pkg/name/run_2_of_3", "x", "//pkg:name"),
@@ -38,7 +38,7 @@ def _targets(results: Results) -> list[str]:
     ],
 )
 def test_results_belong_to_their_target(tmp_path: Path, place: str, suite: str, target: str) -> None:
-    """Shards and repeated runs lie in folders of their own, and not every file names its target."""
+    """Shards and repeated runs have folders of their own, and not every file names its target."""
     _write(tmp_path / "testlogs" / place / "test.xml", suite)
     assert _targets(read_results([tmp_path])) == [target]
 
@@ -52,7 +52,7 @@ def test_folders_and_files_can_be_named(tmp_path: Path) -> None:
     assert _targets(read_results([link, single])) == ["//a:a", "//b:b"]
 
 
-# How Bazel ends a file of events.
+# The last line of a file of build events.
 _LAST: dict[str, object] = {"id": {"progress": {}}, "lastMessage": True}
 
 
@@ -65,8 +65,8 @@ def _event(kind: str, label: str, **event: object) -> dict[str, object]:
     return {"id": {kind: {"label": label}}, **event}
 
 
-def test_build_events_say_what_one_invocation_did(tmp_path: Path) -> None:
-    """The folder also has the results of runs before it."""
+def test_build_events_describe_one_invocation(tmp_path: Path) -> None:
+    """The folder also has the results of earlier runs."""
     file = _write(tmp_path / "with space" / "test.xml", "//of:runner")
     output = {"name": "test.xml", "uri": file.as_uri()}
     remote = {"name": "test.xml", "uri": "bytestream://cache/blobs/1/2"}
@@ -97,7 +97,7 @@ def test_build_events_say_what_one_invocation_did(tmp_path: Path) -> None:
 def test_results_that_an_executor_keeps_are_read_where_bazel_has_fetched_them(
     tmp_path: Path, label: str, place: str
 ) -> None:
-    """After a remote run everything would count as unknown; or results of an earlier run would count as this one's."""
+    """After a remote run all results would be unknown, or results of an earlier run would count as this run's."""
     file = _write(tmp_path / "bazel-out" / "k8" / "testlogs" / place, label)
     content = file.read_bytes()
     for digest, found in ((hashlib.sha256(content).hexdigest(), True), ("0" * 64, False)):
@@ -113,26 +113,26 @@ def test_results_that_an_executor_keeps_are_read_where_bazel_has_fetched_them(
         assert (_targets(results), results.unread) == (([label], []) if found else ([], [label]))
 
 
-def test_events_end_where_their_lines_end(tmp_path: Path) -> None:
-    """JSON leaves characters as they are that end a line elsewhere: an environment with one would hide all results."""
+def test_only_a_line_feed_ends_an_event(tmp_path: Path) -> None:
+    """JSON keeps characters that end a line in Python: an environment with one would hide all results."""
     odd = {"id": {"progress": {}}, "progress": {"stderr": "next line \N{NEXT LINE}, separator \N{LINE SEPARATOR}"}}
     invocation = read_invocation(_write_events(tmp_path / "events.json", odd, _LAST))
     assert invocation.is_complete
 
 
 @pytest.mark.parametrize("end", ["", '{"id": {"prog', '{"id": {"progress": {}}, "last\N{BLACK STAR}'])
-def test_events_that_break_off_are_no_results(tmp_path: Path, end: str) -> None:
-    """Half of a run, in which everything was carried out, would be taken for a run in which everything was."""
+def test_events_that_are_incomplete_are_no_results(tmp_path: Path, end: str) -> None:
+    """Half a run in which every case ran would look like a whole run in which every case ran."""
     path = _write_events(tmp_path / "events.json", _event("testResult", "//a:a", testResult={}))
-    # Within a character, too.
+    # Also within a character.
     path.write_bytes(path.read_bytes() + end.encode()[:-1])
     assert not read_invocation(path).is_complete
-    with pytest.raises(ReportError, match="break off after 1 results"):
+    with pytest.raises(ReportError, match="are incomplete after 1 results"):
         read_results([path])
 
 
-def test_a_line_that_is_no_event_is_named(tmp_path: Path) -> None:
-    """Only a last line can have been cut off; anything else is some other file."""
+def test_a_line_that_is_not_an_event_is_named(tmp_path: Path) -> None:
+    """Only the last line can be incomplete; any other bad line means another kind of file."""
     path = _write_events(tmp_path / "events.json", _LAST)
     path.write_text(path.read_text(encoding="utf-8") + "{\n" + json.dumps(_LAST) + "\n", encoding="utf-8")
     with pytest.raises(EventsError, match="line 2: "):
@@ -140,16 +140,16 @@ def test_a_line_that_is_no_event_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("order", [("PASSED", "FAILED"), ("FAILED", "PASSED"), ("FAILED", "FLAKY")])
-def test_of_several_configurations_of_a_target_the_worst_counts(tmp_path: Path, order: tuple[str, str]) -> None:
-    """The failure of one would be overwritten by the success of the other."""
+def test_the_worst_of_several_configurations_counts(tmp_path: Path, order: tuple[str, str]) -> None:
+    """The success of one would overwrite the failure of the other."""
     path = tmp_path / "events.json"
     events = [_event("testSummary", "//a:a", testSummary={"overallStatus": status}) for status in order]
     assert dict(read_invocation(_write_events(path, *events, _LAST)).summaries) == {"//a:a": "FAILED"}
 
 
 @pytest.mark.parametrize("content", ["no json", "[1]\n", '{"no": "id"}\n', b"\xff"])
-def test_what_is_no_result_is_refused(tmp_path: Path, content: str | bytes) -> None:
-    """Somebody names the wrong file; nothing found is not nothing wrong."""
+def test_other_files_are_refused(tmp_path: Path, content: str | bytes) -> None:
+    """A user may name the wrong file; an empty result would look like a good one."""
     path = tmp_path / "file.json"
     path.write_bytes(content.encode() if isinstance(content, str) else content)
     with pytest.raises(ReportError, match="build events"):
@@ -157,8 +157,8 @@ def test_what_is_no_result_is_refused(tmp_path: Path, content: str | bytes) -> N
 
 
 @pytest.mark.parametrize("name", ["empty", "gone", "gone.xml", "built.json"])
-def test_nothing_is_refused(tmp_path: Path, name: str) -> None:
-    """A check that looks into an empty folder, or at a build without tests, would be green for ever."""
+def test_an_empty_result_is_refused(tmp_path: Path, name: str) -> None:
+    """A check that reads an empty folder, or a build without tests, would always be green."""
     (tmp_path / "empty").mkdir()
     _write_events(tmp_path / "built.json", _event("targetCompleted", "//a:a", completed={"success": True}), _LAST)
     with pytest.raises(ReportError) as caught:
@@ -170,9 +170,9 @@ def test_nothing_is_refused(tmp_path: Path, name: str) -> None:
     "event",
     [{"id": {"testResult": {}}, "testResult": {}}, {"id": {"targetCompleted": {"label": "//a"}}, "aborted": None}],
 )
-def test_events_that_are_not_bazels_are_no_results(event: object, tmp_path: Path) -> None:
-    """A file that another tool has rewritten must not end in a traceback."""
+def test_events_of_another_form_are_refused(event: object, tmp_path: Path) -> None:
+    """A file that another tool has changed must not end in a traceback."""
     file = tmp_path / "events.json"
     file.write_text(f"{json.dumps(event)}\n")
-    with pytest.raises(EventsError, match="an event is not as Bazel writes it"):
+    with pytest.raises(EventsError, match="an event does not have Bazel's form"):
         read_invocation(file)

@@ -1,4 +1,4 @@
-"""From results to timings."""
+"""Timings from results."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ def _main(folder: Path, *options: str) -> dict[str, dict[str, float]]:
     return found
 
 
-def test_of_several_runs_the_median_counts(tmp_path: Path) -> None:
-    """One run on a busy machine says little."""
+def test_the_median_of_several_runs_counts(tmp_path: Path) -> None:
+    """One run on a busy machine can be far off."""
     for number, seconds in enumerate([1.0, 30.0, 2.0]):
         _run(tmp_path, number, {"test_x[1]": seconds})
     assert _main(tmp_path) == {"//a:a": {"a.test_x[1]": 2.0}}
 
 
 def test_only_cases_that_passed_count(tmp_path: Path) -> None:
-    """A failure may take no time at all, or all the time there is."""
+    """A failure may take no time at all, or run until the timeout."""
     _run(tmp_path, 1, {"x": 1.0})
     _run(tmp_path, 2, {"x": 300.0, "y": 1.0}, "failed")
     _run(tmp_path, 3, {"x": 0.0}, "skipped")
@@ -40,7 +40,7 @@ def test_only_cases_that_passed_count(tmp_path: Path) -> None:
 
 
 def test_a_case_without_a_time_was_not_measured(tmp_path: Path) -> None:
-    """Other runners leave the time out; a file of timings with one that is no number is no use to any shard."""
+    """Other test runners leave the time out, and a timing that is not a number would break every shard."""
     path = tmp_path / "testlogs" / "a" / "test.xml"
     path.parent.mkdir(parents=True)
     cases = '<testcase classname="a" name="x"/><testcase classname="a" name="y" time="2"/>'
@@ -48,8 +48,8 @@ def test_a_case_without_a_time_was_not_measured(tmp_path: Path) -> None:
     assert _main(tmp_path) == {"//a:a": {"a.y": 2.0}}
 
 
-def test_what_was_not_measured_stays_unless_the_file_is_made_anew(tmp_path: Path) -> None:
-    """A run of some targets must not forget the others."""
+def test_old_timings_stay_unless_the_file_is_made_anew(tmp_path: Path) -> None:
+    """A run of some targets must not remove the timings of the others."""
     old = {"schema": 1, "targets": {"//b:b": {"b.z": 3.0}, "//a:a": {"a.x": 9.0, "a.other": 4.0}}}
     (tmp_path / "timings.json").write_text(json.dumps(old), encoding="utf-8")
     _run(tmp_path, 1, {"x": 1.0})
@@ -57,11 +57,11 @@ def test_what_was_not_measured_stays_unless_the_file_is_made_anew(tmp_path: Path
     assert _main(tmp_path, "--anew") == {"//a:a": {"a.x": 1.0}}
 
 
-def test_paths_mean_what_they_mean_in_the_shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`bazel run` starts programs in a folder of its own."""
+def test_relative_paths_are_those_of_the_shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`bazel run` starts programs in another folder."""
     _run(tmp_path, 1, {"x": 1.0})
     (tmp_path / "testlogs").rename(tmp_path / "bazel-testlogs")
-    # The program goes there; back to where it was afterwards.
+    # The program changes the folder; afterwards it must be the old one again.
     monkeypatch.chdir(tmp_path.parent)
     monkeypatch.setenv("BUILD_WORKING_DIRECTORY", str(tmp_path))
     monkeypatch.setenv("BUILD_WORKSPACE_DIRECTORY", str(tmp_path))
@@ -73,7 +73,7 @@ def test_paths_mean_what_they_mean_in_the_shell(tmp_path: Path, monkeypatch: pyt
 def test_a_broken_file_is_named_and_nothing_is_written(
     tmp_path: Path, broken: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Half of the results would be timings, too, but not of this repository."""
+    """Otherwise a file of the wrong repository would be extended."""
     _run(tmp_path, 1, {"x": 1.0})
     (tmp_path / broken).write_text("<", encoding="utf-8")
     out = tmp_path / "timings.json"

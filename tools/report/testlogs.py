@@ -1,4 +1,4 @@
-"""The results of an invocation: from folders such as bazel-testlogs, from single test.xml files, or as build events."""
+"""Reads the results of an invocation: folders such as bazel-testlogs, single test.xml files, or build events."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dist_testing.errors import ReportError
 
 __all__ = ["Results", "Run", "go_where_the_user_is", "read_results"]
 
-# Bazel's folders for the shards and the repeated runs of a target.
+# Names of Bazel's folders for the shards and the repeated runs of a target.
 _PART = re.compile(r"(shard_\d+_of_\d+)?_?(run_\d+_of_\d+)?")
 
 
@@ -25,7 +25,7 @@ class Run:
 
     Attributes:
         target: Its label.
-        cases: What the file says.
+        cases: The cases in the file.
     """
 
     target: str
@@ -34,12 +34,12 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """What is known of an invocation, or of several.
+    """The results of one or more invocations.
 
     Attributes:
-        runs: All that were found.
+        runs: All runs that were found.
         incompatible: Targets that Bazel itself has skipped; known from build events only.
-        unread: Targets whose results are elsewhere, such as in a remote cache.
+        unread: Targets whose results are not on this machine, for example in a remote cache.
     """
 
     runs: Sequence[Run]
@@ -48,10 +48,10 @@ class Results:
 
 
 def go_where_the_user_is() -> Path:
-    """Under `bazel run`, make relative paths mean what they mean in the user's shell.
+    """Under `bazel run`, make relative paths relative to the user's folder.
 
     Returns:
-        The results of the last invocations, where Bazel links them.
+        The folder of the last results, where Bazel links them.
     """
     if directory := os.environ.get("BUILD_WORKING_DIRECTORY"):
         os.chdir(directory)
@@ -59,14 +59,14 @@ def go_where_the_user_is() -> Path:
 
 
 def read_results(paths: Sequence[Path]) -> Results:
-    """Read everything in `paths`.
+    """Read all results in `paths`.
 
     Args:
         paths: Folders to search for test.xml files, such files, or files of build events
-            (`--build_event_json_file`), which say exactly what one invocation did.
+            (`--build_event_json_file`), which describe exactly one invocation.
 
     Raises:
-        ReportError: If there is nothing, or something else.
+        ReportError: If there are no results, or a file has other content.
     """
     runs: list[Run] = []
     incompatible: list[str] = []
@@ -97,7 +97,7 @@ def _read_file(path: Path, target: str = "") -> list[Run]:
 
 
 def _label(path: Path) -> str:
-    """The target whose results lie at a path; needed for files that Bazel has written itself."""
+    """Return the target whose results lie at a path, for files that Bazel itself has written."""
     parts = path.resolve().parent.parts
     if parts and _PART.fullmatch(parts[-1]):
         parts = parts[:-1]
@@ -117,12 +117,12 @@ def _read_events(path: Path) -> Results:
         raise ReportError(str(error)) from error
     if not invocation.is_complete:
         raise ReportError(
-            f"{path}: the build events break off after {len(invocation.attempts)} results.\n"
+            f"{path}: the build events are incomplete after {len(invocation.attempts)} results.\n"
             "Bazel was killed, or could not write them.\n"
             "Run `bazel test --build_event_json_file=FILE` to its end, and name that file."
         )
     if not invocation.attempts and not invocation.incompatible:
-        raise _nothing(path, "the build events are of an invocation that tested nothing")
+        raise _nothing(path, "the invocation of these build events tested nothing")
     for attempt in invocation.attempts:
         if attempt.xml is not None:
             runs += _read_file(attempt.xml, attempt.target)
@@ -135,5 +135,5 @@ def _nothing(path: Path, why: str) -> ReportError:
     return ReportError(
         f"{path}: {why}.\n"
         "Results come from folders such as bazel-testlogs, from test.xml files, or from build events.\n"
-        "Run `bazel test` first, with --build_event_json_file=<file> if the results of that run alone are wanted."
+        "Run `bazel test` first, with --build_event_json_file=<file> to read the results of that run alone."
     )

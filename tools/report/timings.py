@@ -1,7 +1,7 @@
 """Write how long cases take, for sharding: `bazel run @dist_testing//tools/report:timings -- --out=FILE [RESULTS...]`.
 
-Durations come from the test.xml files of finished runs: of each case the median of the runs in which it passed. What
-the file says of cases that are not among the results stays; `--anew` starts without it.
+The durations come from the test.xml files of finished runs: for each case, the median of the runs in which it passed.
+Timings in the file for other cases are kept; `--anew` drops them.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from dist_testing.errors import ReportError
 
 
 def measured(results: Results) -> dict[str, dict[str, float]]:
-    """The median duration of every case that passed: target -> case -> seconds."""
+    """Return the median duration of every case that passed: target -> case -> seconds."""
     seconds: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for run in results.runs:
         for case in run.cases:
-            # A failure may have taken no time at all, or all the time there was.
+            # A failure may have taken no time at all, or all the time until the timeout.
             if case.outcome == "passed" and not math.isnan(case.duration_s):
                 seconds[run.target][case.key].append(case.duration_s)
     return {
@@ -34,7 +34,7 @@ def measured(results: Results) -> dict[str, dict[str, float]]:
 
 
 def merged(old: Timings, new: Mapping[str, Mapping[str, float]]) -> Timings:
-    """The new timings, and the old ones of what was not measured."""
+    """Return the new timings, and the old ones of cases that were not measured."""
     return {target: {**old.get(target, {}), **new.get(target, {})} for target in {*old, *new}}
 
 
@@ -42,13 +42,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Write the file.
 
     Returns:
-        0 if it was written.
+        0 if it was written, else 1.
     """
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--out", type=Path, required=True, metavar="FILE", help="the file to write, or to bring up to date"
-    )
-    parser.add_argument("--anew", action="store_true", help="forget what the file says")
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="the file to write or update")
+    parser.add_argument("--anew", action="store_true", help="drop the timings that the file has")
     parser.add_argument("paths", nargs="*", type=Path, help="results (default: bazel-testlogs of this workspace)")
     given = parser.parse_args(arguments)
     try:

@@ -1,4 +1,4 @@
-"""Every tag that is known to mean something: Bazel's, and those that dist_py_test sets."""
+"""The table of known tags: Bazel's, and those that dist_py_test sets."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Iterable
 
 __all__ = ["BAZEL", "OURS", "TagTable"]
 
-# Bazel's own (bazel.build/reference/be/common-definitions#common.tags). `<n>` is a number, `<word>` anything without
-# a colon.
+# Bazel's own (bazel.build/reference/be/common-definitions#common.tags). `<n>` stands for a number, `<word>` for any
+# text without a colon.
 BAZEL = (
     "block-network",
     "cpu:<n>",
@@ -27,11 +27,11 @@ BAZEL = (
     "requires-fakeroot",
     "requires-network",
     "resources:<word>:<n>",
-    # rules_python's, on every target: the rule was loaded and not built in.
+    # Set by rules_python on every target: the rule was loaded, and is not the built-in one.
     "__PYTHON_RULES_MIGRATION_DO_NOT_USE_WILL_BREAK__",
 )
 
-# Set by dist_py_test; docs/queries.md says what they mean.
+# Set by dist_py_test; docs/queries.md explains them.
 OURS = (
     "backend:<word>",
     "dist",
@@ -48,10 +48,10 @@ _PLACEHOLDERS = {"<n>": "[0-9]+", "<word>": "[^:]+"}
 
 
 class TagTable:
-    """Knows Bazel's tags, ours, and those that a repository documents for itself.
+    """Knows Bazel's tags, ours, and the tags that a repository documents itself.
 
     Args:
-        documented: The repository's own, in the form of `BAZEL`.
+        documented: The repository's own tags, in the form of `BAZEL`.
     """
 
     def __init__(self, documented: Iterable[str] = ()) -> None:
@@ -59,11 +59,11 @@ class TagTable:
         self._patterns = [re.compile(_pattern(form)) for form in self._forms]
 
     def knows(self, tag: str) -> bool:
-        """Whether the tag has one of the known forms."""
+        """Return whether the tag has one of the known forms."""
         return any(pattern.fullmatch(tag) for pattern in self._patterns)
 
     def suggestion(self, tag: str) -> str:
-        """The nearest known tag, as a question; "" if none is near."""
+        """Return the nearest known tag, as a question; "" if none is near."""
         near = difflib.get_close_matches(tag, self._forms, n=1, cutoff=0.7)
         return f" Did you mean {near[0]!r}?" if near else ""
 

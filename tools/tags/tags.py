@@ -1,8 +1,8 @@
-"""Finds tags that mean nothing, and tests that run nowhere: `bazel run @dist_testing//tools/tags -- [options]`.
+"""Finds unknown tags, and tests that no CI job runs: `bazel run @dist_testing//tools/tags -- [options]`.
 
-Every tag of a test has to be Bazel's, one that dist_py_test sets, or one that `--known` documents: a filter with a
-misspelt tag selects nothing and says nothing. With `--lane`, given once for each configuration that CI runs, every test
-has to be one that at least one of them would run; `manual` tests are left out. Nothing is built or run.
+Every tag of a test must be one of Bazel's, one that dist_py_test sets, or one that `--known` documents: a filter with a
+misspelt tag silently selects nothing. Give `--job` once for each CI job, with its flags; then at least one of these
+jobs must run every test, except `manual` ones. Nothing is built or run.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from typing import Any
 from build_events import EventsError, is_whole, read_events
 from tag_table import TagTable
 
-# Of the action that runs a test. A property without it is one of the target's other actions, too.
+# Prefix of the properties of the action that runs a test. A property without it also applies to the other actions.
 _TEST_GROUP = "test."
 
-# How Bazel ends `test --nobuild`: 1 because no test ran, also when an analysis failed (the events tell); 4 if there was
-# none to run. Everything else is a command that was not understood or not begun.
+# Exit statuses of a good `test --nobuild`: 1 because no test ran, also when an analysis failed (the events tell); 4 if
+# there was no test to run. Any other status means that Bazel did not understand or start the command.
 _NOBUILD_CODES = (0, 1, 4)
 
 
@@ -49,9 +49,9 @@ class Target:
 
 
 def read_targets(text: str) -> list[Target]:
-    """Read what `bazel query --output=streamed_jsonproto` prints, sorted by label."""
+    """Read the output of `bazel query --output=streamed_jsonproto`; return the tests, sorted by label."""
     targets = []
-    # Not splitlines(): to that, characters end a line which JSON has inside of strings.
+    # Not splitlines(): it also splits at characters that JSON allows inside strings.
     for line in filter(None, text.split("\n")):
         rule = json.loads(line)["rule"]
         attributes = {attribute["name"]: attribute for attribute in rule.get("attribute", ())}
@@ -62,19 +62,19 @@ def read_targets(text: str) -> list[Target]:
 
 
 def tag_problems(targets: Iterable[Target], table: TagTable) -> list[str]:
-    """What is wrong with the tags and properties of tests; texts of three lines."""
+    """Return the problems of tags and properties; each text has three lines."""
     problems = []
     for target in targets:
         problems += [
             f"{target.label}: tag {tag!r} is not documented.{table.suggestion(tag)}\n"
-            "A filter or a query for it may be meant for another, and finds nothing or too much.\n"
+            "It may be a misspelt one; then a filter or a query finds nothing, or too much.\n"
             f"Correct it, or document it with --known={tag}."
             for tag in target.tags
             if not table.knows(tag)
         ]
         problems += [
             f"{target.label}: exec_properties has {name!r}.\n"
-            f'Without "{_TEST_GROUP}" it is one of every action of the target, and builds wait for GPU workers.\n'
+            f'Without "{_TEST_GROUP}" it applies to every action of the target, and builds wait for GPU workers.\n'
             f'Write "{_TEST_GROUP}{name}".'
             for name in target.exec_properties
             if "dist" in target.tags and not name.startswith(_TEST_GROUP)
@@ -86,7 +86,7 @@ def runnable(events: Iterable[Mapping[str, Any]]) -> tuple[set[str], list[str]]:
     """Read the build events of `bazel test --nobuild`.
 
     Returns:
-        The tests that would have run, and the targets whose analysis failed.
+        The tests that Bazel would run, and the targets whose analysis failed.
     """
     would_run: set[str] = set()
     broken: list[str] = []
@@ -100,25 +100,25 @@ def runnable(events: Iterable[Mapping[str, Any]]) -> tuple[set[str], list[str]]:
     return would_run, broken
 
 
-def nowhere_problems(targets: Iterable[Target], lanes: Mapping[str, set[str]]) -> list[str]:
-    """Which tests no lane would run; texts of three lines."""
-    reached = set().union(*lanes.values())
-    names = ", ".join(f"'{lane}'" for lane in lanes)
+def unreached_problems(targets: Iterable[Target], jobs: Mapping[str, set[str]]) -> list[str]:
+    """Return the tests that no CI job would run; each text has three lines."""
+    reached = set().union(*jobs.values())
+    names = ", ".join(f"'{job}'" for job in jobs)
     return [
-        f"{target.label}: runs nowhere: none of the lanes {names} would run it.\n"
-        f"It is incompatible with them or filtered out; its tags: {', '.join(sorted(target.tags))}.\n"
-        "Add a lane that can run it, give it what the lanes have, or tag it manual."
+        f"{target.label}: never runs: none of the CI jobs {names} would run it.\n"
+        f"It is incompatible with them, or they filter it out; its tags: {', '.join(sorted(target.tags))}.\n"
+        "Add a CI job that can run it, change its needs to fit a job, or tag it manual."
         for target in targets
         if "manual" not in target.tags and target.label not in reached
     ]
 
 
 class Bazel:
-    """The Bazel of the workspace that is looked at.
+    """The Bazel of the workspace that is checked.
 
     Args:
-        program: How it is started.
-        workspace: Where.
+        program: The program to start.
+        workspace: The folder to start it in.
     """
 
     def __init__(self, program: str, workspace: Path) -> None:
@@ -126,7 +126,7 @@ class Bazel:
         self._workspace = workspace
 
     def tests(self, pattern: str) -> list[Target]:
-        """The tests of a pattern, `manual` ones with them."""
+        """Return the tests of a pattern, including `manual` ones."""
         done = self._run(
             "query",
             "--output=streamed_jsonproto",
@@ -137,8 +137,8 @@ class Bazel:
             raise ToolError(f"bazel query 'tests({pattern})' failed:\n{done.stderr}")
         return read_targets(done.stdout)
 
-    def lane(self, flags: str, pattern: str) -> set[str]:
-        """The tests that `bazel test <flags> <pattern>` would run."""
+    def job(self, flags: str, pattern: str) -> set[str]:
+        """Return the tests that `bazel test <flags> <pattern>` would run."""
         with tempfile.TemporaryDirectory(prefix="tags.") as folder:
             file = Path(folder, "events.json")
             done = self._run(
@@ -147,7 +147,7 @@ class Bazel:
                 "--keep_going",
                 "--build_tests_only",
                 *flags.split(),
-                # Behind them: a lane may name a file of its own, and the last counts.
+                # Behind the flags: they may name such a file, too, and Bazel takes the last one.
                 f"--build_event_json_file={file}",
                 "--",
                 pattern,
@@ -157,14 +157,14 @@ class Bazel:
             events = read_events(file)
         if not is_whole(events):
             raise ToolError(
-                f"lane '{flags}': the build events break off, after Bazel ended with {done.returncode}.\n"
-                "It was killed, or could not write them; the disk may be full.\n"
-                "Look at what it said, and check again:\n"
+                f"CI job '{flags}': the build events are incomplete; Bazel ended with {done.returncode}.\n"
+                "Bazel was killed, or could not write them; the disk may be full.\n"
+                "Read its messages, and check again:\n"
                 f"{done.stderr}"
             )
         would_run, broken = runnable(events)
         if broken:
-            raise ToolError(f"lane '{flags}': {', '.join(broken)} cannot be analysed:\n{done.stderr}")
+            raise ToolError(f"CI job '{flags}': {', '.join(broken)} cannot be analysed:\n{done.stderr}")
         return would_run
 
     def _run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -177,25 +177,23 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="tags", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--bazel", help="the program (default: ./bazelw of the workspace if it is there, else bazel)")
+    parser.add_argument("--bazel", help="the program (default: ./bazelw of the workspace if it exists, else bazel)")
     parser.add_argument(
         "--known", action="append", default=[], metavar="TAG", help="a documented tag: nightly, team:<word>"
     )
-    parser.add_argument(
-        "--lane", action="append", default=[], metavar="FLAGS", help="flags of one configuration CI runs"
-    )
-    parser.add_argument("--pattern", default="//...", help="the tests that are looked at (default: //...)")
+    parser.add_argument("--job", action="append", default=[], metavar="FLAGS", help="the flags of one CI job")
+    parser.add_argument("--pattern", default="//...", help="the tests to check (default: //...)")
     return parser.parse_args(arguments)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Check.
+    """Check the tags, and print the problems.
 
     Args:
-        arguments: The command line's if None.
+        arguments: The arguments; None: those of the command line.
 
     Returns:
-        0 if there is nothing to complain about.
+        0 if there are no problems, 1 if there are, 2 if Bazel could not answer.
     """
     options = _arguments(arguments)
     workspace = Path(os.environ.get("BUILD_WORKSPACE_DIRECTORY") or os.getcwd())
@@ -204,16 +202,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         targets = bazel.tests(options.pattern)
         if not targets:
-            raise ToolError(f"{options.pattern} has no tests.\nThen nothing would be looked at.\nCorrect --pattern.")
+            raise ToolError(f"{options.pattern} has no tests.\nSo there is nothing to check.\nCorrect --pattern.")
         problems = tag_problems(targets, TagTable(options.known))
-        lanes = {flags: bazel.lane(flags, options.pattern) for flags in options.lane}
+        jobs = {flags: bazel.job(flags, options.pattern) for flags in options.job}
     except (OSError, EventsError, ToolError) as error:
         print(f"tags: {error}", file=sys.stderr)
         return 2
-    if lanes:
-        problems += nowhere_problems(targets, lanes)
+    if jobs:
+        problems += unreached_problems(targets, jobs)
     print("\n\n".join(problems) + "\n" if problems else "", end="")
-    checked = f"{len(lanes)} lane(s)" if lanes else "no --lane given, so not where they run"
+    checked = f"{len(jobs)} CI job(s)" if jobs else "no --job given, so it is unknown where they run"
     print(f"tags: {len(targets)} tests, {checked}; {len(problems)} problem(s)")
     return 1 if problems else 0
 

@@ -1,4 +1,4 @@
-"""What the tag linter makes of Bazel's answers."""
+"""How the tag linter reads Bazel's answers."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def _rule(name: str, tag_list: list[str], **properties: str) -> str:
     ],
 )
 def test_known_tags_are_told_from_others(tag: str, is_known: bool) -> None:
-    """A tag is known by its whole form: a misspelt one would pass for a right one."""
+    """A tag must match a known form as a whole: otherwise a misspelt tag would pass."""
     assert TagTable(["nightly", "team:<word>"]).knows(tag) is is_known
 
 
 def test_an_undocumented_tag_is_reported_with_the_nearest() -> None:
-    """The author sees which target and what was probably meant."""
+    """The author sees the target and the tag that was probably meant."""
     targets = tags.read_targets(_rule("//a:b", ["manual", "mutli_gpu"]))
     (problem,) = tags.tag_problems(targets, TagTable())
     first, _, last = problem.split("\n")
@@ -52,7 +52,7 @@ def test_an_undocumented_tag_is_reported_with_the_nearest() -> None:
 
 
 def test_properties_of_every_action_are_reported() -> None:
-    """A distributed test whose build would wait for a GPU worker is found, whoever set the property."""
+    """A build of a distributed test that would wait for a GPU worker is found, also if its author set the property."""
     right = _rule("//a:right", ["dist"], test__Pool="gpu")
     wrong = _rule("//a:wrong", ["dist"], Pool="gpu")
     other = _rule("//a:other", [], Pool="gpu")
@@ -64,7 +64,7 @@ def _completed(label: str, reason: str) -> dict[str, object]:
     return {"id": {"targetCompleted": {"label": label}}, "aborted": {"reason": reason}}
 
 
-def test_a_lane_runs_what_is_neither_skipped_nor_broken() -> None:
+def test_a_job_runs_the_targets_that_bazel_would_build() -> None:
     """Only targets that Bazel would have built count as run."""
     events: list[dict[str, object]] = [
         {"id": {"started": {}}},
@@ -75,24 +75,24 @@ def test_a_lane_runs_what_is_neither_skipped_nor_broken() -> None:
     assert tags.runnable(events) == ({"//a:runs"}, ["//a:broken"])
 
 
-def test_a_test_that_no_lane_runs_is_reported() -> None:
-    """Two lanes together must reach every test but the manual ones."""
+def test_a_test_that_no_job_runs_is_reported() -> None:
+    """Two CI jobs together must run every test, except the manual ones."""
     rules = [_rule("//a:one", []), _rule("//a:two", []), _rule("//a:never", ["gpu"]), _rule("//a:asked", ["manual"])]
-    problems = tags.nowhere_problems(
+    problems = tags.unreached_problems(
         tags.read_targets("\n".join(rules)), {"--config=ci": {"//a:one"}, "--config=gpu": {"//a:two"}}
     )
     assert [problem.partition("\n")[0] for problem in problems] == [
-        "//a:never: runs nowhere: none of the lanes '--config=ci', '--config=gpu' would run it."
+        "//a:never: never runs: none of the CI jobs '--config=ci', '--config=gpu' would run it."
     ]
 
 
-def test_bazel_that_cannot_be_started_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_bazel_that_cannot_be_started_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     """A wrong --bazel ends with a text and its own status, not with a traceback or a green check."""
     assert tags.main(["--bazel=/nowhere/bazel"]) == 2
     assert capsys.readouterr().err.startswith("tags: [Errno 2]")
 
 
-# Stands for Bazel: answers a query, and writes the events of a test where it is told to.
+# A stand-in for Bazel: answers a query, and writes the build events of a test to the given file.
 _BAZEL = """\
 import pathlib, sys
 here = pathlib.Path(__file__).parent
@@ -102,7 +102,7 @@ for argument in sys.argv:
     if argument.startswith("--build_event_json_file="):
         pathlib.Path(argument.partition("=")[2]).write_bytes((here / "events").read_bytes())
 """
-# JSON has the character as it is, and to Python it ends a line.
+# JSON keeps this character as it is, and for Python it ends a line.
 _ODD = "//a:caf\N{NEXT LINE}e"
 _LAST: dict[str, object] = {"id": {"progress": {}}, "lastMessage": True}
 
@@ -114,32 +114,30 @@ def _ask_about_odd(folder: Path, events: str) -> int:
     rule = json.dumps(json.loads(_rule(_ODD, [])), ensure_ascii=False)
     (folder / "rules").write_text(f"{rule}\n", encoding="utf-8")
     (folder / "events").write_text(events, encoding="utf-8")
-    return tags.main([f"--bazel={program}", "--lane=--config=ci"])
+    return tags.main([f"--bazel={program}", "--job=--config=ci"])
 
 
 def _lines(*events: dict[str, object]) -> str:
     return "".join(f"{json.dumps(event, ensure_ascii=False)}\n" for event in events)
 
 
-def test_answers_end_where_their_lines_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_only_a_line_feed_ends_an_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One odd label would end the check of all others in a traceback."""
     assert _ask_about_odd(tmp_path, _lines(_completed(_ODD, "NO_BUILD"), _LAST)) == 0
-    assert capsys.readouterr().out == "tags: 1 tests, 1 lane(s); 0 problem(s)\n"
+    assert capsys.readouterr().out == "tags: 1 tests, 1 CI job(s); 0 problem(s)\n"
 
 
 @pytest.mark.parametrize("cut", [10, len(_lines(_LAST)), len(_lines(_LAST)) + 10])
-def test_a_lane_whose_events_break_off_says_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], cut: int
-) -> None:
-    """Half an answer would be a traceback, or tests that the lane runs would be told to run nowhere."""
+def test_a_job_with_incomplete_events_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str], cut: int) -> None:
+    """Half an answer would be a traceback, or tests that the job runs would count as never run."""
     events = _lines(_completed("//a:other", "NO_BUILD"), _completed(_ODD, "NO_BUILD"), _LAST)
     assert _ask_about_odd(tmp_path, events[:-cut]) == 2
     captured = capsys.readouterr()
-    assert captured.err.startswith("tags: lane '--config=ci': the build events break off")
+    assert captured.err.startswith("tags: CI job '--config=ci': the build events are incomplete")
     assert captured.out == ""
 
 
-# Says what lies beside it: the tests, or how the analysis of a lane went.
+# Prints the text that lies beside it: the tests, or the analysis of a CI job.
 _FAILING_BAZEL = """\
 import pathlib, sys
 here = pathlib.Path(__file__).parent
@@ -158,33 +156,33 @@ _CANNOT_BE_ANALYSED = _completed("//a:b", "ANALYSIS_FAILURE")
 
 
 @pytest.mark.parametrize(
-    ("query", "lane", "expected", "said"),
+    ("query", "job", "expected", "said"),
     [
-        ((0, _rule("//a:b", [])), (1, _WOULD_RUN), 0, "tags: 1 tests, 1 lane(s); 0 problem(s)"),
-        # Some of the tests are listed then, too.
+        ((0, _rule("//a:b", [])), (1, _WOULD_RUN), 0, "tags: 1 tests, 1 CI job(s); 0 problem(s)"),
+        # Bazel lists some of the tests then, too.
         ((7, _rule("//a:b", [])), (1, _WOULD_RUN), 2, "bazel query 'tests(//...)' failed:\nquery's own words"),
         ((0, ""), (4, _WOULD_RUN), 2, "//... has no tests"),
         ((0, _rule("//a:b", [])), (2, _WOULD_RUN), 2, "--nobuild --config=x failed:\ntest's own words"),
-        ((0, _rule("//a:b", [])), (1, _CANNOT_BE_ANALYSED), 2, "lane '--config=x': //a:b cannot be analysed"),
+        ((0, _rule("//a:b", [])), (1, _CANNOT_BE_ANALYSED), 2, "CI job '--config=x': //a:b cannot be analysed"),
     ],
 )
-def test_a_bazel_that_could_not_answer_is_no_clean_result(
+def test_a_bazel_that_could_not_answer_is_an_error(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     query: tuple[int, str],
-    lane: tuple[int, dict[str, object]],
+    job: tuple[int, dict[str, object]],
     expected: int,
     said: str,
 ) -> None:
-    """A broken BUILD file would hide the tests that are in it, and the check would be green."""
+    """A broken BUILD file would hide its tests, and the check would be green."""
     monkeypatch.setenv("BUILD_WORKSPACE_DIRECTORY", str(tmp_path))
     program = tmp_path / "bazelw"
     program.write_text(f"#!{sys.executable}\n{_FAILING_BAZEL}", encoding="utf-8")
     program.chmod(0o700)
-    for command, (status, text) in {"query": query, "test": (lane[0], _lines(lane[1], _LAST))}.items():
+    for command, (status, text) in {"query": query, "test": (job[0], _lines(job[1], _LAST))}.items():
         (tmp_path / command).write_text(text, encoding="utf-8")
         (tmp_path / f"{command}_status").write_text(str(status), encoding="utf-8")
-    assert tags.main(["--lane=--config=x"]) == expected
+    assert tags.main(["--job=--config=x"]) == expected
     captured = capsys.readouterr()
     assert said in captured.out + captured.err

@@ -1,4 +1,4 @@
-"""Models that keep what they were given, for tests of mixed precision."""
+"""Models that keep their inputs, for tests of mixed precision."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ __all__ = ["SaveForwardInputsModel", "SaveForwardInputsModule"]
 
 
 class SaveForwardInputsModule(nn.Module):
-    """A linear layer of 100 by 100 that keeps its last input."""
+    """A linear layer, 100 to 100 features, that keeps its last input."""
 
     def __init__(self, forward_inputs: dict[nn.Module, Tensor], cast_forward_inputs: bool) -> None:
         """Make the layer.
 
         Args:
-            forward_inputs: Where the input goes, under this module.
-            cast_forward_inputs: Whether the input is cast to the type of the weight first.
+            forward_inputs: Receives the last input of each module, with the module as the key.
+            cast_forward_inputs: Whether `forward` casts the input to the dtype of the weight.
         """
         super().__init__()
         self.l = nn.Linear(100, 100)
@@ -23,24 +23,29 @@ class SaveForwardInputsModule(nn.Module):
         self.cast_forward_inputs = cast_forward_inputs
 
     def forward(self, x: Tensor) -> Tensor:
-        """Keep `x`, and put it through the layer."""
+        """Keep `x`, of shape (*, 100), and return the layer's output, of the same shape."""
         self.forward_inputs[self] = x
         result: Tensor = self.l(x.to(self.l.weight.dtype) if self.cast_forward_inputs else x)
         return result
 
 
 class SaveForwardInputsModel(nn.Module):
-    """Two of those layers, one after the other, that together keep their input, too."""
+    """Two `SaveForwardInputsModule` layers in sequence; the model keeps its own last input, too."""
 
     def __init__(self, forward_inputs: dict[nn.Module, Tensor], cast_forward_inputs: bool) -> None:
-        """Make the layers; the arguments are theirs."""
+        """Make the layers.
+
+        Args:
+            forward_inputs: Receives the last input of the model and of each layer, with the module as the key.
+            cast_forward_inputs: Whether each layer casts its input to the dtype of its weight.
+        """
         super().__init__()
         self.c1 = SaveForwardInputsModule(forward_inputs, cast_forward_inputs)
         self.c2 = SaveForwardInputsModule(forward_inputs, cast_forward_inputs)
         self.forward_inputs = forward_inputs
 
     def forward(self, x: Tensor) -> Tensor:
-        """Keep `x`, and put it through both layers."""
+        """Keep `x`, of shape (*, 100), and return the output of both layers, of the same shape."""
         self.forward_inputs[self] = x
         result: Tensor = self.c2(self.c1(x))
         return result

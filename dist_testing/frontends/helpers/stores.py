@@ -1,4 +1,4 @@
-"""Stores and gloo devices of a test's own."""
+"""Stores and gloo devices that a test makes itself."""
 
 from __future__ import annotations
 
@@ -26,16 +26,21 @@ def create_tcp_store(
     jit_class: bool = False,
     use_libuv: bool = True,
 ) -> TCPStore:
-    """A TCP store whose server lives in this process, on a port that is bound once and never free for anybody else.
+    """Make a TCP store with its server in this process.
+
+    The port is chosen and bound once, so no other process can take it.
 
     Args:
-        addr: Where it listens; by default on loopback only.
-        world_size: Users that the store waits for if `wait_for_workers`.
+        addr: Address that the server listens on; default: loopback only.
+        world_size: Clients that the store waits for if `wait_for_workers`, this process included.
         is_master: Must be True: a client needs the port of a server, which the server's `port` says.
-        timeout: Of the store's operations.
-        wait_for_workers: Return only when all users are there.
-        jit_class: Must be False: torch has no other class any more.
-        use_libuv: The server's kind.
+        timeout: Limit of each operation of the store; default: 5 minutes.
+        wait_for_workers: Whether to return only when all clients have connected.
+        jit_class: Must be False: torch has no TorchScript class any more.
+        use_libuv: Whether the server is torch's libuv server.
+
+    Returns:
+        The store; its attribute `port` is the server's port.
 
     Raises:
         UsageError: If `is_master` is False, or `jit_class` is True.
@@ -45,14 +50,14 @@ def create_tcp_store(
     if not is_master:
         raise UsageError(
             "create_tcp_store(is_master=False): there is no port to connect to.\n"
-            "The function makes a server, on a port that nobody knows before.\n"
+            "The function makes a server, on a port that is known only afterwards.\n"
             "For a client write TCPStore(addr, server.port, ...), with the port of the server."
         )
     if jit_class:
         raise UsageError(
             "create_tcp_store(jit_class=True): torch has no TorchScript class of TCP stores any more.\n"
-            "Releases of torch before those that this library is for had one.\n"
-            "Leave jit_class out, for torch.distributed.TCPStore."
+            "Only releases of torch that are too old for this library had one.\n"
+            "Leave jit_class out; the function then returns a torch.distributed.TCPStore."
         )
     listening = socket.create_server((_LOOPBACK if addr == "localhost" else addr, 0))
     return TCPStore(
@@ -62,18 +67,21 @@ def create_tcp_store(
         True,
         timeout=timeout,
         wait_for_workers=wait_for_workers,
-        # The store's own from here on.
+        # From here on the store owns the descriptor.
         master_listen_fd=listening.detach(),
         use_libuv=use_libuv,
     )
 
 
 def create_device(interface: str | None = None, lazy_init: bool = False) -> Any:
-    """A gloo device, for the options of a gloo group.
+    """Make a gloo device for the options of a gloo group.
 
     Args:
         interface: Name of a network interface; None, or any name on Windows, for loopback.
-        lazy_init: Connect when the first message goes out.
+        lazy_init: Whether ranks connect only when they send the first message.
+
+    Returns:
+        The device, a `ProcessGroupGloo.Device`.
     """
     import torch.distributed as dist
 

@@ -1,7 +1,7 @@
-"""The pytest door under torchrun: rank 0 is the runner, and the others do what it asks for, quietly.
+"""The pytest front end under torchrun: rank 0 is the runner, and the other ranks do what it asks for.
 
-Every rank collects the tests. From then on rank 0 alone decides what pytest decides, runs what is not distributed, and
-reports; the others are ranks and nothing else, and end with rank 0's exit code.
+Every rank collects the tests. After that, only rank 0 decides what pytest decides, runs the tests that are not
+distributed, and reports. The other ranks print nothing and end with rank 0's exit code.
 """
 
 from __future__ import annotations
@@ -25,45 +25,45 @@ __all__ = ["Follower", "Leader", "check_options", "join"]
 
 
 def check_options(config: pytest.Config) -> None:
-    """Refuse what makes other processes out of a rank.
+    """Refuse options that start other processes from a rank.
 
     Raises:
-        UsageError: If an option does.
+        UsageError: If there is such an option.
     """
     if hasattr(config, "workerinput") or config.getoption("numprocesses", None):
         raise UsageError(
             "-n (pytest-xdist) under torchrun.\n"
-            "The ranks of the world exist already; a worker of one of them is none of them.\n"
+            "The ranks of the world exist already; a worker process of a rank is not a rank.\n"
             "Use torchrun without -n, or -n without torchrun."
         )
 
 
 def join(config: pytest.Config, rank_info: RankInfo, context: PytestRankContext, engine: AttachedEngine) -> None:
-    """Give this process its part in the session."""
+    """Register the plugin of this process: the leader on rank 0, else a follower."""
     config.pluginmanager.register(Follower(config, rank_info, context) if rank_info.rank else Leader(config, engine))
 
 
 def _own_temporary_folder(config: pytest.Config, rank: int) -> None:
-    """Make the folder that `tmp_path` makes its own in: now, because while a case runs TMPDIR goes with the case."""
+    """Make the parent folder of `tmp_path` now: while a case runs, TMPDIR is the case's own folder."""
     factory: Any = getattr(config, "_tmp_path_factory", None)
     if factory is None:
         return
     if factory._given_basetemp is not None:
-        # pytest empties it when it begins.
+        # pytest empties the given folder at the start.
         factory._given_basetemp.mkdir(parents=True, exist_ok=True)
         factory._given_basetemp = factory._given_basetemp / f"rank-{rank}"
     factory.getbasetemp()
 
 
 class Leader:
-    """Rank 0."""
+    """The plugin of rank 0, which runs the session."""
 
     def __init__(self, config: pytest.Config, engine: AttachedEngine) -> None:
         self._config = config
         self._engine = engine
 
     def pytest_sessionstart(self) -> None:
-        """Before anything runs: a folder, and with -s a way to the terminal that this rank's output does not share."""
+        """Make the temporary folder; with -s, give pytest a copy of the terminal, apart from this rank's output."""
         _own_temporary_folder(self._config, 0)
         if self._config.option.capture == "no":
             writer = self._config.get_terminal_writer()
@@ -72,7 +72,7 @@ class Leader:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Any:
-        """End the session when the world is no more."""
+        """End the session when the world has ended."""
         result = yield
         if reason := self._engine.over:
             item.session.shouldfail = reason
@@ -80,26 +80,26 @@ class Leader:
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, exitstatus: int) -> None:
-        """What the run ends with is what every rank ends with."""
+        """Keep the exit code: every rank ends with it."""
         self._engine.exit_code = int(exitstatus)
 
 
 class Follower:
-    """Any other rank."""
+    """The plugin of every other rank."""
 
     def __init__(self, config: pytest.Config, rank_info: RankInfo, context: PytestRankContext) -> None:
         self._config = config
         self._rank_info = rank_info
         self._context = context
-        # Rank 0's; None while nobody has said it.
+        # Rank 0's; None until rank 0 sends it.
         self._exit_code: int | None = None
         self._undo: list[Callable[[], None]] = []
-        # Rank 0 writes it, for all.
+        # Rank 0 writes the XML file for all ranks.
         config.option.xmlpath = None
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionstart(self) -> None:
-        """Leave the terminal to rank 0, and the cache."""
+        """Leave the terminal and the cache to rank 0."""
         _own_temporary_folder(self._config, self._rank_info.rank)
         cache: Any = getattr(self._config, "cache", None)
         if cache is not None:
@@ -110,44 +110,44 @@ class Follower:
         self._undo.append(lambda: setattr(writer, "_file", terminal))
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """Keep what went wrong: rank 0 may ask for a test that this rank has not collected."""
+        """Keep errors: rank 0 may ask for a test that this rank could not collect."""
         if report.failed:
             self._context.collection_errors.append(str(report.longrepr))
 
     def pytest_internalerror(self, excrepr: object) -> None:
-        """Nothing that ends this process may be silent."""
+        """Print an internal error, because it ends this process."""
         print(f"rank {self._rank_info.rank}: {excrepr}", file=sys.__stderr__)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool | None:
-        """Do what rank 0 asks for."""
+        """Take part in the cases that rank 0 asks for."""
         if self._config.option.collectonly:
             return True
         if not self._context.has_tests and not self._context.collection_errors:
-            # Nothing here is the library's: somebody runs tests of another kind under torchrun.
+            # No test here is distributed: the user runs tests of another kind under torchrun.
             for undo in self._undo:
                 undo()
             return None
-        # Skip marks are judged by rank 0, which has asked its own copy of the condition.
+        # Rank 0 judges skip marks, by its own copy of the condition.
         self._config.pluginmanager.unregister(name="skipping")
         directories: tuple[str, ...] = ()
         try:
             connection, directories = connect(self._rank_info)
             self._exit_code = AttachedRank(connection, self._context, self._context.as_rank).serve()
         except (InterruptedRunError, LaunchError) as error:
-            # Once is enough: torchrun may be about to say it again.
+            # torchrun may send the signal again.
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             print(f"rank {self._rank_info.rank}: {error}", file=sys.__stderr__)
             self._exit_code = int(pytest.ExitCode.INTERRUPTED)
             for path in directories:
-                # Rank 0 does it if it can.
+                # Rank 0 may have been killed before it could.
                 shutil.rmtree(path, ignore_errors=True)
         session._setupstate.teardown_exact(None)
         return True
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
-        """End as rank 0 does."""
+        """Set the exit code to rank 0's."""
         is_ours = exitstatus in (
             pytest.ExitCode.OK,
             pytest.ExitCode.NO_TESTS_COLLECTED,

@@ -1,4 +1,4 @@
-"""What is asked of a distributed test while it is collected: everything that can be wrong before a rank is started."""
+"""Checks of distributed tests at collection: errors that show before a rank is started."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dist_testing.errors import UsageError
 from dist_testing.frontends.pytest.marker import Distributed, read_marker
 from dist_testing.frontends.unittest.world_case import WorldCase
 
-__all__ = ["check_item", "parametrize_world_size"]
+__all__ = ["check_item", "function_of", "is_multi_process", "parametrize_world_size"]
 
 
 def parametrize_world_size(
@@ -22,19 +22,19 @@ def parametrize_world_size(
     """Make one case per world size of a marked test.
 
     Args:
-        metafunc: pytest's, of any test.
+        metafunc: pytest's object for any test, marked or not.
         plugin: Module of the fixtures `world` and `world_size`.
-        sizes_of: Says which worlds a marker means.
+        sizes_of: Returns the world sizes of a marked test, from its node id and its marker.
 
     Raises:
-        UsageError: If the test cannot run on ranks, or wants to and does not say so.
+        UsageError: If the test cannot run on ranks, or uses `world` without the marker.
     """
     name = metafunc.definition.nodeid
     marker = read_marker(metafunc.definition)
     if marker is None:
         if _fixture_module(metafunc, "world") == plugin:
             raise UsageError(
-                f"{name} asks for `world` and is not marked.\n"
+                f"{name} uses the fixture `world` without the marker.\n"
                 "Only a test that runs on ranks has a world.\n"
                 "Mark it with @pytest.mark.distributed."
             )
@@ -68,11 +68,24 @@ def check_item(item: pytest.Item) -> None:
         )
 
 
+def is_multi_process(item: pytest.Item) -> bool:
+    """Return whether the item is a method of a unittest class that runs on ranks."""
+    cls = getattr(item, "cls", None)
+    return isinstance(cls, type) and issubclass(cls, WorldCase)
+
+
+def function_of(item: pytest.Item) -> Any:
+    """Return the test function of an item, not bound to an instance; None if it has none."""
+    # Not `item.obj`: for that pytest makes an instance of a unittest class.
+    owner = getattr(item, "cls", None) or getattr(item.getparent(pytest.Module), "obj", None)
+    return getattr(owner, getattr(item, "originalname", item.name), None)
+
+
 def _check_function(name: str, function: object) -> None:
     if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
         raise UsageError(
-            f"{name}: an `async def` that is distributed.\n"
-            "A rank calls the test, and to call one of these runs nothing of it.\n"
+            f"{name}: the distributed test is an `async def`.\n"
+            "A rank only calls the test, and the call of a coroutine function does not run its body.\n"
             "Make it a plain function; asyncio.run() in it runs a coroutine."
         )
 
@@ -83,23 +96,23 @@ def _check_world_size(metafunc: pytest.Metafunc, plugin: str) -> None:
         names = mark.args[0] if mark.args else mark.kwargs.get("argnames", ())
         if "world_size" in ([part.strip() for part in names.split(",")] if isinstance(names, str) else names):
             raise UsageError(
-                f"{name}: parametrize names `world_size`.\n"
-                "It is the size of the world that the test runs on, and the marker says which these are.\n"
-                "Say it there, each size is a case: @pytest.mark.distributed(world_size=[2, 4])."
+                f"{name}: parametrize sets `world_size`.\n"
+                "This is the size of the test's world, and only the marker sets it.\n"
+                "List the sizes there, each makes a case: @pytest.mark.distributed(world_size=[2, 4])."
             )
     if _fixture_module(metafunc, "world_size") != plugin:
         raise UsageError(
             f"{name}: there is a fixture `world_size` that is not the library's.\n"
-            "It would say one size, and the world could have another.\n"
-            "Give it another name, and say the size in the marker: @pytest.mark.distributed(world_size=2)."
+            "Its value and the real size of the world could differ.\n"
+            "Rename the fixture, and set the size in the marker: @pytest.mark.distributed(world_size=2)."
         )
 
 
 def _fixture_module(metafunc: pytest.Metafunc, name: str) -> str | None:
-    """The module of the fixture that the test gets under this name; None if it does not ask for it."""
+    """Return the module of the fixture that the test gets under this name; None if it does not use one."""
     manager: Any = metafunc.definition.session._fixturemanager
     known = metafunc._arg2fixturedefs.get(name) if name in metafunc.fixturenames else None
     if name == "world_size" and known is None:
-        # It will be asked for all the same, on behalf of the marker.
+        # A marked test gets it even if it does not name it.
         known = manager.getfixturedefs(name, metafunc.definition)
     return known[-1].func.__module__ if known else None

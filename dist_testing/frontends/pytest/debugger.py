@@ -1,4 +1,4 @@
-"""Debugging one rank: who may have the terminal, and what pytest's own debugger options mean beside it."""
+"""Debugging one rank: `--dist-debug-rank`, and pytest's own debugger options beside it."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _PROMPTS = (("usepdb", "--pdb"), ("trace", "--trace"))
 
 
 def debug_rank(config: pytest.Config, rank_info: RankInfo | None) -> int | None:
-    """The rank that `--dist-debug-rank` names.
+    """Return the rank that `--dist-debug-rank` names; None without the option.
 
     Raises:
-        UsageError: If it is no rank, or no rank can have a terminal in this run.
+        UsageError: If it cannot be a rank, or no rank can have a terminal in this run.
     """
     text: str | None = config.getoption("--dist-debug-rank")
     if text is None:
@@ -41,7 +41,7 @@ def debug_rank(config: pytest.Config, rank_info: RankInfo | None) -> int | None:
         who = "torchrun" if rank_info is not None else "pytest-xdist"
         raise UsageError(
             f"{option} under {who}.\n"
-            "It starts its processes away from the terminal, so none of them can have it.\n"
+            "It starts its processes without a terminal, so no rank can use one.\n"
             f"Run the test without {who}; the library starts the ranks itself."
         )
     try:
@@ -49,22 +49,22 @@ def debug_rank(config: pytest.Config, rank_info: RankInfo | None) -> int | None:
     except OSError as error:
         raise UsageError(
             f"{option}: there is no terminal: {TERMINAL}: {error.strerror}.\n"
-            "A debugger needs one, and this run was started without: by a service, or by `bazel test`.\n"
+            "A debugger needs one, but this run was started without it: by a service, or by `bazel test`.\n"
             "Run it in a terminal: pytest, or `bazel run` on the target's .run."
         ) from error
     return int(text)
 
 
 def check_world(config: pytest.Config, rank: int | None, worlds: Iterable[tuple[str, int, Isolation]]) -> None:
-    """Refuse a prompt that nobody could answer.
+    """Refuse a debugger prompt that would have no terminal.
 
     Args:
         config: pytest's.
         rank: The rank that gets the terminal; None for none.
-        worlds: Name, size and isolation of the cases that are about to run on ranks.
+        worlds: Name, world size and isolation of the cases that will run on ranks.
 
     Raises:
-        UsageError: If a case has no such rank, or a prompt is asked for and no rank is named.
+        UsageError: If a case has no such rank, or an option opens a prompt and no rank is named.
     """
     every = list(worlds)
     if rank is None:
@@ -72,8 +72,8 @@ def check_world(config: pytest.Config, rank: int | None, worlds: Iterable[tuple[
         if every and prompts:
             raise UsageError(
                 f"{prompts[0]}: {every[0][0]} runs on ranks, and a rank has no terminal.\n"
-                "The ranks of a world run at the same time, and only one of them can have it.\n"
-                "Say which: --dist-debug-rank=0."
+                "The ranks of a world run at the same time, and only one of them can have the terminal.\n"
+                "Name the rank: --dist-debug-rank=0."
             )
         return
     for name, size, isolation in every:
@@ -92,7 +92,7 @@ def check_world(config: pytest.Config, rank: int | None, worlds: Iterable[tuple[
 
 
 def leave_ranks_to_ranks(config: pytest.Config) -> None:
-    """With --pdb, open no prompt in the runner for what has failed on the ranks: there is nothing to see here."""
+    """With --pdb, open no prompt in the runner for failures of ranks: the runner does not have their frames."""
     if (invoke := config.pluginmanager.unregister(name="pdbinvoke")) is not None:
         config.pluginmanager.register(_InvokeElsewhere(invoke), "pdbinvoke")
 
@@ -102,10 +102,10 @@ class _InvokeElsewhere:
         self._invoke = invoke
 
     def pytest_exception_interact(self, node: pytest.Item, call: pytest.CallInfo[Any], report: Any) -> None:
-        """A failure of plain tests, or on the rank that has the terminal."""
+        """Open the prompt for a failure of a plain test, or on the rank that has the terminal."""
         if call.excinfo is not None and not isinstance(call.excinfo.value, CaseFailedError):
             self._invoke.pytest_exception_interact(node, call, report)
 
     def pytest_internalerror(self, excrepr: Any, excinfo: Any) -> None:
-        """As ever."""
+        """Open the prompt, as pytest does."""
         self._invoke.pytest_internalerror(excrepr, excinfo)

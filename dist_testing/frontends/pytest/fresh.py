@@ -1,4 +1,4 @@
-"""The tests of a pytest session, collected again in a fresh interpreter."""
+"""Collects the tests of a pytest session again, in a fresh interpreter."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def load(state: str, then: ThenBe, test: str | None) -> NoReturn:
     """Collect the tests as the runner did, then be a rank or a fork server.
 
     Args:
-        state: A `PytestSession`, as `in_runner` wrote it.
+        state: Made by `in_runner`: arguments and directory of the runner's session, its spec and its promise.
         then: Called at the end of the collection.
         test: Node id of the only test that is needed; None if it is not known yet.
 
@@ -38,21 +38,21 @@ def load(state: str, then: ThenBe, test: str | None) -> NoReturn:
         raise LaunchError("\n".join(["The tests could not be imported in a fresh interpreter.", *collecting.errors]))
     raise LaunchError(
         f"Collecting the tests again in a fresh interpreter ended with pytest's exit code {int(code)}.\n"
-        "The test files, or what they import, behave differently in a second process.\n"
-        "The output of rank 0 shows what pytest said."
+        "The test files, or modules that they import, behave differently in a second process.\n"
+        "The output of rank 0 has pytest's messages."
     )
 
 
 class FreshSession:
-    """A pytest plugin for fresh interpreters: collects as the runner did, and then does not run the tests."""
+    """A pytest plugin for fresh interpreters: it collects as the runner did, and then runs no tests itself."""
 
     def __init__(self, session: PytestSession, then: ThenBe, nodeid: str | None) -> None:
         """Make the plugin.
 
         Args:
-            session: The runner's session.
-            then: Called once the interpreter has the tests.
-            nodeid: The test that it is for; None if that is known later.
+            session: Arguments, directory, spec and promise of the runner's session.
+            then: Called after the collection, with the rank context; does not return.
+            nodeid: The only test that the interpreter needs; None if it is not known yet.
         """
         self._session = session
         self._then = then
@@ -61,11 +61,11 @@ class FreshSession:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_configure(self, config: pytest.Config) -> None:
-        """Leave the file of `--log-file` to the session, which has it open."""
+        """Leave the file of `--log-file` to the runner, which has it open."""
         config.option.log_file = os.devnull
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """Keep the errors: nothing else will be known of this interpreter."""
+        """Keep errors: they are the whole report of this interpreter."""
         if report.failed:
             self.errors.append(str(report.longrepr))
 
@@ -73,7 +73,7 @@ class FreshSession:
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         """Run no tests, also with `--continue-on-collection-errors`.
 
-        It is called only if a file could not be collected: that fails its own tests, and no others.
+        pytest calls this only if a file could not be collected. That fails the tests of the file, and no others.
         """
         context = current_runner(session.config).context
         if context.has_tests and self._nodeid in (None, *(item.nodeid for item in session.items)):
@@ -82,7 +82,7 @@ class FreshSession:
         return True
 
     def pytest_load_initial_conftests(self, early_config: pytest.Config) -> None:
-        """Hand on the settings of the runner's session, before any plugin is configured."""
+        """Pass on the runner's spec and promise before any plugin is configured."""
         early_config.stash[FRESH_KEY] = self._then
         if self._session.spec is not None:
             early_config.stash[SPEC_KEY] = read_spec(self._session.spec, self._session.promised_gpus)

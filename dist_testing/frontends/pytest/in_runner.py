@@ -1,7 +1,7 @@
-"""The runner's half of the pytest door: owns the engine, and runs a marked test on its ranks instead of here.
+"""The runner's half of the pytest front end: owns the engine, and runs a marked test on ranks.
 
-Everything that pytest decides about a test (collection, selection, skip marks, expected failures, reporting) stays in
-the runner; the test itself, with its fixtures, runs on the ranks (`rank_pytest`).
+All that pytest decides about a test (collection, selection, skip marks, expected failures, reporting) stays in the
+runner. The test itself, with its fixtures, runs on the ranks (`on_rank`).
 """
 
 from __future__ import annotations
@@ -18,43 +18,45 @@ import pytest
 
 from dist_testing.attach.engine import AttachedEngine
 from dist_testing.attach.rank_info import RankInfo, rank_info_in
+from dist_testing.backends import add_backends
 from dist_testing.budget import Budget
 from dist_testing.case import Case, CaseBody
 from dist_testing.engine.engine import Engine
 from dist_testing.engine.interrupts import raise_on_termination
 from dist_testing.engine.kept_logs import keep_logs
 from dist_testing.engine.needs import missing_need
-from dist_testing.engine.report import broken_promise
+from dist_testing.engine.report import missing_hardware
 from dist_testing.errors import DistTestingError, LaunchError, PromiseError, UsageError
 from dist_testing.frontends.pytest import attached as torchrun
 from dist_testing.frontends.pytest import reports
-from dist_testing.frontends.pytest.collection import check_item
+from dist_testing.frontends.pytest.backend_hook import declared_backends
+from dist_testing.frontends.pytest.collection import check_item, function_of, is_multi_process
 from dist_testing.frontends.pytest.debugger import check_world, leave_ranks_to_ranks
 from dist_testing.frontends.pytest.marker import Distributed, read_marker
 from dist_testing.frontends.pytest.messages import PYTEST_CASES, PYTEST_SESSIONS, PytestCase, PytestSession
 from dist_testing.frontends.pytest.on_rank import EXPECTED, PytestRankContext
 from dist_testing.frontends.pytest.options import check_plugins, read_options
+from dist_testing.frontends.pytest.session_events import SessionEvents
 from dist_testing.frontends.requirements.decision import unmet_requirement
 from dist_testing.frontends.session import Session, open_session
 from dist_testing.frontends.unittest.spawn_threads import starts_threads
-from dist_testing.frontends.unittest.world_case import WorldCase
 from dist_testing.launch.clean import spare_cuda
-from dist_testing.launch.isolation import FORK, Isolation, Reuse, isolation_named
+from dist_testing.launch.isolation import FORK, Isolation, Reuse, isolation_named, isolation_names
 from dist_testing.outcomes import Status
 from dist_testing.process.messages import Loader
 from dist_testing.rank.bootstrap import RankContext
 from dist_testing.skips import is_about_hardware
 from dist_testing.spec import MAX_WORLD_SIZE, Spec
 
-__all__ = ["BUDGET_KEY", "FRESH_KEY", "OUTPUTS_KEY", "PAUSE_LIMIT_KEY", "SPEC_KEY", "Runner", "is_multi_process"]
+__all__ = ["BUDGET_KEY", "FRESH_KEY", "OUTPUTS_KEY", "PAUSE_LIMIT_KEY", "SPEC_KEY", "Runner"]
 
-# Set by the Bazel main before pytest starts; outside Bazel the options take their place.
+# The Bazel main sets these before pytest starts; outside Bazel the options replace them.
 SPEC_KEY = pytest.StashKey[Spec]()
 BUDGET_KEY = pytest.StashKey[Budget]()
 OUTPUTS_KEY = pytest.StashKey[Path | None]()
-# Given by the Bazel main: suspends its own time limit while the engine keeps the time.
+# The Bazel main sets this: it suspends its own time limit while the engine watches the deadline.
 PAUSE_LIMIT_KEY = pytest.StashKey[Callable[[], contextlib.AbstractContextManager[None]]]()
-# Set in a fresh interpreter: what to do with the tests, instead of running them.
+# Set in a fresh interpreter: called with the rank context after the collection, instead of running the tests.
 FRESH_KEY = pytest.StashKey[Callable[[RankContext], NoReturn]]()
 _MARKER_KEY = pytest.StashKey[Distributed]()
 
@@ -63,22 +65,26 @@ class Runner:
     """The runner's half: owns the engine of the session.
 
     Attributes:
-        context: What ranks have of the session.
+        context: The rank context: the part of the session that ranks use.
     """
 
     def __init__(self, config: pytest.Config) -> None:
         spare_cuda()
         self._config = config
         target = config.stash.get(SPEC_KEY, None)
-        # Bazel starts one process, whatever its environment says; and a fresh interpreter is a rank of this library's.
+        # Bazel starts one process, whatever its environment says; a fresh interpreter is a rank of a world of ours.
         self._rank_info: RankInfo | None = None
         self._attach_error: UsageError | None = None
         if target is None and FRESH_KEY not in config.stash:
             try:
                 self._rank_info = rank_info_in(os.environ)
             except UsageError as error:
-                # Nobody's business in a session without a distributed test.
+                # Reported only if the session has a distributed test.
                 self._attach_error = error
+        if target is None:
+            add_backends(declared_backends(config))
+        else:
+            add_backends([(target.backend, target.target)], target.backend_names)
         options = read_options(config, target, self._rank_info)
         self._spec = options.spec
         self._timeout_s = options.timeout_s
@@ -87,13 +93,16 @@ class Runner:
         self._items: dict[str, pytest.Item] = {}
         self.context = PytestRankContext(config, self._items)
         self._cases_after: dict[str, int] = {}
-        self._failures: list[str] = []
+        # A fresh interpreter, and every rank but the first under torchrun, run a part of another session.
+        is_part = FRESH_KEY in config.stash or (self._rank_info is not None and self._rank_info.rank > 0)
+        self._events = SessionEvents(
+            config, self._spec, show_line=self._show_line, tell=self._tell, writes_file=not is_part
+        )
         self._engine = self._make_engine()
         self._engine.debug_rank = options.debug_rank
+        self._engine.events = self._events.stream
         if not hasattr(config, "workerinput"):
             self._engine.tell = self._tell
-            if config.getoption("capture", "no") == "no":
-                self._engine.show_line = self._show_line
         self._session = Session(self._engine, self._timeout_s, self._fail_on_missing)
         self._session.pause_limit = config.stash.get(PAUSE_LIMIT_KEY, contextlib.nullcontext)
         open_session(self._session)
@@ -104,7 +113,7 @@ class Runner:
         session = PytestSession(
             arguments=(
                 *(str(argument) for argument in config.invocation_params.args),
-                # A worker of pytest-xdist gets the arguments of its controller; it must not become one.
+                # A worker of pytest-xdist gets the arguments of its controller; it must not start workers.
                 *(("-n", "0") if config.pluginmanager.hasplugin("xdist") else ()),
             ),
             directory=str(config.invocation_params.dir),
@@ -121,7 +130,7 @@ class Runner:
         return Engine(self._spec, budget, self.context, loader)
 
     def _show_line(self, line: str) -> None:
-        """With -s: a line of a rank's output, below what pytest has begun to say of the test."""
+        """Below what pytest has begun to say of the test."""
         reporter: Any = self._config.pluginmanager.getplugin("terminalreporter")
         reporter.ensure_newline()
         reporter._tw.line(line)
@@ -134,14 +143,14 @@ class Runner:
             self._show_line(line)
 
     def world_sizes(self, nodeid: str, marker: Distributed) -> tuple[int, ...]:
-        """The worlds that a marked test runs on."""
+        """Return the sizes of the worlds that a marked test runs on."""
         for size in marker.world_size:
             self._session.check_declared(nodeid, size)
         return marker.world_size or self._spec.world_sizes
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Leave out tests that are for other backends."""
+        """Deselect tests that are for other backends."""
         kept: list[pytest.Item] = []
         other: list[pytest.Item] = []
         for item in items:
@@ -160,7 +169,7 @@ class Runner:
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        """Fork the template: the tests are imported, and nothing of them has run."""
+        """Start the fork server now: the tests are imported, and no test code has run."""
         ours = [item for item in session.items if _MARKER_KEY in item.stash or is_multi_process(item)]
         self._items.update({item.nodeid: item for item in ours})
         if (then := self._config.stash.get(FRESH_KEY, None)) is not None:
@@ -169,10 +178,10 @@ class Runner:
             return
         if self._config.option.collectonly or (self._rank_info and self._rank_info.rank):
             return
-        # Those that are not distributed need their time, too.
+        # Tests that are not distributed need their time, too.
         every = [item.nodeid for item in session.items]
         self._cases_after = dict(zip(every, itertools.count(len(every) - 1, -1), strict=False))
-        # A rank that has collected nothing because of an error has peers that wait.
+        # If this rank has collected nothing because of an error, its peers still wait for it.
         if not ours and not (self._rank_info and session.testsfailed):
             return
         if self._attach_error is not None:
@@ -206,7 +215,7 @@ class Runner:
         item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
         if nextitem is None or self._pool_of(nextitem) != self._pool_of(item):
             self._end_pool(item)
-        # Nothing of this item was set up here, but an earlier one's module may be waiting for its teardown.
+        # This item has no setup here, but the module of an earlier item may still need its teardown.
         item.session._setupstate.teardown_exact(nextitem)
         return True
 
@@ -221,8 +230,9 @@ class Runner:
             return reports.expected_failure(item, f"[NOTRUN] {expected.reason}", 0.0)
         size = _world_size(item)
         if missing := self._missing(getattr(item, "obj", None), size):
-            if self._is_promised(missing, size):
-                return reports.not_run(item, PromiseError(broken_promise(item.nodeid, self._spec, missing)))
+            if self._may_not_be_missing(missing, size):
+                text = missing_hardware(item.nodeid, self._spec, missing, promised=self._spec.promises(size))
+                return reports.not_run(item, PromiseError(text))
             return reports.skipped(item, missing)
         content = PytestCase(item.nodeid, nextitem.nodeid if self._rank_info and nextitem else None)
         case = Case(
@@ -261,20 +271,20 @@ class Runner:
                 return reports.failed(item, text, result.duration_s, properties)
 
     def runs_on_ranks(self, item: pytest.Item) -> bool:
-        """Whether the item runs on ranks, or on threads that are, if it runs at all."""
+        """Return whether the item runs on ranks, processes or threads, if it runs at all."""
         marker = _marker(item)
         if marker is not None:
             return self._is_for_backend(marker)
-        return is_multi_process(item) or starts_threads(_function(item), item.path)
+        return is_multi_process(item) or starts_threads(function_of(item), item.path)
 
     def _is_for_backend(self, marker: Distributed) -> bool:
-        return not marker.backends or self._spec.backend.name in marker.backends
+        return marker.is_for(self._spec.backend)
 
     def skips_by_mark(self, item: pytest.Item) -> bool:
-        """Whether the item is known to skip, wherever it runs. What cannot be told counts as no."""
+        """Return whether the item will certainly skip; False if that is unknown."""
         cls = getattr(item, "cls", None)
         try:
-            function = _function(item)
+            function = function_of(item)
             if reports.skip_mark(item) is not None or any(
                 getattr(marked, "__unittest_skip__", False) for marked in (function, cls)
             ):
@@ -283,32 +293,33 @@ class Runner:
             if _MARKER_KEY in item.stash:
                 size = _world_size(item)
             elif is_multi_process(item):
-                # A property asks the instance.
+                # A property has its value only on an instance.
                 size = getattr(cls, "world_size", None)
             if not isinstance(size, int):
                 return False
             missing = self._missing(function, size)
         except Exception:
-            # It will be told where the item runs.
+            # The error is reported when the item runs.
             return False
-        return missing is not None and not self._is_promised(missing, size)
+        return missing is not None and not self._may_not_be_missing(missing, size)
 
     def _missing(self, function: Any, size: int) -> str | None:
-        """What the machine does not have for a test, or the test's own requirements say."""
+        """Return what the machine lacks for a test, by its spec or its requirements; None if nothing is known."""
         unmet = function and unmet_requirement(function, os.environ | {"WORLD_SIZE": str(size)})
         return missing_need(self._spec, size) or unmet
 
-    def _is_promised(self, missing: str, size: int) -> bool:
+    def _may_not_be_missing(self, missing: str, size: int) -> bool:
         return is_about_hardware(missing) and (self._fail_on_missing or self._spec.promises(size))
 
     def _isolation_of(self, item: pytest.Item) -> Isolation:
         """Return how the ranks of the item are made: by its marker or its class, else by the target."""
         marker = item.stash.get(_MARKER_KEY, None)
-        own: str = marker.isolation if marker is not None else getattr(getattr(item, "cls", None), "isolation", "")
-        return isolation_named(own or self._spec.isolation)
+        own: object = marker.isolation if marker is not None else getattr(getattr(item, "cls", None), "isolation", "")
+        # A class with a wrong attribute reports it when its test runs.
+        return isolation_named(str(own) if own in isolation_names() else self._spec.isolation)
 
     def _world_of(self, item: pytest.Item) -> tuple[str, int, Isolation]:
-        """Return name, size and isolation of a case. A unittest class says its size when it asks for its ranks."""
+        """Return name, world size and isolation of a case. A unittest class states its size only when it starts."""
         is_marked = _MARKER_KEY in item.stash
         return item.nodeid, _world_size(item) if is_marked else MAX_WORLD_SIZE, self._isolation_of(item)
 
@@ -325,7 +336,7 @@ class Runner:
             return ""
         assert item.parent is not None
         pool = item.parent.nodeid if marker.init else f"{item.parent.nodeid} without a group"
-        # Threads are new for each case; their process is reused while it is for the same number of them.
+        # Each case has new threads; cases of the same world size share the process.
         return pool if reuse is Reuse.RANKS else f"{pool}, {_world_size(item)} threads"
 
     def _check_pools(self) -> None:
@@ -352,7 +363,7 @@ class Runner:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
-        """Give the report of a unittest case what the ranks had to say."""
+        """Put the result of the ranks into the report of a unittest case."""
         report = yield
         if call.excinfo is not None and isinstance(call.excinfo.value, DistTestingError):
             reports.add_error(report, call.excinfo.value)
@@ -362,22 +373,14 @@ class Runner:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Keep what is to be printed last."""
+        """What is printed last need not be printed twice."""
         if (text := getattr(report, "dist_failure", None)) is not None:
-            self._failures.append(text)
             reports.point_to_end(report, text)
 
-    def pytest_unconfigure(self, config: pytest.Config) -> None:
+    def pytest_unconfigure(self) -> None:
         """Leave nothing behind, then print the failures, so that they are the last thing in the log."""
         self._engine.close()
-        if self._failures and not hasattr(config, "workerinput"):
-            writer = config.get_terminal_writer()
-            for text in self._failures:
-                writer.line()
-                writer.sep("=", "distributed failure")
-                # A line that the terminal has no bytes for is escaped by pytest as a whole, with its line ends.
-                for line in text.split("\n"):
-                    writer.line(line)
+        self._events.end()
 
 
 def _marker(item: pytest.Item) -> Distributed | None:
@@ -387,18 +390,6 @@ def _marker(item: pytest.Item) -> Distributed | None:
         raise pytest.UsageError(str(error)) from error
 
 
-def _function(item: pytest.Item) -> Any:
-    # Not the item's own, which pytest binds to an instance that it makes of a unittest class.
-    owner = getattr(item, "cls", None) or getattr(item.getparent(pytest.Module), "obj", None)
-    return getattr(owner, getattr(item, "originalname", item.name), None)
-
-
 def _world_size(item: pytest.Item) -> int:
     size: int = item.callspec.params["world_size"]  # type: ignore[attr-defined]  # pytest_generate_tests sets it
     return size
-
-
-def is_multi_process(item: pytest.Item) -> bool:
-    """Whether the item is a method of a unittest class, and runs on ranks."""
-    cls = getattr(item, "cls", None)
-    return isinstance(cls, type) and issubclass(cls, WorldCase)

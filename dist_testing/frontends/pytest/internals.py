@@ -1,19 +1,17 @@
-"""What pytest has no public name for, in one place: all that a new version of pytest may move.
+"""The private names of pytest that the library uses, in one place: a new version of pytest may move them.
 
-A distributed test runs on ranks, and pytest decides about it and reports it as if it had run here. Its public names are
-for plugins that leave the running to pytest; these parts of that it offers to nobody:
+pytest decides about a distributed test and reports it as if the test had run in the runner, but it runs on ranks.
+pytest's public names are for plugins that leave the running to pytest. The library also needs:
 
 - the marks `skip`, `skipif` and `xfail`, judged before a rank is started (`evaluate_*`, `Xfail`);
-- a failure that is no traceback of this process (`TerminalRepr`, `ReprFileLocation`, `TerminalWriter`);
-- setup, call and teardown of an item alone, on a rank (`runtestprotocol`, `SetupState`, `runner_module`,
-  `assertion_module`, `CaptureManager`), what went wrong there (`FixtureLookupError`), and methods of unittest classes
+- a failure without a traceback in this process (`TerminalRepr`, `ReprFileLocation`, `TerminalWriter`);
+- setup, call and teardown of a single item on a rank (`runtestprotocol`, `SetupState`, `runner_module`,
+  `assertion_module`, `CaptureManager`), its errors (`FixtureLookupError`), and methods of unittest classes
   (`TestCaseFunction`);
-- what takes the output while tests are collected (`CaptureIO`, `EncodedFile`), and the form of times in log records
+- the streams that capture output during collection (`CaptureIO`, `EncodedFile`), and the format of times in log records
   (`DatetimeFormatter`);
-- the class of what `pytest.fail` raises, to derive from (`Failed`);
-- expressions as `-k` takes them (`parse_expression`), and filters of warnings as the mark writes them
-  (`parse_warning_filter`);
-- a configuration file, read to see whether it holds anything for pytest (`load_config_dict_from_file`).
+- the base class of `pytest.fail`'s exception, to derive from (`Failed`);
+- the parsers of `-k` expressions (`parse_expression`) and of the mark's warning filters (`parse_warning_filter`).
 """
 
 from __future__ import annotations

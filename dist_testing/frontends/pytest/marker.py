@@ -1,31 +1,34 @@
-"""`@pytest.mark.distributed`: what it says, checked."""
+"""Reads and checks the arguments of `@pytest.mark.distributed`."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 import pytest
 
+from dist_testing.backends import Backend, check_backend_name, check_features
 from dist_testing.budget import MAX_TIMEOUT_S
 from dist_testing.errors import UsageError
 from dist_testing.launch.isolation import isolation_names
-from dist_testing.spec import MAX_WORLD_SIZE
+from dist_testing.spec import MAX_WORLD_SIZE, is_world_size
 
 __all__ = ["MARKER_HELP", "Distributed", "read_marker"]
 
 MARKER_HELP = (
-    "distributed(world_size=None, init=True, timeout=None, isolation=None, expected_exits=None, backends=None): "
+    "distributed(world_size=None, init=True, timeout=None, isolation=None, expected_exits=None, backends=None, "
+    "features=None): "
     "run the test on every rank of a world. "
-    "world_size: a number, or a list of which each is a case; by default the target's. "
+    "world_size: a number, or a list of numbers of which each makes a case; default: the target's. "
     "init=False: the test makes its own groups. "
-    "timeout: seconds for the case. "
+    "timeout: limit of the case in seconds. "
     f"isolation: how ranks are made, one of {', '.join(isolation_names())}; "
-    "a pool is kept for the tests of a class or module. "
-    "expected_exits: rank to how its process must end, as {1: -9}. "
-    "backends: names of backends that the test is for; others do not collect it."
+    "the tests of a class or module share a worker pool. "
+    "expected_exits: rank to the exit code that its process must end with, as {1: -9}; a negative one is a signal. "
+    "backends: names of the backends that the test is for; with others it is deselected. "
+    "features: features that a backend must have; with others the test is deselected."
 )
 
 
@@ -37,9 +40,10 @@ class Distributed:
         world_size: Sizes, each of which makes a case; empty for the target's own.
         init: Whether the library makes the default group.
         timeout: Limit of the case in seconds; None for the backend's default.
-        isolation: The launcher; "" for the target's or the command line's.
-        expected_exits: Rank to how its process must end; a negative number is a signal.
+        isolation: Name of the isolation; "" for the target's or the command line's.
+        expected_exits: Rank to the exit code that its process must end with; a negative one is a signal.
         backends: Backends that the test is for; empty for all.
+        features: Features that a backend must have for the test.
     """
 
     world_size: tuple[int, ...] = ()
@@ -48,13 +52,20 @@ class Distributed:
     isolation: str = ""
     expected_exits: Mapping[int, int] = field(default_factory=dict)
     backends: tuple[str, ...] = ()
+    features: tuple[str, ...] = ()
+
+    def is_for(self, backend: Backend) -> bool:
+        """Whether the test is for a backend."""
+        return (not self.backends or backend.name in self.backends) and set(self.features) <= set(backend.features)
 
 
 def read_marker(definition: pytest.Function | Any) -> Distributed | None:
-    """The marker of a test function: its own arguments before its class's before its module's; None without one.
+    """Return the marker of a test function; None if it has none.
+
+    Arguments of the function's own marker override those of its class's marker, and those the module's.
 
     Raises:
-        UsageError: If an argument is unknown or has an impossible value.
+        UsageError: If an argument is unknown or its value is impossible.
     """
     arguments: dict[str, Any] = {}
     marks = list(definition.iter_markers("distributed"))
@@ -65,7 +76,7 @@ def read_marker(definition: pytest.Function | Any) -> Distributed | None:
             raise _wrong(
                 definition,
                 f"positional arguments {mark.args!r}",
-                "It takes named ones only",
+                "It takes keyword arguments only",
                 "Write world_size=4, for example.",
             )
         arguments |= mark.kwargs
@@ -84,7 +95,8 @@ def read_marker(definition: pytest.Function | Any) -> Distributed | None:
         timeout=_timeout(definition, arguments.get("timeout")),
         isolation=_isolation(definition, arguments.get("isolation")),
         expected_exits=_exits(definition, arguments.get("expected_exits")),
-        backends=_names(definition, arguments.get("backends")),
+        backends=_names(definition, "backends", arguments.get("backends"), check_backend_name),
+        features=_names(definition, "features", arguments.get("features"), lambda name: check_features([name])),
     )
 
 
@@ -92,7 +104,7 @@ def _world_sizes(definition: Any, value: object) -> tuple[int, ...]:
     if value is None:
         return ()
     sizes: list[Any] = list(value) if isinstance(value, list | tuple) else [value]
-    if not sizes or not all(type(size) is int and 1 <= size <= MAX_WORLD_SIZE for size in sizes):
+    if not sizes or not all(map(is_world_size, sizes)):
         raise _wrong(
             definition,
             f"world_size = {value!r}",
@@ -131,7 +143,7 @@ def _exits(definition: Any, value: object) -> dict[int, int]:
     return value
 
 
-def _names(definition: Any, value: object) -> tuple[str, ...]:
+def _names(definition: Any, argument: str, value: object, check: Callable[[str], object]) -> tuple[str, ...]:
     if value is None:
         return ()
     if (
@@ -140,15 +152,13 @@ def _names(definition: Any, value: object) -> tuple[str, ...]:
         or not value
         or not all(isinstance(n, str) for n in value)
     ):
-        raise _wrong(definition, f"backends = {value!r}", 'It is a list of names, such as ["gloo"]')
-    from dist_testing.backends import backend_named
-
+        raise _wrong(definition, f"{argument} = {value!r}", "It is a list of names")
     for name in value:
         try:
-            backend_named(name)
+            check(name)
         except UsageError as error:
             raise UsageError(
-                f"{definition.nodeid}: @pytest.mark.distributed with backends = {value!r}.\n{error}"
+                f"{definition.nodeid}: @pytest.mark.distributed with {argument} = {value!r}.\n{error}"
             ) from error
     return tuple(value)
 

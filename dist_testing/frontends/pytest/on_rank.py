@@ -1,7 +1,6 @@
-"""A pytest item on a rank: fixtures, the test, teardown, each told to the runner as it happens.
+"""Runs a pytest item on a rank: fixtures, the test and teardown, with a message to the runner for each step.
 
-The rank was forked from a process that had collected the tests, so the item is there already; nothing is imported or
-collected again.
+The rank was forked from a process that had collected the tests, so nothing is imported or collected again.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ if TYPE_CHECKING:
 
 __all__ = ["EXPECTED", "PytestRankContext", "PytestRankFrontEnd", "current_world"]
 
-# Before the reason of a test that called `pytest.xfail`: for the runner, which has to tell it from a skip.
+# Prefix of the reason of a test that called `pytest.xfail`, so that the runner can tell it from a skip.
 EXPECTED = "expected failure: "
 
 
@@ -59,22 +58,22 @@ _this = _ThisRank()
 
 
 def current_world() -> World | None:
-    """The world of this rank; None in the runner."""
+    """Return the world of the rank that runs on this thread; None in the runner."""
     return _this.world
 
 
 class PytestRankContext:
-    """Finds the items of a pytest session on the ranks, and makes pytest fit for a rank.
+    """The rank context of a pytest session: the collected items, and a pytest that is fit for a rank.
 
     Attributes:
-        collection_errors: pytest's texts about files that could not be collected, where ranks collect for themselves.
+        collection_errors: Errors of files that could not be collected, where ranks collect the tests themselves.
     """
 
     def __init__(self, config: pytest.Config, items: Mapping[str, pytest.Item]) -> None:
-        """Keep the session.
+        """Keep the session's parts.
 
         Args:
-            config: Of the session.
+            config: Config of the session.
             items: By node id; filled when the tests have been collected.
         """
         self._config = config
@@ -82,44 +81,44 @@ class PytestRankContext:
         self._reporting = _RankReporting()
         self._thread_items: ThreadItems | None = None
         self._thread_cases = 0
-        self._is_joined = False
+        self._is_attached = False
         self._explaining: contextlib.AbstractContextManager[object] | None = None
         self.collection_errors: list[str] = []
 
     @property
     def has_tests(self) -> bool:
-        """Whether any test has been collected that runs on ranks."""
+        """Return whether a test that runs on ranks has been collected."""
         return bool(self._items)
 
     def prepare(self) -> None:
-        """Take from pytest what belongs to the runner."""
+        """Switch off the plugins of pytest that belong to the runner."""
         config = self._config
         _capture_nothing(config)
         print_warnings()
         log_to_output(config)
         if target := current_session().engine.spec.target:
             debug_by(f"bazel run {target}.run --")
-        # pytest's own output on a rank, such as that of --setup-show, goes where the rank's output goes.
+        # Output of pytest itself on a rank, such as of --setup-show, goes into the rank's output.
         config.get_terminal_writer()._file = sys.stdout
-        # Skip marks and expected failures are judged in the runner, once for all ranks.
+        # The runner judges skip marks and expected failures, once for all ranks.
         config.pluginmanager.unregister(name="skipping")
         if any(isinstance(item, TestCaseFunction) for item in self._items.values()):
             UnittestRankContext().prepare()
         config.pluginmanager.register(self._reporting, "dist_testing_rank_reporting")
         if not any("caplog" in getattr(item, "fixturenames", ()) for item in self._items.values()):
-            # It puts handlers on each of torch's 42 loggers, three times a test.
+            # The plugin adds handlers to each of torch's 42 loggers, three times per test.
             config.pluginmanager.unregister(name="logging-plugin")
             self._reporting.has_caplog = False
 
     @contextlib.contextmanager
     def as_rank(self) -> Iterator[None]:
-        """`prepare` for a while, in a process that is not a rank before and after."""
+        """Do the same as `prepare` for a block, and undo it: on an attached rank the process outlives the case."""
         config, manager = self._config, self._config.pluginmanager
         capture = manager.getplugin("capturemanager")
         runxfail, config.option.runxfail = config.option.runxfail, True
         _capture_nothing(config)
         manager.register(self._reporting, "dist_testing_rank_reporting")
-        self._is_joined = True
+        self._is_attached = True
         log_as_before = log_to_output(config)
         try:
             yield
@@ -140,13 +139,13 @@ class PytestRankContext:
                 "\n".join(
                     [
                         f"This rank has not collected {nodeid}.",
-                        "The test files, or what they import, are different here.",
+                        "The test files, or modules that they import, differ from the runner's.",
                         "Give all ranks the same files, and collect the same tests in every process.",
                         *self.collection_errors,
                     ]
                 )
             )
-        return PytestRankFrontEnd(self._config, self._items, stays=self._is_joined)
+        return PytestRankFrontEnd(self._config, self._items, stays=self._is_attached)
 
     def thread_front_ends(self, body: CaseBody, world_size: int) -> Sequence[RankFrontEnd]:
         """Return one for each rank, with its own copy of what pytest keeps while a test runs; they share the store."""
@@ -167,7 +166,7 @@ class PytestRankContext:
         return front_ends
 
 
-# In place of the hook of this name, which pytest does not call on ranks: lets `assert` explain itself, as by a diff.
+# Replaces the hook `pytest_runtest_protocol`, which is not called on ranks: it adds details such as a diff to `assert`.
 explain_assertions = contextlib.contextmanager(assertion_module.pytest_runtest_protocol)
 
 
@@ -187,12 +186,12 @@ class PytestRankFrontEnd:
         """Make the front end of one rank.
 
         Args:
-            config: Of the session.
+            config: Config of the session.
             items: By node id.
             thread_items: Makes a rank's own items, where ranks are threads.
-            store: What the ranks share; None for the one at the world's port.
+            store: Store that the ranks share; None for the one at the world's port.
             cases: How many cases the process has run before.
-            stays: Whether the process was there before the world, and goes on after it.
+            stays: Whether the process exists before and after the world, as an attached rank does.
         """
         self._config = config
         self._items = items
@@ -209,7 +208,7 @@ class PytestRankFrontEnd:
         _this.reporter = reporter
         self._world.prepare()
         if start.rank != start.request.debug_rank:
-            # Without a terminal they would answer themselves, and end the test.
+            # Without a terminal a prompt reads the end of its input at once, and ends the test.
             for name in ("pdbinvoke", "pdbtrace"):
                 self._config.pluginmanager.unregister(name=name)
 
@@ -222,7 +221,7 @@ class PytestRankFrontEnd:
         if self._thread_items is not None:
             item = self._thread_items.own(item)
         if self._stays:
-            # Fixtures were kept for a test that then was not run, if it was another one than this.
+            # The fixtures that are still set up may belong to a test that was then not run.
             item.session._setupstate.teardown_exact(item)
         else:
             _keep_temporary_files_in(item.config, self._world)
@@ -230,19 +229,19 @@ class PytestRankFrontEnd:
         follows = None if self._thread_items is not None or case.next is None else self._items.get(case.next)
         with contextlib.ExitStack() as stack:
             if self._thread_items is None:
-                # Both are the process's, not a thread's.
+                # Both change the whole process, not one thread.
                 stack.enter_context(recording_warnings(item.config, reporter, item))
                 stack.enter_context(explain_assertions(item))
             try:
                 runtestprotocol(item, log=False, nextitem=follows)
             except pytest.exit.Exception as error:
-                # `pytest.exit`, or the user has left the debugger.
+                # Raised by `pytest.exit`, and when the user quits the debugger.
                 reporter.end_session(str(error))
                 if not reporter.failed:
                     reporter.raised(error, str(item.repr_failure(pytest.ExceptionInfo.from_exception(error))))
 
     def finish(self) -> None:
-        """Give the groups back."""
+        """Destroy the groups."""
         assert self._world is not None
         self._world.finish()
 
@@ -254,7 +253,7 @@ class _UnittestInPytest(UnittestRankFrontEnd):
         """Make the front end.
 
         Args:
-            item: Any of the session.
+            item: Any item of the session.
         """
         super().__init__(shows_locals=bool(item.config.option.showlocals))
         self._item = item
@@ -266,7 +265,7 @@ class _UnittestInPytest(UnittestRankFrontEnd):
 
 
 class _RankReporting:
-    """Reports to the runner what pytest is doing."""
+    """A pytest plugin that reports phases and outcomes to the runner."""
 
     has_caplog = True
     refused: Mapping[str, str] = {}
@@ -275,14 +274,14 @@ class _RankReporting:
     def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any]) -> None:
         if reason := self.refused.get(fixturedef.argname):
             raise UsageError(
-                f"`{fixturedef.argname}` was asked for on a rank that is a thread.\n"
+                f"A rank that is a thread uses the fixture `{fixturedef.argname}`.\n"
                 f"{reason}\n"
                 f'Give the test ranks that are processes: isolation="{FORK.name}" and a backend for them.'
             )
         if fixturedef.argname == "caplog" and not self.has_caplog:
             raise UsageError(
-                "`caplog` was asked for by request.getfixturevalue on a rank, where pytest's log capture is off.\n"
-                "It is on when a collected test, or a fixture that one uses, names `caplog` as an argument.\n"
+                "A rank calls request.getfixturevalue for `caplog`, but pytest's log capture is off.\n"
+                "It is on only if a collected test, or a fixture of one, names `caplog` as an argument.\n"
                 "Name it as an argument."
             )
 
@@ -309,11 +308,11 @@ class _RankReporting:
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
         if _this.is_in_test:
-            # Of a sub-test; its own report will name it.
+            # A sub-test failed; its own report names it.
             _this.sub_test_error = call.excinfo and call.excinfo.value
         elif call.excinfo is not None and not report.passed:
             if isinstance(call.excinfo.value, FixtureLookupError):
-                # It would show the request.
+                # Its text would be the representation of the fixture request.
                 call.excinfo.value.args = (call.excinfo.value.msg or f"no fixture {call.excinfo.value.argname!r}",)
             if isinstance(call.excinfo.value, pytest.xfail.Exception):
                 _this.reporter.skipped(f"{EXPECTED}{call.excinfo.value.msg}")
@@ -325,7 +324,7 @@ class _RankReporting:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Report a failed sub-test: on a rank pytest logs no other reports. A skip of one is no skip of the test."""
+        """Report the end of a sub-test: a rank logs no other reports. A skipped sub-test does not skip the test."""
         error, _this.sub_test_error = _this.sub_test_error, None
         if error is not None and report.failed:
             _this.reporter.ended_by(error, f"{report.head_line}\n{report.longrepr}")
@@ -338,9 +337,9 @@ def _skip_reason(report: pytest.TestReport) -> str:
 
 
 def _capture_nothing(config: pytest.Config) -> None:
-    """Stop pytest's own capture, which was set up in the runner: a rank's output goes to its log.
+    """Stop pytest's own capture, which was started in the runner: a rank's output goes to its log.
 
-    The `capsys` and `capfd` fixtures go on working; they need a capture manager, but not a capturing one.
+    The fixtures `capsys` and `capfd` still work: they need a capture manager, but not one that captures.
     """
     config.pluginmanager.unregister(name="capturemanager")
     fresh = CaptureManager("no")
@@ -349,8 +348,8 @@ def _capture_nothing(config: pytest.Config) -> None:
 
 
 def _keep_temporary_files_in(config: pytest.Config, world: RankWorld) -> None:
-    # `tmp_path` would otherwise make a numbered folder per rank outside the run's own, which would stay. pytest makes
-    # the folder when a test asks for it.
+    # Otherwise `tmp_path` makes a numbered folder per rank outside the run's folder, and nothing removes it. pytest
+    # makes the folder when a test uses the fixture.
     factory: Any = getattr(config, "_tmp_path_factory", None)
     if factory is not None:
         factory._basetemp = None

@@ -1,4 +1,4 @@
-"""The `--dist-*` options of pytest."""
+"""The `--dist-*` options of pytest: their declaration, values and errors."""
 
 from __future__ import annotations
 
@@ -8,20 +8,17 @@ from dataclasses import dataclass
 import pytest
 
 from dist_testing.attach.rank_info import RankInfo
-from dist_testing.backends import Backend, backend_named
+from dist_testing.backends import Backend, backend_named, backends, default_backend
 from dist_testing.budget import MAX_TIMEOUT_S
 from dist_testing.errors import UsageError
 from dist_testing.frontends.pytest.debugger import debug_rank
+from dist_testing.frontends.pytest.session_events import OPTION
 from dist_testing.launch.isolation import check_isolation, default_isolation, isolation_named, isolation_names
-from dist_testing.spec import (
-    DEFAULT_WORLD_SIZE,
-    MAX_WORLD_SIZE,
-    Spec,
-)
+from dist_testing.spec import DEFAULT_WORLD_SIZE, MAX_WORLD_SIZE, Spec, is_world_size
 
 __all__ = ["Options", "add_options", "check_plugins", "read_options"]
 
-# What `-p no:...` calls a plugin of pytest, and what it is registered as.
+# Name of a plugin of pytest in `-p no:...`, to the name that it is registered under.
 _NEEDED_PLUGINS = {
     "capture": "capturemanager",
     "debugging": "debugging",
@@ -32,12 +29,12 @@ _NEEDED_PLUGINS = {
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the command line and the target's spec ask for together.
+    """The settings of a run, from the command line and the target's spec.
 
     Attributes:
-        spec: The target's, with what the command line says in its place.
-        timeout_s: Limit of a case that names none, in seconds.
-        fail_on_missing: Missing hardware is a failure even if nothing was promised.
+        spec: The target's spec, with the values that the command line overrides.
+        timeout_s: Limit of a case that sets none, in seconds.
+        fail_on_missing: Whether missing hardware is a failure although the configuration does not promise it.
         debug_rank: The rank that gets the terminal; None for none.
     """
 
@@ -50,32 +47,37 @@ class Options:
 def add_options(parser: pytest.Parser) -> None:
     """Declare the options."""
     group = parser.getgroup("distributed", "distributed tests (dist_testing)")
-    group.addoption("--dist-backend", metavar="NAME", help="backend of the worlds (default: gloo)")
+    group.addoption("--dist-backend", metavar="NAME", help=f"backend of the worlds (default: {default_backend().name})")
     group.addoption(
         "--dist-world-size",
         metavar="N[,N...]",
-        help=f"ranks of tests that do not say; each number makes a case (default: {DEFAULT_WORLD_SIZE})",
+        help=f"ranks of a test that sets no world_size; each number makes a case (default: {DEFAULT_WORLD_SIZE})",
     )
     group.addoption(
         "--dist-ranks-per-gpu",
         metavar="N",
-        help="ranks that share a GPU, with a backend that can (default: 1)",
+        help="ranks that share a GPU, if the backend allows it (default: 1)",
     )
     group.addoption(
         "--dist-isolation",
-        metavar="LAUNCHER",
-        help=f"one of {', '.join(isolation_names())} (default: the target's, else the backend's)",
+        metavar="ISOLATION",
+        help=f"how ranks are made: one of {', '.join(isolation_names())} (default: the target's, else the backend's)",
     )
-    group.addoption("--dist-timeout", metavar="SECONDS", help="limit of a case that does not say")
+    group.addoption("--dist-timeout", metavar="SECONDS", help="limit of a case that sets none (default: the backend's)")
     group.addoption(
         "--dist-on-missing",
         metavar="skip|fail",
-        help="what to do when the machine lacks what a test needs (default: skip, unless it was promised)",
+        help="for a test whose hardware the machine lacks (default: skip, or fail if it is promised)",
     )
     group.addoption(
         "--dist-debug-rank",
         metavar="RANK",
-        help="give the terminal to this rank, for breakpoint() and --pdb; nothing times out",
+        help="give this rank the terminal, for breakpoint() and --pdb; no limit applies",
+    )
+    group.addoption(
+        OPTION,
+        metavar="FILE",
+        help='write what happens in the run, with times, as JSON lines; ".gz" at the end compresses',
     )
 
 
@@ -85,7 +87,7 @@ def read_options(config: pytest.Config, target: Spec | None, rank_info: RankInfo
     Args:
         config: pytest's.
         target: The spec of the Bazel target; None outside Bazel.
-        rank_info: This process's in a world that exists; None if there is none.
+        rank_info: Set if this process is a rank of an existing world.
 
     Raises:
         UsageError: If a value is impossible.
@@ -96,23 +98,23 @@ def read_options(config: pytest.Config, target: Spec | None, rank_info: RankInfo
 
 
 def check_plugins(config: pytest.Config) -> None:
-    """Refuse to go without what pytest is known to bring.
+    """Refuse a session that lacks a plugin of pytest that the library needs.
 
     Raises:
-        UsageError: If a plugin of pytest itself is missing.
+        UsageError: If such a plugin is switched off.
     """
     for option, name in _NEEDED_PLUGINS.items():
         if not config.pluginmanager.has_plugin(name):
             raise UsageError(
                 f"-p no:{option}: the plugin {name} of pytest is missing.\n"
-                "A distributed test is reported, skipped and debugged by pytest's own means, and this is one of them.\n"
+                "The library reports, skips and debugs a distributed test by plugins of pytest, and needs this one.\n"
                 f"Run distributed tests without -p no:{option}."
             )
 
 
 def _spec(config: pytest.Config, spec: Spec | None, rank_info: RankInfo | None) -> Spec:
     name = config.getoption("--dist-backend")
-    backend = backend_named(name) if name else (spec.backend if spec else backend_named("gloo"))
+    backend = backend_named(name) if name else (spec.backend if spec else default_backend())
     sizes = _sizes(config.getoption("--dist-world-size"))
     named = _choice(config, "--dist-isolation", isolation_names())
     isolation = isolation_named(named) if named else default_isolation(backend)
@@ -144,10 +146,10 @@ def _sizes(text: str | None) -> tuple[int, ...]:
     if text is None:
         return ()
     parts = text.split(",")
-    if not all(part.isascii() and part.isdecimal() and 1 <= int(part) <= MAX_WORLD_SIZE for part in parts):
+    if not all(part.isascii() and part.isdecimal() and is_world_size(int(part)) for part in parts):
         raise UsageError(
             f"--dist-world-size={text}: expected numbers from 1 to {MAX_WORLD_SIZE}, separated by commas.\n"
-            "Each is the size of a world, and makes a case of every test that does not say its own.\n"
+            "Each is the size of a world, and makes one case of every test that sets no world_size.\n"
             "Write --dist-world-size=4, or --dist-world-size=2,4."
         )
     return tuple(dict.fromkeys(int(part) for part in parts))
@@ -157,17 +159,21 @@ def _ranks_per_gpu(text: str, backend: Backend, gpus_per_rank: int) -> int:
     if not (text.isascii() and text.isdecimal() and 1 <= int(text) <= MAX_WORLD_SIZE):
         raise UsageError(
             f"--dist-ranks-per-gpu={text}: expected a number from 1 to {MAX_WORLD_SIZE}.\n"
-            "It says how many ranks share a GPU; by default each has its own.\n"
+            "It sets how many ranks share a GPU; by default each rank has its own.\n"
             "Write --dist-ranks-per-gpu=2, for example."
         )
     count = int(text)
     if count > 1 and not (backend.shares_gpus and gpus_per_rank == 1):
         raise UsageError(
             f"--dist-ranks-per-gpu={count} with backend {backend.name} and {gpus_per_rank} GPU(s) per rank.\n"
-            "Ranks can share a GPU where each needs one, and the backend does not mind; NCCL refuses it.\n"
-            "Use --dist-backend=cuda_gloo, or leave the option out."
+            "Ranks can share a GPU only if each needs one GPU and the backend allows it; NCCL does not.\n"
+            f"Use one of the backends {', '.join(_sharing())}, or leave the option out."
         )
     return count
+
+
+def _sharing() -> list[str]:
+    return [name for name, backend in backends().items() if backend.shares_gpus]
 
 
 def _choice(config: pytest.Config, option: str, allowed: tuple[str, ...]) -> str | None:
@@ -192,7 +198,7 @@ def _timeout_s(config: pytest.Config, spec: Spec) -> float:
     if not 0 < value <= MAX_TIMEOUT_S:
         raise UsageError(
             f"--dist-timeout={text}: expected a number of seconds above 0, up to {MAX_TIMEOUT_S}.\n"
-            "It is the limit of each case that does not say its own.\n"
+            "It is the limit of each case that sets no timeout.\n"
             f"Write --dist-timeout=60, for example; without it the limit is {spec.backend.timeout_s} s."
         )
     return value

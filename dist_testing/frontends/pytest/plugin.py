@@ -1,10 +1,11 @@
-"""The pytest door: marker, `world` fixture and options; what runs a marked test is in `pytest_runner`."""
+"""The pytest plugin: marker, fixtures and options. `in_runner` runs a marked test."""
 
 from __future__ import annotations
 
 import pytest
 
 from dist_testing.errors import DistTestingError, UsageError
+from dist_testing.frontends.pytest import backend_hook
 from dist_testing.frontends.pytest.collection import parametrize_world_size
 from dist_testing.frontends.pytest.in_runner import (
     BUDGET_KEY,
@@ -16,15 +17,21 @@ from dist_testing.frontends.pytest.in_runner import (
 from dist_testing.frontends.pytest.marker import MARKER_HELP
 from dist_testing.frontends.pytest.on_rank import current_world
 from dist_testing.frontends.pytest.options import add_options
+from dist_testing.frontends.pytest.session_events import EVENTS_KEY
 from dist_testing.world import World
 
-__all__ = ["BUDGET_KEY", "OUTPUTS_KEY", "PAUSE_LIMIT_KEY", "SPEC_KEY", "current_runner"]
+__all__ = ["BUDGET_KEY", "EVENTS_KEY", "OUTPUTS_KEY", "PAUSE_LIMIT_KEY", "SPEC_KEY", "current_runner"]
 
 _RUNNER = "dist_testing_runner"
 
 
+def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
+    """Declare the hook that a repository implements."""
+    pluginmanager.add_hookspecs(backend_hook)
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """The `--dist-*` options. Under Bazel the target's spec says these things, and an option overrides it."""
+    """Declare the `--dist-*` options. Under Bazel the target's spec has these values, and an option overrides them."""
     add_options(parser)
 
 
@@ -39,7 +46,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def current_runner(config: pytest.Config) -> Runner:
-    """The runner's half, once the plugin is configured."""
+    """Return the runner's half of the plugin; call it only after `pytest_configure`."""
     runner: Runner | None = config.pluginmanager.get_plugin(_RUNNER)
     assert runner is not None
     return runner
@@ -55,19 +62,19 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture
 def world_size(request: pytest.FixtureRequest) -> int:
-    """Ranks in the world of this case."""
+    """Return the number of ranks in this case's world."""
     size: int = request.param
     return size
 
 
 @pytest.fixture
 def world() -> World:
-    """This rank's view of the world (`dist_testing.World`)."""
+    """Return this rank's view of its world, a `dist_testing.World`."""
     world = current_world()
     if world is None:
         raise UsageError(
-            "The fixture `world` was asked for in a test that runs in the runner.\n"
-            "Only ranks have a world, and request.getfixturevalue does not make any.\n"
+            "A test that runs in the runner uses the fixture `world`.\n"
+            "Only ranks have a world, and request.getfixturevalue does not start ranks.\n"
             "Mark the test with @pytest.mark.distributed."
         )
     return world

@@ -1,4 +1,4 @@
-"""Log records on a rank: written into its output, as pytest writes them below the failure of a test that runs here."""
+"""Writes log records of a rank into its output, in pytest's format."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ __all__ = ["log_to_output"]
 
 
 def log_to_output(config: pytest.Config) -> Callable[[], None]:
-    """Have every record in the output of the rank that logs it, once; level and format are the session's.
+    """Write each log record once into the output of its rank, with the session's level and format.
 
-    pytest itself would keep them for a report that is not made on ranks, and have handlers that were made at import,
-    as torch's are, write into what it captures in the runner.
+    Without this, pytest keeps the records for a report that ranks do not make, and handlers that were made at import,
+    such as torch's, write into the runner's captured output.
 
     Returns:
-        Takes it back.
+        A function that undoes it.
     """
     root = logging.getLogger()
     undo = contextlib.ExitStack()
     undo.callback(root.setLevel, root.level)
     plugin: Any = config.pluginmanager.getplugin("logging-plugin")
     handler: _OutputHandler | None = None
-    # What pytest has for the whole session.
+    # pytest's handlers for the whole session.
     sessions: tuple[logging.Handler, ...] = ()
     if plugin is not None:
         handler = _OutputHandler(config)
@@ -47,14 +47,14 @@ def log_to_output(config: pytest.Config) -> Callable[[], None]:
     for logger in _loggers():
         others = [other for other in logger.handlers if other not in sessions]
         for other in others:
-            # Of the handler itself: where the class has it, it may not be set.
+            # Only an attribute of the handler itself: one of its class may be read-only.
             stream = vars(other).get("stream")
             if isinstance(other, logging.StreamHandler) and _is_runners_output(stream):
                 undo.callback(setattr, other, "stream", stream)
-                # Not by `setStream`, which would print what the runner had not printed yet when it was forked.
+                # Not by `setStream`: it flushes output that the runner still had in its buffer at the fork.
                 other.stream = _OUTPUT
         if plugin is not None and plugin.log_cli_handler in logger.handlers:
-            # It would tell every record a second time, as if the rank's output were pytest's own.
+            # It would print every record a second time.
             logger.removeHandler(plugin.log_cli_handler)
             undo.callback(logger.addHandler, plugin.log_cli_handler)
         if handler is not None and (logger is root or not (logger.propagate or others)):
@@ -66,7 +66,7 @@ def log_to_output(config: pytest.Config) -> Callable[[], None]:
 def _loggers() -> Iterator[logging.Logger]:
     yield logging.getLogger()
     for logger in list(logging.Logger.manager.loggerDict.values()):
-        # There are places kept for loggers that nobody has asked for.
+        # The dictionary also has placeholders for loggers that do not exist yet.
         if isinstance(logger, logging.Logger):
             yield logger
 
@@ -75,13 +75,13 @@ def _is_runners_output(stream: object) -> bool:
     if isinstance(stream, EncodedFile | CaptureIO):
         return True
     with contextlib.suppress(OSError, ValueError):
-        # Not the descriptor of every rank, where ranks are threads.
+        # The output of a rank that is a thread has no descriptor.
         return isinstance(stream, io.TextIOWrapper) and stream.fileno() in (1, 2)
     return False
 
 
 class _Output:
-    """The calling rank's output: a test may put something else into the place of `sys.stderr`."""
+    """The calling rank's output, also while a test replaces `sys.stderr`."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(sys.__stderr__, name)
@@ -91,7 +91,7 @@ _OUTPUT: Any = _Output()
 
 
 class _OutputHandler(_StreamHandler):
-    """Writes beside what a test captures."""
+    """Writes to the rank's output, also while a test captures output."""
 
     def __init__(self, config: pytest.Config) -> None:
         super().__init__(_OUTPUT)
@@ -99,6 +99,6 @@ class _OutputHandler(_StreamHandler):
 
     def emit(self, record: logging.LogRecord) -> None:
         capture: Any = self._plugins.getplugin("capturemanager")
-        # On ranks that are threads there is none.
+        # Ranks that are threads have no capture manager.
         with capture.global_and_fixture_disabled() if capture is not None else contextlib.nullcontext():
             super().emit(record)

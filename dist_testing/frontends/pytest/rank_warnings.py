@@ -1,4 +1,4 @@
-"""Warnings on a rank: filtered as pytest filters them, and told to the runner, whose summary shows them."""
+"""Filters warnings on a rank as pytest does, and sends them to the runner, whose summary shows them."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ __all__ = ["print_warnings", "recording_warnings"]
 
 @contextlib.contextmanager
 def recording_warnings(config: pytest.Config, reporter: Reporter, item: pytest.Item | None) -> Iterator[None]:
-    """Apply the filters of the session and of the item, and tell the runner of each warning.
+    """Apply the filters of the session and of the item, and send each warning to the runner.
 
     Args:
         config: pytest's.
-        reporter: Tells the runner.
-        item: Whose `filterwarnings` marks count; None for a test of unittest.
+        reporter: Sends the warnings.
+        item: The item with the `filterwarnings` marks; None for a unittest method.
     """
     if not config.pluginmanager.hasplugin("warnings"):
         yield
@@ -40,7 +40,7 @@ def recording_warnings(config: pytest.Config, reporter: Reporter, item: pytest.I
 
 
 def print_warnings() -> None:
-    """Have warnings that nobody records in the rank's log: pytest in the runner has taken them for itself."""
+    """Print warnings that are not recorded into the rank's log: in the runner pytest has replaced the function."""
     warnings.showwarning = _print_warning
 
 

@@ -50,17 +50,17 @@ Properties = list[tuple[str, object]]
 
 _COMPAT_PLUGIN = "dist_testing.compat.pytest_install"
 
-# Before the colon of a report's first line.
+# The name at the start of a report's first line.
 _NAME = re.compile(r"^.*\(world of \d+\): ")
 
 
 class _Pointer(TerminalRepr):
-    """A failure whose text is printed at the end of the log, once. Tools that ask for a string get all of it."""
+    """A failure whose text is printed once, at the end of the log. `str()` returns the whole text, for tools."""
 
     def __init__(self, text: str, location: tuple[str, int | None, str]) -> None:
         self._text = text
         path, line, _ = location
-        # For the short summary and the XML's message: what happened, without the name, which stands there already.
+        # For the short summary and the XML's message. Both have the name of the test already.
         message = _NAME.sub("", text.partition("\n")[0])
         self.reprcrash = ReprFileLocation(path, (line or 0) + 1, message)
 
@@ -89,7 +89,7 @@ def xfail_mark(item: pytest.Item) -> Xfail | None:
     """The expected failure that applies to the item.
 
     Raises:
-        UsageError: If a mark cannot be judged, or says what it expects by something that has to look at the exception.
+        UsageError: If a mark cannot be judged, or its `raises` is not a class and so needs the exception itself.
     """
     try:
         expected = None if item.config.option.runxfail else evaluate_xfail_marks(item)
@@ -100,7 +100,7 @@ def xfail_mark(item: pytest.Item) -> Xfail | None:
         if cls is not None and not isinstance(cls, type):
             raise UsageError(
                 f"{item.nodeid}: xfail(raises={cls!r}).\n"
-                "The exception stays on its rank; the runner knows the names of its classes, and no more.\n"
+                "The exception stays on its rank; the runner only knows the names of its classes.\n"
                 "Give a class, or a tuple of classes; or use the context manager in the test."
             )
     return expected
@@ -115,7 +115,7 @@ def _unjudged(item: pytest.Item, error: BaseException) -> UsageError:
 
 
 def properties(result: CaseResult) -> Properties:
-    """What is worth knowing of a result, rank by rank."""
+    """Return the properties of a result for the report: world size, cause, GPUs, culprit, outcome of each rank."""
     values: Properties = [("world_size", result.case.world_size)]
     if result.verdict.cause is not Cause.NONE:
         values.append(("cause", result.verdict.cause.value))
@@ -131,22 +131,22 @@ def properties(result: CaseResult) -> Properties:
 
 
 def failure_text(name: str, result: CaseResult, spec: Spec) -> str:
-    """The report of a failed case, with the command that runs it alone.
+    """Return the report of a failed case, with the command that runs it alone.
 
     Args:
         name: pytest's name for the case.
-        result: How it went.
-        spec: What the target asked for.
+        result: The case's result.
+        spec: What the target asks for.
     """
     pytest_command = "pytest"
     if _COMPAT_PLUGIN in sys.modules:
-        # Without it the test would run on torch's own class.
+        # Without the plugin the test would run on torch's own class.
         pytest_command += f" -p {_COMPAT_PLUGIN}"
     if spec.target:
-        # Without the path, which differs from one place to the next.
+        # Without the path, which differs between machines.
         reproduce = f"bazel test {spec.target} --test_filter={shlex.quote(name.partition('::')[2])}"
     elif not isolation_named(result.case.isolation).fits(spec.backend):
-        # A class of threads, which has its own backend whatever the others of this run use.
+        # A class of threads always uses the threaded backend, whatever the backend of this run.
         reproduce = f"{pytest_command} {shlex.quote(name)}"
     else:
         reproduce = (
@@ -157,7 +157,7 @@ def failure_text(name: str, result: CaseResult, spec: Spec) -> str:
 
 
 def forward_warnings(item: pytest.Item, result: CaseResult) -> None:
-    """Put what the ranks warned of into pytest's summary, each warning once, with its ranks."""
+    """Add the warnings of the ranks to pytest's summary, each once, with its ranks."""
     for message in warnings_of(result):
         item.ihook.pytest_warning_recorded.call_historic(
             kwargs={"warning_message": message, "nodeid": item.nodeid, "when": "runtest", "location": None}
@@ -165,7 +165,7 @@ def forward_warnings(item: pytest.Item, result: CaseResult) -> None:
 
 
 def not_run(item: pytest.Item, error: DistTestingError) -> list[pytest.TestReport]:
-    """Reports of a case whose ranks could not be had, or could not be asked for."""
+    """Return the reports of a case whose ranks could not be started."""
     text = str(error)
     return failed(item, text if text.startswith(item.nodeid) else f"{item.nodeid}: {text}", 0.0, _cause_of(error))
 
@@ -177,14 +177,14 @@ def _cause_of(error: DistTestingError) -> Properties:
 
 
 def passed(item: pytest.Item, duration_s: float, values: Properties) -> list[pytest.TestReport]:
-    """Reports of a case that passed."""
+    """Return the reports of a case that passed."""
     return _three(item, _report(item, "passed", None, duration_s, values))
 
 
 def skipped(
     item: pytest.Item, reason: str, duration_s: float = 0.0, values: Properties | None = None
 ) -> list[pytest.TestReport]:
-    """Reports of a skipped case."""
+    """Return the reports of a skipped case."""
     path, line, _ = item.location
     longrepr = (str(item.path or path), (line or 0) + 1, f"Skipped: {reason}")
     return _three(item, _report(item, "skipped", longrepr, duration_s, values or []))
@@ -193,28 +193,28 @@ def skipped(
 def failed(
     item: pytest.Item, text: str, duration_s: float, values: Properties | None = None
 ) -> list[pytest.TestReport]:
-    """Reports of a failed case."""
+    """Return the reports of a failed case."""
     report = _report(item, "failed", _Pointer(text, item.location), duration_s, values or [])
     report.dist_failure = text  # type: ignore[attr-defined]  # extra attributes travel with a report, also under xdist
     return _three(item, report)
 
 
 def point_to_end(report: pytest.TestReport, text: str) -> None:
-    """Have the terminal point to the end of the log, where `text` will be; under xdist a report comes as plain text."""
+    """Make the terminal point to the end of the log, where `text` stands; under xdist reports arrive as plain text."""
     report.longrepr = _Pointer(text, report.location)
 
 
 def fail(report: pytest.TestReport, text: str) -> None:
-    """Make a failure of a report, whatever it was; `text` goes to the end of the log."""
+    """Turn any report into a failure; `text` is printed at the end of the log."""
     report.outcome = "failed"
-    # Else it would be an expected one.
+    # Otherwise it would be an expected failure.
     vars(report).pop("wasxfail", None)
     report.dist_failure = text  # type: ignore[attr-defined]  # as in `failed`
     point_to_end(report, text)
 
 
 def failed_teardown(item: pytest.Item, text: str, error: DistTestingError | None = None) -> pytest.TestReport:
-    """Report of a failure after the test itself was over, and of what kind it was, if it was an error of ours."""
+    """Return the report of a failure after the end of the test; `error` gives the cause if it is one of ours."""
     values = _cause_of(error) if error is not None else []
     report = _report(item, "failed", _Pointer(text, item.location), 0.0, values, when="teardown")
     report.dist_failure = text  # type: ignore[attr-defined]  # as in `failed`
@@ -222,16 +222,16 @@ def failed_teardown(item: pytest.Item, text: str, error: DistTestingError | None
 
 
 def expected_failure(item: pytest.Item, reason: str, duration_s: float) -> list[pytest.TestReport]:
-    """Reports of a case that was expected to fail, and did (or was not run)."""
+    """Return the reports of a case that failed as expected, or was not run."""
     report = _report(item, "skipped", reason, duration_s, [])
     report.wasxfail = reason
     return _three(item, report)
 
 
 def judge_expected(item: pytest.Item, expected: Xfail, result: CaseResult, spec: Spec) -> list[pytest.TestReport]:
-    """Reports of a case that is marked as an expected failure and ran.
+    """Return the reports of a case that is marked as an expected failure and was run.
 
-    Only a test that raises can fail as expected: a crash, a hang or a broken machine is never what was meant.
+    Only an exception in the test is an expected failure; a crash, a hang or a broken machine never is.
     """
     values = properties(result)
     if result.has_only_raised and all(_is_expected(expected, failure) for failure in result.failures):
@@ -254,7 +254,7 @@ def _is_expected(expected: Xfail, failure: RankOutcome) -> bool:
 
 
 def add_error(report: pytest.TestReport, error: DistTestingError) -> None:
-    """Have the report say what the error says and no more: it is written for the user."""
+    """Replace the report's text by the error's, which is written for the user."""
     report.dist_failure = str(error)  # type: ignore[attr-defined]  # as above
     report.longrepr = _Pointer(str(error), report.location)
     report.user_properties += _cause_of(error)
@@ -263,7 +263,7 @@ def add_error(report: pytest.TestReport, error: DistTestingError) -> None:
 def add_result(
     report: pytest.TestReport, excinfo: pytest.ExceptionInfo[BaseException] | None, spec: Spec, outputs: Path | None
 ) -> None:
-    """Put what the ranks said into the report of a unittest case."""
+    """Put the result of the ranks into the report of a unittest case."""
     if excinfo is None or not isinstance(excinfo.value, CaseFailedError):
         return
     result = excinfo.value.result
@@ -276,11 +276,11 @@ def add_result(
 
 
 def _three(item: pytest.Item, call: pytest.TestReport) -> list[pytest.TestReport]:
-    # Tools expect a test to have been set up and torn down; on the ranks it was.
+    # Tools expect reports of setup and teardown; both happened on the ranks.
     return [
         _report(item, "passed", None, 0.0, [], when="setup"),
         call,
-        # pytest's XML takes the properties of a case from here.
+        # pytest's XML takes a case's properties from the teardown's report.
         _report(item, "passed", None, 0.0, list(call.user_properties), when="teardown"),
     ]
 

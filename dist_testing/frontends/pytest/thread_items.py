@@ -1,7 +1,7 @@
-"""pytest items for ranks that are threads of one process.
+"""Makes pytest items for ranks that are threads of one process.
 
-pytest keeps the state of a running test in the item, in the fixture definitions that it uses, in the session's setup
-state, and in the configuration. All of these exist once per process; here each thread gets its own.
+pytest keeps the state of a running test in the item, its fixture definitions, the session's setup state, and the
+config. All of these exist once per process; this module gives each thread its own.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ __all__ = ["REFUSED_FIXTURES", "ThreadItems"]
 
 _Definitions = Sequence[pytest.FixtureDef[Any]]
 
-_OUTPUT = "It takes the output of the whole process, and there is one process for all ranks."
-# Fixture to why it cannot be had.
+_OUTPUT = "It captures the output of the whole process, and all ranks share one process."
+# Fixture to the reason why ranks that are threads cannot use it.
 REFUSED_FIXTURES = {
     **dict.fromkeys(("capsys", "capsysbinary", "capteesys", "capfd", "capfdbinary"), _OUTPUT),
-    "caplog": "It takes the log records of the whole process, and there is one process for all ranks.",
-    "recwarn": "It takes the warnings of the whole process, and there is one process for all ranks.",
-    "monkeypatch": "It changes the process that all ranks share, and each rank would undo what another one has done.",
+    "caplog": "It captures the log records of the whole process, and all ranks share one process.",
+    "recwarn": "It records the warnings of the whole process, and all ranks share one process.",
+    "monkeypatch": "It changes the process that all ranks share, and each rank would undo changes of another one.",
 }
 
 
 class _Own(threading.local):
-    """What one thread has of its own. A rank's thread lives for one case, so it all begins anew with each."""
+    """The state of one thread. A rank's thread lives for one case, so each case starts with new state."""
 
     def __init__(self) -> None:
         self.setup_state = SetupState()
@@ -41,7 +41,7 @@ class _Own(threading.local):
 
 
 class _SetupStateOfThread:
-    """Whatever is done to it is done to the calling thread's."""
+    """Passes everything on to the setup state of the calling thread."""
 
     def __init__(self, own: _Own) -> None:
         self._own = own
@@ -52,42 +52,42 @@ class _SetupStateOfThread:
 
 def _repr_failure(item: Any, excinfo: pytest.ExceptionInfo[BaseException]) -> Any:
     if isinstance(excinfo.value, CollectiveError):
-        # pytest's own form shows the source around each frame, for which it parses all of torch's module: seconds, when
-        # the ranks of a world do so together. The text of the error says which call it is about. Natively pytest leaves
-        # out nothing of how it came to the test.
+        # pytest's own style shows the source around each frame. For that it parses the whole torch module, which takes
+        # seconds when all ranks of a world do it at once. The error's text names the call already. The native style
+        # does not filter the frames below the test, so they are filtered here.
         excinfo.traceback = item._traceback_filter(excinfo)
         return item._repr_failure_py(excinfo, style="native")
     return type(item).repr_failure(item, excinfo)
 
 
 class ThreadItems:
-    """Makes items for threads. There is no way back: the process is for threads from then on."""
+    """Makes items for threads. It changes the session for good: the process runs only threads from then on."""
 
     def __init__(self, config: pytest.Config, session: pytest.Session) -> None:
-        """Have pytest look for its state where the thread has its own.
+        """Make pytest use the calling thread's state.
 
         Args:
-            config: Of the session.
-            session: Whose items will be asked for.
+            config: Config of the session.
+            session: The session with the items.
         """
         self._own = _Own()
         internals: Any = session
         internals._setupstate = _SetupStateOfThread(self._own)
-        # For fixtures that a test asks for while it runs.
+        # For `request.getfixturevalue`.
         manager = internals._fixturemanager
         find = manager.getfixturedefs
         manager.getfixturedefs = lambda *args: self._own_definitions(find(*args))
-        # All threads would write one environment variable, and the second to remove it would fail.
+        # All threads would set the same environment variable, and the second one to remove it would fail.
         runner_module._update_current_test_var = lambda item, when: None
         for name in ("capturemanager", "logging-plugin"):
             if config.pluginmanager.hasplugin(name):
                 config.pluginmanager.unregister(name=name)
 
     def own(self, item: pytest.Item) -> pytest.Item:
-        """The calling thread's own item; ask once per thread.
+        """Return the calling thread's own copy of an item; call it once per thread.
 
         Args:
-            item: As it was collected.
+            item: The collected item.
         """
         mine: Any = copy.copy(item)
         mine.config = copy.copy(item.config)
@@ -99,7 +99,7 @@ class ThreadItems:
         mine.user_properties = list(item.user_properties)
         mine._report_sections = []
         if isinstance(item.parent, pytest.Class):
-            # Each rank has an instance of the class; it is made when it is needed.
+            # Each rank needs its own instance of the class; pytest makes it at first use.
             mine.__dict__.pop("_obj", None)
             mine.__dict__.pop("_instance", None)
         info = mine._fixtureinfo
@@ -119,6 +119,6 @@ class ThreadItems:
             mine.cached_result = None
             mine._finalizers = []
             self._own.definitions[id(definition)] = mine
-            # Asked for again, it is already what it should be.
+            # The copy maps to itself, so that it is not copied again.
             self._own.definitions[id(mine)] = mine
         return mine  # type: ignore[no-any-return]

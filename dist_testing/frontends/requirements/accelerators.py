@@ -1,6 +1,6 @@
-"""Requirements on GPUs and other accelerators, and helpers that count and assign_shards them.
+"""Requirements on GPUs and other accelerators, and helpers that count them and assign them to ranks.
 
-Counting does not create a CUDA context: torch asks NVML. So it may be done in the runner.
+The count does not create a CUDA context, because torch asks NVML, so the runner may count.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import unittest
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from dist_testing.backends import any_declared
 from dist_testing.frontends.requirements.decision import check_count, requirement
 from dist_testing.frontends.requirements.platforms import is_rocm
 from dist_testing.frontends.requirements.worlds import world_size_in
@@ -36,7 +37,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 # A function, a method or a class.
 _Test = TypeVar("_Test", bound=Callable[..., Any])
 
-# Kinds of device on which DistributedDataParallel takes a rank for a device index.
+# Kinds of device on which DistributedDataParallel uses the rank as the device index.
 DDP_RANK_DEVICES = ["cuda", "xpu"]
 # ROCm architectures that have symmetric memory.
 _ROCM_SYMM_MEM = ("gfx942", "gfx950")
@@ -49,23 +50,27 @@ def _cuda_count() -> int:
 
 
 def accelerator_count() -> int:
-    """Accelerators of the kind that this machine has most of: CUDA or ROCm GPUs, XPUs, HPUs."""
+    """Return the number of accelerators: CUDA or ROCm GPUs, XPUs or HPUs, the kind of which the machine has most."""
     import torch
 
     counts = [_cuda_count(), torch.xpu.device_count()]
-    # There only when a plugin brings it.
+    # Only a plugin adds this module.
     if (hpu := getattr(torch, "hpu", None)) is not None:
         counts.append(hpu.device_count())
     return max(counts)
 
 
 def at_least_x_gpu(x: int) -> bool:
-    """Whether `x` accelerators of one kind are there."""
+    """Return whether the machine has at least `x` accelerators of one kind."""
     return accelerator_count() >= x
 
 
 def skip_if_no_gpu(func: _Function) -> _Function:
-    """Skip without an accelerator, or with fewer than one per rank of the world."""
+    """Skip a test without an accelerator, or with fewer accelerators than ranks in the world.
+
+    Args:
+        func: The test.
+    """
 
     def decide(environment: Mapping[str, str]) -> str | None:
         count = accelerator_count()
@@ -78,14 +83,14 @@ def skip_if_no_gpu(func: _Function) -> _Function:
 
 
 def skip_if_lt_x_gpu(x: int, *, allow_cpu: bool = False) -> Callable[[_Function], _Function]:
-    """Skip with fewer than `x` accelerators.
+    """Skip a test on a machine with fewer than `x` accelerators.
 
     Args:
-        x: How many are needed; any number.
-        allow_cpu: Run on machines that have none.
+        x: Number of accelerators that the test needs, from 0.
+        allow_cpu: Whether to run the test on a machine without any accelerator; default: False.
 
     Raises:
-        UsageError: If `x` is not a number.
+        UsageError: If `x` is not such a number.
     """
     check_count("skip_if_lt_x_gpu", x, "GPUs")
 
@@ -97,24 +102,40 @@ def skip_if_lt_x_gpu(x: int, *, allow_cpu: bool = False) -> Callable[[_Function]
 
 
 def nccl_skip_if_lt_x_gpu(backend: str, x: int) -> Callable[[_Function], _Function]:
-    """Skip with fewer than `x` CUDA devices if `backend` is nccl; for another backend CUDA is not looked at.
+    """Skip a test with fewer than `x` CUDA devices if `backend` is "nccl"; run it with any other backend.
+
+    Args:
+        backend: Name of the test's backend.
+        x: Number of CUDA devices that the test needs, from 0.
 
     Raises:
-        UsageError: If `x` is not a number.
+        UsageError: If `x` is not such a number.
     """
     check_count(f"nccl_skip_if_lt_x_gpu({backend!r}, x)", x, "GPUs")
     return requirement(
-        lambda environment: gpus_reason(x) if backend == "nccl" and _cuda_count() < x else None,
+        lambda environment: gpus_reason(x) if _uses_nccl(backend) and _cuda_count() < x else None,
     )
 
 
+def _uses_nccl(backend: str) -> bool:
+    return any_declared(backend, lambda declared: declared.uses_nccl)
+
+
 def require_n_gpus_for_nccl_backend(n: int, backend: str) -> Callable[[_Function], _Function]:
-    """`nccl_skip_if_lt_x_gpu` with its arguments the other way round."""
+    """Do the same as `nccl_skip_if_lt_x_gpu`, with the arguments in the other order.
+
+    Args:
+        n: Number of CUDA devices that the test needs, from 0.
+        backend: Name of the test's backend.
+
+    Raises:
+        UsageError: If `n` is not such a number.
+    """
     return nccl_skip_if_lt_x_gpu(backend, n)
 
 
 def requires_multicast_support() -> Callable[[_Test], _Test]:
-    """Skip where the first CUDA device has no multicast (NVLink SHARP)."""
+    """Skip a test or class if the first CUDA device has no multicast (NVLink SHARP)."""
     text = "multicast support is not available"
     if not _cuda_count():
         return unittest.skip(text)
@@ -129,7 +150,7 @@ def requires_multicast_support() -> Callable[[_Test], _Test]:
 
 
 def evaluate_platform_supports_symm_mem() -> bool:
-    """Whether symmetric memory works here: on CUDA, and on some ROCm architectures."""
+    """Return whether symmetric memory works here: with CUDA, and on some ROCm architectures."""
     import torch
 
     if not _cuda_count():
@@ -138,12 +159,12 @@ def evaluate_platform_supports_symm_mem() -> bool:
 
 
 def sm_is_or_higher_than(device: torch.device, major: int, minor: int) -> bool:
-    """Whether a CUDA device's compute capability is at least `major`.`minor`; True for any other kind, False on ROCm.
+    """Return whether a CUDA device's compute capability is at least `major`.`minor`; always False on ROCm.
 
     Args:
-        device: The device.
+        device: The device; True for another kind than CUDA.
         major: First part of the capability.
-        minor: Second part.
+        minor: Second part of the capability.
     """
     import torch
 
@@ -153,21 +174,25 @@ def sm_is_or_higher_than(device: torch.device, major: int, minor: int) -> bool:
 
 
 def requires_ddp_rank(device: str) -> bool:
-    """Whether DistributedDataParallel wants the rank as the device index on this kind of device."""
+    """Return whether DistributedDataParallel uses the rank as the device index on this kind of device.
+
+    Args:
+        device: Kind of device, such as "cuda".
+    """
     return device in DDP_RANK_DEVICES
 
 
 def init_multigpu_helper(world_size: int, backend: str) -> dict[int, list[int]]:
-    """Which accelerator belongs to which rank: the one whose index is the rank, also if there are more of them.
+    """Return which accelerator belongs to which rank: the one with the rank's index.
 
     Args:
-        world_size: Ranks.
-        backend: Of the group; it makes no difference.
+        world_size: Ranks in the world.
+        backend: Has no effect; torch's function has it.
 
     Returns:
-        Rank to the indexes of its accelerators. Empty lists if there are fewer accelerators than ranks.
+        Rank to the list of its accelerators' indices: one each, or none if there are fewer accelerators than ranks.
     """
     count = accelerator_count()
-    # As torch does: its suites count on the first index being the rank.
+    # As in torch, whose suites rely on the first index being the rank.
     each = 1 if count >= world_size else 0
     return {rank: list(range(rank * each, (rank + 1) * each)) for rank in range(world_size)}

@@ -1,4 +1,4 @@
-"""Requirements on what torch was built with. Decided when the decorator is applied: nothing of it changes later."""
+"""Requirements on the build of torch. They are decided when the decorator is applied, as nothing changes later."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ ACCELERATOR_DIST_BACKENDS = ["nccl", "xccl", "hccl"]
 
 
 def _has(backend: str) -> bool:
-    """Whether a process group of this backend can be made, as far as the build of torch decides it."""
+    """Return whether the build of torch has this backend."""
     import torch
     import torch.distributed as dist
 
     if backend == "hccl":
-        # Comes with the plugin that brings the device.
+        # The plugin for the device adds it.
         return hasattr(torch, "hpu") and torch.hpu.is_available()
     return dist.is_available() and dist.is_backend_available(backend)
 
@@ -39,31 +39,31 @@ def _requires(backend: str, name: str) -> Callable[[_Test], _Test]:
 
 
 def requires_gloo() -> Callable[[_Test], _Test]:
-    """Skip if torch has no gloo."""
+    """Skip a test or class if torch was built without gloo."""
     return _requires("gloo", "Gloo")
 
 
 def requires_nccl() -> Callable[[_Test], _Test]:
-    """Skip if torch has no NCCL. Says nothing about GPUs: see `skip_if_lt_x_gpu`."""
+    """Skip a test or class if torch was built without NCCL. It does not check for GPUs: see `skip_if_lt_x_gpu`."""
     return _requires("nccl", "NCCL")
 
 
 def requires_ucc() -> Callable[[_Test], _Test]:
-    """Skip if torch has no UCC."""
+    """Skip a test or class if torch was built without UCC."""
     return _requires("ucc", "UCC")
 
 
 def requires_mpi() -> Callable[[_Test], _Test]:
-    """Skip if torch has no MPI."""
+    """Skip a test or class if torch was built without MPI."""
     return _requires("mpi", "MPI")
 
 
 def requires_nccl_version(version: tuple[int, ...], msg: str) -> Callable[[_Test], _Test]:
-    """Skip if torch's NCCL is older than `version`. Without a GPU nothing is skipped: other requirements say that.
+    """Skip a test or class if torch's NCCL is older than `version`, or missing. Without a GPU it never skips.
 
     Args:
-        version: Such as `(2, 27)`.
-        msg: What the newer version is needed for.
+        version: Oldest version that works, such as `(2, 27)`.
+        msg: Reason why the test needs it; part of the skip reason.
     """
     import torch
 
@@ -81,15 +81,15 @@ def requires_nccl_version(version: tuple[int, ...], msg: str) -> Callable[[_Test
 
 
 def requires_nccl_shrink() -> Callable[[_Test], _Test]:
-    """Skip if torch's NCCL cannot shrink a group (older than 2.27)."""
+    """Skip a test or class if torch's NCCL is older than 2.27 and so cannot shrink a group."""
     return requires_nccl_version((2, 27), "Need NCCL 2.27+ for shrink_group")
 
 
 def requires_accelerator_dist_backend(backends: Sequence[str] | None = None) -> Callable[[_Test], _Test]:
-    """Skip if torch has none of these backends.
+    """Skip a test or class if torch has none of these backends.
 
     Args:
-        backends: Of `ACCELERATOR_DIST_BACKENDS`; None for all of those.
+        backends: Names out of "nccl", "xccl", "hccl"; None (default) for all of them. Other names are ignored.
     """
     wanted = list(ACCELERATOR_DIST_BACKENDS if backends is None else backends)
     known = [backend for backend in wanted if backend in ACCELERATOR_DIST_BACKENDS]

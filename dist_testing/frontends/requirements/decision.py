@@ -1,8 +1,8 @@
-"""How a requirement is decided: in the runner before ranks start, where it can be; else on the rank, by skipping.
+"""Decides requirements: in the runner before ranks start where possible, else on the rank.
 
-A decorated function carries its requirements with it, also through other decorators that use `functools.wraps`. The
-runner asks `unmet_requirement` before it asks for ranks; the function asks again when it is called, for whoever runs
-it in another way.
+A decorated function carries its requirements, also through other decorators that use `functools.wraps`. The runner
+calls `unmet_requirement` before it starts ranks. The function decides again when it is called, in case that something
+else than the runner calls it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __unittest = True
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
-# Given the environment of the ranks, why the test cannot run; None if it can, or if the environment does not say.
+# From the ranks' environment to the reason why the test cannot run; None if it can run, or if that is unknown.
 Decide = Callable[[Mapping[str, str]], str | None]
 
 # Part of a function's __dict__, which functools.wraps copies.
@@ -30,15 +30,15 @@ _MARK = "__dist_requirements__"
 
 
 def requirement(decide: Decide, *, on_rank_only: bool = False) -> Callable[[_Function], _Function]:
-    """A decorator that skips a test for the reason that `decide` gives.
+    """Return a decorator that skips a test for the reason that `decide` gives.
 
     On a rank the skip is raised as `unittest.SkipTest` with the reason, unless the test's instance has a method
     `_handle_test_skip(reason)`: then that is called in place of the test.
 
     Args:
         decide: Gives the reason, or None.
-        on_rank_only: Do not ask in the runner, which the answer would make unfit to be forked: it imports things, or
-            initialises CUDA. For a class it is asked at once.
+        on_rank_only: Whether to decide only on ranks, because the decision imports packages or initialises CUDA, after
+            which the runner cannot be forked. For a class it is decided at once.
     """
 
     def decorator(function: _Function) -> _Function:
@@ -48,8 +48,8 @@ def requirement(decide: Decide, *, on_rank_only: bool = False) -> Callable[[_Fun
                 return unittest.skipIf(reason is not None, reason or "")(function)
             raise UsageError(
                 f"{function.__qualname__} is a class; this decorator is for functions and test methods.\n"
-                "It decides for each test when that is about to run.\n"
-                "Decorate the methods, or use one that is decided once, such as requires_nccl()."
+                "It decides for each test just before that test runs.\n"
+                "Decorate the methods, or use a decorator that decides once, such as requires_nccl()."
             )
 
         @functools.wraps(function)
@@ -64,7 +64,7 @@ def requirement(decide: Decide, *, on_rank_only: bool = False) -> Callable[[_Fun
             return None
 
         if not on_rank_only:
-            # The outermost decides first, as when the function is called.
+            # The outermost decorator decides first, as in a call of the function.
             setattr(wrapper, _MARK, (decide, *getattr(function, _MARK, ())))
         return cast(_Function, wrapper)
 
@@ -72,11 +72,11 @@ def requirement(decide: Decide, *, on_rank_only: bool = False) -> Callable[[_Fun
 
 
 def unmet_requirement(function: Callable[..., Any], environment: Mapping[str, str]) -> str | None:
-    """Why `function` would skip on ranks with this environment; None if nothing is known to be missing.
+    """Return why `function` would skip on ranks with this environment; None if nothing is known to be missing.
 
     Args:
         function: A test function or method, decorated or not.
-        environment: What the ranks will find in `os.environ`.
+        environment: `os.environ` of the ranks.
     """
     if getattr(function, "__unittest_skip__", False):
         return str(getattr(function, "__unittest_skip_why__", ""))
@@ -85,10 +85,15 @@ def unmet_requirement(function: Callable[..., Any], environment: Mapping[str, st
 
 
 def check_count(decorator: str, count: object, what: str) -> None:
-    """Refuse what is not a number, above all a function: a decorator with arguments, used without them.
+    """Check the argument of a decorator that takes a number; a function shows that it was used without arguments.
+
+    Args:
+        decorator: Name of the decorator, for the error.
+        count: The argument.
+        what: What it counts, such as "GPUs".
 
     Raises:
-        UsageError: At the import of the test file.
+        UsageError: If `count` is not a number from 0. Raised at the import of the test file.
     """
     if type(count) is not int or count < 0:
         given = f"the function {count.__qualname__}" if hasattr(count, "__qualname__") else repr(count)

@@ -1,4 +1,4 @@
-"""Requirements on the platform, and on packages."""
+"""Requirements on the platform and on installed packages."""
 
 from __future__ import annotations
 
@@ -26,22 +26,26 @@ _Test = TypeVar("_Test", bound=Callable[..., Any])
 
 
 def is_rocm() -> bool:
-    """Whether torch was built for ROCm."""
+    """Return whether torch was built for ROCm."""
     import torch
 
     return torch.version.hip is not None
 
 
 def skip_if_rocm_multiprocess(func: _Test) -> _Test:
-    """Skip on ROCm."""
+    """Skip a test or class if torch was built for ROCm.
+
+    Args:
+        func: The test or class.
+    """
     return unittest.skipIf(is_rocm(), TEST_SKIPS["skipIfRocm"].message)(func)
 
 
 def skip_if_rocm_arch_multiprocess(arch: Sequence[str]) -> Callable[[_Test], _Test]:
-    """Skip on these ROCm architectures.
+    """Skip a test or class on these ROCm architectures.
 
     Args:
-        arch: Names such as "gfx942".
+        arch: Names of architectures, such as "gfx942".
     """
     if not is_rocm():
         return lambda test: test
@@ -56,7 +60,11 @@ def skip_if_rocm_arch_multiprocess(arch: Sequence[str]) -> Callable[[_Test], _Te
 
 
 def skip_if_rocm_ver_lessthan_multiprocess(version: Sequence[int] | None = None) -> Callable[[_Test], _Test]:
-    """Skip on a ROCm older than `version`; on any ROCm if it is None."""
+    """Skip a test or class on a ROCm that is older than `version`.
+
+    Args:
+        version: Such as `(6, 2)`; None (default) to skip on every ROCm.
+    """
     import torch
 
     # A version such as 6.2.41133-dd7f95766.
@@ -69,12 +77,12 @@ def skip_if_rocm_ver_lessthan_multiprocess(version: Sequence[int] | None = None)
 
 
 def skip_if_win32() -> Callable[[_Test], _Test]:
-    """Skip on Windows."""
+    """Skip a test or class on Windows."""
     return unittest.skipIf(sys.platform == "win32", "This unit test case is not supported on Windows platform")
 
 
 def import_transformers_or_skip() -> Callable[[_Test], _Test]:
-    """Skip if the package transformers, or its BERT classes, cannot be imported."""
+    """Skip a test if the package transformers or its BERT classes cannot be imported."""
     text = TEST_SKIPS["importerror"].message
 
     def decide_by_import(environment: Mapping[str, str]) -> str | None:

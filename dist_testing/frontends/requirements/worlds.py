@@ -20,15 +20,16 @@ __all__ = [
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
-# torch's name for it, which harnesses of other people read, too.
+# torch's name for the attribute; other harnesses read it, too.
 _MARK = "_required_world_size"
 
 
 def world_size_in(environment: Mapping[str, str]) -> int | None:
-    """The size of the world that ranks with this environment are in.
+    """Return the world size of ranks with this environment; None if it is unknown.
 
     Args:
-        environment: `WORLD_SIZE` says it; else the default group, if there is one (ranks that are threads).
+        environment: Its `WORLD_SIZE` counts; without it, the size of the default group, which ranks that are threads
+            have.
     """
     given = environment.get("WORLD_SIZE", "")
     if given.isascii() and given.isdecimal():
@@ -43,10 +44,13 @@ def _backend_in(environment: Mapping[str, str]) -> str:
 
 
 def skip_below_world_size(minimum: int) -> Callable[[_Function], _Function]:
-    """Skip in a world of fewer than `minimum` ranks, unless `BACKEND` is mpi, whose size is mpirun's choice.
+    """Skip a test in a world of fewer than `minimum` ranks, unless `BACKEND` is mpi: mpirun chooses the size then.
+
+    Args:
+        minimum: Smallest world size in which the test runs, from 0.
 
     Raises:
-        UsageError: If `minimum` is not a number.
+        UsageError: If `minimum` is not such a number.
     """
     check_count("skip_below_world_size", minimum, "ranks")
 
@@ -60,13 +64,23 @@ def skip_below_world_size(minimum: int) -> Callable[[_Function], _Function]:
 
 
 def skip_if_small_worldsize(func: _Function) -> _Function:
-    """Skip in a world of one or two ranks, where every rank is a neighbour of every other."""
+    """Skip a test in a world of one or two ranks, where every rank is a neighbour of every other.
+
+    With `BACKEND=mpi` it never skips.
+
+    Args:
+        func: The test.
+    """
     decorated: _Function = skip_below_world_size(3)(func)
     return decorated
 
 
 def skip_if_odd_worldsize(func: _Function) -> _Function:
-    """Skip in a world with an odd number of ranks, unless `BACKEND` is mpi."""
+    """Skip a test in a world with an odd number of ranks, unless `BACKEND` is mpi.
+
+    Args:
+        func: The test.
+    """
 
     def decide(environment: Mapping[str, str]) -> str | None:
         size = world_size_in(environment)
@@ -78,12 +92,15 @@ def skip_if_odd_worldsize(func: _Function) -> _Function:
 
 
 def requires_world_size(n: int) -> Callable[[_Function], _Function]:
-    """Ask for a world of `n` ranks, each with a GPU of its own; skip where there are fewer GPUs.
+    """Declare that a test needs a world of `n` ranks with a GPU each; skip it on a machine with fewer GPUs.
 
-    The class decides what to make of it: `world_size` may return `get_required_world_size(self, default)`.
+    It does not set the size: the class's `world_size` may return `get_required_world_size(self, default)`.
+
+    Args:
+        n: Ranks that the test needs.
 
     Raises:
-        UsageError: If `n` is not a number.
+        UsageError: If `n` is not a number from 0.
     """
     check_count("requires_world_size", n, "ranks")
 
@@ -98,7 +115,12 @@ def requires_world_size(n: int) -> Callable[[_Function], _Function]:
 
 
 def get_required_world_size(obj: unittest.TestCase, default: int) -> int:
-    """What `requires_world_size` asks for on the test method of `obj`; `default` if nothing does."""
+    """Return the world size that `requires_world_size` declares for the test method of an instance.
+
+    Args:
+        obj: The instance of the test class.
+        default: World size of a method without the decorator.
+    """
     method = getattr(obj, obj._testMethodName, None)
     size: int = getattr(method, _MARK, default)
     return size

@@ -1,6 +1,6 @@
-"""The unittest door: test classes whose methods run on every rank of a world.
+"""The test classes of the unittest front end: their methods run on every rank of a world.
 
-Each is its logic, which `cases` holds, on a base class that compares tensors.
+Each combines its logic, a mixin from another module of this folder, with a base class that compares tensors.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ __all__ = [
 
 
 class MultiProcessTestCase(ProcessCase, TensorComparisons):
-    """Each test runs on fresh rank processes. `ProcessCase` says how; `assertEqual` compares tensors."""
+    """Runs each test on fresh rank processes. See `ProcessCase` for the rules; `assertEqual` compares tensors."""
 
 
 class DistributedTestBase(DeviceCase, MultiProcessTestCase):
-    """Each test runs on fresh rank processes, on any kind of device. `DeviceCase` says how."""
+    """Runs each test on fresh rank processes, for any kind of device. See `DeviceCase` for the rules."""
 
 
 class MultiProcContinuousTest(ContinuousCase, TensorComparisons):
-    """All tests share ranks and a process group. `ContinuousCase` says how; `assertEqual` compares tensors."""
+    """Runs all tests on the same ranks and process group. See `ContinuousCase`; `assertEqual` compares tensors."""
 
 
 class MultiThreadedTestCase(ThreadCase, TensorComparisons):
-    """Each test runs on threads of the runner's process. `ThreadCase` says how; `assertEqual` compares tensors."""
+    """Runs each test on threads of the runner's process. See `ThreadCase`; `assertEqual` compares tensors."""
 
 
-# As torch spelt it at first.
+# The first spelling in torch.
 MultiProcContinousTest = MultiProcContinuousTest

@@ -17,8 +17,8 @@ __all__ = ["TensorComparisons"]
 # unittest leaves frames of modules with this mark out of its tracebacks.
 __unittest = True
 
-# rtol and atol of `torch.testing.assert_close` by dtype, as it documents them. Where it has others than 0 for a dtype
-# that is not named, it is asked.
+# rtol and atol of `torch.testing.assert_close` by dtype, as it documents them. For other dtypes both are taken as 0,
+# and a difference is left to `assert_close` itself.
 _TOLERANCES = {
     "torch.float16": (1e-3, 1e-5),
     "torch.bfloat16": (1.6e-2, 1e-5),
@@ -28,7 +28,7 @@ _TOLERANCES = {
     "torch.complex128": (1e-7, 1e-7),
 }
 
-# Either a text, as everywhere in unittest, or what makes one out of the text of the failure, as in torch's classes.
+# A text, as everywhere in unittest; or, as in torch's classes, a function from the failure's text to another text.
 _Message = str | Callable[[str], str] | None
 
 
@@ -46,10 +46,10 @@ class _Rules:
 
 
 class TensorComparisons(unittest.TestCase):
-    """`assertEqual` and `assertNotEqual` that know tensors. For everything else they are unittest's own.
+    """A base class whose `assertEqual` and `assertNotEqual` compare tensors; other values are compared by unittest.
 
-    Tensors are compared by `torch.testing.assert_close`; they may stand in lists, tuples and dicts, and opposite to
-    numbers, sequences of numbers, and numpy arrays. torch is not imported: where there are tensors, it is there.
+    `torch.testing.assert_close` compares tensors, also inside lists, tuples and dicts, and with numbers, sequences of
+    numbers and numpy arrays. The class does not import torch: a test with tensors has imported it.
     """
 
     def assertEqual(
@@ -66,22 +66,23 @@ class TensorComparisons(unittest.TestCase):
         exact_layout: bool = False,
         exact_stride: bool = False,
     ) -> None:
-        """Fail if the two are not equal.
+        """Fail if the two values are not equal.
 
         Args:
-            first: Anything.
-            second: Anything.
-            msg: Is added to the text of the failure; a function is given that text, and returns another.
-            atol: With `rtol`: numbers and tensors may differ by `atol + rtol * abs(second)`. Default: numbers must be
-                equal, tensors as close as torch asks of their dtype.
-            rtol: See there.
-            equal_nan: Whether NaN equals NaN, where tensors or tolerances are involved.
-            exact_dtype: Whether tensors must have one dtype.
-            exact_device: Whether they must be on one device.
-            exact_layout: Whether they must have one layout.
-            exact_stride: Whether they must have the same strides.
+            first: Any value.
+            second: Any value.
+            msg: Text that is added to the failure's text; or a function from that text to another one.
+            atol: Absolute tolerance. Numbers and tensors may differ by `atol + rtol * abs(second)`. Default: numbers
+                must be equal, and tensors as close as `assert_close` requires for their dtype.
+            rtol: Relative tolerance; see `atol`.
+            equal_nan: Whether NaN equals NaN, for tensors and where tolerances are given.
+            exact_dtype: Whether both tensors must have the same dtype.
+            exact_device: Whether both must be on the same device.
+            exact_layout: Whether both must have the same layout.
+            exact_stride: Whether both must have the same strides.
 
         Raises:
+            AssertionError: If they are not equal.
             UsageError: If only one of the tolerances is given.
         """
         if (atol is None) != (rtol is None):
@@ -101,13 +102,16 @@ class TensorComparisons(unittest.TestCase):
             raise self.failureException(msg(text) if callable(msg) else self._formatMessage(msg, text)) from None
 
     def assertNotEqual(self, first: Any, second: Any, msg: _Message = None, **rules: Any) -> None:
-        """Fail if the two are equal.
+        """Fail if the two values are equal.
 
         Args:
-            first: Anything.
-            second: Anything.
+            first: Any value.
+            second: Any value.
             msg: As for `assertEqual`.
-            **rules: Those of `assertEqual`.
+            **rules: The keyword arguments of `assertEqual`.
+
+        Raises:
+            AssertionError: If they are equal.
         """
         if not rules and not _holds_tensor(first) and not _holds_tensor(second):
             super().assertNotEqual(first, second, None if callable(msg) else msg)
@@ -151,7 +155,7 @@ def _holds_tensor(value: Any) -> bool:
 
 
 def _difference(first: Any, second: Any, rules: _Rules, place: str) -> str:
-    """What is different, and where; "" if nothing is."""
+    """Return the first difference with its place; "" if there is none."""
     if _is_tensor_like(first) or _is_tensor_like(second):
         text = _tensor_difference(first, second, rules)
     elif isinstance(first, Mapping) and isinstance(second, Mapping):
@@ -184,7 +188,7 @@ def _are_close(first: Any, second: Any, rules: _Rules) -> bool:
 
 def _tensor_difference(first: Any, second: Any, rules: _Rules) -> str:
     torch: Any = sys.modules["torch"]
-    # A number has neither a dtype nor a device of its own.
+    # A number has no dtype and no device.
     is_like_for_like = _is_tensor_like(first) and _is_tensor_like(second)
     device = next((value.device for value in (first, second) if _is_tensor(value)), None)
     try:
@@ -214,9 +218,9 @@ def _tensor_difference(first: Any, second: Any, rules: _Rules) -> str:
 
 
 def _are_plainly_close(one: Any, other: Any, rules: _Rules, check_dtype: bool) -> bool:
-    """Whether two ordinary tensors are close; False also where only `assert_close` can tell.
+    """Return whether two ordinary tensors are close; False also if only `assert_close` can decide.
 
-    At its first call that imports torch's distributed tensors, which takes every fresh rank most of a second.
+    The first call of `assert_close` imports torch's distributed tensors, which takes each fresh rank most of a second.
     """
     torch: Any = sys.modules["torch"]
     if not _is_ordinary(one) or not _is_ordinary(other) or one.shape != other.shape or one.device != other.device:
@@ -230,7 +234,7 @@ def _are_plainly_close(one: Any, other: Any, rules: _Rules, check_dtype: bool) -
     try:
         close = torch.isclose(one.to(dtype), other.to(dtype), rtol=rtol, atol=atol, equal_nan=rules.equal_nan)
     except RuntimeError:
-        # Not for all dtypes.
+        # `isclose` does not support all dtypes.
         return False
     return bool(close.all())
 
@@ -250,5 +254,5 @@ def _as_tensor(value: Any, device: Any) -> Any:
     if not _is_number(value) and not _is_sequence(value):
         raise TypeError
     tensor = torch.tensor(value, device=device)
-    # With all the digits that it has.
+    # A Python float has the digits of float64.
     return torch.tensor(value, device=device, dtype=torch.float64) if tensor.is_floating_point() else tensor

@@ -8,6 +8,8 @@ import unittest
 from collections.abc import Callable
 from typing import Any, ClassVar, NoReturn
 
+from dist_testing.backends import all_declared, parts_of
+from dist_testing.engine.needs import missing_backend
 from dist_testing.errors import UsageError
 from dist_testing.frontends.session import current_session
 from dist_testing.frontends.unittest.messages import UnittestCase
@@ -22,34 +24,32 @@ __all__ = ["ContinuousCase"]
 # unittest leaves frames of modules with this mark out of its tracebacks.
 __unittest = True
 
-# torch's mark for a class that does not say how many ranks it wants.
+# torch's value for a class that sets no world_size.
 _UNSET = -2
-# In the world's folder, which all ranks see, and which is new for every world.
+# File in the world's folder, which all ranks share, and which is new for each world.
 _RENDEZVOUS = "rendezvous"
-# Backends that torch has or has not been built with. Of another name only the ranks can tell.
-_BUILT_IN = ("gloo", "mpi", "nccl", "ucc", "xccl")
 
 
 class ContinuousCase(WorldCase):
-    """All test methods run on the same ranks, in one process group that is made once.
+    """Runs all test methods on the same ranks, in one process group that is made once.
 
-    The group is `pg`, and the default group. A rank that is not as clean after a test as before it, fails that test.
-    After anything but a pass the next test gets fresh ranks and a new group, so one failure costs one test.
+    The group is `pg`, and it is the default group. A test fails if it leaves its rank in another state than before.
+    After any result but a pass the next test gets fresh ranks and a new group, so one failure costs one test.
 
     `setUp` and `tearDown` run in the runner, `setUpRank` and `tearDownRank` on every rank, around each test.
 
-    In a process that torchrun or the like has started (`run_rank`), the process is a rank itself: the class makes its
-    group there, and runs its tests in place; `setUp` and `tearDown` then run there, too.
+    In a process that torchrun or another launcher has started (`run_rank`), the process is a rank itself: the class
+    makes its group there and runs its tests in place, and `setUp` and `tearDown` run there, too.
 
     Attributes:
-        world_size: Ranks; a property will do, too. If unset: the GPUs, if the device is one; else the target's size,
-            else 4.
-        rank: This rank; `MAIN_PROCESS_RANK` in the runner.
+        world_size: Ranks of the world, as an attribute or a property. Default: the target's size; without a target,
+            the number of GPUs if the tests run on GPUs, else 4.
+        rank: This rank; `MAIN_PROCESS_RANK` (-1) in the runner.
         rdvz_file: On a rank, the file that the group was made with; None if it was made from the environment.
-        timeout: Limit of the group's operations.
-        poison_pill: Set it, and the tests after that are skipped. The library never does.
+        timeout: Limit of each operation of the group; default: 120 seconds.
+        poison_pill: If a test sets it, all later tests are skipped. The library never sets it.
         pg: On a rank, the group.
-        keeps_state: Whether a test may leave other things than groups to the next one, which then finds them.
+        keeps_state: Whether a test may leave changes of its process, such as variables, to the next test.
     """
 
     isolation = POOL.name
@@ -60,22 +60,25 @@ class ContinuousCase(WorldCase):
     poison_pill: ClassVar[bool] = False
     pg: ClassVar[Any] = None
     keeps_state: ClassVar[bool] = False
-    # Whether this process, which is not the library's, is a rank.
-    _is_joined: ClassVar[bool] = False
+    # Whether this process, which another launcher has started, is a rank.
+    _is_attached: ClassVar[bool] = False
 
     def __init__(self, methodName: str = "runTest", method_name: str | None = None) -> None:
         super().__init__(methodName, method_name)
-        if self._is_joined:
+        if self._is_attached:
             self.rank = type(self).rank
 
     @classmethod
     def backend_str(cls) -> str | None:
-        """Backend of the group; None leaves it to torch, which takes one per kind of device."""
+        """Return the name of the group's backend; None (default) for torch's choice, one per kind of device."""
         return None
 
     @classmethod
     def device_type(cls) -> str:
-        """What the tests run on; override it, also by a property or a text. Default: the accelerator, else the CPU."""
+        """Return the kind of device of the tests, such as "cuda"; default: the accelerator's, else "cpu".
+
+        A class may override it by a method, a property or a text.
+        """
         import torch
 
         found = torch.accelerator.current_accelerator()
@@ -83,13 +86,13 @@ class ContinuousCase(WorldCase):
 
     @classmethod
     def opts(cls, high_priority_stream: bool = False) -> Any:
-        """Options of the backend for the group; None for its defaults."""
+        """Return the backend's options for the group; None (default) for the backend's defaults."""
         del high_priority_stream
         return None
 
     @classmethod
     def _init_pg(cls, rank: int, world_size: int, rdvz_file: str | None) -> None:
-        """On a rank: make the group. If it calls `sys.exit` with the code of a skip, every test is skipped.
+        """Make the group, on a rank. If the method calls `sys.exit` with the code of a skip, every test is skipped.
 
         Args:
             rank: This rank.
@@ -100,7 +103,7 @@ class ContinuousCase(WorldCase):
 
         store = None
         if rdvz_file is not None:
-            # As torchrun sets it; torch takes the device of a mesh from it.
+            # torchrun sets it, too; torch chooses the device of a mesh by it.
             os.environ["LOCAL_RANK"] = str(rank)
             store = dist.FileStore(rdvz_file, world_size)  # type: ignore[attr-defined]  # public, but not in __all__
         dist.init_process_group(
@@ -115,40 +118,41 @@ class ContinuousCase(WorldCase):
 
     @classmethod
     def run_rank(cls, rank: int, world_size: int, rdvz_file: str | None = None) -> NoReturn:
-        """Be a rank: run the tests of this class in this process, and end it with unittest's exit code.
+        """Run the tests of this class in this process as a rank, and end it with unittest's exit code.
 
-        For ranks that are started by others, torchrun or `torch.multiprocessing.spawn`. All of them must run the same
-        tests, so name them on the command line, if at all.
+        For ranks that torchrun or `torch.multiprocessing.spawn` starts. All ranks must run the same tests; to select
+        tests, name them on the command line.
 
         Args:
-            rank: This rank.
+            rank: This rank, from 0.
             world_size: Ranks in the world.
-            rdvz_file: A file that all ranks see; None to take the rendezvous from the environment, as torchrun sets it.
+            rdvz_file: A file that all ranks share; None for the rendezvous of the environment, as torchrun sets it.
 
         Raises:
-            UsageError: If there is no such rank.
+            UsageError: If `rank` is not below `world_size`.
+            SystemExit: At the end: 0 if all tests passed, else 1.
         """
         if not 0 <= rank < world_size:
             raise UsageError(
                 f"{cls.__qualname__}.run_rank: rank = {rank} in a world of {world_size}.\n"
                 "Ranks are numbers from 0, below world_size.\n"
-                "Pass RANK and WORLD_SIZE as the launcher sets them."
+                "Pass the values of RANK and WORLD_SIZE that the launcher sets."
             )
         cls.rank, cls.world_size, cls.rdvz_file = rank, world_size, rdvz_file
-        cls._is_joined = True
+        cls._is_attached = True
         program = unittest.main(testLoader=_LoaderOf(cls), exit=False)
         raise SystemExit(not program.result.wasSuccessful())
 
     @classmethod
     def setUpClass(cls) -> None:
-        """On a rank that joined: make the group. In the runner the ranks are asked for by the first test."""
+        """Make the group, if this process is an attached rank. In the runner, the first test starts the ranks."""
         super().setUpClass()
-        if cls._is_joined:
+        if cls._is_attached:
             cls._init_pg(cls.rank, cls.world_size, cls.rdvz_file)
 
     @classmethod
     def _let_ranks_go(cls) -> str:
-        if not cls._is_joined:
+        if not cls._is_attached:
             return super()._let_ranks_go()
         import torch.distributed as dist
 
@@ -157,11 +161,11 @@ class ContinuousCase(WorldCase):
         return ""
 
     def setUp(self) -> None:
-        """In the runner, before the ranks are asked for."""
+        """Prepare the test, in the runner, before the ranks are started; on an attached rank, call `setUpRank`."""
         super().setUp()
         if self.poison_pill:
             self.skipTest("the class's poison_pill is set")
-        if self._is_joined:
+        if self._is_attached:
             seed_generators()
             self.setUpRank()
             self.addCleanup(self.tearDownRank)
@@ -187,7 +191,7 @@ class ContinuousCase(WorldCase):
         import torch
 
         if device == "cuda":
-            # AMD's GPUs have that type, too.
+            # AMD's GPUs have the type "cuda", too.
             vendor = vendor_named(current_session().engine.spec.backend.vendor) or NVIDIA
             count = len(visible_gpus(gpus_present(vendor=vendor), vendor=vendor).gpus)
         else:
@@ -209,7 +213,7 @@ class ContinuousCase(WorldCase):
 
 
 class _LoaderOf(unittest.TestLoader):
-    """Loads one class where unittest would load the main module; names on the command line it finds as always."""
+    """Loads one class instead of the main module. Names on the command line are found as usual."""
 
     def __init__(self, cls: type[unittest.TestCase]) -> None:
         super().__init__()
@@ -220,16 +224,16 @@ class _LoaderOf(unittest.TestLoader):
 
 
 def _called(value: Any) -> Any:
-    """What a class says by a method, or by a plain value."""
+    """Return the value that a class gives by a method, or directly."""
     return value() if callable(value) else value
 
 
 def _lacking(backend: str | None) -> str | None:
-    """Why there can be no group of that backend; None if nothing is known against it."""
+    """Return why torch cannot make a group of that backend; None if it can, or if that is unknown."""
     import torch.distributed as dist
 
-    if backend not in _BUILT_IN or not dist.is_available() or dist.is_backend_available(backend):
+    # Only the ranks can tell of a backend that a module registers, or that has no declaration.
+    if backend is None or not all_declared(backend, lambda declared: not declared.register_module):
         return None
-    return (
-        TEST_SKIPS["nccl"].message if backend == "nccl" else f"{TEST_SKIPS['backend_unavailable'].message} ({backend})"
-    )
+    lacking = (part for part in parts_of(backend) if dist.is_available() and not dist.is_backend_available(part))
+    return next(map(missing_backend, lacking), None)

@@ -1,36 +1,35 @@
-"""A test class whose tests are written for any kind of device: the logic of `DistributedTestBase`."""
+"""The logic of `DistributedTestBase`: tests that are written for any kind of device."""
 
 from __future__ import annotations
 
 import os
 from typing import TYPE_CHECKING, Any
 
+from dist_testing.backends import all_declared, default_backend, device_backend
 from dist_testing.errors import UsageError
 from dist_testing.frontends.unittest.process import ProcessCase
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["DeviceCase"]
+__all__ = ["DeviceCase", "torch_backend_for"]
 
 # unittest leaves frames of modules with this mark out of its tracebacks.
 __unittest = True
 
-# Kind of device to the backend that torch's suites test on it; gloo on all others.
-_BACKENDS = {"cuda": "nccl", "hpu": "hccl", "xpu": "xccl"}
-# Backends whose ranks each own a device.
-_OWN_DEVICE = ("nccl", "xccl")
+# torch's suites know a backend for a device that no backend here is declared for.
+_UNDECLARED = {"hpu": "hccl"}
 
 
 class DeviceCase(ProcessCase):
-    """A `ProcessCase` that asks for its ranks in `setUp`, and makes the process group that fits a device.
+    """A `ProcessCase` that starts its ranks in `setUp`, and has helpers to make the process group for a device.
 
-    Tests are methods with the device as a text, "cpu" or "cuda", as
-    `torch.testing._internal.common_device_type.instantiate_device_type_tests` makes them; or they name it themselves.
+    `torch.testing._internal.common_device_type.instantiate_device_type_tests` passes the device to each test as a text
+    such as "cpu" or "cuda"; a test can also name its device itself.
     """
 
     def setUp(self) -> None:
-        """In the runner: ask for the ranks. `WORLD_SIZE` is set for the time of the test."""
+        """Start the ranks, in the runner, and set `WORLD_SIZE` for the time of the test."""
         super().setUp()
         before = os.environ.get("WORLD_SIZE")
         self.addCleanup(_restore, "WORLD_SIZE", before)
@@ -39,24 +38,27 @@ class DeviceCase(ProcessCase):
 
     def backend(self, device: str | torch.device) -> str:
         """The backend for tests on a device."""
-        return next((backend for kind, backend in _BACKENDS.items() if kind in str(device)), "gloo")
+        return torch_backend_for(str(device))
 
     def create_pg(self, device: str | torch.device, world_size: int | None = None) -> Any:
-        """On a rank: make the default group, and take a device if the backend wants each rank to have one.
+        """Make the default group, on a rank. For nccl and xccl, also select this rank's device as torch's default.
 
         Args:
-            device: What the test runs on.
+            device: Device of the test, such as "cuda".
             world_size: Ranks in the group; None for all.
 
         Returns:
-            The group. It is destroyed after the test.
+            The group. The library destroys it after the test.
+
+        Raises:
+            UsageError: If the backend needs a device per rank and the machine has none.
         """
         import torch
         import torch.distributed as dist
 
         size = int(self.world_size if world_size is None else world_size)
         backend = self.backend(device)
-        if backend in _OWN_DEVICE:
+        if all_declared(backend, lambda declared: declared.gpus_per_rank > 0):
             own = torch.device(torch.device(device).type, self.rank % _device_count(self.id(), device))
             torch.set_default_device(own)
             torch.accelerator.set_device_index(own)
@@ -65,13 +67,23 @@ class DeviceCase(ProcessCase):
         return dist.group.WORLD
 
     def rank_to_device(self, device: str | torch.device) -> dict[int, list[int]]:
-        """The index of each rank's device, in a list of one: ranks take turns if there are more of them than devices.
+        """Return each rank's device index, in a list of one. Ranks share devices in turn if there are fewer devices.
+
+        Args:
+            device: Kind of device, such as "cuda".
 
         Raises:
-            UsageError: If there is no such device.
+            UsageError: If the machine has no such device.
         """
         count = _device_count(self.id(), device)
         return {rank: [rank % count] for rank in range(int(self.world_size))}
+
+
+def torch_backend_for(device: str) -> str:
+    """The backend for tests on a device, as torch knows it; "cuda:1" is a device, too."""
+    kind = device.partition(":")[0]
+    declared = device_backend(kind) or default_backend()
+    return _UNDECLARED.get(kind, declared.torch_backend)
 
 
 def _device_count(name: str, device: str | torch.device) -> int:
@@ -81,8 +93,8 @@ def _device_count(name: str, device: str | torch.device) -> int:
     if not count:
         raise UsageError(
             f"{name}: there is no {torch.device(device).type} device for the ranks.\n"
-            "The machine has none, or its visibility was taken away, as by CUDA_VISIBLE_DEVICES.\n"
-            "Skip the test where there is none, as by @skip_if_lt_x_gpu(1)."
+            "The machine has none, or a variable such as CUDA_VISIBLE_DEVICES hides it.\n"
+            "Skip the test where there is none, for example by @skip_if_lt_x_gpu(1)."
         )
     return count
 

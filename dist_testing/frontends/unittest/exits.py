@@ -1,4 +1,4 @@
-"""How ranks end, in the terms of exit codes that unittest classes use."""
+"""Exit codes of ranks: those that a test declares, and those that stand for outcomes."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ _STOPPED_BY_RUNNER = -9
 
 
 def expected_exits(exits: Mapping[int, int]) -> Callable[[_Function], _Function]:
-    """Declare how the processes of some ranks must end in a fault test; the test fails if they end otherwise.
+    """Declare the exit codes of some ranks' processes in a fault test; the test fails if they end otherwise.
 
     Args:
-        exits: Rank to exit code; a negative one is a signal, as in `subprocess`: `{1: -signal.SIGKILL}`.
+        exits: Rank, from 0, to exit code, at most 255; a negative one is a signal, as in `subprocess`:
+            `{1: -signal.SIGKILL}`.
 
     Raises:
-        UsageError: If it is not such a table.
+        UsageError: If `exits` is not such a table, or empty.
     """
     if (
         not isinstance(exits, Mapping)
@@ -35,7 +36,7 @@ def expected_exits(exits: Mapping[int, int]) -> Callable[[_Function], _Function]
         or not all(isinstance(rank, int) and rank >= 0 and _can_be(code) for rank, code in exits.items())
     ):
         raise UsageError(
-            f"@expected_exits({exits!r}): expected a rank, or several, each with an exit code.\n"
+            f"@expected_exits({exits!r}): expected a table of one or more ranks, each with an exit code.\n"
             "Ranks are numbers from 0; exit codes are at most 255, and a negative one is a signal.\n"
             "Write @expected_exits({1: -9}), for example."
         )
@@ -52,12 +53,12 @@ def _can_be(code: object) -> bool:
 
 
 def declared_exits(function: Callable[..., Any]) -> Mapping[int, int]:
-    """What `expected_exits` says of a test method; nothing if it is not decorated."""
+    """Return the table that `expected_exits` declares for a test method; empty if it is not decorated."""
     return cast(Mapping[int, int], getattr(function, _MARK, {}))
 
 
 def exit_code(outcome: RankOutcome) -> int:
-    """The exit code that stands for an outcome; a negative one is a signal."""
+    """Return the exit code that stands for an outcome; a negative one is a signal."""
     match outcome.kind:
         case Kind.PASSED:
             return 0
@@ -75,10 +76,10 @@ def exit_code(outcome: RankOutcome) -> int:
 
 
 def forgiven(outcome: RankOutcome, required: int | None) -> RankOutcome:
-    """The outcome, or a pass in place of an end that is allowed.
+    """Return the outcome, or a pass if the rank's end is allowed.
 
     Args:
-        outcome: What became of a rank.
+        outcome: A rank's outcome.
         required: The code that is allowed; None for any code or signal.
     """
     ended = outcome.kind in (Kind.EXITED, Kind.SIGNALLED)
@@ -88,7 +89,7 @@ def forgiven(outcome: RankOutcome, required: int | None) -> RankOutcome:
 
 
 def names_of(method: Callable[..., Any]) -> tuple[Callable[..., Any], ...]:
-    """What a list or a dict of test methods may call this one: bound or not, decorated or not."""
+    """Return all forms in which a list or dict of test methods may hold this one: bound or not, decorated or not."""
     names = [method, getattr(method, "__func__", method)]
     while (inner := getattr(names[-1], "__wrapped__", None)) is not None:
         names.append(inner)

@@ -1,4 +1,4 @@
-"""The tests of a plain unittest run, loaded again in a fresh interpreter."""
+"""Loads the tests of a plain unittest run again, in a fresh interpreter."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _import(main: MainModule) -> None:
     elif main.path is not None:
         content = runpy.run_path(main.path, run_name="__mp_main__")
     else:
-        # `python -m unittest`: its main module holds no tests, and would start to run some.
+        # `python -m unittest`: its main module has no tests, and its import would start a run.
         return
     module = types.ModuleType("__mp_main__")
     module.__dict__.update(content)

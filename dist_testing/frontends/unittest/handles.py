@@ -1,4 +1,4 @@
-"""The ranks of a test, as the runner sees them: what `multiprocessing.Process` objects are to torch's classes."""
+"""Handles of a test's ranks in the runner, in place of the `multiprocessing.Process` objects of torch's classes."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ __all__ = ["RankHandle", "StackPipe"]
 
 
 class RankHandle:
-    """One rank of a test, from when it has been asked for.
+    """A handle of one rank, from the request for it on.
 
-    A rank that has ended its test counts as ended, although its process then waits for the other ranks.
+    A rank that has ended its test counts as ended, although its process still waits for the other ranks.
 
     Attributes:
         rank: Which rank.
@@ -31,14 +31,14 @@ class RankHandle:
         self._outcome: RankOutcome | None = None
 
     def settle(self, outcome: RankOutcome) -> None:
-        """The case is over; from now on the handle only tells how the rank ended."""
+        """Keep the outcome when the case is over; from now on the handle only reports it."""
         self._pid = self.pid
         self._outcome = outcome
         self._running = None
 
     @property
     def pid(self) -> int | None:
-        """The process; waits until it is known. None if it never came to be."""
+        """The process id; waits until it is known. None if the process was never started."""
         if self._running is not None:
             record = self._record(self._running)
             self._running.world.supervisor.wait_until(lambda: record.pid is not None)
@@ -47,7 +47,7 @@ class RankHandle:
 
     @property
     def exitcode(self) -> int | None:
-        """How the rank has ended its test, as an exit code; a negative one is a signal. None while it has not."""
+        """The exit code with which the rank ended its test; a negative one is a signal. None while it runs."""
         if self._running is not None:
             record = self._record(self._running)
             self._running.world.supervisor.wait_until(lambda: record.is_settled or record.has_ended, 0.0)
@@ -55,7 +55,7 @@ class RankHandle:
         return exit_code(self._outcome) if self._outcome is not None else None
 
     def is_alive(self) -> bool:
-        """Whether the rank is still about its test."""
+        """Return whether the rank still runs its test."""
         return self.exitcode is None
 
     def join(self, timeout: float | None = None) -> None:
@@ -87,7 +87,7 @@ class RankHandle:
 
 
 class StackPipe:
-    """The runner's end of what torch's classes keep a pipe for: ask a rank for its stacks, and read them."""
+    """Asks a rank for its stacks and returns them, in place of the runner's end of the pipes of torch's classes."""
 
     def __init__(self, handle: RankHandle, running: RunningCase) -> None:
         self._handle = handle
@@ -95,25 +95,25 @@ class StackPipe:
         self._answers: list[str] = []
 
     def send(self, event: object) -> None:
-        """Ask the rank, which must not have ended its test. Torch's one event, `GET_TRACEBACK`, is the one question."""
+        """Ask the rank for its stacks, if it still runs its test. torch has one event only, `GET_TRACEBACK`."""
         del event
         if self._handle.is_alive():
             self._answers.append(self._running.world.supervisor.stacks_now()[self._handle.rank])
 
     def poll(self, timeout: float | None = 0.0) -> bool:
-        """Whether there is an answer; `send` has waited for it."""
+        """Return whether there is an answer. Never waits: `send` has waited for the answer."""
         del timeout
         return bool(self._answers)
 
     def recv(self) -> str:
-        """The oldest answer.
+        """Return the oldest answer.
 
         Raises:
-            EOFError: If nothing was asked, or the rank had ended.
+            EOFError: If there is none: nothing was asked, or the rank had ended.
         """
         if not self._answers:
             raise EOFError(f"{self._handle.name} has not been asked for its stacks, or had ended its test by then")
         return self._answers.pop(0)
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: there is no real pipe."""

@@ -1,4 +1,4 @@
-"""Names a test class for a message, and finds it again on a rank."""
+"""Names of test classes: the runner sends a name, and a rank finds the class by it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def find_class(name: ClassName) -> Any:
     """Return the class of that name in this process; import its module if necessary.
 
     Raises:
-        UsageError: If there is none.
+        UsageError: If there is no such class.
     """
     module, qualname = name.module, name.qualname
     found = _find(module, qualname, name.place)
@@ -40,7 +40,7 @@ def find_class(name: ClassName) -> Any:
     if found is None:
         raise UsageError(
             f"{module}.{qualname} does not exist on the rank.\n"
-            "The class was made while tests were running, or by code that a fresh interpreter does not run.\n"
+            "The class was made while tests ran, or by code that a fresh interpreter does not run.\n"
             f'Make it when its module is imported, or use isolation = "{FORK.name}".'
         )
     return found

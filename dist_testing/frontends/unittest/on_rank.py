@@ -1,4 +1,4 @@
-"""Runs unittest methods on a rank."""
+"""Runs a unittest method on a rank."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ __all__ = ["RankPipe", "UnittestRankContext", "UnittestRankFrontEnd", "seed_gene
 # unittest leaves frames of modules with this mark out of its tracebacks.
 __unittest = True
 
-# The one that torch's test classes start every test with.
+# The seed with which torch's test classes start every test.
 _SEED = 1234
 
 _ExcInfo = tuple[type[BaseException], BaseException, TracebackType] | tuple[None, None, None]
 
 
 class UnittestRankContext:
-    """The rank context under plain unittest: finds a class by its name."""
+    """The rank context under plain unittest: a rank finds a class by its name."""
 
     def prepare(self) -> None:
-        """Load what every test seeds; the tests' own modules are imported already."""
+        """Load numpy's random generators, which every test seeds; the test modules are imported already."""
         if "numpy" in sys.modules:
-            # By itself it would do so at first use: on each rank.
+            # Otherwise each rank imports it at first use.
             importlib.import_module("numpy.random")
 
     def front_end(self, body: CaseBody) -> UnittestRankFrontEnd:
@@ -51,15 +51,15 @@ class UnittestRankContext:
 class UnittestRankFrontEnd:
     """Runs methods of a `WorldCase` on a rank, with unittest's own rules.
 
-    `setUp` and `tearDown` belong to the runner; here `setUpRank` and `tearDownRank` take their place. Cleanups,
-    sub-tests and skips work as they do anywhere.
+    `setUp` and `tearDown` run in the runner; on a rank `setUpRank` and `tearDownRank` replace them. Cleanups, sub-tests
+    and skips work as in any unittest class.
     """
 
     def __init__(self, *, shows_locals: bool = False) -> None:
         """Make the front end of one rank.
 
         Args:
-            shows_locals: Whether tracebacks show local variables, also if the runner's result does not ask for it.
+            shows_locals: Whether tracebacks show local variables, also if the runner's result does not ask for them.
         """
         self._shows_locals = shows_locals
         self._rank = -1
@@ -67,7 +67,7 @@ class UnittestRankFrontEnd:
         self._is_kept = False
 
     def open(self, start: RankStart, reporter: Reporter) -> None:
-        """Make what the tests of the class share; most classes share nothing."""
+        """Make the objects that the tests of the class share; most classes share nothing."""
         self._rank = start.rank
         self._is_kept = start.request.pool
         reporter.phase("init")
@@ -78,8 +78,8 @@ class UnittestRankFrontEnd:
         """Make the instance anew and run the method.
 
         Args:
-            body: The case, as `WorldCase` sent it.
-            reporter: Takes outcomes.
+            body: The message of `WorldCase`.
+            reporter: Sends the outcomes.
         """
         reporter.phase("setup")
         case = UNITTEST_CASES.from_wire(body.content)
@@ -99,22 +99,22 @@ class UnittestRankFrontEnd:
             destroy_groups()
 
     def finish(self) -> None:
-        """End the groups that the tests left."""
+        """Destroy the groups that the tests left."""
         if self._destroys_groups:
             end_groups()
 
 
 class RankPipe:
-    """Leads from the test to the runner. A class's `_run` gets it and hands it on to `run_test`."""
+    """The way from a test to the runner: a class's `_run` receives it and passes it on to `run_test`."""
 
     def __init__(self, reporter: Reporter, *, exit_0_passes: bool, tb_locals: bool, seeds: bool = True) -> None:
         """Make the pipe of one test.
 
         Args:
-            reporter: Takes outcomes.
+            reporter: Sends the outcomes.
             exit_0_passes: Whether `sys.exit(0)` in the test is a pass.
             tb_locals: Whether tracebacks show local variables.
-            seeds: Whether the rank has random generators of its own, to be seeded for the test.
+            seeds: Whether the rank has its own random generators, which this seeds for the test.
         """
         self._reporter = reporter
         self._seeds = seeds
@@ -128,20 +128,20 @@ class RankPipe:
         """Run one method of an instance, between its `setUpRank` and `tearDownRank`, and report how it went.
 
         Raises:
-            SystemExit: If it did not pass. That has been reported, so that nothing remains to be done on this rank.
+            SystemExit: If it did not pass. The outcome has been reported; this ends the test on this rank.
         """
         self.has_run = True
         self.destroys_groups = bool(getattr(test, "destroy_pg_upon_exit", True))
         if self._seeds:
             seed_generators()
-        # The runner judges over all ranks whether a failure was expected. A partial carries no such mark.
+        # The runner judges expected failures, over all ranks. A partial does not have the mark of the method.
         test.__unittest_expecting_failure__ = False
         setattr(test, method, functools.partial(self._in_phase, "call", getattr(test, method)))
         test.setUp = functools.partial(self._in_phase, "setup", test.setUpRank)
         test.tearDown = functools.partial(self._in_phase, "teardown", test.tearDownRank)
         result = _RankResult(self._reporter, self._exit_0_passes)
         result.tb_locals = self._tb_locals
-        # Not `test.run`: a base class may override it, for the runner.
+        # Not `test.run`: base classes override it for the runner.
         unittest.TestCase.run(test, result)
         if not result.has_passed:
             raise _TestEnded
@@ -153,15 +153,15 @@ class RankPipe:
 
 
 class _TestEnded(SystemExit):
-    """Ends what a class does after its test. The rank has reported how the test ended."""
+    """Skips the code that a class runs after its test. The test's outcome has been reported."""
 
 
 def seed_generators(*, is_fresh: bool = True) -> None:
-    """Give every test the same random numbers, on all ranks.
+    """Seed the random generators, so that every test gets the same numbers on all ranks.
 
     Args:
-        is_fresh: Whether the process is the test's own. In one that is not, unused devices are left out: torch would
-            note for each test, and for ever, how to seed them at their first use.
+        is_fresh: Whether the process runs only this test. If not, unused devices are left out: for each call torch
+            keeps a note, for ever, to seed them at their first use.
     """
     random.seed(_SEED)
     if (numpy_random := sys.modules.get("numpy.random")) is not None:
@@ -173,7 +173,7 @@ def seed_generators(*, is_fresh: bool = True) -> None:
             torch.default_generator.manual_seed(_SEED)
 
 
-# unittest passes this class to addSubTest, and has no public name for it.
+# The class of the argument of addSubTest; it has no public name.
 _SubTest: type = unittest.case._SubTest  # type: ignore[attr-defined]
 
 
@@ -204,7 +204,7 @@ class _RankResult(unittest.TestResult):
         self.has_passed = False
         if self._exit_0_passes and isinstance(error, SystemExit) and not error.code:
             return
-        # unittest's own text: without its frames, and with the values of a sub-test.
+        # unittest's own text has no frames of unittest.
         text: str = self._exc_info_to_string(err, test)  # type: ignore[attr-defined]  # not in typeshed
         if isinstance(test, _SubTest):
             text = f"{test}\n{text}"

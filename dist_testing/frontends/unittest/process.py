@@ -1,4 +1,4 @@
-"""A test class whose methods run on fresh rank processes: the logic of `MultiProcessTestCase`."""
+"""The logic of `MultiProcessTestCase`: each method runs on fresh rank processes."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ __unittest = True
 
 
 class ProcessCase(WorldCase):
-    """Each test method runs on every rank of a fresh world; ranks are processes.
+    """Runs each test method on every rank of a fresh world; ranks are processes.
 
     `setUp` and `tearDown` run in the runner, once per test; `setUpRank` and `tearDownRank` run on every rank, around
-    the method. The ranks are asked for when `setUp` calls `_spawn_processes`, or when the method begins. The library
-    makes no process group here: the test does, with a store on `self.file_name` or whatever it likes.
+    the method. The ranks start when `setUp` calls `_spawn_processes`, or when the method begins. The library makes no
+    process group: the test makes it, for example with a store on `self.file_name`.
 
-    On a rank the test goes through the class method `_run`, which makes the instance and calls its `run_test`. A
-    class that needs something around its tests, such as a process group, overrides it.
+    On a rank the class method `_run` makes the instance and calls its `run_test`. A class that needs something around
+    its tests, such as a process group, overrides `_run`.
 
     Attributes:
-        rank: This rank; `MAIN_PROCESS_RANK` in the runner.
+        rank: This rank; `MAIN_PROCESS_RANK` (-1) in the runner.
         file_name: An empty file that the ranks share, for a rendezvous.
-        processes: In the runner, a handle for each rank that has been asked for.
-        skip_return_code_checks: Test methods whose ranks may end in any way but by an exception.
-        special_return_code_checks: Test method to the exit code by which rank 0 must end; other ranks may.
+        processes: In the runner, a handle of each rank that has been started.
+        skip_return_code_checks: Test methods whose ranks may end with any code or signal; an exception still fails.
+        special_return_code_checks: Test method to the exit code that rank 0 must end with; other ranks may end with it.
     """
 
     class Event(enum.Enum):
-        """What the runner can ask of a rank, in torch's words."""
+        """Questions of the runner to a rank, by torch's names."""
 
         GET_TRACEBACK = 1
 
@@ -62,51 +62,54 @@ class ProcessCase(WorldCase):
 
     @property
     def world_size(self) -> int:
-        """Ranks of each test; set the attribute, or override the property. Default: the target's, else 4."""
+        """Ranks of each test; a class sets an attribute or overrides this. Default: the target's size, else 4."""
         return default_world_size()
 
     @property
     def destroy_pg_upon_exit(self) -> bool:
-        """Whether the library destroys the default group, if the test has left one; override it if not."""
+        """Whether the library destroys a default group that the test leaves; default: True."""
         return True
 
     @property
     def pid_to_pipe(self) -> Mapping[int, StackPipe]:
-        """In the runner: process to where its stacks can be asked for, of the ranks of a test that is running."""
+        """In the runner, while a test runs: process id of each rank to an object that asks it for its stacks."""
         running = self._running
         if running is None:
             return {}
         return {handle.pid: StackPipe(handle, running) for handle in self.processes if handle.pid is not None}
 
     def setUp(self) -> None:
-        """In the runner, before the ranks are asked for."""
+        """Prepare the test, in the runner, before the ranks are started: make `file_name`."""
         super().setUp()
         self._make_file()
 
     def _spawn_processes(self) -> None:
-        """Ask for the ranks. They inherit the environment and the working directory of this moment.
+        """Start the ranks. They inherit the environment and the working directory of this moment.
 
         Raises:
-            UsageError: If the ranks of this test have been asked for already, or the world is larger than declared.
+            UsageError: If the ranks of this test have been started already, or the world is larger than declared.
         """
         self._ask(self.isolation)
 
     def _fork_processes(self) -> None:
-        """`_spawn_processes`, with ranks that are forked, whatever the class or the target says."""
+        """Start the ranks as `_spawn_processes` does, but always by fork, whatever the class or the target says."""
         self._ask(FORK.name)
 
     def _start_processes(self, proc: object) -> None:
-        """`_spawn_processes`, with ranks that are made as this class of `multiprocessing` makes its processes.
+        """Start the ranks as `_spawn_processes` does, by the start method of a process class of `multiprocessing`.
+
+        Args:
+            proc: Such a class, as `multiprocessing.get_context("spawn").Process`.
 
         Raises:
-            UsageError: If it is another callable: the engine makes the ranks, and calls nobody.
+            UsageError: If it is another callable: the engine makes the ranks, and cannot call it.
         """
         method = getattr(proc, "_start_method", "")
         if method not in ("spawn", "fork", "forkserver"):
             raise UsageError(
                 f"{self.id()}: _start_processes({proc!r}): not a process class of multiprocessing.\n"
-                "Ranks are made by the engine, which can only be told how: by spawn or by fork.\n"
-                "Pass get_context(...).Process; what ranks need to know can go into the environment or a file."
+                "The engine makes the ranks, either by spawn or by fork; it cannot call a function for that.\n"
+                "Pass get_context(...).Process; pass values to the ranks in the environment or a file."
             )
         self._ask(SPAWN.name if method == "spawn" else FORK.name)
 
@@ -115,13 +118,14 @@ class ProcessCase(WorldCase):
             raise UsageError(
                 f"{self.id()}: _spawn_processes was called twice.\n"
                 "Each test has one world.\n"
-                "Call it once, at the end of setUp, or not at all: then the test asks for its ranks itself."
+                "Call it once, at the end of setUp, or not at all: then the ranks start when the method begins."
             )
         self._make_file()
         running = self._ask_for_ranks(
             self.world_size,
             isolation,
             file_name=self.file_name,
+            # torch's classes pass it on, and those of FSDP read it.
             fake_pg=bool(getattr(self, "fake_pg", False)),
         )
         if type(self)._check_return_codes is not ProcessCase._check_return_codes:
@@ -129,7 +133,7 @@ class ProcessCase(WorldCase):
         self.processes = [RankHandle(running, rank) for rank in range(running.case.world_size)]
 
     def _join_processes(self, fn: Callable[[], Any]) -> None:
-        """In the runner: wait for the ranks, and judge.
+        """Wait for the ranks, in the runner, and judge the test.
 
         Args:
             fn: The test method.
@@ -138,7 +142,7 @@ class ProcessCase(WorldCase):
             self._spawn_processes()
         if self._running is None:
             raise UsageError(
-                f"{self.id()}: no ranks were asked for, so nothing of the test has run.\n"
+                f"{self.id()}: no ranks were started, so the test has not run.\n"
                 "The class overrides _spawn_processes, and does not call the one of its base class.\n"
                 "Call it; or override join_or_run, if the test is to run without ranks."
             )
@@ -150,17 +154,17 @@ class ProcessCase(WorldCase):
         for handle, outcome in zip(handles, result.outcomes, strict=True):
             handle.settle(outcome)
         self.processes = handles
-        # Older releases of torch gave the method the time alone, and classes of that time override it so.
+        # Older releases of torch passed only the time, and classes from then override the method with one argument.
         takes_time_alone = len(inspect.signature(self._check_return_codes).parameters) == 1
         arguments: Any = (result.duration_s,) if takes_time_alone else (fn, result.duration_s)
         self._check_return_codes(*arguments)
 
     def _check_return_codes(self, fn: Callable[[], Any], elapsed_time: float) -> None:
-        """Judge how the ranks have ended. Whoever overrides it sees `self.processes`, all of which have ended.
+        """Judge the test by how the ranks have ended. An override finds them in `self.processes`; all have ended.
 
         Args:
             fn: The test method.
-            elapsed_time: Seconds that it took.
+            elapsed_time: Duration of the test in seconds.
         """
         result = self._result
         assert result is not None
@@ -174,10 +178,10 @@ class ProcessCase(WorldCase):
             self._judge(result, result.verdict)
 
     def _check_no_test_errors(self, elapsed_time: float) -> None:
-        """Fail if a rank raised, or did not end; other ends count as passes. For classes that look at codes themselves.
+        """Fail if a rank raised or did not end; any exit code is a pass. For classes that check codes themselves.
 
         Args:
-            elapsed_time: Seconds that the test took.
+            elapsed_time: Duration of the test in seconds.
         """
         if self._result is not None:
             self._judge_outcomes(self._result, [forgiven(outcome, None) for outcome in self._result.outcomes])
@@ -188,7 +192,7 @@ class ProcessCase(WorldCase):
         if first != required:
             self.fail(
                 f"{self.id()}: rank 0 ended by {exit_name(first)}; expected {exit_name(required)}.\n"
-                "special_return_code_checks says how the test must end."
+                "special_return_code_checks of the class requires it."
             )
 
     def _judge_outcomes(self, result: CaseResult, outcomes: list[RankOutcome]) -> None:
@@ -197,20 +201,20 @@ class ProcessCase(WorldCase):
         self._judge(dataclasses.replace(result, verdict=judged, outcomes=tuple(outcomes)), judged)
 
     def _get_timedout_process_traceback(self) -> None:
-        """In the runner: print the stacks of the ranks that have not ended their test, which goes on."""
+        """Print, in the runner, the stacks of the ranks that still run the test. The test goes on."""
         if self._running is not None:
             for rank, stacks in self._running.world.supervisor.stacks_now().items():
                 print(f"stacks of rank {rank}:\n{stacks}", file=sys.stderr)
 
     @classmethod
     def _run(cls, rank: int, test_name: str, file_name: str, parent_pipe: RankPipe, **kwargs: Any) -> None:
-        """On a rank: make the instance, and run its test.
+        """Make the instance and run its test, on a rank.
 
         Args:
             rank: This rank.
-            test_name: The method.
+            test_name: Name of the method.
             file_name: The file that the ranks share.
-            parent_pipe: For `run_test`.
+            parent_pipe: The argument for `run_test`.
             **kwargs: Settings of other libraries' classes.
         """
         self = cls(test_name)
@@ -219,14 +223,15 @@ class ProcessCase(WorldCase):
         self.run_test(test_name, parent_pipe)
 
     def run_test(self, test_name: str, parent_pipe: RankPipe) -> None:
-        """On a rank: run the method between `setUpRank` and `tearDownRank`, with freshly seeded random generators.
+        """Run the method between `setUpRank` and `tearDownRank`, on a rank, with freshly seeded random generators.
 
         Args:
-            test_name: The method.
-            parent_pipe: What `_run` was given.
+            test_name: Name of the method.
+            parent_pipe: The argument of `_run`.
 
         Raises:
-            SystemExit: If the test did not pass, so that nothing that comes after it is done.
+            SystemExit: If the test did not pass, so that the code after it does not run.
+            UsageError: If `_run` has not set the instance's rank.
         """
         if self.rank == self.MAIN_PROCESS_RANK:
             raise UsageError(
@@ -251,13 +256,13 @@ class ProcessCase(WorldCase):
     def _make_file(self) -> None:
         if self.file_name:
             return
-        # In the run's folder, which goes whatever happens to this process.
+        # In the run's folder, which is removed even if this process is killed.
         _, run = current_session().engine.prepare()
         descriptor, self.file_name = tempfile.mkstemp(prefix="rendezvous-", dir=run.path)
         os.close(descriptor)
         self.addCleanup(self._remove_file)
 
     def _remove_file(self) -> None:
-        # A FileStore removes its file when the last of its users goes.
+        # The last user of a FileStore removes its file.
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self.file_name)

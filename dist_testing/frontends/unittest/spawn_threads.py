@@ -1,4 +1,4 @@
-"""A decorator that runs a function on every rank of a world of threads."""
+"""The decorator `spawn_threads_and_init_comms`: runs a function on every rank of a world of threads."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from dist_testing.frontends.session import current_session
 from dist_testing.launch.isolation import THREAD
 from dist_testing.outcomes import Status
 from dist_testing.rank.reporter import Reporter
-from dist_testing.spec import DEFAULT_WORLD_SIZE, MAX_WORLD_SIZE
+from dist_testing.spec import DEFAULT_WORLD_SIZE, check_world_size
+from dist_testing.threaded import BACKEND
 
 __all__ = ["spawn_threads_and_init_comms", "starts_threads"]
 
@@ -27,6 +28,7 @@ __unittest = True
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 # Part of a function's __dict__, which functools.wraps copies.
 _MARK = "__dist_threads__"
+_EXAMPLE = "Write @spawn_threads_and_init_comms, or @spawn_threads_and_init_comms(world_size=4)."
 
 
 @overload
@@ -44,24 +46,24 @@ def spawn_threads_and_init_comms(
 def spawn_threads_and_init_comms(
     func: Callable[..., Any] | None = None, timeout: float | None = None, world_size: int = DEFAULT_WORLD_SIZE
 ) -> Any:
-    """Run a method, or any function, on every rank of a world: threads of this process, with a default group.
+    """Run a function or method on every rank of a world of threads of this process, each with a default group.
 
-    What it is called with, all ranks get; what they return is dropped. Usable with and without arguments.
+    All ranks get the arguments of the call; their return values are dropped. The decorator works with and without
+    arguments.
 
     Args:
         func: The function.
-        timeout: Limit for all ranks together, in seconds; None for the target's or the command line's.
-        world_size: Ranks.
+        timeout: Limit of all ranks together, in seconds; None for the target's or the command line's.
+        world_size: Ranks in the world; default: 4.
 
     Returns:
-        The function to call in its place. It raises `ThreadsFailedError`, a `RuntimeError` with the report, if a rank
-        failed, and `unittest.SkipTest` if all of them agree on a skip.
+        The decorated function. It raises `ThreadsFailedError`, a `RuntimeError` with the report, if a rank fails, and
+        `unittest.SkipTest` if all ranks skip for the same reason.
 
     Raises:
         UsageError: If an argument is impossible.
     """
-    if type(world_size) is not int or not 1 <= world_size <= MAX_WORLD_SIZE:
-        raise _wrong("world_size", world_size, f"a number of ranks from 1 to {MAX_WORLD_SIZE}")
+    check_world_size("@spawn_threads_and_init_comms", world_size, _EXAMPLE)
     if timeout is not None and (type(timeout) not in (int, float) or not 0 < timeout <= MAX_TIMEOUT_S):
         raise _wrong("timeout", timeout, f"a number of seconds above 0, up to {MAX_TIMEOUT_S}")
     if func is None:
@@ -79,11 +81,11 @@ def spawn_threads_and_init_comms(
 
 
 def starts_threads(function: object, file: Path) -> bool:
-    """Whether a test may run something on threads: what it is decorated with says so, or else its file does.
+    """Return whether a test may run ranks on threads: it has the decorator, or its file names the decorator.
 
     Args:
         function: The test.
-        file: The test file. What a test decorates while it runs shows nowhere else before.
+        file: The test file. A test can also decorate functions while it runs, which only the file's text shows before.
     """
     return hasattr(function, _MARK) or _names_decorator(file)
 
@@ -103,7 +105,7 @@ def _run(call: Callable[[], Any], name: str, timeout: float | None, world_size: 
     def run_rank(rank: int, reporter: Reporter, limit_s: float) -> None:
         reporter.phase("init")
         dist.init_process_group(
-            "threaded",
+            BACKEND,
             rank=rank,
             world_size=world_size,
             store=store,
@@ -132,5 +134,5 @@ def _wrong(name: str, value: object, expected: str) -> UsageError:
     return UsageError(
         f"@spawn_threads_and_init_comms with {name} = {value!r}; expected {expected}.\n"
         "Its arguments are func, timeout and world_size.\n"
-        "Write @spawn_threads_and_init_comms, or @spawn_threads_and_init_comms(world_size=4)."
+        f"{_EXAMPLE}"
     )

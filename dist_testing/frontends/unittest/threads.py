@@ -1,4 +1,4 @@
-"""A test class whose methods run on the threads of a world: the logic of `MultiThreadedTestCase`."""
+"""The logic of `MultiThreadedTestCase`: each method runs on the threads of a world."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from dist_testing.frontends.unittest.world_case import WorldCase, default_world_
 from dist_testing.launch.isolation import THREAD
 from dist_testing.outcomes import Status
 from dist_testing.rank.reporter import Reporter
+from dist_testing.threaded import BACKEND
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -37,34 +38,35 @@ _ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None]
 
 
 class _Rank(threading.local):
-    """What the calling thread is given for its test."""
+    """The arguments of the calling thread's test."""
 
     pipe: RankPipe
     timeout_s: float
 
 
 _this = _Rank()
-# Between taking from the queue of a class, and putting back what is others'.
+# Held while a rank takes entries from a class's queue and puts those of other ranks back.
 _queue_lock = threading.Lock()
 
 
 class ThreadCase(WorldCase):
-    """Each test method runs on every rank of a fresh world; ranks are threads of the runner's own process.
+    """Runs each test method on every rank of a fresh world; ranks are threads of the runner's own process.
 
-    They see what `setUpClass`, module globals and `setUp` have made. `setUp` and `tearDown` run in the runner, once per
-    test; `setUpRank` and `tearDownRank` run on every rank around the method, on an instance of its own, and call
-    torch's names for them, `perThreadSetUp` and `perThreadTearDown`. The default group exists from before `setUpRank`
-    to after the rank's cleanups. The ranks start when the method begins, even if `setUp` calls no `_spawn_threads`.
+    The threads share module globals and class attributes with the runner. `setUp` and `tearDown` run in the runner,
+    once per test. `setUpRank` and `tearDownRank` run on every rank around the method, on the rank's own instance, and
+    call torch's names for them, `perThreadSetUp` and `perThreadTearDown`. The default group exists from before
+    `setUpRank` until after the rank's cleanups. The ranks start when the method begins, also without a call of
+    `_spawn_threads`.
 
-    A thread cannot be killed: a rank that hangs past the deadline fails its test and is left behind as a daemon. A
-    crash ends the runner. Tests for which that is too much use `@pytest.mark.distributed(isolation=THREAD.name)`.
+    A thread cannot be killed: a rank that hangs past the deadline fails its test, and its thread stays as a daemon. A
+    crash ends the runner. Where that is not acceptable, use `@pytest.mark.distributed(isolation="thread")`.
 
     Attributes:
-        rank: This rank; `MAIN_THREAD_RANK` in the runner.
-        threads: In the runner, the ranks that have been asked for.
-        global_store: What the ranks of the running test share, in memory.
-        exception_queue: For classes that run their tests themselves: a rank number and `sys.exc_info()`, of what they
-            have caught.
+        rank: This rank; `MAIN_THREAD_RANK` (-1) in the runner.
+        threads: In the runner, the ranks of the test; None before `_spawn_threads`.
+        global_store: A store in memory that the ranks of the running test share.
+        exception_queue: For classes that run their tests themselves: pairs of a rank number and the `sys.exc_info()` of
+            an exception that the class has caught.
     """
 
     MAIN_THREAD_RANK: ClassVar[int] = WorldCase.MAIN_PROCESS_RANK
@@ -86,7 +88,7 @@ class ThreadCase(WorldCase):
 
     @property
     def world_size(self) -> int:
-        """Ranks of each test; set the attribute, or override the property. Default: the target's, else 4."""
+        """Ranks of each test; a class sets an attribute or overrides this. Default: the target's size, else 4."""
         return default_world_size()
 
     @property
@@ -94,32 +96,32 @@ class ThreadCase(WorldCase):
         return self.id().rpartition(".")[2]
 
     def perThreadSetUp(self) -> None:
-        """torch's name for `setUpRank`."""
+        """Runs on every rank before the method; torch's name for `setUpRank`. Does nothing by default."""
 
     def perThreadTearDown(self) -> None:
-        """torch's name for `tearDownRank`."""
+        """Runs on every rank after the method; torch's name for `tearDownRank`. Does nothing by default."""
 
     def setUpRank(self) -> None:
-        """On every rank, before the method: `perThreadSetUp`."""
+        """Runs on every rank before the method: calls `perThreadSetUp`."""
         self.perThreadSetUp()
 
     def tearDownRank(self) -> None:
-        """On every rank, after the method, also when it failed: `perThreadTearDown`."""
+        """Runs on every rank after the method, also if it failed: calls `perThreadTearDown`."""
         self.perThreadTearDown()
 
     def _spawn_threads(self) -> None:
-        """Ask for the ranks. They start when the test method begins, so that `setUp` is over by then.
+        """Prepare the ranks. They start when the test method begins, after the end of `setUp`.
 
         Raises:
-            UsageError: If they have been asked for already, the world is larger than declared, or the class says
-                something that is not for threads.
-            unittest.SkipTest: If the machine lacks what the test needs.
+            UsageError: If it was called already, the world is larger than declared, or an attribute of the class does
+                not fit threads.
+            unittest.SkipTest: If a requirement of the test is not met.
         """
         if self.threads is not None:
             raise UsageError(
                 f"{self.id()}: _spawn_threads was called twice.\n"
                 "Each test has one world.\n"
-                "Call it once, at the end of setUp, or not at all: then the test asks for its ranks itself."
+                "Call it once, at the end of setUp, or not at all: then the ranks start when the method begins."
             )
         session = current_session()
         method = getattr(type(self), self._testMethodName, None)
@@ -132,11 +134,11 @@ class ThreadCase(WorldCase):
             if method is not None and declared_exits(method):
                 raise UsageError(
                     f"{self.id()}: @expected_exits on a test whose ranks are threads.\n"
-                    "A thread has no exit code, and what kills it kills the runner.\n"
-                    "Use MultiProcessTestCase for it."
+                    "A thread has no exit code, and a signal that kills it kills the runner.\n"
+                    "Derive the class from MultiProcessTestCase."
                 )
         except DistTestingError as error:
-            # The text says it all; where in this library it was found out is of no use.
+            # The text is for the user; a traceback through this library does not help.
             raise error.with_traceback(None) from None
         environment = ChainMap({"WORLD_SIZE": str(world_size)}, os.environ)
         if reason := method and unmet_requirement(method, environment):
@@ -155,10 +157,10 @@ class ThreadCase(WorldCase):
 
     @classmethod
     def _join_threads(cls, threads: Any, fn: Callable[[], Any]) -> None:
-        """In the runner: run the ranks, and judge.
+        """Run the ranks, in the runner, and judge the test.
 
         Args:
-            threads: Those that `_spawn_threads` has asked for.
+            threads: The ranks that `_spawn_threads` has prepared.
             fn: The test method.
         """
         asked: RankThreads = threads
@@ -166,11 +168,11 @@ class ThreadCase(WorldCase):
 
     @classmethod
     def _check_return_codes(cls, failed_ranks: Any, timeout: float, fn: Callable[[], Any]) -> None:
-        """In the runner: give unittest what the ranks' outcomes add up to. A class may judge otherwise.
+        """Report the ranks' verdict to unittest, in the runner. A class may override it and judge otherwise.
 
         Args:
             failed_ranks: The `CaseResult`.
-            timeout: Seconds that the test was allowed.
+            timeout: Limit of the test in seconds.
             fn: The test method.
 
         Raises:
@@ -186,10 +188,10 @@ class ThreadCase(WorldCase):
 
     @classmethod
     def _run(cls, test_name: str, rank: int, world_size: int, **kwargs: Any) -> None:
-        """On a rank: make the instance, and run its test.
+        """Make the instance and run its test, on a rank.
 
         Args:
-            test_name: The method.
+            test_name: Name of the method.
             rank: This rank.
             world_size: Ranks in the world.
             **kwargs: For classes that override it.
@@ -197,26 +199,26 @@ class ThreadCase(WorldCase):
         self = cls(test_name)
         self.rank = rank
         if hasattr(self, "_tls"):
-            # torch's classes keep their tolerances by thread, and set them on the one that makes the class.
+            # torch's classes keep tolerances per thread, and set them only for the thread that makes the class.
             self._tls = tolerances = threading.local()
             tolerances.precision, tolerances.rel_tol = getattr(cls, "_precision", 0), getattr(cls, "_rel_tol", 0)
         self.run_test_with_threaded_pg(test_name, rank, world_size)
 
     def run_test_with_threaded_pg(self, test_name: str, rank: int, world_size: int) -> None:
-        """On a rank: run the method between `setUpRank` and `tearDownRank`, with a default group.
+        """Run the method between `setUpRank` and `tearDownRank`, on a rank, with a default group.
 
         Args:
-            test_name: The method.
+            test_name: Name of the method.
             rank: This rank.
             world_size: Ranks in the world.
 
         Raises:
-            SystemExit: If the test did not pass, so that nothing that comes after it is done.
+            SystemExit: If the test did not pass, so that the code after it does not run.
         """
         import torch.distributed as dist
 
         dist.init_process_group(
-            "threaded",
+            BACKEND,
             rank=rank,
             world_size=world_size,
             store=self.global_store,
@@ -225,19 +227,28 @@ class ThreadCase(WorldCase):
         _this.pipe.run(self, test_name)
 
     def assertEqualOnRank(self, x: Any, y: Any, msg: Any = None, *, rank: int = 0) -> None:
-        """`assertEqual`, on one rank: the ranks share a random generator, so only one of them can foretell a number."""
+        """Call `assertEqual` on one rank only.
+
+        The ranks share a random generator, so each rank draws other numbers.
+
+        Args:
+            x: Any value.
+            y: Any value.
+            msg: As for `assertEqual`.
+            rank: The rank that compares; default: 0.
+        """
         if self.rank == rank:
             self.assertEqual(x, y, msg)
 
     def assertNotEqualOnRank(self, x: Any, y: Any, msg: Any = None, *, rank: int = 0) -> None:
-        """`assertNotEqual`, on one rank."""
+        """Call `assertNotEqual` on one rank only; the arguments are those of `assertEqualOnRank`."""
         if self.rank == rank:
             self.assertNotEqual(x, y, msg)
 
 
 @dataclass(frozen=True, slots=True)
 class RankThreads:
-    """The ranks of a test that have been asked for.
+    """The ranks of a test, prepared but not started.
 
     Attributes:
         cls: The test class.
@@ -255,15 +266,15 @@ class RankThreads:
         return self.case.world_size
 
     def run(self) -> CaseResult:
-        """Run them to the end of the test."""
+        """Run the ranks to the end of the test."""
         from torch._C._distributed_c10d import HashStore
 
         cls = self.cls
-        # As for a test on processes; but here it is the runner's generators that all ranks share.
+        # As for a test on processes; but here all ranks share the runner's generators.
         seed_generators(is_fresh=False)
         cls.global_store = HashStore()
         while not cls.exception_queue.empty():
-            # Of ranks that an earlier test has left behind.
+            # Entries of ranks that an earlier test has left behind.
             cls.exception_queue.get_nowait()
         return current_session().engine.run_here(self.case, self._run_rank)
 
@@ -275,7 +286,7 @@ class RankThreads:
         try:
             cls._run(self.method, rank, self.case.world_size)
         except SystemExit:
-            # What ended the test has been reported; it is raised to leave what a class does after its test.
+            # The outcome has been reported; the exception only skips the code that a class runs after its test.
             if not pipe.has_run or pipe.has_passed:
                 raise
         self._report_caught(rank, reporter)
@@ -287,7 +298,7 @@ class RankThreads:
             )
 
     def _report_caught(self, rank: int, reporter: Reporter) -> None:
-        """Report what the class itself has caught on this rank."""
+        """Report the exceptions that the class itself has caught on this rank."""
         errors = self.cls.exception_queue
         with _queue_lock:
             caught = [errors.get_nowait() for _ in range(errors.qsize())]

@@ -1,6 +1,6 @@
-"""What the test classes have in common whose methods run on the ranks of a world.
+"""The common base of the test classes whose methods run on the ranks of a world.
 
-In the runner: setUp, ask for the ranks, wait for them (in place of the method), verdict, tearDown.
+In the runner: setUp, start the ranks, wait for them (in place of the method), verdict, tearDown.
 On each rank: setUpRank, the method, tearDownRank, cleanups.
 """
 
@@ -18,7 +18,7 @@ from typing import Any, ClassVar, NoReturn, cast
 from dist_testing.budget import MAX_TIMEOUT_S
 from dist_testing.case import Case, CaseBody, CaseFailedError, CaseResult
 from dist_testing.engine.needs import missing_need
-from dist_testing.engine.report import broken_promise
+from dist_testing.engine.report import missing_hardware
 from dist_testing.engine.running_world import RunningCase, check_world_size
 from dist_testing.errors import DistTestingError, PromiseError, UsageError
 from dist_testing.frontends.requirements.decision import unmet_requirement
@@ -37,19 +37,19 @@ __all__ = ["WorldCase", "default_world_size"]
 
 # unittest leaves frames of modules with this mark out of its tracebacks.
 __unittest = True
-# Attributes of an instance that hold channels and processes. Two are unittest's, two replace methods on a rank.
+# Attributes of an instance that cannot be pickled. Two are unittest's, and two replace methods on a rank.
 _OF_THE_RUN = ("_cleanups", "_outcome", "_result", "_running", "processes", "setUp", "tearDown")
 
 
 class WorldCase(unittest.TestCase):
-    """Base of the test classes whose methods run on the ranks of a world. Not meant to be used directly."""
+    """Base of the test classes whose methods run on the ranks of a world. Not for direct use."""
 
     # Name of the isolation, such as "fork", "spawn" or "pool"; "" for the target's or the command line's choice.
     isolation: ClassVar[str] = ""
     # Limit of each test in seconds; None for the target's or the command line's.
     case_timeout_s: ClassVar[float | None] = None
 
-    # Whether a rank that calls `sys.exit(0)` in its test has passed. To torch it has; otherwise it has left too early.
+    # Whether `sys.exit(0)` in a test is a pass of that rank, as with torch's classes. Otherwise it ended too early.
     exit_0_passes: ClassVar[bool] = False
 
     MAIN_PROCESS_RANK: ClassVar[int] = -1
@@ -65,18 +65,18 @@ class WorldCase(unittest.TestCase):
         Raises:
             ValueError: If the class has no such method.
         """
-        # Classes hand both on, in torch's order or in unittest's; one of the two is then the default.
+        # Classes pass both on, in torch's order or in unittest's; one of the two then has the default value.
         name = methodName if method_name in (None, "runTest") else method_name
         super().__init__(name)
         self.rank = self.MAIN_PROCESS_RANK
         self._running: RunningCase | None = None
         self._shows_locals = False
-        # Without a method of that name the instance only serves as a namespace, as unittest allows for "runTest".
+        # As unittest allows for "runTest", an instance without that method serves as a namespace only.
         if (method := getattr(self, name, None)) is not None:
             setattr(self, name, self.join_or_run(method))
 
     def __getstate__(self) -> dict[str, Any]:
-        """What goes along when a test hands one of its methods to another process: all but what belongs to its run."""
+        """Return the state for pickling, as when a test passes a method to another process: without its run."""
         kept = {name: value for name, value in vars(self).items() if name not in (*_OF_THE_RUN, self._testMethodName)}
         return {**kept, "_cleanups": [], "_outcome": None, "_running": None}
 
@@ -87,10 +87,10 @@ class WorldCase(unittest.TestCase):
 
     @classmethod
     def tearDownClass(cls) -> None:
-        """In the runner: let the ranks of a pool go.
+        """End the ranks of the class's worker pool, in the runner.
 
         Raises:
-            AssertionError: If they did not end well.
+            AssertionError: If they did not end without errors.
         """
         super().tearDownClass()
         if trouble := cls._let_ranks_go():
@@ -98,22 +98,30 @@ class WorldCase(unittest.TestCase):
 
     @classmethod
     def _let_ranks_go(cls) -> str:
-        """End what lives as long as the class; what went wrong with that, "" if nothing."""
+        """End the worker pool of the class; return the error text, "" if there is none."""
         return current_session().engine.end_pool()
 
     def setUpRank(self) -> None:
-        """On every rank, before the method."""
+        """Runs on every rank before the method. Does nothing by default."""
 
     def tearDownRank(self) -> None:
-        """On every rank, after the method; also when the method failed."""
+        """Runs on every rank after the method, also if the method failed. Does nothing by default."""
 
     def run(self, result: unittest.TestResult | None = None) -> unittest.TestResult | None:
-        """In the runner: run the test. The ranks are told what this result wants to see."""
+        """Run the test, in the runner. The ranks get the result's setting for local variables in tracebacks.
+
+        Args:
+            result: As for `unittest.TestCase.run`.
+        """
         self._shows_locals = bool(getattr(result, "tb_locals", False))
         return super().run(result)
 
     def join_or_run(self, fn: Callable[[], Any]) -> Callable[[], Any]:
-        """What a test method becomes: in the runner, wait for the ranks; on a rank, run."""
+        """Return the replacement of a test method: in the runner it waits for the ranks, on a rank it calls the method.
+
+        Args:
+            fn: The test method, bound.
+        """
 
         @functools.wraps(fn)
         def wrapper(self: WorldCase) -> Any:
@@ -121,7 +129,7 @@ class WorldCase(unittest.TestCase):
                 return self._join_processes(fn)
             return fn()
 
-        # Bound, as the method was: unittest's loader takes a plain function for a static method, and calls it.
+        # Bound, as the method was: unittest's loader would treat a plain function as a static method and call it.
         return types.MethodType(wrapper, self)
 
     def _join_processes(self, fn: Callable[[], Any]) -> None:
@@ -141,29 +149,29 @@ class WorldCase(unittest.TestCase):
         keeps_groups: bool = False,
         keeps_state: bool = False,
     ) -> RunningCase:
-        """Ask for the ranks of this test, which has to be fit for it.
+        """Check the test and start its ranks.
 
         Args:
-            size: The world's, as the class gives it.
-            isolation: The launcher, as the class gives it; "" for the target's.
-            lacking: What the class knows that the machine does not have; None if nothing.
+            size: World size, as the class gives it.
+            isolation: Name of the isolation, as the class gives it; "" for the target's.
+            lacking: A need that the class knows to be missing; None if there is none.
             file_name: The file that the ranks share for a rendezvous; "" for none.
             fake_pg: Whether the class asks for torch's fake group.
             keeps_groups: Whether the test may leave its groups to the next one on the same ranks.
             keeps_state: Whether the test may leave other things than groups to the next one.
 
         Raises:
-            UsageError: If the class says something impossible, or the world is larger than declared.
-            unittest.SkipTest: If the machine lacks what the test needs.
+            UsageError: If an attribute of the class is impossible, or the world is larger than declared.
+            PromiseError: If hardware is missing that the run promises or requires.
+            unittest.SkipTest: If the machine lacks something else that the test needs.
         """
         session = current_session()
         method = getattr(type(self), self._testMethodName, None)
         spec = session.engine.spec
-        # Asked before the size is looked at: a class may have as many ranks as there are GPUs, and there may be none.
+        # Before the size is checked: a class may have as many ranks as there are GPUs, which can be 0.
         environment = os.environ | {"WORLD_SIZE": str(size)}
         if method and (unmet := unmet_requirement(method, environment)):
-            promised = spec.promises(max(spec.world_sizes)) or session.fail_on_missing
-            self._lack(unmet, promised=promised and is_about_hardware(unmet))
+            self._skip_or_fail(unmet, max(spec.world_sizes))
         try:
             world_size = self._checked_size(session, size)
             timeout_s = self._checked_timeout(session)
@@ -171,10 +179,10 @@ class WorldCase(unittest.TestCase):
             self._check_method(method)
             session.check_not_attached(self.id())
         except DistTestingError as error:
-            # The text says it all; where in this library it was found out is of no use.
+            # The text is for the user; a traceback through this library does not help.
             raise error.with_traceback(None) from None
         if missing := missing_need(spec, world_size) or lacking:
-            self._lack(missing, promised=spec.promises(world_size) or session.fail_on_missing)
+            self._skip_or_fail(missing, world_size)
         cls = type(self)
         content = UnittestCase(class_name(cls), self._testMethodName, self._shows_locals, file_name, fake_pg)
         case = Case(
@@ -194,17 +202,19 @@ class WorldCase(unittest.TestCase):
             expected_exits=declared_exits(method) if method else {},
         )
         self._running = running = session.engine.start(case)
-        # However the test ends, its ranks do not outlive it: also when setUp fails after this, or the method is not
-        # run.
+        # The ranks never outlive the test, even if setUp fails after this, or the method does not run.
         self.addCleanup(self._stop_ranks)
         return running
 
-    def _lack(self, what: str, *, promised: bool) -> NoReturn:
-        """Skip for what the machine does not have; fail if it was said to have it."""
-        if promised:
+    def _skip_or_fail(self, missing: str, world_size: int) -> NoReturn:
+        """Skip the test for something missing; fail if it is hardware that is promised, or that may not be missing."""
+        session = current_session()
+        spec = session.engine.spec
+        promised = spec.promises(world_size)
+        if is_about_hardware(missing) and (promised or session.fail_on_missing):
             self._expect_no_failure()
-            raise PromiseError(broken_promise(self.id(), current_session().engine.spec, what))
-        self.skipTest(what)
+            raise PromiseError(missing_hardware(self.id(), spec, missing, promised=promised))
+        self.skipTest(missing)
 
     def _wait_for_ranks(self) -> CaseResult:
         running, self._running = self._running, None
@@ -220,10 +230,10 @@ class WorldCase(unittest.TestCase):
             current_session().engine.abandon(running)
 
     def _judge(self, result: CaseResult, verdict: Verdict) -> None:
-        """Give unittest what the ranks' outcomes add up to.
+        """Report the ranks' verdict to unittest.
 
         Raises:
-            unittest.SkipTest: If the ranks agree on a skip.
+            unittest.SkipTest: If all ranks skip for the same reason.
             CaseFailedError: If the test failed; its text is the report.
         """
         match verdict.status:
@@ -234,8 +244,8 @@ class WorldCase(unittest.TestCase):
                 raise CaseFailedError(current_session().failure_report(result), result)
 
     def _expect_nothing_but_failures(self, result: CaseResult) -> None:
-        # `expectedFailure` is about a method that fails. A crash, a hang or a broken machine is never what was meant,
-        # nor, to unittest, what fails around the method.
+        # `expectedFailure` means an exception in the method. A crash, a hang or a broken machine is never expected,
+        # nor, for unittest, a failure around the method.
         if not (result.has_only_raised and all(failure.phase == "call" for failure in result.failures)):
             self._expect_no_failure()
 
@@ -244,14 +254,12 @@ class WorldCase(unittest.TestCase):
             outcome.expecting_failure = False
 
     def _checked_size(self, session: Session, size: object) -> int:
-        """The size as a number; torch's suites give it as a text, too."""
+        """Return the size as a number; torch's suites also give it as a text."""
         if isinstance(size, str) and size.isascii() and size.isdecimal():
             size = int(size)
-        if type(size) is not int:
-            raise self._wrong("world_size", size, "a number of ranks")
-        check_world_size(self.id(), size)
-        session.check_declared(self.id(), size)
-        return size
+        world_size = check_world_size(self.id(), size)
+        session.check_declared(self.id(), world_size)
+        return world_size
 
     def _checked_timeout(self, session: Session) -> float:
         timeout_s: object = self.case_timeout_s if self.case_timeout_s is not None else session.timeout_s
@@ -267,7 +275,7 @@ class WorldCase(unittest.TestCase):
         if isolation.in_process:
             raise UsageError(
                 f'{self.id()}: isolation = "{isolation.name}" for a class whose ranks are processes.\n'
-                "The class, or the target or the command line, asks for ranks that are threads.\n"
+                "The class, the target or the command line sets this isolation, whose ranks are threads.\n"
                 "Derive the class from MultiThreadedTestCase, or run it with another isolation."
             )
         return isolation
@@ -278,25 +286,25 @@ class WorldCase(unittest.TestCase):
             kind = "an async def" if is_coroutine else "a generator"
             raise UsageError(
                 f"{self.id()}: the test method is {kind}.\n"
-                "A rank calls the method, and to call one of these runs nothing of it.\n"
+                "A rank only calls the method, and such a call does not run its body.\n"
                 "Make it a plain method; asyncio.run() in it runs a coroutine."
             )
 
     def _wrong(self, name: str, value: object, expected: str) -> UsageError:
         return UsageError(
             f"{self.id()}: {name} = {value!r}; expected {expected}.\n"
-            "The attribute of the class, or the property that it overrides, gives it.\n"
+            "It comes from an attribute or a property of the class.\n"
             "Correct it in the class."
         )
 
     @classmethod
     def _open_rank(cls, rank: int, world_size: int, directory: str) -> None:
-        """On a rank, once: make what the tests of this class share there.
+        """Make, once per rank, the objects that the tests of this class share there.
 
         Args:
             rank: This rank.
             world_size: Ranks in the world.
-            directory: The world's folder, which all ranks see.
+            directory: The world's folder, which all ranks share.
         """
 
     @classmethod
@@ -305,12 +313,12 @@ class WorldCase(unittest.TestCase):
 
         Args:
             rank: This rank.
-            case: What the runner sent; see `_ask_for_ranks`.
+            case: The message of the runner; see `_ask_for_ranks`.
             pipe: Runs the method.
         """
         raise NotImplementedError
 
 
 def default_world_size() -> int:
-    """Ranks of a test whose class says nothing: the target's, the command line's, torchrun's; else 4."""
+    """Return the world size of a class that sets none: the target's, the command line's or torchrun's; else 4."""
     return max(current_session().engine.spec.world_sizes)

@@ -1,4 +1,4 @@
-"""What this consumer's tests share."""
+"""Functions that this consumer's tests share."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ OWNER = "consumer"
 
 
 def sum_of_ranks(size: int) -> float:
-    """The sum of all ranks of a world."""
+    """Return the sum of all ranks of a world."""
     return size * (size - 1) / 2

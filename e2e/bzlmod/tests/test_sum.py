@@ -1,4 +1,4 @@
-"""Passes, with this consumer's packages and with nobody else's of the same names."""
+"""Passes, and imports only this consumer's packages, although other packages have the same names."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_sum(world: dist_testing.World) -> None:
 
 
 class OldTest(dist_testing.MultiProcessTestCase):
-    """The other front door."""
+    """The unittest front end."""
 
     world_size = 2
 

@@ -1,4 +1,4 @@
-"""Fails on one rank, so that the report can be looked at."""
+"""Fails on one rank, so that the check can read the report."""
 
 from __future__ import annotations
 

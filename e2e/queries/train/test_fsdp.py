@@ -1,1 +1,1 @@
-"""Never run: the targets of this workspace are only asked about."""
+"""Never run: this workspace is only queried."""

@@ -1,4 +1,4 @@
-"""The command line between `bazelw` and this package."""
+"""The command line that `bazelw` calls."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from bazel_bootstrap.cache import locked
-from bazel_bootstrap.console import say
+from debian_prefix.cache import locked
+from debian_prefix.console import say
+from debian_prefix.errors import InstallError
+
 from bazel_bootstrap.debian import install_debian
 from bazel_bootstrap.doctor import PathBazel, report
-from bazel_bootstrap.errors import BootstrapError, ReleaseUnavailableError
+from bazel_bootstrap.errors import ReleaseUnavailableError
 from bazel_bootstrap.release import install_release
 from bazel_bootstrap.settings import RELEASE_URL_VARIABLE, Settings
 
@@ -22,12 +24,12 @@ MACHINE_FAULT = 36
 
 
 def main(arguments: list[str]) -> int:
-    """Do what the arguments say.
+    """Run one command.
 
-    `install` prints the path of the Bazel to run on stdout, `doctor` its report.
+    `install` prints the path of the Bazel to run on stdout; `doctor` prints its report there.
 
     Returns:
-        The exit status: 0, 36 if no Bazel can be had, 128 + signal if interrupted.
+        The exit status: 0, 36 if there is no Bazel, 128 + signal if interrupted.
     """
     parsed = _parser().parse_args(arguments)
     settings = Settings(
@@ -45,7 +47,7 @@ def main(arguments: list[str]) -> int:
         if parsed.command == "doctor":
             return 0 if report(settings, parsed.path_bazel) else MACHINE_FAULT
         print(install(settings))
-    except BootstrapError as error:
+    except InstallError as error:
         say(f"error: {error}")
         return MACHINE_FAULT
     except KeyboardInterrupt:
@@ -55,10 +57,10 @@ def main(arguments: list[str]) -> int:
 
 
 def install(settings: Settings) -> Path:
-    """Return a Bazel in the cache, after putting one there if there is none.
+    """Return a Bazel in the cache. If the cache has none, install one first.
 
     Raises:
-        BootstrapError: If none can be had.
+        InstallError: If no Bazel can be installed.
     """
     file_name, url = settings.release_file, settings.release_url
     with locked(settings.cache) as lock:
@@ -78,7 +80,7 @@ def install(settings: Settings) -> Path:
 
 
 def _terminate(number: int, _frame: FrameType | None) -> NoReturn:
-    # Unwinds the stack, so that children are ended and unfinished files are removed.
+    # Unwinds the stack, so that children end and unfinished files are removed.
     sys.exit(128 + number)
 
 

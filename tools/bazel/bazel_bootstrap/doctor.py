@@ -1,4 +1,4 @@
-"""`bazelw doctor`: what there is, what can be had, and what would be used."""
+"""`bazelw doctor`: which Bazels are here, which can be installed, and which one would be used."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from bazel_bootstrap.apt import PrivateApt
-from bazel_bootstrap.cache import unfinished
+from debian_prefix.apt import PrivateApt
+from debian_prefix.cache import unfinished
+from debian_prefix.errors import DiskFullError, InstallError
+
 from bazel_bootstrap.debian import NEEDED_BYTES, refusal
 from bazel_bootstrap.debian_packages import select_packages
-from bazel_bootstrap.errors import BootstrapError, DiskFullError
 from bazel_bootstrap.release import is_reachable
 from bazel_bootstrap.settings import RELEASE_URL_VARIABLE, Settings
 
-# What `bazelw` says for a bazelisk that it did not ask, because that might download a Bazel.
+# The version that `bazelw` passes for a bazelisk that it did not ask, because asking might download a Bazel.
 _UNASKED = "unasked"
 
 
@@ -27,7 +28,7 @@ class PathBazel:
     """A `bazel` or `bazelisk` on PATH.
 
     Attributes:
-        version: What it calls itself; "" if it tells no version.
+        version: The version that it reports; "" if it reports none.
         path: Where it is.
     """
 
@@ -43,7 +44,7 @@ class PathBazel:
 
 @dataclass(frozen=True, slots=True)
 class _Finding:
-    """One line of the report; `usable` if Bazel can be had this way."""
+    """One line of the report; `usable` if this way gives a Bazel."""
 
     subject: str
     text: str
@@ -51,10 +52,10 @@ class _Finding:
 
 
 def report(settings: Settings, path_bazels: list[PathBazel]) -> bool:
-    """Print what there is, on stdout. Installs nothing, and writes only below the system's /tmp.
+    """Print the findings on stdout. Installs nothing, and writes only below the system's /tmp.
 
     Returns:
-        Whether a Bazel can be had.
+        Whether this machine can have a Bazel.
     """
     print(f"bazelw doctor: Bazel {settings.version} is pinned, {settings.fits_text} fits")
     machine = [
@@ -64,7 +65,7 @@ def report(settings: Settings, path_bazels: list[PathBazel]) -> bool:
     ]
     for finding in machine:
         _print(finding)
-    # In bazelw's order: the first usable one is what it uses.
+    # In bazelw's order: it uses the first usable one.
     ways = [
         *(_path_bazel(settings, bazel) for bazel in path_bazels),
         _cached("cached release", settings.release),
@@ -112,11 +113,11 @@ def _cache_state(cache: Path) -> str:
 
 
 def _remains(settings: Settings) -> list[str]:
-    """Return a line for each thing in the cache that this version of bazelw does not use."""
+    """Return a line for each entry of the cache that this version of bazelw does not use."""
     if not settings.cache.is_dir():
         return []
     partial = unfinished(settings.cache)
-    # Not removed by itself: a Bazel server of another checkout may be running from it.
+    # bazelw does not remove them: a Bazel server of another checkout may run from them.
     others = {entry for entry in settings.cache.iterdir() if entry.is_dir()} - {
         *partial,
         settings.release.parent,
@@ -132,7 +133,7 @@ def _release_server(settings: Settings) -> _Finding:
     subject = "release server"
     try:
         file_name, url = settings.release_file, settings.release_url
-    except BootstrapError as error:
+    except InstallError as error:
         return _Finding(subject, str(error))
     if not url:
         return _Finding(subject, f"not asked, because {RELEASE_URL_VARIABLE} is empty")
@@ -152,7 +153,7 @@ def _debian_packages(settings: Settings) -> _Finding:
             raise DiskFullError(existing, NEEDED_BYTES)
         with tempfile.TemporaryDirectory(prefix="bazelw-doctor-") as directory:
             found = select_packages(settings, PrivateApt(Path(directory), None))
-    except BootstrapError as problem:
+    except InstallError as problem:
         return _Finding(subject, str(problem))
     text = f"{found.archive.uri} has Bazel {found.version} in its suite {found.suite}"
     return _Finding(subject, text, usable=True)

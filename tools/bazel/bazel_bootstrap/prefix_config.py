@@ -1,4 +1,4 @@
-"""What tells Bazel about the prefix: its bazelrc, and modules that Debian lacks or has too old."""
+"""Configures Bazel for the prefix: its bazelrc, and modules that Debian lacks or has too old."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import re
 import shutil
 from pathlib import Path
 
-from bazel_bootstrap import trust_store
-from bazel_bootstrap.console import say
+from debian_prefix.console import say
 
-# Modules that the rule packages depend on and nothing loads.
+from bazel_bootstrap import trust_store
+
+# Modules that the rule packages depend on, although Bazel never loads them here.
 _STUB_MODULES = ("apple_support", "buildozer", "protobuf", "zlib")
 
 
@@ -17,7 +18,7 @@ def place_shims(shims: Path, prefix: Path) -> None:
     """Copy the stub modules, and Debian's rules_python with our files over it."""
     for name in _STUB_MODULES:
         shutil.copytree(shims / name, prefix / "shims" / name)
-        # Not kept beside the sources, where it would make a package of this workspace.
+        # Not stored beside the sources, because it would make a package of this workspace.
         (prefix / "shims" / name / "BUILD.bazel").touch()
     overlay = prefix / "shims/rules_python"
     shutil.copytree(prefix / "usr/share/bazel/rules/python", overlay)
@@ -37,7 +38,7 @@ def write_bazelrc(prefix: Path, java_home: Path) -> Path:
         ("startup", f"--server_javabase={java_home}"),
         ("startup", f"--host_jvm_args=-Djavax.net.ssl.trustStore={_trust_store(prefix)}"),
         *(("common", f"--override_module={name}={path}") for name, path in overrides.items()),
-        # Else rules_cc is fetched for the WORKSPACE that Bazel imagines.
+        # Without it Bazel fetches rules_cc for an implicit WORKSPACE.
         ("common", "--noenable_workspace"),
     ]
     rc = prefix / "bazelrc"

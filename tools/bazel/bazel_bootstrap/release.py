@@ -14,21 +14,23 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
-from bazel_bootstrap.cache import PARTIAL, require_free_space
-from bazel_bootstrap.console import progress, say
-from bazel_bootstrap.errors import BootstrapError, ReleaseUnavailableError, explained_os_errors
+from debian_prefix.cache import PARTIAL, require_free_space
+from debian_prefix.console import progress, say
+from debian_prefix.errors import InstallError, explained_os_errors
+
+from bazel_bootstrap.errors import ReleaseUnavailableError
 from bazel_bootstrap.settings import RELEASE_URL_VARIABLE, Settings
 
-# An answer that takes longer counts as none. It includes the name's resolution, which has no time
-# limit of its own, and redirects. Seconds.
+# Limit for the first answer, with the resolution of the name (which has no limit of its own) and
+# redirects. Seconds.
 ANSWER_LIMIT_S = 6.0
-# A download that delivers nothing for so long has broken off. Seconds.
+# A download that delivers nothing for this long has broken off. Seconds.
 STALL_LIMIT_S = 30.0
 CHUNK_BYTES = 1 << 20
 
 
 class _Response(Protocol):
-    """What is used of `urllib`'s answer."""
+    """The part of `urllib`'s response that is used."""
 
     length: int | None
 
@@ -41,26 +43,26 @@ def pinned_sum(tools: Path, file_name: str) -> str:
     """Return the sha256 that release_sums.txt pins for a file of the release server.
 
     Raises:
-        BootstrapError: If it pins none.
+        InstallError: If it pins none.
     """
     sums = tools / "release_sums.txt"
     for line in sums.read_text(encoding="utf-8").splitlines():
         digest, _, name = line.partition("  ")
         if name == file_name:
             return digest
-    raise BootstrapError(
+    raise InstallError(
         f"no checksum is pinned for '{file_name}' in '{sums}'.",
-        "The version in .bazelversion was changed without it.",
+        "The version in .bazelversion was changed, and the checksums were not.",
         f"Add the line '<sha256>  {file_name}' there, with the sum that the release page shows.",
     )
 
 
 def install_release(settings: Settings, file_name: str) -> None:
-    """Fetch the release, verify it, and put it where `settings.release` says.
+    """Fetch the release, verify it, and move it to `settings.release`.
 
     Raises:
         ReleaseUnavailableError: If the server does not answer or has no such file.
-        BootstrapError: If it answers and then delivers too little or something else.
+        InstallError: If the server answers and then delivers too little or other content.
     """
     expected = pinned_sum(settings.tools, file_name)
     url = f"{settings.release_url}/{settings.version}/{file_name}"
@@ -77,7 +79,7 @@ def install_release(settings: Settings, file_name: str) -> None:
 
 
 def is_reachable(settings: Settings, file_name: str) -> str | None:
-    """Return None if the server offers the file now, and otherwise why not."""
+    """Return None if the server offers the file now, else the reason."""
     try:
         with _answer(f"{settings.release_url}/{settings.version}/{file_name}"):
             return None
@@ -96,7 +98,7 @@ def _answer(url: str) -> Iterator[_Response]:
         except (OSError, http.client.HTTPException, ValueError) as error:
             future.set_exception(error)
 
-    # A daemon, so that a resolver that hangs cannot keep the process alive.
+    # A daemon: a resolver that hangs cannot keep the process alive.
     threading.Thread(target=ask, daemon=True).start()
     try:
         with progress("asking the release server"):
@@ -134,7 +136,7 @@ def _download(response: _Response, url: str, expected: str, target: Path) -> Non
     if received_bytes < total_bytes:
         raise _broken_off(url, f"{received_bytes} of {total_bytes} bytes arrived")
     if digest.hexdigest() != expected:
-        raise BootstrapError(
+        raise InstallError(
             f"checksum mismatch for {url}: got sha256 {digest.hexdigest()}, expected {expected}.",
             "The file was changed on its way, or a mirror or proxy delivers something else.",
             f"Do not use it. Set {RELEASE_URL_VARIABLE} to a mirror you trust, or put a Bazel on PATH.",
@@ -148,8 +150,8 @@ def _read(response: _Response, url: str) -> bytes:
         raise _broken_off(url, str(error) or type(error).__name__) from error
 
 
-def _broken_off(url: str, observed: str) -> BootstrapError:
-    return BootstrapError(
+def _broken_off(url: str, observed: str) -> InstallError:
+    return InstallError(
         f"the download of {url} broke off: {observed}.",
         "The connection was lost, or a proxy limits the size of downloads.",
         f"Run again. If it stays so, set {RELEASE_URL_VARIABLE} to a mirror, or to nothing to use Debian's Bazel.",

@@ -1,26 +1,12 @@
-"""Makes files that expect to lie in / work from the prefix."""
+"""Adapts Bazel and its JVM to the prefix."""
 
 from __future__ import annotations
 
-import os
 import zipfile
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from bazel_bootstrap.programs import run_program
-
-
-def repoint_symlinks(prefix: Path) -> None:
-    """Make every absolute link in the prefix lead into the prefix."""
-    for folder, directories, files in os.walk(prefix):
-        for name in (*directories, *files):
-            path = Path(folder, name)
-            if path.is_symlink():
-                target = os.readlink(path)
-                if target.startswith("/") and not target.startswith(f"{prefix}/"):
-                    path.unlink()
-                    path.symlink_to(f"{prefix}{target}")
+from debian_prefix.relocate import set_libraries
 
 
 def point_at_libraries(
@@ -28,15 +14,12 @@ def point_at_libraries(
 ) -> None:
     """Make the programs and the JVM's libraries use the prefix's libc and no other.
 
-    DT_RPATH and not DT_RUNPATH is written, because only the former also holds for the libraries
-    that a library loads, and goes before LD_LIBRARY_PATH.
-
     Args:
         prefix: Root of the unpacked packages.
         libraries: Its directory of shared libraries.
         loader: Its dynamic loader.
         java_home: Its JVM.
-        patchelf: The program that does it.
+        patchelf: The program that changes them.
         lock: Descriptor of the cache's lock.
 
     Raises:
@@ -44,28 +27,21 @@ def point_at_libraries(
     """
     beside = f"$ORIGIN:$ORIGIN/..:$ORIGIN/../lib:{libraries}"
 
-    def patch(file: Path) -> None:
-        command: list[str | Path] = [patchelf, "--force-rpath", "--set-rpath", beside]
-        if not file.name.endswith(".so"):
-            command += ["--set-interpreter", loader]
-        run_program([*command, file], lock=lock)
-
     programs = [prefix / "usr/bin/bazel", *(prefix / "usr/libexec").glob("*/bazel/*")]
     jvm = [java_home / "bin/java", java_home / "bin/keytool", java_home / "lib/jspawnhelper"]
     files = [*programs, *jvm, *(java_home / "lib").rglob("*.so")]
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        # A link and its target may both be listed: patch each real file once.
-        list(pool.map(patch, {file.resolve() for file in files if _is_elf(file)}))
+    found = (file for file in files if _is_elf(file))
+    set_libraries(found, search_path=beside, loader=loader, patchelf=patchelf, lock=lock)
 
 
 def complete_jar_list(prefix: Path, listing: Path) -> None:
-    """Rewrite Bazel's list of jars to the prefix, with the jars that those name in turn.
+    """Rewrite Bazel's list of jars to paths in the prefix, with the jars that those need in turn.
 
-    Bazel loads the listed jars itself and so does not follow a manifest's Class-Path.
+    Bazel loads the listed jars itself, so it does not follow a manifest's Class-Path.
 
     Args:
         prefix: Root of the unpacked packages.
-        listing: A file of absolute paths, one a line, as if the prefix were /.
+        listing: A file of absolute paths, one per line, as if the prefix were /.
     """
     queue = listing.read_text(encoding="utf-8").split()
     jars: dict[Path, None] = {}

@@ -1,4 +1,4 @@
-"""What `bazelw` tells the bootstrap."""
+"""The settings that `bazelw` passes to the bootstrap."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from bazel_bootstrap.errors import BootstrapError
+from debian_prefix.errors import InstallError
 
-# Base address of the releases; empty means "never ask it". Documented in README.md.
+# Base address of the releases; empty: do not ask the server. Documented in README.md.
 RELEASE_URL_VARIABLE = "BAZELW_RELEASE_URL"
 _RELEASE_URL = "https://github.com/bazelbuild/bazel/releases/download"
 
-# (system, CPU) as `uname` calls them, to the ending of the release's file name.
+# (system, CPU) as `uname` prints them -> the ending of the release's file name.
 _RELEASE_PLATFORMS: Mapping[tuple[str, str], str] = types.MappingProxyType(
     {
         ("Linux", "x86_64"): "linux-x86_64",
@@ -28,16 +28,16 @@ _RELEASE_PLATFORMS: Mapping[tuple[str, str], str] = types.MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """One start of the bootstrap.
+    """The settings of one start of the bootstrap.
 
     Attributes:
         version: The pinned Bazel release, such as "7.7.1".
         fits: Regular expression that the version of any Bazel must match.
         fits_text: The same for people.
-        system: What `uname -s` says.
-        cpu: What `uname -m` says.
-        release: Where a released Bazel belongs in the cache.
-        debian: Where the launcher of the Debian prefix belongs in the cache.
+        system: Output of `uname -s`.
+        cpu: Output of `uname -m`.
+        release: Path of a released Bazel in the cache.
+        debian: Path of the launcher of the Debian prefix in the cache.
         tools: The directory of bootstrap.py.
     """
 
@@ -52,7 +52,7 @@ class Settings:
 
     @property
     def cache(self) -> Path:
-        """The directory that is filled; everything written lies below it."""
+        """The cache directory; the bootstrap writes nowhere else."""
         return self.release.parent.parent
 
     @property
@@ -60,11 +60,11 @@ class Settings:
         """Base address of the release server, without a slash at its end; may be empty.
 
         Raises:
-            BootstrapError: If the user's setting is no address.
+            InstallError: If the variable does not hold an address.
         """
         url = os.environ.get(RELEASE_URL_VARIABLE, _RELEASE_URL).rstrip("/")
         if url and not re.match(r"https?://[^/]", url):
-            raise BootstrapError(
+            raise InstallError(
                 f"{RELEASE_URL_VARIABLE} is '{url}'.",
                 "An address that starts with http:// or https:// is expected there.",
                 "Correct it, unset it, or set it to nothing to use Debian's Bazel.",
@@ -73,21 +73,21 @@ class Settings:
 
     @property
     def release_file(self) -> str:
-        """The release's file name for this machine.
+        """The file name of the release for this machine.
 
         Raises:
-            BootstrapError: If the machine is of another kind than is supported.
+            InstallError: If there is no release for this kind of machine.
         """
         platform = _RELEASE_PLATFORMS.get((self.system, self.cpu))
         if platform is not None:
             return f"bazel-{self.version}-{platform}"
-        raise BootstrapError(
+        raise InstallError(
             f"there is no prebuilt Bazel for '{self.system}' on '{self.cpu}'.",
-            "Supported are Linux and macOS on x86_64 and 64-bit Arm. Windows is not, except "
+            "Linux and macOS on x86_64 and 64-bit Arm are supported. Windows is supported only "
             "through its Linux subsystem.",
             f"Put a Bazel ({self.fits_text}) on PATH.",
         )
 
     def is_fitting(self, version: str) -> bool:
-        """Say whether a Bazel of this version can build the workspace."""
+        """Return whether a Bazel of this version can build the workspace."""
         return re.match(self.fits, version) is not None

@@ -1,4 +1,4 @@
-"""The certificates that Bazel's own downloader trusts."""
+"""Makes the key store of the certificates that Bazel's downloader trusts."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pathlib import Path
 
 # The machine's bundle in Java's format; the package ca-certificates-java keeps it up to date.
 MACHINE_STORE = Path("/etc/ssl/certs/java/cacerts")
-# The machine's bundle that everything else uses.
+# The machine's bundle that all other programs use.
 MACHINE_BUNDLE = Path("/etc/ssl/certs/ca-certificates.crt")
 
-# Java's customary password for stores that hold no secret. It only feeds the checksum.
+# Java's usual password for stores without secrets. It only goes into the checksum.
 _PASSWORD = "changeit"
 _JKS_MAGIC, _JKS_VERSION, _TRUSTED_CERTIFICATE = 0xFEEDFEED, 2, 2
 
@@ -20,7 +20,7 @@ _JKS_MAGIC, _JKS_VERSION, _TRUSTED_CERTIFICATE = 0xFEEDFEED, 2, 2
 def java_key_store(bundle: str) -> bytes:
     """Return the certificates of a PEM bundle as a Java key store (format JKS).
 
-    Written here because `keytool` takes one certificate per call and half a second for it.
+    Written here, because `keytool` takes one certificate per call and half a second for each.
 
     Args:
         bundle: PEM text; everything outside its certificates is ignored.

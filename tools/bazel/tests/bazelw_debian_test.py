@@ -57,12 +57,12 @@ class Machine:
 
     @property
     def cache(self) -> Path:
-        """Where bazelw keeps what it installs."""
+        """The cache of bazelw."""
         return self.root / "home/.cache/dist_testing/bazel"
 
     @property
     def launcher(self) -> Path:
-        """The prefix's own command, which bazelw ends up starting."""
+        """The prefix's own command, which bazelw starts in the end."""
         (found,) = self.cache.glob("debian-*/bazel")
         return found
 
@@ -92,7 +92,7 @@ def machine() -> Iterator[Machine]:
     try:
         doctor = machine.bazelw("doctor")
         if doctor.returncode != 0:
-            pytest.skip(f"Debian's packages cannot be had here:\n{doctor.stdout}")
+            pytest.skip(f"Debian's packages are not available here:\n{doctor.stdout}")
         assert not (root / "home").exists()
         _kill_one_run(machine)
         _build(machine)
@@ -137,7 +137,7 @@ def _kill_one_run(machine: Machine) -> None:
 
 
 def _build(machine: Machine) -> None:
-    """Build the prefix, and check what a killed run may not spoil."""
+    """Build the prefix after the killed run, and check the result."""
     started = time.monotonic()
     result = machine.bazelw("--version")
     print(f"\nfirst start, with building the prefix: {time.monotonic() - started:.1f} s")
@@ -149,7 +149,7 @@ def _build(machine: Machine) -> None:
 
 
 def test_a_second_start_is_silent(machine: Machine) -> None:
-    """Otherwise every build would begin with noise. Prints what a start costs."""
+    """Otherwise every build would begin with noise. Prints the cost of a start."""
     result = machine.bazelw("--version")
     assert (result.returncode, result.stderr) == (0, "")
 

@@ -1,4 +1,4 @@
-"""What `bazelw doctor` reports. It must never install anything."""
+"""The report of `bazelw doctor`, which must never install anything."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_reachable_server_is_enough_and_is_not_downloaded_from(workspace: Work
 
 
 def test_what_is_cached_comes_before_what_can_be_fetched(workspace: Workspace, server: ReleaseServer) -> None:
-    """Otherwise the report would not tell what the next start does."""
+    """Otherwise the report would not describe the next start."""
     assert workspace.run("info").returncode == RELEASED_STATUS
     report = lines(workspace.run("doctor").stdout)
     assert report["cached release"] == str(workspace.release)

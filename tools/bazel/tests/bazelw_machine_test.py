@@ -1,4 +1,4 @@
-"""What bazelw says on a machine that lacks something."""
+"""Messages of bazelw on a machine that lacks something."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from bazel_bootstrap.apt_sources import archives
 from bazelw_testing import (
     LIMIT_S,
     ReleaseServer,
@@ -18,6 +17,7 @@ from bazelw_testing import (
     user_namespaces_refusal,
     wait_for_line,
 )
+from debian_prefix.apt_sources import archives
 
 MACHINE_FAULT = 36
 
@@ -94,7 +94,7 @@ def test_a_missing_python_is_named(workspace: Workspace) -> None:
 
 def test_a_cache_that_cannot_be_written_is_named(workspace: Workspace, server: ReleaseServer) -> None:
     """Otherwise the user would see a traceback."""
-    # Nobody may make directories there, not even root.
+    # Not even root can make directories there.
     workspace.env["XDG_CACHE_HOME"] = "/sys/dist_testing_cache"
     result = workspace.run("info")
     assert result.returncode == MACHINE_FAULT
@@ -141,7 +141,7 @@ def test_a_full_disk_is_named(
 
 
 def test_a_cache_under_tmp_is_refused_for_debians_bazel(debian_workspace: Workspace) -> None:
-    """Otherwise tests would fail in the sandbox, for a reason that nobody would guess."""
+    """Otherwise tests would fail in the sandbox, and the message would not name the cause."""
     debian_workspace.env["XDG_CACHE_HOME"] = "/tmp/bazelw-test-never-made"
     result = debian_workspace.run("--version")
     assert result.returncode == MACHINE_FAULT
@@ -209,7 +209,7 @@ def test_a_failed_package_download_leaves_nothing(debian_workspace: Workspace) -
 def test_the_lock_is_held_until_the_children_of_a_killed_run_are_gone(
     debian_workspace: Workspace, tmp_path: Path
 ) -> None:
-    """Otherwise the next run would delete what a still running apt-get goes on writing."""
+    """Otherwise the next run would delete files that a running apt-get still writes."""
     started, may_end = tmp_path / "started", tmp_path / "may_end"
     os.mkfifo(started)
     os.mkfifo(may_end)

@@ -1,12 +1,11 @@
-"""Moving unpacked packages from / to a prefix."""
+"""The list of jars of a Bazel that lies in a prefix."""
 
 from __future__ import annotations
 
-import os
 import zipfile
 from pathlib import Path
 
-from bazel_bootstrap.relocate import complete_jar_list, repoint_symlinks
+from bazel_bootstrap.relocate import complete_jar_list
 
 JARS = "usr/share/java"
 
@@ -33,21 +32,3 @@ def test_the_jar_list_is_closed_under_class_path(tmp_path: Path) -> None:
     complete_jar_list(tmp_path, listing)
     expected = ("listed.jar", "direct.jar", "absolute.jar", "wrapped.jar", "indirect.jar")
     assert listing.read_text().splitlines() == [f"{tmp_path}/{JARS}/{name}" for name in expected]
-
-
-def test_absolute_links_lead_into_the_prefix(tmp_path: Path) -> None:
-    """Otherwise the JVM would read its settings from the machine, where there are none."""
-    (tmp_path / "etc/java").mkdir(parents=True)
-    (tmp_path / "usr/lib").mkdir(parents=True)
-    (tmp_path / "usr/lib/directory").symlink_to("/etc/java")
-    (tmp_path / "usr/lib/dangling").symlink_to("/etc/none")
-    (tmp_path / "usr/lib/relative").symlink_to("../../etc/java")
-    # Twice, because the second call meets links that are right already.
-    repoint_symlinks(tmp_path)
-    repoint_symlinks(tmp_path)
-    targets = {link.name: os.readlink(link) for link in (tmp_path / "usr/lib").iterdir()}
-    assert targets == {
-        "directory": f"{tmp_path}/etc/java",
-        "dangling": f"{tmp_path}/etc/none",
-        "relative": "../../etc/java",
-    }

@@ -1,4 +1,4 @@
-"""What bazelw's tests share: a copy of the wrapper to run, and a release server on loopback."""
+"""Helpers of bazelw's tests: a copy of the wrapper to run, and a release server on loopback."""
 
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ from pathlib import Path
 
 TOOLS = Path(__file__).parent.parent
 ROOT = TOOLS.parent.parent
+DEBIAN_PREFIX = TOOLS.parent / "debian_prefix"
 
-# Limit for anything that a test waits for. Only a failing test ever reaches it. Seconds.
+# Limit for every wait of a test. Only a failing test reaches it. Seconds.
 LIMIT_S = 60.0
 
-# Programs that bazelw may count on everywhere.
+# Programs that bazelw may expect on every machine.
 _BASE_TOOLS = (
     *("bash", "sh", "env", "cat", "dirname", "find", "head", "mkdir", "readlink", "sha256sum"),
     *("sort", "stat", "timeout", "tr", "uname", "xargs"),
 )
 _RELEASE_NAMES: Mapping[str, str] = {"x86_64": "linux-x86_64", "aarch64": "linux-arm64"}
 
-# Stands in for a released Bazel. Says what it was given, and ends with a status of its own.
+# A stand-in for a released Bazel. It prints its arguments, and ends with a status of its own.
 RELEASED_BAZEL = b"""#!/bin/sh
 if [ "$1" = --version ]; then echo "bazel 7.7.1"; exit 0; fi
 echo "released bazel in $PWD got:"; printf '<%s>\\n' "$@"
@@ -55,14 +56,15 @@ class Workspace:
 
     @classmethod
     def create(cls, parent: Path) -> Workspace:
-        """Make a workspace in which Bazel cannot be had unless a test provides it."""
+        """Make a workspace without any Bazel; a test may provide one."""
         root, home, tools = parent / "workspace", parent / "home", parent / "bin"
         for directory in (root, home, tools):
             directory.mkdir()
         for name in ("bazelw", ".bazelversion"):
             shutil.copy(ROOT / name, root)
         ignored = shutil.ignore_patterns("tests", "__pycache__")
-        shutil.copytree(TOOLS, root / "tools/bazel", ignore=ignored)
+        for folder in (TOOLS, DEBIAN_PREFIX):
+            shutil.copytree(folder, root / "tools" / folder.name, ignore=ignored)
         for name in _BASE_TOOLS:
             found = shutil.which(name)
             assert found is not None, f"the test needs '{name}' on PATH"
@@ -70,13 +72,13 @@ class Workspace:
         workspace = cls(root, tools, {})
         # A script, because a link to the interpreter of a virtual environment would lose it.
         workspace.add_program("python3", f'#!/bin/sh\nexec {sys.executable} "$@"\n')
-        nobody = "http://127.0.0.1:1"
-        workspace.env = {"HOME": str(home), "PATH": str(tools), "BAZELW_RELEASE_URL": nobody}
+        unreachable = "http://127.0.0.1:1"
+        workspace.env = {"HOME": str(home), "PATH": str(tools), "BAZELW_RELEASE_URL": unreachable}
         return workspace
 
     @property
     def cache(self) -> Path:
-        """Where bazelw keeps what it installs, under the environment of now."""
+        """The cache of bazelw, by the present environment."""
         user_cache = self.env.get("XDG_CACHE_HOME", f"{self.env['HOME']}/.cache")
         return Path(user_cache) / "dist_testing/bazel"
 
@@ -133,7 +135,7 @@ class Workspace:
         )
 
     def leftovers(self) -> list[str]:
-        """Return what is in the cache besides the lock and finished installations."""
+        """Return the entries of the cache, without the lock and finished installations."""
         if not self.cache.exists():
             return []
         finished = {"lock", self.release.parent.name}
@@ -142,12 +144,12 @@ class Workspace:
 
 @dataclass
 class ReleaseServer:
-    """What the server does with a request is up to these attributes, which a test may set.
+    """A release server. A test may set these attributes to change its answers.
 
     Attributes:
         url: Its base address.
         status: The status it answers with.
-        body: What it delivers.
+        body: Content that it delivers.
         length: The Content-Length it promises; None promises nothing.
         paths: The paths that were asked for.
         asked: Set when the first request has arrived.
@@ -231,7 +233,7 @@ def wait_for_line(process: subprocess.Popen[str], part: str) -> str:
 
 
 def end(process: subprocess.Popen[str]) -> tuple[int, str, str]:
-    """Wait for the process to end; return its status and what is left of its output."""
+    """Wait for the process to end; return its status and the rest of its output."""
     stdout, stderr = process.communicate(timeout=LIMIT_S)
     return process.returncode, stdout, stderr
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).parent
-# For the tests of single modules, and for what the test modules share.
-sys.path[:0] = [str(TESTS), str(TESTS.parent)]
+# For the tests of single modules, and for the helpers that the test modules share.
+sys.path[:0] = [str(TESTS), str(TESTS.parent), str(TESTS.parent.parent / "debian_prefix")]
 
 from bazelw_testing import ReleaseServer, Workspace, parent_outside_tmp  # noqa: E402 (needs the path above)
 

@@ -1,1 +1,1 @@
-"""What the benches run: one process per module here, each with the same cases, taking turns (see `turns`)."""
+"""The contestants of the benches: each module runs in a process of its own, with the same cases (see `turns`)."""

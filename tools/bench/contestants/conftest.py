@@ -1,4 +1,4 @@
-"""Lets a pytest session take its turns."""
+"""Makes a pytest session take turns."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from contestants.turns import order, turns
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Make the cases of the order."""
+    """Parametrise the test with the cases of the order."""
     if "case" in metafunc.fixturenames:
         metafunc.parametrize("case", order().cases)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_finish() -> None:
-    """Everything is imported; no rank, and nothing that ranks are made from, has been started."""
+    """Report that everything is imported; no rank and no fork server has been started."""
     if turns().are_mine:
         turns().tell("imported")
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Function) -> Generator[None, object, object]:
-    """A turn is all that pytest does for one case."""
+    """Take a turn for all that pytest does for one case."""
     if not turns().are_mine:
         return (yield)
     with turns().case(str(item.callspec.params["case"])):
@@ -33,7 +33,7 @@ def pytest_runtest_protocol(item: pytest.Function) -> Generator[None, object, ob
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Tell the verdict the moment it is known."""
+    """Report the verdict as soon as it is known."""
     if report.when == "call" and turns().are_mine:
         blamed = [value for name, value in report.user_properties if name == "culprit"]
         turns().tell(

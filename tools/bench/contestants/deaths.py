@@ -1,4 +1,4 @@
-"""The cases that `detect.py` times: one rank dies, and the others are somewhere they do not come back from."""
+"""The cases that `detect.py` times: one rank dies, and the others are in a call that never returns."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from contestants.turns import order
 
 __all__ = ["run_death"]
 
-# Between the last sign of life of the peers and the death. Nothing depends on it: it is there so that the peers have
-# reached the bottom of the call that they die in, as they have in a test that has run for a while. Seconds.
+# Time between the last message of the peers and the death, so that the peers have reached the end of the call in which
+# they wait, as in a test that has run for a while. Nothing depends on its length. Seconds.
 _SETTLE_S = 0.3
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """What a case's name says: `<kind>-<rank>-<peers>-<round>`.
+    """The scenario that a case's name describes: `<kind>-<rank>-<peers>-<round>`.
 
     Attributes:
-        kind: How the rank dies; see `_DEATHS`.
-        rank: Which one.
-        peers: Where the others are: "collective" or "asleep".
+        kind: Kind of death; see `_DEATHS`.
+        rank: The rank that dies.
+        peers: What the other ranks do: "collective" or "asleep".
     """
 
     kind: str
@@ -48,7 +48,7 @@ def _raise() -> None:
     raise ValueError("this rank fails")
 
 
-# A bad read, and not a signal from outside: the way in which it happens.
+# A bad read causes the signal, as in real code, and not `kill`.
 _DEATHS: dict[str, Callable[[], object]] = {
     "raise": _raise,
     "SIGSEGV": lambda: ctypes.string_at(0),
@@ -62,12 +62,12 @@ _DEATHS: dict[str, Callable[[], object]] = {
 
 
 def run_death(case: str, rank: int) -> None:
-    """Run a case on a rank, in the default group. The rank that dies leaves the time of its death in the folder."""
+    """Run a case on a rank, in the default group. The rank that dies writes the time of its death into the folder."""
     scenario = Scenario.named(case)
     value = torch.ones(4)
     dist.all_reduce(value)
     if rank == scenario.rank:
-        # Writing an image of the process would be timed with the rest, and left behind.
+        # Otherwise writing a core dump would be timed, too, and the file would stay.
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         die = _DEATHS[scenario.kind]
         time.sleep(_SETTLE_S)

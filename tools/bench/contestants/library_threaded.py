@@ -1,4 +1,4 @@
-"""The library's `MultiThreadedTestCase`, used as torch's is."""
+"""The library's `MultiThreadedTestCase`, used like torch's."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def _run(test: MultiThreadedTestCase, case: str) -> None:
 
 @add_cases(_run)
 class ThreadedTest(MultiThreadedTestCase):
-    """The same class as torch's contestant, on another base."""
+    """The same class as torch's contestant, on another base class."""
 
     @property
     def world_size(self) -> int:
@@ -22,7 +22,7 @@ class ThreadedTest(MultiThreadedTestCase):
         return order().world_size
 
     def setUp(self) -> None:
-        """In the main thread."""
+        """Runs in the main thread."""
         super().setUp()
         self._spawn_threads()
 

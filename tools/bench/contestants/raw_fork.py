@@ -1,11 +1,11 @@
-"""The least that a case on real processes costs: fork a process that has torch, make a group, use it, destroy it.
+"""The least cost of a case on real processes: fork a process that has torch, make a group, use it, destroy it.
 
-    python -m contestants.raw_fork tcp|file|kept
+    python -m contestants.raw_fork tcp|file|pool
 
-`kept` forks the ranks and makes their group once, and wakes them with one byte for each case: the least that a further
-case on kept ranks costs.
+`pool` forks the ranks and makes their group once, and wakes them with one byte for each case: the least cost of one
+more case on a worker pool.
 
-No output is kept, nothing is watched, no error is told apart from another: a floor, and no way to run tests.
+It keeps no output, watches nothing, and does not distinguish errors: a lower limit, and no way to run tests.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _run_on_tcp(case: str) -> None:
                 size,
                 is_master=rank == 0,
                 wait_for_workers=False,
-                # The store closes what it is given.
+                # The store closes the descriptor.
                 master_listen_fd=os.dup(listener.fileno()) if rank == 0 else None,
             )
 
@@ -79,12 +79,12 @@ def _run_on_file(case: str) -> None:
         open(file.name, "a").close()
 
 
-class _KeptRanks:
-    """Ranks and group for all cases."""
+class _WorkerPool:
+    """Ranks and their group for all cases."""
 
     def __init__(self) -> None:
         self._channels: list[socket.socket] = []
-        self._file = tempfile.NamedTemporaryFile()  # noqa: SIM115  # as long as the process
+        self._file = tempfile.NamedTemporaryFile()  # noqa: SIM115  # open as long as the process
         for rank in range(order().world_size):
             mine, other = socket.socketpair()
             if os.fork() == 0:
@@ -98,7 +98,7 @@ class _KeptRanks:
         for channel in self._channels:
             channel.sendall(number)
         if not all(channel.recv(1) for channel in self._channels):
-            raise RuntimeError("a kept rank has ended")
+            raise RuntimeError("a rank of the pool has ended")
 
     def _serve(self, rank: int, channel: socket.socket) -> NoReturn:
         try:
@@ -115,12 +115,12 @@ class _KeptRanks:
 
 def main() -> None:
     """Run the cases of the order."""
-    # As whoever cares for the cost of a fork does: pages stay shared when a child collects.
+    # Programs that need cheap forks do this: pages stay shared when a child collects garbage.
     gc.collect()
     gc.freeze()
     turns().tell("imported")
     way = sys.argv[1]
-    run = _KeptRanks().run if way == "kept" else {"tcp": _run_on_tcp, "file": _run_on_file}[way]
+    run = _WorkerPool().run if way == "pool" else {"tcp": _run_on_tcp, "file": _run_on_file}[way]
     for case in order().cases:
         with turns().case(case):
             run(case)

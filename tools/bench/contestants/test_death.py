@@ -1,4 +1,4 @@
-"""The library, as its users meet it: a marked test in a pytest session."""
+"""The library as users run it: a marked test in a pytest session."""
 
 from __future__ import annotations
 

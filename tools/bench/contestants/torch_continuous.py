@@ -1,4 +1,4 @@
-"""torch's `MultiProcContinuousTest`: ranks and group made once for a class."""
+"""torch's `MultiProcContinuousTest`: ranks and group are made once for a class."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def _run(test: MultiProcContinuousTest, case: str) -> None:
 
 @add_cases(_run)
 class ContinuousTest(MultiProcContinuousTest):
-    """As torch's own test files use it."""
+    """Used as in torch's own test files."""
 
     world_size = order().world_size
 
@@ -26,7 +26,7 @@ class ContinuousTest(MultiProcContinuousTest):
 
     @classmethod
     def device_type(cls) -> str:
-        """Where the tensors live."""
+        """The device of the tensors."""
         return "cpu"
 
 

@@ -1,4 +1,4 @@
-"""torch's `MultiProcessTestCase`, on the same deaths."""
+"""torch's `MultiProcessTestCase`, with the same deaths."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _run(test: MultiProcessTestCase, case: str) -> None:
 
 @add_cases(_run)
 class DeathTest(MultiProcessTestCase):
-    """As torch's own test files use it."""
+    """Used as in torch's own test files."""
 
     @property
     def world_size(self) -> int:
@@ -27,7 +27,7 @@ class DeathTest(MultiProcessTestCase):
         return order().world_size
 
     def setUp(self) -> None:
-        """In the parent."""
+        """Runs in the parent."""
         super().setUp()
         self._spawn_processes()
 

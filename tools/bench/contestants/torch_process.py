@@ -20,7 +20,7 @@ def _run(test: MultiProcessTestCase, case: str) -> None:
 
 @add_cases(_run)
 class ProcessTest(MultiProcessTestCase):
-    """As torch's own test files use it."""
+    """Used as in torch's own test files."""
 
     @property
     def world_size(self) -> int:
@@ -28,7 +28,7 @@ class ProcessTest(MultiProcessTestCase):
         return order().world_size
 
     def setUp(self) -> None:
-        """In the parent."""
+        """Runs in the parent."""
         super().setUp()
         self._spawn_processes()
 

@@ -1,4 +1,4 @@
-"""Runs a class of torch's own under plain unittest, taking turns."""
+"""Runs one of torch's own classes under plain unittest, taking turns."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _Class = TypeVar("_Class", bound=type[Any])
 
 
 def add_cases(run: Callable[[Any, str], None]) -> Callable[[_Class], _Class]:
-    """Give a class one test method per case of the order, each of which calls `run(self, case)`."""
+    """Return a decorator that gives a class one test method per case of the order; each calls `run(self, case)`."""
 
     def decorate(cls: _Class) -> _Class:
         for number, case in enumerate(order().cases):
@@ -32,12 +32,12 @@ def add_cases(run: Callable[[Any, str], None]) -> Callable[[_Class], _Class]:
 
 
 def _method_name(number: int) -> str:
-    # Not the case's name: torch's classes take names apart at dots.
+    # Not the case's name: torch's classes split names at dots.
     return f"test_{number}"
 
 
 class _Result(unittest.TestResult):
-    """Takes a turn for each test, and tells its verdict the moment it is known."""
+    """Takes a turn for each test, and reports its verdict as soon as it is known."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class _Result(unittest.TestResult):
 
 
 def run_suite(cls: type[unittest.TestCase]) -> None:
-    """Run the cases of the order, each a method that `add_cases` has made."""
+    """Run the cases of the order, with the methods of `add_cases`."""
     turns().tell("imported")
     suite = unittest.TestSuite(cls(_method_name(number)) for number in range(len(order().cases)))
     suite.run(_Result())

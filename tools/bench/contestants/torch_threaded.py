@@ -1,4 +1,4 @@
-"""torch's `MultiThreadedTestCase`: ranks are threads, and the group is a stand-in for a real one."""
+"""torch's `MultiThreadedTestCase`: ranks are threads, and a stand-in replaces the group."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def _run(test: MultiThreadedTestCase, case: str) -> None:
 
 @add_cases(_run)
 class ThreadedTest(MultiThreadedTestCase):
-    """As torch's own test files use it."""
+    """Used as in torch's own test files."""
 
     @property
     def world_size(self) -> int:
@@ -23,7 +23,7 @@ class ThreadedTest(MultiThreadedTestCase):
         return order().world_size
 
     def setUp(self) -> None:
-        """In the main thread."""
+        """Runs in the main thread."""
         super().setUp()
         self._spawn_threads()  # type: ignore[no-untyped-call]  # torch's
 

@@ -1,4 +1,4 @@
-"""The case that the benches time: one collective of four numbers, or many of them, or nothing at all."""
+"""The case that the benches time: one collective of four numbers, or many of them, or none."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _OWN_PSS = re.compile(r"^Pss_(?:Anon|Shmem): +(\d+) kB$", re.MULTILINE)
 
 
 def collectives_case(number: int) -> str:
-    """The name of a case that runs so many collectives before its own."""
+    """Return the name of a case that runs a number of collectives before its own."""
     return f"{_MANY}{number}"
 
 
@@ -35,7 +35,7 @@ def run_trivial(case: str, rank: int) -> None:
     dist.all_reduce(value)
     assert value[0].item() == order().world_size
     if case == MEMORY_CASE:
-        # Between the barriers every rank stands, and has used its group.
+        # Between the barriers every rank waits, and has used its group.
         dist.barrier()
         if rank == 0:
             order().folder.joinpath(MEMORY_FILE).write_text(str(_tree_pss_bytes()), encoding="utf-8")
@@ -43,10 +43,10 @@ def run_trivial(case: str, rank: int) -> None:
 
 
 def _tree_pss_bytes() -> int:
-    """Memory of the contestant and of everything below it; a page that they share counts once in all.
+    """Return the memory of the contestant and all its descendants; a page that they share counts once.
 
-    Pages of files are left out: they are the kernel's cache of the libraries, and how many processes of the whole
-    machine share them changes from moment to moment.
+    Pages of files do not count: they are the kernel's cache of the libraries, and the number of processes on the
+    machine that share them changes all the time.
     """
     contestant = psutil.Process(turns().contestant_pid)
     total_kb = 0

@@ -1,8 +1,8 @@
-"""A contestant's side of a bench: what to run, and when it is its turn.
+"""The contestant's part of a bench: which cases to run, and when.
 
-The bench starts all contestants, and lets one of them at a time run one case, so that the machine's noise falls on all
-of them alike. What a contestant says goes through a pipe, one JSON object per line, stamped with the monotonic clock,
-which is the same for all processes of a machine.
+The bench starts all contestants, and then lets one of them at a time run one case, so that the machine's noise is the
+same for all. A contestant sends its messages through a pipe, one JSON object per line, with times of the monotonic
+clock, which is the same for all processes of a machine.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from pathlib import Path
 
 __all__ = ["EMPTY_CASE", "MEMORY_CASE", "MEMORY_FILE", "Order", "Turns", "order", "turns"]
 
-# A case of this name also measures what the contestant and all its ranks take, and leaves it in that file.
+# A case of this name also measures the memory of the contestant and its ranks, and writes it into the file.
 MEMORY_CASE = "memory"
 MEMORY_FILE = "pss-bytes"
-# Cases whose names begin so do nothing on their ranks: what is left is what the contestant itself takes.
+# Cases with this prefix do nothing on their ranks, to measure the contestant's own cost.
 EMPTY_CASE = "nothing-"
 
-# The order travels in these to the contestant, and on to its ranks, however those are started.
+# These variables carry the order to the contestant and to its ranks, for every way to start ranks.
 _WORLD_SIZE = "DIST_BENCH_WORLD_SIZE"
 _CASES = "DIST_BENCH_CASES"
 _FOLDER = "DIST_BENCH_FOLDER"
 _PIPES = "DIST_BENCH_PIPES"
-# Set by the contestant itself, so that its ranks can tell that they are not it.
+# The contestant sets this itself, so that its ranks can tell that they are ranks.
 _CONTESTANT = "DIST_BENCH_CONTESTANT"
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What a contestant is to run.
+    """The order for a contestant.
 
     Attributes:
         world_size: Ranks of every case.
-        cases: Names, in the order in which to run them; each also means something to the case's body.
-        folder: Where the ranks leave what they measured.
+        cases: Names, in the order in which to run them; the case's body reads them, too.
+        folder: The folder for the measurements of the ranks.
     """
 
     world_size: int
@@ -48,11 +48,11 @@ class Order:
     folder: Path
 
     def to_env(self, listen_fd: int, tell_fd: int) -> dict[str, str]:
-        """The order as it travels.
+        """Return the environment variables of the order.
 
         Args:
-            listen_fd: Where the contestant hears that it is its turn.
-            tell_fd: Where it says what happened.
+            listen_fd: Descriptor from which the contestant reads that its turn begins.
+            tell_fd: Descriptor to which it writes its messages.
         """
         return {
             _WORLD_SIZE: str(self.world_size),
@@ -64,7 +64,7 @@ class Order:
 
 @functools.cache
 def order() -> Order:
-    """This process's order, in a contestant and in its ranks.
+    """Return this process's order, in a contestant and in its ranks.
 
     Raises:
         KeyError: If no bench has started this process.
@@ -76,7 +76,7 @@ class Turns:
     """The contestant's end of the two pipes.
 
     Attributes:
-        contestant_pid: The contestant's process, also when asked on one of its ranks.
+        contestant_pid: The contestant's process, also on its ranks.
     """
 
     def __init__(self) -> None:
@@ -87,17 +87,17 @@ class Turns:
 
     @property
     def are_mine(self) -> bool:
-        """Whether this process is the contestant, and not a rank of its."""
+        """Whether this process is the contestant, and not one of its ranks."""
         return os.getpid() == self.contestant_pid
 
     def tell(self, event: str, **fields: object) -> None:
-        """Say that something happened just now."""
+        """Report that something has just happened."""
         line = json.dumps({"event": event, "at_s": time.monotonic(), **fields}) + "\n"
         os.write(self._tell_fd, line.encode())
 
     @contextlib.contextmanager
     def case(self, name: str) -> Iterator[None]:
-        """Wait for the turn to run a case, and run it in the block."""
+        """Wait for the turn of a case, and run the case in the block."""
         self.tell("waiting", case=name)
         if not os.read(self._listen_fd, 1):
             raise SystemExit("the bench has ended before its contestant")
@@ -108,5 +108,5 @@ class Turns:
 
 @functools.cache
 def turns() -> Turns:
-    """This process's turns. The first process to ask is the contestant."""
+    """Return this process's turns. The first process that calls this is the contestant."""
     return Turns()

@@ -11,13 +11,13 @@ import torch.distributed as dist
 if TYPE_CHECKING:
     from dist_testing import World
 
-# loop.py writes another number here before each run.
+# loop.py writes a new number here before each run.
 EDIT = 0
 
 
 @pytest.mark.distributed
 def test_all_reduce(world: World) -> None:
-    """Every rank sees the sum of what all ranks gave."""
+    """Every rank gets the sum of the values of all ranks."""
     value = torch.full((10,), float(world.rank + 1))
     dist.all_reduce(value)
     assert sum(range(1, world.size + 1)) == value[0].item()

@@ -4,14 +4,14 @@
 # user.bazelrc: `common --repo_env=DIST_TESTING_PYTHON=python3.12`.
 _OVERRIDE = "DIST_TESTING_PYTHON"
 
-# The interpreter of remote workers, as an absolute path there, if it is not where this machine has its own.
+# The absolute path of the interpreter on remote workers, if it differs from the path on this machine.
 _REMOTE = "DIST_TESTING_REMOTE_PYTHON"
 
-# How the wheels of the configuration come to a test, and so where it runs.
+# The form of the wheels in the configuration, and so the place where tests run.
 _DIRECTORY = str(Label("//tools/python:directory"))
 _ARCHIVE = str(Label("//tools/python:archive"))
 
-# Searched on PATH in this order. Plain `python3` first: it is what the user's own pip belongs to.
+# Searched on PATH in this order. Plain `python3` is first, because the user's own pip belongs to it.
 _CANDIDATES = ["python3", "python3.13", "python3.12", "python3.11", "python3.14", "python3.10"]
 
 # The oldest Python the library runs on.
@@ -20,9 +20,9 @@ _OLDEST = (3, 10)
 # Folder of the virtual environment whose interpreter the tests run on.
 _ENVIRONMENT = "environment"
 
-# Prints where the interpreter really is, because PATH may hold a version manager's shell script or
-# a virtual environment, whose own packages must not be seen by tests. The one found on PATH is kept
-# too: it may have a pip that the underlying installation lacks.
+# Prints the path of the real interpreter, because PATH may have a version manager's shell script or a
+# virtual environment, and tests must not see its packages. It also prints the interpreter found on
+# PATH, which may have a pip that the underlying installation lacks.
 _DESCRIBE = """
 import json, os, sys
 base = getattr(sys, "_base_executable", None) or sys.executable
@@ -66,7 +66,7 @@ toolchain(
 """
 
 def _describe(repository_ctx, path):
-    """Asks an interpreter what it is.
+    """Asks an interpreter for its version and implementation.
 
     Returns:
         A pair: the decoded answer or None, and the reason why it cannot be used or None.
@@ -84,10 +84,10 @@ def _describe(repository_ctx, path):
     return facts, None
 
 def _make_environment(repository_ctx, facts):
-    """Makes an empty virtual environment: the interpreter without what is installed into it.
+    """Makes an empty virtual environment: the interpreter without its installed packages.
 
-    Tests see the packages of their deps and no others. Without this, pytest would load the plugins
-    that somebody installed on this machine.
+    Tests see only the packages of their deps. Otherwise pytest would load every plugin that is
+    installed on this machine.
     """
     executable = facts["executable"]
     repository_ctx.symlink(executable, _ENVIRONMENT + "/bin/python3")
@@ -117,8 +117,8 @@ def _fail_without_interpreter(override, tried):
 def _local_python_repo_impl(repository_ctx):
     override = repository_ctx.getenv(_OVERRIDE, "")
 
-    # A change of PATH makes Bazel look again; what depends on this repository is fetched again only
-    # if another interpreter is found.
+    # After a change of PATH, Bazel searches again. Dependent repositories are fetched again only if it
+    # finds another interpreter.
     repository_ctx.getenv("PATH")
     tried = []
     for candidate in [override] if override else _CANDIDATES:
@@ -138,8 +138,8 @@ def _local_python_repo_impl(repository_ctx):
             setting = _DIRECTORY,
         )
 
-        # No other machine has the environment, nor has another output base it at the same path: there the path would
-        # make another cache key. Workers are known to have the interpreter itself.
+        # Other machines do not have the environment, and another output base has it at another path, which would change
+        # the cache key. Workers have the interpreter itself.
         remote_toolchain = _TOOLCHAIN.format(
             name = "remote_toolchain",
             executable = repository_ctx.getenv(_REMOTE, "") or facts["executable"],

@@ -1,4 +1,4 @@
-"""What a repository rule needs to know about a lock file."""
+"""Functions that read a lock file, for repository rules."""
 
 _NAME_CHARACTERS = "abcdefghijklmnopqrstuvwxyz0123456789_"
 
@@ -24,7 +24,7 @@ def locked_names(text):
     """Returns the normalised names of the packages in a lock file, sorted, each once.
 
     A package that is pinned twice, for different Pythons, is one name. Options, comments and hashes
-    are passed over.
+    are ignored.
 
     Args:
         text: A requirements file in which every requirement is `name==version`.

@@ -1,7 +1,7 @@
 """Repository rule: installed wheels as one file.
 
-Bazel does not bring a directory that is an input to the runfiles of a remote test, and bringing its 20,000 files one by
-one costs each run more than the test.
+Bazel does not bring an input directory to the runfiles of a remote test, and 20,000 single files cost each run more than
+the test itself.
 """
 
 _BUILD = """\
@@ -16,7 +16,7 @@ py_library(
 )
 """
 
-# Seconds. Reads and writes as much as was installed.
+# Seconds. It reads and writes all installed files.
 _ARCHIVE_TIMEOUT_S = 900
 
 def _wheels_archive_repo_impl(repository_ctx):
@@ -44,7 +44,7 @@ def _wheels_archive_repo_impl(repository_ctx):
     repository_ctx.file("BUILD.bazel", _BUILD)
 
 wheels_archive_repo = repository_rule(
-    doc = "The wheels of a wheels_repo as one file, for workers on other machines. Fetched only where that is chosen.",
+    doc = "The wheels of a wheels_repo as one file, for workers on other machines. Fetched only if the archive is chosen.",
     implementation = _wheels_archive_repo_impl,
     attrs = {
         "installed": attr.label(doc = "`installed.json` of the wheels_repo.", mandatory = True),

@@ -1,7 +1,7 @@
 """Repository rule: every wheel of a lock file in one site-packages directory.
 
-One directory, because a target per file costs 12,000 links each time a test of torch runs. Compiled
-once, because a test cannot write bytecode into its inputs and would compile torch on every run.
+It is one directory, because a target per file costs 12,000 links each time a test of torch runs. It is
+compiled once, because a test cannot write bytecode into its inputs and would compile torch on every run.
 """
 
 load(":lock_file.bzl", "locked_names")
@@ -9,11 +9,11 @@ load(":lock_file.bzl", "locked_names")
 # Chooses the lock file: `--repo_env=DIST_TESTING_LOCK=cuda`.
 _LOCK_VARIABLE = "DIST_TESTING_LOCK"
 
-# Seconds. The CUDA lock is several gigabytes; a slow line takes its time.
+# Seconds. The CUDA lock is several gigabytes, and the network may be slow.
 _INSTALL_TIMEOUT_S = 3600
 _COMPILE_TIMEOUT_S = 900
 
-# What pip says of a requirement that no index has, or has for other Pythons only.
+# pip's message for a requirement that no index has, or has only for other Pythons.
 _NOT_FOUND = "No matching distribution found"
 
 _ROOT_BUILD = """\
@@ -21,7 +21,7 @@ load("@rules_python//python:py_library.bzl", "py_library")
 
 package(default_visibility = ["//visibility:public"])
 
-# Every wheel at once: one directory is one input, whatever is in it.
+# All wheels together: one directory is one input.
 py_library(
     name = "directory",
     data = ["site-packages"],
@@ -75,7 +75,7 @@ def _find_pip(repository_ctx, interpreter):
     ))
 
 def _is_unreachable(output):
-    """Returns whether pip had to try an index again, which it says only of those that do not answer."""
+    """Returns whether pip had to try an index again, which it reports only for an index that does not answer."""
     return "Retrying (" in output
 
 def _explain(output):
@@ -103,16 +103,16 @@ def _install(repository_ctx, python, lock):
     command += ["--target", "site-packages", "-r", str(lock)]
     attempts = [[]]
     if repository_ctx.attr.extra_index_url:
-        # Second, not together: pip asks every index for every package. Few retries, because it waits as often as
-        # that for an index that this machine cannot reach, once per package.
+        # In a second attempt, because pip asks every index for every package. With few retries, because for an index
+        # that this machine cannot reach, pip waits for all of them once per package.
         attempts.append(["--extra-index-url", repository_ctx.attr.extra_index_url, "--retries", "1"])
     environment = {
-        # Settings for another installation would change what is installed into this one.
+        # The user's settings for another installation must not change this one.
         "PIP_PREFIX": "",
         "PIP_TARGET": "",
         "PIP_USER": "",
         "PYTHONPATH": "",
-        # pip unpacks here and then moves; across file systems that would be a second copy.
+        # pip unpacks here and then moves the files; a move between file systems would be a second copy.
         "TMPDIR": str(repository_ctx.path("tmp")),
     }
     telling = ""
@@ -124,7 +124,7 @@ def _install(repository_ctx, python, lock):
             return
         output = result.stdout + result.stderr
 
-        # An extra index that cannot be reached says nothing about why the machine's own did not do.
+        # If the extra index cannot be reached, the reason of the first attempt is the useful one.
         if not telling or not _is_unreachable(output):
             telling = output
         if _NOT_FOUND not in output:
@@ -137,7 +137,7 @@ def _install(repository_ctx, python, lock):
     ))
 
 def _compile(repository_ctx, python):
-    # The directory is an input of tests and never changes, so bytecode need not look at its source.
+    # The directory is an input of tests and never changes, so Python need not compare bytecode with its source.
     command = [python, "-m", "compileall", "-q", "-j", "0", "--invalidation-mode", "unchecked-hash", "site-packages"]
     result = repository_ctx.execute(
         command,
@@ -145,8 +145,8 @@ def _compile(repository_ctx, python):
         timeout = _COMPILE_TIMEOUT_S,
     )
 
-    # Status 1 says that some file does not compile: wheels carry templates and sources for other
-    # Pythons. Such a file is compiled when it is imported, as it would be in any installation.
+    # Status 1 means that some file does not compile: wheels have templates and sources for other Pythons.
+    # As in any installation, Python compiles such a file when it is imported.
     if result.return_code not in (0, 1):
         fail("compileall ended with status {}.\n{}\nTo repeat it by hand: {}".format(
             result.return_code,
@@ -181,7 +181,7 @@ def _wheels_repo_impl(repository_ctx):
 wheels_repo = repository_rule(
     doc = """Installs one lock file with pip and offers it as `@<name>//<normalised package name>`.
 
-    pip's own configuration decides where the wheels come from; hashes decide what is accepted.""",
+    pip's own configuration decides where the wheels come from; only wheels with the locked hashes are accepted.""",
     implementation = _wheels_repo_impl,
     attrs = {
         "archive": attr.string(doc = "Label of the same wheels as an archive.", mandatory = True),

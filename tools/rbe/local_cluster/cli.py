@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from bazel_bootstrap.errors import BootstrapError
+from debian_prefix.errors import InstallError
 
 from local_cluster import control, health, packages
 from local_cluster.cluster import end_cluster, find_cluster, start_cluster
@@ -19,7 +19,7 @@ from local_cluster.places import DEFAULT_NAME, ClusterFiles, cache_root, cluster
 from local_cluster.pools import FORM, parse_pools
 from local_cluster.status import status_lines
 
-# The port that --config=rbe_local names, which is BuildGrid's own.
+# BuildGrid's own port, and the port of --config=rbe_local.
 DEFAULT_PORT = 50051
 _DEFAULT_POOLS = ("cpu=2",)
 
@@ -33,12 +33,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command.
 
     Returns:
-        The exit status: 0 if it succeeded, 1 with the reason if not, 2 if it was not understood.
+        The exit status: 0 if it succeeded, 1 with the reason if not, 2 if the arguments are wrong.
     """
     options = _parser().parse_args(arguments)
     try:
         return _run(options)
-    except (ClusterError, BootstrapError) as error:
+    except (ClusterError, InstallError) as error:
         _say(f"error: {error}")
         return 1
     except KeyboardInterrupt:
@@ -50,8 +50,8 @@ def _run(options: argparse.Namespace) -> int:
     if platform.system() != "Linux":
         raise ClusterError(
             f"a cluster cannot be started on {platform.system()}.",
-            "Its programs, and how they are watched, are Linux's.",
-            "Use a Linux machine; its endpoint can be reached from here through a tunnel.",
+            "Its programs, and the way they are watched, need Linux.",
+            "Use a Linux machine, and reach its endpoint from here through a tunnel.",
         )
     files = cluster_files(options.name)
     if options.command == "up":
@@ -115,13 +115,13 @@ def _say(text: str) -> None:
 
 def _port(text: str) -> int:
     if not text.isdigit() or not 0 <= int(text) <= 65535:
-        raise argparse.ArgumentTypeError(f"'{text}' is no port: a number from 0 (any that is free) to 65535")
+        raise argparse.ArgumentTypeError(f"'{text}' is not a port: a number from 0 (any free port) to 65535")
     return int(text)
 
 
 def _count(text: str) -> int:
     if not text.isdigit() or not 1 <= int(text) <= 100_000:
-        raise argparse.ArgumentTypeError(f"'{text}' is no number of lines")
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number of lines")
     return int(text)
 
 
@@ -141,12 +141,12 @@ def _parser() -> argparse.ArgumentParser:
         "--pool",
         action="append",
         metavar=FORM,
-        help="workers of one kind; again for each kind (default: cpu=2). Keys: jobs=N (actions at once, default 1), "
-        "gpus=N (announced and simulated), present=N (simulated; other than gpus for a promise that is not kept). "
-        "Any other key is a property that the workers announce; Pool=NAME is one unless it is given.",
+        help="workers of one kind; repeat it for each kind (default: cpu=2). Keys: jobs=N (actions at once; 1), "
+        "gpus=N (announced and simulated), present=N (really simulated; fewer than gpus for a broken promise). "
+        "Any other key is a property that the workers announce. They also announce Pool=NAME unless it is given.",
     )
-    up.add_argument("--port", type=_port, default=DEFAULT_PORT, help=f"default: {DEFAULT_PORT}; 0 for any free one")
-    status = command("status", "say what runs, what has ended and why, and what jobs wait for")
+    up.add_argument("--port", type=_port, default=DEFAULT_PORT, help=f"default: {DEFAULT_PORT}; 0: any free port")
+    status = command("status", "print the running parts, the ended parts with the reason, and why jobs wait")
     status.add_argument("--json", action="store_true", help="for programs")
     logs = command("logs", "print the end of every log, or of those named")
     logs.add_argument("part", nargs="*", metavar="PART", help="database, server, a worker, or its storage")

@@ -1,4 +1,4 @@
-"""Clusters as commands see them: start one, find one, end one, clean up after one that was killed."""
+"""The clusters of this machine: start one, find one, end one, and clean up after a killed one."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from local_cluster.plan import Plan, reserve_port
 from local_cluster.pools import Worker
 from local_cluster.supervisor import DownError, Supervisor
 
-# `down` waits as long for the supervisor to end all parts before it does the work itself. Seconds.
+# `down` waits this long for the supervisor to end all parts. Then it ends them itself. Seconds.
 _DOWN_LIMIT_S = 30.0
-# What is the matter with a disk, and not with this program.
+# Errors of a disk, not of this program.
 _NOT_WRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
 
 
@@ -45,28 +45,28 @@ def start_cluster(
     find_programs: Callable[[], tuple[Path, Path]],
     tell: Callable[[str], None],
 ) -> str:
-    """Start a cluster, which goes on after this process has ended.
+    """Start a cluster that outlives this process.
 
     Args:
-        files: Where it keeps its files.
+        files: The places of its files.
         name: Its name.
-        port: Where its server listens; 0 for any free port.
-        workers: All of them.
-        find_programs: Returns the directories of BuildBox and PostgreSQL; called once nothing else is in the way.
-        tell: Called with what happens.
+        port: Port of its server; 0 for any free port.
+        workers: All its workers.
+        find_programs: Returns the directories of BuildBox and PostgreSQL; called after all other checks.
+        tell: Called with messages about the progress.
 
     Returns:
         Its endpoint.
 
     Raises:
-        ClusterError: If there is one already, or this one does not come up. Nothing is left then.
+        ClusterError: If the name is in use, or the cluster cannot be started. Nothing is left then.
     """
     lock = _lock_new(files, name)
     scratch: Scratch | None = None
     try:
         clean_up(files, tell)
         if not _is_of(lock, files):
-            # Removed with the rest.
+            # It is removed with the other files.
             removed, lock = lock, _lock_new(files, name)
             os.close(removed)
         with reserve_port(port) as reservation:
@@ -81,7 +81,8 @@ def start_cluster(
             _fork_supervisor(plan, files, scratch, keep=(lock, reservation.fileno()), tell=tell)
         return plan.endpoint
     except BaseException:
-        # Nothing of it was started; else the supervisor has tidied up, and the name may be another cluster's already.
+        # Remove it only if nothing was started. Otherwise the supervisor has removed it, and a new cluster may have the
+        # name.
         if _is_of(lock, files) and not files.state.exists():
             remove_files(files, scratch)
         raise
@@ -90,7 +91,7 @@ def start_cluster(
 
 
 def find_cluster(files: ClusterFiles, name: str) -> Scratch:
-    """Return where a running cluster takes requests.
+    """Return the endpoint of a running cluster.
 
     Raises:
         ClusterError: If it does not run.
@@ -98,7 +99,7 @@ def find_cluster(files: ClusterFiles, name: str) -> Scratch:
     state = _read_state(files)
     pidfd = _supervisor_pidfd(files, state)
     if pidfd is None:
-        left = " Something is left of one that was killed; `down` removes it." if state else ""
+        left = " Files of a killed one are left; `down` removes it." if state else ""
         raise ClusterError(
             f"there is no cluster '{name}'.{left}",
             "It was not started, or not under this name or by this user, or it has ended.",
@@ -109,14 +110,14 @@ def find_cluster(files: ClusterFiles, name: str) -> Scratch:
 
 
 def end_cluster(files: ClusterFiles, name: str, tell: Callable[[str], None]) -> None:
-    """End a cluster, or what is left of a killed one.
+    """End a cluster, or remove the leftovers of a killed one.
 
     Raises:
-        ClusterError: If there is none, or something cannot be ended.
+        ClusterError: If there is no such cluster, or a part of it cannot be ended.
     """
     state = _read_state(files)
     if not state and not files.removed:
-        # Says that there is none.
+        # Raises the error that there is no such cluster.
         find_cluster(files, name)
     pidfd = _supervisor_pidfd(files, state)
     if pidfd is not None:
@@ -124,17 +125,17 @@ def end_cluster(files: ClusterFiles, name: str, tell: Callable[[str], None]) -> 
             signal.pidfd_send_signal(pidfd, signal.SIGTERM)
             if not select.select([pidfd], [], [], _DOWN_LIMIT_S)[0]:
                 if _read_state(files) == state:
-                    tell(f"the supervisor has not ended within {_DOWN_LIMIT_S:.0f} s; it is being killed")
+                    tell(f"the supervisor has not ended within {_DOWN_LIMIT_S:.0f} s; killing it")
                     signal.pidfd_send_signal(pidfd, signal.SIGKILL)
                     select.select([pidfd], [], [], _DOWN_LIMIT_S)
                 else:
-                    # There may be gigabytes of them.
-                    tell("nothing of it runs any more; its files are still being removed")
+                    # The files may have gigabytes.
+                    tell("all its processes have ended; its files are still being removed")
                     select.select([pidfd], [], [])
         finally:
             os.close(pidfd)
     if _read_state(files) != state or not state:
-        # It has tidied up, and somebody may have started another one already.
+        # It has removed its files, and another cluster may have started under the name.
         remove_removed(files)
         return
     lock = _lock(files)
@@ -152,16 +153,16 @@ def end_cluster(files: ClusterFiles, name: str, tell: Callable[[str], None]) -> 
 
 
 def clean_up(files: ClusterFiles, tell: Callable[[str], None]) -> None:
-    """Remove what a killed cluster has left: processes, shared memory, files. The caller holds the lock.
+    """Remove the leftovers of a killed cluster: processes, shared memory, files. The caller holds the lock.
 
     Raises:
-        ClusterError: If something cannot be ended.
+        ClusterError: If a process cannot be ended.
     """
     remove_removed(files)
     state = _read_state(files)
     if state:
         scratch = _scratch(files, state)
-        tell("removing what a killed cluster has left")
+        tell("removing the leftovers of a killed cluster")
         processes.kill_all(lambda: processes.marked(scratch))
         database.remove_shared_memory(scratch)
         remove_files(files, scratch)
@@ -196,14 +197,14 @@ def _fork_supervisor(
             raise
     _, status = os.waitpid(child, 0)
     raise ClusterError(
-        f"the supervisor ended with status {os.waitstatus_to_exitcode(status)} and said nothing.",
-        "It was killed: perhaps the machine has no memory left.",
-        "`down` removes what is left of it.",
+        f"the supervisor ended with status {os.waitstatus_to_exitcode(status)} without a message.",
+        "It was killed: perhaps the machine had no memory left.",
+        "`down` removes its leftovers.",
     )
 
 
 def _supervise(plan: Plan, files: ClusterFiles, scratch: Scratch, *, keep: tuple[int, ...], pipe: int) -> int:
-    """Be the supervisor, until the cluster has ended."""
+    """Run as the supervisor until the cluster has ended."""
 
     def send(**message: Any) -> None:
         os.write(pipe, json.dumps(message).encode() + b"\n")
@@ -226,18 +227,18 @@ def _supervise(plan: Plan, files: ClusterFiles, scratch: Scratch, *, keep: tuple
         failure = error
     except DownError:
         failure = ClusterError(
-            f"the cluster '{plan.name}' was told to end before it was there.",
-            "Somebody used `down`, or ended the process.",
+            f"the cluster '{plan.name}' was told to end before it was ready.",
+            "Another command ran `down`, or the process was ended.",
             "`up` starts it again.",
         )
     except BrokenPipeError:
-        # Whoever wanted the cluster is gone.
+        # The command that wanted the cluster has ended.
         failure = None
     except BaseException as error:
         if isinstance(error, OSError) and error.errno in _NOT_WRITABLE:
             failure = _cannot_write(error)
         else:
-            # The log goes with the rest.
+            # The log is removed with the other files, so it goes into the error.
             failure = ClusterError(
                 f"the supervisor failed: {type(error).__name__}: {error}.",
                 "It was interrupted, or this is a fault in it.",
@@ -249,7 +250,7 @@ def _supervise(plan: Plan, files: ClusterFiles, scratch: Scratch, *, keep: tuple
         else:
             remove_files(files, scratch)
     except ClusterError as error:
-        # What has failed first is the reason; what is left is found by `down`.
+        # The first failure is the reason; `down` finds the leftovers.
         failure = failure or error
     if failure is not None and pipe >= 0:
         with suppress(BrokenPipeError):
@@ -260,14 +261,15 @@ def _supervise(plan: Plan, files: ClusterFiles, scratch: Scratch, *, keep: tuple
 def _cannot_write(error: OSError) -> ClusterError:
     subject = f"'{error.filename}'" if error.filename else "a file of the cluster"
     return ClusterError(
-        f"{subject} cannot be made or written: {error.strerror}.",
-        "The disk is full, or is not this user's to write.",
-        f"Make room in the user cache (XDG_CACHE_HOME sets another one) and in {SCRATCH_PARENT}, or make it writable.",
+        f"{subject} cannot be created or written: {error.strerror}.",
+        "The disk is full, or this user may not write there.",
+        "Free some space, or make it writable: in the user cache (XDG_CACHE_HOME sets another one) "
+        f"and in {SCRATCH_PARENT}.",
     )
 
 
 def _let_go_of_descriptors(log: Path, keep: tuple[int, ...]) -> None:
-    """Keep nothing open that belongs to the caller: a pipe held open would make its reader wait for ever."""
+    """Close all descriptors of the caller: an open pipe would make its reader wait for ever."""
     nothing = os.open(os.devnull, os.O_RDONLY)
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(nothing, 0)
@@ -276,7 +278,7 @@ def _let_go_of_descriptors(log: Path, keep: tuple[int, ...]) -> None:
     for name in os.listdir("/proc/self/fd"):
         descriptor = int(name)
         if descriptor > 2 and descriptor not in keep:
-            # The listing's own is closed already.
+            # The descriptor of the listing itself is closed already.
             with suppress(OSError):
                 os.close(descriptor)
 
@@ -285,21 +287,21 @@ def _lock_new(files: ClusterFiles, name: str) -> int:
     """Return a descriptor that holds the lock of a cluster that does not run.
 
     Raises:
-        ClusterError: If it does, or the user cache cannot be written.
+        ClusterError: If it runs, or the user cache cannot be written.
     """
     lock = _lock(files)
     if lock is None:
-        where = _read_state(files).get("endpoint", "an endpoint that it has not told yet")
+        where = _read_state(files).get("endpoint", "an endpoint that is not known yet")
         raise ClusterError(
-            f"the cluster '{name}' is there already, at {where}.",
-            "One runs under each name.",
-            "End it with `down`, or give this one another: --name.",
+            f"the cluster '{name}' exists already, at {where}.",
+            "Each name can have one running cluster.",
+            "End it with `down`, or choose another name: --name.",
         )
     return lock
 
 
 def _lock(files: ClusterFiles) -> int | None:
-    """Return a descriptor that holds the cluster's lock; None if somebody else holds it.
+    """Return a descriptor that holds the cluster's lock; None if another process holds it.
 
     Raises:
         ClusterError: If the user cache cannot be written.
@@ -309,7 +311,7 @@ def _lock(files: ClusterFiles) -> int | None:
             files.root.mkdir(mode=0o700, parents=True, exist_ok=True)
             descriptor = os.open(files.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except FileNotFoundError:
-            # Somebody's `down` has removed the directory meanwhile.
+            # Another command's `down` has removed the directory at the same time.
             continue
         except OSError as error:
             raise ClusterError(
@@ -324,14 +326,14 @@ def _lock(files: ClusterFiles) -> int | None:
             if error.errno in (errno.EAGAIN, errno.EACCES):
                 return None
             raise
-        # `down` removes the file with the rest: a lock on a removed file is none.
+        # `down` removes the file with the others: a lock on a removed file protects nothing.
         if _is_of(descriptor, files):
             return descriptor
         os.close(descriptor)
 
 
 def _is_of(lock: int, files: ClusterFiles) -> bool:
-    """Say whether a lock is the present one, and not one of a directory that was removed."""
+    """Return whether a lock is the current one, and not that of a removed directory."""
     with suppress(FileNotFoundError):
         return os.stat(files.lock).st_ino == os.fstat(lock).st_ino
     return False
@@ -345,7 +347,7 @@ def _write_state(files: ClusterFiles, scratch: Scratch, plan: Plan) -> None:
 
 
 def _read_state(files: ClusterFiles) -> dict[str, Any]:
-    """Return what the supervisor wrote; empty if there is none.
+    """Return the supervisor's state file; empty if there is none.
 
     Raises:
         ClusterError: If it cannot be understood.
@@ -356,30 +358,30 @@ def _read_state(files: ClusterFiles) -> dict[str, Any]:
         return {}
     except (OSError, ValueError) as error:
         raise _bad_state(files, str(error)) from error
-    # Nothing but these, which every version writes: `down` ends also what another one has started.
+    # Only the parts that every version writes: `down` also ends a cluster that another version has started.
     if not isinstance(state, dict) or not all(
         isinstance(state.get(key), kind) for key, kind in (("supervisor", int), ("scratch", str), ("endpoint", str))
     ):
-        raise _bad_state(files, "a part of it is missing")
+        raise _bad_state(files, "an entry is missing")
     return state
 
 
 def _scratch(files: ClusterFiles, state: dict[str, Any]) -> Scratch:
-    """Return the scratch directory, which is going to be removed: nothing but one that `up` made may pass."""
+    """Return the scratch directory, to remove it. Any directory that `up` did not make is an error."""
     root = Path(state["scratch"])
     if root.parent != SCRATCH_PARENT or not root.name.startswith(SCRATCH_PREFIX):
         raise ClusterError(
-            f"'{files.state}' names '{root}', which is no directory of a cluster's.",
+            f"'{files.state}' names '{root}', which is not a directory of a cluster.",
             "The file was changed by hand.",
-            f"Remove '{root}' by hand if it is a cluster's, and '{files.root}'.",
+            f"If '{root}' belongs to a cluster, remove it by hand; remove '{files.root}', too.",
         )
     with suppress(FileNotFoundError):
         found = root.lstat()
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
             raise ClusterError(
-                f"'{root}' is no directory of this user's.",
-                "Somebody else has made it after a restart of the machine.",
-                f"Remove '{files.root}', which says that it is this cluster's.",
+                f"'{root}' does not belong to this user.",
+                "Another user has created it after a restart of the machine.",
+                f"Remove '{files.root}': its state file names that directory.",
             )
     return Scratch(root)
 
@@ -388,10 +390,10 @@ def _bad_state(files: ClusterFiles, reason: str) -> ClusterError:
     return ClusterError(
         f"'{files.state}' cannot be read: {reason}.",
         "The file was changed by hand, or the disk was full.",
-        f"End what is left of the cluster by hand, and remove '{files.root}'.",
+        f"End the remaining processes of the cluster by hand, and remove '{files.root}'.",
     )
 
 
 def _supervisor_pidfd(files: ClusterFiles, state: dict[str, Any]) -> int | None:
-    """Return a descriptor of the supervisor; None if it has ended, also if another process has its number now."""
+    """Return a descriptor of the supervisor; None if it has ended, even if another process has its number now."""
     return processes.open_process(state["supervisor"], files.lock) if state else None

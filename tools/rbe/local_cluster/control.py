@@ -1,4 +1,4 @@
-"""How commands talk to the supervisor: one JSON object each way, a line each, over a socket that only this user has."""
+"""The messages between commands and the supervisor: one JSON object each way, over a socket of this user alone."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, cast
 from local_cluster.errors import ClusterError
 from local_cluster.places import Scratch
 
-# A restart waits until the part is ready again, so an answer may take that long. Seconds.
+# Limit for an answer: a restart answers only when the part is ready again. Seconds.
 ANSWER_LIMIT_S = 120.0
 # Longest line. Bytes.
 _MAX_BYTES = 1 << 20
@@ -33,7 +33,7 @@ def ask(scratch: Scratch, request: Mapping[str, Any]) -> Message:
     """Send a request and return the answer.
 
     Raises:
-        ClusterError: If the supervisor does not answer, or refuses; the text is then its own.
+        ClusterError: If the supervisor does not answer, or refuses; the text is then the supervisor's.
     """
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
@@ -45,7 +45,7 @@ def ask(scratch: Scratch, request: Mapping[str, Any]) -> Message:
         raise ClusterError(
             f"the cluster's supervisor does not answer: {error}.",
             "It has ended, or hangs.",
-            "`down` ends all that is left of the cluster.",
+            "`down` ends the rest of the cluster.",
         ) from error
     if "refused" in answer:
         raise ClusterError(*(str(part) for part in answer["refused"]))
@@ -56,7 +56,7 @@ def read(connection: socket.socket) -> Message:
     """Return the next message.
 
     Raises:
-        ValueError: If it is none.
+        ValueError: If it is not a message.
         OSError: If the connection breaks.
     """
     data = b""
@@ -69,7 +69,7 @@ def read(connection: socket.socket) -> Message:
             raise ValueError(f"a message of more than {_MAX_BYTES} bytes")
     message = json.loads(data)
     if not isinstance(message, dict):
-        raise ValueError("a message that is no object")
+        raise ValueError("a message that is not an object")
     return cast(Message, message)
 
 

@@ -1,4 +1,4 @@
-"""The cluster's PostgreSQL: its files, its health, and what it tells about queued and running jobs."""
+"""The cluster's PostgreSQL: its files, its health, and its table of queued and running jobs."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from local_cluster.parts import NOBODY, as_database_user, has_user_namespaces
 from local_cluster.places import Scratch
 
 _USER = "bgd"
-# A question to a database that hangs must not make the supervisor hang. Seconds.
+# Limit for a query: a hanging database must not make the supervisor hang. Seconds.
 _LIMIT_S = 5
 
-# Stages of a job, as the Remote Execution API numbers them.
+# Stages of a job: numbers of the Remote Execution API.
 _QUEUED = 2
 _EXECUTING = 3
-# Status of a healthy worker, as the Remote Workers API numbers it.
+# Status of a healthy worker: a number of the Remote Workers API.
 _HEALTHY = 1
 
-# Jobs shown; a client may queue thousands.
+# Number of jobs that are shown; a client may queue thousands.
 MAX_JOBS_SHOWN = 50
 
 _JOBS = """
@@ -50,11 +50,11 @@ class Job:
     Attributes:
         name: The server's name for it.
         is_running: Whether a worker has it.
-        command: What it runs, shortened by the server.
+        command: The command that it runs, shortened by the server.
         worker: Name of the worker; "" while it is queued.
         age_s: Time since it was queued, in seconds.
         wanted: Properties that its worker must have.
-        tries: How many workers it was given to.
+        tries: Number of workers that have received it.
     """
 
     name: str
@@ -67,12 +67,12 @@ class Job:
 
 
 def database_address(scratch: Scratch) -> str:
-    """Return SQLAlchemy's address of the database; the driver is named because not every one has notifications."""
+    """Return SQLAlchemy's address of the database. It names the driver, because not every driver has notifications."""
     return f"postgresql+psycopg2://{_USER}@/postgres?host={scratch.database}"
 
 
 def create_database(programs: Path, scratch: Scratch, log: Path) -> None:
-    """Make an empty database.
+    """Create an empty database.
 
     Raises:
         ClusterError: If PostgreSQL refuses.
@@ -80,7 +80,7 @@ def create_database(programs: Path, scratch: Scratch, log: Path) -> None:
     scratch.database.mkdir(mode=0o700)
     if os.geteuid() == 0 and not has_user_namespaces():
         os.chown(scratch.database, NOBODY, NOBODY)
-    # Whoever may enter the directory may use the database.
+    # Every user that may enter the directory may use the database.
     options = ["--username", _USER, "--auth=trust", "--no-sync", "--locale=C", "--encoding=UTF8"]
     command = [*as_database_user(), str(programs / "initdb"), "-D", str(scratch.database), *options]
     environment = {"PATH": "/usr/bin:/bin", "LC_ALL": "C", "TZ": "GMT"}
@@ -95,7 +95,7 @@ def create_database(programs: Path, scratch: Scratch, log: Path) -> None:
 
 
 def is_database_ready(scratch: Scratch) -> bool:
-    """Say whether it answers."""
+    """Return whether it answers."""
     try:
         _ask(scratch, "SELECT 1")
     except psycopg2.Error:
@@ -104,9 +104,9 @@ def is_database_ready(scratch: Scratch) -> bool:
 
 
 def worker_sessions(scratch: Scratch) -> dict[str, str]:
-    """Return the sessions of healthy workers: the server's name for each, and the worker's.
+    """Return the sessions of healthy workers: the server's name of the session -> the worker's name.
 
-    A worker that was killed has one until the server misses it; started again, it has a second one.
+    A killed worker keeps its session until the server notices. After a restart it has a second session.
 
     Raises:
         ClusterError: If the database does not answer.
@@ -137,14 +137,14 @@ def open_jobs(scratch: Scratch) -> list[Job]:
 
 
 def remove_shared_memory(scratch: Scratch) -> None:
-    """Remove the segment that a killed PostgreSQL leaves in the kernel; its number is in its own files."""
+    """Remove the segment that a killed PostgreSQL leaves in the kernel; PostgreSQL's files have its number."""
     with suppress(OSError):
         lines = (scratch.database / "postmaster.pid").read_text(encoding="utf-8").splitlines()
-        # "key number", the seventh line.
+        # The seventh line: "key number".
         words = lines[6].split() if len(lines) > 6 else []
         ipcrm = shutil.which("ipcrm")
         if len(words) == 2 and words[1].isdigit() and ipcrm is not None:
-            # It may be gone already, which is what is wanted.
+            # It may already be removed.
             subprocess.run([ipcrm, "-m", words[1]], capture_output=True, check=False)
 
 
@@ -170,13 +170,13 @@ def _ask_or_explain(scratch: Scratch, question: str, **values: object) -> Sequen
         raise ClusterError(
             f"the database does not answer: {said}.",
             "It has ended, or it is overloaded.",
-            "`logs database` has its own words; `down` and `up` make a new one.",
+            "`logs database` shows its messages; `down` and `up` make a new one.",
         ) from error
 
 
 def _refused(what: str, programs: Path) -> ClusterError:
     return ClusterError(
-        f"no database could be made with '{programs}': {what}.",
-        "PostgreSQL is broken or too old, or this user is in no list of users (/etc/passwd).",
-        "Remedy what it names; `initdb` has to work by hand.",
+        f"no database could be created with '{programs}': {what}.",
+        "PostgreSQL is broken or too old, or /etc/passwd does not have this user.",
+        "Remedy what the message names; `initdb` must work by hand.",
     )

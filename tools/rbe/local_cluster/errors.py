@@ -1,10 +1,10 @@
-"""Every exception of the cluster."""
+"""The exceptions of the cluster."""
 
 from __future__ import annotations
 
 
 class ClusterError(Exception):
-    """A failure that the user is told about in three lines: what, why, way out.
+    """A failure that the user reads as three lines: what, why, way out.
 
     Args:
         what: Subject and observed values.

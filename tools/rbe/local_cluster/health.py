@@ -1,4 +1,4 @@
-"""Whether a part is ready for the next one: asked, not guessed."""
+"""Waits until a part is ready for the next one. It asks the part and never guesses a time."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from local_cluster.errors import ClusterError
 from local_cluster.parts import Running
 
-# A part that is not ready by then never will be; a loaded machine takes its time. Seconds.
+# Limit for a part to become ready; it is generous for a loaded machine. Seconds.
 READY_LIMIT_S = 90.0
-# Between two questions to a part that cannot tell by itself that it is ready. Seconds.
+# Time between two questions to a part that does not report by itself that it is ready. Seconds.
 _INTERVAL_S = 0.05
-# One question to the server. Seconds.
+# Limit for one question to the server. Seconds.
 _QUESTION_S = 2.0
-# Else channels of one process share their failures, and the second question waits as if the first were still failing.
+# Otherwise the channels of a process share their failures, and the second question waits as long as the first.
 _OWN = (("grpc.use_local_subchannel_pool", 1),)
-# Lines of a part's log that are shown when it fails: all that is left of it if the cluster then does not come up.
+# Lines of a failed part's log that are shown: if the cluster does not start, nothing else of the log is left.
 _SHOWN_LINES = 40
 
 
@@ -31,23 +31,23 @@ def wait_ready(running: Running, is_ready: Callable[[], bool], log: Path, limit_
     """Wait until a part is ready.
 
     Raises:
-        ClusterError: If it ends before it is, or takes too long.
+        ClusterError: If it ends before it is ready, or takes too long.
     """
     deadline = time.monotonic() + limit_s
     name = running.part.name
     while not is_ready():
-        # Its end is noticed at once.
+        # The end of the part is noticed at once.
         ended = select.select([running.pidfd], [], [], _INTERVAL_S)[0]
         if ended:
             raise ClusterError(
                 f"{name} {describe_end(running.process.wait())} before it was ready. The end of its log:{tail(log)}",
-                "Those are its own words.",
-                "Remedy what they name.",
+                "The log says why it ended.",
+                "Remedy the cause that the log names.",
             )
         if time.monotonic() > deadline:
             raise ClusterError(
                 f"{name} was not ready within {limit_s:.0f} s. The end of its log:{tail(log)}",
-                "The machine is overloaded, or the part waits for something that is not there.",
+                "The machine is overloaded, or the part waits for something that is missing.",
                 "Try again on a quieter machine.",
             )
 
@@ -58,7 +58,7 @@ def is_server_ready(port: int) -> bool:
 
 
 def is_listening(socket: Path) -> bool:
-    """Say whether somebody takes calls on a socket."""
+    """Return whether a process accepts connections on a socket."""
     with grpc.insecure_channel(f"unix:{socket}", _OWN) as channel:
         try:
             grpc.channel_ready_future(channel).result(timeout=_QUESTION_S)

@@ -10,29 +10,36 @@ import re
 import shutil
 import sys
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from bazel_bootstrap import relocate
-from bazel_bootstrap.apt import PrivateApt
-from bazel_bootstrap.apt_sources import Archive, archives
-from bazel_bootstrap.cache import PARTIAL, locked, require_free_space
-from bazel_bootstrap.console import progress, say
-from bazel_bootstrap.debian_packages import APT_CONFIGURATION, SUITES, Selection, unpack
-from bazel_bootstrap.errors import explained_os_errors
-from bazel_bootstrap.programs import ProgramError, run_program
+from debian_prefix import relocate
+from debian_prefix.apt import PrivateApt
+from debian_prefix.cache import PARTIAL, locked, require_free_space
+from debian_prefix.console import say
+from debian_prefix.errors import explained_os_errors
+from debian_prefix.packages import (
+    APT_CONFIGURATION,
+    SUITES,
+    NotOfferedError,
+    Selection,
+    missing_tools,
+    select_packages,
+    unpack,
+)
+from debian_prefix.programs import ProgramError, run_program
+from debian_prefix.relocate import repoint_symlinks, set_libraries
 
 from local_cluster.errors import ClusterError
 
-# Written last into a private copy: one without it is unfinished.
+# Written last into a private copy: a copy without it is unfinished.
 _FINISHED = "finished"
-# More than either takes, unpacked and with its downloads. Bytes.
+# More space than each of them needs, with the downloads. Bytes.
 _NEEDED_BYTES = 600 * 10**6
 
 BUILDBOX_PROGRAMS = ("buildbox-casd", "buildbox-worker", "buildbox-run-hosttools")
 POSTGRES_PROGRAMS = ("initdb", "postgres")
-# Where distributions put the programs of a database server, which are on nobody's PATH.
+# Where distributions put the programs of a database server; these folders are not on PATH.
 _POSTGRES_PLACES = ("/usr/lib/postgresql/*/bin", "/usr/pgsql-*/bin", "/opt/homebrew/opt/postgresql*/bin")
 
 # Dependencies for setting up a Debian system, or for parts of the packages that are not used.
@@ -50,14 +57,14 @@ _NOT_NEEDED = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """A set of programs that one of Debian's packages has.
+    """A set of programs in one of Debian's packages.
 
     Attributes:
         package: Name of the package.
-        programs: What is needed of it.
-        folder: Where they are below the prefix, as a glob pattern.
-        probe: The program whose version is asked for to see whether the copy works.
-        other_way: What a user can do where it cannot be had.
+        programs: The programs that are needed.
+        folder: Their folder below the prefix, as a glob pattern.
+        probe: The program that reports its version, to see whether the copy works.
+        other_way: What a user can do if it cannot be installed.
     """
 
     package: str
@@ -87,8 +94,8 @@ def find_buildbox(cache: Path) -> Path:
     """Return the directory of BuildBox's programs.
 
     Raises:
-        ClusterError: If it is neither here nor to be had.
-        BootstrapError: If the cache cannot be written.
+        ClusterError: If it is not here and cannot be installed.
+        InstallError: If the cache cannot be written.
     """
     return _on_path(BUILDBOX) or private_copy(BUILDBOX, cache)
 
@@ -97,18 +104,18 @@ def find_postgres(cache: Path) -> Path:
     """Return the directory of PostgreSQL's programs.
 
     Raises:
-        ClusterError: If it is neither here nor to be had.
-        BootstrapError: If the cache cannot be written.
+        ClusterError: If it is not here and cannot be installed.
+        InstallError: If the cache cannot be written.
     """
     return _on_path(POSTGRES) or _installed_postgres() or private_copy(POSTGRES, cache)
 
 
 def private_copy(product: Product, cache: Path) -> Path:
-    """Return the directory of a product's programs in the cache, after making it if it is not there.
+    """Return the directory of a product's programs in the cache. Make the private copy if there is none.
 
     Raises:
-        ClusterError: If it cannot be had.
-        BootstrapError: If the cache cannot be written.
+        ClusterError: If it cannot be made.
+        InstallError: If the cache cannot be written.
     """
     prefix = cache / f"{product.package}-{platform.machine()}-{_recipe_digest()}"
     if not (prefix / _FINISHED).exists():
@@ -121,17 +128,17 @@ def private_copy(product: Product, cache: Path) -> Path:
 
 
 def _on_path(product: Product) -> Path | None:
-    """Return the one directory of PATH that has all of a product's programs."""
+    """Return the first directory of PATH that has all programs of a product."""
     for entry in os.environ.get("PATH", "").split(os.pathsep):
         folder = Path(entry)
         if folder.is_absolute() and all(os.access(folder / name, os.X_OK) for name in product.programs):
-            # PostgreSQL finds its other files from where its program really is.
+            # PostgreSQL finds its other files beside the real program, which may be the target of a link.
             return (folder / product.probe).resolve().parent
     return None
 
 
 def _installed_postgres() -> Path | None:
-    """Return the newest of the machine's database servers."""
+    """Return the newest database server of the machine."""
     found = [
         folder
         for place in _POSTGRES_PLACES
@@ -142,11 +149,10 @@ def _installed_postgres() -> Path | None:
 
 
 def _require_tools(product: Product) -> None:
-    missing = [name for name in ("apt-get", "dpkg-deb", "tar") if shutil.which(name) is None]
-    if missing:
+    if missing := missing_tools():
         raise ClusterError(
             f"{product.programs[0]} is not installed, and {', '.join(missing)} not found on PATH.",
-            "Where it is not installed, a private copy is made of Debian's packages, with these programs.",
+            "If it is not installed, a private copy is made of Debian's packages, with these programs.",
             product.other_way,
         )
 
@@ -160,7 +166,7 @@ def _build(product: Product, prefix: Path, lock: int) -> None:
         (work / "apt").mkdir(parents=True)
         apt = PrivateApt(work / "apt", lock)
         unpack(_select(product, apt), apt, prefix, work / "debs", lock)
-        relocate.repoint_symlinks(prefix)
+        repoint_symlinks(prefix)
         programs = _program_folder(product, prefix)
         _point_at_libraries(prefix, [programs / name for name in product.programs], lock)
         run_program([programs / product.probe, "--version"], lock=lock)
@@ -169,7 +175,7 @@ def _build(product: Product, prefix: Path, lock: int) -> None:
     except ProgramError as error:
         raise ClusterError(
             f"making a private copy of {product.package} failed: {error}",
-            "The mirror may be unreachable, or Debian's packages have moved on.",
+            "The mirror may be unreachable, or Debian's packages have new versions.",
             product.other_way,
         ) from error
     finally:
@@ -178,49 +184,27 @@ def _build(product: Product, prefix: Path, lock: int) -> None:
 
 
 def _select(product: Product, apt: PrivateApt) -> Selection:
-    failures = []
-    for archive in archives(APT_CONFIGURATION):
-        for suite in SUITES:
-            try:
-                return _closure(product, apt, archive, suite)
-            except ProgramError as error:
-                failures.append(f"{archive.uri} {suite}: {error}")
-    seen = "".join(f"\n  - {failure}" for failure in failures) or f" ({APT_CONFIGURATION} has none)"
-    raise ClusterError(
-        f"no archive in apt's configuration offers the package {product.package}{seen}",
-        f"It is expected in Debian's suite {' or '.join(SUITES)}. Either the network is down, or Debian's own archive "
-        f"is not in {APT_CONFIGURATION}.",
-        product.other_way,
-    )
-
-
-def _closure(product: Product, apt: PrivateApt, archive: Archive, suite: str) -> Selection:
-    with progress(f"reading the package index of '{suite}'"):
-        apt.select(archive, suite)
-        packages = apt.closure(product.package)
-    version = {package.name: package.version for package in packages}.get(product.package, "")
-    needed = (package for package in packages if not _NOT_NEEDED.match(package.name))
-    return Selection(archive, suite, version, tuple(needed))
+    try:
+        return select_packages(apt, [product.package], not_needed=_NOT_NEEDED)
+    except NotOfferedError as error:
+        raise ClusterError(
+            f"no archive in apt's configuration offers the package {product.package}{error}",
+            f"It is expected in Debian's suite {' or '.join(SUITES)}. Either the network is down, or Debian's own "
+            f"archive is not in {APT_CONFIGURATION}.",
+            product.other_way,
+        ) from error
 
 
 def _point_at_libraries(prefix: Path, programs: list[Path], lock: int) -> None:
-    """Make programs use the prefix's libc and libraries, and no other; DT_RPATH also holds for what they load."""
+    """Make programs use only the prefix's libc and libraries; DT_RPATH also holds for the libraries that they load."""
     loaders = [*prefix.glob("usr/lib/*/ld-linux*.so.*"), *prefix.glob("lib*/*/ld-linux*.so.*")]
     if not loaders:
         raise ClusterError(
             f"no dynamic loader below '{prefix}'.",
-            "Debian's package of the C library has another layout than it used to.",
+            "Debian's package of the C library has a new layout.",
             "Install the programs by hand, and report this.",
         )
-    libraries = loaders[0].parent
-    patchelf = _find_patchelf()
-
-    def patch(program: Path) -> None:
-        options: list[str | Path] = ["--force-rpath", "--set-rpath", libraries, "--set-interpreter", loaders[0]]
-        run_program([patchelf, *options, program], lock=lock)
-
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        list(pool.map(patch, programs))
+    set_libraries(programs, search_path=str(loaders[0].parent), loader=loaders[0], patchelf=_find_patchelf(), lock=lock)
 
 
 def _find_patchelf() -> Path:
@@ -241,13 +225,13 @@ def _program_folder(product: Product, prefix: Path) -> Path:
     if not folders:
         raise ClusterError(
             f"no {product.probe} below '{prefix}'.",
-            f"Debian's package {product.package} has another layout than it used to.",
+            f"Debian's package {product.package} has a new layout.",
             product.other_way,
         )
     return folders[0]
 
 
 def _recipe_digest() -> str:
-    """A changed recipe makes a new copy."""
+    """Return a digest of the recipe: a changed recipe makes a new copy."""
     readers: list[Callable[[], bytes]] = [Path(__file__).read_bytes, Path(relocate.__file__).read_bytes]
     return hashlib.sha256(b"".join(read() for read in readers)).hexdigest()[:12]

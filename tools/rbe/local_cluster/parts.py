@@ -1,4 +1,4 @@
-"""The programs that a cluster is made of."""
+"""The programs of a cluster."""
 
 from __future__ import annotations
 
@@ -18,24 +18,25 @@ from local_cluster.places import ClusterFiles, Scratch
 from local_cluster.pools import Worker
 from local_cluster.server_config import POLL_S
 
-# In the environment of every part, and so of every action: what belongs to which cluster is seen by it even when the
-# supervisor is no more. Its value is the scratch directory.
+# A variable of every part, and so of every action. It tells which processes belong to which cluster, also after the
+# supervisor has ended. Its value is the scratch directory.
 MARK = "DIST_TESTING_RBE"
-# In the environment of a worker, and so of its actions.
+# A variable of a worker, and so of its actions.
 WORKER_MARK = "DIST_TESTING_RBE_WORKER"
-# Simulated GPUs of a worker (dist_testing/gpus/devices.py).
+# The simulated GPUs of a worker (dist_testing/gpus/devices.py).
 GPU_NODES = "DIST_TESTING_GPU_NODES"
-# Where tests unpack their Python packages (tools/python/archive_loader.py). The user's own cache would keep them after
-# the cluster.
+# The folder where tests unpack their Python packages (tools/python/archive_loader.py). In the user's own cache they
+# would outlive the cluster.
 WHEELS_CACHE = "DIST_TESTING_WHEELS_CACHE"
 
-# Actions see this and nothing of the environment of whoever has started the cluster.
+# Actions see this environment, and no variable of the user who has started the cluster.
 _CLEAN_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
-# Time between SIGTERM and SIGKILL for an action that has used up its time, as Bazel gives locally. Seconds.
+# Time between SIGTERM and SIGKILL for an action that has reached its timeout; Bazel's local strategy waits as long.
+# Seconds.
 ACTION_GRACE_S = 15
 
-# The number of "nobody", which no system gives to anybody else.
+# The number of the user "nobody", which no system gives to another user.
 NOBODY = 65534
 
 DATABASE = "database"
@@ -44,14 +45,14 @@ SERVER = "server"
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One program.
+    """One program of the cluster.
 
     Attributes:
-        name: What the user calls it; also the name of its log.
+        name: Its name for the user and for its log.
         command: Program and arguments.
         environment: Its whole environment.
-        stop_signal: What asks it to end.
-        worker: The worker that it is, or is a piece of; "" for the rest.
+        stop_signal: The signal that asks it to end.
+        worker: The worker that it belongs to; "" for other programs.
     """
 
     name: str
@@ -66,7 +67,7 @@ class Running:
     """A part that was started.
 
     Attributes:
-        part: What was started.
+        part: The part.
         process: Its process.
         pidfd: Readable when the process has ended.
         since: Wall-clock time of its start.
@@ -79,7 +80,7 @@ class Running:
 
 
 def start_part(part: Part, log: Path) -> Running:
-    """Start a part in a session of its own; it is killed when this process ends, however that happens.
+    """Start a part in a session of its own. The kernel kills it when this process ends in any way.
 
     Raises:
         ClusterError: If the program cannot be started.
@@ -98,23 +99,24 @@ def start_part(part: Part, log: Path) -> Running:
         except OSError as error:
             raise ClusterError(
                 f"{part.name} cannot be started: {part.command[0]}: {error.strerror}.",
-                "The program is missing, or not made for this machine.",
+                "The program is missing, or made for another machine.",
                 "Remove the private copies in the user cache (dist_testing/rbe), or install the program.",
             ) from error
     return Running(part, process, os.pidfd_open(process.pid), time.time())
 
 
 def database_part(programs: Path, scratch: Scratch) -> Part:
-    """Return PostgreSQL, which listens on a socket in its directory and on no address."""
+    """Return PostgreSQL. It listens on a socket in its directory and on no address."""
     data = scratch.database
     settings = {
         "listen_addresses": "",
         "unix_socket_directories": str(data),
-        # The database does not outlive the cluster, so nothing has to survive a power cut.
+        # The database does not outlive the cluster, so nothing must survive a power cut.
         "fsync": "off",
         "full_page_writes": "off",
         "synchronous_commit": "off",
-        # Files in its own directory, which go with it; segments in /dev/shm would stay after a SIGKILL.
+        # Shared memory as files in its own directory, which are removed with it. Segments in /dev/shm would stay after
+        # SIGKILL.
         "dynamic_shared_memory_type": "mmap",
         "max_connections": "100",
         "log_timezone": "GMT",
@@ -122,27 +124,27 @@ def database_part(programs: Path, scratch: Scratch) -> Part:
     }
     options = [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
     command = [*as_database_user(), str(programs / "postgres"), "-D", str(data), *options]
-    # SIGINT: do not wait for clients.
+    # SIGINT: end without waiting for clients.
     return Part(DATABASE, tuple(command), _environment(scratch), stop_signal=signal.SIGINT)
 
 
 def as_database_user() -> list[str]:
-    """Return what goes in front of a command of PostgreSQL's, which refuses to run as root."""
+    """Return the prefix for a command of PostgreSQL, which refuses to run as root."""
     if os.geteuid() != 0:
         return _with_parent()
     if has_user_namespaces():
-        # Another name for root, which can still enter its home, where the user cache is.
+        # Another name for root. It can still enter root's home, which has the user cache.
         unshare = ["unshare", "--user", f"--map-user={NOBODY}", f"--map-group={NOBODY}", "--"]
         return [*unshare, *_with_parent()]
     user = [f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
-    # To enter the scratch directory, which is root's.
+    # The other user must enter the scratch directory, which belongs to root.
     rights = ["--inh-caps=+dac_override", "--ambient-caps=+dac_override"]
     return [*_with_parent(), *user, *rights]
 
 
 @functools.cache
 def has_user_namespaces() -> bool:
-    """Say whether root may give itself another name; many containers do not allow it."""
+    """Return whether root may take another name; many containers forbid it."""
     command = ["unshare", "--user", f"--map-user={NOBODY}", f"--map-group={NOBODY}", "--", "true"]
     try:
         return subprocess.run(command, capture_output=True, check=False).returncode == 0
@@ -151,7 +153,7 @@ def has_user_namespaces() -> bool:
 
 
 def server_part(config: Path, database: str, scratch: Scratch) -> Part:
-    """Return BuildGrid, with the tables of its database made first."""
+    """Return BuildGrid. It creates the tables of its database first."""
     folders = [str(Path(entry).absolute()) for entry in sys.path if entry]
     environment = {**_environment(scratch), "PYTHONPATH": os.pathsep.join(folders), "PYTHONDONTWRITEBYTECODE": "1"}
     command = [*_with_parent(), sys.executable, "-m", "local_cluster.server", database, str(config)]
@@ -159,7 +161,7 @@ def server_part(config: Path, database: str, scratch: Scratch) -> Part:
 
 
 def storage_part(worker: Worker, programs: Path, port: int, files: ClusterFiles, scratch: Scratch) -> Part:
-    """Return the storage of a worker: what it has fetched once it does not fetch again."""
+    """Return the storage of a worker. It keeps what it has fetched."""
     command = [
         *_with_parent(),
         str(programs / "buildbox-casd"),
@@ -171,7 +173,7 @@ def storage_part(worker: Worker, programs: Path, port: int, files: ClusterFiles,
 
 
 def worker_part(worker: Worker, programs: Path, port: int, files: ClusterFiles, scratch: Scratch) -> Part:
-    """Return the program that asks the server for actions and runs them."""
+    """Return the program that takes actions from the server and runs them."""
     properties = [word for name, value in worker.properties.items() for word in ("--platform", f"{name}={value}")]
     command = [
         *_with_parent(),
@@ -195,14 +197,14 @@ def worker_part(worker: Worker, programs: Path, port: int, files: ClusterFiles, 
 
 @functools.cache
 def _staging_arguments(runner: Path) -> tuple[str, ...]:
-    """Return what keeps a runner from mounting its inputs: a mount outlives a worker that is killed.
+    """Return the option that keeps a runner from mounting its inputs: a mount outlives a killed worker.
 
     Older runners do not know the option.
     """
     try:
         done = subprocess.run([runner, "--help"], capture_output=True, text=True, check=False)
     except OSError:
-        # The worker will say so.
+        # The worker reports the problem.
         return ()
     is_known = "--staging-mode" in done.stdout + done.stderr
     return ("--runner-arg=--staging-mode=copy-or-link",) if is_known else ()
@@ -222,12 +224,12 @@ def _environment(scratch: Scratch, worker: str = "") -> dict[str, str]:
 
 
 def _with_parent() -> list[str]:
-    """Return what makes a program end with the process that has started it."""
+    """Return the command prefix that ends a program together with the process that has started it."""
     setpriv = shutil.which("setpriv")
     if setpriv is None:
         raise ClusterError(
             "setpriv was not found on PATH.",
-            "It starts programs that end with the supervisor; util-linux has it.",
+            "setpriv starts programs that end with the supervisor; util-linux has it.",
             "Install util-linux.",
         )
     return [setpriv, "--pdeathsig=KILL"]

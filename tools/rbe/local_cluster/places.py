@@ -1,11 +1,13 @@
-"""Where a cluster keeps what it writes.
+"""The places of a cluster's files.
 
     <user cache>/dist_testing/rbe/clusters/<name>/   lock, state, logs, storage, workers
-    /tmp/dist-rbe-XXXXXXXX/                          the database, the sockets, whose paths must be short, and what
-                                                     workers and actions take for their /tmp
-    /tmp/dist-XXXXXXXX/                              of a killed test: a short way to its folder below the first
+        /tmp/dist-rbe-XXXXXXXX/                          the database, the sockets (their paths must be short), and the
+        /tmp
+                                                         of workers and actions
+        /tmp/dist-XXXXXXXX/                              left by a killed test: a short path to its folder below the
+        first
 
-All of it goes with `down`.
+`down` removes all of it.
 """
 
 from __future__ import annotations
@@ -25,17 +27,17 @@ SCRATCH_PREFIX = "dist-rbe-"
 SCRATCH_PARENT = Path("/tmp")
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,32}")
-# Short ways of tests, and the link in each (dist_testing/engine/run_directory.py). Whoever kills a test with all of its
-# processes at once leaves one.
+# Short paths of tests, and the link in each (dist_testing/engine/run_directory.py). A test that is killed with all its
+# processes at once leaves one behind.
 _SHORT_WAYS = "dist-*"
 _SHORT_WAY_LINK = "t"
 
 
 def cache_root() -> Path:
-    """The directory in the user cache.
+    """Return the directory in the user cache.
 
     Raises:
-        ClusterError: If nothing says where the user cache is.
+        ClusterError: If no variable names the user cache.
     """
     # The rule is that a relative XDG_CACHE_HOME counts as unset.
     given = os.environ.get("XDG_CACHE_HOME", "")
@@ -63,17 +65,17 @@ class ClusterFiles:
 
     @property
     def lock(self) -> Path:
-        """Locked by the supervisor for as long as it lives."""
+        """The lock that the supervisor holds as long as it lives."""
         return self.root / "lock"
 
     @property
     def state(self) -> Path:
-        """What other commands need to find the supervisor."""
+        """The state file, from which other commands find the supervisor."""
         return self.root / "state.json"
 
     @property
     def logs(self) -> Path:
-        """One file for each part."""
+        """The logs, one file per part."""
         return self.root / "logs"
 
     @property
@@ -83,13 +85,13 @@ class ClusterFiles:
 
     @property
     def wheels(self) -> Path:
-        """Where workers unpack the archives of Python packages that tests bring."""
+        """The folder where workers unpack the archives of Python packages that tests bring."""
         return self.root / "wheels"
 
     @property
     def removed(self) -> list[Path]:
-        """What was the directory until `down`, and is not quite gone."""
-        # No name of a cluster has a dot.
+        """The former directory, which `down` is still removing."""
+        # A cluster's name never contains a dot.
         return list(self.root.parent.glob(f".{self.root.name}.*"))
 
     @property
@@ -98,7 +100,7 @@ class ClusterFiles:
         return self.root / "server.yml"
 
     def worker(self, name: str) -> Path:
-        """Everything that one worker writes."""
+        """The folder of everything that one worker writes."""
         return self.root / "workers" / name
 
 
@@ -114,7 +116,7 @@ class Scratch:
 
     @property
     def control(self) -> Path:
-        """Socket on which the supervisor takes requests."""
+        """The socket on which the supervisor takes requests."""
         return self.root / "control"
 
     @property
@@ -124,11 +126,11 @@ class Scratch:
 
     @property
     def temporary(self) -> Path:
-        """Temporary files of the workers, who leave some behind when they end, and of their actions."""
+        """Temporary files of the workers and their actions. Workers leave some behind when they end."""
         return self.root / "tmp"
 
     def storage_socket(self, worker: str) -> Path:
-        """Socket of a worker's storage."""
+        """The socket of a worker's storage."""
         return self.root / f"{worker}.casd"
 
 
@@ -136,11 +138,11 @@ def cluster_files(name: str) -> ClusterFiles:
     """Return the files of the cluster with a name.
 
     Raises:
-        ClusterError: If it can be no name.
+        ClusterError: If the name is not allowed.
     """
     if not _NAME.fullmatch(name):
         raise ClusterError(
-            f"--name '{name}' can be no name of a cluster.",
+            f"--name '{name}' cannot be the name of a cluster.",
             "It becomes the name of a directory: up to 32 letters, digits, '-' and '_'.",
             "Choose another, or leave it out.",
         )
@@ -148,27 +150,27 @@ def cluster_files(name: str) -> ClusterFiles:
 
 
 def remove_files(files: ClusterFiles, scratch: Scratch | None) -> None:
-    """Remove everything that a cluster has written; nothing of it runs any more, and the caller holds its lock.
+    """Remove all files of a cluster. None of its processes runs any more, and the caller holds its lock.
 
     Raises:
-        ClusterError: If something cannot be removed.
+        ClusterError: If a file cannot be removed.
     """
     remove_removed(files)
     _remove_short_ways(files)
     if scratch is not None:
         _remove_tree(scratch.root)
-    # At once, with the state and the lock: an `up` that comes now must not make its files in what is being removed.
+    # Renamed first, with the state and the lock: an `up` that starts now must not create files in the old directory.
     with suppress(FileNotFoundError):
-        # Under a name that no cluster can have.
+        # A name that no cluster can have.
         files.root.rename(files.root.with_name(f".{files.root.name}.{os.getpid()}"))
     remove_removed(files)
 
 
 def remove_removed(files: ClusterFiles) -> None:
-    """Remove what an interrupted or failed removal has left.
+    """Remove the leftovers of an interrupted or failed removal.
 
     Raises:
-        ClusterError: If something cannot be removed.
+        ClusterError: If a file cannot be removed.
     """
     for root in files.removed:
         _remove_tree(root)
@@ -178,7 +180,7 @@ def _remove_tree(root: Path) -> None:
     shutil.rmtree(root, ignore_errors=True)
     if not root.exists():
         return
-    # Actions' inputs and outputs may be in folders that nobody may write.
+    # Actions' inputs and outputs may be in folders without write permission.
     with suppress(OSError):
         root.chmod(0o700)
     for folder, folders, _ in os.walk(root):
@@ -189,7 +191,7 @@ def _remove_tree(root: Path) -> None:
     try:
         shutil.rmtree(root)
     except FileNotFoundError:
-        # Another command removes it, too.
+        # Another command removes it at the same time.
         return
     except OSError as error:
         raise ClusterError(
@@ -200,10 +202,10 @@ def _remove_tree(root: Path) -> None:
 
 
 def _remove_short_ways(files: ClusterFiles) -> None:
-    """Remove the folders in /tmp from which a link leads into this cluster's directory."""
+    """Remove the folders in /tmp whose link leads into this cluster's directory."""
     roots = {str(files.root), os.path.realpath(files.root)}
     for folder in SCRATCH_PARENT.glob(_SHORT_WAYS):
-        # Another user's or none at all, or somebody else is removing it just now.
+        # It belongs to another user, or another process has just removed it.
         with suppress(OSError):
             state = folder.lstat()
             if stat.S_ISDIR(state.st_mode) and state.st_uid == os.geteuid():

@@ -1,4 +1,4 @@
-"""What a cluster is made of, and the port that it listens on."""
+"""The plan of a cluster, and the port that it listens on."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from local_cluster.pools import Worker
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is to be started.
+    """The parts to start.
 
     Attributes:
         name: Name of the cluster.
-        port: Where the server listens.
-        workers: All of them.
+        port: Port of the server.
+        workers: All workers.
         buildbox: Directory of BuildBox's programs.
         postgres: Directory of PostgreSQL's programs.
     """
@@ -30,32 +30,32 @@ class Plan:
 
     @property
     def endpoint(self) -> str:
-        """What Bazel's --remote_executor takes."""
+        """The value for Bazel's --remote_executor."""
         return f"grpc://127.0.0.1:{self.port}"
 
 
 def reserve_port(port: int) -> socket.socket:
-    """Bind a port for as long as the cluster lives, so that nobody else gets it while the server is being restarted.
+    """Bind a port for the life of the cluster, so that no other program gets it while the server restarts.
 
-    The socket does not listen. The server may bind the same port, because it and this socket both say so and belong
+    The socket does not listen. The server may bind the same port, because both sockets set the option for it and belong
     to one user.
 
     Args:
-        port: Which; 0 for one that the kernel chooses.
+        port: The port; 0 for one that the kernel chooses.
 
     Raises:
-        ClusterError: If it is taken.
+        ClusterError: If it is in use.
     """
     reservation = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
-        # Without the option, so that another server that shares ports is seen, too.
+        # Without the option, so that another server that shares its port is noticed, too.
         reservation.bind(("127.0.0.1", port))
     except OSError as error:
         reservation.close()
         raise ClusterError(
             f"port {port} cannot be used: {error.strerror}.",
-            "Another program has it: perhaps a second cluster, of another user or under another --name.",
-            "End that one, or choose another port: --port=0 takes any free one, and the endpoint is printed.",
+            "Another program uses it: perhaps a second cluster, of another user or under another --name.",
+            "End that program, or choose another port: --port=0 takes any free one and prints the endpoint.",
         ) from error
     reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     return reservation

@@ -1,4 +1,4 @@
-"""What `--pool` says: named groups of workers that are all alike."""
+"""The option `--pool`: named groups of equal workers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ POOL_KEY = "Pool"
 GPUS_KEY = "gpus"
 OS_KEY = "OSFamily"
 
-# More than a machine has any use for; a typing mistake should not start a thousand processes.
+# More than one machine can use; a typing mistake must not start a thousand processes.
 MAX_WORKERS = 64
 MAX_JOBS = 256
 MAX_GPUS = 64
@@ -28,14 +28,14 @@ _NUMBER = re.compile(r"[0-9]{1,4}")
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """One worker: what stands for a machine.
+    """One worker, which stands for a machine.
 
     Attributes:
         name: Pool and number, such as "gpu2-1".
         pool: Name of its pool.
         jobs: Actions that it runs at once.
-        present: Simulated GPUs that it has; None if it sees the machine's own devices.
-        properties: What it tells the server about itself.
+        present: Number of its simulated GPUs; None if it sees the machine's own devices.
+        properties: The properties that it announces to the server.
     """
 
     name: str
@@ -50,12 +50,12 @@ class Pool:
     """A group of workers.
 
     Attributes:
-        name: Its name, which is also the value of the workers' property "Pool" unless `properties` has another.
-        workers: How many there are.
-        jobs: Actions that one of them runs at once.
-        gpus: GPUs that one of them announces; 0 for none.
-        present: Simulated GPUs that one of them has; `gpus` unless a broken promise is wanted.
-        properties: Further properties, which win over those that follow from the rest.
+        name: Its name. It is also the value of the workers' property "Pool", unless `properties` has another value.
+        workers: Number of workers.
+        jobs: Actions that one worker runs at once.
+        gpus: GPUs that one worker announces; 0 for none.
+        present: Simulated GPUs of one worker; fewer than `gpus` for a broken promise.
+        properties: Further properties; they override the others.
     """
 
     name: str
@@ -87,22 +87,22 @@ def parse_pools(texts: Sequence[str]) -> list[Pool]:
     """Read the values of all `--pool` options.
 
     Raises:
-        ClusterError: If one is malformed, out of range, there twice, or there are too many workers.
+        ClusterError: If one is malformed, out of range or repeated, or there are too many workers.
     """
     pools: dict[str, Pool] = {}
     for text in texts:
         pool = parse_pool(text)
         if pool.name in pools:
             raise ClusterError(
-                f"--pool: '{pool.name}' is there twice.",
-                "A pool is told from others by its name.",
+                f"--pool: '{pool.name}' is given twice.",
+                "Each pool needs a name of its own.",
                 "Drop or rename one.",
             )
         pools[pool.name] = pool
     if (total := sum(pool.workers for pool in pools.values())) > MAX_WORKERS:
         raise ClusterError(
-            f"--pool: {total} workers in all, and {MAX_WORKERS} are the most.",
-            "Each is a process with a storage of its own, on this one machine.",
+            f"--pool: {total} workers in all, and at most {MAX_WORKERS} are allowed.",
+            "Each is a process with a storage of its own, all on this machine.",
             "Start fewer; jobs=N makes a worker run several actions at once.",
         )
     return list(pools.values())
@@ -129,7 +129,7 @@ def parse_pool(text: str) -> Pool:
         if not equals or not _NAME.fullmatch(key) or not _VALUE.fullmatch(value):
             raise _malformed(text, f"'{part}' is not key=value")
         if key in numbers or key in properties:
-            raise _malformed(text, f"'{key}' is there twice")
+            raise _malformed(text, f"'{key}' is given twice")
         if key in limits:
             numbers[key] = _number(text, key, value, *limits[key])
         else:
@@ -147,7 +147,7 @@ def parse_pool(text: str) -> Pool:
 
 def _number(text: str, key: str, value: str, low: int, high: int) -> int:
     if not _NUMBER.fullmatch(value) or not low <= int(value) <= high:
-        raise _malformed(text, f"{key} is '{value}', and a number from {low} to {high} is expected")
+        raise _malformed(text, f"{key} is '{value}', but a number from {low} to {high} is expected")
     return int(value)
 
 

@@ -1,4 +1,4 @@
-"""Which processes belong to a cluster, and how they are ended: also those whose parents are gone."""
+"""Finds the processes of a cluster and ends them, also those whose parents have ended."""
 
 from __future__ import annotations
 
@@ -15,37 +15,37 @@ from local_cluster.errors import ClusterError
 from local_cluster.parts import MARK, WORKER_MARK
 from local_cluster.places import Scratch
 
-# A process that the kernel cannot end within it hangs in a device or a file system. Seconds.
+# A process that the kernel cannot end within this time hangs in a device or a file system. Seconds.
 _END_LIMIT_S = 10.0
 
 
 def descendants() -> list[psutil.Process]:
-    """Return the children of this process, their children and so on; none that has ended."""
+    """Return the living children of this process, their children, and so on."""
     return descendants_of(os.getpid())
 
 
 def descendants_of(pid: int) -> list[psutil.Process]:
-    """Return the children of a process, their children and so on; none that has ended."""
+    """Return the living children of a process, their children, and so on."""
     with suppress(psutil.NoSuchProcess):
         return _select(psutil.Process(pid).children(recursive=True), lambda _process: True)
     return []
 
 
 def open_process(pid: int, opened: Path) -> int | None:
-    """Return a descriptor of the process that has a file open; None if the process with that number has not.
+    """Return a descriptor of the process that has a file open; None if the process with that number does not.
 
-    A number and a time of start tell less: both may be another process's after the clock was set or the machine started
-    again.
+    A number and a start time are weaker: after a change of the clock or a restart of the machine, both may belong to
+    another process.
 
     Args:
-        pid: Its number.
+        pid: The number of the process.
         opened: The file.
     """
     try:
         pidfd = os.pidfd_open(pid)
     except OSError:
         return None
-    # After the descriptor: so it is this process that has the file, whoever had the number before.
+    # The descriptor comes first: so the check is about this process, and not an earlier one with the same number.
     with suppress(OSError):
         wanted = opened.stat()
         for name in os.listdir(f"/proc/{pid}/fd"):
@@ -68,9 +68,9 @@ def ended_children() -> list[int]:
 
 
 def marked(scratch: Scratch) -> list[psutil.Process]:
-    """Return the processes that were started for a cluster, by what is in their environment.
+    """Return the processes that were started for a cluster, by their environment.
 
-    PostgreSQL overwrites its own, and is known by its directory.
+    PostgreSQL overwrites its environment, so it is found by its directory.
     """
     database = str(scratch.database)
 
@@ -81,36 +81,36 @@ def marked(scratch: Scratch) -> list[psutil.Process]:
 
 
 def of_worker(worker: str, candidates: Iterable[psutil.Process]) -> list[psutil.Process]:
-    """Return those of `candidates` that a worker, or one of its actions, has started."""
+    """Return those of `candidates` that a worker or one of its actions has started."""
     return _select(candidates, lambda process: process.environ().get(WORKER_MARK) == worker)
 
 
 def kill_all(find: Callable[[], list[psutil.Process]]) -> None:
-    """Kill what `find` finds, until it finds nothing: what is killed may have started more meanwhile.
+    """Kill all processes that `find` finds, until it finds none: a process may start others before it is killed.
 
     Raises:
-        ClusterError: If some of it cannot be ended.
+        ClusterError: If a process cannot be ended.
     """
     while processes := find():
-        # None of them can start another once all of them stand still.
+        # When all of them are stopped, none can start another.
         for process in processes:
             with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
                 process.suspend()
         for process in processes:
-            # What may not be killed is still alive below, and is named there.
+            # A process that we may not kill is still alive below, and is named there.
             with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
                 process.kill()
         if alive := _still_alive(processes):
             named = ", ".join(f"{process.pid} ({_state(process)})" for process in alive)
             raise ClusterError(
                 f"processes do not end after SIGKILL: {named}.",
-                "They wait in the kernel, for a device or a file system, or are another user's.",
-                "See `ps -o pid,user,stat,wchan,args` for them; a restart of the machine ends them.",
+                "They wait in the kernel, for a device or a file system, or belong to another user.",
+                "`ps -o pid,user,stat,wchan,args` shows them; a restart of the machine ends them.",
             )
 
 
 def _still_alive(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
-    """Wait for killed processes to end. None of them is reaped: that is their parents' right."""
+    """Wait for killed processes to end. None of them is reaped, because their parents must do that."""
     deadline = time.monotonic() + _END_LIMIT_S
     alive = []
     for process in processes:
@@ -136,7 +136,7 @@ def _state(process: psutil.Process) -> str:
 def _select(candidates: Iterable[psutil.Process], belongs: Callable[[psutil.Process], bool]) -> list[psutil.Process]:
     found = []
     for process in candidates:
-        # Other users' processes are not ours, and a zombie has no environment.
+        # Other users' processes do not belong to a cluster of ours, and a zombie has no environment.
         with suppress(psutil.Error, OSError):
             if process.status() != psutil.STATUS_ZOMBIE and belongs(process):
                 found.append(process)

@@ -1,4 +1,4 @@
-"""BuildGrid's server, with the tables of its database made first: one start of Python instead of two.
+"""Starts BuildGrid's server after creating the tables of its database: one start of Python instead of two.
 
 Usage: python -m local_cluster.server DATABASE CONFIG
 """
@@ -11,7 +11,7 @@ from buildgrid.server.app import cli
 
 
 def main(database: str, config: str) -> None:
-    """Make or update the tables, then serve until SIGTERM."""
+    """Create or update the tables, then serve until SIGTERM."""
     cli.main(["migrate", "apply", database], standalone_mode=False)
     cli.main(["server", "start", config], standalone_mode=False)
 

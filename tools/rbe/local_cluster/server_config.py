@@ -8,8 +8,8 @@ from pathlib import Path
 
 from local_cluster.pools import GPUS_KEY, OS_KEY, POOL_KEY, Worker
 
-# Longest time between two signs of life of a worker, and the time after which it counts as dead. Seconds. A loaded
-# machine must not make a living worker look dead.
+# Longest time between two messages of a worker, and the time after which it counts as dead. Seconds. A living worker on
+# a loaded machine must not count as dead.
 POLL_S = 3
 SILENCE_S = 15
 
@@ -36,7 +36,7 @@ caches:
     storage: *storage
     max-cached-refs: 100000
     allow-updates: true
-    # A failure is not remembered: it may be the worker's.
+    # A failure is not cached: its cause may be the worker.
     cache-failed-actions: false
 schedulers:
   - !sql-scheduler &scheduler
@@ -52,7 +52,7 @@ schedulers:
         unique-property-keys: [{pool_key}]
         match-property-keys: {keys}
         wildcard-property-keys: []
-    # Without one, jobs are queued for ever.
+    # Without an assigner, jobs stay in the queue for ever.
     assigners:
       - !priority-age-assigner
         count: 1
@@ -79,7 +79,7 @@ thread-pool-size: 5000
 
 
 def property_keys(workers: Iterable[Worker]) -> list[str]:
-    """Return every property that an action may ask for; the server refuses any other."""
+    """Return all properties that an action may require; the server refuses any other."""
     keys = {POOL_KEY, GPUS_KEY, OS_KEY}
     for worker in workers:
         keys.update(worker.properties)
@@ -90,12 +90,12 @@ def server_config(*, port: int, database: str, storage: Path, workers: Iterable[
     """Return the text of the configuration.
 
     Args:
-        port: Where it listens, on the loopback address only.
+        port: Its port, on the loopback address only.
         database: SQLAlchemy's address of the database.
         storage: Directory for inputs and outputs.
-        workers: What will be there.
+        workers: The workers of the cluster.
     """
-    # JSON's strings and lists are YAML's.
+    # YAML accepts JSON's strings and lists.
     return _TEXT.format(
         address=json.dumps(f"127.0.0.1:{port}"),
         database=json.dumps(database),

@@ -1,4 +1,4 @@
-"""What `status` prints; above all, why a job is not running."""
+"""The output of `status`; most important: why a job does not run."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-# Events shown.
+# Number of events that are shown.
 _EVENTS = 10
 
 
 def explain_wait(wanted: Mapping[str, str], workers: Sequence[Mapping[str, Any]]) -> str:
-    """Say why a queued job is not running.
+    """Return why a queued job does not run.
 
     Args:
         wanted: Properties that its worker must have.
@@ -26,7 +26,7 @@ def explain_wait(wanted: Mapping[str, str], workers: Sequence[Mapping[str, Any]]
         ends = ", ".join(f"{worker['name']} {worker['ended']}" for worker in fitting)
         return f"wants {_properties(wanted)}, and every worker that offers it is down: {ends}"
     names = ", ".join(worker["name"] for worker in alive)
-    return f"waits until a worker is free: {names}"
+    return f"waits for a free worker: {names}"
 
 
 def status_lines(status: Mapping[str, Any], now: float) -> Iterator[str]:
@@ -72,4 +72,4 @@ def _gpus(worker: Mapping[str, Any]) -> str:
 
 
 def _properties(properties: Mapping[str, str]) -> str:
-    return ", ".join(f"{key}={value}" for key, value in sorted(properties.items())) or "nothing in particular"
+    return ", ".join(f"{key}={value}" for key, value in sorted(properties.items())) or "no properties"

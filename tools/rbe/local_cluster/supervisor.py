@@ -1,4 +1,4 @@
-"""The process that starts the parts of a cluster, watches them, answers the other commands, and ends them all."""
+"""The process that starts the parts of a cluster, watches them, answers the other commands, and ends all parts."""
 
 from __future__ import annotations
 
@@ -25,33 +25,33 @@ from local_cluster.plan import Plan
 from local_cluster.pools import Worker
 from local_cluster.server_config import server_config
 
-# <sys/prctl.h>: what loses its parent becomes this process's child, so that it can be found and ended.
+# <sys/prctl.h>: orphan processes become children of this process, so that it can find and end them.
 _PR_SET_CHILD_SUBREAPER = 36
 
-# How long a part may take to end when asked. The data is thrown away, so there is little to tidy up. Seconds.
+# Limit for a part to end after the request. The data is thrown away, so there is little to do. Seconds.
 _STOP_LIMIT_S = 5.0
-# A worker ends by itself when it has lost the server; one that ends as often as that within the time has another
-# reason, and is left alone.
+# A worker that has lost the server ends and is started again. A worker that ends this often within the time has another
+# problem, and stays down.
 _RESTARTS = 5
 _RESTART_WINDOW_S = 60.0
-# Events that `status` can show.
+# Number of events that `status` can show.
 _EVENTS = 50
-# A client that says nothing must not stop the supervisor from watching. Seconds.
+# A silent client must not keep the supervisor from watching the parts. Seconds.
 _REQUEST_LIMIT_S = 5.0
 
 
 class DownError(Exception):
-    """Somebody wants the cluster to end."""
+    """The cluster is asked to end."""
 
 
 class Supervisor:
-    """A cluster that is coming up, is there, or is going down.
+    """A cluster that starts, runs or ends.
 
     Args:
-        plan: What to start.
-        files: Where it keeps what is long.
-        scratch: Where it keeps what is short.
-        tell: Called with what happens while it comes up.
+        plan: The parts to start.
+        files: The places of long-lived files.
+        scratch: The places of sockets and the database.
+        tell: Called with messages while the cluster starts.
     """
 
     def __init__(self, plan: Plan, files: ClusterFiles, scratch: Scratch, tell: Callable[[str], None]) -> None:
@@ -61,7 +61,7 @@ class Supervisor:
         self._tell = tell
         self._workers = {worker.name: worker for worker in plan.workers}
         self._running: dict[str, Running] = {}
-        # How each part that is not running has ended.
+        # Part that does not run -> how it has ended.
         self._ended: dict[str, str] = {}
         self._events: deque[tuple[float, str]] = deque(maxlen=_EVENTS)
         self._restarts: dict[str, deque[float]] = {}
@@ -71,7 +71,7 @@ class Supervisor:
         os.set_blocking(wakeup, False)
         signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, _ignore)
-        # A signal raises only where that ends the cluster in order, and only once; elsewhere it is remembered.
+        # A signal raises only where that ends the cluster in order, and only once; elsewhere it is recorded.
         self._is_told_to_end = False
         self._raises = False
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -82,8 +82,8 @@ class Supervisor:
         """Start every part and wait until it is ready.
 
         Raises:
-            ClusterError: If one of them does not get ready.
-            DownError: If somebody ends the cluster meanwhile.
+            ClusterError: If a part does not become ready.
+            DownError: If the cluster is asked to end at the same time.
         """
         with self._ended_by_signals():
             self._come_up()
@@ -116,13 +116,13 @@ class Supervisor:
             self._wait_registered(worker, known={})
 
     def serve(self) -> None:
-        """Watch and answer until the cluster is to end."""
+        """Watch the parts and answer requests until the cluster must end."""
         with suppress(DownError), self._ended_by_signals():
             while True:
                 pidfds = {running.pidfd: name for name, running in self._running.items()}
                 listening = self._control.fileno()
                 ready, _, _ = select.select([listening, self._wakeup, *pidfds], [], [])
-                # One at a time: what is done about it may end and start others, whose descriptors then are other ones.
+                # One at a time: handling it may end and start other parts, whose descriptors change.
                 descriptor = ready[0]
                 if descriptor == listening:
                     self._answer_one()
@@ -133,12 +133,12 @@ class Supervisor:
                     self._note_end(pidfds[descriptor])
 
     def go_down(self) -> None:
-        """End every part, and everything that a part or an action has started; remove all files.
+        """End every part and every process that a part or an action has started; remove all files.
 
         Raises:
-            ClusterError: If something cannot be ended or removed.
+            ClusterError: If a process cannot be ended, or a file cannot be removed.
         """
-        # The database at last, and gently: only then does it give its shared memory back.
+        # The database ends last and gently: only then does it free its shared memory.
         kept = self._running.get(parts.DATABASE)
         spared = {kept.process.pid} if kept is not None else set()
         if kept is not None:
@@ -153,10 +153,10 @@ class Supervisor:
 
     @contextmanager
     def _ended_by_signals(self) -> Iterator[None]:
-        """Raise DownError when a signal says so, also one that came before.
+        """Raise DownError if a signal has asked for the end, also an earlier one.
 
         Raises:
-            DownError: As said.
+            DownError: If a signal has come.
         """
         try:
             self._raises = True
@@ -205,7 +205,7 @@ class Supervisor:
         self._start_worker_program(worker)
 
     def _wait_registered(self, worker: Worker, known: Mapping[str, str]) -> None:
-        """Wait for a session of a worker that is not among those known before it was started."""
+        """Wait for a new session of a worker, which was not known before the worker was started."""
 
         def is_registered() -> bool:
             sessions = database.worker_sessions(self._scratch)
@@ -225,10 +225,10 @@ class Supervisor:
         worker = self._workers.get(running.part.worker)
         if worker is None:
             return
-        # A worker without its storage is none, and the other way round.
+        # A worker and its storage need each other.
         self._kill_worker(worker, f"{how}" if name == worker.name else f"its storage {how}")
         if status >= 0 and parts.SERVER in self._running and self._may_restart(worker):
-            self._happened(f"{worker.name} is started again")
+            self._happened(f"{worker.name} is being started again")
             try:
                 self._start_worker(worker)
             except ClusterError as error:
@@ -239,7 +239,7 @@ class Supervisor:
         now = time.monotonic()
         recent = self._restarts.setdefault(worker.name, deque(maxlen=_RESTARTS))
         if len(recent) == _RESTARTS and now - recent[0] < _RESTART_WINDOW_S:
-            self._happened(f"{worker.name} keeps ending, and is left alone")
+            self._happened(f"{worker.name} keeps ending, and stays down")
             return False
         recent.append(now)
         return True
@@ -251,7 +251,7 @@ class Supervisor:
 
         def find() -> list[psutil.Process]:
             below = [process for pid in pids for process in processes.descendants_of(pid)]
-            # What has lost its parents is found by its environment, what has another environment by its parents.
+            # A process without its parents is found by its environment, one with another environment by its parents.
             return list({*processes.of_worker(worker.name, processes.descendants()), *below})
 
         processes.kill_all(find)
@@ -264,7 +264,7 @@ class Supervisor:
             self._ended[name] = why
 
     def _reap_strays(self) -> None:
-        """Reap what became this process's child by losing its parent, and nothing that was started here."""
+        """Reap orphan processes that became this process's children; leave the parts that were started here."""
         started = {running.process.pid for running in self._running.values()}
         for pid in processes.ended_children():
             if pid not in started:
@@ -280,14 +280,14 @@ class Supervisor:
         try:
             connection, _ = self._control.accept()
         except BlockingIOError:
-            # The client has gone away meanwhile.
+            # The client has ended the connection.
             return
         with connection:
             connection.settimeout(_REQUEST_LIMIT_S)
             try:
                 request = control.read(connection)
             except (OSError, ValueError):
-                # Not one of our commands, or one that was interrupted.
+                # It is not one of our commands, or it was interrupted.
                 return
             try:
                 answer = self._answer(request)
@@ -335,8 +335,8 @@ class Supervisor:
     def _worker(self, name: str) -> Worker:
         if name not in self._workers:
             raise ClusterError(
-                f"'{name}' is no worker of the cluster '{self._plan.name}'.",
-                f"It has: {', '.join(self._workers)}.",
+                f"'{name}' is not a worker of the cluster '{self._plan.name}'.",
+                f"Its workers: {', '.join(self._workers)}.",
                 "Name one of those.",
             )
         return self._workers[name]
@@ -393,4 +393,4 @@ def _stop(running: Running) -> None:
 
 
 def _ignore(_number: int, _frame: FrameType | None) -> None:
-    """Wake the loop up, and nothing else."""
+    """Wake the loop up, and do nothing else."""

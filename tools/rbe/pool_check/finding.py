@@ -1,4 +1,4 @@
-"""What is known about a pool, and how it is shown."""
+"""One fact about a pool, and the table that shows all facts."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What is known about one property of the pool.
+    """The result for one property of the pool.
 
     Attributes:
         name: The property.
-        verdict: "ok", "FAILED" for what the library relies on, or "note" for what merely may matter.
-        text: What was seen.
+        verdict: "ok"; "FAILED" if the library needs it; "note" if only some tests need it.
+        text: What was observed.
     """
 
     name: str

@@ -1,40 +1,40 @@
-"""Targets that look at one pool of a remote executor."""
+"""Targets that examine one pool of a remote executor."""
 
 load("@rules_python//python:py_test.bzl", "py_test")
 
 _PROBE = Label("//tools/rbe/pool_check:probe.py")
 _FINDING = Label("//tools/rbe/pool_check:finding")
 
-# How many actions look at the pool at once: more than one, so that several workers are seen.
+# Actions that run at once: more than one, to see several workers.
 _WORKERS = 4
 
-# No worker has it, of any property.
-_NOBODY = "dist-testing-pool-check-nobody"
+# A value that no worker has, for any property.
+_NO_WORKER = "dist-testing-pool-check-no-worker"
 
-# Of a property that belongs to the test's action alone, and what is asked about where no property is named.
+# The prefix of a property of the test action alone, and the property to check if the caller names none.
 _TEST_PREFIX = "test."
 _USUAL_PROPERTY = "test.Pool"
 
 def pool_check(*, name, gpus = 0, exec_properties = {}, tags = [], **kwargs):
-    """Declares the tests that look at one pool.
+    """Declares the tests that examine one pool.
 
-    `name` is the test. The others are `bazel run //tools/rbe/pool_check:table`'s, and wait for it: `name.grace` always
-    runs out of time, `name.spread` measures how many actions run at once, `name.leave` leaves a process behind,
-    `name.look` looks for it, `name.nobody` is one test for each property that must not run: no worker has its value.
+    `name` is the test. `bazel run //tools/rbe/pool_check:table` runs the others after it: `name.grace` always reaches its
+    timeout, `name.spread` measures how many actions run at once, `name.leave` leaves a process behind, `name.look` searches
+    it, and `name.no_worker` has one test for each property, with a value that no worker has, so it must not run.
 
     Args:
         name: Name of the test.
         gpus: GPUs that a worker of the pool must have.
-        exec_properties: How the executor finds the pool; keys with the prefix `test.`. That it looks at them is checked
-            one by one; without any, that it looks at `Pool`.
-        tags: Added to all of them.
+        exec_properties: The properties that select the pool; keys with the prefix `test.`. Each is checked by itself; if
+            there are none, `Pool` is checked.
+        tags: Added to all tests.
         **kwargs: Passed to every `py_test` unchanged.
     """
     common = dict(
         srcs = [_PROBE],
         main = _PROBE,
         deps = [_FINDING],
-        # It is the worker of this very minute that is asked about.
+        # The test is about the worker as it is now, so its result must not come from a cache.
         tags = tags + [
             "external",
             # Not a test of this code.
@@ -62,21 +62,21 @@ def pool_check(*, name, gpus = 0, exec_properties = {}, tags = [], **kwargs):
             exec_properties = exec_properties,
             **(common | more)
         )
-    nobody = {
-        "{}.nobody.{}".format(name, key.removeprefix(_TEST_PREFIX).replace(":", "_")): key
+    no_worker = {
+        "{}.no_worker.{}".format(name, key.removeprefix(_TEST_PREFIX).replace(":", "_")): key
         for key in exec_properties or [_USUAL_PROPERTY]
     }
-    for target, key in nobody.items():
+    for target, key in no_worker.items():
         py_test(
             name = target,
             size = "small",
-            args = ["nobody"],
-            exec_properties = exec_properties | {key: _NOBODY},
+            args = ["no_worker"],
+            exec_properties = exec_properties | {key: _NO_WORKER},
             **common
         )
     native.test_suite(
-        name = name + ".nobody",
+        name = name + ".no_worker",
         tags = ["manual"],
-        tests = nobody.keys(),
+        tests = no_worker.keys(),
         visibility = kwargs.get("visibility"),
     )

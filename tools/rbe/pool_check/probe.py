@@ -1,4 +1,4 @@
-"""Runs on a worker and looks around. Standard library only."""
+"""Runs on a worker and examines it. Standard library only."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ from finding import Finding, table
 
 # Ranks of a large world on one machine.
 _PROCESSES = 32
-# Below it NCCL's ranks do not find room to talk to each other. Bytes; containers often have 64 MB.
+# With less, NCCL's ranks do not have enough shared memory. Bytes; containers often have 64 MB.
 _SHARED_BYTES = 1 << 30
 _OPEN_FILES = 1024
-# How long an answer on the loopback interface, or from a child, may take. Seconds.
+# Limit for an answer on the loopback interface or from a child. Seconds.
 _ANSWER_LIMIT_S = 20.0
-# How long a shard holds its place, so that those that run at once are seen to. Seconds.
+# Time for which a shard keeps its worker, so that shards that run at once overlap. Seconds.
 _HOLD_S = 6.0
-# A process that is left behind goes by itself after it. Seconds.
+# Lifetime of a process that is left behind. Seconds.
 _LEFT_S = 120
 _LEFT_MARK = "dist-testing-pool-check-left-behind"
 
 
 class Missing(Exception):
-    """The pool lacks what the library relies on."""
+    """The pool lacks a feature that the library needs."""
 
 
 class Noted(Exception):
-    """The pool lacks what only some tests need."""
+    """The pool lacks a feature that only some tests need."""
 
 
 def check_protocol() -> str:
@@ -55,7 +55,7 @@ def check_protocol() -> str:
 
 
 def check_outputs() -> str:
-    """Undeclared outputs: logs of ranks go there."""
+    """Undeclared outputs: the logs of ranks go there."""
     folder = Path(os.environ.get("TEST_UNDECLARED_OUTPUTS_DIR", "/nonexistent"))
     _write(folder / "written.txt")
     return "can be written"
@@ -71,7 +71,7 @@ def check_tmp() -> str:
             fcntl.flock(one, fcntl.LOCK_EX)
             with contextlib.suppress(BlockingIOError):
                 fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                raise Missing("a file below /tmp can be locked twice: flock does nothing there")
+                raise Missing("a file below /tmp can be locked twice, so flock does not work there")
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(f"{folder}/socket")
     free = shutil.disk_usage(tempfile.gettempdir()).free
@@ -92,7 +92,7 @@ def check_shared_memory() -> str:
 
 
 def check_loopback() -> str:
-    """The loopback interface: ranks find each other there."""
+    """The loopback interface: ranks connect to each other there."""
     with socket.socket() as listener, socket.socket() as client:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
@@ -107,12 +107,14 @@ def check_loopback() -> str:
 
 
 def check_host_name() -> str:
-    """The host's own name: gloo looks it up unless it is told an interface."""
+    """The host's own name: gloo resolves it unless an interface is given."""
     name = socket.gethostname()
     try:
         return f"{name} is {socket.gethostbyname(name)}"
     except OSError as error:
-        raise Noted(f"the name of the host, '{name}', is unknown ({error.strerror}); ours do not need it") from error
+        raise Noted(
+            f"the host name '{name}' cannot be resolved ({error.strerror}); the library does not need it"
+        ) from error
 
 
 def check_processes() -> str:
@@ -126,7 +128,7 @@ def check_processes() -> str:
             if child == 0:
                 os.close(release)
                 os.write(writer, b"x")
-                # Ends with the test, whatever happens to it.
+                # Ends with the test in any case.
                 os.read(hold, 1)
                 os._exit(0)
             children.append(child)
@@ -154,19 +156,19 @@ def check_processes() -> str:
 
 
 def check_proc() -> str:
-    """/proc: what a test leaves behind is found there."""
+    """/proc: the library finds leftover processes there."""
     try:
         mine = Path(f"/proc/{os.getpid()}/stat").read_text(encoding="utf-8")
         Path("/proc/self/environ").read_bytes()
     except OSError as error:
         raise Missing(f"/proc cannot be read: {error}") from error
     if not mine.startswith(f"{os.getpid()} "):
-        raise Missing("/proc is another process namespace's")
-    return "is there, and this process namespace's"
+        raise Missing("/proc belongs to another process namespace")
+    return "exists, and belongs to this process namespace"
 
 
 def check_cpus() -> str:
-    """CPUs: a share of them goes to each rank."""
+    """CPUs: the ranks share them."""
     quota = ""
     with contextlib.suppress(OSError, ValueError):
         limit, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="utf-8").split()
@@ -175,7 +177,7 @@ def check_cpus() -> str:
 
 
 def check_memory() -> str:
-    """Memory: every rank has torch in it."""
+    """Memory: every rank loads torch."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limit = ""
     with contextlib.suppress(OSError):
@@ -193,48 +195,48 @@ def check_files() -> str:
 
 
 def check_user() -> str:
-    """The user: some programs refuse to run as root, or as nobody in particular."""
+    """The user: some programs refuse to run as root, or as a user without a name."""
     return f"{os.getuid()}, home {os.environ.get('HOME', 'not set')}"
 
 
 def check_network_namespaces() -> str:
-    """Network namespaces: tests with `nodes` above 1 run each node in one."""
+    """Network namespaces: simulated nodes need one each."""
     command = ["unshare", "--user", "--map-root-user", "--net", "true"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     except FileNotFoundError as error:
-        raise Noted("no program `unshare`; tests with nodes > 1 are skipped") from error
+        raise Noted("no program `unshare`; simulated nodes need it") from error
     if done.returncode:
-        raise Noted(f"{done.stderr.strip() or 'refused'}; tests with nodes > 1 are skipped")
-    return "can be made"
+        raise Noted(f"{done.stderr.strip() or 'refused'}; simulated nodes need them")
+    return "can be created"
 
 
 def check_environment() -> str:
-    """The worker's own variables: a test that sees them is not the same on every worker, and no cache knows."""
+    """The worker's own variables: they may differ between workers, and the cache key does not have them."""
     ours = re.compile(r"TEST_|BAZEL|RUNFILES|JAVA_|PYTHON|GTEST_|XML_|COVERAGE|EXPERIMENTAL_|BASH_FUNC|RUN_UNDER")
     usual = {"PATH", "PWD", "OLDPWD", "SHLVL", "TZ", "USER", "LOGNAME", "_", "HOME", "LC_ALL", "LANG", "TMPDIR"}
     foreign = sorted(name for name in os.environ if name not in usual and not ours.match(name))
     if foreign:
-        raise Noted(f"tests see these of the worker: {', '.join(foreign)}")
-    return "nothing of the worker's"
+        raise Noted(f"tests see these variables of the worker: {', '.join(foreign)}")
+    return "tests see no variable of the worker"
 
 
 def check_gpus(wanted: int) -> str:
-    """GPUs: as many as the pool is declared to have."""
-    # As dist_testing/gpus finds them, which needs torch to be imported.
+    """GPUs: as many as the pool declares."""
+    # The same way as dist_testing/gpus, whose import needs torch.
     folder = os.environ.get("DIST_TESTING_GPU_NODES")
     nodes = [name for name in os.listdir(folder or "/dev") if re.fullmatch(r"nvidia[0-9]+", name)]
     kind = "simulated GPU(s)" if folder else "GPU(s)"
     if len(nodes) < wanted:
-        raise Missing(f"{len(nodes)} {kind}, and {wanted} are declared: the pool does not keep its promise")
+        raise Missing(f"{len(nodes)} {kind}, and {wanted} are declared: the pool breaks its promise")
     return f"{len(nodes)} {kind}, {wanted} declared"
 
 
 def look_around(gpus: int) -> Iterator[Finding]:
-    """Check everything.
+    """Check all properties.
 
     Args:
-        gpus: How many the pool is declared to have.
+        gpus: GPUs that the pool declares.
     """
     checks: dict[str, Callable[[], str]] = {
         "test protocol": check_protocol,
@@ -272,7 +274,7 @@ def report(findings: Sequence[Finding]) -> int:
     """
     sys.stdout.write(table(findings))
     with contextlib.suppress(OSError):
-        # Where it cannot be written, the table says so.
+        # If the folder cannot be written, the table says so.
         folder = Path(os.environ["TEST_UNDECLARED_OUTPUTS_DIR"])
         (folder / "pool.md").write_text(table(findings), encoding="utf-8")
         (folder / "pool.json").write_text(json.dumps([asdict(one) for one in findings], indent=2), encoding="utf-8")
@@ -288,15 +290,15 @@ def report(findings: Sequence[Finding]) -> int:
         ElementTree.ElementTree(suite).write(xml, encoding="utf-8", xml_declaration=True)
     if failed:
         sys.stdout.write(
-            f"{failed} of {len(findings)} properties that the library relies on are missing (FAILED above).\n"
-            "The workers of this pool are set up otherwise than its tests need.\n"
+            f"{failed} of {len(findings)} properties that the library needs are missing (FAILED above).\n"
+            "The workers of this pool are not set up for the tests.\n"
             "Change them, or send the tests to another pool (docs/executors.md).\n"
         )
     return 1 if failed else 0
 
 
 def wait_for_the_end() -> int:
-    """Run out of time, and tell by the log what happens then: it is all that comes back."""
+    """Run into the timeout, and write to the log what happens: only the log comes back."""
     told = {"at": 0.0}
 
     def on_term(_number: int, _frame: object) -> None:
@@ -312,12 +314,12 @@ def wait_for_the_end() -> int:
         if told["at"] and time.monotonic() - told["at"] > beat + 1:
             beat += 1
             _tell(f"grace: still running after {beat} s")
-    _tell("grace: nobody ended this test")
+    _tell("grace: this test was not ended")
     return 1
 
 
 def hold_a_place() -> int:
-    """Be there for a while, and tell from when to when."""
+    """Keep the worker for a while, and report the start and the end."""
     start = time.time()
     time.sleep(_HOLD_S)
     _tell(json.dumps({"start": start, "end": time.time(), "worker": _worker()}))
@@ -325,7 +327,7 @@ def hold_a_place() -> int:
 
 
 def leave_a_process() -> int:
-    """Leave a process behind that no process group and no parent leads to."""
+    """Leave a process behind that has no process group and no parent of this test."""
     code = f"import time; time.sleep({_LEFT_S})  # {_LEFT_MARK}"
     subprocess.Popen(
         [sys.executable, "-c", code],
@@ -338,14 +340,14 @@ def leave_a_process() -> int:
     return 0
 
 
-def be_where_nobody_should() -> int:
-    """Tell which worker has taken a test that no worker offers to run."""
+def report_the_worker() -> int:
+    """Report the worker that has taken a test whose property value no worker has."""
     _tell(json.dumps({"worker": _worker()}))
     return 0
 
 
 def look_for_it() -> int:
-    """Say whether the process that another test has left is still there, and end it."""
+    """Report whether the process that another test has left still exists, and end it."""
     found = []
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError):
@@ -357,9 +359,9 @@ def look_for_it() -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Do one of the things above."""
+    """Run one of the functions above."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
-    parser.add_argument("what", choices=("inside", "grace", "spread", "leave", "look", "nobody"))
+    parser.add_argument("what", choices=("inside", "grace", "spread", "leave", "look", "no_worker"))
     parser.add_argument("--gpus", type=int, default=0)
     options = parser.parse_args(arguments)
     if status := os.environ.get("TEST_SHARD_STATUS_FILE"):
@@ -371,7 +373,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "spread": hold_a_place,
         "leave": leave_a_process,
         "look": look_for_it,
-        "nobody": be_where_nobody_should,
+        "no_worker": report_the_worker,
     }
     return others[options.what]()
 
@@ -382,7 +384,7 @@ def _tell(text: str) -> None:
 
 
 def _worker() -> str:
-    """The host, and on a cluster of tools/rbe, which has several workers on one host, the worker."""
+    """Return the host. On a cluster of tools/rbe, which has several workers on one host, also the worker."""
     return f"{socket.gethostname()} {os.environ.get('DIST_TESTING_RBE_WORKER', '')}".strip()
 
 

@@ -1,9 +1,9 @@
-"""Everything about one pool in one table: `bazel run //tools/rbe/pool_check:table -- [--check=LABEL] OPTIONS-OF-BAZEL`.
+"""Prints all facts about one pool: `bazel run //tools/rbe/pool_check:table -- [--check=LABEL] OPTIONS-OF-BAZEL`.
 
-A test that looks around on a worker cannot see what comes back from it, what happens when it runs out of time, what
-runs beside it, and what is still there after it. This runs several tests and compares what they tell.
+A test on a worker cannot see which of its outputs come back, what happens at its timeout, which actions run beside it,
+and what it leaves behind. So this program runs several tests and compares their reports.
 
-Exit status: 0, 1 if the pool lacks something that the library relies on, 2 if Bazel could not run the tests.
+Exit status: 0, 1 if the pool lacks a feature that the library needs, 2 if Bazel could not run the tests.
 """
 
 from __future__ import annotations
@@ -28,34 +28,34 @@ from urllib.parse import unquote, urlsplit
 from build_events import EventsError, read_events
 from finding import Finding, table
 
-# How long a test of these may run. Longer than those take that end, short for the one that does not. Seconds.
+# Timeout of these tests: enough for those that end, short for the one that does not end. Seconds.
 _TIMEOUT_S = 20
-# How long Bazel may take for the tests, with what it has to build and fetch for them: a test in whose pool no worker is
-# waits for ever, and no timeout of Bazel's counts that. Seconds.
+# Limit for one run of Bazel, with all that it builds and fetches. A test without a worker in its pool waits for ever,
+# and none of Bazel's timeouts counts that time. Seconds.
 _LIMIT_S = 600.0
-# How long a test that nobody should take is offered after another one was taken. Seconds.
-_NOBODY_S = 10.0
-# Between two looks at what Bazel has told. Seconds.
+# How long to wait for a test that no worker should take, after another test has run. Seconds.
+_NO_WORKER_S = 10.0
+# Time between two looks at Bazel's events. Seconds.
 _POLL_S = 0.25
-# Bazel, once it is interrupted. Seconds.
+# Limit for Bazel to end after an interrupt. Seconds.
 _INTERRUPT_S = 30.0
-# Bazel: a test failed, or ran out of time. One of them always does.
+# Bazel's exit statuses: success, or a failed test. One of these tests always fails.
 _BUILT = (0, 3)
 
 
 class TableError(Exception):
-    """The tests could not be run; the text says why and what to do."""
+    """The tests could not be run; the text says why, and gives a way out."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What came back of one run of one test.
+    """The outputs of one run of one test.
 
     Attributes:
         name: Name of the target, without its package.
-        status: As Bazel calls it; "CONFIGURED" for a test of which nothing has come back.
-        files: The outputs that are on this machine, by Bazel's names.
-        strategy: How it was run: "remote", or on this machine; empty if that is unknown.
+        status: Bazel's word for it; "CONFIGURED" for a test without any result.
+        files: Bazel's names of the outputs -> the files on this machine.
+        strategy: How it ran: "remote", or a local strategy; empty if that is unknown.
     """
 
     name: str
@@ -65,13 +65,13 @@ class Seen:
 
     @property
     def log(self) -> str:
-        """The text of its log; empty if that did not come back."""
+        """The text of its log; empty if the log did not come back."""
         file = self.files.get("test.log")
         return file.read_text(encoding="utf-8", errors="replace") if file is not None else ""
 
 
 def seen_in(events: Iterable[Mapping[str, Any]]) -> list[Seen]:
-    """Return what Bazel's build events say about tests."""
+    """Return what Bazel's build events report about tests."""
     seen = []
     for event in events:
         if label := event["id"].get("targetConfigured", {}).get("label"):
@@ -91,11 +91,11 @@ def seen_in(events: Iterable[Mapping[str, Any]]) -> list[Seen]:
 
 
 def findings(name: str, seen: Sequence[Seen]) -> Iterator[Finding]:
-    """Say what the pool is like.
+    """Yield the facts about the pool.
 
     Args:
-        name: Name of the target that looks around; the others' names begin with it.
-        seen: What came back of all of them.
+        name: Name of the target that examines the worker; the others' names begin with it.
+        seen: The outputs of all tests.
     """
 
     def of(what: str) -> list[Seen]:
@@ -106,16 +106,16 @@ def findings(name: str, seen: Sequence[Seen]) -> Iterator[Finding]:
     yield _concurrency(of("spread"))
     yield _timeout(of("grace"))
     yield _clean_up(of("leave"), of("look"))
-    nobody = f"{name}.nobody."
-    for target in sorted({one.name for one in seen if one.name.startswith(nobody)}):
-        yield _property(target.removeprefix(nobody), [one for one in seen if one.name == target])
+    no_worker = f"{name}.no_worker."
+    for target in sorted({one.name for one in seen if one.name.startswith(no_worker)}):
+        yield _property(target.removeprefix(no_worker), [one for one in seen if one.name == target])
 
 
 def _what_came_back(inside: Seen) -> Iterator[Finding]:
     try:
         yield from [Finding(**one) for one in json.loads(_pool_json(inside))]
         yield Finding("undeclared outputs back", "ok", "pool.json came back")
-    # What an executor has cut or mixed up: no archive, no JSON, or JSON of something else.
+    # The executor may have cut or mixed up the file: no archive, no JSON, or JSON of another form.
     except (zipfile.BadZipFile, ValueError, TypeError) as error:
         text = f"pool.json did not come back ({inside.status}; {type(error).__name__}: {error})"
         yield Finding("undeclared outputs back", "FAILED", text)
@@ -137,7 +137,7 @@ def _pool_json(inside: Seen) -> bytes:
 
 
 def _told(runs: Sequence[Seen], *keys: str) -> list[dict[str, Any]]:
-    """Return what tests have told in their logs: a JSON object on a line, with `keys`. Other lines are not theirs."""
+    """Return the reports in the logs of tests: JSON objects with `keys`, one per line. Other lines are ignored."""
     told = []
     for line in (line for run in runs for line in run.log.split("\n")):
         with contextlib.suppress(ValueError):
@@ -148,21 +148,21 @@ def _told(runs: Sequence[Seen], *keys: str) -> list[dict[str, Any]]:
 
 
 def _property(key: str, runs: Sequence[Seen]) -> Finding:
-    """Say whether the executor looks at a property, by a test with a value that no worker has."""
+    """Check that the executor uses a property, by a test whose value no worker has."""
     name = f"property {key}"
     ran = [run for run in runs if run.status == "PASSED"]
     if not ran:
-        return Finding(name, "ok", "a test with a value that no worker has did not run, while others did")
+        return Finding(name, "ok", "a test whose value no worker has did not run, and others did")
     if any(run.strategy not in ("", "remote") for run in ran):
-        return Finding(name, "note", "not seen: the test ran on this machine")
+        return Finding(name, "note", "unknown: the test ran on this machine")
     workers = ", ".join(sorted({one["worker"] for one in _told(ran, "worker")}))
-    return Finding(name, "FAILED", f"a test with a value that no worker has ran on {workers}: the value is ignored")
+    return Finding(name, "FAILED", f"a test whose value no worker has ran on {workers}: the executor ignores the value")
 
 
 def _concurrency(runs: Sequence[Seen]) -> Finding:
     spans = _told(runs, "start", "end", "worker")
     if not spans:
-        return Finding("concurrency", "note", "not seen: no shard came back")
+        return Finding("concurrency", "note", "unknown: no shard came back")
     most = max(sum(other["start"] <= one["start"] < other["end"] for other in spans) for one in spans)
     workers = ", ".join(sorted({span["worker"] for span in spans}))
     return Finding("concurrency", "ok", f"{most} of {len(spans)} shards ran at once, on {workers}")
@@ -171,9 +171,9 @@ def _concurrency(runs: Sequence[Seen]) -> Finding:
 def _timeout(runs: Sequence[Seen]) -> Finding:
     run = runs[0] if runs else Seen("", "NO_STATUS")
     if run.status != "TIMEOUT":
-        return Finding("timeout", "FAILED", f"a test that does not end is {run.status}, and TIMEOUT is expected")
+        return Finding("timeout", "FAILED", f"a test that does not end is {run.status}, but TIMEOUT is expected")
     if "grace: SIGTERM" not in run.log:
-        return Finding("timeout", "note", "no SIGTERM was seen: what a test writes at its end is lost")
+        return Finding("timeout", "note", "the test got no SIGTERM: output that it writes at its end is lost")
     beats = run.log.count("grace: still running")
     return Finding("timeout", "ok", f"SIGTERM, and at least {beats} s until SIGKILL")
 
@@ -182,11 +182,13 @@ def _clean_up(left: Sequence[Seen], looked: Sequence[Seen]) -> Finding:
     leavers = {one["worker"] for one in _told(left, "worker")}
     lookers = [one for one in _told(looked, "worker", "found") if one["worker"] in leavers]
     if not lookers:
-        return Finding("process clean-up", "note", "not seen: no worker got both tests")
+        return Finding("process clean-up", "note", "unknown: no worker got both tests")
     found = sum(one["found"] for one in lookers)
     if found:
-        return Finding("process clean-up", "note", f"{found} process(es) were there after their tests; ours leave none")
-    return Finding("process clean-up", "ok", "what a test leaves behind is ended")
+        return Finding(
+            "process clean-up", "note", f"{found} process(es) outlived their tests; the library's tests leave none"
+        )
+    return Finding("process clean-up", "ok", "processes that a test leaves behind are ended")
 
 
 def run_tests(label: str, options: Sequence[str], limit_s: float) -> list[Seen]:
@@ -203,9 +205,9 @@ def run_tests(label: str, options: Sequence[str], limit_s: float) -> list[Seen]:
             raise _not_run(status)
         seen = seen_in(read_events(events))
         events.unlink()
-        # What nobody should take is not taken if it still waits a while after another test, asked for with it, has run.
+        # To prove that no worker takes a test, wait until another test of the same run has ended, and a while longer.
         other = f"{label}.look"
-        status = _bazel_test([other, f"{label}.nobody"], options, events, limit_s, _Offered(events, other))
+        status = _bazel_test([other, f"{label}.no_worker"], options, events, limit_s, _Offered(events, other))
         second = seen_in(_events_so_far(events))
         if not any(one.name == _name(other) and one.status != "CONFIGURED" for one in second):
             raise _not_run(status)
@@ -213,11 +215,11 @@ def run_tests(label: str, options: Sequence[str], limit_s: float) -> list[Seen]:
 
 
 class _Offered:
-    """Whether what nobody should take was offered for long enough.
+    """Returns whether the test that no worker should take has waited long enough.
 
     Args:
-        events: What Bazel tells.
-        other: A test that was asked for with it, and is taken.
+        events: Bazel's build events.
+        other: A test of the same run that a worker takes.
     """
 
     def __init__(self, events: Path, other: str) -> None:
@@ -230,7 +232,7 @@ class _Offered:
             ended = (event["id"].get("testSummary", {}).get("label", "") for event in _events_so_far(self._events))
             if self._other in map(_name, ended):
                 self._since = time.monotonic()
-        return self._since is not None and time.monotonic() - self._since >= _NOBODY_S
+        return self._since is not None and time.monotonic() - self._since >= _NO_WORKER_S
 
 
 def _name(label: str) -> str:
@@ -241,26 +243,26 @@ def _events_so_far(file: Path) -> Sequence[Mapping[str, Any]]:
     try:
         return read_events(file)
     except EventsError:
-        # Bazel has not written a line yet, or could not run at all.
+        # Bazel has not written a line yet, or could not start.
         return []
 
 
 def _not_run(status: int) -> TableError:
     return TableError(
-        f"Bazel ended with status {status}.\nIts own words are above: the executor may be "
-        "unreachable, or no worker of the pool may be there.\nRemedy what it names."
+        f"Bazel ended with status {status}.\nIts messages are above: the executor may be unreachable, or no "
+        "worker of the pool may be running.\nRemedy the cause that they name."
     )
 
 
 def _bazel_test(
     labels: Sequence[str], options: Sequence[str], events: Path, limit_s: float, is_enough: Callable[[], bool]
 ) -> int:
-    """Run Bazel, until it ends or it is enough; returns its status."""
+    """Run Bazel until it ends or `is_enough` returns True; return its exit status."""
     workspace = Path(os.environ.get("BUILD_WORKSPACE_DIRECTORY", "."))
     wrapper = workspace / "bazelw"
     bazel = str(wrapper) if os.access(wrapper, os.X_OK) else shutil.which("bazel") or "bazelisk"
     command = [bazel, "test", *options, f"--build_event_json_file={events}", f"--test_timeout={_TIMEOUT_S}"]
-    # Else the events name files by their place on the executor, although they were fetched.
+    # Without it, the events name files by their address on the executor, although Bazel fetched them.
     command += ["--experimental_build_event_upload_strategy=local"]
     command += ["--remote_download_outputs=all", "--test_output=summary", "--keep_going", *labels]
     until = time.monotonic() + limit_s
@@ -278,14 +280,14 @@ def _bazel_test(
                 _interrupt(process)
                 raise TableError(
                     f"the pool of {labels[0]}: its tests have not ended within {limit_s:.0f} s.\n"
-                    "Either no worker of the pool is there, so that they wait for ever, or all of them are busy.\n"
-                    "Look at the executor's queue for what they want; --limit=SECONDS waits longer."
+                    "Either the pool has no worker, so that they wait for ever, or all its workers are busy.\n"
+                    "Look at the executor's queue for the properties that they require; --limit=SECONDS waits longer."
                 )
         return _interrupt(process)
 
 
 def _interrupt(process: subprocess.Popen[bytes]) -> int:
-    # As Ctrl-C does: Bazel takes its actions back from the executor.
+    # Like Ctrl-C: Bazel cancels its actions on the executor.
     process.send_signal(signal.SIGINT)
     try:
         return process.wait(_INTERRUPT_S)
@@ -296,7 +298,7 @@ def _interrupt(process: subprocess.Popen[bytes]) -> int:
 
 def _seconds(text: str) -> float:
     if not (text.isascii() and text.isdigit() and int(text)):
-        raise argparse.ArgumentTypeError(f"'{text}' is no number of seconds")
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number of seconds")
     return float(text)
 
 
@@ -313,11 +315,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         type=_seconds,
         default=_LIMIT_S,
         metavar="SECONDS",
-        help=f"how long Bazel may take, twice (default: {_LIMIT_S:.0f})",
+        help=f"limit for each of Bazel's two runs, in seconds (default: {_LIMIT_S:.0f})",
     )
     options, rest = parser.parse_known_args(arguments)
     if ":" not in options.check:
-        parser.error(f"--check '{options.check}': a label with a colon is expected, //package:name")
+        parser.error(f"--check '{options.check}': give a label with a colon, such as //package:name")
     try:
         found = list(findings(_name(options.check), run_tests(options.check, rest, options.limit)))
     except (EventsError, TableError) as error:

@@ -1,4 +1,4 @@
-"""What is said about a pool, from what its tests see and from what comes back of them."""
+"""The facts about a pool, from the reports of its tests and from the outputs that come back."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RELIED_ON = {"test protocol", "undeclared outputs", "writable tmp", "loopback ne
 
 @pytest.fixture
 def protocol(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Bazel's variables, as a test has them; returns the folder of undeclared outputs."""
+    """Set Bazel's variables as for a test; return the folder of undeclared outputs."""
     outputs = tmp_path / "outputs"
     outputs.mkdir()
     monkeypatch.setenv("TEST_TMPDIR", str(tmp_path))
@@ -46,14 +46,14 @@ def seen(folder: Path, name: str, status: str = "PASSED", **texts: str) -> clien
 
 
 def by_name(findings: Sequence[Finding]) -> dict[str, Finding]:
-    """The findings, each of which is there once."""
+    """Return the findings by their names, which must be unique."""
     names = [one.name for one in findings]
     assert len(names) == len(set(names))
     return {one.name: one for one in findings}
 
 
-def test_machine_that_runs_our_tests_has_what_they_rely_on(protocol: Path) -> None:
-    """A kit that refuses a machine on which the library works sends people to mend what is not broken."""
+def test_machine_that_runs_our_tests_has_all_that_they_need(protocol: Path) -> None:
+    """Otherwise users would repair machines on which the library works."""
     found = by_name(list(probe.look_around(0)))
     assert {name: found[name].text for name in RELIED_ON if found[name].verdict != "ok"} == {}
     assert not [one for one in found.values() if one.verdict == "FAILED" and one.name not in RELIED_ON]
@@ -62,7 +62,7 @@ def test_machine_that_runs_our_tests_has_what_they_rely_on(protocol: Path) -> No
 def test_pool_without_the_declared_gpus_fails(
     protocol: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A pool that does not keep its promise would turn every GPU test red, or green and idle."""
+    """A pool that breaks its promise would turn every GPU test red, or green and idle."""
     nodes = tmp_path / "nodes"
     nodes.mkdir()
     (nodes / "nvidia0").touch()
@@ -74,12 +74,12 @@ def test_pool_without_the_declared_gpus_fails(
     output = capsys.readouterr().out
     assert "| gpus | FAILED | 1 simulated GPU(s), and 2 are declared" in output
     (failure,) = ElementTree.parse(tmp_path / "test.xml").getroot().iter("failure")
-    assert "the pool does not keep its promise" in failure.attrib["message"]
+    assert "the pool breaks its promise" in failure.attrib["message"]
     assert {"pool.json", "pool.md", "written.txt"} == {path.name for path in protocol.iterdir()}
 
 
 def test_missing_protocol_is_a_failure(protocol: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a deadline a hang is found by nobody."""
+    """Without a deadline a hang is never found."""
     monkeypatch.delenv("TEST_TIMEOUT")
     assert (
         Finding("test protocol", "FAILED", "not set: TEST_TIMEOUT")
@@ -88,7 +88,7 @@ def test_missing_protocol_is_a_failure(protocol: Path, monkeypatch: pytest.Monke
 
 
 def test_folder_that_cannot_be_written_is_a_failure(protocol: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Logs of ranks would be lost, and nobody would know."""
+    """Otherwise the logs of ranks would be lost silently."""
     monkeypatch.setenv("TEST_UNDECLARED_OUTPUTS_DIR", "/proc/nowhere")
     found = by_name(list(probe.look_around(0)))["undeclared outputs"]
     assert "FAILED" == found.verdict
@@ -96,8 +96,8 @@ def test_folder_that_cannot_be_written_is_a_failure(protocol: Path, monkeypatch:
 
 
 @pytest.mark.parametrize("is_zipped", [True, False])
-def test_what_came_back_is_compared_with_what_was_written(is_zipped: bool, tmp_path: Path) -> None:
-    """An executor that loses outputs looks like a green one."""
+def test_outputs_are_compared_with_what_was_written(is_zipped: bool, tmp_path: Path) -> None:
+    """An executor that loses outputs would look like a good one."""
     text = json.dumps([asdict(Finding("cpus", "ok", "2"))])
     inside = seen(tmp_path, "pool", test_log="a log", test_xml="<testcase name='loopback network'/>")
     if is_zipped:
@@ -113,8 +113,8 @@ def test_what_came_back_is_compared_with_what_was_written(is_zipped: bool, tmp_p
         assert "ok" == found[name].verdict
 
 
-def test_what_did_not_come_back_is_a_failure(tmp_path: Path) -> None:
-    """The same, without them."""
+def test_missing_output_is_a_failure(tmp_path: Path) -> None:
+    """An executor that returns none of them would look like a good one."""
     inside = seen(tmp_path, "pool", test_xml="<testcase name='pool_check'/>")
     found = by_name(list(client.findings("pool", [inside])))
     for name in ("undeclared outputs back", "test.xml back", "test.log back"):
@@ -130,8 +130,8 @@ def test_what_did_not_come_back_is_a_failure(tmp_path: Path) -> None:
         ("pool.json", b"1", "TypeError"),
     ],
 )
-def test_what_came_back_in_pieces_is_a_failure(name: str, content: bytes, said: str, tmp_path: Path) -> None:
-    """And a row of the table, not a traceback in its place."""
+def test_damaged_output_is_a_failure(name: str, content: bytes, said: str, tmp_path: Path) -> None:
+    """The failure must be a row of the table, and not a traceback instead of the table."""
     inside = seen(tmp_path, "pool", test_log="a log")
     (tmp_path / name).write_bytes(content)
     inside.files[f"test.outputs/{name}"] = tmp_path / name
@@ -144,20 +144,20 @@ def test_what_came_back_in_pieces_is_a_failure(name: str, content: bytes, said: 
     ("status", "log", "verdict", "text"),
     [
         ("TIMEOUT", "grace: waiting\ngrace: SIGTERM\ngrace: still running after 1 s\n", "ok", "at least 1 s"),
-        ("TIMEOUT", "grace: waiting\n", "note", "no SIGTERM was seen"),
-        ("FAILED", "grace: nobody ended this test\n", "FAILED", "is FAILED, and TIMEOUT is expected"),
+        ("TIMEOUT", "grace: waiting\n", "note", "the test got no SIGTERM"),
+        ("FAILED", "grace: this test was not ended\n", "FAILED", "is FAILED, but TIMEOUT is expected"),
         ("NO_STATUS", "", "FAILED", "is NO_STATUS"),
     ],
 )
-def test_end_of_time_is_told_by_the_log(status: str, log: str, verdict: str, text: str, tmp_path: Path) -> None:
-    """Without a grace, what a test writes at its end is lost."""
+def test_timeout_is_read_from_the_log(status: str, log: str, verdict: str, text: str, tmp_path: Path) -> None:
+    """Without time after SIGTERM, output that a test writes at its end is lost."""
     found = by_name(list(client.findings("pool", [seen(tmp_path, "pool.grace", status, test_log=log)])))
     assert verdict == found["timeout"].verdict
     assert text in found["timeout"].text
 
 
 def test_shards_that_overlap_ran_at_once(tmp_path: Path) -> None:
-    """An executor that runs one action after the other makes shards useless."""
+    """With an executor that runs one action after the other, shards would be useless."""
     spans = [(0.0, 6.0, "a"), (1.0, 7.0, "b"), (6.5, 12.0, "a")]
     runs = [
         seen(tmp_path, "pool.spread", test_log=json.dumps({"start": start, "end": end, "worker": worker}))
@@ -171,10 +171,10 @@ def test_shards_that_overlap_ran_at_once(tmp_path: Path) -> None:
     ("looked", "verdict"),
     [({"worker": "a", "found": 1}, "note"), ({"worker": "a", "found": 0}, "ok"), ({"worker": "b", "found": 0}, "note")],
 )
-def test_what_was_left_behind_is_looked_for_where_it_was_left(
+def test_leftover_process_is_searched_on_the_worker_that_had_it(
     looked: dict[str, object], verdict: str, tmp_path: Path
 ) -> None:
-    """Another worker never had it, and says nothing about the one that has."""
+    """Another worker never had the process, so its answer means nothing."""
     runs = [
         seen(tmp_path, "pool.leave", test_log=json.dumps({"worker": "a"})),
         seen(tmp_path, "pool.look", test_log=json.dumps(looked)),
@@ -185,9 +185,9 @@ def test_what_was_left_behind_is_looked_for_where_it_was_left(
 @pytest.mark.parametrize(
     ("status", "strategy", "verdict", "text"),
     [
-        ("CONFIGURED", "", "ok", "did not run, while others did"),
-        ("NO_STATUS", "", "ok", "did not run, while others did"),
-        ("PASSED", "remote", "FAILED", "ran on host cpu-1: the value is ignored"),
+        ("CONFIGURED", "", "ok", "did not run, and others did"),
+        ("NO_STATUS", "", "ok", "did not run, and others did"),
+        ("PASSED", "remote", "FAILED", "ran on host cpu-1: the executor ignores the value"),
         ("PASSED", "linux-sandbox", "note", "the test ran on this machine"),
     ],
 )
@@ -195,31 +195,32 @@ def test_property_that_the_executor_ignores_is_a_failure(
     status: str, strategy: str, verdict: str, text: str, tmp_path: Path
 ) -> None:
     """GPU tests would go to any worker, and the table would be green."""
-    run = seen(tmp_path, "pool.nobody.Pool", status, test_log=json.dumps({"worker": "host cpu-1"}))
-    runs = [client.Seen("pool.nobody.Pool", "CONFIGURED"), client.Seen(run.name, status, run.files, strategy)]
+    run = seen(tmp_path, "pool.no_worker.Pool", status, test_log=json.dumps({"worker": "host cpu-1"}))
+    runs = [client.Seen("pool.no_worker.Pool", "CONFIGURED"), client.Seen(run.name, status, run.files, strategy)]
     found = by_name(list(client.findings("pool", runs)))["property Pool"]
     assert verdict == found.verdict
     assert text in found.text
 
 
-@pytest.mark.parametrize("line", ["{not JSON", '{"somebody": "else\'s"}', "[]"])
+@pytest.mark.parametrize("line", ["{not JSON", '{"another": "program"}', "[]"])
 def test_lines_of_others_in_a_log_are_not_ours(line: str, tmp_path: Path) -> None:
-    """A wrapper of the executor's that logs in braces must not end the table in a traceback."""
+    """A wrapper of the executor that logs lines in braces must not end the table in a traceback."""
     told = json.dumps({"start": 0.0, "end": 1.0, "worker": "a"})
     runs = [seen(tmp_path, "pool.spread", test_log=f"{line}\n{told}\n")]
     found = by_name(list(client.findings("pool", runs)))["concurrency"]
     assert "1 of 1 shards ran at once, on a" == found.text
 
 
-# Stands for Bazel: the tests pass, but for one in whose pool nobody is.
+# A stand-in for Bazel: the tests pass, except the one that no worker takes.
 _BAZEL = """\
 import json, sys, time
 from pathlib import Path
 (events,) = [word.partition("=")[2] for word in sys.argv if word.startswith("--build_event_json_file=")]
 labels = [word for word in sys.argv if word.startswith("//")]
-lines = [{"id": {"targetConfigured": {"label": "//p:pool.nobody.Pool"}}}, {"id": {}, "said": "a line\u2028of Unicode"}]
+waits = "//p:pool.no_worker.Pool"
+lines = [{"id": {"targetConfigured": {"label": waits}}}, {"id": {}, "said": "a line\u2028of Unicode"}]
 for label in labels:
-    if not label.endswith(".nobody"):
+    if not label.endswith(".no_worker"):
         lines.append({"id": {"testResult": {"label": label}}, "testResult": {"status": "PASSED"}})
         lines.append({"id": {"testSummary": {"label": label}}})
 Path(events).write_text("".join(json.dumps(line, ensure_ascii=False) + "\\n" for line in lines) + '{"id": {"half')
@@ -233,31 +234,31 @@ if WAITS_FOR in " ".join(labels):
 
 @pytest.fixture
 def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A workspace, which `bazel run` was started in."""
+    """A workspace in which `bazel run` was started."""
     monkeypatch.setenv("BUILD_WORKSPACE_DIRECTORY", str(tmp_path))
     return tmp_path
 
 
 def install_bazel(workspace: Path, waits_for: str) -> None:
-    """Put it into the workspace; it does not end if it is given a test whose name has `waits_for`."""
+    """Install the stand-in. It hangs if it gets a test whose name contains `waits_for`."""
     program = workspace / "bazelw"
     program.write_text(f"#!{sys.executable}\nWAITS_FOR = {waits_for!r}\n{_BAZEL}")
     program.chmod(0o755)
 
 
-def test_test_that_nobody_takes_is_called_back(
+def test_test_that_no_worker_takes_is_cancelled(
     workspace: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """It waits for ever where the executor is right, and the table would with it."""
-    monkeypatch.setattr(client, "_NOBODY_S", 0.0)
-    install_bazel(workspace, ".nobody")
-    # Nothing came back from the others.
+    """With a correct executor it waits for ever, and the table would wait with it."""
+    monkeypatch.setattr(client, "_NO_WORKER_S", 0.0)
+    install_bazel(workspace, ".no_worker")
+    # The other tests have no outputs.
     assert 1 == client.main(["--check=//p:pool"])
-    assert "| property Pool | ok | a test with a value that no worker has did not run" in capfd.readouterr().out
+    assert "| property Pool | ok | a test whose value no worker has did not run" in capfd.readouterr().out
 
 
 def test_pool_without_a_worker_is_named(workspace: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """No timeout of Bazel's counts the time in the queue."""
+    """None of Bazel's timeouts counts the time in the queue."""
     install_bazel(workspace, ".grace")
     assert 2 == client.main(["--check=//p:pool", "--limit=2"])
     error = capfd.readouterr().err
@@ -266,7 +267,7 @@ def test_pool_without_a_worker_is_named(workspace: Path, capfd: pytest.CaptureFi
 
 
 def test_bazel_that_cannot_be_interrupted_is_killed(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would hold up the table as long as the test that nobody takes."""
+    """It would delay the table as long as the test that no worker takes."""
     monkeypatch.setattr(client, "_INTERRUPT_S", 0.0)
     program = workspace / "bazelw"
     program.write_text(f"#!{sys.executable}\nimport signal, time\nsignal.signal(2, signal.SIG_IGN)\ntime.sleep(60)\n")
@@ -284,8 +285,8 @@ def test_bazel_that_cannot_be_interrupted_is_killed(workspace: Path, monkeypatch
     assert -signal.SIGKILL == ended[-1]
 
 
-def test_second_half_that_did_not_run_is_told(workspace: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """A test that nobody was offered would count as one that nobody takes."""
+def test_second_run_that_failed_is_reported(workspace: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A test that was never offered would count as one that no worker takes."""
     program = workspace / "bazelw"
     lines = [
         f"#!{sys.executable}",
@@ -300,11 +301,11 @@ def test_second_half_that_did_not_run_is_told(workspace: Path, capfd: pytest.Cap
     assert "Bazel ended with status 36." in capfd.readouterr().err
 
 
-def test_limit_that_is_no_number_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    """A limit of nothing would call every pool empty."""
+def test_limit_that_is_not_a_number_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    """With a limit of zero every pool would seem empty."""
     with pytest.raises(SystemExit):
         client.main(["--limit=0"])
-    assert "'0' is no number of seconds" in capsys.readouterr().err
+    assert "'0' is not a number of seconds" in capsys.readouterr().err
 
 
 def test_events_name_runs_and_the_files_that_are_here(tmp_path: Path) -> None:
@@ -325,5 +326,5 @@ def test_events_name_runs_and_the_files_that_are_here(tmp_path: Path) -> None:
 
 
 def test_table_has_one_row_for_each_finding() -> None:
-    """A bar in a text would break it."""
+    """A bar in a text would break the row."""
     assert "| a | ok | x/y |" in table([Finding("a", "ok", "x|y")]).splitlines()

@@ -1,4 +1,4 @@
-"""What commands do where no cluster is, where one was killed, and where the state is not what it should be."""
+"""Commands without a cluster, after a killed cluster, and with a wrong state file."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ClusterFiles:
 
 @pytest.fixture
 def scratch() -> Iterator[Scratch]:
-    """A scratch directory, as `up` makes it."""
+    """A scratch directory like the one that `up` makes."""
     with tempfile.TemporaryDirectory(prefix=SCRATCH_PREFIX, dir="/tmp", ignore_cleanup_errors=True) as folder:
         yield Scratch(Path(folder))
 
 
 def write_state(files: ClusterFiles, **state: object) -> None:
-    """Leave the state of a cluster that is not there."""
+    """Write the state file of a cluster that does not run."""
     files.root.mkdir(parents=True, exist_ok=True)
     files.state.write_text(json.dumps({"supervisor": 1, "endpoint": "grpc://127.0.0.1:1", **state}))
 
 
 @pytest.mark.parametrize("arguments", [["status"], ["down"], ["logs"], ["kill-worker", "cpu-1"], ["restart", "server"]])
-def test_command_without_a_cluster_says_so(
+def test_command_without_a_cluster_is_an_error(
     arguments: list[str], files: ClusterFiles, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A `down` that succeeds where nothing was could be aimed at the wrong cluster."""
+    """A `down` that succeeds without a cluster could be aimed at the wrong one."""
     assert 1 == cli.main(arguments)
     assert "there is no cluster 'local'" in capsys.readouterr().err
     assert not files.root.exists()
@@ -54,14 +54,14 @@ def test_command_without_a_cluster_says_so(
 def test_bad_argument_is_explained_in_three_lines(
     arguments: list[str], files: ClusterFiles, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A traceback tells a user nothing."""
+    """A traceback does not help a user."""
     assert 1 == cli.main(arguments)
     assert 3 == len(capsys.readouterr().err.splitlines())
     assert not files.root.exists()
 
 
 def test_taken_port_is_explained_and_nothing_is_left(files: ClusterFiles, capsys: pytest.CaptureFixture[str]) -> None:
-    """Otherwise the server ends somewhere in its start, and the reason is in a log that is gone."""
+    """Otherwise the server ends during its start, and the log with the reason is removed."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
@@ -71,7 +71,7 @@ def test_taken_port_is_explained_and_nothing_is_left(files: ClusterFiles, capsys
 
 
 def test_port_is_held_and_can_still_be_listened_on() -> None:
-    """Otherwise another program gets the server's port while the server is being restarted."""
+    """Otherwise another program gets the server's port while the server restarts."""
     with reserve_port(0) as reservation, socket.socket() as stranger, socket.socket() as server:
         address = reservation.getsockname()
         with pytest.raises(OSError, match="Address already in use"):
@@ -85,7 +85,7 @@ def test_port_is_held_and_can_still_be_listened_on() -> None:
 def test_missing_database_server_is_explained(
     files: ClusterFiles, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A machine without PostgreSQL, and without the means to copy it, must be told what to install."""
+    """The user of a machine that lacks PostgreSQL and the tools to copy it must learn what to install."""
     monkeypatch.setenv("PATH", "/nonexistent")
     monkeypatch.setattr("local_cluster.packages._POSTGRES_PLACES", ())
     monkeypatch.setattr("local_cluster.packages.find_buildbox", lambda _cache: Path("/nonexistent"))
@@ -102,17 +102,17 @@ def test_second_cluster_of_a_name_is_refused(files: ClusterFiles, capsys: pytest
     assert lock is not None
     try:
         assert 1 == cli.main(["up"])
-        assert "the cluster 'local' is there already" in capsys.readouterr().err
+        assert "the cluster 'local' exists already" in capsys.readouterr().err
         assert files.root.exists()
     finally:
         os.close(lock)
 
 
 def test_leftovers_of_a_killed_cluster_are_removed(files: ClusterFiles, scratch: Scratch) -> None:
-    """Otherwise an action of yesterday's cluster still holds the GPUs."""
+    """Otherwise an action of a dead cluster still holds the GPUs."""
     write_state(files, scratch=str(scratch.root))
     code = "import sys, time; sys.stdout.write('x'); sys.stdout.flush(); time.sleep(600)"
-    # In a session of its own, as an action may be.
+    # In a session of its own, which an action may have, too.
     left = subprocess.Popen(
         [sys.executable, "-c", code],
         env={**os.environ, parts.MARK: str(scratch.root)},
@@ -125,7 +125,7 @@ def test_leftovers_of_a_killed_cluster_are_removed(files: ClusterFiles, scratch:
         said: list[str] = []
         cluster.end_cluster(files, "local", said.append)
         assert -signal.SIGKILL == left.wait(10)
-    assert ["removing what a killed cluster has left"] == said
+    assert ["removing the leftovers of a killed cluster"] == said
     assert not files.root.exists()
     assert not scratch.root.exists()
 
@@ -134,37 +134,37 @@ def test_leftovers_of_a_killed_cluster_are_removed(files: ClusterFiles, scratch:
     ("text", "reason"),
     [
         ("{", "cannot be read"),
-        ("[]", "a part of it is missing"),
-        ('{"supervisor": "1", "scratch": "/tmp/x", "endpoint": ""}', "a part of it is missing"),
+        ("[]", "an entry is missing"),
+        ('{"supervisor": "1", "scratch": "/tmp/x", "endpoint": ""}', "an entry is missing"),
         (
             '{"supervisor": 1, "scratch": "/home", "endpoint": ""}',
-            "which is no directory of a cluster's",
+            "which is not a directory of a cluster",
         ),
         (
             '{"supervisor": 1, "scratch": "/tmp/dist-rbe-a/../x", "endpoint": ""}',
-            "which is no directory of a cluster's",
+            "which is not a directory of a cluster",
         ),
     ],
 )
 def test_state_that_leads_elsewhere_is_refused(text: str, reason: str, files: ClusterFiles) -> None:
-    """`down` removes the directory that the state names: it must be nobody else's."""
+    """`down` removes the directory that the state file names, so it must belong to the cluster."""
     files.root.mkdir(parents=True)
     files.state.write_text(text)
     with pytest.raises(ClusterError, match=reason) as caught:
         cluster.end_cluster(files, "local", lambda _text: None)
-    # What is to be removed by hand is named.
+    # The error names what the user must remove by hand.
     assert f"'{files.root}'" in caught.value.way_out
 
 
 def test_scratch_of_another_kind_is_refused(files: ClusterFiles, scratch: Scratch, tmp_path: Path) -> None:
-    """Somebody may have put a link where the scratch directory was."""
+    """Another user may have put a link in the place of the scratch directory."""
     precious = tmp_path / "precious"
     precious.mkdir()
     link = scratch.root.with_name(f"{scratch.root.name}-link")
     link.symlink_to(precious)
     try:
         write_state(files, scratch=str(link))
-        with pytest.raises(ClusterError, match="is no directory of this user's"):
+        with pytest.raises(ClusterError, match="does not belong to this user"):
             cluster.end_cluster(files, "local", lambda _text: None)
         assert precious.exists()
     finally:
@@ -173,7 +173,7 @@ def test_scratch_of_another_kind_is_refused(files: ClusterFiles, scratch: Scratc
 
 @contextmanager
 def running(*command: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A program that runs, and does not after the block."""
+    """A program that runs during the block and not after it."""
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         try:
             yield process
@@ -181,7 +181,7 @@ def running(*command: str) -> Iterator[subprocess.Popen[bytes]]:
             process.kill()
 
 
-# Holds the lock as a supervisor does, and says when it has it.
+# Holds the lock as a supervisor does, and reports when it has it.
 _HOLD = """
 import fcntl, sys, time
 lock = open(sys.argv[1], "w")
@@ -193,7 +193,7 @@ time.sleep(600)
 
 
 def test_supervisor_is_known_by_its_lock_and_ended(files: ClusterFiles, scratch: Scratch) -> None:
-    """A start by the clock, as an older version wrote it, is another one after the clock was set."""
+    """A start time, as an older version wrote it, changes when the clock is set."""
     files.root.mkdir(parents=True)
     with running(sys.executable, "-c", _HOLD, str(files.lock)) as supervisor:
         assert supervisor.stdout is not None
@@ -205,7 +205,7 @@ def test_supervisor_is_known_by_its_lock_and_ended(files: ClusterFiles, scratch:
     assert not files.root.exists()
 
 
-# Ends like a supervisor that has a lot to remove: until its input ends.
+# Ends like a supervisor that removes many files: only when its input ends.
 _HOLD_AND_REMOVE = """
 import fcntl, os, signal, sys
 lock = open(sys.argv[1], "w")
@@ -222,7 +222,7 @@ sys.stdin.read()
 def test_supervisor_that_only_removes_files_is_waited_for(
     files: ClusterFiles, scratch: Scratch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Tests unpack gigabytes of packages; on a busy machine a `down` in order would look like one that went wrong."""
+    """Tests unpack gigabytes of packages; on a busy machine a correct `down` would look like a failed one."""
     files.root.mkdir(parents=True)
     places = (str(files.lock), str(files.root), str(files.root.with_name(".local.1")))
     command = (sys.executable, "-c", _HOLD_AND_REMOVE, *places)
@@ -236,7 +236,7 @@ def test_supervisor_that_only_removes_files_is_waited_for(
 
         def send_and_wait(pidfd: int, number: int) -> None:
             send(pidfd, number)
-            # The rest takes longer than any limit.
+            # Removing the files takes longer than any limit.
             assert b"y" == stdout.read(1)
 
         monkeypatch.setattr(signal, "pidfd_send_signal", send_and_wait)
@@ -249,23 +249,23 @@ def test_supervisor_that_only_removes_files_is_waited_for(
 
         cluster.end_cluster(files, "local", tell)
         assert 0 == supervisor.wait(10)
-    assert ["nothing of it runs any more; its files are still being removed"] == said
+    assert ["all its processes have ended; its files are still being removed"] == said
     assert not files.root.exists()
     assert not files.removed
 
 
-def test_process_that_has_the_supervisors_number_now_is_left_alone(files: ClusterFiles, scratch: Scratch) -> None:
-    """Numbers are given again, above all after a restart of the machine."""
+def test_process_that_has_the_supervisors_number_now_is_not_touched(files: ClusterFiles, scratch: Scratch) -> None:
+    """The kernel reuses numbers, most of all after a restart of the machine."""
     with running("sleep", "600") as stranger:
         write_state(files, supervisor=stranger.pid, scratch=str(scratch.root))
-        with pytest.raises(ClusterError, match="Something is left of one that was killed"):
+        with pytest.raises(ClusterError, match="Files of a killed one are left"):
             cluster.find_cluster(files, "local")
         cluster.end_cluster(files, "local", lambda _text: None)
         assert stranger.poll() is None
     assert not files.root.exists()
 
 
-# Starts a cluster on a disk with room for so many files.
+# Starts a cluster on a disk with room for a given number of files.
 _START = """
 import sys
 from pathlib import Path
@@ -284,24 +284,24 @@ except ClusterError as error:
 
 @pytest.mark.parametrize(("room", "missing"), [(6, "clusters/local/logs"), (8, "clusters/local/state.draft")])
 def test_full_disk_is_named(room: int, missing: str, tmp_path: Path) -> None:
-    """The supervisor would end without a word, and the user would look for a lack of memory."""
+    """Otherwise the supervisor would end without a message, and the user would suspect a lack of memory."""
     disk = tmp_path / "disk"
     disk.mkdir()
     script = f'mount -t tmpfs -o nr_inodes={room} none "$XDG_CACHE_HOME" && "$@"; status=$?; find "$XDG_CACHE_HOME"'
     command = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", f"{script}; exit $status", "sh"]
     environment = {**os.environ, "XDG_CACHE_HOME": str(disk), "PYTHONPATH": os.pathsep.join(sys.path)}
     if subprocess.run([*command, "true"], env=environment, capture_output=True, check=False).returncode:
-        pytest.skip("this kernel lets nobody mount a file system in a user namespace of his own")
+        pytest.skip("this kernel does not allow a mount in a user namespace")
     done = subprocess.run(
         [*command, sys.executable, "-c", _START], env=environment, capture_output=True, text=True, check=False
     )
     assert 1 == done.returncode
-    assert f"'{disk}/dist_testing/rbe/{missing}' cannot be made or written: No space left on device." in done.stderr
+    assert f"'{disk}/dist_testing/rbe/{missing}' cannot be created or written: No space left on device." in done.stderr
     assert 3 == len(done.stderr.splitlines())
     assert "clusters/" not in done.stdout
 
 
-# A supervisor without anything to supervise, which is told to end three times before it listens.
+# A supervisor without any parts, which is told to end three times before it listens.
 _SUPERVISE = """
 import os, signal, sys
 from pathlib import Path
@@ -320,7 +320,7 @@ supervisor.go_down()
 
 
 def test_signals_between_the_end_and_the_clean_up_do_not_prevent_it(files: ClusterFiles, scratch: Scratch) -> None:
-    """Somebody who is impatient would leave processes and gigabytes."""
+    """An impatient user would leave processes and gigabytes behind."""
     files.logs.mkdir(parents=True)
     done = subprocess.run(
         [sys.executable, "-c", _SUPERVISE, str(files.root), str(scratch.root)],
@@ -335,8 +335,8 @@ def test_signals_between_the_end_and_the_clean_up_do_not_prevent_it(files: Clust
     assert not scratch.root.exists()
 
 
-def test_part_that_does_not_come_up_tells_its_own_words(tmp_path: Path) -> None:
-    """Its log goes with the cluster, so all of them have to be in the error."""
+def test_error_of_a_part_that_does_not_start_has_its_log(tmp_path: Path) -> None:
+    """The log is removed with the cluster, so the whole end of it must be in the error."""
     log = tmp_path / "part.log"
     shell = "for line in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do echo line $line; done; exit 3"
     running = parts.start_part(parts.Part("part", ("/bin/sh", "-c", shell), {}), log)

@@ -1,4 +1,4 @@
-"""What is still there after a cluster: nothing."""
+"""After a cluster has ended, nothing of it is left."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from local_cluster.errors import ClusterError
 from local_cluster.places import SCRATCH_PREFIX, ClusterFiles, Scratch, cluster_files
 from local_cluster.pools import parse_pool
 
-# Removes the files of the cluster "local", and says what stops it.
+# Removes the files of the cluster "local", and prints the error if that fails.
 _REMOVE = """
 import sys
 from local_cluster import places
@@ -39,7 +39,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ClusterFiles:
 
 
 @pytest.fixture
-def short_way() -> Iterator[Path]:
+def short_path() -> Iterator[Path]:
     """A folder in /tmp, as a test makes it."""
     with tempfile.TemporaryDirectory(prefix="dist-", dir="/tmp", ignore_cleanup_errors=True) as folder:
         yield Path(folder)
@@ -51,55 +51,55 @@ def run(*command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 
-def test_folder_that_nobody_may_write_is_removed(files: ClusterFiles) -> None:
-    """Outputs of actions are write-protected; an ordinary user would keep them for ever."""
+def test_folder_without_write_permission_is_removed(files: ClusterFiles) -> None:
+    """Outputs of actions are write-protected; an ordinary user could never remove them."""
     deep = files.root / "storage" / "deep"
     deep.mkdir(parents=True)
     (deep / "file").touch()
     deep.chmod(0o555)
     deep.parent.chmod(0o500)
     python = [sys.executable, "-c", _REMOVE]
-    # Root may write everywhere, unless it gives that up.
+    # Root may write everywhere, unless it drops that right.
     ordinary = ["setpriv", "--bounding-set=-all", "--inh-caps=-all", *python] if os.geteuid() == 0 else python
     done = run(*ordinary)
     assert (0, "") == (done.returncode, done.stderr)
     assert [] == list(files.root.parent.iterdir())
 
 
-def test_what_cannot_be_removed_is_named(files: ClusterFiles) -> None:
-    """`nothing of it is left` must be true where it is said; and `down` must find it again."""
+def test_file_that_cannot_be_removed_is_named(files: ClusterFiles) -> None:
+    """The message that nothing is left must be true, and `down` must find the rest again."""
     mounted = files.root / "storage"
     mounted.mkdir()
     script = f'mount -t tmpfs none "{mounted}" && exec "$@"'
     command = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script, "sh"]
     if shutil.which("unshare") is None or run(*command, "true").returncode:
-        pytest.skip("this kernel lets nobody mount a file system in a user namespace of his own")
+        pytest.skip("this kernel does not allow a mount in a user namespace")
     done = run(*command, sys.executable, "-c", _REMOVE)
     assert 1 == done.returncode
     (left,) = files.removed
     assert f"'{left}' cannot be removed: Device or resource busy" in done.stderr
     assert 3 == len(done.stderr.splitlines())
-    # Not mounted any more.
+    # No longer mounted.
     cluster.end_cluster(files, "local", lambda _text: None)
     assert [] == list(files.root.parent.iterdir())
 
 
-def test_short_way_of_a_killed_test_is_removed(files: ClusterFiles, short_way: Path) -> None:
-    """A test that was killed with all its processes leaves it in /tmp, whatever TMPDIR says."""
-    (short_way / "t").symlink_to(files.root / "workers" / "cpu-1" / "run")
+def test_short_path_of_a_killed_test_is_removed(files: ClusterFiles, short_path: Path) -> None:
+    """A test that was killed with all its processes leaves it in /tmp, for any TMPDIR."""
+    (short_path / "t").symlink_to(files.root / "workers" / "cpu-1" / "run")
     places.remove_files(files, None)
-    assert not short_way.exists()
+    assert not short_path.exists()
 
 
-def test_short_way_to_elsewhere_stays(files: ClusterFiles, short_way: Path) -> None:
-    """It is a running test's, of another cluster or of none."""
-    (short_way / "t").symlink_to(f"{files.root}2/workers/cpu-1/run")
+def test_short_path_to_elsewhere_stays(files: ClusterFiles, short_path: Path) -> None:
+    """It belongs to a running test of another cluster, or of none."""
+    (short_path / "t").symlink_to(f"{files.root}2/workers/cpu-1/run")
     places.remove_files(files, None)
-    assert (short_way / "t").is_symlink()
+    assert (short_path / "t").is_symlink()
 
 
 def test_up_during_down_keeps_its_files(files: ClusterFiles, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A new cluster of the same name would otherwise lose its files one by one."""
+    """Otherwise a new cluster of the same name would lose its files one by one."""
     old = cluster._lock(files)
     assert old is not None
     remove_tree = shutil.rmtree
@@ -123,7 +123,7 @@ def test_up_during_down_keeps_its_files(files: ClusterFiles, monkeypatch: pytest
     os.close(old)
 
 
-def test_what_actions_write_goes_with_the_cluster(files: ClusterFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_of_actions_are_removed_with_the_cluster(files: ClusterFiles, monkeypatch: pytest.MonkeyPatch) -> None:
     """Unpacked wheels are gigabytes, and would stay in the user's own cache."""
     scratch = Scratch(Path("/tmp", f"{SCRATCH_PREFIX}x"))
     (worker,) = parse_pool("cpu=1").members()
@@ -137,7 +137,7 @@ def test_what_actions_write_goes_with_the_cluster(files: ClusterFiles, monkeypat
     [("--staging-mode=MODE", ("--runner-arg=--staging-mode=copy-or-link",)), ("--remote=URL", ())],
 )
 def test_inputs_are_not_mounted(text: str, expected: tuple[str, ...], tmp_path: Path) -> None:
-    """A mount stays when a worker is killed; an option that an older runner does not know would end every action."""
+    """A mount stays when a worker is killed. An option that an older runner does not know would end every action."""
     runner = tmp_path / "runner"
     runner.write_text(f"#!/bin/sh\necho '{text}' >&2\n")
     runner.chmod(0o755)
@@ -145,7 +145,7 @@ def test_inputs_are_not_mounted(text: str, expected: tuple[str, ...], tmp_path: 
 
 
 class Guarded(psutil.Process):
-    """A process that may be killed and not suspended: one with other rights."""
+    """A process that may be killed but not suspended, because it has other rights."""
 
     def suspend(self) -> None:
         """Refuse."""
@@ -165,8 +165,8 @@ def test_process_that_may_not_be_suspended_does_not_protect_the_others() -> None
             process.wait()
 
 
-def test_unremovable_short_way_does_not_stop_the_rest(files: ClusterFiles, tmp_path: Path) -> None:
-    """A folder of a strange form in /tmp is none of ours."""
+def test_unremovable_short_path_does_not_stop_the_rest(files: ClusterFiles, tmp_path: Path) -> None:
+    """An unknown folder in /tmp does not belong to a cluster."""
     with tempfile.TemporaryDirectory(prefix="dist-", dir="/tmp") as folder:
         (Path(folder) / "t").mkdir()
         places.remove_files(files, None)

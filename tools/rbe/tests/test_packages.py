@@ -1,4 +1,4 @@
-"""Where BuildBox and PostgreSQL are taken from."""
+"""The places of BuildBox and PostgreSQL."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_database_server_is_found_where_its_programs_really_are(
 
 
 def test_newest_database_server_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By number: 9 is older than 15."""
+    """Versions are compared as numbers: 9 is older than 15."""
     for version in ("9.6", "15", "14"):
         install(tmp_path / "postgresql" / version / "bin", *packages.POSTGRES_PROGRAMS)
     monkeypatch.setenv("PATH", "/nonexistent")
@@ -49,7 +49,7 @@ def test_newest_database_server_is_taken(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_finished_copy_is_used_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every start would otherwise fetch the packages."""
+    """Otherwise every start would fetch the packages."""
     monkeypatch.setenv("PATH", "/nonexistent")
     copy = tmp_path / f"buildbox-{platform.machine()}-{packages._recipe_digest()}"
     programs = install(copy / "usr/bin", *packages.BUILDBOX_PROGRAMS)

@@ -1,4 +1,4 @@
-"""What `status` says about jobs, and above all why one is not running."""
+"""The output of `status` about jobs; most important: why a job does not run."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def job(**changes: Any) -> dict[str, Any]:
             {"Pool": "gpu2"},
             "wants Pool=gpu2, and every worker that offers it is down: gpu2-1 was killed by SIGKILL (9)",
         ),
-        ({"Pool": "cpu"}, "waits until a worker is free: cpu-1, cpu-2"),
-        ({}, "waits until a worker is free: cpu-1, cpu-2"),
+        ({"Pool": "cpu"}, "waits for a free worker: cpu-1, cpu-2"),
+        ({}, "waits for a free worker: cpu-1, cpu-2"),
     ],
 )
 def test_queued_job_is_explained(wanted: dict[str, str], expected: str) -> None:
@@ -78,7 +78,7 @@ def test_part_that_has_ended_is_named_with_its_end() -> None:
 
 
 def test_running_job_is_shown_with_its_worker_and_attempt() -> None:
-    """Otherwise nobody sees that a job was given to another worker after a crash."""
+    """Otherwise users cannot see that a job went to another worker after a crash."""
     running = job(is_running=True, worker="cpu-2", tries=2)
     assert "  job 01234567, 3 s: runs on cpu-2 (attempt 2): test.sh" in list(status_lines(status(jobs=[running]), NOW))
 
@@ -91,6 +91,6 @@ def test_unknown_jobs_are_not_shown_as_none() -> None:
 
 
 def test_gpus_are_called_simulated() -> None:
-    """Otherwise somebody believes that a result was made on GPUs."""
+    """Otherwise users may believe that a result was made on GPUs."""
     lines = list(status_lines(status(workers=[worker("gpu2-1", Pool="gpu2", gpus="2")]), NOW))
     assert [line for line in lines if line.endswith("; 2 simulated GPU(s)")]

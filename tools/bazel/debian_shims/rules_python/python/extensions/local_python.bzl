@@ -1,17 +1,17 @@
-"""Finds the machine's own interpreters, which take the place of downloaded ones."""
+"""Finds the machine's own interpreters, which replace downloaded ones."""
 
 _PROBE = "import sys; print('%d.%d' % sys.version_info[:2]); print(sys.executable)"
 
 def find_local_python(ctx, python_version, *, asked_by):
     """Returns the absolute path of an interpreter on PATH.
 
-    Fails if there is none of that version, because wheels and tests would otherwise meet another
-    Python than the one the module file names.
+    Fails if there is none of that version. Otherwise wheels and tests would run with another Python
+    than the one that the module file names.
 
     Args:
         ctx: A `module_ctx`.
         python_version: "3.11" or "3.11.7", of which the first two numbers count; "" takes `python3`.
-        asked_by: What needs it, for the error message.
+        asked_by: The caller, for the error message.
 
     Returns:
         A string.
@@ -24,7 +24,7 @@ def find_local_python(ctx, python_version, *, asked_by):
             continue
         result = ctx.execute([path, "-c", _PROBE])
         if result.return_code:
-            # Version managers put names on PATH that only tell that nothing is behind them.
+            # Version managers put commands on PATH that only report a missing version.
             continue
         found, executable = result.stdout.splitlines()
         if wanted in ("", found):

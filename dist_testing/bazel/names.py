@@ -1,0 +1,23 @@
+"""How a pytest node id is written as a name of another kind."""
+
+from __future__ import annotations
+
+__all__ = ["module_of", "name_parts", "xml_name"]
+
+
+def name_parts(nodeid: str) -> tuple[list[str], str]:
+    """Return file, classes and function of a case, and its parameters, which may look like anything."""
+    head, bracket, parameters = nodeid.partition("[")
+    return head.split("::"), bracket + parameters
+
+
+def module_of(path: str) -> str:
+    """Return the dotted name of a file."""
+    return path.removesuffix(".py").replace("/", ".")
+
+
+def xml_name(nodeid: str) -> tuple[str, str]:
+    """Return class name and name of a case in the XML."""
+    (path, *classes), parameters = name_parts(nodeid)
+    name = classes.pop() if classes else ""
+    return ".".join([module_of(path), *classes]), name + parameters

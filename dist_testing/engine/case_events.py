@@ -1,0 +1,220 @@
+"""Tells the stream of events how one case goes."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from dist_testing.case import Case, CaseResult
+from dist_testing.engine.live_output import LiveOutput
+from dist_testing.error_text import summarise
+from dist_testing.events.cases import (
+    CaseAsked,
+    CaseEnded,
+    CaseJudged,
+    CleanedUp,
+    LeaseWaitBegan,
+    LeaseWaitEnded,
+    RankOutcomeKnown,
+    RankOutput,
+    RankPhases,
+    RankReady,
+    RankStarted,
+    RankWarned,
+    WorldAsked,
+)
+from dist_testing.events.event import Phase
+from dist_testing.events.stream import EventStream
+from dist_testing.gpus.world import WorldGpus
+
+if TYPE_CHECKING:
+    # It holds one of these.
+    from dist_testing.engine.running_world import RunningWorld
+
+__all__ = ["CaseEvents"]
+
+# Of the kinds that are told here, all but `RankOutput`.
+_KINDS = (
+    CaseAsked,
+    CaseEnded,
+    CaseJudged,
+    CleanedUp,
+    LeaseWaitBegan,
+    LeaseWaitEnded,
+    RankOutcomeKnown,
+    RankPhases,
+    RankReady,
+    RankStarted,
+    RankWarned,
+    WorldAsked,
+)
+
+
+class CaseEvents:
+    """The events of one case. Where no sink wants them, no event is made."""
+
+    def __init__(self, stream: EventStream, number: int, case: Case) -> None:
+        """Make the account of a case that may be run; nothing is told yet.
+
+        Args:
+            stream: Where the events go.
+            number: Of the case, in this run.
+            case: The case.
+        """
+        self._stream = stream
+        self._number = number
+        self._case = case
+        self._is_open = False
+        self._is_told = stream.wants(*_KINDS)
+        self._asked_s = 0.0
+        self._world: RunningWorld | None = None
+        # How many changes of phase each rank had behind it when the case began.
+        self._changes_before: Sequence[int] = ()
+        self._started: set[int] = set()
+        self._ready: set[int] = set()
+
+    def asked(self, limit_s: float) -> None:
+        """The engine has taken the case on, with a limit in seconds."""
+        self._asked_s = time.monotonic()
+        self._is_open = True
+        case = self._case
+        if self._is_told:
+            self._stream.emit(
+                CaseAsked(self._asked_s, self._number, case.name, case.world_size, case.isolation, case.pool, limit_s)
+            )
+
+    def lease(self, count: int, take: Callable[[], WorldGpus]) -> WorldGpus:
+        """Call `take`, which waits for so many GPUs, and return what it returns."""
+        self._stream.emit(LeaseWaitBegan(time.monotonic(), self._number, count))
+        names = ""
+        try:
+            gpus = take()
+            names = gpus.names
+            return gpus
+        finally:
+            self._stream.emit(LeaseWaitEnded(time.monotonic(), self._number, names))
+
+    def world_asked(self, number: int, world: RunningWorld) -> None:
+        """New ranks have been asked for, as world `number` of the run."""
+        self._stream.emit(WorldAsked(time.monotonic(), self._number, number))
+        if self._stream.wants(RankOutput):
+            world.supervisor.show_output(LiveOutput(world.directory, world.size, self._output))
+
+    def _output(self, rank: int, line: str) -> None:
+        self._stream.emit(RankOutput(time.monotonic(), self._number, rank, line))
+
+    def begun_on(self, world: RunningWorld, *, is_new: bool) -> None:
+        """The case is about to begin on the ranks of a world, which are new or have run another case before."""
+        if not self._is_told:
+            return
+        self._world = world
+        self._changes_before = [0 if is_new else world.board.count(rank) for rank in range(world.size)]
+        if not is_new:
+            # They are told of with their first case.
+            self._started = self._ready = set(range(world.size))
+        if self._stream.wants(RankStarted, RankReady):
+            world.supervisor.on_look = self._look
+
+    def _look(self, now_s: float) -> None:
+        """The supervisor has looked at the ranks: tell of those that have started, or become ready, since."""
+        if self._world is None or len(self._ready) == self._world.size:
+            return
+        for record in self._world.supervisor.records:
+            if record.pid is not None and record.rank not in self._started:
+                self._started.add(record.rank)
+                self._stream.emit(RankStarted(now_s, self._number, record.rank, record.pid))
+            # The rank's own word may come before the launcher's.
+            if record.is_ready and record.rank in self._started - self._ready:
+                self._ready.add(record.rank)
+                self._stream.emit(RankReady(now_s, self._number, record.rank))
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Around the wait for the end of the case, inside its world: tell what the ranks did, however it ends."""
+        try:
+            yield
+        finally:
+            self._tell_phases()
+
+    def _tell_phases(self) -> None:
+        world = self._world
+        if world is None or not self._stream.wants(RankPhases):
+            return
+        now_s = time.monotonic()
+        for rank, before in enumerate(self._changes_before):
+            ended_s = world.supervisor.records[rank].ended_s
+            end_s = now_s if ended_s is None else ended_s
+            phases, lost = world.board.phases(rank, before, self._asked_s, end_s)
+            self._stream.emit(RankPhases(now_s, self._number, rank, phases, lost))
+
+    def over_on_threads(self, phases: Mapping[int, tuple[Phase, ...]]) -> None:
+        """The same, for ranks that are threads of the runner."""
+        now_s = time.monotonic()
+        for rank, done in phases.items():
+            self._stream.emit(RankPhases(now_s, self._number, rank, done))
+
+    def judged(self, result: CaseResult) -> None:
+        """The case has a result."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        if not self._is_told:
+            return
+        number, emit = self._number, self._stream.emit
+        now_s = time.monotonic()
+        for warning in result.warnings:
+            for rank in warning.ranks:
+                emit(
+                    RankWarned(
+                        now_s, number, rank, warning.category, warning.text, warning.filename, warning.line_number
+                    )
+                )
+        for outcome in result.outcomes:
+            emit(
+                RankOutcomeKnown(
+                    now_s,
+                    number,
+                    outcome.rank,
+                    outcome.kind.value,
+                    outcome.at_s,
+                    outcome.phase,
+                    outcome.operation,
+                    outcome.describe(),
+                    outcome.collateral,
+                    outcome.exit_code,
+                    outcome.signal,
+                )
+            )
+        found = result.verdict
+        emit(
+            CaseJudged(
+                now_s,
+                number,
+                found.status.value,
+                found.cause.value,
+                found.reason,
+                found.culprit,
+                found.failing,
+                found.victims,
+            )
+        )
+        if self._world is None or self._world.supervisor.is_over:
+            emit(CleanedUp(now_s, number, result.leaked))
+        emit(CaseEnded(now_s, number))
+
+    @contextlib.contextmanager
+    def ending_on_error(self) -> Iterator[None]:
+        """Around a step of the case: an exception that ends the step ends the case, without a verdict."""
+        try:
+            yield
+        except BaseException as error:
+            self.ended_early(summarise(error))
+            raise
+
+    def ended_early(self, why: str) -> None:
+        """The case has ended without a verdict."""
+        if self._is_open:
+            self._is_open = False
+            self._stream.emit(CaseEnded(time.monotonic(), self._number, why))

@@ -1,0 +1,29 @@
+"""The first event of a run."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import time
+
+from dist_testing.events.runs import RunStarted
+from dist_testing.events.wire import SCHEMA
+from dist_testing.spec import Spec
+
+__all__ = ["run_started"]
+
+# Which versions an event file names, beside Python's.
+_PACKAGES = ("torch", "pytest")
+
+
+def run_started(spec: Spec) -> RunStarted:
+    """The run of a target begins now. To find the versions of packages takes some milliseconds; none is imported."""
+    versions = {"python": platform.python_version()}
+    for name in _PACKAGES:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            # It came without metadata, or runs from a source tree.
+            continue
+    now_s = time.monotonic()
+    return RunStarted(now_s, SCHEMA, time.time() - now_s, spec.target, spec.backend.name, versions)

@@ -1,0 +1,243 @@
+"""Facts about a case, its world and its ranks, as the engine sees them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from dist_testing.events.event import Event, Phase
+
+__all__ = [
+    "CaseAsked",
+    "CaseEnded",
+    "CaseJudged",
+    "CleanedUp",
+    "LeaseWaitBegan",
+    "LeaseWaitEnded",
+    "RankOutcomeKnown",
+    "RankOutput",
+    "RankPhases",
+    "RankReady",
+    "RankStarted",
+    "RankWarned",
+    "WorldAsked",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class CaseAsked(Event):
+    """The engine is asked for a case.
+
+    Attributes:
+        case: Number of the case in this run, from 1; later events name the case by it. A case that is tried again has
+            a second number.
+        name: As the user names it.
+        world_size: Ranks.
+        isolation: How its ranks are made.
+        pool: The worker pool that it belongs to; "" for ranks of its own.
+        limit_s: How long it may take, in seconds.
+    """
+
+    kind: ClassVar[str] = "case_asked"
+
+    case: int
+    name: str
+    world_size: int
+    isolation: str
+    pool: str
+    limit_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseWaitBegan(Event):
+    """The case asks for `gpus` GPUs, and waits until it has them."""
+
+    kind: ClassVar[str] = "lease_wait_began"
+
+    case: int
+    gpus: int
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseWaitEnded(Event):
+    """The case has its GPUs, or cannot have them.
+
+    Attributes:
+        case: Number of the case.
+        gpus: The machine's numbers of them, such as "0, 1"; "" if it has none.
+    """
+
+    kind: ClassVar[str] = "lease_wait_ended"
+
+    case: int
+    gpus: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorldAsked(Event):
+    """The launcher is asked for ranks. Without this event the case runs on ranks that exist.
+
+    Attributes:
+        case: Number of the case.
+        world: Number of the world in this run, from 1.
+    """
+
+    kind: ClassVar[str] = "world_asked"
+
+    case: int
+    world: int
+
+
+@dataclass(frozen=True, slots=True)
+class RankStarted(Event):
+    """The process of a rank exists; threads of one process have the same `pid`."""
+
+    kind: ClassVar[str] = "rank_started"
+
+    case: int
+    rank: int
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class RankReady(Event):
+    """A rank is ready to begin its test. When all are, the case's time counts."""
+
+    kind: ClassVar[str] = "rank_ready"
+
+    case: int
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class RankPhases(Event):
+    """What a rank did in the case, in order: one event when the case is over, because phases wake no one up.
+
+    Attributes:
+        case: Number of the case.
+        rank: Which rank.
+        phases: Name, begin and end of each.
+        lost: How many earlier ones are missing: a rank keeps the last few only.
+    """
+
+    kind: ClassVar[str] = "rank_phases"
+
+    case: int
+    rank: int
+    phases: tuple[Phase, ...]
+    lost: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RankOutput(Event):
+    """A line that a rank has printed. Read while the case runs, and only if a sink asks for this kind by name."""
+
+    kind: ClassVar[str] = "rank_output"
+
+    case: int
+    rank: int
+    line: str
+
+
+@dataclass(frozen=True, slots=True)
+class RankWarned(Event):
+    """A rank has warned. Equal warnings of a rank in one case are one event.
+
+    Attributes:
+        case: Number of the case.
+        rank: Which rank.
+        category: Name of the warning's class.
+        text: What it says.
+        filename: Where it points to.
+        line_number: In that file.
+    """
+
+    kind: ClassVar[str] = "rank_warned"
+
+    case: int
+    rank: int
+    category: str
+    text: str
+    filename: str
+    line_number: int
+
+
+@dataclass(frozen=True, slots=True)
+class RankOutcomeKnown(Event):
+    """What became of a rank in the case.
+
+    Attributes:
+        case: Number of the case.
+        rank: Which rank.
+        outcome: A value of `dist_testing.outcomes.Kind`, such as "passed" or "signalled".
+        seen_s: When the runner saw the first sign of it, on the monotonic clock.
+        phase: What the rank was doing.
+        operation: The operation of torch.distributed that it was in; "" if none.
+        description: The outcome in one line, for people.
+        collateral: "lost" or "late" if the rank only lost a peer, or waited for one in vain; else "".
+        exit_code: For "exited".
+        signal: For "signalled".
+    """
+
+    kind: ClassVar[str] = "rank_outcome"
+
+    case: int
+    rank: int
+    outcome: str
+    seen_s: float
+    phase: str
+    operation: str
+    description: str
+    collateral: str
+    exit_code: int | None
+    signal: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class CaseJudged(Event):
+    """The verdict on a case.
+
+    Attributes:
+        case: Number of the case.
+        status: "passed", "skipped" or "failed".
+        cause: A value of `dist_testing.outcomes.Cause`; "none" unless it failed.
+        reason: The skip reason, or one sentence about the failure.
+        culprit: The rank that failed first, if a rank is to blame.
+        failing: Other ranks that failed by themselves, first to last.
+        victims: Ranks that only suffered from another one's failure.
+    """
+
+    kind: ClassVar[str] = "verdict"
+
+    case: int
+    status: str
+    cause: str
+    reason: str
+    culprit: int | None
+    failing: tuple[int, ...]
+    victims: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CleanedUp(Event):
+    """Nothing of the world is left; `leaked` are the command lines of processes that had to be killed."""
+
+    kind: ClassVar[str] = "clean_up"
+
+    case: int
+    leaked: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CaseEnded(Event):
+    """The last event of a case.
+
+    Attributes:
+        case: Number of the case.
+        error: Why it has no verdict, in one line; "" if it has one.
+    """
+
+    kind: ClassVar[str] = "case_ended"
+
+    case: int
+    error: str = ""

@@ -1,0 +1,57 @@
+"""What all events have in common."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+__all__ = ["DIGITS", "Event", "Phase"]
+
+# Of times in an event: microseconds.
+DIGITS = 6
+
+
+class Phase(NamedTuple):
+    """One phase of a rank.
+
+    Attributes:
+        name: Such as "init", "setup", "call", "teardown", "destroy".
+        begin_s: On the monotonic clock, in seconds.
+        end_s: When the next phase began, or the rank had nothing more to do in the case.
+    """
+
+    name: str
+    begin_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One fact.
+
+    Attributes:
+        at_s: When the runner knew it, on the monotonic clock, in seconds.
+    """
+
+    kind: ClassVar[str] = ""
+
+    at_s: float
+
+    def to_wire(self) -> dict[str, Any]:
+        """Return the event as values that JSON has, its kind under "event"; times are rounded to microseconds."""
+        wire: dict[str, Any] = {"event": self.kind}
+        for name in _field_names(type(self)):
+            value = getattr(self, name)
+            wire[name] = round(value, DIGITS) if type(value) is float else value
+        return wire
+
+
+# By kind, because to ask the dataclass takes longer than all the rest of `to_wire`.
+_names: dict[type[Event], tuple[str, ...]] = {}
+
+
+def _field_names(kind: type[Event]) -> tuple[str, ...]:
+    if kind not in _names:
+        _names[kind] = tuple(item.name for item in dataclasses.fields(kind))
+    return _names[kind]

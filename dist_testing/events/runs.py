@@ -1,0 +1,119 @@
+"""Facts about a run, and about its tests as the front end sees them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from dist_testing.events.event import Event
+
+__all__ = [
+    "RunEnded",
+    "RunStarted",
+    "StreamCut",
+    "TestBegan",
+    "TestEnded",
+    "TestReported",
+    "TestsCollected",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class RunStarted(Event):
+    """The first event.
+
+    Attributes:
+        schema: Version of this form: `SCHEMA`.
+        wall_zero_s: The wall clock, in seconds since 1970, when the monotonic clock was 0.
+        target: Label of the Bazel target; "" outside Bazel.
+        backend: Name of the backend.
+        versions: Name to version, of Python and the packages that matter.
+    """
+
+    kind: ClassVar[str] = "run_started"
+
+    schema: int
+    wall_zero_s: float
+    target: str
+    backend: str
+    versions: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class TestsCollected(Event):
+    """The front end knows its tests; `count` of them will run."""
+
+    __test__: ClassVar[bool] = False
+    kind: ClassVar[str] = "tests_collected"
+
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class TestBegan(Event):
+    """The front end begins a test, on ranks or in the runner; `test` is its pytest node id."""
+
+    __test__: ClassVar[bool] = False
+    kind: ClassVar[str] = "test_began"
+
+    test: str
+
+
+@dataclass(frozen=True, slots=True)
+class TestReported(Event):
+    """The front end reports a part of a test, or a file that could not be collected.
+
+    Attributes:
+        test: pytest's node id.
+        when: "collect", "setup", "call" or "teardown".
+        outcome: "passed", "failed", "skipped"; "xfailed" and "xpassed" if it was marked as an expected failure.
+        duration_s: Of this part, in seconds.
+        message: One line: the reason of a skip or an expected failure, or who failed and how.
+        text: The whole report of a failure.
+        is_distributed: Whether `text` is this library's report, which the front end prints at the end of the log.
+        properties: Name and value, as in JUnit's XML.
+    """
+
+    __test__: ClassVar[bool] = False
+    kind: ClassVar[str] = "test_reported"
+
+    test: str
+    when: str
+    outcome: str
+    duration_s: float
+    message: str = ""
+    text: str = ""
+    is_distributed: bool = False
+    properties: tuple[tuple[str, object], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TestEnded(Event):
+    """The front end has reported all of a test."""
+
+    __test__: ClassVar[bool] = False
+    kind: ClassVar[str] = "test_ended"
+
+    test: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunEnded(Event):
+    """The last event of a run that came to its end; `exit_code` is what the front end ended with."""
+
+    kind: ClassVar[str] = "run_ended"
+
+    exit_code: int
+
+
+@dataclass(frozen=True, slots=True)
+class StreamCut(Event):
+    """The last line of a file that is full: later events are not in it.
+
+    Attributes:
+        limit_bytes: How much the file may hold, before compression.
+    """
+
+    kind: ClassVar[str] = "stream_cut"
+
+    limit_bytes: int

@@ -1,0 +1,103 @@
+"""Hands every event to whoever has subscribed to its kind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from dist_testing.error_text import summarise
+from dist_testing.events.cases import RankOutput
+from dist_testing.events.event import Event
+from dist_testing.events.runs import RunStarted
+from dist_testing.events.wire import KINDS
+
+__all__ = ["EventStream"]
+
+# A sink may take all kinds, or one kind as its own type: mypy cannot say "the union of what `kinds` names".
+_Sink = Callable[[Any], object]
+
+
+@dataclass(frozen=True, slots=True)
+class _Subscription:
+    sink: _Sink
+    name: str
+    is_essential: bool
+
+
+class EventStream:
+    """The events of one run.
+
+    One thread at a time may emit. A process that was forked from this one emits nothing: the runner's files are not for
+    a rank, or for a child of a test.
+
+    Attributes:
+        warn: Given a line for the log when a sink has failed.
+    """
+
+    def __init__(self) -> None:
+        self.warn: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True)
+        self._by_kind: dict[type[Event], tuple[_Subscription, ...]] = {}
+        self._pid = os.getpid()
+        self._first: RunStarted | None = None
+
+    @property
+    def is_heard(self) -> bool:
+        """Whether there is a sink for any kind."""
+        return bool(self._by_kind)
+
+    def wants(self, *kinds: type[Event]) -> bool:
+        """Whether there is a sink for one of these kinds."""
+        return not self._by_kind.keys().isdisjoint(kinds)
+
+    def subscribe(self, sink: _Sink, *kinds: type[Event], name: str, is_essential: bool = False) -> None:
+        """Have `sink` called with every event of some kinds from now on, in order.
+
+        A sink that wants `RunStarted` and comes later gets it at once. A sink that raises an Exception is dropped, with
+        one warning. Other exceptions, such as KeyboardInterrupt, are not about the sink; they pass, and it stays.
+
+        Args:
+            sink: Called with one event.
+            *kinds: Which events; none for all but `RankOutput`, which costs the runner a look at every rank's log.
+            name: What a warning calls the sink.
+            is_essential: What the sink raises is raised to whoever emits: for a sink that answers for the run, and
+                without which an answer could be wrong.
+        """
+        added = _Subscription(sink, name, is_essential)
+        for kind in kinds or [kind for kind in KINDS if kind is not RankOutput]:
+            self._by_kind[kind] = (*self._by_kind.get(kind, ()), added)
+        if self._first is not None and added in self._by_kind.get(RunStarted, ()):
+            self._hand(added, self._first)
+
+    def emit(self, event: Event) -> None:
+        """Hand an event to the sinks that want it."""
+        if isinstance(event, RunStarted):
+            self._first = event
+        subscriptions = self._by_kind.get(type(event))
+        if subscriptions is None or os.getpid() != self._pid:
+            return
+        for subscription in subscriptions:
+            self._hand(subscription, event)
+
+    def _hand(self, subscription: _Subscription, event: Event) -> None:
+        try:
+            subscription.sink(event)
+        except Exception as error:
+            if subscription.is_essential:
+                raise
+            self._drop(subscription, error)
+
+    def _drop(self, dropped: _Subscription, error: Exception) -> None:
+        kept = {
+            kind: tuple(subscription for subscription in subscriptions if subscription is not dropped)
+            for kind, subscriptions in self._by_kind.items()
+        }
+        self._by_kind = {kind: subscriptions for kind, subscriptions in kept.items() if subscriptions}
+        # If the log itself cannot be written any more, there is nowhere to tell it.
+        with contextlib.suppress(OSError, ValueError):
+            self.warn(
+                f"dist_testing: {dropped.name} gets no more events: {summarise(error)}. No verdict depends on it."
+            )

@@ -1,0 +1,178 @@
+"""Parts of a test: sub-tests, captured output, results of other processes, checks on DDP, compiled code."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import itertools
+import os
+import sys
+import tempfile
+import time
+import unittest
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from multiprocessing.connection import wait
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from multiprocessing.process import BaseProcess
+    from multiprocessing.queues import Queue
+
+    from torch.nn.parallel import DistributedDataParallel
+
+__all__ = [
+    "captured_output",
+    "dynamo_dist_per_rank_init",
+    "retrieve_result_from_completion_queue",
+    "run_subtests",
+    "verify_ddp_error_logged",
+]
+
+# The C++ stack in a text of torch begins here.
+_CPP_STACK = "\nException raised from "
+# A second group of the same world must not find the first group's entries in its file.
+_rendezvous_numbers = itertools.count()
+
+
+def run_subtests(
+    cls_inst: unittest.TestCase,
+    subtest_config: Mapping[str, Sequence[Any]],
+    test_fn: Callable[..., Any],
+    *test_args: Any,
+    **test_kwargs: Any,
+) -> None:
+    """Call `test_fn` once for each combination of `subtest_config`, each as a sub-test, on the existing ranks.
+
+    Between two calls the ranks meet at a barrier, if there is a default group, and the state of `torch.compile` is
+    cleared, if it is in use.
+
+    Args:
+        cls_inst: The running test.
+        subtest_config: Keyword of `test_fn` to its values.
+        test_fn: The body.
+        *test_args: Arguments of every call.
+        **test_kwargs: Keyword arguments of every call.
+    """
+    import torch.distributed as dist
+
+    for values in itertools.product(*subtest_config.values()):
+        chosen = dict(zip(subtest_config, values, strict=True))
+        with cls_inst.subTest(**chosen):
+            _reset_dynamo()
+            test_fn(*test_args, **test_kwargs, **chosen)
+            _reset_dynamo()
+        if dist.is_initialized():
+            dist.barrier()
+
+
+def _reset_dynamo() -> None:
+    # Its import takes a second, and a module that was never imported has no state.
+    if (dynamo := sys.modules.get("torch._dynamo")) is not None:
+        dynamo.reset()
+
+
+@contextlib.contextmanager
+def captured_output() -> Iterator[tuple[io.StringIO, io.StringIO]]:
+    """Replace `sys.stdout` and `sys.stderr` for a block.
+
+    C++ code writes to the descriptors 1 and 2; its output is not captured.
+
+    Yields:
+        The two replacements: standard output, standard error.
+    """
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        yield out, err
+
+
+def retrieve_result_from_completion_queue(
+    process: BaseProcess, completion_queue: Queue[Any], timeout: float | None = None
+) -> Any:
+    """Return the next result that a process puts into its queue.
+
+    Args:
+        process: A process; its end ends the wait.
+        completion_queue: A queue of `multiprocessing`.
+        timeout: Seconds; None to wait until the process ends.
+
+    Returns:
+        The result. If the process ends without one, or the time is over: a RuntimeError, returned and not raised.
+    """
+    started_s = time.monotonic()
+    reader = completion_queue._reader  # type: ignore[attr-defined]  # the queue has no public one
+    # The pipe is asked first: it may still hold a result of a process that has ended.
+    ready = wait([reader, process.sentinel], timeout)
+    if reader in ready or not completion_queue.empty():
+        return completion_queue.get()
+    if ready:
+        process.join()
+        return RuntimeError(f"Exited with {process.exitcode}")
+    return RuntimeError(f"Process timed out after {time.monotonic() - started_s}s")
+
+
+def verify_ddp_error_logged(model_DDP: DistributedDataParallel, err_substr: str) -> None:
+    """Check that DistributedDataParallel has logged an error.
+
+    Args:
+        model_DDP: The wrapped model.
+        err_substr: Part of the error's text. Of a C++ error, only the part before the stack counts.
+
+    Raises:
+        AssertionError: If it has logged no error, or another one.
+    """
+    data = model_DDP._get_ddp_logging_data()  # type: ignore[no-untyped-call]
+    missing = [name for name in ("iteration", "has_error", "error") if name not in data]
+    if missing:
+        raise AssertionError(f"DDP has logged no error: its logging data have no {', '.join(missing)}")
+    expected = err_substr.partition(_CPP_STACK)[0]
+    if expected not in data["error"]:
+        raise AssertionError(f"DDP has logged another error than {expected!r}: {data['error']}")
+
+
+@contextlib.contextmanager
+def dynamo_dist_per_rank_init(
+    rank: int, world_size: int, backend: str | None = None, init_pg: bool = True, fake_pg: bool = False
+) -> Iterator[None]:
+    """Select a rank's accelerator, make its default group and reset `torch.compile`, for a block.
+
+    Args:
+        rank: This rank, and the index of its accelerator.
+        world_size: Ranks in the world.
+        backend: Backend of the group; None for the accelerator's own.
+        init_pg: Whether to make the group, and destroy it at the end.
+        fake_pg: Whether to make a fake group and select no accelerator.
+    """
+    import torch
+    import torch._dynamo
+    import torch.distributed as dist
+    from torch._C._distributed_c10d import FileStore
+    from torch._dynamo.utils import counters
+
+    def reset() -> None:
+        torch._dynamo.reset()
+        counters.clear()
+
+    if not fake_pg:
+        torch.accelerator.set_device_index(rank)
+    if init_pg and fake_pg:
+        from torch.testing._internal.distributed.fake_pg import FakeStore
+
+        dist.init_process_group("fake", rank=rank, world_size=world_size, store=FakeStore())
+    elif init_pg:
+        device = torch.accelerator.current_accelerator()
+        backend = backend or dist.get_default_backend_for_device(device.type if device is not None else "cpu")
+        if "MASTER_PORT" in os.environ:
+            dist.init_process_group(backend, rank=rank, world_size=world_size)
+        else:
+            # The ranks of a world share their folder for temporary files. Unlike a fixed port, a file in it never
+            # belongs to another test.
+            path = os.path.join(tempfile.gettempdir(), f"dynamo-rendezvous-{next(_rendezvous_numbers)}")
+            store = FileStore(path, world_size)
+            dist.init_process_group(backend, rank=rank, world_size=world_size, store=store)
+    reset()
+    try:
+        yield
+    finally:
+        reset()
+        if init_pg:
+            dist.destroy_process_group()

@@ -1,0 +1,1 @@
+"""A backend of this consumer, with its plug-in and its tests."""

@@ -1,0 +1,488 @@
+"""`--dist-events`: the facts of a run, complete and in order, whatever becomes of the ranks."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from dist_testing.events.cases import (
+    CaseAsked,
+    CaseEnded,
+    CaseJudged,
+    CleanedUp,
+    RankOutcomeKnown,
+    RankOutput,
+    RankPhases,
+    RankReady,
+    RankStarted,
+    RankWarned,
+    WorldAsked,
+)
+from dist_testing.events.event import Event
+from dist_testing.events.file import read_events
+from dist_testing.events.runs import RunEnded, RunStarted, TestBegan, TestEnded, TestReported, TestsCollected
+from tests.support.bell import Bell
+from tests.support.children import Ended, Target, run_cases, run_pytest, start_pytest, write_file
+from tests.support.starter import Starter
+
+_CASE_KINDS = (
+    CaseAsked,
+    WorldAsked,
+    RankStarted,
+    RankReady,
+    RankPhases,
+    RankWarned,
+    RankOutcomeKnown,
+    CaseJudged,
+    CleanedUp,
+    CaseEnded,
+)
+
+
+def _run(starter: Starter, folder: Path, source: str, *options: str) -> tuple[Ended, list[Event]]:
+    ended = run_cases(starter, folder, source, "--dist-events=events.jsonl.gz", *options)
+    return ended, read_events(folder / "events.jsonl.gz")
+
+
+def _by_case(events: Sequence[Event]) -> dict[str, list[Event]]:
+    """The events of each case, by the last part of its name."""
+    names: dict[int, str] = {}
+    found: dict[str, list[Event]] = {}
+    for event in events:
+        if isinstance(event, CaseAsked):
+            names[event.case] = event.name.rpartition("::")[2].rpartition(".")[2]
+        if isinstance(event, _CASE_KINDS):
+            found.setdefault(names[event.case], []).append(event)
+    return found
+
+
+def _assert_ordered(events: Sequence[Event], code: int) -> None:
+    """Of a run that came to its end, whatever its verdict."""
+    assert isinstance(events[0], RunStarted)
+    assert events[-1] == RunEnded(events[-1].at_s, code)
+    times = [event.at_s for event in events]
+    assert times == sorted(times)
+    began = [event.test for event in events if isinstance(event, TestBegan)]
+    ended = [event.test for event in events if isinstance(event, TestEnded)]
+    # The controller of pytest-xdist hears of tests that run side by side.
+    assert sorted(ended) == sorted(began)
+    asked = [event.case for event in events if isinstance(event, CaseAsked)]
+    assert asked == list(range(1, len(asked) + 1))
+    assert [event.case for event in events if isinstance(event, CaseEnded)] == asked
+
+
+def _outcomes(case: Sequence[Event]) -> list[str]:
+    known = [event for event in case if isinstance(event, RankOutcomeKnown)]
+    assert [event.rank for event in known] == list(range(len(known)))
+    return [event.outcome for event in known]
+
+
+def _phases(case: Sequence[Event], rank: int) -> list[str]:
+    """What a rank did, after a look at the times."""
+    (told,) = [event for event in case if isinstance(event, RankPhases) and event.rank == rank]
+    times = [time for _, begin_s, end_s in told.phases for time in (begin_s, end_s)]
+    assert case[0].at_s <= times[0]
+    assert times == sorted(times)
+    assert times[-1] <= told.at_s
+    assert told.lost == 0
+    return [name for name, _, _ in told.phases]
+
+
+def _kinds(case: Sequence[Event]) -> list[type[Event]]:
+    return [type(event) for event in case]
+
+
+_WHOLE = ["start", "init", "setup", "call", "teardown", "destroy"]
+
+_WAYS = """
+    import os
+    import signal
+    import threading
+    import warnings
+
+    import pytest
+
+    pytestmark = pytest.mark.distributed(world_size=2)
+
+
+    def test_passes(world):
+        world.barrier()
+
+
+    def test_warns(world):
+        warnings.warn("of both")
+
+
+    def test_raises(world):
+        assert world.rank == 0, "of rank 1"
+
+
+    def test_is_killed(world):
+        if world.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        world.barrier()
+
+
+    def test_skips(world):
+        pytest.skip("not today")
+
+
+    @pytest.mark.distributed(world_size=2, timeout=1)
+    def test_hangs(world):
+        threading.Event().wait()
+"""
+
+
+def test_every_way_to_end_is_told(starter: Starter, tmp_path: Path) -> None:
+    """A report answers from the file alone what failed, which rank began it, and what each rank was doing."""
+    ended, events = _run(starter, tmp_path, _WAYS)
+    _assert_ordered(events, 1)
+    cases = _by_case(events)
+    assert {name: _outcomes(case) for name, case in cases.items()} == {
+        "test_passes": ["passed", "passed"],
+        "test_warns": ["passed", "passed"],
+        "test_raises": ["passed", "raised"],
+        "test_is_killed": ["stopped", "signalled"],
+        "test_skips": ["skipped", "skipped"],
+        "test_hangs": ["hung", "hung"],
+    }, ended.log
+    verdicts = {
+        name: (event.status, event.cause, event.culprit, event.victims)
+        for name, case in cases.items()
+        for event in case
+        if isinstance(event, CaseJudged)
+    }
+    assert verdicts["test_passes"] == ("passed", "none", None, ())
+    assert verdicts["test_raises"][:3] == ("failed", "failure", 1)
+    assert verdicts["test_is_killed"] == ("failed", "crash", 1, (0,))
+    assert verdicts["test_skips"][:2] == ("skipped", "none")
+    assert verdicts["test_hangs"][:2] == ("failed", "hang")
+    both = [RankStarted, RankReady]
+    for case in cases.values():
+        assert _kinds(case)[:2] == [CaseAsked, WorldAsked]
+        assert sorted(_kinds(case)[2:6], key=both.index) == [RankStarted] * 2 + [RankReady] * 2
+        assert _kinds(case)[-3:] == [CaseJudged, CleanedUp, CaseEnded]
+        assert len({event.pid for event in case if isinstance(event, RankStarted)}) == 2
+    for rank in range(2):
+        assert _phases(cases["test_passes"], rank) == _WHOLE
+        assert _phases(cases["test_hangs"], rank) == ["start", "init", "setup", "call"]
+    assert _phases(cases["test_is_killed"], 1) == ["start", "init", "setup", "call"]
+    warned = [event for event in cases["test_warns"] if isinstance(event, RankWarned)]
+    assert [(event.rank, event.text) for event in warned] == [(0, "of both"), (1, "of both")]
+    assert not [event for event in events if isinstance(event, RankOutput)]
+
+
+def test_a_case_is_within_its_test_and_the_test_is_reported(starter: Starter, tmp_path: Path) -> None:
+    """Tests that run in the runner are part of the time, too; and one without a case needs a reason."""
+    source = """
+        import pytest
+
+
+        @pytest.mark.distributed(world_size=1)
+        def test_of_ranks(world):
+            assert False, "boom"
+
+
+        def test_of_the_runner(record_property):
+            record_property("colour", "green")
+
+
+        @pytest.mark.skip(reason="not today")
+        @pytest.mark.distributed(world_size=1)
+        def test_skipped(world):
+            pass
+
+
+        @pytest.mark.xfail(reason="a bug")
+        def test_expected():
+            assert False
+    """
+    write_file(tmp_path, "test_broken.py", "import no_such_module")
+    _, events = _run(starter, tmp_path, source, "test_broken.py", "--continue-on-collection-errors")
+    _assert_ordered(events, 1)
+    assert [event.count for event in events if isinstance(event, TestsCollected)] == [4]
+    reported = [event for event in events if isinstance(event, TestReported)]
+    parts = [(event.test.rpartition("::")[2], event.when, event.outcome) for event in reported]
+    assert [part for part in parts if part[1] in ("collect", "call")] == [
+        ("test_broken.py", "collect", "failed"),
+        ("test_of_ranks", "call", "failed"),
+        ("test_of_the_runner", "call", "passed"),
+        ("test_skipped", "call", "skipped"),
+        ("test_expected", "call", "xfailed"),
+    ]
+    by_test = {event.test.rpartition("::")[2]: event for event in reported if event.when in ("collect", "call")}
+    assert by_test["test_skipped"].message == "not today"
+    assert by_test["test_expected"].message == "a bug"
+    assert "no_such_module" in by_test["test_broken.py"].text
+    assert dict(by_test["test_of_the_runner"].properties) == {"colour": "green"}
+    failed = by_test["test_of_ranks"]
+    assert (failed.is_distributed, failed.message) == (True, failed.text.partition("\n")[0])
+    assert "AssertionError: boom" in failed.message
+    order = [type(event) for event in events if isinstance(event, (TestBegan, CaseAsked, CaseEnded, TestEnded))]
+    assert order[:4] == [TestBegan, CaseAsked, CaseEnded, TestEnded]
+    assert CaseAsked not in order[4:]
+
+
+_TWO = """
+    import pytest
+    import torch
+    import torch.distributed as dist
+
+    pytestmark = pytest.mark.distributed(world_size=2)
+
+
+    @pytest.mark.parametrize("number", range(2))
+    def test_sums(world, number):
+        total = torch.ones(1)
+        dist.all_reduce(total)
+        assert total.item() == 2
+"""
+
+
+@pytest.mark.parametrize("isolation", ["fork", "spawn", "pool"])
+def test_ranks_of_every_kind_tell_their_phases(starter: Starter, tmp_path: Path, isolation: str) -> None:
+    """Also those that run several cases, of which each has its own phases, and those in a fresh interpreter."""
+    _, events = _run(starter, tmp_path, _TWO, f"--dist-isolation={isolation}")
+    _assert_ordered(events, 0)
+    cases = _by_case(events)
+    assert list(cases) == ["test_sums[0]", "test_sums[1]"]
+    for name, case in cases.items():
+        assert _outcomes(case) == ["passed", "passed"]
+        is_first = isolation != "pool" or name == "test_sums[0]"
+        assert (WorldAsked in _kinds(case)) == is_first
+        assert _kinds(case).count(RankStarted) == _kinds(case).count(RankReady) == (2 if is_first else 0)
+        assert (CleanedUp in _kinds(case)) == (isolation != "pool")
+        wanted = _WHOLE if isolation != "pool" else [*(_WHOLE[:2] if is_first else []), *_WHOLE[2:-1]]
+        for rank in range(2):
+            assert _phases(case, rank) == wanted
+
+
+def test_ranks_that_are_threads_of_one_process(starter: Starter, tmp_path: Path) -> None:
+    """They have one process, and phases of their own."""
+    _, events = _run(starter, tmp_path, _TWO, "--dist-isolation=thread", "--dist-backend=threaded")
+    _assert_ordered(events, 0)
+    first, second = _by_case(events).values()
+    assert len({event.pid for event in first if isinstance(event, RankStarted)}) == 1
+    assert RankStarted not in _kinds(second)
+    for case in (first, second):
+        assert _outcomes(case) == ["passed", "passed"]
+        for rank in range(2):
+            assert _phases(case, rank)[-3:] == ["call", "teardown", "destroy"]
+
+
+_CLASSES = """
+    import dist_testing
+
+
+    class TestProcesses(dist_testing.MultiProcessTestCase):
+        world_size = 2
+
+        def setUp(self):
+            super().setUp()
+            self._spawn_processes()
+
+        def test_processes(self):
+            pass
+
+
+    class TestThreads(dist_testing.MultiThreadedTestCase):
+        world_size = 2
+
+        def test_threads(self):
+            assert self.rank == 0, "of rank 1"
+
+
+    class TestGivesUp(dist_testing.MultiProcessTestCase):
+        world_size = 2
+
+        def setUp(self):
+            super().setUp()
+            self._spawn_processes()
+            raise RuntimeError("after the ranks were asked for")
+
+        def test_gives_up(self):
+            pass
+"""
+
+
+def test_unittest_classes(starter: Starter, tmp_path: Path) -> None:
+    """The other front end, with processes, with threads of the runner, and with ranks that are given up."""
+    ended, events = _run(starter, tmp_path, _CLASSES)
+    _assert_ordered(events, 1)
+    cases = _by_case(events)
+    assert _outcomes(cases["test_processes"]) == ["passed", "passed"], ended.log
+    assert _phases(cases["test_processes"], 0)[-3:] == ["call", "teardown", "destroy"]
+    threads = cases["test_threads"]
+    assert _outcomes(threads)[1] == "raised"
+    assert [_phases(threads, rank)[:2] for rank in range(2)] == [["start", "init"]] * 2
+    assert _kinds(threads)[-2:] == [CleanedUp, CaseEnded]
+    assert _kinds(cases["test_gives_up"])[:2] == [CaseAsked, WorldAsked]
+    last = cases["test_gives_up"][-1]
+    assert isinstance(last, CaseEnded)
+    assert last.error == "the test ended before it waited for its ranks"
+
+
+def test_workers_of_xdist_have_files_of_their_own(starter: Starter, tmp_path: Path) -> None:
+    """Two processes that write one file destroy it."""
+    _run(starter, tmp_path, _TWO, "-p", "xdist", "-n", "2")
+    controller = read_events(tmp_path / "events.jsonl.gz")
+    _assert_ordered(controller, 0)
+    assert len([event for event in controller if isinstance(event, TestReported) and event.when == "call"]) == 2
+    workers = [read_events(tmp_path / f"events.gw{number}.jsonl.gz") for number in range(2)]
+    for events in workers:
+        _assert_ordered(events, 0)
+    assert sorted(name for events in workers for name in _by_case(events)) == ["test_sums[0]", "test_sums[1]"]
+
+
+@pytest.mark.parametrize("path", ["missing/events.jsonl", "", "fifo", "."])
+def test_a_file_that_cannot_be_written_ends_the_run_before_it_begins(
+    starter: Starter, tmp_path: Path, path: str
+) -> None:
+    """Not after an hour of tests."""
+    os.mkfifo(tmp_path / "fifo")
+    ended = run_cases(starter, tmp_path, _TWO, f"--dist-events={path}")
+    assert ended.code == pytest.ExitCode.USAGE_ERROR
+    assert f"ERROR: --dist-events={path}: " in ended.log
+    assert "Write --dist-events=events.jsonl.gz, for example, or leave it out." in ended.log
+    assert "Traceback" not in ended.log
+
+
+def test_a_disk_that_fills_is_a_warning(starter: Starter, tmp_path: Path) -> None:
+    """The tests have passed, and that is what counts."""
+    ended = run_cases(starter, tmp_path, _TWO, "--dist-events=/dev/full")
+    assert ended.code == 0, ended.log
+    assert ended.outcomes() == {"test_sums[0]": "PASSED", "test_sums[1]": "PASSED"}
+    assert ended.log.count("the event file /dev/full gets no more events: OSError: [Errno 28] No space left") == 1
+
+
+@pytest.mark.parametrize("options", [[], ["-s"]])
+def test_a_broken_sink_changes_no_verdict(starter: Starter, tmp_path: Path, options: list[str]) -> None:
+    """Every sink that is not essential may break at any event; the others hear all of them."""
+    write_file(
+        tmp_path,
+        "conftest.py",
+        """
+        import pytest
+
+        from dist_testing.events.wire import KINDS
+        from dist_testing.frontends.session import current_session
+
+
+        @pytest.hookimpl(trylast=True)
+        def pytest_configure(config):
+            for kind in KINDS:
+                def broken(event):
+                    raise ZeroDivisionError(event.kind)
+
+                current_session().engine.events.subscribe(broken, kind, name=f"the sink of {kind.kind}")
+        """,
+    )
+    ended, events = _run(starter, tmp_path, _WAYS, *options)
+    assert ended.outcomes() == {
+        "test_passes": "PASSED",
+        "test_warns": "PASSED",
+        "test_raises": "FAILED",
+        "test_is_killed": "FAILED",
+        "test_hangs": "FAILED",
+    }, ended.log
+    assert ended.log.count("distributed failure") == 3
+    _assert_ordered(events, 1)
+    for kind in ("case_asked", "rank_phases", "verdict", "test_reported", "clean_up"):
+        warning = f"dist_testing: the sink of {kind} gets no more events: ZeroDivisionError: {kind}."
+        assert ended.log.count(warning) == 1, ended.log
+
+
+def test_an_interrupted_case_ends_with_the_reason(starter: Starter, tmp_path: Path) -> None:
+    """SIGTERM in the middle of a case: the file is whole, with what the ranks were doing."""
+    write_file(
+        tmp_path,
+        "test_cases.py",
+        """
+        import threading
+
+        import pytest
+
+        from tests.support.bell import ring
+
+
+        @pytest.mark.distributed(world_size=2)
+        def test_waits(world):
+            ring("waits")
+            threading.Event().wait()
+        """,
+    )
+    with Bell(tmp_path) as bell:
+        child = start_pytest(starter, tmp_path, "--dist-events=events.jsonl", "test_cases.py", env=bell.env)
+        bell.wait(2, child)
+    child.send_signal(signal.SIGTERM)
+    assert child.wait() == pytest.ExitCode.INTERRUPTED, child.log
+    events = read_events(tmp_path / "events.jsonl")
+    _assert_ordered([event for event in events if not isinstance(event, TestBegan)], pytest.ExitCode.INTERRUPTED)
+    (case,) = _by_case(events).values()
+    assert _phases(case, 1)[-1] == "call"
+    last = case[-1]
+    assert isinstance(last, CaseEnded)
+    assert last.error == "InterruptedRunError: the runner got SIGTERM (15)"
+
+
+def test_what_was_told_before_a_kill_is_in_the_file(starter: Starter, tmp_path: Path) -> None:
+    """The kernel's out-of-memory killer takes the runner, too, and leaves no time to write."""
+    write_file(
+        tmp_path,
+        "test_cases.py",
+        """
+        import os
+        import signal
+
+        import pytest
+
+
+        @pytest.mark.distributed(world_size=2)
+        def test_passes(world):
+            pass
+
+
+        def test_dies():
+            os.kill(os.getpid(), signal.SIGKILL)
+        """,
+    )
+    child = start_pytest(starter, tmp_path, "--dist-events=events.jsonl.gz", "test_cases.py")
+    assert child.wait() == -signal.SIGKILL, child.log
+    events = read_events(tmp_path / "events.jsonl.gz")
+    assert _outcomes(_by_case(events)["test_passes"]) == ["passed", "passed"]
+    last = events[-1]
+    assert isinstance(last, TestBegan)
+    assert last.test == "test_cases.py::test_dies"
+
+
+def test_bazel_keeps_the_events_of_a_run(starter: Starter, tmp_path: Path) -> None:
+    """And of a file that the target's own arguments ask for, the same."""
+    target = Target(tmp_path, {"test_cases.py": _WAYS})
+    ended = target.run(starter, f"--dist-events={tmp_path / 'own.jsonl'}")
+    assert ended.code == 1
+    events = read_events(target.outputs / "events.jsonl.gz")
+    _assert_ordered(events, 1)
+    assert isinstance(events[0], RunStarted)
+    assert (events[0].target, events[0].backend) == ("//pkg:cases_gloo", "gloo")
+    assert set(events[0].versions) >= {"python", "pytest"}
+    assert len(_by_case(events)) == 6
+    # It was open before the results were written.
+    assert read_events(tmp_path / "own.jsonl") == events[:-1]
+
+
+def test_bazel_runs_without_a_file_of_events(starter: Starter, tmp_path: Path) -> None:
+    """It is not what the target is judged by; the log says that it is missing."""
+    target = Target(tmp_path, {"test_cases.py": _TWO})
+    target.outputs.rmdir()
+    ended = target.run(starter)
+    assert ended.code == 0
+    assert "no events are kept: " in target.warnings_file.read_text(encoding="utf-8")
+
+
+def test_help_names_the_option(starter: Starter, tmp_path: Path) -> None:
+    """Where people look for it."""
+    assert "--dist-events=FILE" in run_pytest(starter, tmp_path, "--help").log

@@ -1,0 +1,196 @@
+"""The file of events: written whatever happens, and read whatever it holds."""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import json
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dist_testing.errors import ReportError
+from dist_testing.events import file as event_file
+from dist_testing.events.event import Event
+from dist_testing.events.file import EventFile, read_events
+from dist_testing.events.runs import RunEnded, RunStarted, StreamCut, TestBegan, TestReported
+from dist_testing.events.wire import SCHEMA
+
+_START = RunStarted(0.5, SCHEMA, 1.5e9, "", "gloo", {"python": "3.12.1"})
+_NAMES = ["events.jsonl", "events.jsonl.gz"]
+
+
+def _write(path: Path, *events: Event, limit_bytes: int = 1 << 20) -> None:
+    file = EventFile(path, limit_bytes)
+    for event in events:
+        file(event)
+    file.close()
+
+
+@pytest.mark.parametrize("name", _NAMES)
+def test_what_is_written_is_read(tmp_path: Path, name: str) -> None:
+    """Also what no terminal can show."""
+    events = [_START, TestBegan(1.0, "a.py::b[\udcff\n\u2028]"), RunEnded(2.0, 0)]
+    _write(tmp_path / name, *events)
+    assert read_events(tmp_path / name) == events
+
+
+def test_a_compressed_file_is_one_for_other_tools(tmp_path: Path) -> None:
+    """zcat and jq are how people look at it."""
+    _write(tmp_path / "e.gz", _START, RunEnded(2.0, 0))
+    lines = gzip.decompress((tmp_path / "e.gz").read_bytes()).decode().splitlines()
+    assert [json.loads(line)["event"] for line in lines] == ["run_started", "run_ended"]
+
+
+@pytest.mark.parametrize("name", _NAMES)
+def test_every_event_is_in_the_file_at_once(tmp_path: Path, name: str) -> None:
+    """The runner can be killed at any time; the last lines before that are those that matter."""
+    file = EventFile(tmp_path / name)
+    for event in (_START, TestBegan(1.0, "a")):
+        file(event)
+        assert read_events(tmp_path / name)[-1] == event
+    file.close()
+
+
+@pytest.mark.parametrize("name", _NAMES)
+def test_an_old_file_is_replaced(tmp_path: Path, name: str) -> None:
+    """Lines of two runs in one file are of neither."""
+    _write(tmp_path / name, _START, *(TestBegan(1.0, "a") for _ in range(100)))
+    _write(tmp_path / name, _START)
+    assert read_events(tmp_path / name) == [_START]
+
+
+@pytest.mark.parametrize("name", _NAMES)
+def test_a_full_file_says_so_in_its_last_line(tmp_path: Path, name: str) -> None:
+    """A run that goes on for ever must not fill the disk, and its file must not pass for complete."""
+    limit_bytes = 4096
+    _write(tmp_path / name, _START, *(TestBegan(float(n), "a") for n in range(1000)), limit_bytes=limit_bytes)
+    events = read_events(tmp_path / name)
+    assert isinstance(events[-1], StreamCut)
+    assert events[-1].limit_bytes == limit_bytes
+    assert len(events) > 10
+    if name == "events.jsonl":
+        assert (tmp_path / name).stat().st_size <= limit_bytes
+
+
+def test_a_long_text_keeps_its_beginning_and_its_end(tmp_path: Path) -> None:
+    """A failure's report can have any size; its first and last lines say most."""
+    text = "first" + "x" * 10_000_000 + "last"
+    _write(tmp_path / "e", _START, TestReported(1.0, "a", "call", "failed", 0.5, text=text), limit_bytes=1 << 30)
+    _, event = read_events(tmp_path / "e")
+    assert isinstance(event, TestReported)
+    assert event.text.startswith("first")
+    assert event.text.endswith("last")
+    assert (tmp_path / "e").stat().st_size < 100_000
+
+
+@pytest.mark.parametrize("name", ["missing/e", "", "fifo", "socket"])
+def test_a_path_that_cannot_be_written_is_an_error_at_once(tmp_path: Path, name: str) -> None:
+    """Not at the end of an hour; and a pipe that no one reads must not hold the run."""
+    os.mkfifo(tmp_path / "fifo")
+    os.mknod(tmp_path / "socket", 0o140600)
+    with pytest.raises(OSError, match=r"."):
+        EventFile(tmp_path / name)
+
+
+def test_a_pipe_is_refused_also_if_it_is_read(tmp_path: Path) -> None:
+    """A reader that stops would stop the run."""
+    os.mkfifo(tmp_path / "fifo")
+    reader = os.open(tmp_path / "fifo", os.O_RDONLY | os.O_NONBLOCK)
+    with pytest.raises(OSError, match="neither a file nor a device"):
+        EventFile(tmp_path / "fifo")
+    os.close(reader)
+
+
+@pytest.mark.parametrize("name", _NAMES)
+def test_a_full_disk_is_an_error_of_the_sink(tmp_path: Path, name: str) -> None:
+    """The stream drops the sink; to close the file does not fail a second time."""
+    os.symlink("/dev/full", tmp_path / name)
+    file = EventFile(tmp_path / name)
+    with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
+        file(_START)
+    file.close()
+    file.close()
+
+
+@pytest.mark.parametrize("cut", range(1, 12))
+@pytest.mark.parametrize("name", _NAMES)
+def test_a_last_line_that_was_cut_off_is_left_out(tmp_path: Path, name: str, cut: int) -> None:
+    """The runner was killed, or the disk is full."""
+    file = EventFile(tmp_path / name)
+    for event in (_START, TestBegan(1.0, "a"), TestBegan(2.0, "b")):
+        file(event)
+    data = (tmp_path / name).read_bytes()
+    file.close()
+    (tmp_path / f"copy-{name}").write_bytes(data[: len(data) - cut])
+    events = read_events(tmp_path / f"copy-{name}")
+    assert events in ([_START, TestBegan(1.0, "a")], [_START, TestBegan(1.0, "a"), TestBegan(2.0, "b")])
+
+
+_LINE = json.dumps(_START.to_wire()).encode() + b"\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "message"),
+    [
+        ("e", b"", "there is no event in it"),
+        ("e.gz", b"", "there is no event in it"),
+        ("e", _LINE[:-1], "there is no event in it"),
+        ("e.gz", gzip.compress(_LINE)[:9], "there is no event in it"),
+        ("e", b"hello\n", "line 1 is no event: Expecting value"),
+        ("e", b'{"event": "run_ended", "at_s": 1, "exit_code": 0}\n', 'line 1 is no event: expected "run_started"'),
+        ("e", b'{"event": "run_started", "schema": "1"}\n', 'line 1 is no event: expected "run_started"'),
+        ("e", b"[]\n", 'line 1 is no event: expected "run_started"'),
+        ("e", b'{"event": "run_started", "schema": 1}\n', "line 1 is no event: run_started: at_s is missing"),
+        ("e", _LINE + b"\n" + _LINE, "line 2 is no event"),
+        ("e", _LINE + b"\xff\xfe\n", "line 2 is no event"),
+        ("e", _LINE + b"[" * 100_000 + b"\n", "line 2 is no event"),
+        ("e", _LINE + b'{"event": "run_ended", "at_s": 1, "exit_code": null}\n', "exit_code = None; expected"),
+        ("e", b'{"event": "run_started", "schema": 99}\n', "its schema is 99; this version of dist_testing reads up"),
+        ("e.gz", _LINE, "cannot be read: "),
+        ("e", b"\x1f\x8b" + _LINE, "cannot be read: "),
+        ("e.gz", gzip.compress(_LINE)[:-6] + b"??????", "cannot be read: "),
+    ],
+)
+def test_a_file_that_is_none_of_ours_is_told(tmp_path: Path, name: str, data: bytes, message: str) -> None:
+    """What was found, why, and the way out; no traceback."""
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(ReportError) as caught:
+        read_events(tmp_path / name)
+    text = str(caught.value)
+    assert text.startswith(f"{tmp_path / name}: ")
+    assert message in text
+    assert text.count("\n") == 2
+
+
+@pytest.mark.parametrize("name", ["missing", "."])
+def test_a_file_that_is_not_there_is_told(tmp_path: Path, name: str) -> None:
+    """With its name."""
+    with pytest.raises(ReportError, match="cannot be read: "):
+        read_events(tmp_path / name)
+
+
+def test_a_small_file_that_unpacks_to_a_large_one_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A report reads files that others have sent."""
+    monkeypatch.setattr(event_file, "_MAX_READ_BYTES", 1 << 22)
+    (tmp_path / "e.gz").write_bytes(gzip.compress(_LINE + b"x" * (1 << 23)))
+    with pytest.raises(ReportError, match="more than 4 MiB, unpacked"):
+        read_events(tmp_path / "e.gz")
+
+
+@given(st.binary(max_size=300), st.sampled_from(["e", "e.gz"]))
+def test_any_bytes_give_events_or_an_error_of_ours(
+    tmp_path_factory: pytest.TempPathFactory, data: bytes, name: str
+) -> None:
+    """Never a traceback, never a hang."""
+    folder = tmp_path_factory.mktemp("any")
+    for content in (data, _LINE + data, gzip.compress(_LINE)[:20] + data):
+        (folder / name).write_bytes(content)
+        try:
+            events = read_events(folder / name)
+        except ReportError:
+            continue
+        assert events[0] == _START

@@ -1,0 +1,22 @@
+"""The programs that only read results need Python and nothing else."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+_LIST = os.environ.get("READERS_FILES")
+
+
+@pytest.mark.skipif(_LIST is None, reason="Bazel makes the list: ./bazelw test //tools/report:test_dependencies")
+def test_programs_that_read_results_depend_on_python_alone() -> None:
+    """If it fails, a CI job downloads torch in order to count results."""
+    assert _LIST is not None
+    files = Path(_LIST).read_text(encoding="utf-8").splitlines()
+    assert {"tools/ci/ci.py", "tools/report/timings.py", "dist_testing/errors.py"} <= set(files)
+    # `dist_testing/__init__.py` imports torch.
+    unwanted = re.compile(r"torch/|pytest|pypi|^dist_testing/__init__\.py$")
+    assert [file for file in files if unwanted.search(file)] == []
