@@ -17,6 +17,7 @@ from dist_testing.engine.thread_stacks import waiting_for_skipped
 from dist_testing.error_text import summarise
 from dist_testing.events.event import DIGITS, Phase
 from dist_testing.outcomes import GOOD, Kind, RankOutcome
+from dist_testing.process.board import ENTRIES
 from dist_testing.process.rank_messages import RankMessage, RankReport
 from dist_testing.rank.bootstrap import FAILED_EXIT_CODE
 from dist_testing.rank.reporter import Reporter
