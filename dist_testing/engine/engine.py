@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib
 import itertools
 import math
 import os
@@ -19,18 +18,16 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import Path
 
 from dist_testing.budget import Budget
-from dist_testing.case import Case, CaseResult, RankWarning
+from dist_testing.case import Case, CaseResult
 from dist_testing.engine.case_events import CaseEvents
-from dist_testing.engine.gpu_checks import aftermath, notes, preflight
-from dist_testing.engine.hang_story import blame_by_ledger, mark_stuck
+from dist_testing.engine.gpu_checks import aftermath, preflight
 from dist_testing.engine.interruption import interruption_report
-from dist_testing.engine.rank_record import RankRecord
+from dist_testing.engine.judging import judged, with_operation
+from dist_testing.engine.launchers import Launchers
 from dist_testing.engine.run_directory import RunDirectory
 from dist_testing.engine.running_world import RunningCase, RunningWorld, check_world_size, start_world
-from dist_testing.engine.stack_dumps import operation_in
 from dist_testing.engine.thread_stacks import blame_thread, waiting_for_skipped
 from dist_testing.engine.thread_world import ThreadBody, run_ranks
 from dist_testing.errors import GpuError, LaunchError, UsageError
@@ -40,9 +37,8 @@ from dist_testing.gpus.gpu import Gpu
 from dist_testing.gpus.world import WorldGpus
 from dist_testing.launch.isolation import FORK, Isolation, check_isolation, isolation_named
 from dist_testing.launch.launcher import Launcher, RunContext
-from dist_testing.outcomes import Cause, Kind, RankOutcome, Status, blame_machine, verdict
+from dist_testing.outcomes import Cause, Kind, Status, verdict
 from dist_testing.process.messages import Loader
-from dist_testing.process.rank_messages import Warned
 from dist_testing.process.refusal import refusal
 from dist_testing.process.thread_idents import read_ranks
 from dist_testing.rank.bootstrap import RankContext
@@ -86,8 +82,7 @@ class Engine:
         self._budget = budget
         self._context = context
         self._loader = loader
-        # By what makes them: several isolations can share one.
-        self._launchers: dict[Callable[[RunContext], Launcher], Launcher] = {}
+        self._launchers = Launchers()
         self._pool: RunningWorld | None = None
         self._worlds = 0
         self._numbers = itertools.count(1)
@@ -96,7 +91,7 @@ class Engine:
         self._has_warned = False
 
     def prepare(self, isolations: Iterable[Isolation] = ()) -> tuple[Sequence[Launcher], RunDirectory]:
-        """Make the launchers now, while this process is clean: it may be forked. Without this the first case does it.
+        """Make the launchers now, while this process is clean and may be forked. Without this the first case does it.
 
         Args:
             isolations: Those of the cases to come; by default the target's.
@@ -108,35 +103,23 @@ class Engine:
             LaunchError: If the machine has no room for them.
             UsageError: If the target's isolation does not exist.
         """
-        wanted = list(isolations) or [isolation_named(self.spec.isolation)]
+        wanted = list(isolations) or [self.isolation_named(self.spec.isolation)]
         try:
             if self._directory is None:
                 self._directory = RunDirectory(os.environ)
-            launchers = [self._launcher_for(isolation, self._directory) for isolation in wanted]
+            directory = self._directory
+            run = RunContext(self._context, self._loader, directory.all_paths, str(directory.short))
+            return list(dict.fromkeys(self._launchers.of(isolation, run) for isolation in wanted)), directory
         except OSError as error:
             raise _no_room("the run", error) from error
-        return list(dict.fromkeys(launchers)), self._directory
 
-    def _launcher_for(self, isolation: Isolation, directory: RunDirectory) -> Launcher:
-        launcher = self._launchers.get(isolation.make_launcher)
-        if launcher is None:
-            launcher = self._launchers[isolation.make_launcher] = self._make_launcher(isolation, directory)
-        return launcher
-
-    def _make_launcher(self, isolation: Isolation, directory: RunDirectory) -> Launcher:
-        # Every rank needs it, also of a test file that does not import it; a fork server that has it loads it once.
-        importlib.import_module("torch.distributed")
-        return isolation.make_launcher(
-            RunContext(self._context, self._loader, directory.all_paths, str(directory.short)),
-        )
-
-    def isolation_of(self, case: Case) -> Isolation:
-        """Return how the ranks of a case are made.
+    def isolation_named(self, name: str) -> Isolation:
+        """Return how ranks are made that a case or the target asks for by this name.
 
         Raises:
             UsageError: If no isolation has that name.
         """
-        return isolation_named(case.isolation)
+        return isolation_named(name)
 
     def run(self, case: Case) -> CaseResult:
         """`start` and `finish`, and once more if ranks could not be had although no test code has run yet."""
@@ -160,7 +143,7 @@ class Engine:
 
     def _start(self, case: Case, events: CaseEvents) -> RunningCase:
         check_world_size(case.name, case.world_size)
-        isolation = self.isolation_of(case)
+        isolation = self.isolation_named(case.isolation)
         check_isolation(case.name, self.spec.backend, isolation)
         if case.expected_exits and not isolation.has_exit_codes:
             raise UsageError(
@@ -201,7 +184,7 @@ class Engine:
             except GpuError:
                 raise
             except LaunchError:
-                self._drop_launchers()
+                self._launchers.close()
                 raise
             except OSError as error:
                 raise _no_room(case.name, error) from error
@@ -227,7 +210,7 @@ class Engine:
         return result
 
     def _finish(self, running: RunningCase) -> CaseResult:
-        case, world = running.case, running.world
+        world = running.world
         supervisor = world.supervisor
         with self._closing_if_over(world), running.events.watching():
             try:
@@ -238,53 +221,20 @@ class Engine:
                     self.tell(interruption_report(running, self.spec.target))
                 raise
             outcomes = tuple(
-                _with_operation(record.outcome(), supervisor.stacks.get(record.rank, ""))
+                with_operation(record.outcome(), supervisor.stacks.get(record.rank, ""))
                 for record in supervisor.records
             )
             if world.isolation.in_process:
                 log = world.log_tail(0)
                 outcomes = waiting_for_skipped(blame_thread(outcomes, read_ranks(world.directory), log))
             after = aftermath(world)
-        story = supervisor.hang
-        outcomes = mark_stuck(outcomes, story)
-        result = verdict(
-            outcomes,
-            world_size=case.world_size,
-            promised=self.spec.promises(case.world_size),
-            leaked=supervisor.leaked,
-            gpu_memory=after.memory,
-        )
-        result = blame_by_ledger(result, outcomes, story)
-        result = blame_machine(result, faults=after.faults, lost=after.lost_text)
-        gpus = world.gpus
-        log_files: dict[int, Path] = {}
-        quoted: Sequence[int] = ()
-        if result.status is Status.FAILED:
-            log_files = {rank: world.log_file(rank) for rank in range(case.world_size)}
-            quoted = [result.culprit, *result.failing] if result.culprit is not None else list(log_files)
-        elif supervisor.is_over:
-            shutil.rmtree(world.directory, ignore_errors=True)
-        else:
-            self._pool = world
-        return CaseResult(
-            case=case,
-            verdict=result,
-            outcomes=outcomes,
-            started_s=running.started_s,
-            duration_s=time.monotonic() - running.started_s,
-            limit_s=running.limit_s,
-            logs={rank: world.log_tail(rank) for rank in quoted},
-            log_files=log_files,
-            stacks=supervisor.stacks,
-            leaked=tuple(supervisor.leaked),
-            warnings=_warnings_of(supervisor.records),
-            end_session=next((record.end_session for record in supervisor.records if record.end_session), ""),
-            gpus=gpus.names if gpus is not None else "",
-            gpu_wait_s=gpus.wait_s if gpus is not None and running.is_first else 0.0,
-            notes=(*(story.lines if story is not None else ()), *notes(world, self.spec, after))
-            if result.status is Status.FAILED
-            else (),
-        )
+        result = judged(running, self.spec, outcomes, after)
+        if result.verdict.status is not Status.FAILED:
+            if supervisor.is_over:
+                shutil.rmtree(world.directory, ignore_errors=True)
+            else:
+                self._pool = world
+        return result
 
     def run_here(self, case: Case, body: ThreadBody) -> CaseResult:
         """Run a case on threads of this process, and judge it.
@@ -304,7 +254,7 @@ class Engine:
         with events.ending_on_error():
             ended = run_ranks(case.world_size, body, limit_s=limit_s)
         events.over_on_threads(ended.phases)
-        outcomes = tuple(_with_operation(outcome, ended.stacks.get(outcome.rank, "")) for outcome in ended.outcomes)
+        outcomes = tuple(with_operation(outcome, ended.stacks.get(outcome.rank, "")) for outcome in ended.outcomes)
         result = CaseResult(
             case=case,
             verdict=verdict(outcomes, world_size=case.world_size, promised=self.spec.promises(case.world_size)),
@@ -341,7 +291,7 @@ class Engine:
             if self._directory is not None:
                 directory, self._directory = self._directory, None
                 whatever_happens.callback(directory.remove)
-            whatever_happens.callback(self._drop_launchers)
+            whatever_happens.callback(self._launchers.close)
             if self._pool is not None:
                 world, self._pool = self._pool, None
                 with contextlib.suppress(LaunchError), self._closing_if_over(world):
@@ -390,7 +340,7 @@ class Engine:
             yield
         except LaunchError:
             world.close()
-            self._drop_launchers()
+            self._launchers.close()
             raise
         except BaseException:
             with contextlib.suppress(LaunchError):
@@ -399,31 +349,6 @@ class Engine:
             raise
         if world.supervisor.is_over:
             world.close()
-
-    def _drop_launchers(self) -> None:
-        launchers, self._launchers = self._launchers, {}
-        with contextlib.ExitStack() as whatever_happens:
-            for launcher in launchers.values():
-                whatever_happens.callback(launcher.close)
-
-
-def _warnings_of(records: Sequence[RankRecord]) -> tuple[RankWarning, ...]:
-    """What the ranks warned of, each warning once."""
-    ranks: dict[Warned, list[int]] = {}
-    for record in records:
-        for warning in record.warnings:
-            ranks.setdefault(warning, []).append(record.rank)
-    return tuple(
-        RankWarning(warned.category, warned.text, warned.filename, warned.line_number, tuple(its_ranks))
-        for warned, its_ranks in ranks.items()
-    )
-
-
-def _with_operation(outcome: RankOutcome, stack: str) -> RankOutcome:
-    """What a rank that could not say so itself was waiting in."""
-    if outcome.kind in (Kind.HUNG, Kind.STOPPED):
-        return dataclasses.replace(outcome, operation=operation_in(stack) or outcome.operation)
-    return outcome
 
 
 def _no_room(subject: str, error: OSError) -> LaunchError:
