@@ -30,7 +30,7 @@ from dist_testing.frontends.pytest.plugin import (
     OUTPUTS_KEY,
     PAUSE_LIMIT_KEY,
     SPEC_KEY,
-    current_runner,
+    runner_plugin,
 )
 from dist_testing.spec import Spec
 
@@ -140,7 +140,7 @@ class BazelSession:
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
         """Keep the cases that the filter means, and of what is then left this shard's."""
         wanted = self._protocol.test_filter
-        runner = current_runner(config)
+        runner = runner_plugin(config)
         if self._knows_all:
             self._conclusion.has_ranks = any(runner.runs_on_ranks(item) for item in items)
         if wanted:

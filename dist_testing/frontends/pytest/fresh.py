@@ -11,7 +11,7 @@ from dist_testing.errors import LaunchError
 from dist_testing.frontends.pytest import plugin
 from dist_testing.frontends.pytest.in_runner import FRESH_KEY, SPEC_KEY
 from dist_testing.frontends.pytest.messages import PYTEST_SESSIONS, PytestSession
-from dist_testing.frontends.pytest.plugin import current_runner
+from dist_testing.frontends.pytest.plugin import runner_plugin
 from dist_testing.launch.fresh import ThenBe
 from dist_testing.spec import read_spec
 
@@ -75,7 +75,7 @@ class FreshSession:
 
         pytest calls this only if a file could not be collected. That fails the tests of the file, and no others.
         """
-        context = current_runner(session.config).context
+        context = runner_plugin(session.config).context
         if context.has_tests and self._nodeid in (None, *(item.nodeid for item in session.items)):
             context.collection_errors += self.errors
             self._then(context)

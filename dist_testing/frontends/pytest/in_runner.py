@@ -27,8 +27,7 @@ from dist_testing.engine.kept_logs import keep_logs
 from dist_testing.engine.needs import missing_need
 from dist_testing.engine.report import missing_hardware
 from dist_testing.errors import DistTestingError, LaunchError, PromiseError, UsageError
-from dist_testing.frontends.pytest import attached as torchrun
-from dist_testing.frontends.pytest import reports
+from dist_testing.frontends.pytest import attached, reports
 from dist_testing.frontends.pytest.backend_hook import declared_backends
 from dist_testing.frontends.pytest.collection import check_item, function_of, is_multi_process
 from dist_testing.frontends.pytest.debugger import check_world, leave_ranks_to_ranks
@@ -48,7 +47,7 @@ from dist_testing.rank.bootstrap import RankContext
 from dist_testing.skips import is_about_hardware
 from dist_testing.spec import MAX_WORLD_SIZE, Spec
 
-__all__ = ["BUDGET_KEY", "FRESH_KEY", "OUTPUTS_KEY", "PAUSE_LIMIT_KEY", "SPEC_KEY", "Runner"]
+__all__ = ["BUDGET_KEY", "FRESH_KEY", "OUTPUTS_KEY", "PAUSE_LIMIT_KEY", "SPEC_KEY", "RunnerPlugin"]
 
 # The Bazel main sets these before pytest starts; outside Bazel the options replace them.
 SPEC_KEY = pytest.StashKey[Spec]()
@@ -61,7 +60,7 @@ FRESH_KEY = pytest.StashKey[Callable[[RankContext], NoReturn]]()
 _MARKER_KEY = pytest.StashKey[Distributed]()
 
 
-class Runner:
+class RunnerPlugin:
     """The runner's half: owns the engine of the session.
 
     Attributes:
@@ -123,9 +122,9 @@ class Runner:
         # By name: the module that collects the tests again imports this one.
         loader = Loader(f"{__package__}.fresh", PYTEST_SESSIONS.to_wire(session).decode())
         if self._rank_info is not None:
-            torchrun.check_options(config)
+            attached.check_options(config)
             engine = AttachedEngine(self._spec, budget, self.context, loader, self._rank_info, self.context.as_rank)
-            torchrun.join(config, self._rank_info, self.context, engine)
+            attached.join(config, self._rank_info, self.context, engine)
             return engine
         return Engine(self._spec, budget, self.context, loader)
 

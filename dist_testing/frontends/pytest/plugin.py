@@ -12,7 +12,7 @@ from dist_testing.frontends.pytest.in_runner import (
     OUTPUTS_KEY,
     PAUSE_LIMIT_KEY,
     SPEC_KEY,
-    Runner,
+    RunnerPlugin,
 )
 from dist_testing.frontends.pytest.marker import MARKER_HELP
 from dist_testing.frontends.pytest.on_rank import current_world
@@ -20,7 +20,7 @@ from dist_testing.frontends.pytest.options import add_options
 from dist_testing.frontends.pytest.session_events import EVENTS_KEY
 from dist_testing.world import World
 
-__all__ = ["BUDGET_KEY", "EVENTS_KEY", "OUTPUTS_KEY", "PAUSE_LIMIT_KEY", "SPEC_KEY", "current_runner"]
+__all__ = ["BUDGET_KEY", "EVENTS_KEY", "OUTPUTS_KEY", "PAUSE_LIMIT_KEY", "SPEC_KEY", "runner_plugin"]
 
 _RUNNER = "dist_testing_runner"
 
@@ -39,15 +39,15 @@ def pytest_configure(config: pytest.Config) -> None:
     """Register the marker and the runner's half of the plugin."""
     config.addinivalue_line("markers", MARKER_HELP)
     try:
-        runner = Runner(config)
+        runner = RunnerPlugin(config)
     except DistTestingError as error:
         raise pytest.UsageError(str(error)) from error
     config.pluginmanager.register(runner, _RUNNER)
 
 
-def current_runner(config: pytest.Config) -> Runner:
+def runner_plugin(config: pytest.Config) -> RunnerPlugin:
     """Return the runner's half of the plugin; call it only after `pytest_configure`."""
-    runner: Runner | None = config.pluginmanager.get_plugin(_RUNNER)
+    runner: RunnerPlugin | None = config.pluginmanager.get_plugin(_RUNNER)
     assert runner is not None
     return runner
 
@@ -55,7 +55,7 @@ def current_runner(config: pytest.Config) -> Runner:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Make one case per world size."""
     try:
-        parametrize_world_size(metafunc, __name__, current_runner(metafunc.config).world_sizes)
+        parametrize_world_size(metafunc, __name__, runner_plugin(metafunc.config).world_sizes)
     except UsageError as error:
         raise pytest.Collector.CollectError(str(error)) from error
 
