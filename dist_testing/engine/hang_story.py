@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import sysconfig
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -13,8 +14,9 @@ from dist_testing.process.ledger import Ledger, WaitKind
 
 __all__ = ["HangStory", "blame_by_ledger", "mark_stuck", "ranks_text", "tell"]
 
-# Files in whose lines a reader cannot see what their test does: torch's, and this library's.
+# Files in whose lines a reader cannot see what their test does: torch's, this library's, Python's.
 _NOT_THE_TEST = (f"{os.sep}torch{os.sep}", f"{os.sep}dist_testing{os.sep}")
+_STANDARD_LIBRARY = sysconfig.get_path("stdlib") + os.sep
 _DEFAULT_GROUP = "0"
 # Instead of "at the deadline".
 _STUCK = "when no rank could go on any more"
@@ -185,7 +187,8 @@ def _place(ledger: Ledger | None) -> str:
     if ledger is None:
         return ""
     for place in ledger.places:
-        if not any(part in place.file for part in _NOT_THE_TEST):
+        is_standard = place.file.startswith(_STANDARD_LIBRARY) and "site-packages" not in place.file
+        if not is_standard and not any(part in place.file for part in _NOT_THE_TEST):
             return f"{os.path.basename(place.file)}:{place.line}"
     return ""
 
