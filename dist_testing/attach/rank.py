@@ -48,6 +48,7 @@ from dist_testing.rank.capture import flush_streams, own_streams, redirect_outpu
 from dist_testing.rank.debugging import set_breakpoint_hook
 from dist_testing.rank.environment import become
 from dist_testing.rank.groups import backends_in_use
+from dist_testing.rank.ledger import LedgerThread, answering
 from dist_testing.rank.reporter import Reporter
 
 __all__ = ["AttachedRank", "connect"]
@@ -116,6 +117,7 @@ class AttachedRank:
         self._sockets_before: frozenset[str] | None = None
         self._store_port = 0
         # A late request for stacks must not end the process, as an unhandled signal does.
+        self._ledger = LedgerThread() if sys.platform == "linux" else None
         self._nowhere = os.open(os.devnull, os.O_WRONLY)
         answer_with_stacks(self._nowhere)
         signal.signal(GIVE_UP_SIGNAL, self._give_up)
@@ -192,7 +194,12 @@ class AttachedRank:
         code = FAILED_EXIT_CODE
         try:
             reporter = Reporter(FrameWriter(channel), board, rank)
-            with _in_place_of_runner(start, self._nowhere), self._as_rank(), self._giving_up(request.store_port):
+            with (
+                _in_place_of_runner(start, self._nowhere),
+                answering(self._ledger, stacks_fd),
+                self._as_rank(),
+                self._giving_up(request.store_port),
+            ):
                 self._run(start, reporter, channel)
             if not reporter.failed:
                 code = 0

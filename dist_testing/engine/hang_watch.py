@@ -12,6 +12,7 @@ import contextlib
 import math
 import os
 import select
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -249,7 +250,11 @@ def _awake(pid: int | None) -> Iterator[str]:
         threads = os.listdir(folder)
     except OSError:
         threads = [""]
+    # An attached rank can share its process with the runner.
+    ours = str(threading.get_native_id()) if pid == os.getpid() else ""
     for thread in threads:
+        if thread == ours:
+            continue
         stat = _stat(f"{folder}/{thread}/stat")
         if not stat or stat[0] != _ASLEEP:
             yield f"{folder}/{thread}"

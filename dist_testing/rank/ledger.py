@@ -26,7 +26,7 @@ from dist_testing.process.ledger import ANSWER_MARK, LEDGERS, Call, Group, Ledge
 from dist_testing.rank.state import child_processes
 from dist_testing.rank.waits import C10D, wait_of
 
-__all__ = ["LedgerThread", "answer_with_ledger", "read_ledger"]
+__all__ = ["LedgerThread", "answer_with_ledger", "answering", "read_ledger"]
 
 # Of the calls that have ended.
 _LAST_CALLS = 16
@@ -46,34 +46,58 @@ def answer_with_ledger(fd: int) -> None:
         fd: A Unix socket that requests come from and answers go to; it stays the caller's.
     """
     if sys.platform == "linux":
-        LedgerThread(fd)
+        LedgerThread().start(fd)
+
+
+@contextlib.contextmanager
+def answering(ledger: LedgerThread | None, fd: int) -> Iterator[None]:
+    """Answer requests in this block, with a thread that can be used again; with None, answer none."""
+    if ledger is None:
+        yield
+        return
+    ledger.start(fd)
+    try:
+        yield
+    finally:
+        ledger.stop()
 
 
 class LedgerThread:
-    """The helper thread of a rank. It lives as long as the process."""
+    """The helper thread of a process. There is at most one at a time."""
 
-    def __init__(self, fd: int) -> None:
-        """Start the thread.
+    def __init__(self) -> None:
+        """Prepare the thread. Make one of these per process: what happens at a fork cannot be undone."""
+        self._fd = -1
+        self._main = 0
+        self._ident = 0
+        self._native_id = 0
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._ended = _thread.allocate_lock()
+        self._pid = os.getpid()
+        os.register_at_fork(before=self._step_aside, after_in_parent=self._resume)
+
+    def start(self, fd: int) -> None:
+        """Start the thread; the calling thread is the one that runs the test.
 
         Args:
             fd: A Unix socket that requests come from and answers go to; it stays the caller's.
         """
         self._fd = fd
         self._main = threading.get_ident()
-        self._ident = 0
-        self._native_id = 0
-        self._wake = os.eventfd(0, os.EFD_CLOEXEC)
-        self._ended = _thread.allocate_lock()
-        self._pid = os.getpid()
-        self.start()
-        os.register_at_fork(before=self.step_aside, after_in_parent=self.start)
+        self._resume()
 
-    def start(self) -> None:
-        """Start the thread, which must not run."""
+    def stop(self) -> None:
+        """End the thread, and return when the kernel no longer knows it."""
+        self._step_aside()
+        self._fd = -1
+
+    def _resume(self) -> None:
+        # A thread that did not step aside in time still runs.
+        if self._fd < 0 or os.getpid() != self._pid or not self._ended.acquire(blocking=False):
+            return
         # A signal to the process must never find a thread of ours to take it, also not between two lines of this.
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
-            self._ended.acquire()
             self._ident = _thread.start_new_thread(self._serve, ())
         except RuntimeError:
             # The machine has no room for a thread; then the deadline decides alone.
@@ -81,14 +105,16 @@ class LedgerThread:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
-    def step_aside(self) -> None:
-        """End the thread, and return when the kernel no longer knows it. `start` makes another."""
-        if os.getpid() != self._pid:
+    def _step_aside(self) -> None:
+        if self._fd < 0 or os.getpid() != self._pid:
             return
         os.eventfd_write(self._wake, 1)
         end_s = time.monotonic() + _STEP_ASIDE_S
         if self._ended.acquire(timeout=_STEP_ASIDE_S):
             self._ended.release()
+            with contextlib.suppress(BlockingIOError):
+                # The thread may have ended before, by itself.
+                os.eventfd_read(self._wake)
             # The interpreter has let it go; the kernel takes a moment longer.
             while os.path.exists(f"/proc/self/task/{self._native_id}") and time.monotonic() < end_s:
                 time.sleep(_PAUSE_S)
@@ -102,7 +128,6 @@ class LedgerThread:
             while True:
                 for fd, event in poller.poll():
                     if fd == self._wake:
-                        os.eventfd_read(self._wake)
                         return
                     if not event & select.POLLIN or not self._answer():
                         return

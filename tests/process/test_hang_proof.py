@@ -268,11 +268,12 @@ def _meets_no_helper(world: World, _: _Arguments) -> None:
         assert signal.sigtimedwait({signal.SIGUSR1}, 10) is not None
     before = _thread_count()
     near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    helper = LedgerThread(far.fileno())
+    helper = LedgerThread()
+    helper.start(far.fileno())
     assert _thread_count() == before + 1
-    helper.step_aside()
+    helper.stop()
     assert _thread_count() == before
-    helper.start()
+    helper.start(far.fileno())
     near.send(b"7")
     assert near.recv(MAX_ANSWER_BYTES).startswith(ANSWER_MARK + b"7{")
     pid = os.fork()
