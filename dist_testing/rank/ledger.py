@@ -32,6 +32,8 @@ __all__ = ["LedgerThread", "answer_with_ledger", "answering", "read_ledger"]
 _LAST_CALLS = 16
 _MAX_PLACES = 40
 _MAX_TEXT = 200
+# The backend that records each call, and each end of a call.
+_BACKEND = "gloo"
 # Threads of this library, by their names.
 _OUR_THREADS = "dist_testing"
 # For the helper to end its thread before a fork; it answers in milliseconds. Seconds.
@@ -200,7 +202,7 @@ def _read(main: int, ours: set[int]) -> Ledger:
         last={call.group: call.number for call in calls if call.generation == newest[call.group]},
         waits=() if wait is None else (wait,),
         places=tuple(_places(frame)),
-        others=tuple(_others(frames, {main, *ours})),
+        others=(*_others(frames, {main, *ours}), *_other_backends(c10d)),
     )
 
 
@@ -252,6 +254,13 @@ def _groups(c10d: Any) -> Iterator[Group]:
     for group, ranks in list(c10d._world.pg_group_ranks.items()):
         if (name := names.get(group)) is not None:
             yield Group(str(name), tuple(sorted(ranks, key=ranks.__getitem__)))
+
+
+def _other_backends(c10d: Any) -> Iterator[str]:
+    """Groups whose calls the recorder does not show, or that end without a rank."""
+    for backend, _ in list(c10d._world.pg_map.values()) if c10d is not None else ():
+        if backend != _BACKEND:
+            yield f"a group of the backend {str(backend)[:_MAX_TEXT]}"
 
 
 def _places(frame: FrameType) -> Iterator[Place]:

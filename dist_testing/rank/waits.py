@@ -13,6 +13,7 @@ import inspect
 import itertools
 import linecache
 import operator
+import os
 import sys
 from collections.abc import Callable, Mapping
 from datetime import timedelta
@@ -21,6 +22,7 @@ from typing import Any
 
 import dist_testing.world
 from dist_testing.process.ledger import Wait, WaitKind
+from dist_testing.world import LOOPBACK
 
 __all__ = ["C10D", "call_in", "group_name", "wait_of"]
 
@@ -224,7 +226,7 @@ def _point_to_point(
 
 
 def _store_wait(frame: FrameType, call: ast.Call, method: str, store: Any) -> Wait | None:
-    if method not in _STORE_WAITS:
+    if method not in _STORE_WAITS or not _is_of_world(store):
         return None
     if frame.f_code.co_filename == _WORLD_FILE and frame.f_code.co_name == "barrier":
         world = frame.f_locals["self"]
@@ -239,6 +241,16 @@ def _store_wait(frame: FrameType, call: ast.Call, method: str, store: Any) -> Wa
     limits = [_milliseconds(store.timeout if len(values) < 2 else _value_or_none(values[1], frame))]
     keys = _value_or_none(values[0], frame) if values else None
     return Wait(WaitKind.STORE, method, keys=_shown(keys), limit_ms=min(limits))
+
+
+def _is_of_world(store: Any) -> bool:
+    """Whether only ranks of this world can set keys of a store: it is the world's own, or one in this process."""
+    dist: Any = sys.modules["torch.distributed"]
+    while isinstance(store, dist.PrefixStore):
+        store = store.underlying_store
+    if isinstance(store, dist.TCPStore):
+        return str(store.port) == os.environ.get("MASTER_PORT") and store.host in (LOOPBACK, "localhost")
+    return isinstance(store, dist.HashStore)
 
 
 def _new_group(frame: FrameType) -> Wait:

@@ -117,11 +117,11 @@ def test_rank_that_stays_away_is_named_with_its_stack(engine: Engine, fault: str
 
 @pytest.mark.parametrize("rank", [0, 2])
 def test_rank_that_waits_for_a_message_that_is_never_sent_fails(engine: Engine, rank: int) -> None:
-    """If this fails, the case's limit ends the wait before the group's own, lower limit."""
-    # The two limits are a tenth of this apart, and a busy machine must keep their order.
-    result = _run(engine, "wait for a missing message", rank, peers="done", timeout_s=2 * _DEADLINE_S)
+    """If this fails, a wait that can never end lasts until the limit of the case."""
+    result = _run(engine, "wait for a missing message", rank, peers="done", timeout_s=300)
     assert (Status.FAILED, Cause.HANG) == (result.verdict.status, result.verdict.cause), result
-    assert result.outcomes[rank].collateral == "late"
+    assert result.verdict.is_proven
+    assert result.outcomes[rank].kind is Kind.HUNG
 
 
 @pytest.mark.parametrize("rank", [0, 2])

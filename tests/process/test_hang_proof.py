@@ -414,3 +414,5 @@ def test_recorder_that_is_off_leaves_it_to_the_deadline(engine: Engine, monkeypa
     assert result.verdict.cause is Cause.HANG
     assert not result.verdict.is_proven
     assert "rank 3" in result.verdict.reason
+    # The limit of the group, which is below that of the case, has ended the wait.
+    assert {result.outcomes[rank].collateral for rank in range(3)} == {"late"}

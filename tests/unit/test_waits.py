@@ -1,0 +1,165 @@
+"""What a blocked thread waits for, read from its frames; and what is not read from them."""
+
+from __future__ import annotations
+
+import ast
+import sys
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from types import FrameType, SimpleNamespace
+
+import pytest
+from torch._C._distributed_c10d import FileStore, HashStore, PrefixStore, Store, TCPStore
+
+from dist_testing.process.ledger import Wait, WaitKind
+from dist_testing.rank.waits import call_in, wait_of
+
+# Ends every wait of this file, should a test fail to end it. Seconds.
+_LIMIT = timedelta(seconds=30)
+_LIMIT_MS = 30_000
+
+
+def _observed(waits: Callable[[], object], release: Callable[[], object]) -> tuple[Wait | None, ast.Call | None]:
+    """What is read from a thread that is in a call of native code."""
+    thread = threading.Thread(target=waits)
+    thread.start()
+    frame: FrameType | None = None
+    last = -1
+    try:
+        # Until it is in the function, and has gone as far as it goes.
+        while frame is None or frame.f_code is not waits.__code__ or frame.f_lasti != last:
+            last = frame.f_lasti if frame is not None else -1
+            time.sleep(0.05)
+            frame = sys._current_frames().get(thread.ident or 0)
+        return wait_of(frame), call_in(frame)
+    finally:
+        release()
+        thread.join()
+
+
+def _store() -> HashStore:
+    store = HashStore()
+    store.set_timeout(_LIMIT)
+    return store
+
+
+def test_store_in_a_variable() -> None:
+    """The plain case."""
+    store = _store()
+
+    def waits() -> None:
+        store.wait(["never", "set"])
+
+    found, call = _observed(waits, lambda: store.multi_set(["never", "set"], ["1", "1"]))  # type: ignore[attr-defined]
+    assert found == Wait(WaitKind.STORE, "wait", keys="'never', 'set'", limit_ms=_LIMIT_MS)
+    assert call is not None
+    assert ast.unparse(call) == "store.wait(['never', 'set'])"
+
+
+def test_store_behind_attributes_and_prefixes() -> None:
+    """Tests keep their store in an object, in a list, and behind a prefix."""
+    holder = SimpleNamespace(stores=[PrefixStore("p", PrefixStore("q", _store()))])
+    holder.stores[0].set_timeout(_LIMIT)
+
+    def waits() -> None:
+        holder.stores[0].get(
+            "key",
+        )
+
+    found, _ = _observed(waits, lambda: holder.stores[0].set("key", "1"))
+    assert found == Wait(WaitKind.STORE, "get", keys="'key'", limit_ms=_LIMIT_MS)
+
+
+def test_limit_of_the_call_counts() -> None:
+    """A wait with a limit that the test has chosen ends by itself."""
+    store = _store()
+    limit = timedelta(seconds=20)
+
+    def waits() -> None:
+        store.wait(["key"], limit)
+
+    found, _ = _observed(waits, lambda: store.set("key", "1"))
+    assert found is not None
+    assert found.limit_ms == 20_000
+
+
+def test_limit_that_is_computed_is_none_that_is_known() -> None:
+    """No code of the test is run to find it out."""
+    store = _store()
+
+    def waits() -> None:
+        store.wait(["key"], timedelta(seconds=20))
+
+    found, _ = _observed(waits, lambda: store.set("key", "1"))
+    assert found is not None
+    assert found.limit_ms == 0
+
+
+class _Holder:
+    """A class whose property must not be called."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.calls = 0
+
+    @property
+    def store(self) -> Store:
+        self.calls += 1
+        return self._store
+
+
+def test_code_of_the_test_is_not_run() -> None:
+    """A property may take a lock that the blocked thread holds."""
+    store = _store()
+    holder = _Holder(store)
+
+    def waits() -> None:
+        holder.store.wait(["key"])
+
+    found, call = _observed(waits, lambda: store.set("key", "1"))
+    assert call is not None
+    assert found is None
+    assert holder.calls == 1
+
+
+def test_store_of_another_world_is_not_waited_for(tmp_path: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process may set the key."""
+    file_store = FileStore(f"{tmp_path}/store", 1)
+    file_store.set_timeout(_LIMIT)
+
+    def waits() -> None:
+        file_store.wait(["key"])
+
+    found, _ = _observed(waits, lambda: file_store.set("key", "1"))
+    assert found is None
+
+    server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=_LIMIT)
+    client = TCPStore("127.0.0.1", server.port, is_master=False, timeout=_LIMIT)
+
+    def waits_on_tcp() -> None:
+        client.wait(["key"])
+
+    found, _ = _observed(waits_on_tcp, lambda: server.set("key", "1"))
+    assert found is None
+    monkeypatch.setenv("MASTER_PORT", str(server.port))
+
+    def waits_on_ours() -> None:
+        client.wait(["other"])
+
+    found, _ = _observed(waits_on_ours, lambda: server.set("other", "1"))
+    assert found == Wait(WaitKind.STORE, "wait", keys="'other'", limit_ms=_LIMIT_MS)
+
+
+def test_lock_is_no_wait_for_a_rank() -> None:
+    """A lock, a queue, a sleep: another thread or time itself ends them."""
+    lock = threading.Lock()
+    lock.acquire()
+
+    def waits() -> None:
+        lock.acquire()
+
+    found, call = _observed(waits, lock.release)
+    assert call is not None
+    assert found is None
