@@ -185,7 +185,7 @@ def test_descriptors_that_cannot_be_sent_cost_one_case(
     with monkeypatch.context() as patch:
         patch.setattr("dist_testing.process.wire._CROWD_LIMIT_S", 0.0)
         patch.setattr(socket, "send_fds", refuse)
-        with pytest.raises(LaunchError, match=r"Too many references.*\n.*on the way to each other"):
+        with pytest.raises(LaunchError, match=r"Too many references.*\n.*sending each other more open files"):
             run(engine, "nothing", world_size=2, init=False)
     assert _passes(engine)
     assert failed.log_files[0].exists(), "the run's folder is removed with the run, and not with its fork server"

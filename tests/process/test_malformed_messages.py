@@ -38,7 +38,7 @@ def _framed(content: object, fds: int = 0) -> bytes:
     [
         (b"\0\0\0\2\0\0{]", "order to the fork server: not JSON"),
         (b"GET / HTTP/1.1\r\n\r\n", "order to the fork server: a message of 1195725856 bytes"),
-        (_framed({"schema": 2, "message": "WorldRequest", "nodes": 2}), r"speaks schema 2 .*\n.*\n.*one version"),
+        (_framed({"schema": 2, "message": "WorldRequest", "nodes": 2}), r"uses schema 2 .*\n.*\n.*one version"),
         (_framed({"schema": 1, "message": "SignalRanks", "ranks": [0], "number": 99}), r"SignalRanks: number = 99; "),
         (_framed({"schema": 1, "message": "SignalRanks", "ranks": []}), r"missing field \['number'\]"),
         (
