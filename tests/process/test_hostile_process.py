@@ -26,7 +26,7 @@ from dist_testing.case import CaseBody
 from dist_testing.engine.engine import Engine
 from dist_testing.engine.run_directory import RunDirectory
 from dist_testing.errors import LaunchError
-from dist_testing.launch import fork_server as template
+from dist_testing.launch import fork_server
 from dist_testing.launch.fork import ForkServerLauncher
 from dist_testing.outcomes import Cause, Status
 from dist_testing.process.messages import WorldRequest
@@ -292,8 +292,8 @@ def test_error_of_the_fork_server_itself_is_not_reported_as_a_kill(monkeypatch: 
 
     with engine_for({"nothing": _nothing}) as engine:
         with monkeypatch.context() as patch:
-            patch.setattr(template, "take_over", fail)
-            with pytest.raises(LaunchError, match=r"by a bug of dist_testing(.*\n)+.*ZeroDivisionError: planted"):
+            patch.setattr(fork_server, "take_over", fail)
+            with pytest.raises(LaunchError, match=r"because of a bug of dist_testing(.*\n)+.*ZeroDivisionError: planted"):
                 run(engine, "nothing", world_size=2, init=False)
         assert _passes(engine)
 

@@ -88,7 +88,7 @@ def test_event_that_the_runner_cannot_read_costs_one_case(
     """Otherwise the runner would end by a traceback of ours, or wait for an end that it has not understood."""
     with monkeypatch.context() as patch:
         # In the fork server, which this process becomes by a fork.
-        patch.setattr(fork_server._ForkServer, "_say", lambda self, event: self._control.sendall(instead(event)))
+        patch.setattr(fork_server._ForkServer, "_send", lambda self, event: self._control.sendall(instead(event)))
         with pytest.raises(LaunchError, match=said) as caught:
             run(engine, "nothing", world_size=2, init=False)
     assert len(str(caught.value).splitlines()) == 3
