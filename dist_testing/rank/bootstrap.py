@@ -55,7 +55,7 @@ class RankFrontEnd(Protocol):
         """Run one case and report its outcome."""
 
     def finish(self) -> None:
-        """Tear down what all cases share. Called after the last case, if no rank has failed."""
+        """Tear down what all cases share. Called after the last case, but not on a failed rank."""
 
 
 class RankContext(Protocol):
