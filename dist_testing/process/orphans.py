@@ -73,7 +73,7 @@ def _kill(processes: Sequence[psutil.Process], limit_s: float) -> tuple[list[str
     """Kill processes.
 
     Returns:
-        Their names for the report, and the processes that are still alive.
+        Their command lines for the report, without helpers; and the processes that are still alive.
     """
     helpers, killed, given_up = [], [], set()
     named: list[str] = []

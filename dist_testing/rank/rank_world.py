@@ -73,7 +73,7 @@ class RankWorld(World):
                 rank=self.rank,
                 world_size=self.size,
                 timeout=self._timeout,
-                # Otherwise NCCL guesses the device at the first collective, and warns.
+                # Without it NCCL guesses the device at the first collective, and warns that it does.
                 device_id=self.device if self.backend == "nccl" else None,
             )
 

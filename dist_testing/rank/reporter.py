@@ -42,7 +42,7 @@ class Board(Protocol):
     """Takes a rank's phases: a `PhaseBoard`, or the runner itself."""
 
     def write(self, rank: int, phase: str) -> None:
-        """Set the phase of a rank."""
+        """Rank `rank` is now doing `phase`."""
 
 
 class Reporter:
@@ -86,7 +86,7 @@ class Reporter:
         self._board.write(self._rank, name)
 
     def case_over(self) -> None:
-        """End the case on this rank. A case without a report until now has passed."""
+        """Say that the case has ended on this rank; if nothing was wrong with it until now, it has passed."""
         if not self._has_reported:
             self._send(RankReport(Kind.PASSED, self._phase))
         self._warned = set()
