@@ -176,7 +176,7 @@ def test_a_file_that_is_not_there_is_told(tmp_path: Path, name: str) -> None:
 def test_a_small_file_that_unpacks_to_a_large_one_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A report reads files that others have sent."""
     monkeypatch.setattr(event_file, "_MAX_READ_BYTES", 1 << 22)
-    (tmp_path / "e.gz").write_bytes(gzip.compress(_LINE + b"x" * (1 << 23, mtime=0)))
+    (tmp_path / "e.gz").write_bytes(gzip.compress(_LINE + b"x" * (1 << 23), mtime=0))
     with pytest.raises(ReportError, match="more than 4 MiB, unpacked"):
         read_events(tmp_path / "e.gz")
 
