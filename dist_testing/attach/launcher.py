@@ -211,7 +211,7 @@ class AttachedLauncher:
                 self._ended(rank)
             except OSError as error:
                 # A part of it may have been sent, so the rank would not understand what follows.
-                raise LaunchError(f"Rank {rank} of {size} can be told nothing more: {refusal(error)}") from error
+                raise LaunchError(f"Rank {rank} of {size} can receive no more messages: {refusal(error)}") from error
         self._say(WorldStarted(request.world, tuple(self._peers[rank].pid for rank in range(size))))
 
     def signal(self, ranks: Sequence[int], number: int) -> None:

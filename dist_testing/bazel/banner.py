@@ -1,4 +1,4 @@
-"""The first line of a run's log, which says whether anything ran at all."""
+"""Writes the first line of a run's log, which says whether any test ran."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ __all__ = ["Banner"]
 
 
 class Banner:
-    """Stands for standard output, whose first line has no end until something has run.
+    """Replaces standard output, and leaves its first line open until a test has run.
 
-    The line's beginning is written at once; what is written after it waits until the line's end is known, so that a run
-    that skips everything says so where people look first. What waits is pytest's own header and the marks of skipped
-    cases: nothing that would be missed if the process vanished.
+    It writes the start of the line at once, and holds back all later output until it knows the end of the line. So a
+    run that skips everything says so in the first line. The held output is pytest's header and the marks of skipped
+    cases, which are no loss if the process vanishes.
     """
 
     def __init__(self, stream: TextIO, line: str) -> None:
-        """Begin the log.
+        """Write the start of the log.
 
         Args:
-            stream: Where it goes.
-            line: The first line, without its end.
+            stream: Takes the log.
+            line: The start of the first line.
         """
         self._stream = stream
         self._waiting: list[str] | None = []
@@ -32,15 +32,15 @@ class Banner:
 
     @contextlib.contextmanager
     def in_place(self) -> Iterator[None]:
-        """Be standard output for a block. What goes to standard error ends the line, and so does the block's end."""
-        with contextlib.redirect_stdout(self), contextlib.redirect_stderr(_Below(self, sys.stderr)):
+        """Replace standard output in a block. Output to standard error ends the line, as does the end of the block."""
+        with contextlib.redirect_stdout(self), contextlib.redirect_stderr(_ErrorStream(self, sys.stderr)):
             try:
                 yield
             finally:
                 self.end_line()
 
     def end_line(self, addition: str = "") -> None:
-        """End the first line, the first time that this is called, and let everything pass from now on."""
+        """End the first line and stop holding back output. Only the first call has an effect."""
         if self._waiting is not None:
             waiting, self._waiting = self._waiting, None
             self._stream.write(f"{addition}\n")
@@ -48,7 +48,7 @@ class Banner:
             self._stream.flush()
 
     def write(self, text: str) -> int:
-        """As of a text file."""
+        """Write the text, or hold it back; return its length."""
         if self._waiting is None:
             return self._stream.write(text)
         self._waiting.append(text)
@@ -58,15 +58,15 @@ class Banner:
         return getattr(self._stream, name)
 
 
-class _Below:
-    """Stands for standard error, which goes to the same log and would be said within the line."""
+class _ErrorStream:
+    """Replaces standard error, which goes to the same log, and ends the first line before any output."""
 
-    def __init__(self, head: Banner, stream: TextIO) -> None:
-        self._head = head
+    def __init__(self, banner: Banner, stream: TextIO) -> None:
+        self._banner = banner
         self._stream = stream
 
     def write(self, text: str) -> int:
-        self._head.end_line()
+        self._banner.end_line()
         return self._stream.write(text)
 
     def __getattr__(self, name: str) -> Any:

@@ -1,4 +1,4 @@
-"""`bazel coverage`: what the runner and all ranks have executed, as one LCOV file."""
+"""Measures the runner and all ranks for `bazel coverage`, and writes one LCOV file."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from dist_testing.rank.coverage import CoverageSettings, quiet, start_measuring
 
 __all__ = ["CoverageRun", "sources_wanted", "start_coverage"]
 
-# Bazel merges every file in COVERAGE_DIR that ends so.
+# Bazel merges every .dat file in COVERAGE_DIR.
 _LCOV_NAME = "dist_testing.dat"
 
 
 def start_coverage(
     request: CoverageRequest, rlocation: Callable[[str], str | None], workspace: str
 ) -> CoverageRun | None:
-    """Start to measure this process, and have the ranks measured.
+    """Start to measure this process and its ranks.
 
     Args:
-        request: What Bazel wants.
+        request: The folder and the manifest from Bazel.
         rlocation: Finds a file by its path in the runfiles.
         workspace: Name of the main repository in the runfiles.
 
     Returns:
-        None if Bazel wants nothing of what this target has.
+        The measurement; None if Bazel wants no file of this target.
 
     Raises:
-        ReportError: If it cannot be measured.
+        ReportError: If coverage cannot be measured.
     """
     try:
         import coverage
     except ImportError as error:
         raise ReportError(
             f"coverage is not measured: {error}.\n"
-            "`bazel coverage` was asked for, and the Python package that measures it is not among the target's.\n"
+            "`bazel coverage` needs the Python package `coverage`, which this target does not have.\n"
             "Add to .bazelrc, with your own hub's name: "
             "coverage --@dist_testing//dist_testing/config:coverage=@pypi//coverage"
         ) from error
@@ -50,7 +50,7 @@ def start_coverage(
     except (OSError, ValueError) as error:
         raise ReportError(
             f"coverage is not measured: {error}.\n"
-            "COVERAGE_DIR and COVERAGE_MANIFEST come from Bazel; something between has changed them.\n"
+            "Bazel sets COVERAGE_DIR and COVERAGE_MANIFEST; a program between Bazel and the test has changed them.\n"
             "Run the target with `bazel coverage`, without wrappers that touch these variables."
         ) from error
 
@@ -59,11 +59,11 @@ class CoverageRun:
     """Measures a run from its construction to `finish`."""
 
     def __init__(self, directory: Path, names: Mapping[str, str]) -> None:
-        """Start.
+        """Start to measure.
 
         Args:
-            directory: Where the LCOV file goes.
-            names: Path of each file to measure, to what Bazel calls it.
+            directory: Folder of the LCOV file.
+            names: Bazel's name of each file to measure, by path.
         """
         from coverage import Coverage
 
@@ -73,20 +73,20 @@ class CoverageRun:
         settings = CoverageSettings(str(self._folder / "data"), tuple(names))
         self._settings_file = self._folder / "settings.json"
         settings.publish(self._settings_file)
-        # With a coverage tool in the Python toolchain, this process is measured already.
+        # A coverage tool in the Python toolchain already measures this process.
         self._coverage = start_measuring(settings) if Coverage.current() is None else None
 
     def finish(self) -> None:
-        """Write the LCOV file of all processes that got as far as saving what they have executed.
+        """Write the LCOV file of all processes that have saved their data.
 
         Raises:
-            ReportError: If it cannot be written.
+            ReportError: If the file cannot be written.
         """
         from coverage import Coverage, CoverageException
         from coverage.exceptions import NoDataError
 
         try:
-            # Without it, ranks have not been measured.
+            # Without this file, ranks have not measured themselves.
             self._settings_file.stat()
             lcov = self._folder / _LCOV_NAME
             with quiet():
@@ -99,7 +99,7 @@ class CoverageRun:
             text = lcov.read_text(encoding="utf-8")
             self._lcov_file.write_text(_with_bazels_names(text, self._names), encoding="utf-8")
         except NoDataError:
-            # Nothing of what Bazel asked for was executed.
+            # No code that Bazel asked for has run.
             return
         except (OSError, CoverageException) as error:
             raise ReportError(
@@ -112,17 +112,17 @@ class CoverageRun:
 
 
 def sources_wanted(manifest: str, rlocation: Callable[[str], str | None], workspace: str) -> Mapping[str, str]:
-    """The Python files of a manifest: where each is, to what Bazel calls it.
+    """Return Bazel's name of each Python file of a manifest, by the file's real path.
 
     Args:
-        manifest: Content of Bazel's file: paths relative to the root of the execution.
+        manifest: Content of Bazel's manifest: paths relative to the execution root.
         rlocation: Finds a file by its path in the runfiles.
         workspace: Name of the main repository in the runfiles.
     """
     names = {}
     for name in manifest.split("\n"):
         if name.endswith(".py") and (path := rlocation(_runfiles_path(name, workspace))) and os.path.exists(path):
-            # What `coverage` calls a file, whatever it was imported as.
+            # `coverage` names each file by its real path.
             names[os.path.realpath(path)] = name
     return names
 
@@ -139,7 +139,7 @@ def _with_bazels_names(lcov: str, names: Mapping[str, str]) -> str:
     lines = []
     for line in lcov.split("\n"):
         if line.startswith("SF:"):
-            # Relative to the working directory if it is below it.
+            # The path is relative if the file is below the working directory.
             path = os.path.realpath(line.removeprefix("SF:"))
             line = f"SF:{names.get(path, path)}"
         lines.append(line)

@@ -1,4 +1,4 @@
-"""The run's test.xml, written by the runner whatever happens to the ranks, and read again by tools."""
+"""Writes the run's test.xml, whatever happens to the ranks, and reads such files for tools."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from dist_testing.errors import ReportError
 
 __all__ = ["EXPECTED", "XmlCase", "XmlSuite", "read_xml", "write_xml"]
 
-# How the message of an expected failure begins; JUnit's format has no element for it but <skipped>.
+# Prefix of the message of an expected failure, for which JUnit's format has only <skipped>.
 EXPECTED = "xfail: "
 
 Outcome = Literal["passed", "skipped", "failed", "error"]
 
-# Elements that say how a case went, the mildest first; a case without one has passed.
+# The elements of outcomes, the mildest first. A case without one has passed.
 _TAGS: dict[Outcome, str] = {"skipped": "skipped", "failed": "failure", "error": "error"}
 
-# XML 1.0 has no way to write these, not even escaped.
+# XML 1.0 cannot express these characters, not even escaped.
 _NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 @dataclass(frozen=True, slots=True)
 class XmlCase:
-    """One case, as it is written.
+    """One case of a test.xml.
 
     Attributes:
         classname: File and class, dotted.
         name: The rest of the name, with parameters.
-        outcome: How it ended; "error" if the machinery failed and not the test.
-        duration_s: Seconds; NaN if a file that was read does not say.
+        outcome: How it ended; "error" if the infrastructure failed and not the test.
+        duration_s: Seconds; NaN if the file gives none.
         message: One line: the skip reason, or who failed and how.
         text: The whole report of a failure.
         properties: Name and value, rank by rank.
@@ -52,25 +52,25 @@ class XmlCase:
 
     @property
     def has_run(self) -> bool:
-        """Whether the test was carried out; also one that was expected to fail was."""
+        """Whether the test ran. A test that failed as expected ran, too."""
         if self.outcome == "skipped":
             return self.message.startswith(EXPECTED) and not self.message.startswith(f"{EXPECTED}[NOTRUN]")
         return True
 
     @property
     def key(self) -> str:
-        """What the case is known by from run to run."""
+        """The name of the case, which is the same in each run."""
         return f"{self.classname}.{self.name}" if self.classname else self.name
 
 
 @dataclass(frozen=True, slots=True)
 class XmlSuite:
-    """One `<testsuite>`, as it is read.
+    """One `<testsuite>` of a test.xml.
 
     Attributes:
         name: The target's label, if the runner has written the file.
-        cases: In the order of the file.
-        properties: Of the whole run.
+        cases: The cases in the order of the file.
+        properties: Properties of the whole run.
     """
 
     name: str
@@ -79,13 +79,13 @@ class XmlSuite:
 
 
 def write_xml(path: Path, suite: str, cases: Sequence[XmlCase], properties: Sequence[tuple[str, object]] = ()) -> None:
-    """Write the file in one step: a reader sees all of it or none.
+    """Write the file in one step: a reader sees all of it or nothing.
 
     Args:
-        path: Where to; its folder exists.
+        path: The file; its folder must exist.
         suite: Name of the suite: the target's label.
-        cases: In the order in which they ran.
-        properties: Of the whole run.
+        cases: The cases in the order in which they ran.
+        properties: Properties of the whole run.
     """
     counts = {
         "tests": len(cases),
@@ -107,7 +107,7 @@ def write_xml(path: Path, suite: str, cases: Sequence[XmlCase], properties: Sequ
     try:
         with os.fdopen(descriptor, "wb") as file:
             ElementTree.ElementTree(root).write(file, encoding="utf-8", xml_declaration=True)
-        # mkstemp makes files private; Bazel's may be read by whoever may read the log.
+        # mkstemp makes private files. Users who may read the log may read this file, too.
         os.chmod(temporary, 0o644)
         os.replace(temporary, path)
     except BaseException:
@@ -141,22 +141,22 @@ def read_xml(path: Path) -> list[XmlSuite]:
     """Read a test.xml of any runner that writes JUnit's format.
 
     Raises:
-        ReportError: If the file is not XML, or its root is something else than test suites.
+        ReportError: If the file is not XML, or its root is no test suite.
     """
     try:
         root = ElementTree.parse(path).getroot()
     except (OSError, ElementTree.ParseError, LookupError, ValueError) as error:
-        # The last two: of an encoding that is none, or that is not for text.
+        # An unknown encoding raises LookupError; an encoding that is not for text raises ValueError.
         raise ReportError(
             f"{path}: cannot be read as XML: {error}.\n"
-            "It was cut off, or it is not a test.xml.\n"
+            "The file was cut off, or it is not a test.xml.\n"
             "Run the target again, or leave the file out."
         ) from error
     if root.tag not in ("testsuite", "testsuites"):
         raise ReportError(
             f"{path}: the root element is <{root.tag}>.\n"
-            "A test.xml has <testsuites>.\n"
-            "Name files that Bazel calls test.xml, or folders such as bazel-testlogs."
+            "The root of a test.xml is <testsuites>.\n"
+            "Name test.xml files that Bazel has written, or folders such as bazel-testlogs."
         )
     return [
         XmlSuite(

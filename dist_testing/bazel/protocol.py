@@ -1,4 +1,4 @@
-"""Bazel's test protocol: the variables that Bazel sets for a test, read once, checked, and spoken by the runner alone.
+"""Reads and checks the variables of Bazel's test protocol. Only the runner uses them.
 
 Source: Bazel's test encyclopedia, "Initial conditions" and "Test sharding".
 """
@@ -21,11 +21,11 @@ __all__ = ["CoverageRequest", "Protocol", "read_protocol"]
 
 @dataclass(frozen=True, slots=True)
 class CoverageRequest:
-    """What `bazel coverage` wants.
+    """The request of `bazel coverage`.
 
     Attributes:
         directory: `COVERAGE_DIR`: every LCOV file in it goes into the target's report.
-        manifest: `COVERAGE_MANIFEST`: lists the sources whose coverage is wanted.
+        manifest: `COVERAGE_MANIFEST`: lists the sources to measure.
     """
 
     directory: Path
@@ -34,21 +34,21 @@ class CoverageRequest:
 
 @dataclass(frozen=True, slots=True)
 class Protocol:
-    """What Bazel wants of this run; every field is empty when it does not say.
+    """Bazel's settings of this run. A field is empty if Bazel has not set its variable.
 
     Attributes:
         timeout_s: `TEST_TIMEOUT`: seconds until Bazel ends the test.
-        xml_file: `XML_OUTPUT_FILE`: where the XML goes.
-        outputs: `TEST_UNDECLARED_OUTPUTS_DIR`: kept by Bazel, shown to the user.
+        xml_file: `XML_OUTPUT_FILE`: path of the XML.
+        outputs: `TEST_UNDECLARED_OUTPUTS_DIR`: a folder that Bazel keeps and shows to the user.
         premature_exit_file: `TEST_PREMATURE_EXIT_FILE`: exists while the test is not over.
-        infrastructure_file: `TEST_INFRASTRUCTURE_FAILURE_FILE`: tells executors that a failure is the machine's.
-        warnings_file: `TEST_WARNINGS_OUTPUT_FILE`: Bazel prints what is in it.
+        infrastructure_file: `TEST_INFRASTRUCTURE_FAILURE_FILE`: tells executors that the infrastructure failed.
+        warnings_file: `TEST_WARNINGS_OUTPUT_FILE`: Bazel prints its content.
         test_filter: `TESTBRIDGE_TEST_ONLY`: `--test_filter`.
         fail_fast: `TESTBRIDGE_TEST_RUNNER_FAIL_FAST`: `--test_runner_fail_fast`.
-        shard: Which shard this is, and of how many.
-        run_number: `TEST_RUN_NUMBER`: which of `--runs_per_test` this is, from 1.
-        random_seed: `TEST_RANDOM_SEED`: as it came. Tests read it from their environment; here it is for the XML.
-        coverage: What `bazel coverage` wants.
+        shard: Index of this shard, and number of shards.
+        run_number: `TEST_RUN_NUMBER`: number of this run among `--runs_per_test`, from 1.
+        random_seed: `TEST_RANDOM_SEED`: unchanged, for the XML. Tests read it from their environment.
+        coverage: The request of `bazel coverage`.
     """
 
     timeout_s: float | None = None
@@ -66,12 +66,12 @@ class Protocol:
 
     @property
     def is_whole_target(self) -> bool:
-        """Whether this run has all the target's cases, and not a shard or a selection of them."""
+        """Whether this run has all cases of the target, and not only a shard or a selection."""
         return self.shard[1] == 1 and not self.test_filter
 
     @property
     def properties(self) -> list[tuple[str, object]]:
-        """What tells this run of the target from others; for the XML."""
+        """Properties for the XML that tell this run of the target from others."""
         values: list[tuple[str, object]] = []
         if self.shard[1] > 1:
             values += [("shard_index", self.shard[0]), ("total_shards", self.shard[1])]
@@ -82,21 +82,21 @@ class Protocol:
         return values
 
     def time_left_s(self) -> float | None:
-        """What is left of `timeout_s`: it runs since this process was started, and a lot may have been loaded since."""
+        """Return the rest of `timeout_s`, which runs from the start of this process; None without a limit. Seconds."""
         if self.timeout_s is None:
             return None
         age_s = time.time() - psutil.Process().create_time()
-        # Clocks are set; a wrong one must not take everything.
+        # The clock may have been changed, so the age takes at most half of the time.
         return self.timeout_s - min(max(age_s, 0.0), self.timeout_s / 2)
 
     @contextlib.contextmanager
     def not_over_yet(self) -> Iterator[None]:
-        """Keep the premature-exit file for as long as the body runs: if the process vanishes, Bazel sees it."""
+        """Keep the premature-exit file while the body runs. If the process vanishes, Bazel sees the file."""
         if self.premature_exit_file is None:
             yield
             return
         _touch(self.premature_exit_file, "TEST_PREMATURE_EXIT_FILE")
-        # An exception that leaves the body is an end that shows; only a process that vanishes leaves the file.
+        # An exception is a visible end, so only a process that vanishes leaves the file.
         try:
             yield
         finally:
@@ -104,10 +104,10 @@ class Protocol:
 
 
 def read_protocol(env: Mapping[str, str]) -> Protocol:
-    """Read the variables, and tell Bazel that sharding is understood before anything can fail.
+    """Read the variables. Before an error can occur, tell Bazel that the runner supports sharding.
 
     Raises:
-        UsageError: If a variable has a value that Bazel cannot have meant.
+        UsageError: If a variable has a value that Bazel does not set.
     """
     shard = (0, 1)
     if "TEST_TOTAL_SHARDS" in env:
@@ -137,13 +137,13 @@ def _touch(path: Path, name: str) -> None:
     try:
         path.touch()
     except OSError as error:
-        raise _changed(f"{name}={str(path)!r}: the file cannot be made: {error}.") from error
+        raise _changed(f"{name}={str(path)!r}: the file cannot be created: {error}.") from error
 
 
 def _changed(observed: str) -> UsageError:
     return UsageError(
         f"{observed}\n"
-        "Bazel sets the variable; something between Bazel and the test has changed it.\n"
+        "Bazel sets this variable; a program between Bazel and the test has changed it.\n"
         "Run the target with `bazel test`, without wrappers that touch TEST_ variables."
     )
 

@@ -1,8 +1,8 @@
-"""pytest's configuration under Bazel: the files that a target declares count, and nothing around them.
+"""Configures pytest under Bazel by the files that a target declares, and by no other files.
 
 pytest looks for a configuration and for conftest.py files in all folders above the tests. Where Bazel runs a test
 outside a sandbox, these include the execution root, with links to files of the workspace that the target does not
-declare. They would change the result of the test, but not its cache key.
+declare. Such files would change the result of the test, but not its cache key.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def options(files: Sequence[str], repositories: Collection[str]) -> list[str]:
 
     Args:
         files: The test files.
-        repositories: Their repositories, as the runfiles name them; "" for one that is not known.
+        repositories: Their repositories, as the runfiles name them; "" for an unknown one.
     """
     tests = Path(os.path.commonpath([os.path.dirname(file) for file in files]))
     root = _root(tests, repositories)
@@ -58,5 +58,5 @@ def _is_configuration(path: Path) -> bool:
     try:
         return load_config_dict_from_file(path) is not None
     except pytest.UsageError:
-        # pytest refuses it with a better text, when it is told to use it.
+        # pytest itself refuses the file with a better text.
         return True

@@ -1,4 +1,4 @@
-"""Deals the cases of a target out to its shards."""
+"""Assigns the cases of a target to its shards."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from dataclasses import dataclass
 
 __all__ = ["ShardCase", "assign_shards"]
 
-# Cases that share kept ranks stay together as long as the longest shard gets no longer than this by it.
-_WORTH_OF_A_POOL = 1.1
+# Cases of one worker pool stay together if the longest shard then takes at most this many times as long.
+_MAX_POOL_SLOWDOWN = 1.1
 
 
 @dataclass(frozen=True, slots=True)
 class ShardCase:
-    """One case to be dealt.
+    """One case to assign.
 
     Attributes:
-        key: What it is known by in every shard, and in the timings; no two have the same.
-        group: Cases of one group share something that is made once per shard, such as kept ranks; "" for none.
+        key: Unique name of the case, in every shard and in the timings.
+        group: Cases of one group share something that each shard makes once, such as a worker pool; "" for none.
     """
 
     key: str
@@ -27,16 +27,16 @@ class ShardCase:
 
 
 def assign_shards(cases: Sequence[ShardCase], shards: int, durations: Mapping[str, float]) -> dict[str, int]:
-    """Give every case to exactly one shard.
+    """Assign every case to exactly one shard.
 
-    The longest goes first, to the shard that has least to do. Without durations all are equal, and that deals them in
-    turn. The answer depends on the cases' names and not on their order, which parameters out of a `set` change from
-    process to process.
+    The longest case goes first, to the shard with the least work. Without durations all cases count the same, and go to
+    the shards in turn. The result depends on the names of the cases and not on their order, because parameters from a
+    `set` change the order from process to process.
 
     Args:
-        cases: All of the target's.
-        shards: How many there are.
-        durations: Seconds by key. A case that is not there, a new one for example, counts as the median of the others.
+        cases: All cases of the target.
+        shards: Number of shards.
+        durations: Seconds by key. A case without a duration, such as a new one, counts as the median of the others.
 
     Returns:
         Shard by key.
@@ -45,7 +45,7 @@ def assign_shards(cases: Sequence[ShardCase], shards: int, durations: Mapping[st
     known = [durations[case.key] for case in cases if case.key in durations]
     usual = statistics.median(known) if known else 1.0
     seconds = {case.key: durations.get(case.key, usual) for case in cases}
-    apart, longest_apart = _deal_units([[key] for key in seconds], seconds, shards)
+    apart, longest_apart = _assign_units([[key] for key in seconds], seconds, shards)
     groups: dict[str, list[str]] = defaultdict(list)
     for case in cases:
         if case.group:
@@ -53,15 +53,15 @@ def assign_shards(cases: Sequence[ShardCase], shards: int, durations: Mapping[st
     if not groups:
         return apart
     alone = [[case.key] for case in cases if not case.group]
-    together, longest_together = _deal_units([*groups.values(), *alone], seconds, shards)
-    return together if longest_together <= longest_apart * _WORTH_OF_A_POOL else apart
+    together, longest_together = _assign_units([*groups.values(), *alone], seconds, shards)
+    return together if longest_together <= longest_apart * _MAX_POOL_SLOWDOWN else apart
 
 
-def _deal_units(
+def _assign_units(
     units: Sequence[Sequence[str]], seconds: Mapping[str, float], shards: int
 ) -> tuple[dict[str, int], float]:
-    """Deal units of cases; returns the shard of each case, and how long the longest shard takes."""
-    # Beside the seconds, the number of units: cases that take no time at all are dealt in turn, too.
+    """Assign units of cases; return the shard of each case, and the seconds of the longest shard."""
+    # Seconds and number of units: the number makes cases without any duration go to the shards in turn.
     loads = [(0.0, 0)] * shards
     result = {}
     for unit in sorted(units, key=lambda unit: -sum(seconds[key] for key in unit)):

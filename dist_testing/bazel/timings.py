@@ -1,4 +1,4 @@
-"""How long the cases of targets take: a file that `//tools/report:timings` writes and sharding reads."""
+"""Reads and writes the file with the durations of cases. `//tools/report:timings` makes it; sharding reads it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Timings", "read_timings", "write_timings"]
 
 _SCHEMA = 1
 
-# Target's label -> case's key (`XmlCase.key`) -> seconds.
+# Seconds by the target's label and the case's key (`XmlCase.key`).
 Timings = Mapping[str, Mapping[str, float]]
 
 
@@ -21,7 +21,7 @@ def read_timings(path: Path) -> Timings:
     """Read a file of timings.
 
     Raises:
-        ReportError: If it is missing, cut off, of another schema, or holds anything but durations.
+        ReportError: If the file is missing, cut off, of another schema, or holds anything but durations.
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -37,7 +37,7 @@ def read_timings(path: Path) -> Timings:
         if not isinstance(cases, dict):
             raise _unusable(path, f"{target} = {cases!r:.60}, and not an object")
         for case, seconds in cases.items():
-            # bool is an int to isinstance, and JSON as Python reads it has NaN.
+            # To `isinstance`, a bool is an int. Python's JSON reader accepts NaN.
             is_number = type(seconds) in (int, float) and math.isfinite(seconds)
             if not (is_number and seconds >= 0):
                 raise _unusable(path, f"{target}, {case}: {seconds!r:.60}, and not a number of seconds")
@@ -45,10 +45,10 @@ def read_timings(path: Path) -> Timings:
 
 
 def write_timings(path: Path, timings: Timings) -> None:
-    """Write the file, sorted, so that a change of it in review shows what became slower.
+    """Write the file, sorted, so that its diff in a review shows what became slower.
 
     Raises:
-        ReportError: If it cannot be written.
+        ReportError: If the file cannot be written.
     """
     rounded = {
         target: {case: round(seconds, 3) for case, seconds in sorted(cases.items())}
@@ -61,13 +61,13 @@ def write_timings(path: Path, timings: Timings) -> None:
         raise ReportError(
             f"{path}: the timings cannot be written: {error}.\n"
             "The folder is missing or read-only, or the disk is full.\n"
-            "Name another file."
+            "Choose another path."
         ) from error
 
 
 def _unusable(path: Path, problem: str) -> ReportError:
     return ReportError(
         f"{path}: no usable timings: {problem}.\n"
-        "It was edited by hand or cut off, or another version wrote it.\n"
-        "Write it anew: bazel run @dist_testing//tools/report:timings"
+        "The file was edited by hand or cut off, or another version wrote it.\n"
+        "Write it again: bazel run @dist_testing//tools/report:timings"
     )

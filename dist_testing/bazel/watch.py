@@ -1,7 +1,7 @@
-"""Limits for what runs in the runner itself: collection, and tests that are not distributed.
+"""Limits the time of code in the runner itself: collection, and tests that are not distributed.
 
-The engine keeps the time of cases on ranks. Here the limit is an exception, out of whatever the main thread is in. It
-comes by a real-time signal from the watchdog's process: SIGALRM and the timers of this process are the tests' own.
+The engine keeps the time of cases on ranks. Here the limit raises an exception in the main thread. The watchdog's
+process triggers it by a real-time signal, because SIGALRM and the timers of this process belong to the tests.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dist_testing.engine.report import tidied
 __all__ = ["LIMIT_SIGNAL", "Watch"]
 
 LIMIT_SIGNAL = int(signal.SIGRTMIN) + 9
-# Their frames are the end of a traceback that a signal has begun, and say nothing.
+# The frames of these signal handlers, at the end of a traceback, say nothing.
 _SIGNAL_HANDLERS = (__name__, "dist_testing.engine.interrupts")
 
 
@@ -36,12 +36,12 @@ class _Limit:
 
 
 class Watch:
-    """Raises in the main thread when the time of what it does is over.
+    """Raises an exception in the main thread when the time of a step is over.
 
     Attributes:
-        remind: Has LIMIT_SIGNAL sent to this process at a time on the monotonic clock; until it is set, nothing is
-            limited.
-        interrupted_at: Where the runner was when something ended it that was watched: its stacks; "" if nothing has.
+        remind: Has LIMIT_SIGNAL sent to this process at a time on the monotonic clock, in seconds. Until it is set,
+            nothing is limited.
+        interrupted_at: Stacks of the runner when a watched step was interrupted; "" if none was.
     """
 
     def __init__(self) -> None:
@@ -53,14 +53,14 @@ class Watch:
 
     @contextlib.contextmanager
     def until(self, end_s: float, error: Callable[[str], BaseException]) -> Iterator[None]:
-        """Limit what the body does.
+        """Limit the time of the body.
 
         Args:
-            end_s: On the monotonic clock.
-            error: Given the stacks of all threads, what to raise.
+            end_s: The limit on the monotonic clock, in seconds.
+            error: Takes the stacks of all threads, and returns the exception to raise.
         """
         if os.getpid() != self._runner:
-            # A rank, which has got this with everything else. Its limits are the engine's.
+            # A rank has inherited this object, but the engine limits its time.
             yield
             return
         self._set(_Limit(end_s, error))
@@ -74,7 +74,7 @@ class Watch:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """No limit for as long as the body runs: it has one of its own, and what it says then shall be heard."""
+        """Suspend the limit while the body runs. At least `LEAST_S` remain afterwards, to report its own limit."""
         limit = self._limit
         self._set(None)
         try:
@@ -89,7 +89,7 @@ class Watch:
 
     def _at_limit(self, _: int, frame: FrameType | None) -> None:
         limit = self._limit
-        # It may have been sent for what has ended in the meantime; and a child that a test has forked has no limit.
+        # The signal may be late, for a step that has ended; and a child that a test has forked has no limit.
         if limit is None or time.monotonic() < limit.end_s or os.getpid() != self._runner:
             return
         self._limit = None
@@ -101,16 +101,16 @@ def _frames_below(frame: FrameType | None) -> Iterable[tuple[FrameType, int]]:
 
 
 def _frames_of(found: TracebackType | None) -> Iterable[tuple[FrameType, int]]:
-    """The innermost first."""
+    """Return the frames of a traceback, the innermost first."""
     frames = list(traceback.walk_tb(found))
     return [frame for frame in reversed(frames) if frame[0].f_globals.get("__name__") not in _SIGNAL_HANDLERS]
 
 
 def _stacks(frames: Iterable[tuple[FrameType, int]]) -> str:
-    """The stacks of all threads, as faulthandler writes them.
+    """Return the stacks of all threads in faulthandler's format.
 
     Args:
-        frames: The main thread's, where the exception has come into it.
+        frames: The frames of the main thread where the exception came.
     """
     texts = [_stack("the main thread", frames)]
     current = sys._current_frames()
@@ -123,5 +123,5 @@ def _stacks(frames: Iterable[tuple[FrameType, int]]) -> str:
 def _stack(name: str, frames: Iterable[tuple[FrameType, int]]) -> str:
     lines = [f'  File "{frame.f_code.co_filename}", line {line} in {frame.f_code.co_name}' for frame, line in frames]
     text = "\n".join([f"Thread {name} (most recent call first):", *lines])
-    # Without what is below the test; but not without everything.
+    # Leave out the frames below the test, unless no frame remains.
     return tidied(text) or text

@@ -1,1 +1,1 @@
-"""Ways of making ranks. `wire` is what runner and template say to each other; one module per launcher."""
+"""Ways of making ranks: isolations, launchers, and the fork server."""

@@ -1,4 +1,4 @@
-"""Is this process fit to fork ranks from?"""
+"""Checks whether ranks may be forked from this process."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ import threading
 
 __all__ = ["spare_cuda", "unclean_reasons"]
 
-# Opened by CUDA's initialisation, and not by the management library.
+# CUDA's initialisation opens it; the management library does not.
 _CUDA_NODE = "/dev/nvidia-uvm"
 
 
 def spare_cuda() -> None:
-    """From now on, have `torch.cuda.is_available()` ask the management library, unless the user has decided.
+    """Let `torch.cuda.is_available()` ask the management library from now on, unless the user has decided otherwise.
 
-    Test files call it at import. It would initialise CUDA otherwise, and no fork of such a process can use a GPU.
+    Test files call that function at import. It would initialise CUDA, and a fork of such a process cannot use a GPU.
     """
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 
 
 def _is_cuda_in_use() -> bool:
     for fd in os.listdir("/proc/self/fd"):
-        # The one that the list was read from is closed.
+        # The descriptor that read the list is closed.
         with contextlib.suppress(FileNotFoundError):
             if os.readlink(f"/proc/self/fd/{fd}") == _CUDA_NODE:
                 return True
@@ -32,23 +32,23 @@ def _is_cuda_in_use() -> bool:
 
 
 def _openblas_threads() -> int:
-    """Threads of the OpenBLAS pools in this process.
+    """Return the number of threads that the OpenBLAS pools of this process have.
 
-    They are safe to fork with: OpenBLAS ends its pool in a pthread_atfork handler and starts it again on demand. numpy
-    loads such a library, so most processes with torch have it. (So in a process that has forked before, this is more
-    than there are, and could hide as many threads of others. The first template, made before any test code runs, is
-    judged exactly; the Bazel main keeps the pool empty.)
+    A fork is safe with them: OpenBLAS ends its pool in a pthread_atfork handler and restarts it on demand. numpy loads
+    OpenBLAS, so most processes with torch have such a pool. In a process that has forked before, the number is too
+    high, and could hide as many other threads. It is exact for the first fork server, which is forked before any test
+    code runs, and `dist_testing.bazel.main` keeps the pool empty.
     """
     with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
-        # Five fields, and a path that may have spaces in it.
+        # A line has five fields and a path, which may contain spaces.
         mapped = [line.rstrip("\n").split(maxsplit=5)[5] for line in maps if "openblas" in line and "/" in line]
     pool = 0
     for path in {path.removesuffix(" (deleted)") for path in mapped}:
         try:
-            # Nothing new: at this path there may be another file by now.
+            # RTLD_NOLOAD, because another file may be at this path by now.
             library = ctypes.CDLL(path, mode=os.RTLD_NOLOAD)
         except OSError:
-            # No library; or one that cannot be asked, so its threads are not known to be safe.
+            # The file is not a loaded library, so its threads are not known to be safe.
             continue
         for symbol in (
             "openblas_get_num_threads",
@@ -64,23 +64,23 @@ def _openblas_threads() -> int:
 
 
 def unclean_reasons() -> list[str]:
-    """Why ranks must not be forked from this process; empty when they may be.
+    """Return why ranks must not be forked from this process; empty if they may.
 
-    A thread's locks are copied by fork in whatever state they are in, and a CUDA context or a process group cannot
-    be used by a second process.
+    A fork copies the locks of other threads in their current state, and a second process cannot use a CUDA context or
+    a process group.
     """
     reasons = []
     others = [thread for thread in threading.enumerate() if thread is not threading.main_thread()]
     reasons += [f"the thread {thread.name!r} is running" for thread in others]
     native = len(os.listdir("/proc/self/task")) - 1 - len(others)
     if (unknown := native - _openblas_threads()) > 0:
-        reasons.append(f"{unknown} thread(s) of native code are running (a pool that an import started by computing?)")
+        reasons.append(f"{unknown} thread(s) of native code are running (did an import compute something?)")
     torch = sys.modules.get("torch")
     if torch is not None:
         if torch.cuda.is_initialized():
             reasons.append("CUDA is initialised")
         elif _is_cuda_in_use():
-            reasons.append("CUDA's driver is in use (an import that counts devices?)")
+            reasons.append("CUDA's driver is in use (did an import count the devices?)")
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             reasons.append("a process group is initialised")
     return reasons

@@ -1,4 +1,4 @@
-"""The fork launcher: the runner's side of the fork server."""
+"""The launcher that forks a fork server from the runner and asks it for worlds."""
 
 from __future__ import annotations
 
@@ -32,28 +32,28 @@ from dist_testing.process.refusal import refusal
 
 __all__ = ["ForkServerLauncher"]
 
-# How long the fork server may take to remove what is left below it; it has limits of its own. Seconds.
+# Seconds for the fork server to remove its descendants; it has limits of its own.
 _CLOSE_LIMIT_S = 15.0
 
 
 class ForkServerLauncher:
-    """Forks the fork server from this process, and asks it for worlds.
+    """Forks the fork server from this process, and asks it for one world at a time.
 
-    One world at a time. The constructor forks the fork server, so make this object before any test code runs.
+    Make this object before any test code runs.
 
     Attributes:
-        unclean_reasons: Why the fork server is a fresh interpreter; empty when it was forked.
+        unclean_reasons: Why the fork server is a fresh interpreter; empty if it was forked.
     """
 
     def __init__(self, run: RunContext) -> None:
-        """Fork the fork server; or, if this process is not fit to be forked, start it as a fresh interpreter.
+        """Fork the fork server. If this process is unfit for that, start it as a fresh interpreter.
 
         Args:
-            run: What the fork server needs of the run.
+            run: Facts of the run that the fork server needs.
 
         Raises:
             LaunchError: If the platform is not Linux.
-            OSError: If the machine has no room for it.
+            OSError: If the machine has no room for another process.
         """
         check_platform()
         self.unclean_reasons = unclean_reasons()
@@ -70,21 +70,21 @@ class ForkServerLauncher:
                 if self._pid == 0:
                     ours.close()
                     fork_server.serve(theirs, run.ranks, run.loader, run.directories)
-            # A test may wait for any child; from then on the number could belong to another process.
+            # A test may wait for all children. Then the pid could belong to another process.
             self._pidfd = watch_child(self._pid)
             undo.pop_all()
         self._control = ours
         self._reader = wire.MessageReader(FORK_SERVER_EVENTS)
 
     def fileno(self) -> int:
-        """For polling: readable when the fork server has sent something, or has ended."""
+        """Return a descriptor that is readable when the fork server has sent something or has ended."""
         return self._control.fileno()
 
     def start(self, request: WorldRequest, fds: Sequence[int]) -> None:
-        """Ask for a world. The fork server has its own copies of the descriptors from then on; close yours.
+        """Ask for a world. The fork server then has its own copies of the descriptors; close yours.
 
         Raises:
-            LaunchError: If the fork server is gone, or did not get all of the request. It is of no use any more.
+            LaunchError: If the fork server is gone or did not get the whole request. It then serves no other world.
         """
         self._send(request, fds)
 
@@ -93,10 +93,10 @@ class ForkServerLauncher:
         self._send(SignalRanks(tuple(ranks), number))
 
     def events(self) -> Iterator[LauncherEvent]:
-        """Yield what the fork server has sent since the last call. Blocks only if nothing is there.
+        """Yield the events since the last call. Blocks if there are none.
 
         Raises:
-            LaunchError: If the fork server has ended, cannot serve, or has sent what cannot be read.
+            LaunchError: If the fork server has ended, cannot serve, or has sent unreadable bytes.
         """
         try:
             data = self._control.recv(1 << 16)
@@ -113,7 +113,7 @@ class ForkServerLauncher:
             raise LaunchError(str(error)) from error
 
     def close(self) -> None:
-        """Let the fork server go, and wait until it has removed whatever is left below it."""
+        """Let the fork server end, and wait until it has removed all its descendants."""
         if self._pidfd < 0:
             return
         pidfd, self._pidfd = self._pidfd, -1
@@ -121,21 +121,21 @@ class ForkServerLauncher:
         poller = select.poll()
         poller.register(pidfd, select.POLLIN)
         try:
-            # Closed when the fork server has ended: until then it can tell this runner from a killed one.
+            # The socket stays open until the fork server has ended, and so proves that the runner is alive.
             self._control.shutdown(socket.SHUT_WR)
             if not poller.poll(1000 * _CLOSE_LIMIT_S):
-                # A test has stopped it. Its ranks die with it.
+                # A test has stopped the fork server. The ranks die with it.
                 signal.pidfd_send_signal(pidfd, signal.SIGKILL)
             ended = os.waitid(os.P_PIDFD, pidfd, os.WEXITED)
             has_cleaned_up = ended is not None and (ended.si_code, ended.si_status) == (os.CLD_EXITED, 0)
         except (ChildProcessError, ProcessLookupError):
-            # How it ended is not known: a test has waited for it, or this process ignores SIGCHLD.
+            # Its exit status is lost: a test has waited for it, or this process ignores SIGCHLD.
             pass
         finally:
             os.close(pidfd)
             self._control.close()
         if not has_cleaned_up:
-            # It was killed, perhaps. Then Linux gave the processes that the ranks had started to this process.
+            # If it was killed, Linux has made this process the parent of all processes that the ranks had started.
             kill_orphans(self._temp)
 
     def _send(self, order: ForkServerOrder, fds: Sequence[int] = ()) -> None:
@@ -144,20 +144,20 @@ class ForkServerLauncher:
         except MessageError as error:
             raise LaunchError(str(error)) from error
         except (BrokenPipeError, ConnectionResetError) as error:
-            # Its last event may say why it ended; `events` then raises that.
+            # If its last event gives the reason, `events` raises it.
             for _ in self.events():
                 continue
             raise LaunchError(self._exit_message()) from error
         except OSError as error:
-            # A part of it may have been sent, so the fork server would not understand what follows.
+            # The fork server may have got a part of the order, and would not understand the next one.
             raise LaunchError(
-                f"The process that ranks are forked from (pid {self._pid}) can be told nothing more: {refusal(error)}"
+                f"The fork server (pid {self._pid}) can receive no more orders: {refusal(error)}"
             ) from error
 
     def _exit_message(self) -> str:
         return (
-            f"The process that ranks are forked from (pid {self._pid}) has ended before the runner was done with it.\n"
-            "It runs no test code, so it was most likely killed: by the kernel for lack of memory, or by a test.\n"
+            f"The fork server (pid {self._pid}), the parent of all ranks, ended before the runner was done with it.\n"
+            "It runs no test code. Most likely the kernel killed it for lack of memory, or a test killed it.\n"
             "Look for an out-of-memory message of the kernel, and for a test that kills its parent process."
         )
 
@@ -168,10 +168,10 @@ def _start_fresh(control: socket.socket, run: RunContext) -> int:
         FreshForkServer(control.fileno(), tuple(run.directories), os.getpid(), with_imports(run.loader)),
     )
     try:
-        # In this process group, as all processes of a test must be: Bazel kills the group.
+        # It stays in this process group, because Bazel kills the group.
         process = subprocess.Popen(arguments, pass_fds=(control.fileno(), descriptor), stdin=subprocess.DEVNULL)
     finally:
         os.close(descriptor)
-    # `close` waits for it by its number, as for a forked one.
+    # Popen must not wait for it, because `close` does.
     process.returncode = 0
     return process.pid

@@ -4,9 +4,9 @@
             <-- WorldStarted, RankEnded, WorldOver --
     runner  <------------------ messages -----------------------------------  each rank
 
-It has torch and the test modules imported, one thread, no group and no CUDA context, and it runs no test code. It is
-the ranks' parent, so that it alone waits for them, and it adopts the processes that they leave behind. When the runner
-is gone, for whatever reason, the fork server kills everything below it and ends, too.
+It has torch and the test modules imported, one thread, no process group and no CUDA context, and it runs no test code.
+It is the parent of the ranks: only it waits for them, and it adopts the processes that they leave behind. When the
+runner is gone, for any reason, the fork server kills all its descendants and ends.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from dist_testing.rank.threads import enter_together
 
 __all__ = ["main", "serve"]
 
-# Of the command line of an orphan process, for the report.
+# The report shows this much of the command line of an orphan process.
 _COMMAND_CHARS = 2000
 
 _Handler = Callable[[int, FrameType | None], Any] | int | None
@@ -79,20 +79,20 @@ class _ForkServer:
         self._poller.register(control, select.POLLIN)
 
     def run(self) -> None:
-        """Serve until the runner lets this process go."""
+        """Serve until the runner closes its end of the connection for writing."""
         while True:
             for fd, _ in self._poller.poll():
                 if fd != self._control.fileno():
                     self._reap(fd)
-                elif not self._obey():
+                elif not self._handle_order():
                     return
 
     def is_orphaned(self) -> bool:
-        """Whether the runner has not only let this process go but ended, and left its end to the kernel."""
+        """Return whether the runner has ended without waiting for this process."""
         control = self._control.fileno()
         return any(fd == control and event & select.POLLHUP for fd, event in self._poller.poll(0))
 
-    def _obey(self) -> bool:
+    def _handle_order(self) -> bool:
         received = wire.receive(self._control, FORK_SERVER_ORDERS)
         if received is None:
             return False
@@ -104,13 +104,13 @@ class _ForkServer:
                 self._signal(order.ranks, order.number)
         return True
 
-    def _say(self, event: ForkServerEvent) -> None:
+    def _send(self, event: ForkServerEvent) -> None:
         wire.send(self._control, FORK_SERVER_EVENTS, event)
 
     def _start(self, request: WorldRequest, fds: Sequence[int]) -> None:
         if not fds:
             self._refuse(request.world, 0, OSError(errno.EMFILE, os.strerror(errno.EMFILE)))
-            self._over(_World(request.world, {}))
+            self._end_world(_World(request.world, {}))
             return
         if len(fds) != request.fd_count:
             for fd in fds:
@@ -150,7 +150,7 @@ class _ForkServer:
                 for fd in [*fds, *world.pidfds, self._control.detach()]:
                     if fd not in mine:
                         os.close(fd)
-                self._be_ranks(starts)
+                self._run_ranks(starts)
             world.ranks[pid] = ranks
             world.pidfds[pidfd] = pid
             self._poller.register(pidfd, select.POLLIN)
@@ -158,14 +158,14 @@ class _ForkServer:
             os.close(fd)
         if world.ranks:
             pids = {rank: pid for pid, ranks in world.ranks.items() for rank in ranks}
-            self._say(WorldStarted(world.number, tuple(pids[rank] for rank in sorted(pids))))
+            self._send(WorldStarted(world.number, tuple(pids[rank] for rank in sorted(pids))))
         else:
-            self._over(world)
+            self._end_world(world)
 
     def _refuse(self, world: int, rank: int, error: OSError) -> None:
-        self._say(WorldRefused(world, rank, refusal(error)))
+        self._send(WorldRefused(world, rank, refusal(error)))
 
-    def _be_ranks(self, starts: Sequence[RankStart]) -> NoReturn:
+    def _run_ranks(self, starts: Sequence[RankStart]) -> NoReturn:
         if self._on_child is not None:
             signal.signal(signal.SIGCHLD, self._on_child)
         request = starts[0].request
@@ -177,7 +177,7 @@ class _ForkServer:
         try:
             become_rank(start, self._loader)
         finally:
-            # Without the interpreter the rank can report nothing; the runner sees a rank that never started.
+            # Without the interpreter the rank cannot report. The runner sees a rank that never started.
             os._exit(1)
 
     def _signal(self, ranks: Sequence[int], number: int) -> None:
@@ -185,10 +185,10 @@ class _ForkServer:
             return
         for pid, its_ranks in self._world.ranks.items():
             if not set(ranks).isdisjoint(its_ranks):
-                # It belongs to another user if it has become a setuid program. The runner will report that it does
-                # not end.
+                # A rank that became a setuid program may belong to another user. The runner reports that it does not
+                # end.
                 with contextlib.suppress(PermissionError):
-                    # Not reaped yet, or it would not be in the table: the pid is still the rank's.
+                    # The table holds only processes that are not reaped, so the pid is still the rank's.
                     os.kill(pid, number)
 
     def kill_ranks(self) -> None:
@@ -204,13 +204,13 @@ class _ForkServer:
         pid = world.pidfds.pop(pidfd)
         _, status = os.waitpid(pid, 0)
         for rank in world.ranks.pop(pid):
-            self._say(RankEnded(world.number, rank, os.waitstatus_to_exitcode(status)))
+            self._send(RankEnded(world.number, rank, os.waitstatus_to_exitcode(status)))
         if not world.pidfds:
-            self._over(world)
+            self._end_world(world)
 
-    def _over(self, world: _World) -> None:
+    def _end_world(self, world: _World) -> None:
         self._world = None
-        self._say(WorldOver(world.number, tuple(map(_cut, self.orphans.remove()))))
+        self._send(WorldOver(world.number, tuple(map(_cut, self.orphans.remove()))))
 
 
 def _cut(command: str) -> str:
@@ -218,42 +218,42 @@ def _cut(command: str) -> str:
 
 
 def _fork() -> tuple[int, int]:
-    """Pid and pidfd of a child; 0 and no descriptor in the child."""
+    """Return the pid and the pidfd of a child; in the child, 0 and -1."""
     pid = fork()
     return (pid, watch_child(pid)) if pid else (0, -1)
 
 
 def serve(control: socket.socket, context: RankContext, loader: Loader, run_directories: Sequence[str]) -> NoReturn:
-    """Be the fork server until the runner is gone, then leave nothing behind.
+    """Be the fork server until the runner is gone, then remove all descendants.
 
     Args:
-        control: This end of the socket pair to the runner.
+        control: The fork server's end of the connection to the runner.
         context: Finds the tests on the ranks.
         loader: How a fresh interpreter finds the tests again.
-        run_directories: Removed at the end if the runner cannot do it.
+        run_directories: Folders to remove at the end if the runner cannot do it.
     """
     code = 1
     try:
-        # Bazel signals the whole process group at once. The runner decides what happens then; this process lives until
-        # the runner has closed the socket. A handler and not SIG_IGN, which ranks and their children would inherit.
+        # Bazel signals the whole process group. The runner decides what to do; this process lives until the runner has
+        # closed the socket. Ranks and their children would inherit SIG_IGN, but they do not inherit a handler.
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, lambda *_: None)
-        # A handler of a test file or of an agent would take the ranks' ends from this process. Ranks get the handler
-        # back: for them it is as if the runner had forked them.
+        # A handler of a test file or of an agent could wait for the ranks before this process does. Ranks get the
+        # handler back, as if the runner had forked them.
         on_child = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         become_subreaper()
         own_streams()
         context.prepare()
         gc.collect()
-        # Frozen objects are not touched by a rank's collections, so their pages stay shared.
+        # The garbage collector of a rank does not touch frozen objects, so their pages stay shared.
         gc.freeze()
         server = _ForkServer(control, context, loader, on_child)
-        # The runner may be gone in the middle of a message to it.
+        # The runner may end while it gets a message.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             try:
                 server.run()
             except MessageError as error:
-                # Nothing that follows can be understood.
+                # After one unreadable order, the next one cannot be found.
                 wire.send(control, FORK_SERVER_EVENTS, Unfit(str(error)))
         server.kill_ranks()
         server.orphans.remove()
@@ -262,8 +262,8 @@ def serve(control: socket.socket, context: RankContext, loader: Loader, run_dire
                 shutil.rmtree(path, ignore_errors=True)
         code = 0
     except BaseException:
-        # A bug of this library. It must not look like a kill.
-        text = f"The process that ranks are forked from has failed, by a bug of dist_testing:\n{traceback.format_exc()}"
+        # A bug of this library must not look like a kill.
+        text = f"The fork server has failed because of a bug of dist_testing:\n{traceback.format_exc()}"
         with contextlib.suppress(OSError):
             wire.send(control, FORK_SERVER_EVENTS, Unfit(text))
     finally:
@@ -271,9 +271,9 @@ def serve(control: socket.socket, context: RankContext, loader: Loader, run_dire
 
 
 def main(text: str) -> NoReturn:
-    """Be the fork server in a fresh interpreter; the program that the launcher starts if it cannot fork the runner."""
+    """Be the fork server in a fresh interpreter. The launcher starts it if the runner is unfit to be forked."""
     order = order_for(FreshForkServer, text)
-    # Until it serves, it has nothing to clean up; then it outlives the runner on purpose, to do so.
+    # Before it serves, it has nothing to clean up. Afterwards it outlives the runner in order to clean up.
     if os.getppid() != order.runner_pid:
         os._exit(1)
     os.set_inheritable(order.control_fd, False)

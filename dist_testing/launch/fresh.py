@@ -1,9 +1,8 @@
-"""Fresh interpreters: programs of this library that start with nothing imported.
+"""Starts programs of this library in fresh interpreters, which have imported nothing.
 
 A program is a module with a function `main(order)`. The order is the text of a `FreshProgram`, in a file that the
-interpreter inherits. Two programs exist: a rank of its own (`dist_testing.launch.spawn`), and a fork server where the
-runner is not fit to be forked (`dist_testing.launch.fork_server`). Both load the tests again, by a loader that the
-front end names.
+interpreter inherits. There are two programs: a rank (`dist_testing.launch.spawn`), and the fork server of a runner that
+is unfit to be forked (`dist_testing.launch.fork_server`). Both load the tests again, with the front end's `Loader`.
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ from dist_testing.rank.bootstrap import RankContext
 
 __all__ = ["ThenBe", "command", "import_first", "load_tests", "order_for", "with_imports"]
 
-# Given the rank context: be the process that the interpreter was started for. Never returns.
+# Takes the rank context, and runs the program. Never returns.
 ThenBe = Callable[[RankContext], NoReturn]
 
-# The path first: it may be the only way to this package.
+# `sys.path` comes first, because it may be the only way to this package.
 _CODE = (
     "import importlib, json, os, sys; "
     "given = json.load(os.fdopen(int(sys.argv[1]))); "
@@ -40,13 +39,13 @@ _imported_first: list[str] = []
 
 
 def import_first(module: str) -> None:
-    """Have every fresh interpreter of this run import a module before the tests, as this process did."""
+    """Make every fresh interpreter of this run import a module before the tests, as this process did."""
     if module not in _imported_first:
         _imported_first.append(module)
 
 
 def with_imports(loader: Loader) -> Loader:
-    """Return the loader with the modules that this process has imported first."""
+    """Return the loader with the modules of all `import_first` calls."""
     return dataclasses.replace(loader, import_first=tuple(_imported_first))
 
 
@@ -55,7 +54,7 @@ def command(program: str, order: FreshProgram) -> tuple[list[str], int]:
 
     Args:
         program: Module whose `main` the interpreter runs.
-        order: What the interpreter is to be.
+        order: Argument of that `main`.
 
     Returns:
         The command, and the descriptor that the interpreter must inherit.
@@ -63,22 +62,22 @@ def command(program: str, order: FreshProgram) -> tuple[list[str], int]:
     descriptor = os.memfd_create("dist-testing-fresh", 0)
     text = FRESH_PROGRAMS.to_wire(order).decode()
     with open(descriptor, "w", encoding="utf-8", closefd=False) as file:
-        # Without a schema: the interpreter reads this part before it can import anything of this library.
+        # No schema: the interpreter reads this part before it can import this library.
         json.dump({"program": program, "order": text, "sys_path": sys.path}, file)
     os.lseek(descriptor, 0, os.SEEK_SET)
-    # The flags that this interpreter was started with, as multiprocessing passes them on.
+    # multiprocessing uses the same function to pass on the flags of the interpreter.
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     return [sys.executable, *flags, "-c", _CODE, str(descriptor)], descriptor
 
 
 def order_for(program: type[_Program], text: str) -> _Program:
-    """Return the order that `command` was given, in the interpreter that it started; end the process if it is none."""
+    """Return the order for a program from the text that `command` wrote; exit with a message if it is unusable."""
     try:
         order = FRESH_PROGRAMS.from_wire(text)
         if not isinstance(order, program):
             raise FRESH_PROGRAMS.refused(f"{type(order).__name__} for another program; expected {program.__name__}")
     except MessageError as error:
-        # The process does not know yet where to report it; its output goes to the log of the run.
+        # The process has no connection to the runner yet. Its output goes to the log of the run.
         raise SystemExit(str(error)) from None
     return order
 
@@ -87,9 +86,9 @@ def load_tests(loader: Loader, then: ThenBe, test: str | None = None) -> NoRetur
     """Load the tests in a fresh interpreter.
 
     Args:
-        loader: How.
-        then: Called when the tests are loaded.
-        test: The only test that this interpreter runs, as the front end names it; None if it is not known yet.
+        loader: How to find the tests.
+        then: Called with the rank context when the tests are loaded.
+        test: Front end's name of the only test that this interpreter runs; None if it is not known yet.
     """
     for module in loader.import_first:
         importlib.import_module(module)

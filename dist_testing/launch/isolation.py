@@ -1,7 +1,7 @@
-"""Isolations: how the ranks of a case are made, and what each way can do.
+"""Declares the isolations: how the ranks of a case are made, and what each way can do.
 
-This is the only module that knows the names. All other code asks an `Isolation` for a fact, such as `in_process`. To
-add an isolation, write its launcher and register it here, or in a conftest.py.
+Only this module knows the names. All other code asks an `Isolation` for a fact, such as `in_process`. To add an
+isolation, write its launcher and register it here, or in a conftest.py.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ __all__ = [
 
 
 class Reuse(enum.Enum):
-    """What goes on living when a case has passed, for the next case of its class or module."""
+    """What stays alive after a passed case for the next case of its class or module."""
 
     NOTHING = enum.auto()
     RANKS = enum.auto()  # a worker pool: the ranks, and their process group
-    PROCESS = enum.auto()  # the process of ranks that are threads; its ranks and groups are new for each case
+    PROCESS = enum.auto()  # the process whose threads are the ranks; ranks and groups are new for each case
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +46,12 @@ class Isolation:
     Attributes:
         name: The user's name for it, as in `isolation = "fork"`.
         make_launcher: Makes the launcher of a run. Isolations with the same function share one launcher.
-        in_process: All ranks are threads of one process. They share its environment and its exit, they have a store in
+        in_process: All ranks are threads of one process. They share its environment and its exit, their store is in
             memory, and their backend must connect threads.
         fresh_interpreter: Each rank imports the tests again.
-        reuse: What the next case of the class or module finds still alive.
-        can_debug: One rank can have the terminal.
-        has_exit_codes: Each rank ends with an exit code of its own, so that a test can expect one.
+        reuse: What stays alive for the next case of the class or module.
+        can_debug: A debugger on one rank can have the terminal.
+        has_exit_codes: Each rank has its own exit code, which a test can expect.
     """
 
     name: str
@@ -82,8 +82,8 @@ def register_isolation(isolation: Isolation) -> Isolation:
     if _registered.setdefault(isolation.name, isolation) != isolation:
         raise UsageError(
             f"Isolation {isolation.name!r} is registered twice.\n"
-            "Two launchers have the same name, so that a test cannot say which one it means.\n"
-            "Give one of them another name."
+            "Two isolations have the same name, so a test cannot choose one of them.\n"
+            "Rename one of them."
         )
     return isolation
 
@@ -109,7 +109,7 @@ def isolation_names() -> tuple[str, ...]:
 
 
 def isolation_named(name: str) -> Isolation:
-    """Return the isolation of that name.
+    """Return the isolation with this name.
 
     Raises:
         UsageError: If there is none.
@@ -125,7 +125,7 @@ def isolation_named(name: str) -> Isolation:
 
 
 def default_isolation(backend: Backend) -> Isolation:
-    """Return the isolation of tests that do not name one."""
+    """Return the isolation of tests that do not choose one."""
     return THREAD if backend.in_process else FORK
 
 
@@ -133,7 +133,7 @@ def check_isolation(name: str, backend: Backend, isolation: Isolation) -> None:
     """Refuse ranks that the backend cannot connect.
 
     Args:
-        name: The case, or whatever else asks for the ranks.
+        name: The case, or another subject of the error text.
         backend: The backend.
         isolation: How the ranks are made.
 

@@ -1,4 +1,4 @@
-"""What the engine asks of a launcher, and what a launcher is given of the run."""
+"""The interface of launchers, and the facts of the run that they get."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ __all__ = ["Launcher", "RunContext"]
 
 @dataclass(frozen=True, slots=True)
 class RunContext:
-    """What a launcher is given of the run.
+    """Facts of the run that launchers need.
 
     Attributes:
-        ranks: What the ranks have of the run.
+        ranks: The rank context of the run.
         loader: How a fresh interpreter finds the tests again.
-        directories: Folders that the run writes in. A process that outlives the runner removes them.
-        temp: The start of every rank's TMPDIR, by which processes that ranks started are recognised.
+        directories: Folders of the run. A process that outlives the runner removes them.
+        temp: Prefix of every rank's TMPDIR, by which the launcher recognises processes that ranks started.
     """
 
     ranks: RankContext
@@ -34,7 +34,7 @@ class Launcher(Protocol):
 
     @property
     def unclean_reasons(self) -> Sequence[str]:
-        """Why ranks do not come from this process; empty if they do."""
+        """Why ranks are not forked from this process; empty if they are, or if nothing is forked."""
 
     def fileno(self) -> int:
         """Return a descriptor that is readable when there are events."""
@@ -44,21 +44,21 @@ class Launcher(Protocol):
 
         Args:
             request: The world.
-            fds: For each rank the other end of its channel; for each rank the pipe for its stacks; the phase board; the
+            fds: The ranks' ends of their channels, by rank; the pipes for their stacks, by rank; the phase board; the
                 listening socket of the store, if the request has a store port; the lease descriptors.
 
         Raises:
-            LaunchError: If the launcher can make no world any more.
+            LaunchError: If the launcher can make no more worlds.
         """
 
     def signal(self, ranks: Sequence[int], number: int) -> None:
         """Send a signal to those of `ranks` that still run."""
 
     def events(self) -> Iterator[LauncherEvent]:
-        """Yield what has happened since the last call.
+        """Yield the events since the last call.
 
         Raises:
-            LaunchError: If there can be no world any more.
+            LaunchError: If the launcher can make no more worlds.
         """
 
     def close(self) -> None:

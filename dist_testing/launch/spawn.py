@@ -1,4 +1,4 @@
-"""Makes ranks that are fresh interpreters, for isolation "spawn": a process that was forked becomes one."""
+"""Makes ranks that are fresh interpreters, for isolation "spawn": a forked process replaces itself by one."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ __all__ = ["become_rank", "main"]
 
 
 def become_rank(start: RankStart, loader: Loader) -> NoReturn:
-    """Replace this process, just forked, by a fresh interpreter that is the rank."""
+    """Replace this process, which was just forked, by a fresh interpreter that is the rank."""
     die_with_parent(start.fork_server_pid)
     arguments, descriptor = command(__name__, FreshRank(start, with_imports(loader)))
     for fd in (*start.fds, descriptor):
         os.set_inheritable(fd, True)
     request = start.request
     rank_env = {"RANK": str(start.rank), "LOCAL_RANK": str(start.rank)}
-    # Complete from the start: some libraries read their variables when they are imported.
+    # The environment is complete from the start, because some libraries read it at import.
     os.execve(arguments[0], arguments, request.env | torchrun_env(request.size, request.store_port) | rank_env)
 
 
 def main(text: str) -> NoReturn:
-    """Be the rank; the program that `become_rank` starts."""
+    """Be the rank, in the interpreter that `become_rank` starts."""
     order = order_for(FreshRank, text)
     start = order.start
     # The output of imports belongs to the rank, too.
@@ -48,7 +48,7 @@ def main(text: str) -> NoReturn:
         load_tests(order.loader, lambda context: _enter_prepared(start, context), start.request.body.only_test)
     except BaseException as error:
         with socket.socket(fileno=start.channel_fd) as channel:
-            # Imports run test code: an error there is the test's failure, and not the machine's.
+            # Imports run test code, so the test has failed and not the infrastructure.
             reporter = Reporter(FrameWriter(channel), PhaseBoard(start.board_fd, start.request.size), start.rank)
             reporter.phase("import")
             reporter.raised(error)

@@ -1,7 +1,7 @@
-"""Turns messages between processes into JSON and back. What is read is checked against the annotations of a dataclass.
+"""Turns messages between processes into JSON and back, and checks what it reads against the messages' annotations.
 
-A message is a dataclass; messages that travel the same way form a `Family`, which has a schema number. The checks are
-made once, from the annotations: `str`, `bool`, `int`, `float`, `None`, `Literal`, enumerations, `tuple[X, ...]`,
+A message is a dataclass; messages that travel the same way form a `Family`, which has a schema number. `Family` makes
+the checks once, from the annotations: `str`, `bool`, `int`, `float`, `None`, `Literal`, enumerations, `tuple[X, ...]`,
 `dict[str, X]`, other dataclasses, and unions of these. `Annotated[int, range(...)]` limits a number.
 """
 
@@ -21,11 +21,11 @@ from dist_testing.errors import MessageError
 
 __all__ = ["MAX_MESSAGE_BYTES", "Family"]
 
-# The largest message is a request for a world: its environment has a few MiB at most.
+# The largest message, a request for a world, has an environment of a few MiB at most.
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
-# Of a number without a limit of its own.
+# The limits of an `int` without a range.
 _ANY_INT = range(-(1 << 63), 1 << 63)
-# Of a message that cannot be read, for the error.
+# An error shows this much of an unreadable message.
 _SHOWN_BYTES = 80
 
 _encode_json = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
@@ -38,12 +38,12 @@ class _WrongValueError(Exception):
 
 
 class _Shape(NamedTuple):
-    """What one annotation means.
+    """The checks and conversions of one annotation.
 
     Attributes:
         expected: The annotation in words, for errors.
-        read: Checks a JSON value and returns what it stands for, or raises `_WrongValueError`.
-        write: Returns a value as JSON takes it; None if JSON takes it as it is.
+        read: Returns the Python value of a JSON value, or raises `_WrongValueError`.
+        write: Returns the JSON value of a Python value; None if they are the same.
     """
 
     expected: str
@@ -55,10 +55,10 @@ class Family(Generic[_Message]):
     """Messages that travel the same way, such as all orders to the fork server.
 
     Attributes:
-        name: What one of them is called in errors.
-        schema: Number of this version of the family.
+        name: Name of one message in errors, such as "order to the fork server".
+        schema: Number of this version of the family. Raise it with every change of a field.
         messages: The dataclasses.
-        max_bytes: The largest message that is sent or read.
+        max_bytes: Size of the largest message that is sent or read.
     """
 
     def __init__(
@@ -70,17 +70,10 @@ class Family(Generic[_Message]):
         max_bytes: int = MAX_MESSAGE_BYTES,
         error: type[MessageError] = MessageError,
     ) -> None:
-        """Make the checks of all messages of the family.
-
-        Args:
-            name: What one of them is called in errors, such as "order to the fork server".
-            schema: Number of this version of the family. Raise it with every change of a field.
-            messages: The dataclasses.
-            max_bytes: The largest message that is sent or read.
-            error: Class of the errors.
+        """Make the checks of all messages of the family. The arguments are the attributes, and the class of the errors.
 
         Raises:
-            TypeError: If an annotation has no meaning in JSON.
+            TypeError: If messages do not support an annotation.
         """
         self.name = name
         self.schema = schema
@@ -99,7 +92,7 @@ class Family(Generic[_Message]):
         """Return the message as JSON.
 
         Raises:
-            MessageError: If it is too large, or holds a number that JSON does not have.
+            MessageError: If it is too large, or holds a number that JSON cannot express.
         """
         cls = type(message)
         write = self._shapes[cls].write
@@ -112,7 +105,7 @@ class Family(Generic[_Message]):
         return payload
 
     def from_wire(self, payload: bytes | bytearray | str) -> _Message:
-        """Return the message that the JSON stands for.
+        """Return the message that the JSON encodes.
 
         Raises:
             MessageError: If it is not a message of this family and of this schema, with exactly its fields.
@@ -127,7 +120,7 @@ class Family(Generic[_Message]):
             raise self.refused(f"no message: {payload[:_SHOWN_BYTES]!r}")
         if schema != self.schema:
             raise self.refused(
-                f"the other process speaks schema {_shown(schema)} of it, and this one schema {self.schema}",
+                f"the other process uses schema {_shown(schema)} and this one schema {self.schema}",
                 is_other_schema=True,
             )
         name = content.pop("message", None)
@@ -141,10 +134,10 @@ class Family(Generic[_Message]):
         return message
 
     def check_size(self, length: int) -> None:
-        """Refuse a message of so many bytes, if that is too many.
+        """Check the size of a message.
 
         Raises:
-            MessageError: If it is.
+            MessageError: If `length`, in bytes, is over the limit.
         """
         if length > self.max_bytes:
             raise self.refused(f"a message of {length} bytes; the limit is {self.max_bytes}")
@@ -153,14 +146,14 @@ class Family(Generic[_Message]):
         """Return the error for a message of this family.
 
         Args:
-            what: What is wrong with it, in one line.
-            is_other_schema: Whether it comes from another version of this library.
+            what: The problem, in one line.
+            is_other_schema: Whether the message comes from another version of this library.
         """
         if is_other_schema:
             cause = "The two processes have loaded different versions of dist_testing."
-            way_out = "Use one version of dist_testing on both sides: one environment for every process of the run."
+            way_out = "Run every process of the run in the same environment, with one version of dist_testing."
         else:
-            cause = "Test code has written to, or read from, a descriptor that is not its own; or the versions differ."
+            cause = "Test code has used a descriptor that it did not open, or the processes have different versions."
             way_out = (
                 "Let tests use only descriptors that they have opened; use one version of dist_testing everywhere."
             )
@@ -196,7 +189,7 @@ def _shape_of_dataclass(cls: type[Any]) -> _Shape:
         try:
             return cls(**values)
         except ValueError as error:
-            # The class itself has looked at how the fields go together.
+            # The class checks that its fields fit together.
             raise _WrongValueError(str(error)) from None
 
     def write(value: Any) -> dict[str, Any]:
@@ -234,7 +227,7 @@ def _shape_of(annotation: Any) -> _Shape:
         return _shape_of_choice(tuple(annotation))
     if isinstance(annotation, type) and dataclasses.is_dataclass(annotation):
         return _shape_of_dataclass(annotation)
-    raise TypeError(f"{annotation!r} has no meaning in a message")
+    raise TypeError(f"messages do not support the annotation {annotation!r}")
 
 
 def _simple(expected: str, fits: Callable[[Any], bool], convert: Callable[[Any], Any] | None = None) -> _Shape:
@@ -261,7 +254,7 @@ def _shape_of_choice(choices: Sequence[Any]) -> _Shape:
 
 def _shape_of_union(shapes: Sequence[_Shape]) -> _Shape:
     if any(shape.write is not None for shape in shapes):
-        raise TypeError("a union in a message is one of values that JSON takes as they are")
+        raise TypeError("a union in a message may hold only values that JSON takes unchanged")
     expected = " or ".join(shape.expected for shape in shapes)
 
     def read(value: Any) -> Any:
@@ -298,10 +291,10 @@ def _shape_of_dict(item: _Shape) -> _Shape:
         return value
 
     if item.write is not None or item.expected == "a finite number":
-        raise TypeError("a dict in a message holds values that are read as they are")
+        raise TypeError("a dict in a message may hold only values that JSON takes unchanged")
     return _Shape(expected, read)
 
 
 def _shown(value: object) -> str:
-    """Return a value for an error: short, however large or deep it is."""
+    """Return a short text of a value, for an error."""
     return reprlib.repr(value)

@@ -18,6 +18,6 @@ class FrameWriter:
         self._channel = channel
 
     def send(self, message: RankMessage) -> None:
-        """Send one message. It is no error if the runner is gone: then no process needs the message any more."""
+        """Send one message. If the runner is gone, do nothing, because no process needs the message."""
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             wire.send(self._channel, RANK_MESSAGES, message)

@@ -1,4 +1,4 @@
-"""Process controls: fork, and what Linux offers beyond Python: parent-death signal and child subreaper."""
+"""Controls processes: fork, pidfds, and Linux's parent-death signal and child subreaper."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ __all__ = ["become_subreaper", "check_platform", "current_umask", "die_with_pare
 # <sys/prctl.h>
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
-# <linux/sched.h>: forked, and has not run another program since.
+# <linux/sched.h>: the process was forked, and has not started another program since.
 _PF_FORKNOEXEC = 0x40
-# What multiprocessing gives to `python -c`.
+# multiprocessing starts its helpers with this code in `python -c`.
 _HELPER = re.compile(r"from multiprocessing\.(resource_tracker|forkserver) import main")
 
-# Loaded at import, so that a rank does not have to look for a library between fork and its first frame. None on macOS,
-# where the library imports but `check_platform` refuses to make processes.
+# Loaded at import, so that a rank need not search for a library after the fork. None on macOS, where `check_platform`
+# refuses to make processes.
 _prctl: Any = getattr(ctypes.CDLL(None, use_errno=True), "prctl", None)
-# What Python has only on Linux; a rank that is a process needs all of it.
+# Python has these only on Linux. A rank that is a process needs all of them.
 _NEEDED = ((os, "pidfd_open"), (os, "memfd_create"), (signal, "SIGRTMIN"))
 
 
@@ -39,7 +39,7 @@ def check_platform() -> None:
     if missing := [name for module, name in _NEEDED if not hasattr(module, name)]:
         raise LaunchError(
             f"Ranks that are processes cannot be started on {sys.platform}: Python has no {', '.join(missing)} here.\n"
-            "They are watched and removed by means that only Linux has.\n"
+            "The library watches and removes them by system calls that only Linux has.\n"
             "Run the test on Linux, or on threads of this process: derive its class from MultiThreadedTestCase."
         )
 
@@ -49,7 +49,7 @@ def _set(option: int, value: int) -> bool:
 
 
 def fork() -> int:
-    """`os.fork`, without Python 3.12's warning about any second thread: `launch.clean` judges threads one by one."""
+    """Fork without Python 3.12's warning about other threads: `launch.clean` checks each thread."""
     if sys.version_info < (3, 12):
         return os.fork()
     with warnings.catch_warnings():
@@ -60,7 +60,7 @@ def fork() -> int:
 def current_umask() -> int:
     """Return this process's mask for new files.
 
-    `os.umask` reads it only by setting it, and until it is set again other threads' files are open to all users.
+    `os.umask` has to set the mask to read it. Meanwhile all users could read the files of other threads.
     """
     with open("/proc/self/status", "rb") as status:
         fields = dict(line.split(b":", 1) for line in status)
@@ -71,12 +71,12 @@ def watch_child(pid: int) -> int:
     """Return a pidfd of a child that was just forked.
 
     Raises:
-        OSError: If the kernel gives none. The child has then been killed, because nothing would notice its end.
+        OSError: If the kernel gives none. The child is then dead, because nothing would notice its end.
     """
     try:
         return os.pidfd_open(pid)
     except OSError:
-        # It can have ended already, and been waited for by others.
+        # The child may have ended, and other code may have waited for it.
         with contextlib.suppress(ProcessLookupError, ChildProcessError):
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
@@ -84,9 +84,9 @@ def watch_child(pid: int) -> int:
 
 
 def die_with_parent(parent_pid: int) -> None:
-    """Have the kernel kill this process when its parent ends, also if the parent has ended already.
+    """Have the kernel kill this process when its parent ends. If the parent has ended already, exit.
 
-    Holds only if the parent forked from its main thread: Linux sends the signal when the forking *thread* ends.
+    The parent must fork from its main thread, because Linux sends the signal when the forking *thread* ends.
     """
     _set(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent_pid:
@@ -94,7 +94,7 @@ def die_with_parent(parent_pid: int) -> None:
 
 
 def become_subreaper() -> bool:
-    """Adopt the orphans among this process's descendants, also those with a session of their own.
+    """Make this process adopt its orphaned descendants, also those with a session of their own.
 
     Returns:
         Whether the kernel agreed.
@@ -103,10 +103,10 @@ def become_subreaper() -> bool:
 
 
 def is_helper(pid: int, command: str) -> bool:
-    """Whether a process is one that multiprocessing keeps as long as the process that uses it, and that then ends.
+    """Return whether a process is a helper of multiprocessing, which ends by itself after the process that uses it.
 
-    That is the resource tracker, which unlinks the shared memory of processes that were killed, and the fork server;
-    not what the fork server forks, which has the same command line.
+    Helpers are multiprocessing's fork server and its resource tracker, which unlinks the shared memory of killed
+    processes. The children of that fork server have the same command line, but they are no helpers.
 
     Args:
         pid: A process that has not been reaped.
@@ -116,9 +116,9 @@ def is_helper(pid: int, command: str) -> bool:
         return False
     try:
         with open(f"/proc/{pid}/stat", "rb") as stat:
-            # The name, in parentheses, may hold anything.
+            # The process's name, in parentheses, may contain any character.
             flags = int(stat.read().rpartition(b")")[2].split()[6])
     except (FileNotFoundError, ProcessLookupError):
-        # It has ended.
+        # The process has ended.
         return True
     return not flags & _PF_FORKNOEXEC

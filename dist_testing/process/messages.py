@@ -6,9 +6,9 @@
     rank 0       <-- AttachedMessage -----   attached rank
     any process  --- FreshProgram ------->   the fresh interpreter that it starts
 
-What the runner and a rank tell each other about a case is in `dist_testing.process.rank_messages`.
+The messages about a case, between the runner and a rank, are in `dist_testing.process.rank_messages`.
 
-A field is declared here once; `dist_testing.process.codec` derives from the annotation how it is written and checked.
+A field is declared here once; `dist_testing.process.codec` derives its format and its checks from the annotation.
 Raise the schema number of a family with every change of one of its messages.
 """
 
@@ -54,7 +54,7 @@ __all__ = [
 
 _Rank = Annotated[int, range(MAX_WORLD_SIZE)]
 _WorldNumber = Annotated[int, range(1 << 31)]
-# The largest that Linux makes is 2 to the power of 22.
+# The largest pid of Linux is 2 to the power of 22.
 _Pid = Annotated[int, range(1, 1 << 31)]
 _Fd = Annotated[int, range(1 << 31)]
 _Port = Annotated[int, range(1 << 16)]
@@ -65,24 +65,24 @@ _ExitCode = Annotated[int, range(256)]
 
 @dataclass(frozen=True, slots=True)
 class WorldRequest:
-    """Ask for a world: everything that its ranks need to know and cannot inherit from the older fork server.
+    """Ask for a world. Holds all facts that its ranks cannot inherit from the fork server, which is older.
 
     Attributes:
         world: Number of the world in this run.
-        size: Ranks to start.
-        body: What the ranks run.
-        directory: The world's own folder: `rank-<r>.log` is made in it.
-        env: The whole environment of a rank, apart from the variables that differ from rank to rank.
+        size: Number of ranks.
+        body: The case; of a worker pool, its first case.
+        directory: The world's own folder, in which the ranks make `rank-<r>.log`.
+        env: The whole environment of a rank, except the variables that differ from rank to rank.
         cwd: Working directory.
         umask: File mode creation mask.
-        threads: Intra-op threads of a rank, at least 1; 0 leaves torch alone.
-        pool: Whether the ranks stay for more cases, so that it matters what a case leaves behind in them.
-        fresh: Whether each rank is a fresh interpreter instead of a fork that runs on.
+        threads: Intra-op threads of a rank; 0 leaves the number to torch.
+        pool: Whether the ranks form a worker pool, so that a case must not leave changes behind in them.
+        fresh: Whether each rank is a fresh interpreter.
         together: Whether the ranks are threads of one process.
         store_port: Loopback port whose listening socket travels with the request; 0 for no store.
         settings: Backend, device and limits of the world.
         debug_rank: The rank that gets the terminal; None for none.
-        lease_fds: How many descriptors, the last ones, keep the world's GPUs for it.
+        lease_fds: Number of lease descriptors, the last ones, which hold the world's GPUs.
     """
 
     world: _WorldNumber
@@ -103,13 +103,13 @@ class WorldRequest:
 
     @property
     def fd_count(self) -> int:
-        """How many descriptors belong to the request: per rank two, the board, the store, and the leases."""
+        """Number of descriptors with the request: two per rank, the board, the store, and the leases."""
         return 2 * self.size + 1 + bool(self.store_port) + self.lease_fds
 
 
 @dataclass(frozen=True, slots=True)
 class SignalRanks:
-    """Send a signal to those of these ranks that still run.
+    """Send a signal to those of the ranks that still run.
 
     Attributes:
         ranks: Ranks of the running world.
@@ -126,7 +126,7 @@ class WorldStarted:
 
     Attributes:
         world: Number of the world.
-        pids: The process of each rank, by rank; fewer than ranks if one could not be started.
+        pids: Pid of each rank, by rank; without the ranks that could not be started.
     """
 
     world: _WorldNumber
@@ -189,7 +189,7 @@ class Unfit:
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """A process that torchrun started tells rank 0 which rank it is.
+    """Tell rank 0 which rank this attached process is.
 
     Attributes:
         rank: The rank, from 1.
@@ -203,7 +203,7 @@ class PartOver:
     """An attached rank's part in a world is over; its process goes on.
 
     Attributes:
-        exit_code: 0, or the code of a rank whose test has failed. The rank's report has told the rest.
+        exit_code: 0, or the code of a rank whose test has failed. The rank report gives the details.
     """
 
     exit_code: _ExitCode
@@ -214,7 +214,7 @@ class Welcome:
     """Rank 0's answer to `Hello`.
 
     Attributes:
-        directories: Folders of the run, for the other ranks to remove if rank 0 cannot.
+        directories: Folders of the run. Another rank removes them if rank 0 cannot.
     """
 
     directories: tuple[str, ...]
@@ -225,7 +225,7 @@ class TakePart:
     """Be a rank of a world.
 
     Attributes:
-        rank: Which one.
+        rank: Number of the rank.
         request: The world.
     """
 
@@ -238,7 +238,7 @@ class EndRun:
     """End this process: rank 0 will ask for no more worlds.
 
     Attributes:
-        exit_code: What the process of an attached rank exits with.
+        exit_code: Exit code of the process.
     """
 
     exit_code: _ExitCode
@@ -251,8 +251,8 @@ class Loader:
     Attributes:
         module: A module of a front end, with a function `load(state, then, test)`. It collects or imports the tests,
             calls `then` with the rank context, and does not return.
-        state: Argument of that function, as text that only the front end reads.
-        import_first: Modules to import before that one, as the runner did.
+        state: First argument of that function; only the front end reads it.
+        import_first: Modules to import before `module`, as the runner did.
     """
 
     module: str
@@ -262,17 +262,17 @@ class Loader:
 
 @dataclass(frozen=True, slots=True)
 class RankStart:
-    """What one rank is started with.
+    """The start parameters of one rank.
 
     Attributes:
-        request: What all ranks of the world share.
-        rank: Which of them this is.
+        request: The part that all ranks of the world share.
+        rank: Number of the rank.
         channel_fd: The rank's end of its channel to the runner.
-        stacks_fd: Where its stacks go when the runner asks for them.
-        board_fd: The board on which it writes what it is doing.
+        stacks_fd: Receives the rank's stacks when the runner asks for them.
+        board_fd: The board to which the rank writes its phase.
         store_fd: The listening socket of the world's store, on rank 0 only.
         fork_server_pid: The parent, with which the rank dies.
-        lease_fds: Held open, and no more: the world's GPUs are its own until the last of its ranks has ended.
+        lease_fds: Only held open: the world keeps its GPUs until its last rank has ended.
     """
 
     request: WorldRequest
@@ -286,14 +286,14 @@ class RankStart:
 
     @property
     def fds(self) -> tuple[int, ...]:
-        """The descriptors that are this rank's own."""
+        """All descriptors of this rank."""
         given = (self.channel_fd, self.stacks_fd, self.board_fd, self.store_fd, *self.lease_fds)
         return tuple(fd for fd in given if fd is not None)
 
 
 @dataclass(frozen=True, slots=True)
 class FreshRank:
-    """A fresh interpreter is to be a rank.
+    """Be a rank, in a fresh interpreter.
 
     Attributes:
         start: The rank.
@@ -306,12 +306,12 @@ class FreshRank:
 
 @dataclass(frozen=True, slots=True)
 class FreshForkServer:
-    """A fresh interpreter is to be the fork server.
+    """Be the fork server, in a fresh interpreter.
 
     Attributes:
         control_fd: Its end of the connection to the runner.
         run_directories: Folders of the run, which it removes if the runner is killed.
-        runner_pid: The runner: the parent, as long as it lives.
+        runner_pid: The runner, which is the parent as long as it lives.
         loader: How to find the tests.
     """
 
@@ -324,7 +324,7 @@ class FreshForkServer:
 ForkServerOrder: TypeAlias = WorldRequest | SignalRanks
 FORK_SERVER_ORDERS: Family[ForkServerOrder] = Family("order to the fork server", 1, (WorldRequest, SignalRanks))
 
-# What every launcher tells the supervisor.
+# The events of every launcher.
 LauncherEvent: TypeAlias = WorldStarted | WorldRefused | RankEnded | WorldOver
 ForkServerEvent: TypeAlias = LauncherEvent | Unfit
 FORK_SERVER_EVENTS: Family[ForkServerEvent] = Family(

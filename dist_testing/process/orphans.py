@@ -1,4 +1,4 @@
-"""Processes that ranks leave behind, and their removal."""
+"""Removes the orphan processes that ranks leave behind."""
 
 from __future__ import annotations
 
@@ -13,35 +13,35 @@ from dist_testing.process.lifetime import is_helper
 
 __all__ = ["Orphans", "kill_orphans"]
 
-# What a rank leaves behind may be on its way out. Seconds until it counts as left behind.
+# Seconds until a process counts as left behind, because it may be about to end.
 _LEAVING_S = 0.5
-# A rank may have died while it started a program, which has the rank's environment only from then on. Seconds for all
-# looks, and between two.
+# Seconds for the whole search, and between two looks. A rank may have died while it started a program, which has the
+# rank's environment only afterwards.
 _STARTING_S = 1.0
 _LOOK_S = 0.05
-# After a kill; only a process stuck in the kernel takes longer. Seconds.
+# Seconds after a kill. Only a process that is stuck in the kernel takes longer.
 _KILLED_S = 5.0
 
 
 class Orphans:
-    """What lives below this process, which must have no children but ranks and what they left to it."""
+    """The descendants of this process. Its children must be ranks, or processes that ranks left behind."""
 
     def __init__(self) -> None:
-        """Of a process that has no children yet."""
+        """Make the object before this process has children."""
         self._given_up: set[psutil.Process] = set()
 
     def remove(self) -> list[str]:
-        """Remove what is there, but for what has been given up before: it is no later world's fault.
+        """Kill all descendants, except those that an earlier call could not kill.
 
         Returns:
-            Command lines of those that had to be killed, or should have been.
+            Command lines of the processes that this call has killed, or could not kill.
         """
         if not _reap():
             return []
         psutil.wait_procs(self._living(), timeout=_LEAVING_S)
         leaked: list[str] = []
         deadline_s = time.monotonic() + _KILLED_S
-        # More than one round: between the look and the kill, a process may have made another.
+        # Several rounds, because a process may start another one between the look and the kill.
         while _reap() and (living := self._living()) and (left_s := deadline_s - time.monotonic()) > 0:
             named, given_up = _kill(living, left_s)
             leaked += named
@@ -54,31 +54,31 @@ class Orphans:
 
 
 def kill_orphans(temp: str) -> None:
-    """Kill descendants of this process that came from ranks, where nobody else has: the template was killed.
+    """Kill the orphan processes of ranks that this process adopted when the fork server was killed.
 
     Args:
-        temp: The start of every rank's TMPDIR, by which what it started is known. Other children are not ours to kill.
+        temp: Prefix of every rank's TMPDIR, which identifies these processes. Other children stay alive.
     """
     until_s = time.monotonic() + _STARTING_S
     while True:
         below = psutil.Process().children(recursive=True)
         orphans = [child for child in below if _env(child, "TMPDIR").startswith(temp)]
-        _kill([stray for stray in orphans if not _is_dead(stray)], _KILLED_S)
+        _kill([orphan for orphan in orphans if not _is_dead(orphan)], _KILLED_S)
         if time.monotonic() >= until_s:
             return
         time.sleep(_LOOK_S)
 
 
 def _kill(processes: Sequence[psutil.Process], limit_s: float) -> tuple[list[str], set[psutil.Process]]:
-    """Kill them.
+    """Kill processes.
 
     Returns:
-        What is to be said of them, and those that are still there.
+        Their command lines for the report, without helpers; and the processes that are still alive.
     """
     helpers, killed, given_up = [], [], set()
     named: list[str] = []
     for process in processes:
-        # One that has ended by itself in between is none.
+        # A process that has ended by itself is not left behind.
         with contextlib.suppress(psutil.NoSuchProcess):
             command = _command(process)
             if is_helper(process.pid, command):
@@ -91,7 +91,7 @@ def _kill(processes: Sequence[psutil.Process], limit_s: float) -> tuple[list[str
                 named.append(f"{command} (pid {process.pid}, not killed: it runs as another user)")
     _, stuck = psutil.wait_procs(killed, timeout=limit_s)
     given_up.update(stuck)
-    # With nobody left to serve, these do their work and end.
+    # A helper finishes its work and ends when no process uses it.
     _, stuck = psutil.wait_procs(helpers, timeout=_LEAVING_S)
     for process in stuck:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -102,7 +102,7 @@ def _kill(processes: Sequence[psutil.Process], limit_s: float) -> tuple[list[str
 
 
 def _try_to_kill(process: psutil.Process) -> bool:
-    """Kill it; False if this user may not."""
+    """Kill the process; return False if this user may not."""
     try:
         process.kill()
     except psutil.AccessDenied:
@@ -134,7 +134,7 @@ def _env(process: psutil.Process, name: str) -> str:
 
 
 def _reap() -> bool:
-    """Reap every dead child; say whether living ones are left."""
+    """Reap every dead child; return whether living ones are left."""
     while True:
         try:
             pid, _ = os.waitpid(-1, os.WNOHANG)

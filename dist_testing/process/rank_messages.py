@@ -3,16 +3,15 @@
     runner  <-- RankMessage ----   rank
     runner  --- Instruction ---->  rank
 
-A rank sends `Ready` once, a `RankReport` as soon as an outcome is known (peers must not wait for a teardown to learn of
-a failure), and `Done` as the last message before it leaves; in between, `Warned` for warnings of test code, and
-`EndSession` if it wants no further test to run. The runner does not trust these: a rank runs test code, and test code
-goes wrong.
+A rank sends `Ready` once; `Warned` for a warning of test code; `RankReport` as soon as it knows an outcome, so that its
+peers learn of a failure before the teardown; `EndSession` if test code wants no further test to run; and `Done` as its
+last message. The runner does not trust these messages, because a rank runs test code.
 
-The runner answers a good report with an instruction when every rank has sent one: `NextCase`, with another case for the
-same world, or `FinishWorld`, which every rank answers with `Done`. Then comes `LeaveWorld`, for which the rank that
-serves the store waits. So no rank closes its connections, or the store, while another one still needs them.
+When every rank has sent a good report, the runner sends an instruction: `NextCase`, with another case for the same
+world, or `FinishWorld`, which every rank answers with `Done`. The rank that serves the store then waits for
+`LeaveWorld`. So no rank closes its connections, or the store, while another rank still needs them.
 
-A field is declared here once; `dist_testing.process.codec` derives from the annotation how it is written and checked.
+A field is declared here once; `dist_testing.process.codec` derives its format and its checks from the annotation.
 Raise the schema number of a family with every change of one of its messages.
 """
 
@@ -43,8 +42,8 @@ __all__ = [
     "Warned",
 ]
 
-# A report with two texts of the largest size fits (`dist_testing.error_text.MAX_TEXT_CHARS`); a rank that sends
-# anything larger does not fill the runner's memory.
+# A report with two texts of the largest size fits (`dist_testing.error_text.MAX_TEXT_CHARS`). A larger message must not
+# fill the runner's memory.
 MAX_FRAME_BYTES = 8 * 1024 * 1024
 
 ReportedKind: TypeAlias = Literal[Kind.PASSED, Kind.SKIPPED, Kind.RAISED, Kind.EXITED, Kind.NEVER_STARTED]
@@ -52,7 +51,7 @@ ReportedKind: TypeAlias = Literal[Kind.PASSED, Kind.SKIPPED, Kind.RAISED, Kind.E
 
 @dataclass(frozen=True, slots=True)
 class RankReport(ReportDetails):
-    """How a rank's part in a case went, as the rank itself tells it.
+    """The outcome of a case on one rank, as the rank itself reports it.
 
     `ReportDetails` declares the other fields: they are the same in `dist_testing.outcomes.RankOutcome`.
 
@@ -74,17 +73,17 @@ class RankReport(ReportDetails):
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The rank exists; its time counts from now on."""
+    """The rank exists. Its time counts from now on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Warned:
-    """Test code has warned of something.
+    """Test code has issued a warning.
 
     Attributes:
         category: Name of the warning's class.
-        text: What it says.
-        filename: The file that it points to.
+        text: Text of the warning.
+        filename: The file that the warning names.
         line_number: The line in that file.
     """
 
@@ -107,7 +106,7 @@ class EndSession:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The rank has nothing more to say."""
+    """The rank sends no more messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +114,7 @@ class NextCase:
     """Run another case.
 
     Attributes:
-        body: What to run.
+        body: The case.
     """
 
     body: CaseBody
@@ -123,12 +122,12 @@ class NextCase:
 
 @dataclass(frozen=True, slots=True)
 class FinishWorld:
-    """Destroy the groups, then say `Done`: no case comes any more."""
+    """Destroy the groups, then send `Done`: there are no more cases."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeaveWorld:
-    """End: every rank has said `Done`, so that the store is of no use any more."""
+    """End: every rank has sent `Done`, so no rank needs the store."""
 
 
 RankMessage: TypeAlias = Ready | RankReport | Warned | EndSession | Done

@@ -1,4 +1,4 @@
-"""Why the system refuses what a run is made of, and what to do about it, in the words of users."""
+"""Explains why the system refuses a process, a file or a folder to a run, and what the user can do."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import os
 __all__ = ["refusal"]
 
 _DISK = (
-    "The disk that the run writes to is full, or this user's share of it.",
+    "The disk that the run writes to is full, or this user's quota on it is.",
     "Make room, or point TMPDIR (under Bazel: --test_tmpdir) to another place.",
 )
 _FOLDER = (
-    "A folder that the run needs cannot be written, was removed, or was never there.",
-    "See what the error names; point TMPDIR (under Bazel: --test_tmpdir) to a folder of this user.",
+    "A folder that the run needs cannot be written, was removed, or never existed.",
+    "Check the path in the error; point TMPDIR (under Bazel: --test_tmpdir) to a folder of this user.",
 )
 _PROCESSES = (
     "The machine, or the limit for this user, has no room for another process.",
@@ -29,30 +29,30 @@ _EXPLAINED = {
     errno.EAGAIN: _PROCESSES,
     errno.ENOMEM: _PROCESSES,
     errno.EMFILE: (
-        "A process of the run has as many open files as it may. Each rank needs some; those of test files count, too.",
-        "Raise the limit with `ulimit -n`, close what the tests keep open, or ask for a smaller world.",
+        "A process of the run has reached its limit of open files. Each rank needs some; those of tests count, too.",
+        "Raise the limit with `ulimit -n`, close files in the tests, or ask for a smaller world.",
     ),
     errno.ENFILE: (
-        "All processes of the machine together have as many open files as there can be.",
-        "Run fewer tests at once, or have fs.file-max raised.",
+        "All processes of the machine together have reached the limit of open files.",
+        "Run fewer tests at once, or raise the kernel's limit fs.file-max.",
     ),
     errno.ETOOMANYREFS: (
-        "This user's processes have more open files on the way to each other than one of them may have open.",
+        "This user's processes are sending each other more open files than one process may have open.",
         "Raise the limit with `ulimit -n`, or run fewer tests at once.",
     ),
 }
 _UNKNOWN = (
-    "The system does not allow what every run needs: processes, open files, a folder, and sockets on this machine.",
-    "See what the error names; a sandbox or a container can be the reason.",
+    "The system refuses something that every run needs: processes, open files, a folder, or local sockets.",
+    "Check the path or call in the error; a sandbox or a container can be the reason.",
 )
 
 
 def refusal(error: OSError) -> str:
-    """The error, its cause and the way out; what could not be done is to be said before it."""
+    """Return the error, its cause and the way out. The caller says before it what has failed."""
     if error.errno == errno.ENOENT and (gone := _lost_directory()):
         cause, way_out = (
             f"The current directory, {gone}, has been removed.",
-            "Leave it (os.chdir) before it is removed: a test that goes into a folder has to come back.",
+            "A test that changes into a folder has to change back (os.chdir) before it removes the folder.",
         )
     else:
         cause, way_out = _EXPLAINED.get(error.errno or 0, _UNKNOWN)
@@ -60,7 +60,7 @@ def refusal(error: OSError) -> str:
 
 
 def _lost_directory() -> str:
-    """The current directory, if it has been removed; "" if it has not."""
+    """Return the current directory if it has been removed; otherwise ""."""
     try:
         os.getcwd()
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Makes a process write its stacks on a signal, whatever it is doing."""
+"""Makes a process write its stacks on a signal, even while it runs C code."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ __all__ = ["STACKS_SIGNAL", "answer_with_stacks", "real_time_signal", "stack_of"
 def real_time_signal(offset: int) -> int:
     """Return the number of a real-time signal: SIGRTMIN plus `offset`.
 
-    macOS has none, and there this returns a number that no signal has: ranks that are processes need Linux
-    (`lifetime.check_platform`), so nothing sends it.
+    On macOS, which has none, the number belongs to no signal. Nothing sends it there, because ranks that are processes
+    need Linux (`lifetime.check_platform`).
     """
     return int(getattr(signal, "SIGRTMIN", signal.NSIG)) + offset
 
 
-# faulthandler answers in the signal handler itself, so also while C code holds the GIL. A real-time signal, because
-# test code uses SIGUSR1 and SIGUSR2 for itself.
+# faulthandler answers in the signal handler itself, so also while C code holds the GIL. This is a real-time signal,
+# because test code uses SIGUSR1 and SIGUSR2.
 STACKS_SIGNAL = real_time_signal(7)
 
 

@@ -1,4 +1,4 @@
-"""Which thread of a process is which rank: noted by the ranks, read by the runner when it looks at stacks."""
+"""Notes which thread is which rank. The ranks write the notes; the runner reads them to name stacks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import threading
 __all__ = ["note_rank", "read_ranks"]
 
 _FILE = "thread-idents"
-# Test code can write what it likes into it. Nothing but the wording of a report depends on it.
+# Test code can write anything into the file, so only the wording of a report depends on it.
 _LINE = re.compile(r"([0-9]{1,4}) ([0-9a-f]{1,16})")
 
 
@@ -23,7 +23,7 @@ def note_rank(directory: str, rank: int) -> None:
 
 
 def read_ranks(directory: str | os.PathLike[str]) -> dict[int, int]:
-    """Thread ident to rank. A number that is used again belongs to the rank that had it last."""
+    """Return the rank of each thread ident. A reused ident belongs to the last rank that had it."""
     try:
         with open(os.path.join(directory, _FILE), encoding="ascii", errors="replace") as file:
             found = [_LINE.fullmatch(line.rstrip("\n")) for line in file]

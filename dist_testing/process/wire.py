@@ -1,6 +1,6 @@
-"""Sends and receives messages: length-prefixed JSON over sockets, with descriptors beside it; never pickle.
+"""Sends and receives messages over sockets: length-prefixed JSON with descriptors, never pickle.
 
-Before each message comes a header: the length of the JSON and the number of descriptors that follow it.
+A header precedes each message: the length of the JSON and the number of descriptors that follow it.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ _Message = TypeVar("_Message")
 _HEADER = struct.Struct(">IH")
 # The kernel takes at most 253 descriptors in one message (SCM_MAX_FD).
 _FDS_PER_MESSAGE = 200
-# Linux limits the descriptors that all processes of a user have sent and not received yet, to the sender's limit of
-# open files. Receivers take theirs within milliseconds, but no event tells when. Seconds.
+# Seconds to wait for receivers. Linux limits the descriptors in transit between all processes of a user to the sender's
+# limit of open files. Receivers take theirs within milliseconds, but no event reports it.
 _CROWD_LIMIT_S = 10.0
 _CROWD_PAUSE_S = 0.01
 
 
 def send(channel: socket.socket, family: Family[_Message], message: _Message, fds: Sequence[int] = ()) -> None:
-    """Send one message and the descriptors that belong to it. Blocks until the receiver has room.
+    """Send one message and its descriptors. Blocks until the receiver has room.
 
     Raises:
-        MessageError: If the message cannot be written; then nothing has been sent.
+        MessageError: If the message cannot be written as JSON; nothing is sent then.
     """
     payload = family.to_wire(message)
     channel.sendall(_HEADER.pack(len(payload), len(fds)) + payload)
@@ -57,7 +57,7 @@ def receive(channel: socket.socket, family: Family[_Message]) -> tuple[_Message,
     """Wait for one message with its descriptors.
 
     Returns:
-        The message and its descriptors: none of them if this process may not open as many files. None at the end of
+        The message and its descriptors, without any if this process may not open that many files; None at the end of
         the stream.
 
     Raises:
@@ -82,7 +82,7 @@ def _receive_fds(channel: socket.socket, count: int, family: Family[_Message]) -
     while to_come > 0:
         data, more, flags, _ = socket.recv_fds(channel, 1, _FDS_PER_MESSAGE)
         for fd in more:
-            # Unlike all others that Python makes, programs that a test runs would inherit received descriptors.
+            # Python makes received descriptors inheritable, so programs that a test runs would inherit them.
             os.set_inheritable(fd, False)
         fds += more
         if not data:
@@ -91,7 +91,7 @@ def _receive_fds(channel: socket.socket, count: int, family: Family[_Message]) -
         if not (more or flags & socket.MSG_CTRUNC):
             _close(fds)
             raise family.refused(f"a message without its {count} descriptors")
-        # The kernel cuts a part short and closes the rest of it where this process has no room.
+        # If this process has no room, the kernel closes the remaining descriptors of a part.
         to_come -= _FDS_PER_MESSAGE if flags & socket.MSG_CTRUNC else len(more)
     if len(fds) != count:
         _close(fds)
@@ -118,7 +118,7 @@ def _read(channel: socket.socket, count: int) -> bytes | None:
 
 
 class MessageReader(Generic[_Message]):
-    """Reads messages without descriptors from bytes as they come: the runner must never block on another process."""
+    """Reads messages without descriptors from pieces of a stream. The runner must never block on another process."""
 
     def __init__(self, family: Family[_Message]) -> None:
         self._family = family
@@ -126,7 +126,7 @@ class MessageReader(Generic[_Message]):
 
     @property
     def is_inside(self) -> bool:
-        """Whether bytes of an unfinished message are waiting: at the end of the stream, a torn message."""
+        """Whether a part of a message has come. At the end of the stream, this message is torn."""
         return bool(self._buffer)
 
     def feed(self, data: bytes) -> Iterator[_Message]:

@@ -1,1 +1,1 @@
-"""What runs inside a rank. Few imports on purpose: every rank pays for them."""
+"""The code that runs inside a rank. It imports little, because every rank pays for its imports."""

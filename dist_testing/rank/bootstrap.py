@@ -1,4 +1,4 @@
-"""Runs a rank: from the fork to the test's own code, and out again."""
+"""Runs a rank, from the fork to its exit."""
 
 from __future__ import annotations
 
@@ -47,38 +47,35 @@ FAILED_EXIT_CODE = 10
 
 
 class RankFrontEnd(Protocol):
-    """A front end's half on a rank. An exception out of any method is the rank's outcome."""
+    """The part of a front end that runs on a rank. An exception from a method becomes the rank's outcome."""
 
     def open(self, start: RankStart, reporter: Reporter) -> None:
-        """Make what the world's cases share; once per rank."""
+        """Set up what all cases of the world share. Called once per rank."""
 
     def run(self, body: CaseBody, reporter: Reporter) -> None:
-        """Run one case and report how it went: passed, skipped, or worse."""
+        """Run one case and report its outcome."""
 
     def finish(self) -> None:
-        """End what the world's cases share, when every rank has ended its last case well.
-
-        A failed rank leaves without this.
-        """
+        """Tear down what all cases share. Called after the last case, but not on a failed rank."""
 
 
 class RankContext(Protocol):
-    """Finds the tests of a run on its ranks. The process that the ranks are made from holds it."""
+    """Finds the tests of a run for its ranks. The process that makes the ranks holds it."""
 
     def prepare(self) -> None:
-        """Do what every rank would have to do; once, in the process that the ranks are forked from."""
+        """Do the work that all ranks need. Called once, before the ranks are forked."""
 
     def front_end(self, body: CaseBody) -> RankFrontEnd:
-        """On a rank: return the front end that the case is for."""
+        """Return the front end of the case. Called on a rank."""
 
     def thread_front_ends(self, body: CaseBody, world_size: int) -> Sequence[RankFrontEnd]:
-        """In a process whose threads are the ranks: return a front end for each of them, for one case."""
+        """Return one front end per rank for a case. Called in the process whose threads are the ranks."""
 
 
 def enter(start: RankStart, context: RankContext) -> NoReturn:
     """Run the rank and end the process. Never returns, never raises.
 
-    The process ends by `os._exit`: finalisers and exit handlers were registered in the runner, for the runner.
+    The process ends by `os._exit`, because its finalisers and exit handlers belong to the runner.
     """
     code = FAILED_EXIT_CODE
     try:
@@ -95,22 +92,21 @@ def enter(start: RankStart, context: RankContext) -> NoReturn:
             code = reporter.left_with & 0xFF
         if not reporter.failed:
             if start.store_fd is not None:
-                # The others may still need the store that lives in this process.
+                # Other ranks may still need the store, which lives in this process.
                 next_instruction(channel, reporter)
             code = 0
     except BaseException:
-        # A bug of this library. It must not look like the test's error, so it goes to the rank's log, which a report
-        # quotes.
+        # A bug of this library must not look like the test's error. The report quotes the rank's log.
         traceback.print_exc()
     finally:
         os._exit(code)
 
 
 def own_channel(start: RankStart) -> socket.socket:
-    """The rank's end of its channel, under the lowest free number.
+    """Return the rank's end of its channel, moved to the lowest free descriptor.
 
-    The kernel closes a dying process's descriptors in order, so the runner sees this end before any peer can see a
-    closed gloo connection.
+    The kernel closes a dying process's descriptors in ascending order. So the runner sees that this end is closed
+    before any peer sees a closed gloo connection.
     """
     channel = socket.socket(fileno=os.dup(start.channel_fd))
     os.close(start.channel_fd)
@@ -121,12 +117,12 @@ def next_instruction(channel: socket.socket, reporter: Reporter) -> Instruction 
     """Wait for the runner's next instruction.
 
     Returns:
-        The instruction; None if the runner is gone, or if the bytes cannot be read, which the rank then reports.
+        The instruction; None if the runner is gone or has sent unreadable bytes. The rank reports unreadable bytes.
     """
     try:
         received = wire.receive(channel, INSTRUCTIONS)
     except MessageError as error:
-        # The case that it may have been about cannot begin here. That is no fault of the test.
+        # The next case cannot begin on this rank. The test is not at fault.
         reporter.never_started(error)
         return None
     return None if received is None else received[0]
@@ -144,7 +140,7 @@ def _run(start: RankStart, reporter: Reporter, channel: socket.socket, context: 
 
 
 def run_world(start: RankStart, reporter: Reporter, channel: socket.socket, front_end: RankFrontEnd) -> None:
-    """Run the cases of a world, in a process that is its rank already, and report whatever happens to the runner."""
+    """Run the cases of a world in a process that already is its rank, and report every outcome to the runner."""
     reporter.ready()
     with _reporting(reporter):
         front_end.open(start, reporter)
@@ -184,25 +180,25 @@ def _reporting(reporter: Reporter) -> Iterator[None]:
 
 
 def take_over(request: WorldRequest) -> None:
-    """Give this process the directory, environment and limits that the runner had when it asked for the world.
+    """Take over the directory, environment and limits that the runner had when it asked for the world.
 
-    The fork server does this before it forks the ranks, so that each of them need not do it and pay for copied pages.
+    The fork server does this before it forks the ranks, so that no rank has to do it and pay for copied pages.
 
     Raises:
         OSError: If the working directory is gone.
     """
-    # Python keeps the first answer, which was the runner's.
+    # Python caches the first answer, which was the runner's.
     tempfile.tempdir = None
     os.umask(request.umask)
     os.chdir(request.cwd)
     become(request.env | torchrun_env(request.size, request.store_port))
     if request.threads and (torch := sys.modules.get("torch")) is not None:
-        # torch read the variable for this when it was loaded; later it takes only a call.
+        # torch read the environment variable when it was loaded; now only a call changes the number.
         torch.set_num_threads(request.threads)
 
 
 def become_rank_process(start: RankStart) -> None:
-    """Give this process a rank's signals, output and way to tell its stacks."""
+    """Give this process a rank's signal handlers, output, breakpoint hook and stack dumps."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -215,6 +211,6 @@ def become_rank_process(start: RankStart) -> None:
         # Threads find out themselves who waits for whom.
         answer_with_ledger(start.stacks_fd)
     if (torch := sys.modules.get("torch")) is not None:
-        # A pool of native threads does not survive the fork. torch replaces it when a thread first asks for it, without
-        # a lock: several threads at once would find none and abort the process.
+        # A pool of native threads does not survive the fork. torch replaces it at its first use, without a lock: a
+        # first use by several threads at once would abort the process.
         torch.set_num_threads(torch.get_num_threads())

@@ -1,4 +1,4 @@
-"""Sends a rank's output to its own file, at descriptor level: gloo and c10d write to descriptor 2 from C++."""
+"""Redirects a rank's output to its own file. It redirects descriptors, because gloo and c10d write from C++."""
 
 from __future__ import annotations
 
@@ -15,46 +15,46 @@ __all__ = ["flush_streams", "own_streams", "redirect_output", "split_output"]
 
 
 def _stream(fd: int) -> io.TextIOWrapper:
-    # Unbuffered below and line by line above: what a rank printed before it was killed is in the file. Bytes that the
-    # encoding cannot express must not turn a print into a failure.
+    # Without buffers, the file has all output of a rank that is killed. A character that the encoding cannot express
+    # must not make `print` fail.
     raw = io.FileIO(fd, "wb", closefd=False)
     return io.TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace", write_through=True)
 
 
 def own_streams() -> None:
-    """Replace Python's streams by ones on descriptors 0 to 2, whatever they were: pytest puts its own there."""
+    """Replace Python's streams, which may be pytest's own, by new streams on descriptors 0 to 2."""
     sys.stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, "rb", closefd=False)), encoding="utf-8")
-    # The dunder names too: libraries that distrust a replaced sys.stdout write to sys.__stdout__.
+    # Libraries that distrust a replaced sys.stdout write to sys.__stdout__.
     sys.stdout = sys.__stdout__ = _stream(1)  # type: ignore[misc]  # Final in typeshed
     sys.stderr = sys.__stderr__ = _stream(2)  # type: ignore[misc]
 
 
 def redirect_output(path: str) -> None:
-    """Point descriptors 1 and 2 at `path`, and descriptor 0 at nothing."""
+    """Point descriptors 1 and 2 at the file `path`, and descriptor 0 at the null device."""
     log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.dup2(log, 1)
     os.dup2(log, 2)
     for fd in (log, nothing):
-        # A runner started with closed standard descriptors gets low numbers from open().
+        # `os.open` returns 0 to 2 if the runner was started with closed standard descriptors.
         if fd > 2:
             os.close(fd)
 
 
 def flush_streams() -> None:
-    """Let nothing that Python has been told to print be lost with the process."""
+    """Write the output that Python still buffers, because the process ends without doing so."""
     for stream in (sys.stdout, sys.stderr):
-        # A test may have closed or replaced it; then there is nothing left to save.
+        # A test may have closed or replaced the stream.
         with contextlib.suppress(OSError, ValueError, AttributeError):
             stream.flush()
 
 
 def split_output(paths: Sequence[str]) -> None:
-    """Give each rank that is a thread a log of its own, of what it and the threads that it starts print from Python.
+    """Give each rank that is a thread its own log of Python output, which includes the threads that it starts.
 
-    Descriptors belong to the process, so what native code prints is in the log of rank 0, as is the output of threads
-    that are nobody's. Descriptors 1 and 2 must go there already.
+    The log of rank 0 also gets the output of native code, whose descriptors belong to the process, and of threads
+    without a rank. Descriptors 1 and 2 must already point at this log.
 
     Args:
         paths: The ranks' logs, by rank.
@@ -66,7 +66,7 @@ def split_output(paths: Sequence[str]) -> None:
 
 
 class _StreamOfThread:
-    """Whatever is done to it is done to the stream of the calling thread's rank."""
+    """Forwards every attribute to the stream of the calling thread's rank."""
 
     def __init__(self, streams: Sequence[io.TextIOWrapper]) -> None:
         self._streams = streams

@@ -1,4 +1,4 @@
-"""Tells an error that only says what a peer did from one that says what is wrong here."""
+"""Recognises errors that only report what a peer did: their rank is a victim."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dist_testing.outcomes import Collateral
 
 __all__ = ["collateral"]
 
-# Substrings of what torch 2.10 to 2.13 raises when another rank is gone, or has not come. A rank with such an error
-# is a victim whenever another rank has a better reason to have failed; alone, it is still a failure.
+# Parts of the errors that torch 2.10 to 2.13 raises when another rank is gone or late. A rank with such an error is a
+# victim if another rank has a better reason for its failure; otherwise the error is still a failure.
 _TEXTS: tuple[tuple[Collateral, tuple[str, ...]], ...] = (
     (
         "late",
@@ -46,9 +46,9 @@ _TEXTS: tuple[tuple[Collateral, tuple[str, ...]], ...] = (
 
 
 def collateral(error: BaseException) -> Collateral:
-    """What `error` says of a peer, if that is all that it says.
+    """Return what the error reports about a peer: "lost" or "late"; "" if it reports something else.
 
-    Looks at runtime and connection errors only: an assertion that quotes such a text is the test's own finding.
+    Only runtime and connection errors count: an assertion that quotes such a text is the test's own finding.
     """
     if isinstance(error, PeerFailedError):
         return "lost"
@@ -59,6 +59,6 @@ def collateral(error: BaseException) -> Collateral:
     try:
         text = str(error)
     except Exception:
-        # A broken __str__ is test code's; such an error is nobody's echo.
+        # Only an error class of the test has a broken __str__, and it reports nothing about a peer.
         return ""
     return next((kind for kind, patterns in _TEXTS if any(pattern in text for pattern in patterns)), "")

@@ -1,4 +1,4 @@
-"""What a rank has executed, for `bazel coverage`: a rank ends without exit handlers, so it is saved before that."""
+"""Measures a rank for `bazel coverage`. A rank ends without exit handlers, so it saves the data before its end."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 
 __all__ = ["CoverageSettings", "RankCoverage", "quiet", "start_measuring"]
 
-# Tells ranks where the settings are; not set when nobody wants to know.
+# Tells ranks the path of the settings; not set in a run without coverage.
 _VARIABLE = "DIST_TESTING_COVERAGE"
 _PATTERN_SIGN = re.compile(r"[][*]")
 
 
 @dataclass(frozen=True, slots=True)
 class CoverageSettings:
-    """What is measured, and where the results go.
+    """Which files to measure, and where the results go.
 
     Attributes:
-        data_file: What the paths of the result files begin with; each process has its own.
+        data_file: Path that each process extends by a suffix of its own for its result file.
         sources: Absolute paths of the files to measure.
     """
 
@@ -36,26 +36,26 @@ class CoverageSettings:
     sources: tuple[str, ...]
 
     def publish(self, path: Path) -> None:
-        """Write the settings, for the ranks of this process."""
+        """Write the settings to `path`, for the ranks that this process starts."""
         path.write_text(json.dumps(asdict(self)), encoding="utf-8")
         os.environ[_VARIABLE] = str(path)
 
 
 def start_measuring(settings: CoverageSettings) -> Coverage:
-    """Measure this process from now on, and nothing else does."""
+    """Start to measure this process, and stop any other measurement of it."""
     from coverage import Coverage
 
     if (other := Coverage.current()) is not None:
-        # Inherited from the runner: a process has one tracer.
+        # Inherited from the runner; a process has only one tracer.
         other.stop()
     coverage = Coverage(
         data_file=settings.data_file,
         data_suffix=True,
         branch=True,
-        # The user's own settings could leave out what Bazel has asked for.
+        # The user's own settings could exclude files that Bazel asks for.
         config_file=False,
-        # These are patterns, in which a sign can only be left open. What that measures of a file beside it, whose name
-        # differs in the sign alone, Bazel drops: it did not ask for it.
+        # These are patterns that cannot escape a sign, so "?" stands for it. If the pattern also matches another file,
+        # Bazel drops that file from the report.
         include=[_PATTERN_SIGN.sub("?", source) for source in settings.sources],
     )
     with quiet():
@@ -65,14 +65,14 @@ def start_measuring(settings: CoverageSettings) -> Coverage:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Keep back the package's warnings: they are about what Bazel has decided, and would be errors under `-W error`."""
+    """Suppress warnings of the coverage package: they concern Bazel's choices, and `-W error` would raise them."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
 
 
 class RankCoverage:
-    """Measures this rank, if the run wants it and no test has removed what belongs to that; the runner says so then."""
+    """Measures this rank if the run asks for it, and if no test has removed the settings (the runner reports that)."""
 
     def __init__(self) -> None:
         path = os.environ.get(_VARIABLE)
@@ -83,7 +83,7 @@ class RankCoverage:
                 self._coverage = start_measuring(CoverageSettings(settings["data_file"], tuple(settings["sources"])))
 
     def save(self) -> None:
-        """Write what was executed until now."""
+        """Write which code has run until now."""
         if self._coverage is None:
             return
         from coverage import CoverageException
@@ -93,5 +93,5 @@ class RankCoverage:
                 self._coverage.stop()
                 self._coverage.save()
         except (OSError, CoverageException) as error:
-            # It says nothing about the test.
+            # Lost coverage does not concern the outcome of the test.
             print(f"WARNING: the coverage of this rank is lost: {error}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""The debugger on a rank: one rank can have the terminal, and no other one asks for it."""
+"""Gives one rank the terminal for a debugger, and keeps the other ranks from asking for it."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from dist_testing.errors import UsageError
 
 __all__ = ["TERMINAL", "debug_by", "set_breakpoint_hook", "take_terminal"]
 
-# The terminal that the run was started from, whatever its output goes to.
+# The terminal that the run was started from, even if its output goes elsewhere.
 TERMINAL = "/dev/tty"
 
-# What a user types before the option that gives a rank the terminal.
+# The command that a user types before --dist-debug-rank.
 _command = ["pytest"]
 
 
 def debug_by(command: str) -> None:
-    """Say what starts this run's tests where there is a terminal; by default it is pytest."""
+    """Set the command that error texts propose to run these tests in a terminal. Default: "pytest"."""
     _command[:] = [command]
 
 
@@ -27,7 +27,7 @@ def take_terminal() -> None:
     """Make the terminal this rank's input and output.
 
     Raises:
-        OSError: If there is none.
+        OSError: If the run has no terminal.
     """
     terminal = os.open(TERMINAL, os.O_RDWR)
     for fd in range(3):
@@ -36,13 +36,13 @@ def take_terminal() -> None:
 
 
 def set_breakpoint_hook(rank: int, debug_rank: int | None) -> Callable[[], None]:
-    """Decide what `breakpoint()` and `pdb.set_trace()` do on a rank.
+    """Set what `breakpoint()` and `pdb.set_trace()` do on a rank.
 
-    On the rank that is debugged, what they always do. On the others nothing, if there is such a rank: they run on to
-    where they wait for it. And if there is none, they fail: a prompt that nobody sees waits for ever.
+    The debugged rank enters the debugger. The other ranks then ignore the call, and run on until they wait for the
+    debugged rank. If no rank is debugged, the call fails, because a prompt without a terminal waits forever.
 
     Returns:
-        Takes it back.
+        A function that restores the previous hooks.
     """
     if rank == debug_rank:
         return lambda: None
@@ -51,11 +51,11 @@ def set_breakpoint_hook(rank: int, debug_rank: int | None) -> Callable[[], None]
         if debug_rank is None:
             raise UsageError(
                 f"breakpoint() on rank {rank}, which has no terminal.\n"
-                "The ranks of a world run at the same time, and only one of them can have it.\n"
-                f"Say which: {_command[0]} --dist-debug-rank={rank}, on ranks that the library starts."
+                "The ranks of a world run at the same time, and only one of them can have the terminal.\n"
+                f"Let the library start the ranks, and choose one: {_command[0]} --dist-debug-rank={rank}"
             )
 
-    # pytest has put its own there; it is loaded by then.
+    # pytest, which loads pdb, has replaced pdb.set_trace.
     pdb: Any = sys.modules.get("pdb")
     before = sys.breakpointhook, getattr(pdb, "set_trace", None)
     sys.breakpointhook = hook

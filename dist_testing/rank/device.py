@@ -1,4 +1,4 @@
-"""What a test has left running on its GPUs."""
+"""Waits for the work that a test has queued on its GPUs."""
 
 from __future__ import annotations
 
@@ -9,22 +9,21 @@ from types import ModuleType
 
 __all__ = ["finish_device_work"]
 
-# For what the test has queued. A kernel that waits for a peer which never comes is no error of this rank; a test may
-# even be about it. Seconds.
+# Seconds for the queued work. A kernel that waits longer for a peer is no error of this rank; a test may want that.
 _LIMIT_S = 5.0
 
 
 def finish_device_work(limit_s: float = _LIMIT_S) -> None:
-    """Let this rank's devices finish what the test has queued, so that its errors are this test's.
+    """Wait until this rank's devices have finished the queued work, so that its errors belong to this test.
 
-    A kernel fails when it runs, and CUDA tells whoever calls next: without this it would be nobody, or on kept ranks
-    the next case.
+    CUDA reports a failed kernel to the next caller. Without this call the error would be lost, or would fail the next
+    case of a worker pool.
 
     Args:
-        limit_s: How long to wait, in seconds. Work that is not done then is left alone.
+        limit_s: How long to wait, in seconds. Unfinished work then goes on.
 
     Raises:
-        RuntimeError: torch's, if something has failed on the device.
+        RuntimeError: torch's error, if the work has failed.
     """
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
@@ -37,7 +36,7 @@ def finish_device_work(limit_s: float = _LIMIT_S) -> None:
         except BaseException as error:
             errors.append(error)
 
-    # The call has no limit of its own; and one device that stays busy must not hide another one's error.
+    # `synchronize` takes no limit, and a busy device must not hide the error of another one.
     threads = [
         threading.Thread(target=wait, args=(device,), name="waits for the device", daemon=True)
         for device in _devices_in_use(torch)
@@ -52,8 +51,8 @@ def finish_device_work(limit_s: float = _LIMIT_S) -> None:
 
 
 def _devices_in_use(torch: ModuleType) -> list[int]:
-    """Those on which this process has a context, and no others: to ask for another one would make one there."""
-    # Private, and the only way to ask without making one.
+    """Return the devices on which this process has a context. A wait for another device would create one there."""
+    # Private, but the only query that creates no context.
     has_context = getattr(torch._C, "_cuda_hasPrimaryContext", None)
     if has_context is None:
         return [torch.cuda.current_device()]

@@ -1,4 +1,4 @@
-"""A rank's environment variables."""
+"""Sets a rank's environment variables."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ __all__ = ["become", "torchrun_env"]
 
 
 def torchrun_env(size: int, store_port: int) -> dict[str, str]:
-    """The variables that torchrun sets, for one node, but for RANK and LOCAL_RANK.
+    """Return the variables that torchrun sets for one node, except RANK and LOCAL_RANK.
 
     Args:
         size: Ranks in the world.
-        store_port: Port of the world's store; 0 for a world without one, which then has no MASTER_ADDR either.
+        store_port: Port of the world's store. 0: a world without a store, and without MASTER_ADDR.
     """
     env = {
         "WORLD_SIZE": str(size),
@@ -27,8 +27,8 @@ def torchrun_env(size: int, store_port: int) -> dict[str, str]:
         env |= {
             "MASTER_ADDR": LOOPBACK,
             "MASTER_PORT": str(store_port),
-            # With env://, rank 0 would bind the port itself; it is taken by the store that serves already. These tell
-            # torch so, in torchrun's own words.
+            # With env://, rank 0 would bind the port, at which the store already serves. As under torchrun, these
+            # variables prevent that.
             "TORCHELASTIC_USE_AGENT_STORE": "True",
             "TORCHELASTIC_RESTART_COUNT": "0",
         }
@@ -36,7 +36,7 @@ def torchrun_env(size: int, store_port: int) -> dict[str, str]:
 
 
 def become(env: Mapping[str, str]) -> None:
-    """Make `env` this process's whole environment. Touches only what differs: most of it is inherited."""
+    """Make `env` this process's whole environment. Changes only variables that differ; most are inherited."""
     for name in os.environ.keys() - env.keys():
         del os.environ[name]
     for name, value in env.items():

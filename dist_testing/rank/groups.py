@@ -1,4 +1,4 @@
-"""The end of a rank's process groups."""
+"""Ends a rank's process groups."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["backends_in_use", "destroy_groups", "end_groups"]
 
 
 def destroy_groups() -> None:
-    """Destroy the groups of this rank, whose process goes on; all ranks have passed their test."""
+    """Destroy the groups of this rank, whose process goes on. Call it when all ranks have passed."""
     import torch.distributed as dist
 
     if dist.is_available() and dist.is_initialized():
@@ -16,7 +16,7 @@ def destroy_groups() -> None:
 
 
 def end_groups() -> None:
-    """Destroy the groups of this rank, whose process is about to end; all ranks are done with them."""
+    """Destroy those groups of this rank that do not end with its process. Call it when no rank uses them."""
     import torch.distributed as dist
 
     if not dist.is_available() or not dist.is_initialized():

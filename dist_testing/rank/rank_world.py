@@ -1,4 +1,4 @@
-"""A rank's world, with what the library does to it and test authors have no use for."""
+"""A rank's `World`, with the methods that only the library calls."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ if TYPE_CHECKING:
 
 __all__ = ["RankWorld"]
 
-# What ranks that share a GPU may allocate of its memory together. Each of their contexts takes some hundred MiB more.
+# Share of a GPU's memory that all ranks on it may allocate. Each rank's context takes some hundred MiB more.
 _SHARED_MEMORY = 0.8
 
 
 class RankWorld(World):
-    """The world as the rank's front door has it: made and prepared once, then given to one case after the other."""
+    """The world that a rank's front end prepares once and gives to one case after the other."""
 
     # Whether the ranks run several cases.
     _is_reused = False
 
     @classmethod
     def of(cls, start: RankStart, store: Store | None = None, cases: int = 0) -> RankWorld:
-        """The world that a rank was started for.
+        """Return the world that a rank was started for.
 
         Args:
-            start: What the rank was started with.
-            store: What the ranks share; None for a store at the world's port.
+            start: The request for the world, and the rank's descriptors.
+            store: Store that the ranks share. None: a store at the world's port.
             cases: How many cases this process has run before.
         """
         request = start.request
@@ -51,11 +51,11 @@ class RankWorld(World):
 
     @property
     def pytest_tmp_path(self) -> Path:
-        """Where pytest's `tmp_path` fixtures of this rank go; made when one is used."""
+        """The folder of pytest's `tmp_path` fixtures on this rank. Their first use makes it."""
         return self._directory / f"tmp-{self._cases}-pytest-{self.rank}"
 
     def prepare(self) -> None:
-        """Once, before the first case: device, store, and the default group if it is wanted."""
+        """Set the device, start the store, and make the default group if wanted. Call it before the first case."""
         if self._settings.register_module:
             importlib.import_module(self._settings.register_module)
         if self._settings.device != "cpu":
@@ -64,10 +64,10 @@ class RankWorld(World):
             module = torch.get_device_module(self._settings.device)
             module.set_device(self.device)
             if self._settings.ranks_per_gpu > 1:
-                # One of them must not take what the others count on.
+                # One rank must not take the memory of the others.
                 module.set_per_process_memory_fraction(_SHARED_MEMORY / self._settings.ranks_per_gpu, self.device)
         if self._store_fd is not None:
-            # Serve at once: another rank, or env:// in test code, may be first to need it.
+            # Serve at once, because another rank or env:// in test code may need the store first.
             _ = self.store
         if self._settings.init:
             import torch.distributed as dist
@@ -86,9 +86,9 @@ class RankWorld(World):
             self.barrier()
 
     def begin_case(self) -> None:
-        """Another case: folders of its own."""
+        """Give the next case its own folders."""
         self._cases += 1
 
     def finish(self) -> None:
-        """After a pass of every rank: end the groups that are left."""
+        """End the remaining groups. Call it when every rank has passed."""
         end_groups()

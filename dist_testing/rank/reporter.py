@@ -1,4 +1,4 @@
-"""Tells the runner how a rank's case goes: phases and outcomes, the moment they are known."""
+"""Reports a rank's phases and outcomes to the runner as soon as they are known."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from dist_testing.skips import skip_for_exit_code
 
 __all__ = ["Board", "Frames", "Reporter"]
 
-# Where torch's collectives are.
+# The file of torch's collectives.
 _COLLECTIVES = os.path.join("torch", "distributed", "distributed_c10d.py")
-# Distinct warnings in one case; the runner keeps no more.
+# Distinct warnings that a rank sends per case. The runner keeps no more.
 _MAX_WARNINGS = 100
 
 
 def _operation(error: BaseException) -> str:
-    """The collective, or other public operation of torch.distributed, that the error came out of; "" if none."""
+    """Return the public operation of torch.distributed, such as a collective, that raised the error; "" if none."""
     for frame in traceback.extract_tb(error.__traceback__):
         if frame.filename.endswith(_COLLECTIVES) and not frame.name.startswith("_"):
             return frame.name
@@ -46,7 +46,7 @@ class Board(Protocol):
 
 
 class Reporter:
-    """Tells the runner what a front end reports. The worst outcome counts, so telling more never hides a failure."""
+    """Sends a front end's reports to the runner. The worst outcome counts: a later report never hides a failure."""
 
     def __init__(
         self, frames: Frames, board: Board, rank: int, on_failure: Callable[[BaseException], None] | None = None
@@ -54,10 +54,10 @@ class Reporter:
         """Make the reporter of one rank.
 
         Args:
-            frames: Takes its messages.
-            board: Takes its phases.
-            rank: Which rank.
-            on_failure: Called with the first exception that is a failure, after the runner has been told.
+            frames: Takes the rank's messages.
+            board: Takes the rank's phases.
+            rank: Number of the rank.
+            on_failure: Called once, with the first failure, after its report.
         """
         self._frames = frames
         self._board = board
@@ -68,20 +68,20 @@ class Reporter:
         self._has_reported = False
         self._on_failure = on_failure
         self.failed = False
-        # The exit code that the test gave to sys.exit; None if it did not call it.
+        # The exit code that the test gave to sys.exit; None without such a call.
         self.left_with: int | None = None
 
     @property
     def is_forked(self) -> bool:
-        """Whether this process is not the rank, but a fork that the test made and that ran on beyond the test."""
+        """Whether this process is not the rank, but a fork of it that ran beyond the end of the test that made it."""
         return os.getpid() != self._pid
 
     def ready(self) -> None:
-        """Say that the rank exists; from now on its time counts."""
+        """Report that the rank exists. Its time counts from now on."""
         self._frames.send(Ready())
 
     def phase(self, name: str) -> None:
-        """Say that the rank moves on to `name`."""
+        """Set the rank's phase."""
         self._phase = name
         self._board.write(self._rank, name)
 
@@ -95,11 +95,11 @@ class Reporter:
         self._has_reported = False
 
     def skipped(self, reason: str) -> None:
-        """Say that the test asked to be skipped."""
+        """Report a skip by the test."""
         self._send(RankReport(Kind.SKIPPED, self._phase, reason=shorten(reason)))
 
     def raised(self, error: BaseException, text: str | None = None) -> None:
-        """Say that the test failed; `text` is the traceback, formatted here if it is not given."""
+        """Report a failure of the test. `text` is the formatted traceback; by default that of `error`."""
         self.failed = True
         self._send(
             RankReport(
@@ -115,10 +115,10 @@ class Reporter:
         self._tell_peers(error)
 
     def ended_by(self, error: BaseException, text: str | None = None) -> None:
-        """Report an exception by what it means: a skip, an exit, or a failure.
+        """Report an exception as a skip, an exit, or a failure.
 
-        `sys.exit` with a code of the skip table is a skip, because test code reached it by itself. With any other
-        code, also 0, the rank left before the test had ended.
+        `sys.exit` with a code of the skip table is a skip, because test code called it on purpose. With any other
+        code, also 0, the rank left before the end of the test.
         """
         if isinstance(error, unittest.SkipTest):
             self.skipped(message_of(error))
@@ -126,7 +126,7 @@ class Reporter:
         if not isinstance(error, SystemExit):
             self.raised(error, text)
             return
-        # The interpreter makes 1 of `sys.exit("text")`, and of `sys.exit(True)`; the system keeps the lowest byte.
+        # `sys.exit("text")` and `sys.exit(True)` exit with code 1. The system keeps the lowest byte of a code.
         code = int(error.code or 0) & 0xFF if error.code is None or isinstance(error.code, int) else 1
         if skip := skip_for_exit_code(code):
             self.skipped(skip.message)
@@ -136,7 +136,7 @@ class Reporter:
         self._tell_peers(error)
 
     def exited(self, code: int, summary: str, text: str) -> None:
-        """Say that the rank leaves by itself, before the test has ended, with an exit code from 0 to 255."""
+        """Report that the rank exits before the end of the test, with an exit code from 0 to 255."""
         self.failed = True
         self._send(RankReport(Kind.EXITED, self._phase, exit_code=code, summary=summary, text=shorten(text)))
 
@@ -146,22 +146,22 @@ class Reporter:
             callback(error)
 
     def never_started(self, error: BaseException) -> None:
-        """Say that the rank could not be set up for its case, so that no code of this test has run on it."""
+        """Report that the set-up of the rank has failed, so that no code of this test has run on it."""
         self.failed = True
         text = shorten(format_error(error))
         self._send(RankReport(Kind.NEVER_STARTED, self._phase, summary=summarise(error), text=text))
 
     def warned(self, warning: warnings.WarningMessage) -> None:
-        """Hand on a warning of test code. That is no outcome."""
+        """Send a warning of test code. A warning is no outcome."""
         category = f"{warning.category.__module__}.{warning.category.__qualname__}"
         warned = Warned(category, shorten(message_of(warning.message)), warning.filename, warning.lineno)
-        # A loop may warn in every step; the runner hears of it once.
+        # A loop may repeat a warning in every step. The runner gets it once.
         if not self.is_forked and warned not in self._warned and len(self._warned) < _MAX_WARNINGS:
             self._warned.add(warned)
             self._frames.send(warned)
 
     def end_session(self, reason: str) -> None:
-        """Say that test code wants no further test to run. A report says what became of this one."""
+        """Report that test code wants no further test to run. This test still has a report of its own."""
         if not self.is_forked:
             self._frames.send(EndSession(shorten(reason)))
 

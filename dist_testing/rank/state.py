@@ -1,4 +1,4 @@
-"""What a case could leave behind in a rank that is kept for the next case."""
+"""Finds the changes that a case leaves behind in its process, where the next case would see them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from dist_testing.errors import StateLeakError
 
 __all__ = ["RankState", "child_processes"]
 
-# torch sets it at the first call of some functions that have nothing to do with it.
+# torch sets this variable at the first call of some unrelated functions.
 _SET_BY_TORCH = frozenset({"TORCHINDUCTOR_CACHE_DIR"})
 _GROUPS = "process groups"
-# Modules that keep a helper process, each with the names of its object, of the helper's pid in it, and of the end of a
-# pipe at whose closing the helper ends.
+# Modules that keep a helper process: the name of the module, of its object, and of the object's two attributes for the
+# helper's pid and for the pipe whose closing ends the helper.
 _HELPERS = (
     ("multiprocessing.resource_tracker", "_resource_tracker", "_pid", "_fd"),
     ("multiprocessing.forkserver", "_forkserver", "_forkserver_pid", "_forkserver_alive_fd"),
@@ -29,9 +29,9 @@ _HELPERS = (
 class RankState:
     """The state of a rank between two cases.
 
-    Random generators are put back and not compared: to draw a number is not to leak. Native threads and the descriptors
-    of the kernel's own objects are not compared either, because torch makes pools of both at first use; nor are the
-    helpers of multiprocessing, which stay once they are needed.
+    The comparison leaves out random generators, which are reset instead: drawing a number is no leak. It leaves out
+    native threads and descriptors of the kernel's own objects, because torch makes pools of both at the first use, and
+    the helpers of multiprocessing, which stay after their first use.
     """
 
     env: dict[str, str]
@@ -44,7 +44,7 @@ class RankState:
 
     @classmethod
     def now(cls) -> RankState:
-        """Take the state."""
+        """Return the current state."""
         return cls(
             dict(os.environ),
             os.getcwd(),
@@ -55,25 +55,32 @@ class RankState:
             _generators(),
         )
 
-    def verify(self, *, keeps_groups: bool = False) -> None:
-        """Compare the state with this one.
+    def verify(self, *, keeps_groups: bool = False, are_threads: bool = False) -> None:
+        """Compare the current state with this one.
 
         Args:
             keeps_groups: Whether a case may leave process groups to the next one.
+            are_threads: Whether the ranks are threads of this process.
 
         Raises:
-            StateLeakError: If a case has changed something; the text lists all of it.
+            StateLeakError: If a case has changed something. The text lists all changes.
         """
-        changes = self._changes(keeps_groups)
-        if changes:
-            raise StateLeakError(
-                f"changed and not undone: {'; '.join(changes)}.\n"
-                "The test itself has passed, but these ranks are kept, and the next test would see this.\n"
-                'Undo it in the test or a fixture, or give the test ranks of its own: isolation="fork".'
-            )
+        if not (changes := self._changes(keeps_groups)):
+            return
+        if are_threads:
+            cause = "its ranks are threads of one process, which runs the next test, too. Any of them may have done it."
+            way_out = "put the test into a class or module of its own"
+        else:
+            cause = "its ranks belong to a worker pool, which runs the next test, too."
+            way_out = "use the default isolation, which gives each test new ranks"
+        raise StateLeakError(
+            f"changed and not undone: {'; '.join(changes)}.\n"
+            f"The test itself has passed, but {cause}\n"
+            f"Undo the change in the test or a fixture, or {way_out}."
+        )
 
     def rewind_generators(self) -> None:
-        """Give every case the random numbers that the first one got."""
+        """Reset the random generators, so that each case gets the same numbers as the first one."""
         random.setstate(self.generators["random"])
         if "numpy" in self.generators:
             sys.modules["numpy"].random.set_state(self.generators["numpy"])
@@ -94,7 +101,7 @@ class RankState:
         has_kept_groups = keeps_groups and now.get(_GROUPS) != self.torch.get(_GROUPS)
         helpers, pipes = _helpers()
         names_opened = [name for fd in descriptors - self.descriptors - pipes if (name := _descriptor_name(fd))]
-        # A group's connections, and the pipes that wake its threads, cannot be told from others.
+        # Sockets and pipes of a process group look like all others.
         allowed = ("socket:", "pipe:") if has_kept_groups else ()
         if opened := [name for name in names_opened if not name.startswith(allowed)]:
             changes.append(f"open file(s) {', '.join(sorted(opened))}")
@@ -114,7 +121,7 @@ class RankState:
 
 
 def _descriptors() -> frozenset[int]:
-    # Among those listed is the one that the listing itself used; it is closed by now.
+    # The list includes the descriptor that read it, which is closed by now.
     return frozenset(fd for fd in map(int, os.listdir("/proc/self/fd")) if _is_open(fd))
 
 
@@ -127,7 +134,7 @@ def _is_open(fd: int) -> bool:
 
 
 def _descriptor_name(fd: int) -> str | None:
-    """What a descriptor is open on; None for what is not a leak."""
+    """Return the name of a descriptor's file; None if it is no leak."""
     with contextlib.suppress(OSError):
         name = os.readlink(f"/proc/self/fd/{fd}")
         if not name.startswith("anon_inode:"):
@@ -141,9 +148,9 @@ def child_processes() -> frozenset[int]:
 
 
 def _children(helpers: frozenset[int]) -> frozenset[int]:
-    """Return the processes that this one, or one of its helpers, has started."""
+    """Return the pids of the processes that this process or one of its helpers has started."""
     try:
-        # One call instead of a file per thread, in the case that matters for the time.
+        # In the usual case, without children, one call is faster than a file per thread.
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
         return frozenset()
@@ -161,10 +168,10 @@ def _children_of(pid: int) -> frozenset[int]:
 
 
 def _helpers() -> tuple[frozenset[int], frozenset[int]]:
-    """The processes that multiprocessing keeps for this one once they are needed, and descriptors of pipes to them."""
+    """Return the pids of multiprocessing's helpers of this process, and the descriptors of the pipes to them."""
     pids, descriptors = set[int](), set[int]()
     for module, name, pid, descriptor in _HELPERS:
-        # By its own word: one that was just started has not even a command line yet.
+        # The module tells the pid, because a helper that was just started has no command line yet.
         helper = getattr(sys.modules.get(module), name, None)
         for attribute, numbers in ((pid, pids), (descriptor, descriptors)):
             if (number := getattr(helper, attribute, None)) is not None:
@@ -183,7 +190,7 @@ def _torch_state() -> dict[str, Any]:
         "gradient mode": torch.is_grad_enabled(),
         "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
         "intra-op threads": torch.get_num_threads(),
-        # The public count never goes down, so a test that destroys its groups would look like one that does not.
+        # The public count does not decrease when a test destroys its groups.
         _GROUPS: len(dist.distributed_c10d._world.pg_map) if dist.is_available() else 0,
     }
 

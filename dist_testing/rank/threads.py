@@ -1,7 +1,7 @@
-"""Runs all ranks of a world as threads of one process: from the fork to the tests' own code, and out again.
+"""Runs all ranks of a world as threads of one process, from the fork to the exit.
 
-The process stays for the tests of a class or module. Each case gets new threads, a new store and new groups; a case
-fails if it leaves anything behind in the process itself, as on a worker pool.
+The process runs all tests of a class or module. Each case gets new threads, a new store and new groups. As in a worker
+pool, a case fails if it leaves anything behind in the process.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import NoReturn
 
 from dist_testing.budget import MAX_TIMEOUT_S
 from dist_testing.case import CaseBody
-from dist_testing.errors import LaunchError, StateLeakError
+from dist_testing.errors import LaunchError
 from dist_testing.process.board import PhaseBoard
 from dist_testing.process.frames import FrameWriter
 from dist_testing.process.lifetime import die_with_parent
@@ -39,12 +39,12 @@ from dist_testing.threaded.world import fail_world, run_on_threads
 
 __all__ = ["enter_together"]
 
-# Test code gets another one: see _Ranks._exit_as_rank.
+# Test code gets a replacement: see _Ranks._exit_as_rank.
 _exit = os._exit
 
 
 class _RankFailedError(Exception):
-    """Tells the world that a rank has failed; the rank has reported its failure before."""
+    """Tells the world that a rank has failed. The rank has already reported its failure."""
 
 
 def enter_together(starts: Sequence[RankStart], context: RankContext) -> NoReturn:
@@ -65,7 +65,7 @@ def enter_together(starts: Sequence[RankStart], context: RankContext) -> NoRetur
         coverage.save()
         flush_streams()
         ranks.end()
-        # Every rank has reported; the process's own end adds nothing.
+        # Every rank has reported, so the exit code adds nothing.
         code = 0
     except BaseException:
         # A bug of this library, as in `bootstrap.enter`.
@@ -92,7 +92,7 @@ class _Ranks:
         return any(reporter.failed for reporter in self._reporters)
 
     def run(self) -> None:
-        """Run cases until one fails, or the runner has no more."""
+        """Run cases until one fails, or until the runner has no more."""
         try:
             self._become_ranks()
         except BaseException as error:
@@ -151,21 +151,18 @@ class _Ranks:
             if isinstance(outcome.error, LaunchError):
                 self._reporters[outcome.rank].never_started(outcome.error)
         if any(outcome.stack for outcome in ended):
-            # Some go on although another has failed. The runner knows of the failure and ends this process.
+            # Some ranks run on after a failure. The runner knows of the failure and ends this process.
             next_instruction(self._channels[0], self._reporters[0])
         if self._last is None or self._has_failed:
             return
         for thread in threading.enumerate():
             if getattr(thread, "is_rank", False):
-                # It may still take its last steps after it has reported its end.
+                # The thread may still run for a moment after it has reported its end.
                 thread.join()
-        # Only now no rank changes anything any more.
+        # From now on no rank changes the process.
         try:
-            state.verify()
+            state.verify(are_threads=True)
             state.rewind_generators()
-        except StateLeakError as error:
-            text = f"{error}\nThe ranks are threads of one process, so that any of them may have done it."
-            self._last.ended_by(StateLeakError(text))
         except BaseException as error:
             self._last.ended_by(error)
         self._last.case_over()
@@ -177,13 +174,13 @@ class _Ranks:
             self._running -= 1
             is_last = self._running == 0
         if is_last:
-            # A pass of all is known when the state of the process has been looked at.
+            # The last rank reports after the check of the process.
             self._last = reporter
         else:
             reporter.case_over()
 
     def _exit_as_rank(self, status: int) -> NoReturn:
-        """`os._exit`, which ends all ranks at once: say which of them it was."""
+        """Replace `os._exit`, which ends all ranks at once: report which rank called it."""
         member = current_member()
         if member is not None and not (reporter := self._reporters[member.rank]).is_forked:
             reporter.exited(status & 0xFF, f"os._exit({status})", stack_of(sys._getframe(1)))

@@ -362,7 +362,7 @@ def test_end_of_the_fork_server_is_reported_to_the_executor(starter: Starter, tm
     assert ended.code == pytest.ExitCode.TESTS_FAILED, ended.log
     said = infrastructure.read_text(encoding="utf-8")
     assert said.startswith("dist_testing\n")
-    assert "The process that ranks are forked from" in said
+    assert "The fork server (pid " in said
 
 
 def test_runner_ignores_the_protocol_without_bazel(starter: Starter, tmp_path: Path) -> None:

@@ -328,6 +328,7 @@ def test_unittest_classes(starter: Starter, tmp_path: Path) -> None:
 
 def test_workers_of_xdist_have_files_of_their_own(starter: Starter, tmp_path: Path) -> None:
     """Two processes that write one file destroy it."""
+    pytest.importorskip("xdist", reason="pytest-xdist is not installed")
     _run(starter, tmp_path, _TWO, "-p", "xdist", "-n", "2")
     controller = read_events(tmp_path / "events.jsonl.gz")
     _assert_ordered(controller, 0)

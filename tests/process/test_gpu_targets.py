@@ -144,7 +144,7 @@ def test_a_missing_folder_of_nodes_is_an_error_without_a_traceback(starter: Star
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        (("--dist-backend=nccl", "--dist-ranks-per-gpu=2"), "NCCL refuses it"),
+        (("--dist-backend=nccl", "--dist-ranks-per-gpu=2"), "NCCL does not"),
         (("--dist-backend=gloo", "--dist-ranks-per-gpu=2"), "backend gloo and 0 GPU(s) per rank"),
         (("--dist-backend=cuda_gloo", "--dist-ranks-per-gpu=0"), "expected a number from 1"),
         (("--dist-backend=cuda_gloo", "--dist-ranks-per-gpu=two"), "expected a number from 1"),

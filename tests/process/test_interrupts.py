@@ -272,7 +272,7 @@ def test_death_of_the_fork_server_costs_one_case(starter: Starter, tmp_path: Pat
         "test_next": "PASSED",
         "test_server": "PASSED",
     }
-    assert "The process that ranks are forked from" in ended.log
+    assert "The fork server (pid " in ended.log
     assert "Traceback" not in ended.log
 
 

@@ -38,7 +38,7 @@ def _framed(content: object, fds: int = 0) -> bytes:
     [
         (b"\0\0\0\2\0\0{]", "order to the fork server: not JSON"),
         (b"GET / HTTP/1.1\r\n\r\n", "order to the fork server: a message of 1195725856 bytes"),
-        (_framed({"schema": 2, "message": "WorldRequest", "nodes": 2}), r"speaks schema 2 .*\n.*\n.*one version"),
+        (_framed({"schema": 2, "message": "WorldRequest", "nodes": 2}), r"uses schema 2 .*\n.*\n.*one version"),
         (_framed({"schema": 1, "message": "SignalRanks", "ranks": [0], "number": 99}), r"SignalRanks: number = 99; "),
         (_framed({"schema": 1, "message": "SignalRanks", "ranks": []}), r"missing field \['number'\]"),
         (
@@ -88,7 +88,7 @@ def test_event_that_the_runner_cannot_read_costs_one_case(
     """Otherwise the runner would end by a traceback of ours, or wait for an end that it has not understood."""
     with monkeypatch.context() as patch:
         # In the fork server, which this process becomes by a fork.
-        patch.setattr(fork_server._ForkServer, "_say", lambda self, event: self._control.sendall(instead(event)))
+        patch.setattr(fork_server._ForkServer, "_send", lambda self, event: self._control.sendall(instead(event)))
         with pytest.raises(LaunchError, match=said) as caught:
             run(engine, "nothing", world_size=2, init=False)
     assert len(str(caught.value).splitlines()) == 3

@@ -211,6 +211,7 @@ def test_leaked_state_fails_the_case_that_leaked_it(starter: Starter, tmp_path: 
     }.items():
         assert said in reports[change], change
         assert "StateLeakError: changed and not undone" in reports[change]
+        assert "use the default isolation, which gives each test new ranks" in reports[change]
 
 
 def test_descriptors_left_open_or_closed_fail_the_case(starter: Starter, tmp_path: Path) -> None:

@@ -146,6 +146,7 @@ def test_failure_costs_one_case_and_never_the_runner(starter: Starter, tmp_path:
         "ranks 1, 2 was in call and was stopped by the runner",
         "changed and not undone: running thread(s) leaked.",
         "changed and not undone: environment variable(s) LEAKED.",
+        "put the test into a class or module of its own.",
     ):
         assert said in ended.log, f"{said!r} is not in:\n{ended.log}"
     quoted = re.findall(r"output of rank (\d):\nhello from rank (\d)\n", ended.log)

@@ -139,7 +139,7 @@ _LINE = json.dumps(_START.to_wire()).encode() + b"\n"
         ("e", b"", "there is no event in it"),
         ("e.gz", b"", "there is no event in it"),
         ("e", _LINE[:-1], "there is no event in it"),
-        ("e.gz", gzip.compress(_LINE)[:9], "there is no event in it"),
+        ("e.gz", gzip.compress(_LINE, mtime=0)[:9], "there is no event in it"),
         ("e", b"hello\n", "line 1 is no event: Expecting value"),
         ("e", b'{"event": "run_ended", "at_s": 1, "exit_code": 0}\n', 'line 1 is no event: expected "run_started"'),
         ("e", b'{"event": "run_started", "schema": "1"}\n', 'line 1 is no event: expected "run_started"'),
@@ -152,7 +152,7 @@ _LINE = json.dumps(_START.to_wire()).encode() + b"\n"
         ("e", b'{"event": "run_started", "schema": 99}\n', "its schema is 99; this version of dist_testing reads up"),
         ("e.gz", _LINE, "cannot be read: "),
         ("e", b"\x1f\x8b" + _LINE, "cannot be read: "),
-        ("e.gz", gzip.compress(_LINE)[:-6] + b"??????", "cannot be read: "),
+        ("e.gz", gzip.compress(_LINE, mtime=0)[:-6] + b"??????", "cannot be read: "),
     ],
 )
 def test_a_file_that_is_none_of_ours_is_told(tmp_path: Path, name: str, data: bytes, message: str) -> None:
@@ -176,7 +176,7 @@ def test_a_file_that_is_not_there_is_told(tmp_path: Path, name: str) -> None:
 def test_a_small_file_that_unpacks_to_a_large_one_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A report reads files that others have sent."""
     monkeypatch.setattr(event_file, "_MAX_READ_BYTES", 1 << 22)
-    (tmp_path / "e.gz").write_bytes(gzip.compress(_LINE + b"x" * (1 << 23)))
+    (tmp_path / "e.gz").write_bytes(gzip.compress(_LINE + b"x" * (1 << 23), mtime=0))
     with pytest.raises(ReportError, match="more than 4 MiB, unpacked"):
         read_events(tmp_path / "e.gz")
 
@@ -187,7 +187,7 @@ def test_any_bytes_give_events_or_an_error_of_ours(
 ) -> None:
     """Never a traceback, never a hang."""
     folder = tmp_path_factory.mktemp("any")
-    for content in (data, _LINE + data, gzip.compress(_LINE)[:20] + data):
+    for content in (data, _LINE + data, gzip.compress(_LINE, mtime=0)[:20] + data):
         (folder / name).write_bytes(content)
         try:
             events = read_events(folder / name)

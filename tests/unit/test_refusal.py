@@ -17,14 +17,14 @@ from dist_testing.process.refusal import refusal
         ("EACCES", "cannot be written"),
         ("EAGAIN", "no room for another process"),
         ("EDQUOT", "The disk"),
-        ("EMFILE", "as many open files as it may"),
+        ("EMFILE", "limit of open files"),
         ("ENFILE", "All processes of the machine"),
         ("ENOENT", "was removed"),
         ("ENOMEM", "no room for another process"),
         ("ENOSPC", "The disk"),
         ("EROFS", "cannot be written"),
-        ("ETOOMANYREFS", "on the way to each other"),
-        ("EXDEV", "does not allow"),
+        ("ETOOMANYREFS", "sending each other more open files"),
+        ("EXDEV", "refuses something that every run needs"),
     ],
 )
 def test_the_cause_matches_the_error(number: str, cause: str) -> None:

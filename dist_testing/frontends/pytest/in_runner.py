@@ -324,7 +324,8 @@ class RunnerPlugin:
 
     def shared_ranks(self, item: pytest.Item) -> str:
         """Return what the item shares with other cases: a name for the worker pool or process; "" for nothing."""
-        if item.nodeid not in self._items or self._isolation_of(item).reuse is Reuse.NOTHING:
+        is_ours = _MARKER_KEY in item.stash or is_multi_process(item)
+        if not is_ours or self._isolation_of(item).reuse is Reuse.NOTHING:
             return ""
         return self._pool_of(item) or (item.parent.nodeid if item.parent is not None else "")
 
