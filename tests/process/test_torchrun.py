@@ -474,3 +474,32 @@ def test_rank_0_tells_the_events_of_all_ranks(agent: Agent, tmp_path: Path) -> N
     assert [(event.case, event.rank) for event in phases] == [(case, rank) for case in (1, 2) for rank in (0, 1)]
     for event in phases:
         assert [phase.name for phase in event.phases][:5] == ["start", "init", "setup", "call", "teardown"]
+
+
+_LOCKS_UP = """
+    import pytest
+    import torch
+    import torch.distributed as dist
+
+
+    @pytest.mark.distributed(timeout=300)
+    def test_returns_early(world):
+        if world.rank != 1:
+            dist.all_reduce(torch.ones(3))
+
+
+    @pytest.mark.distributed(timeout=300)
+    def test_still_a_world(world):
+        dist.barrier()
+"""
+
+
+def test_hang_of_attached_ranks_is_proven(agent: Agent) -> None:
+    """If this fails, ranks that lock up keep an allocation of a cluster until the limit of the case."""
+    first, _ = agent.run(_LOCKS_UP)
+    assert first.outcomes() == {"test_returns_early": "FAILED", "test_still_a_world": "PASSED"}, first.log
+    assert (
+        "rank 1 ended the test; rank 0 waits for it in all_reduce #1 of the default group (test_cases.py:10)"
+        in first.log
+    )
+    assert "It is proven that no rank could ever go on" in first.log
