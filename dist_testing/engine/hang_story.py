@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import sysconfig
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -16,7 +15,7 @@ __all__ = ["HangStory", "blame_by_ledger", "mark_stuck", "ranks_text", "tell"]
 
 # Files in whose lines a reader cannot see what their test does: torch's, this library's, Python's.
 _NOT_THE_TEST = (f"{os.sep}torch{os.sep}", f"{os.sep}dist_testing{os.sep}")
-_STANDARD_LIBRARY = sysconfig.get_path("stdlib") + os.sep
+_STANDARD_LIBRARY = os.path.dirname(os.__file__) + os.sep
 _DEFAULT_GROUP = "0"
 # Instead of "at the deadline".
 _STUCK = "when no rank could go on any more"
