@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import dis
+import os
+from types import TracebackType
+
 from dist_testing.errors import CollectiveTimeoutError, PeerFailedError
 from dist_testing.outcomes import Collateral
 
 __all__ = ["collateral"]
 
+_TORCH_DISTRIBUTED = f"{os.sep}torch{os.sep}distributed{os.sep}"
+# Of a chain of causes, which may be a circle.
+_MAX_CAUSES = 10
 # Parts of the errors that torch 2.10 to 2.13 raises when another rank is gone or late. A rank with such an error is a
 # victim if another rank has a better reason for its failure; otherwise the error is still a failure.
 _TEXTS: tuple[tuple[Collateral, tuple[str, ...]], ...] = (
@@ -18,6 +25,11 @@ _TEXTS: tuple[tuple[Collateral, tuple[str, ...]], ...] = (
             # TCPStore and FileStore: a wait for a key that another rank sets
             "wait timeout after",
             "Timeout waiting for key",
+            "Wait timeout",
+            "waiting for clients",
+            # a work with a limit of its own; the monitored barrier on rank 0
+            "Operation timed out!",
+            "failed to pass monitoredBarrier",
             # NCCL's watchdog
             "Watchdog caught collective operation timeout",
         ),
@@ -50,11 +62,24 @@ def collateral(error: BaseException) -> Collateral:
 
     Only runtime and connection errors count: an assertion that quotes such a text is the test's own finding.
     """
+    for _ in range(_MAX_CAUSES):
+        origin = _origin(error)
+        if origin is None or not _is_raise(origin) or isinstance(error, PeerFailedError | CollectiveTimeoutError):
+            break
+        # Python code has raised it, so its text is the author's; what it was raised from may come from a peer.
+        if not isinstance(error.__cause__, Exception):
+            return ""
+        error = error.__cause__
+    else:
+        return ""
     if isinstance(error, PeerFailedError):
         return "lost"
     if isinstance(error, CollectiveTimeoutError):
         return "late"
     if not isinstance(error, RuntimeError | ConnectionError):
+        return ""
+    if isinstance(error, ConnectionError) and origin is not None and not _is_in_torch(error):
+        # A connection of the test's own, such as a pipe to a process that it has started.
         return ""
     try:
         text = str(error)
@@ -62,3 +87,26 @@ def collateral(error: BaseException) -> Collateral:
         # Only an error class of the test has a broken __str__, and it reports nothing about a peer.
         return ""
     return next((kind for kind, patterns in _TEXTS if any(pattern in text for pattern in patterns)), "")
+
+
+def _origin(error: BaseException) -> TracebackType | None:
+    """Return the entry of the traceback where the error was raised; None for an error that was never raised."""
+    last = error.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    return last
+
+
+def _is_raise(origin: TracebackType) -> bool:
+    """Whether a `raise` outside torch.distributed has raised the error, and not native code that was called there."""
+    code = origin.tb_frame.f_code
+    return _TORCH_DISTRIBUTED not in code.co_filename and dis.opname[code.co_code[origin.tb_lasti]] == "RAISE_VARARGS"
+
+
+def _is_in_torch(error: BaseException) -> bool:
+    entry = error.__traceback__
+    while entry is not None:
+        if _TORCH_DISTRIBUTED in entry.tb_frame.f_code.co_filename:
+            return True
+        entry = entry.tb_next
+    return False

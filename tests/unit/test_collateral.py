@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from dist_testing.rank.collateral import collateral
@@ -24,6 +26,10 @@ LATE = [
     "[../third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 1800000ms for recv operation",
     "wait timeout after 300000ms, keys: /default_pg/0//cpu//0/3",
     "Timeout waiting for key: default_pg/0 after 3000 ms",
+    "Wait timeout",
+    "Timed out after 3 seconds waiting for clients. 1/2 clients joined.",
+    "Operation timed out!",
+    "[Rank 0]: Ranks 1, 2 failed to pass monitoredBarrier in 3000 ms",
     "[Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=2, OpType=ALLREDUCE)",
 ]
 
@@ -53,6 +59,39 @@ def test_connection_errors_are_judged_by_their_text(error: type[OSError]) -> Non
     """If this fails, Python's own connection errors, which have other classes, blame the victim."""
     assert collateral(error(32, "Broken pipe")) == "lost"
     assert collateral(error(1, "something else")) == ""
+
+
+def _raised(error: BaseException, cause: BaseException | None = None) -> BaseException:
+    try:
+        if cause is not None:
+            raise error from cause
+        raise error
+    except BaseException as caught:
+        return caught
+
+
+@pytest.mark.parametrize("text", [LOST[0], LATE[0], "Timed out waiting for the HTTP server"])
+def test_an_error_that_the_test_raises_is_its_own(text: str) -> None:
+    """If this fails, the error vanishes from the report, and an innocent rank is blamed."""
+    assert collateral(_raised(RuntimeError(text))) == ""
+
+
+@pytest.mark.parametrize("wrapper", [RuntimeError, ValueError, AssertionError])
+def test_an_error_that_was_raised_from_a_peers_is_the_peers(wrapper: type[Exception]) -> None:
+    """If this fails, a test that explains a lost peer is blamed for it."""
+    assert collateral(_raised(wrapper("training failed"), RuntimeError(LOST[0]))) == "lost"
+    assert collateral(_raised(wrapper("training failed"), RuntimeError("boom"))) == ""
+
+
+def test_a_pipe_of_the_test_is_no_peer() -> None:
+    """If this fails, a test that writes to a process of its own that has died becomes a victim."""
+    read, write = os.pipe()
+    os.close(read)
+    with pytest.raises(BrokenPipeError) as caught:
+        os.write(write, b"x")
+    os.close(write)
+    assert "Broken pipe" in str(caught.value)
+    assert collateral(caught.value) == ""
 
 
 def test_subclasses_count() -> None:
