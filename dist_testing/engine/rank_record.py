@@ -43,7 +43,7 @@ def worst_of(known: RankOutcome | None, told: RankOutcome, weigh: Callable[[Rank
     Args:
         known: The combined reports until now; None if there are none.
         told: The next report.
-        weigh: Returns how bad an outcome is: by default of the case, its place in `WORST_LAST`.
+        weigh: Returns how bad an outcome is; usually its place in `WORST_LAST`.
     """
     if known is None:
         return told

@@ -150,7 +150,7 @@ def _crash_explanation(result: CaseResult) -> str:
     elif first.kind is Kind.EXITED:
         text = "An exit call in native or test code, such as os._exit, ends a process without an exception."
     elif first.signal == signal.SIGKILL:
-        text = "The kernel sends SIGKILL when the machine or container is out of memory; else another process sent it."
+        text = "The kernel sends SIGKILL when the machine or container lacks memory; else another process sent it."
     else:
         text = "Native code that faults or aborts ends its process by a signal; else another process sent it."
     return f"{text} Its last output is below." if tidied(result.logs.get(first.rank, "")) else text

@@ -76,7 +76,7 @@ def _explained(outcome: RankOutcome, culprits: set[int], stack: str) -> RankOutc
     return dataclasses.replace(
         outcome,
         summary="as all ranks of its process",
-        text="The ranks are threads of one process, which has ended. Its log does not show which rank ended it, if any.",
+        text="The ranks are threads of one process, which has ended. Its log does not show which rank ended it.",
     )
 
 
