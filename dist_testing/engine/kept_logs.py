@@ -33,7 +33,7 @@ def keep_logs(result: CaseResult, directory: Path) -> None:
             room -= len(content)
             if content and room < 0:
                 with (directory / _LEFT_OUT).open("a", encoding="utf-8", errors="backslashreplace") as file:
-                    file.write(f"{result.case.name}, ranks {rank} and up: the limit of {_MAX_TOTAL_BYTES} bytes is reached\n")
+                    file.write(f"{result.case.name}, ranks {rank} and up: over {_MAX_TOTAL_BYTES} bytes of logs\n")
                 return
             if content:
                 (directory / f"{case}.rank-{rank}.log").write_bytes(content)

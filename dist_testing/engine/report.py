@@ -125,8 +125,8 @@ _EXPLANATIONS = {
         "Test code did not cause this: a rank could not be started, its report was destroyed, or its GPU is broken."
     ),
     Cause.DISAGREEMENT: (
-        "A skip counts only if every rank skips for the same reason; the other ranks would wait forever for a rank that "
-        "skips. Base the decision on a fact that all ranks know."
+        "A skip counts only if every rank skips for the same reason; the other ranks would wait forever for a rank "
+        "that skips. Base the decision on a fact that all ranks know."
     ),
     Cause.PROMISE: (
         "The configuration of this run promises that hardware (--config=gpu, or the flag //dist_testing/config:gpus), "

@@ -84,7 +84,7 @@ class EventFile:
         if self._left_bytes < 0:
             line = _line(StreamCut(event.at_s, self._limit_bytes).to_wire())
         self._waiting.append(line)
-        # The reports of fixtures wait for the report of the call.
+        # The reports of fixtures wait for a later event.
         if not (isinstance(event, _FOLLOWED) or (isinstance(event, TestReported) and event.when != "call")):
             self._flush(zlib.Z_SYNC_FLUSH)
 
