@@ -1,7 +1,7 @@
 """Reads the declarations of backends in a .bzl file, for runs without Bazel.
 
 A repository declares its backend once, by a call of `declare_backend` in a .bzl file that BUILD files load. Starlark
-has the syntax of Python, so this module reads the call with `ast`. It executes nothing; each argument must be a literal.
+has the syntax of Python, so this module reads the call with `ast`. It executes nothing, so arguments are literals.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ _PROTOCOL = (
     "XML_OUTPUT_FILE",
 )
 
-# These set the number of threads that torch starts. The library keeps the value of a user who set one of them.
+# What decides how many threads torch starts; a user who set one of them has decided.
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 # Linux's name of the loopback interface.

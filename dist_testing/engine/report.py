@@ -116,7 +116,7 @@ def failure_report(result: CaseResult, *, target: str = "", reproduce: str = "")
     return "\n".join(lines)
 
 
-# Likely cause and way out, for failures without a traceback.
+# The likely cause and the way out, where there is no traceback that shows them.
 _EXPLANATIONS = {
     Cause.HANG: (
         "The stacks of the running ranks are below. For a longer limit, set the marker's timeout or --dist-timeout."

@@ -131,14 +131,14 @@ def start_world(
     """Ask the launcher for the ranks of a case.
 
     Args:
-        launcher: Makes them.
-        isolation: How.
-        number: Of the world, in this run.
-        case: Their first case.
+        launcher: Makes the ranks.
+        isolation: Isolation of the ranks.
+        number: Number of the world in this run.
+        case: Its first case.
         spec: What the target asks for.
-        run: Where the world's folder is made.
-        limit_s: How long the case may take.
-        gpus: What has been leased for it, and is given back with it, also if it cannot be started.
+        run: The folder that gets the world's folder.
+        limit_s: Limit of the case, in seconds.
+        gpus: GPUs leased for the world. They are released with it, also if it cannot start.
 
     Raises:
         LaunchError: If the launcher is gone.
