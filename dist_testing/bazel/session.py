@@ -60,7 +60,7 @@ class Timing:
 
 
 class BazelSession:
-    """A pytest plugin, registered before all others.
+    """A pytest plugin for a run under Bazel. Register it before all other plugins.
 
     Attributes:
         on_collected: Called when the tests are imported and the fork server runs, also after a failure.
@@ -75,7 +75,7 @@ class BazelSession:
         timing: Timing,
         events: EventStream,
     ) -> None:
-        """Take part in a session.
+        """Make the plugin of a session.
 
         Args:
             spec: What the target asks for.

@@ -17,7 +17,7 @@ def interruption_report(running: RunningCase, target: str) -> str:
 
     Args:
         running: The case that was running.
-        target: Label of the target, "" outside Bazel.
+        target: Label of the target; "" outside Bazel.
 
     Raises:
         LaunchError: If the ranks could not be killed.

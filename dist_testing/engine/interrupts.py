@@ -33,7 +33,7 @@ def ignore_termination() -> None:
 
 
 def _interrupt(number: int, _: FrameType | None) -> NoReturn:
-    # Once: a second signal must not break the clean-up that the first began.
+    # Ignore a second signal, which would break the clean-up that the first began.
     signal.signal(number, signal.SIG_IGN)
     raise InterruptedRunError(f"the runner got {exit_name(-number)}")
 

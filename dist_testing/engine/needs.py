@@ -104,7 +104,7 @@ def _in_one_line(error: Exception) -> str:
 
 
 def _has_device(device: str) -> bool:
-    """Whether torch knows a device and has one of it. Makes no context on it."""
+    """Return whether torch knows a type of device and finds one. Makes no context on it."""
     if device == "cpu":
         return True
     import torch

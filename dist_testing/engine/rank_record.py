@@ -150,7 +150,7 @@ class RankRecord:
             wire.send(self.channel, INSTRUCTIONS, instruction)
 
     def ended(self, exit_code: int, now_s: float) -> None:
-        """Note that the process is gone; a negative code is a signal, as in `subprocess`."""
+        """Note the end of the process. A negative code is a signal, as in `subprocess`."""
         self._exit_code = exit_code
         self._ended_s = now_s
         # The socket may still hold the last messages, but no end of stream: a child of the rank can keep it open.
@@ -305,7 +305,7 @@ class RankRecord:
         self.channel.close()
         if self._reader.is_inside:
             self._note_unreadable(now_s, "the last message is incomplete")
-        # With an expected end, only the exit code can tell.
+        # If the case expects the process to end, only the exit code decides.
         if not self.is_done and self._expected_exit is None and self._stopped_as is None and not self.is_patient:
             self._has_hung_up = True
             self._trouble(now_s)

@@ -77,7 +77,7 @@ def failure_report(result: CaseResult, *, target: str = "", reproduce: str = "")
 
     Args:
         result: A result whose verdict is a failure.
-        target: Label of the target, "" outside Bazel.
+        target: Label of the target; "" outside Bazel.
         reproduce: A command that runs this case alone; "" if there is none.
     """
     verdict = result.verdict
@@ -150,9 +150,9 @@ def _crash_explanation(result: CaseResult) -> str:
     elif first.kind is Kind.EXITED:
         text = "An exit call in native or test code, such as os._exit, ends a process without an exception."
     elif first.signal == signal.SIGKILL:
-        text = "The kernel sends SIGKILL when the machine or container lacks memory; else another process sent it."
+        text = "The kernel sends SIGKILL when the machine or container lacks memory; else a process sent it."
     else:
-        text = "Native code that faults or aborts ends its process by a signal; else another process sent it."
+        text = "Native code that faults or aborts ends its process by a signal; else a process sent it."
     return f"{text} Its last output is below." if tidied(result.logs.get(first.rank, "")) else text
 
 

@@ -36,8 +36,8 @@ _FDS_PER_RANK = 4
 _FDS_SPARE = 64
 # Limit of a rank's output in a report.
 _LOG_TAIL_BYTES = 64 * 1024
-# Of the case's limit, for operations of the group: so that torch gives up before the runner does and says what it
-# waited for.
+# Share of the case's limit for operations of the group. torch must give up before the runner does, because its error
+# names the operation that waited.
 _GROUP_SHARE = 0.9
 
 
@@ -168,7 +168,7 @@ def start_world(
         board = PhaseBoard(board_fd, size)
         ours.callback(board.close)
         store = None
-        # Threads share a store in memory, and the variables that lead to another could not name a rank.
+        # Threads share a store in memory. The environment cannot tell them their ranks, which another store would need.
         if case.with_store and not together:
             # The runner binds the port once and keeps it until the world is over, so no other process can take it.
             store = ours.enter_context(socket.create_server((LOOPBACK, 0), backlog=2 * size))
@@ -224,16 +224,16 @@ def start_world(
 
 
 def group_limit_s(limit_s: float) -> float:
-    """The limit of a default group's operations, for a case with a limit of `limit_s`; both in seconds."""
+    """Return the limit of a default group's operations for a case with the limit `limit_s`, both in seconds."""
     return max(1.0, _GROUP_SHARE * limit_s)
 
 
 def check_world_size(name: str, value: object, *, needs_files: bool = True) -> int:
-    """Return the size of a world, if it is possible here.
+    """Check the size of a world, and return it.
 
     Args:
         name: Name of the case.
-        value: What the user gave.
+        value: The user's value.
         needs_files: Whether this process keeps open files for each rank.
 
     Raises:

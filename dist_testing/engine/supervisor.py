@@ -125,7 +125,7 @@ class Supervisor:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing of the world is left."""
+        """Whether the world has ended and nothing of it is left."""
         return self._stage is _Stage.OVER
 
     def begin_case(
@@ -230,7 +230,7 @@ class Supervisor:
         return holds()
 
     def signal(self, rank: int, number: int) -> None:
-        """Send a signal to a rank, if it still runs."""
+        """Send a signal to a rank that is still running."""
         if not self.is_over:
             self._launcher.signal([rank], number)
 
@@ -329,7 +329,7 @@ class Supervisor:
             record.instruct(instruction)
 
     def _stop(self, kind: Kind, now_s: float, stacks_limit_s: float | None) -> None:
-        """Kill every rank that is still there; first ask those that the others wait for where they are."""
+        """Kill all running ranks. First ask those that the others wait for to send their stacks."""
         running = [record for record in self.records if not record.has_ended]
         for record in running:
             record.stop(kind, now_s)
