@@ -36,8 +36,8 @@ _FDS_PER_RANK = 4
 _FDS_SPARE = 64
 # Limit of a rank's output in a report.
 _LOG_TAIL_BYTES = 64 * 1024
-# Share of the case's limit for operations of the group. torch must give up before the runner does, because its error
-# names the operation that waited.
+# Of the case's limit, for operations of the group: so that torch gives up before the runner does and says what it
+# waited for.
 _GROUP_SHARE = 0.9
 
 
@@ -224,7 +224,7 @@ def start_world(
 
 
 def group_limit_s(limit_s: float) -> float:
-    """Return the limit of a default group's operations for a case with the limit `limit_s`, both in seconds."""
+    """The limit of a default group's operations, for a case with a limit of `limit_s`; both in seconds."""
     return max(1.0, _GROUP_SHARE * limit_s)
 
 

@@ -149,7 +149,7 @@ class RunnerPlugin:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Deselect the tests of other backends."""
+        """Deselect tests that are for other backends."""
         kept: list[pytest.Item] = []
         other: list[pytest.Item] = []
         for item in items:
