@@ -94,9 +94,9 @@ class CaseResult:
         limit_s: Limit of the case, in seconds.
         logs: Rank to the end of its output, for ranks that a failure report quotes.
         log_files: Rank to the file with all of its output, which exists until the engine is closed.
-        stacks: Rank to its stacks, for ranks that were running at the failure.
-        leaked: Command lines of processes that the ranks left behind.
-        retried: Why the first try did not count; "" if there was one try.
+        stacks: Rank to its stacks, of ranks that were running when something went wrong.
+        leaked: Command lines of processes that were left behind.
+        retried: Why a first try did not count; "" if there was none.
         warnings: The warnings of all ranks, each once.
         end_session: Why a rank wants no further test to run; "" if none does.
         gpus: The machine's numbers of the GPUs that the ranks had, such as "0, 1"; "" for none.
@@ -136,7 +136,7 @@ class CaseResult:
 
     @property
     def has_only_raised(self) -> bool:
-        """Whether the case failed only by exceptions. Only such a failure can be an expected one."""
+        """Whether it failed by exceptions and nothing else: the one way in which a failure can be expected."""
         return self.verdict.cause is Cause.FAILURE and all(failure.kind is Kind.RAISED for failure in self.failures)
 
 
