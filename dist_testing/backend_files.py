@@ -1,7 +1,7 @@
 """Reads the declarations of backends in a .bzl file, for runs without Bazel.
 
-A repository declares its backend once, by a call of `declare_backend` in a .bzl file that BUILD files load. Starlark's
-syntax is Python's, so the same call is read here with `ast`: nothing is executed, and every argument must be a literal.
+A repository declares its backend once, by a call of `declare_backend` in a .bzl file that BUILD files load. Starlark
+has the syntax of Python, so this module reads the call with `ast`. It executes nothing, so arguments are literals.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def read_backend_file(path: str | os.PathLike[str]) -> list[Backend]:
 
 
 def _names(tree: ast.Module) -> Iterator[str]:
-    """What the file calls the function: `load()` may give it another name."""
+    """Yield the names of the function in the file: `load()` may rename it."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "load":
             loaded = [(None, argument) for argument in node.args[1:]] + [(kw.arg, kw.value) for kw in node.keywords]

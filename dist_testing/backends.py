@@ -1,10 +1,10 @@
-"""The backends that tests can name, as Python knows them.
+"""Lists the backends that tests can name.
 
-dist_testing declares its backends once, in Starlark (`//backends`). `backends.json` beside this file is that table;
-`./bazelw run //backends:update` writes it, and a test fails when the two differ. A repository adds backends of its own:
-under Bazel they come with the spec of the target, under plain pytest from the hook `pytest_dist_backends`.
+dist_testing declares its backends once, in Starlark (`//backends`). `backends.json` beside this file is a copy of that
+table: `./bazelw run //backends:update` writes it, and a test fails when the two differ. A repository can add its own
+backends: they come with the spec of the target under Bazel, from the hook `pytest_dist_backends` under plain pytest.
 
-No other module compares the name of a backend, or the string that torch knows it by: it asks for a declared fact.
+No other module compares the names of backends or torch backend strings. Modules ask for a declared fact instead.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
-# Devices that torch itself knows; a plug-in brings any other.
+# Devices that torch itself knows. A plug-in registers any other.
 _TORCH_DEVICES = ("cpu", "cuda", "xpu")
 _TYPES: Mapping[str, type] = {
     "str": str,
@@ -53,21 +53,21 @@ class Backend:
 
     Attributes:
         name: Name in targets, tags and options: "gloo", "cuda_gloo", "nccl".
-        torch_backend: Argument of `init_process_group`: "gloo" for both of the first two; or a name for each device,
-            such as "cpu:gloo,cuda:nccl".
-        device: Type of the device that a rank's tensors live on: "cpu", "cuda", "xpu", or a plug-in's.
-        features: What a test suite may expect, in the words of the table.
-        gpus_per_rank: GPUs that a rank needs unless the target says otherwise; 0 if the library leases none.
+        torch_backend: Argument of `init_process_group`, such as "gloo" for both "gloo" and "cuda_gloo"; or a name for
+            each device, such as "cpu:gloo,cuda:nccl".
+        device: Type of the device of a rank's tensors: "cpu", "cuda", "xpu", or a plug-in's.
+        features: Features that a test suite may expect, by their names in the table.
+        gpus_per_rank: GPUs that a rank needs by default; 0 if the library leases none.
         vendor: Maker of those GPUs: "nvidia", ...; "" without GPUs.
         register_module: Module whose import registers the backend with torch; "" for torch's own.
-        timeout_s: Limit of a case that has none of its own, in seconds.
-        env: Environment of every rank, unless the user has set the variable.
+        timeout_s: Limit of a case without a limit of its own, in seconds.
+        env: Environment variables of every rank, unless the user has set them.
         in_process: A group lives inside one process, so its ranks are threads.
-        binds_device: `init_process_group` gets the rank's device.
-        aborts: After a failure the group is aborted, because to destroy it could wait for ranks that never come.
-        ends_with_process: A process that ends need not destroy the group first.
+        binds_device: The library passes the rank's device to `init_process_group`.
+        aborts: The library aborts the group after a failure, because destroying it could wait forever for other ranks.
+        ends_with_process: A process may end without destroying the group.
         shares_gpus: Several ranks may use one GPU, if a target says so.
-        uses_nccl: NCCL or RCCL moves the data: its flight recorder, checks and version apply.
+        uses_nccl: NCCL or RCCL moves the data, so its flight recorder, checks and version apply.
         device_default: Tests that name only a device of this type use this backend.
     """
 
@@ -90,7 +90,7 @@ class Backend:
 
     @classmethod
     def from_json(cls, entry: object) -> Backend:
-        """Read one declaration. Ignores keys that only the build needs.
+        """Make a backend from its declaration. Ignores keys that only the build needs.
 
         Raises:
             SpecError: If a field is missing, of the wrong type, or impossible.
@@ -111,7 +111,7 @@ class Backend:
 
 
 def _faults(values: Mapping[str, Any]) -> dict[str, str]:
-    """The fields that cannot be right, each with the rule that it breaks. `declare.bzl` has the same rules."""
+    """Return the invalid fields, each with the rule that it breaks. `declare.bzl` has the same rules."""
     device, gpus, vendor = values["device"], values["gpus_per_rank"], values["vendor"]
     pairs = [part.split(":") for part in values["torch_backend"].split(",")]
     devices = [pair[0] for pair in pairs if len(pair) == 2]
@@ -162,26 +162,26 @@ def _own() -> Mapping[str, Backend]:
     return {name: Backend.from_json(entry) for name, entry in _table()["backends"].items()}
 
 
-# Declared by the repository whose tests run; of the current session.
+# Backends that the current session has added.
 _added: dict[str, Backend] = {}
-# Of backends whose declarations are elsewhere: a target's spec has one declaration, and the names of its siblings.
+# Names of backends without a declaration here: a spec has the declaration of one backend, and the names of others.
 _sibling_names: set[str] = set()
 
 
 def backends() -> Mapping[str, Backend]:
-    """Every declared backend by name: those of dist_testing, then those that the session has added."""
+    """Return every declared backend by name: those of dist_testing, then those that the session has added."""
     return MappingProxyType({**_own(), **_added})
 
 
 def add_backends(declared: Iterable[tuple[Backend, str]], sibling_names: Iterable[str] = ()) -> None:
-    """Add backends of a repository, in the place of those that an earlier session of this process has added.
+    """Add the backends of a repository. They replace those of an earlier session of this process.
 
     Args:
-        declared: Backends, each with the place that declares it, for errors. The same declaration may come twice.
-        sibling_names: Names of backends that exist, and that this session does not use.
+        declared: Backends, each with the place of its declaration, for errors. Equal declarations may be repeated.
+        sibling_names: Names of other existing backends, which this session does not use.
 
     Raises:
-        UsageError: If two declarations have one name.
+        UsageError: If two declarations have the same name or are the default of the same device.
     """
     added: dict[str, tuple[Backend, str]] = {}
     for backend, source in declared:
@@ -213,7 +213,7 @@ def _is_default(backend: Backend, device: str) -> bool:
 
 
 def backend_named(name: str) -> Backend:
-    """The backend of that name.
+    """Return the backend of that name.
 
     Raises:
         UsageError: If there is none.
@@ -224,13 +224,13 @@ def backend_named(name: str) -> Backend:
     near = difflib.get_close_matches(name, table, n=1)
     raise UsageError(
         f"Backend {name!r} is not declared.\n"
-        f"Declared are {', '.join(sorted(table))}.\n"
+        f"The declared backends are {', '.join(sorted(table))}.\n"
         f"{f'Did you mean {near[0]!r}? ' if near else ''}Name one of these, or declare your own (docs/backends.md)."
     )
 
 
 def check_backend_name(name: str) -> None:
-    """Check that a backend of that name exists, here or beside the target that runs.
+    """Check that a backend of that name exists, also if only other targets use it.
 
     Raises:
         UsageError: If there is none.
@@ -251,35 +251,35 @@ def check_features(features: Iterable[str]) -> None:
             near = difflib.get_close_matches(feature, known, n=1)
             raise UsageError(
                 f"Feature {feature!r} of a backend is not known.\n"
-                f"Known are {', '.join(known)}.\n"
+                f"The known features are {', '.join(known)}.\n"
                 f"{f'Did you mean {near[0]!r}?' if near else 'Name one of them.'}"
             )
 
 
 def device_backend(device: str) -> Backend | None:
-    """The backend of tests that name only a device of this type; None if none is declared for it."""
+    """Return the backend of tests that name only a device of this type; None if the device has no default."""
     return next((backend for backend in backends().values() if _is_default(backend, device)), None)
 
 
 def default_backend() -> Backend:
-    """The backend of tests that name neither a backend nor a device."""
+    """Return the backend of tests that name neither a backend nor a device."""
     found = device_backend("cpu")
     assert found is not None, "the table has a default for the CPU"
     return found
 
 
 def parts_of(torch_backend: str) -> tuple[str, ...]:
-    """The names in a torch backend string: ("gloo", "nccl") for "cpu:gloo,cuda:nccl"."""
+    """Return the names in a torch backend string: ("gloo", "nccl") for "cpu:gloo,cuda:nccl"."""
     return tuple(part.rpartition(":")[2] for part in torch_backend.lower().split(","))
 
 
 def any_declared(torch_backend: str, fact: Callable[[Backend], bool]) -> bool:
-    """Whether a fact holds for a declared backend that torch knows by one of the names in the string."""
+    """Return whether a fact holds for a declared backend with one of the torch names in the string."""
     return any(fact(declared) for part in parts_of(torch_backend) for declared in _declared_as(part))
 
 
 def all_declared(torch_backend: str, fact: Callable[[Backend], bool]) -> bool:
-    """Whether every name in the string is declared, and a fact holds for each backend that torch knows by it."""
+    """Return whether every torch name in the string is declared, and a fact holds for all backends with these names."""
     found = [_declared_as(part) for part in parts_of(torch_backend)]
     return all(found) and all(fact(declared) for every in found for declared in every)
 

@@ -1,4 +1,4 @@
-"""A case, and how it went."""
+"""Defines a case and its result."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ __all__ = ["Case", "CaseBody", "CaseFailedError", "CaseResult", "RankWarning", "
 
 @dataclass(frozen=True, slots=True)
 class CaseBody:
-    """What the ranks run: the part that the engine and the rank core read, and the front end's own part.
+    """Tells the ranks what to run: fields for the engine and the ranks, and the content for the front end.
 
     Attributes:
         front_end: Name of the front end that finds the test on a rank: "pytest" or "unittest".
         content: How the front end finds the test, as text that only the front end reads.
-        only_test: The only test that a fresh interpreter has to load, as its front end names it; None if the front end
-            loads what it needs.
-        keeps_state: On a worker pool: whether the case may leave other things than groups to the next one.
-        keeps_groups: On a worker pool: whether the case may leave its groups to the next one.
+        only_test: The only test that a fresh interpreter must load, by its name in the front end; None if the front end
+            decides.
+        keeps_state: On a worker pool: whether the case may leave state other than groups to the next case.
+        keeps_groups: On a worker pool: whether the case may leave its groups to the next case.
     """
 
     front_end: str
@@ -33,21 +33,21 @@ class CaseBody:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One test, to be run on one world.
+    """One test that runs on one world.
 
     Attributes:
-        name: As the user names it: a pytest node id, or `module.Class.method`.
-        world_size: Ranks.
+        name: Name that the user knows: a pytest node id, or `module.Class.method`.
+        world_size: Number of ranks.
         body: What the ranks run.
         timeout_s: The case's own limit, in seconds.
         isolation: Name of the isolation (`dist_testing.launch.isolation`).
-        pool: Name of the worker pool, or of the process whose threads are the ranks: cases with the same name and size
+        pool: Name of the worker pool, or of the process whose threads are the ranks. Cases with equal pool and size
             share it. "" for ranks that live for one case.
         init: Whether the library makes the default group.
-        with_store: Whether the world has a store of the library's, at MASTER_ADDR and MASTER_PORT. Threads always
+        with_store: Whether the library serves a store for the world, at MASTER_ADDR and MASTER_PORT. Threads always
             have one, in memory.
         expected_exits: Rank to how its process must end; a negative number is a signal, as in `subprocess`.
-        debug_rank: The rank that gets the terminal, while the others have all the time they need; None for none.
+        debug_rank: The rank that gets the terminal, while the other ranks wait without a limit. None for none.
     """
 
     name: str
@@ -64,14 +64,14 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class RankWarning:
-    """A warning, and the ranks that had it.
+    """A warning, and the ranks that issued it.
 
     Attributes:
         category: Name of its class.
-        text: What it says.
-        filename: Where it points to.
-        line_number: In that file.
-        ranks: Which ranks, ascending.
+        text: Its message.
+        filename: File that it points to.
+        line_number: Line in that file.
+        ranks: The ranks, ascending.
     """
 
     category: str
@@ -83,25 +83,25 @@ class RankWarning:
 
 @dataclass(frozen=True, slots=True)
 class CaseResult:
-    """How a case went.
+    """The result of a case.
 
     Attributes:
         case: The case.
-        verdict: What it adds up to.
+        verdict: The verdict on all outcomes.
         outcomes: One per rank, by rank.
         started_s: When the ranks were asked for, on the runner's monotonic clock.
-        duration_s: From then until nothing of them was left, in seconds; on a worker pool, until all had passed.
-        limit_s: How long the case was allowed to run, in seconds.
+        duration_s: From then until all ranks were gone, in seconds; on a worker pool, until all had passed.
+        limit_s: Limit of the case, in seconds.
         logs: Rank to the end of its output, for ranks that a failure report quotes.
-        log_files: Rank to the file with all of its output; there until the engine is closed.
+        log_files: Rank to the file with all of its output, which exists until the engine is closed.
         stacks: Rank to its stacks, of ranks that were running when something went wrong.
         leaked: Command lines of processes that were left behind.
         retried: Why a first try did not count; "" if there was none.
-        warnings: What the ranks warned of, each once.
+        warnings: The warnings of all ranks, each once.
         end_session: Why a rank wants no further test to run; "" if none does.
         gpus: The machine's numbers of the GPUs that the ranks had, such as "0, 1"; "" for none.
         gpu_wait_s: How long the case waited for them, in seconds.
-        notes: What else may explain a failure, a line each.
+        notes: More facts that may explain a failure, one line each.
     """
 
     case: Case
@@ -123,14 +123,14 @@ class CaseResult:
 
     @property
     def failures(self) -> list[RankOutcome]:
-        """What failed by itself, all of it, rank by rank: the culprit, then the other ranks. No victims."""
+        """All failures of the culprit, then of the other ranks that failed by themselves. Excludes victims."""
         verdict = self.verdict
         ranks = [] if verdict.culprit is None else [verdict.culprit, *verdict.failing]
         return [
             failure
             for rank in ranks
             for failure in (self.outcomes[rank], *self.outcomes[rank].further)
-            # The teardown of a rank that failed may well miss its peers.
+            # After its failure, the teardown of a rank may fail because its peers are gone.
             if failure is self.outcomes[rank] or not failure.collateral
         ]
 

@@ -1,4 +1,4 @@
-"""What a whole run comes to: the XML, the warnings, and the answer to Bazel."""
+"""Collects the results of a run, and writes the XML, the warnings and the result for Bazel."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from dist_testing.spec import Spec
 
 __all__ = ["FAILED", "Conclusion", "banner"]
 
-# pytest's own meanings (`pytest.ExitCode`); to Bazel anything but 0 is a failure.
+# Values of `pytest.ExitCode`. Bazel takes every code but 0 for a failure.
 FAILED = 1
 _NO_TESTS_COLLECTED = 5
-# Of different skip reasons, in one line.
+# Limit of different skip reasons in one line.
 _MAX_REASONS = 3
-# Causes of which the executor is told: another machine may do better.
+# Causes that the runner reports to the executor: the test may pass on another machine.
 _OF_THE_MACHINE = (Cause.INFRASTRUCTURE, Cause.PROMISE)
 
 
 def banner(spec: Spec, protocol: Protocol) -> str:
-    """The beginning of the log's first line: what is about to run."""
+    """Return the start of the log's first line, which describes the run."""
     sizes = ", ".join(str(size) for size in spec.world_sizes)
     gpus = f", {spec.gpus_per_rank} GPU(s) per rank" if spec.gpus_per_rank else ""
     index, total = protocol.shard
@@ -36,31 +36,31 @@ def banner(spec: Spec, protocol: Protocol) -> str:
 
 
 class Conclusion:
-    """A sink of events that collects the results of a run, and says in the end what they mean.
+    """Collects the results of a run, and judges the run at its end. It is a sink of events.
 
     Attributes:
-        cases: What has been reported.
-        running: Class name and name of the case that is being run.
-        to_come: Cases that have not ended.
+        cases: The reported cases.
+        running: Class name and name of the running case; None between cases.
+        to_come: Number of cases that have not ended.
         interruption: Why the run has ended early; "" if it has not.
-        where: In what: stacks of the runner, if that says anything; "" if not.
-        is_promised: Whether the hardware is there, as the configuration says.
-        has_ranks: Whether the target has a case that runs on ranks, in whatever shard, and whatever the filter; taken
-            to be so until all cases are known.
-        is_filter_in_vain: Whether the filter means no case of the target, in whatever shard.
-        decides_for_target: Whether all cases of other shards are known to skip, so that this one's stand for all.
-        kinds: The events that it needs.
+        where: Stacks of the runner at that time; "" if they do not help.
+        is_promised: Whether the configuration promises the hardware.
+        has_ranks: Whether the target has a case that runs on ranks, in any shard and with any filter. True until all
+            cases are known.
+        is_filter_in_vain: Whether the filter matches no case of the target, in any shard.
+        decides_for_target: Whether all cases of other shards will certainly skip, so that this shard decides.
+        kinds: The kinds of events that it needs.
     """
 
     kinds = (TestsCollected, TestBegan, TestReported, TestEnded)
 
     def __init__(self, spec: Spec, protocol: Protocol, head: Banner) -> None:
-        """Begin with nothing.
+        """Make a conclusion without results.
 
         Args:
             spec: What the target asks for.
             protocol: What Bazel wants.
-            head: The log's first line.
+            head: The first line of the log.
         """
         self.cases: list[XmlCase] = []
         self.running: tuple[str, str] | None = None
@@ -90,7 +90,7 @@ class Conclusion:
                 self.finished()
 
     def _take(self, report: TestReported) -> None:
-        """Keep one case per test: its call, or whatever went wrong around it."""
+        """Keep one case per test, for its call; and one more for each failure or skip outside the call."""
         if report.when != "call" and report.outcome in ("passed", "xpassed"):
             return
         outcome: Outcome = "passed"
@@ -108,51 +108,51 @@ class Conclusion:
         self.add(XmlCase(*xml_name(report.test), outcome, report.duration_s, message, report.text, report.properties))
 
     def add(self, case: XmlCase) -> None:
-        """Something is to be reported; when it has run, the log's first line ends."""
+        """Add a case to the results. If it has run, end the first line of the log."""
         self.cases.append(case)
         if case.has_run:
             self._head.end_line("" if self.has_ranks else ": NO CASE RAN ON RANKS")
 
     def finished(self) -> None:
-        """The running case has ended."""
+        """Note the end of the running case."""
         self.running = None
         self.to_come -= 1
 
     def warn(self, text: str) -> None:
-        """Say something in the log, and have Bazel say it."""
+        """Print a warning to the log, and pass it to Bazel."""
         print(f"WARNING: {text}")
         self._warnings.append(text)
 
     def warn_at_end(self, text: str) -> None:
-        """The same, when the run is over: what is printed while a test runs is taken for the test's output."""
+        """Print a warning at the end of the run: output during a test would count as the test's."""
         self._late_warnings.append(text)
 
     def give_up(self, why: str) -> None:
-        """The run has ended before pytest could answer."""
+        """Report that the run ended before pytest returned."""
         self.interruption = why
         text = (
             f"{self._spec.target}: the run ended before its cases did: {why}.\n"
-            "What has not run is neither a pass nor a skip.\n"
-            "Find who ended it in the log above."
+            "A case that has not run counts neither as passed nor as skipped.\n"
+            "Look in the log above for what ended the run."
         )
         self._head.end_line()
         print(text)
         self._blame_run(self._with_place(text))
 
     def tell_infrastructure(self, message: str) -> None:
-        """Let the executor know that the machine failed, and not the test; the first time is enough."""
+        """Tell the executor, once, that the machine failed and not the test."""
         path = self._protocol.infrastructure_file
         if path is not None and not path.exists():
             self._write(path, f"dist_testing\n{message}\n")
 
     def conclude(self, code: int) -> int:
-        """Write everything that Bazel wants.
+        """Write all result files for Bazel.
 
         Args:
-            code: What pytest has ended with.
+            code: Exit code of pytest.
 
         Returns:
-            What Bazel is told: 0 for a pass.
+            Exit code for Bazel: 0 for a pass.
 
         Raises:
             ReportError: If the XML cannot be written.
@@ -161,9 +161,9 @@ class Conclusion:
             self._warn_for_target(
                 f"{self._spec.target}: no case ran on ranks: "
                 f"none is distributed for backend {self._spec.backend.name}.\n"
-                "Probably @pytest.mark.distributed was forgotten, or a base class such as "
-                "dist_testing.MultiProcessTestCase; what has neither runs once, in the runner.\n"
-                "Mark the cases; tests that need no ranks are better off in a py_test."
+                "The cases lack @pytest.mark.distributed or a base class such as dist_testing.MultiProcessTestCase; a "
+                "test without both runs once, in the runner.\n"
+                "Mark the cases, or move tests that need no ranks to a py_test."
             )
         if self.running is not None:
             text = f"the case had not ended when the run did: {self.interruption or 'for a reason that is in the log'}"
@@ -171,7 +171,7 @@ class Conclusion:
             self.finished()
         if code in (0, _NO_TESTS_COLLECTED):
             if self.interruption:
-                # `pytest.exit` takes any exit code.
+                # `pytest.exit` can set any exit code, also 0.
                 self.give_up(self.interruption)
                 code = FAILED
             elif not self.cases:
@@ -179,7 +179,7 @@ class Conclusion:
             elif not any(case.has_run for case in self.cases):
                 code = self._judge_skipped_run()
         elif all(case.outcome in ("passed", "skipped") for case in self.cases):
-            # A wrong option, a broken conftest.py, a signal between two cases.
+            # For example a wrong option, a broken conftest.py, or a signal between two cases.
             why = self.interruption or f"pytest's exit code {code}"
             self._blame_run(self._with_place(f"the run failed outside its cases ({why}); the log says why"))
         self._head.end_line()
@@ -195,7 +195,7 @@ class Conclusion:
     def _judge_empty_run(self) -> int:
         index, total = self._protocol.shard
         if self._protocol.test_filter or (total > 1 and index > 0):
-            # A filter may match nothing in this target, and there may be fewer cases than shards.
+            # A filter may match no case of this target, and a target may have fewer cases than shards.
             if self.is_filter_in_vain:
                 why = f"no case matches --test_filter={self._protocol.test_filter!r}"
                 self._head.end_line(f": NOTHING RAN: {why}")
@@ -203,7 +203,7 @@ class Conclusion:
             return 0
         text = (
             f"{self._spec.target}: nothing ran: there was no case for backend {self._spec.backend.name}.\n"
-            "A target that runs nothing would be green for ever.\n"
+            "A target that runs nothing would always pass.\n"
             f"Add tests to {', '.join(self._spec.srcs)}, or remove the target."
         )
         self._head.end_line()
@@ -212,12 +212,12 @@ class Conclusion:
         return _NO_TESTS_COLLECTED
 
     def _warn_for_target(self, text: str) -> None:
-        # All shards know it, and one warning will do.
+        # All shards know it; one of them warns.
         if self._protocol.shard[0] == 0:
             self.warn(text)
 
     def _judge_skipped_run(self) -> int:
-        # In one line, whatever the tests say.
+        # A reason may have several lines; the log's first line is one.
         reasons = sorted({" ".join(case.message.split()) or "without a reason" for case in self.cases})
         shown = "; ".join(reasons[:_MAX_REASONS])
         if len(reasons) > _MAX_REASONS:
@@ -225,14 +225,14 @@ class Conclusion:
         self._head.end_line(f": EVERY CASE WAS SKIPPED: {shown}")
         is_decisive = self._protocol.is_whole_target or (self.decides_for_target and not self._protocol.test_filter)
         whose = "" if is_decisive else "the selected part of "
-        # Of a part, all cases may well be skipped; a lack of hardware has failed each of them by name already.
+        # All cases of a part may skip. Missing hardware is no reason here, because it has failed each case by name.
         if not (self.is_promised and is_decisive):
             self.warn(f"every case of {whose}{self._spec.target} was skipped: {shown}")
             return 0
         text = (
             f"{self._spec.target}: promised hardware, and every case was skipped: {shown}.\n"
-            "Where the hardware is there, a GPU target that runs nothing tests nothing; a skip mark of its own may ask "
-            "for something else.\n"
+            "A GPU target that runs nothing on promised hardware tests nothing; a skip mark may ask for something "
+            "else.\n"
             "Repair what the reasons name, remove the target, or run it without the promise."
         )
         print(text)
@@ -243,7 +243,7 @@ class Conclusion:
         return f"{text}\n{self.where}" if self.where else text
 
     def _blame_run(self, text: str) -> None:
-        """Have the XML show a failure that is no case's."""
+        """Add a failure of the run to the XML, outside its cases."""
         self.cases.append(XmlCase("", self._spec.target, "error", 0.0, text.partition("\n")[0], text))
 
     def _write_xml(self) -> None:
@@ -264,8 +264,8 @@ class Conclusion:
 
     def _write(self, path: Path, text: str) -> None:
         try:
-            # Whatever a test says, as in the log.
+            # The text of a test may contain any character.
             path.write_text(text, encoding="utf-8", errors="backslashreplace")
         except OSError as error:
-            # For the log alone; it decides nothing.
+            # Only for the log: the verdict does not depend on it.
             print(f"WARNING: {path} cannot be written: {error}")

@@ -1,4 +1,4 @@
-"""The runner under Bazel: reads the spec and the protocol, runs pytest, answers Bazel."""
+"""Runs a target under Bazel: reads the spec and the test protocol, runs pytest, returns the result to Bazel."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from dist_testing.spec import SPEC_VARIABLE, Spec, read_promise, read_spec
 
 __all__ = ["main"]
 
-# Set by the build rules, where a target has such a file: its runfiles path, as `$(rlocationpath)` writes it.
+# The build rules set these if a target has the file: its runfiles path, as `$(rlocationpath)` writes it.
 _PROMISE_VARIABLE = "DIST_TESTING_GPU_PROMISE"
 _TIMINGS_VARIABLE = "DIST_TESTING_TIMINGS"
 _BLAS_THREADS = "OPENBLAS_NUM_THREADS"
 _EVENTS_NAME = "events.jsonl.gz"
-# As the rules write labels: `//package:name`, with the canonical name of another repository before it.
+# A label as the rules write it: `//package:name`, after the canonical name of another repository.
 _LABEL = re.compile(r"(?:@{1,2}(?P<repository>[^@/]+))?//(?P<package>[^:]*):(?P<name>.+)")
 
 
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the target that Bazel started.
 
     Args:
-        arguments: Options for pytest, from the target's `args`; the command line's if None.
+        arguments: Options for pytest, from the target's `args`; None for those of the command line.
 
     Returns:
         0 if every case passed or was skipped, and at least one was collected.
@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 class _Target:
     spec: Spec
     files: Sequence[str]
-    # Of the files, as runfiles name them; "" where nobody has said which the main one is.
+    # Repositories of the files, as runfiles name them; "" for the main repository if TEST_WORKSPACE is not set.
     repositories: frozenset[str]
     timings: Path | None
     rlocation: Callable[[str], str | None]
@@ -103,53 +103,52 @@ def _declared_file(variable: str, rlocation: Callable[[str], str | None]) -> Pat
     if not value:
         return None
     try:
-        # Bazel quotes it for a shell.
+        # Bazel quotes the value for a shell.
         (location,) = shlex.split(value)
     except ValueError:
         raise SpecError(
             f"{variable}={value!r}: expected the runfiles path of one file, quoted as for a shell.\n"
-            "The build rules set it; something between Bazel and the test has changed it.\n"
+            "The build rules set it; a program between Bazel and the test has changed it.\n"
             "Run the target with `bazel test`, and leave the variable alone."
         ) from None
     return Path(rlocation(location) or location)
 
 
 def _source(spec: Spec, label: str, rlocation: Callable[[str], str | None]) -> tuple[str, str]:
-    """A file's repository, and where it is."""
+    """Return the repository and the path of a source file."""
     match = _LABEL.fullmatch(label)
     if match is None:
         raise SpecError(
             f"{SPEC_VARIABLE} says srcs has {label!r}; expected a label, such as //package:test_one.py.\n"
-            "It was not written by the build rules of this version of dist_testing.\n"
-            "Build the target again; if it stays, the rules and the Python package are of two versions."
+            "Build rules of another version of dist_testing wrote it.\n"
+            "Build the target again; if the error stays, use the rules and the Python package of the same version."
         )
     repository = match["repository"] or os.environ.get("TEST_WORKSPACE", "")
     path = rlocation(os.path.normpath(os.path.join(repository, match["package"], match["name"])))
     if path is None or not os.path.exists(path):
         raise SpecError(
             f"{spec.target}: the source {label} is not in the runfiles (looked at {path}).\n"
-            "It is no file but a target that makes files of other names, or the runfiles are of another build.\n"
+            "The label names a target that makes files of other names, or the runfiles belong to another build.\n"
             "Name the files themselves in srcs, and build the target again."
         )
     return repository, path
 
 
 def _print_anything() -> None:
-    # A reason or a name may hold what the encoding has no bytes for, such as half of a file name. The run must not end
-    # over what it says.
+    # A skip reason or a name may contain characters that the encoding lacks. Printing them must not end the run.
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
 
 
 def _limit_fork_server_threads() -> Callable[[], None]:
-    """Keep the pool of OpenBLAS empty while the template comes to be.
+    """Let OpenBLAS start no threads while the fork server starts.
 
-    Set before the test modules load a numeric library: the template computes nothing, and every thread that such a
-    library starts at import is one more that must be safe to fork with.
+    Call it before the test modules load a numeric library. The fork server computes nothing, and each thread that such
+    a library starts at import makes a fork less safe.
 
     Returns:
-        What takes it back, so that ranks and tests have the user's value, or their share.
+        A function that removes the limit, so that ranks and tests use the user's value, or their share.
     """
     if _BLAS_THREADS in os.environ:
         return lambda: None
@@ -158,7 +157,7 @@ def _limit_fork_server_threads() -> Callable[[], None]:
 
 
 def _unset(variable: str, value: str) -> None:
-    # An import may have decided otherwise in between.
+    # An import may have set another value.
     if os.environ.get(variable) == value:
         del os.environ[variable]
 
@@ -170,7 +169,7 @@ def _run(
     guard: ExitGuard,
     on_collected: Callable[[], None],
 ) -> int:
-    # Not at the top: a target that cannot be found should say so at once.
+    # Imported late, so that the error for a missing target comes at once.
     import pytest
 
     from dist_testing.bazel import pytest_config
@@ -198,9 +197,9 @@ def _run(
         session.on_collected = on_collected
         command = [
             *target.files,
-            # The sandbox is read-only, and thrown away.
+            # The sandbox is read-only, and Bazel deletes it.
             *("-p", "no:cacheprovider"),
-            # Leaves sys.path alone: a test's folder must not shadow the consumer's packages.
+            # Does not change sys.path: the folder of a test must not shadow the consumer's packages.
             "--import-mode=importlib",
             *pytest_config.options(target.files, target.repositories),
             "-rs",
@@ -216,7 +215,7 @@ def _run(
             conclusion.where = watch.interrupted_at
             conclusion.give_up(str(error))
         finally:
-            # What is left takes a moment, and Bazel waits for longer than that after its signal.
+            # The rest takes less time than Bazel waits after its signal.
             ignore_termination()
             conclusion.interruption = guard.cause or conclusion.interruption
             conclusion.where = watch.interrupted_at
@@ -234,14 +233,14 @@ def _run(
 
 
 def _open_event_file(protocol: Protocol, events: EventStream, conclusion: Conclusion) -> EventFile | None:
-    """Write the events of the run into what Bazel keeps of it; each shard and each run has a folder of its own."""
+    """Write the events to a file among the outputs that Bazel keeps. Each shard and run has its own folder."""
     if protocol.outputs is None:
         return None
     path = protocol.outputs / _EVENTS_NAME
     try:
         file = EventFile(path)
     except OSError as error:
-        # It says nothing about the tests.
+        # The tests can still pass.
         conclusion.warn(f"no events are kept: {path} cannot be written: {error}")
         return None
     events.subscribe(file, name=_EVENTS_NAME)
@@ -252,7 +251,7 @@ def _close_event_file(file: EventFile) -> None:
     try:
         file.close()
     except OSError as error:
-        # For the log alone: Bazel's file of warnings is written.
+        # Only for the log: the file of warnings for Bazel is already written.
         print(f"WARNING: {_EVENTS_NAME} is not complete: {error}")
 
 
@@ -262,7 +261,7 @@ def _start_coverage(target: _Target, protocol: Protocol, conclusion: Conclusion)
     try:
         return start_coverage(protocol.coverage, target.rlocation, os.environ.get("TEST_WORKSPACE", ""))
     except ReportError as error:
-        # It says nothing about the tests.
+        # The tests can still pass.
         conclusion.warn(str(error))
         return None
 

@@ -1,4 +1,4 @@
-"""How a pytest node id is written as a name of another kind."""
+"""Converts pytest node ids to other kinds of names."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ __all__ = ["module_of", "name_parts", "xml_name"]
 
 
 def name_parts(nodeid: str) -> tuple[list[str], str]:
-    """Return file, classes and function of a case, and its parameters, which may look like anything."""
+    """Split a node id into file, classes and function, and its parameters, which may contain any text."""
     head, bracket, parameters = nodeid.partition("[")
     return head.split("::"), bracket + parameters
 
@@ -17,7 +17,7 @@ def module_of(path: str) -> str:
 
 
 def xml_name(nodeid: str) -> tuple[str, str]:
-    """Return class name and name of a case in the XML."""
+    """Return the class name and the name of a case in the XML."""
     (path, *classes), parameters = name_parts(nodeid)
     name = classes.pop() if classes else ""
     return ".".join([module_of(path), *classes]), name + parameters

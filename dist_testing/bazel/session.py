@@ -1,4 +1,4 @@
-"""The part of a Bazel run that lives inside pytest: hands the spec in, filters, shards, keeps results for the XML."""
+"""Runs pytest as Bazel wants it: passes on the spec, filters and shards the cases, limits their time."""
 
 from __future__ import annotations
 
@@ -36,22 +36,22 @@ from dist_testing.spec import Spec
 
 __all__ = ["BazelSession", "Timing"]
 
-# What a filter is that names a case: a path, classes and a function, joined by `::` or `.`, and parameters of any form.
+# A filter that names a case: a path, classes and a function, joined by `::` or `.`, and parameters of any form.
 _NAME = re.compile(r"[\w./:+~@=-]*\w(?:\[.*\])?", re.DOTALL)
 
 
 class _TimeOverError(Failed):
-    """Ends a part of a test that runs in the runner; of pytest's kind, so that fixtures are torn down after it."""
+    """Ends a part of a test in the runner. A subclass of pytest's `Failed`, so that pytest tears fixtures down."""
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """How long things may take, and how long they take.
+    """The limits of a run, and the recorded durations of its cases.
 
     Attributes:
-        shares: Of Bazel's time.
-        watch: Keeps the time of what runs in the runner itself.
-        recorded: The file that says how long cases take; None if nobody has said.
+        shares: Shares of Bazel's time.
+        watch: Limits the time of code in the runner itself.
+        recorded: The file with the durations of cases; None if the target has none.
     """
 
     shares: TimeShares
@@ -60,10 +60,10 @@ class Timing:
 
 
 class BazelSession:
-    """A pytest plugin, registered before all others.
+    """A pytest plugin for a run under Bazel. Register it before all other plugins.
 
     Attributes:
-        on_collected: Called when the test files have been imported and the template is there, also if that has failed.
+        on_collected: Called when the tests are imported and the fork server runs, also after a failure.
     """
 
     def __init__(
@@ -75,15 +75,15 @@ class BazelSession:
         timing: Timing,
         events: EventStream,
     ) -> None:
-        """Take part in a session.
+        """Make the plugin of a session.
 
         Args:
             spec: What the target asks for.
             protocol: What Bazel wants.
-            head: The log's first line, which ends when something has run.
+            head: The first line of the log, which ends when a test has run.
             conclusion: Takes the results.
-            timing: About time.
-            events: Of the run.
+            timing: Limits and durations.
+            events: Events of the run.
         """
         self._spec = spec
         self._protocol = protocol
@@ -100,7 +100,7 @@ class BazelSession:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_load_initial_conftests(self, early_config: pytest.Config) -> Generator[None, object, object]:
-        """Hand the spec to the plugin, before any plugin is configured; then conftest files are imported."""
+        """Pass the spec to the plugin before pytest configures any plugin, and limit the import of conftest files."""
         early_config.stash[SPEC_KEY] = self._spec
         early_config.stash[BUDGET_KEY] = self._shares.budget
         early_config.stash[EVENTS_KEY] = self._events
@@ -111,14 +111,14 @@ class BazelSession:
             return (yield)
 
     def pytest_configure(self, config: pytest.Config) -> None:
-        """End the head of the log early where nothing is held back."""
+        """End the first line of the log at once with `-s`."""
         if config.option.capture == "no":
-            # Somebody wants to see everything as it comes.
+            # The user wants to see all output at once.
             self._head.end_line()
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_collection(self) -> Generator[None, object, object]:
-        """Test files are imported."""
+        """Limit the time of the import of test files."""
         try:
             with self._watch.until(self._shares.budget.latest_s, self._collection_over):
                 return (yield)
@@ -126,19 +126,19 @@ class BazelSession:
             self.on_collected()
 
     def pytest_collectstart(self, collector: pytest.Collector) -> None:
-        """The next of them."""
+        """Note the file that pytest collects now."""
         self._doing = f"{collector.nodeid or 'the target'} was being collected"
 
     def _collection_over(self, stacks: str) -> InterruptedRunError:
         self._watch.interrupted_at = (
-            "Something there waits for what does not come; the stacks show where. If it is only slow, the target needs "
-            f"a larger size or timeout.\n\n{stacks}"
+            "The code there hangs or is slow; the stacks show where. If it is slow, give the target a larger size or "
+            f"timeout.\n\n{stacks}"
         )
         return InterruptedRunError(f"the target's time was over while {self._doing}")
 
     @pytest.hookimpl(wrapper=True)
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
-        """Keep the cases that the filter means, and of what is then left this shard's."""
+        """Keep the cases that match the filter and belong to this shard."""
         wanted = self._protocol.test_filter
         runner = runner_plugin(config)
         if self._knows_all:
@@ -152,7 +152,7 @@ class BazelSession:
             shards = assign_shards(
                 [ShardCase(item.nodeid, runner.shared_ranks(item)) for item in items], total, self._durations(items)
             )
-            # Each shard sees its own part; that the others skip all of theirs is known before if marks say so.
+            # A shard runs only its own cases, but marks can show that the other shards skip all of theirs.
             self._conclusion.decides_for_target = self._conclusion.is_promised and all(
                 shards[item.nodeid] == index or runner.skips_by_mark(item) for item in items
             )
@@ -160,22 +160,22 @@ class BazelSession:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> Generator[None, object, object]:
-        """Fixtures of a test that is not distributed."""
+        """Limit the setup of a test in the runner."""
         return (yield from self._limited(item, "setup"))
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, object, object]:
-        """The test itself."""
+        """Limit the call of a test in the runner."""
         return (yield from self._limited(item, "call"))
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None, object, object]:
-        """Fixtures again."""
+        """Limit the teardown of a test in the runner."""
         return (yield from self._limited(item, "teardown"))
 
     def _limited(self, item: pytest.Item, phase: str) -> Generator[None, object, object]:
         if is_multi_process(item):
-            # It waits for ranks, whose time the engine keeps.
+            # The test waits for ranks, and the engine limits their time.
             return (yield)
         end_s = self._shares.case_end_s(self._conclusion.to_come - 1)
         began_s = time.monotonic()
@@ -184,9 +184,8 @@ class BazelSession:
             self._over = (
                 f"{item.nodeid}: its {phase} had not ended after {time.monotonic() - began_s:.1f} s, its share of the "
                 "target's time.\n"
-                "The test is not distributed: it runs in the runner, and waits there for something that does not come; "
-                "or it is only slow.\n"
-                "The stacks show where it was. If nothing hangs, give the target a larger size or timeout.\n\n"
+                "The test is not distributed: it runs in the runner, and hangs there or is slow.\n"
+                "The stacks show where it was. If it is slow, give the target a larger size or timeout.\n\n"
                 f"{stacks}"
             )
             return _TimeOverError(self._over, pytrace=False)
@@ -196,7 +195,7 @@ class BazelSession:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_makereport(self) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        """A limit that was reached is a failure, whatever the test made of the exception, and not an expected one."""
+        """Make the report a failure if the limit was reached, even if the test caught the error or expects to fail."""
         report = yield
         text, self._over = self._over, ""
         if text:
@@ -205,20 +204,20 @@ class BazelSession:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_finish(self) -> None:
-        """From now on it is not a file that takes the time."""
+        """Note that the collection is over, for the text about the time limit."""
         self._doing = "ranks were being prepared"
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """A file that cannot be collected, or skips itself, hides cases."""
+        """Note a file that fails or skips as a whole: its cases are unknown."""
         if not report.passed:
             self._knows_all = False
 
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
-        """The run ends before its cases do."""
+        """Note why the run ended early."""
         self._conclusion.interruption = str(excinfo.value) or excinfo.typename
 
     def _filter(self, config: pytest.Config, items: list[pytest.Item], wanted: str) -> None:
-        """Select by name, as reports and unittest write it; by pytest's expressions what is nobody's name."""
+        """Select cases by name, as reports or unittest write it; if none has the name, by an expression of pytest."""
         if named := [item for item in items if wanted in _names(item.nodeid)]:
             _keep(config, items, named)
             return
@@ -228,13 +227,13 @@ class BazelSession:
             if _NAME.fullmatch(wanted) is None:
                 raise pytest.UsageError(
                     f"{error}.\n"
-                    f"It is not the name of a case of {self._spec.target}, and no expression that pytest can read.\n"
+                    f"It names no case of {self._spec.target}, and pytest cannot parse it as an expression.\n"
                     "Write a name as reports do, or parts of names joined by `and`, `or` and `not`."
                 ) from None
-            # Of a case of another target: all of them get the filter.
+            # It may name a case of another target: Bazel gives the filter to all targets.
             _keep(config, items, [])
         else:
-            # pytest's own hook comes after this one.
+            # The hook of pytest that applies it runs after this one.
             given = config.option.keyword
             config.option.keyword = f"({given}) and ({wanted})" if given else wanted
 
@@ -244,7 +243,7 @@ class BazelSession:
         try:
             known = read_timings(self._timings).get(self._spec.target, {})
         except ReportError as error:
-            self._conclusion.warn(f"{error}\nThe cases are dealt out to the shards as if all took the same time.")
+            self._conclusion.warn(f"{error}\nThe shard assignment takes all cases for equally long.")
             return {}
         keys = {item.nodeid: XmlCase(*xml_name(item.nodeid), "passed", 0.0).key for item in items}
         return {nodeid: known[key] for nodeid, key in keys.items() if key in known}
@@ -257,7 +256,7 @@ def _keep(config: pytest.Config, items: list[pytest.Item], kept: Sequence[pytest
 
 
 def _names(nodeid: str) -> set[str]:
-    """What a person may call a case, or what it is part of: `test_x`, `Class.test_x`, `file.py::Class`, `module`."""
+    """Return all names that select a case: `test_x`, `Class.test_x`, `file.py::Class`, `module`."""
     (path, *rest), parameters = name_parts(nodeid)
     module = module_of(path)
     names = set()
@@ -266,5 +265,5 @@ def _names(nodeid: str) -> set[str]:
         for end in range(1, len(parts) + 1):
             for start in range(end):
                 names |= {joint.join(parts[start:end]) for joint in ("::", ".")}
-    # Parameters belong to the function, which comes last.
+    # Parameters follow the function, the last part.
     return names | {name + parameters for name in names}

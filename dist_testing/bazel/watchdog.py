@@ -1,7 +1,7 @@
-"""A second process that knows how the run is going: it ends a runner that is stuck, with results, before Bazel does.
+"""Ends a stuck runner from a second process, with results, before Bazel kills it.
 
-The runner cannot do that itself: C code that does not return keeps the main thread from everything, and if it holds the
-interpreter's lock, other threads as well. And a thread would be one too many for tests that fork.
+The runner cannot do that itself: C code that never returns blocks the main thread, and all threads if it holds the
+interpreter's lock. Also, an extra thread would make forks of tests unsafe.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ from dist_testing.process.stacks import STACKS_SIGNAL
 
 __all__ = ["Watchdog", "watchdog_for"]
 
-# For the stacks of the runner. Only one that is stopped, or stuck in the kernel, does not answer. Seconds.
+# Limit for the stacks of the runner. It does not answer if it is stopped or stuck in the kernel. Seconds.
 _STACKS_LIMIT_S = 1.0
-# The kernel takes no more than 24 days for one wait. Seconds.
+# The kernel allows at most 24 days for one wait. Seconds.
 _LONGEST_POLL_S = 24 * 3600.0
-# A time on the monotonic clock, which is the same for all processes.
+# A time on the monotonic clock, which all processes share.
 _TIME = struct.Struct("d")
 _NEVER = math.inf
 _OVER = math.nan
 
 
 def watchdog_for(conclusion: Conclusion, events: EventStream, end_s: float | None) -> Watchdog | None:
-    """Start one, where there is a time to keep and a system that can.
+    """Start a watchdog if there is a time limit and the system supports it.
 
     Args:
-        conclusion: Of the run, which has only begun.
-        events: Of the run; the process is told of those that the conclusion needs.
-        end_s: When a run that is not over is ended, on the monotonic clock; None for never.
+        conclusion: Conclusion of the run, without results yet.
+        events: Events of the run. The watchdog takes those that the conclusion needs.
+        end_s: When the watchdog ends the run, on the monotonic clock; None for never.
     """
     if end_s is None or sys.platform != "linux":
         return None
@@ -57,16 +57,16 @@ def watchdog_for(conclusion: Conclusion, events: EventStream, end_s: float | Non
 
 
 class Watchdog:
-    """The runner's end, a sink of events. Use it before anything is loaded that a fork would harm."""
+    """The runner's part of the watchdog, a sink of events. Make it before loading libraries that a fork would harm."""
 
     def __init__(self, conclusion: Conclusion, end_s: float) -> None:
-        """Start the process, which has a copy of the conclusion and can give it the same events."""
+        """Start the process. It has a copy of the conclusion, and can pass the same events to it."""
         self._runner = os.getpid()
-        # In memory: it must not fail because a disk is full, and a lot can be in it.
+        # In memory: a full disk must not matter, and the events can be large.
         self._record = os.memfd_create("dist_testing-results")
         their_times, self._times = os.pipe()
         stacks, our_stacks = os.pipe()
-        # In the signal handler itself, so also while C code holds the interpreter's lock.
+        # faulthandler writes in the signal handler itself, so also while C code holds the interpreter's lock.
         faulthandler.register(STACKS_SIGNAL, file=our_stacks, all_threads=True)
         self._pid = fork()
         if self._pid == 0:
@@ -76,29 +76,29 @@ class Watchdog:
         os.close(stacks)
 
     def remind(self, at_s: float) -> None:
-        """Send LIMIT_SIGNAL to the runner at this time; infinity for never. The last call counts."""
+        """Ask for LIMIT_SIGNAL to the runner at this time; infinity for never. The last call counts."""
         if os.getpid() == self._runner:
-            # It has been killed, or a test has closed what is not its own. Then there is nobody to remind.
+            # The process was killed, or a test closed the descriptor. Then no reminder is possible.
             with contextlib.suppress(OSError):
                 os.write(self._times, _TIME.pack(at_s))
 
     def stop(self) -> None:
-        """The run is over, and its results are written."""
+        """End the process: the run is over, and its results are written."""
         self.remind(_OVER)
-        # A test may have waited for any child there was.
+        # A test may have waited for all children.
         with contextlib.suppress(ChildProcessError):
             os.waitpid(self._pid, 0)
 
     def __call__(self, event: Event) -> None:
-        """Keep an event for the process."""
+        """Record an event for the process."""
         with contextlib.suppress(OSError):
             os.write(self._record, json.dumps(event.to_wire(), default=str).encode() + b"\n")
 
 
 def _serve(runner: int, times: int, stacks: int, record: int, conclusion: Conclusion, end_s: float) -> NoReturn:
-    """Be the process."""
+    """Run the watchdog's process."""
     try:
-        # Bazel signals the whole group. The runner will react; and if not, its time still comes.
+        # Bazel signals the whole process group. If the runner does not react, its deadline still applies.
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
         die_with_parent(runner)
@@ -110,7 +110,7 @@ def _serve(runner: int, times: int, stacks: int, record: int, conclusion: Conclu
 
 
 def _wait(runner: int, times: int, end_s: float) -> bool:
-    """Remind the runner when it is time; returns when the run is over, or has to be: whether it has to be."""
+    """Send reminders until the run is over (returns False) or its time is over (returns True)."""
     remind_s = _NEVER
     poller = select.poll()
     poller.register(times, select.POLLIN)
@@ -131,16 +131,16 @@ def _wait(runner: int, times: int, end_s: float) -> bool:
 
 
 def _end_run(runner: int, stacks: int, record: int, conclusion: Conclusion) -> None:
-    """Say what is known in the runner's place, then kill it. Its ranks die with it."""
+    """Write the results in place of the runner, then kill it. Its ranks die with it."""
     text = collect_stacks({0: stacks}, lambda: os.kill(runner, STACKS_SIGNAL), _STACKS_LIMIT_S)[0]
     for line in os.pread(record, os.fstat(record).st_size, 0).splitlines():
         if (event := event_of(json.loads(line))) is not None:
             conclusion(event)
     conclusion.interruption = "the target's time was over, and the runner did not react"
     conclusion.where = (
-        "It is in C code that does not return, in a call that swallows what is raised, or in a hook or plugin.\n"
-        "If nothing there hangs, the target needs a larger size or timeout.\n\n"
-        f"{tidied(text) or text or 'The runner does not even say where it is: it was stopped, or the kernel keeps it.'}"
+        "It is in C code that never returns, in a call that swallows exceptions, or in a hook or plugin.\n"
+        "If nothing there hangs, give the target a larger size or timeout.\n\n"
+        f"{tidied(text) or text or 'The runner did not send its stacks: it is stopped, or stuck in the kernel.'}"
     )
     conclusion.conclude(FAILED)
     sys.stdout.flush()

@@ -1,1 +1,1 @@
-"""The runner: starts worlds, keeps time, judges, reports, cleans up. Nothing here runs on a rank."""
+"""Runs cases for the runner: starts worlds, keeps time, judges, reports, cleans up. No rank runs this code."""

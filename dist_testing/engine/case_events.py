@@ -1,4 +1,4 @@
-"""Tells the stream of events how one case goes."""
+"""Emits the events of one case."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from dist_testing.events.stream import EventStream
 from dist_testing.gpus.world import WorldGpus
 
 if TYPE_CHECKING:
-    # It holds one of these.
+    # A RunningCase holds a CaseEvents.
     from dist_testing.engine.running_world import RunningWorld
 
 __all__ = ["CaseEvents"]
 
-# Of the kinds that are told here, all but `RankOutput`.
+# All kinds that this module emits, except `RankOutput`.
 _KINDS = (
     CaseAsked,
     CaseEnded,
@@ -53,14 +53,14 @@ _KINDS = (
 
 
 class CaseEvents:
-    """The events of one case. Where no sink wants them, no event is made."""
+    """Emits the events of one case. Makes no event that no sink wants."""
 
     def __init__(self, stream: EventStream, number: int, case: Case) -> None:
-        """Make the account of a case that may be run; nothing is told yet.
+        """Make the emitter of a case. It emits nothing yet.
 
         Args:
-            stream: Where the events go.
-            number: Of the case, in this run.
+            stream: Takes the events.
+            number: Number of the case in this run.
             case: The case.
         """
         self._stream = stream
@@ -70,13 +70,13 @@ class CaseEvents:
         self._is_told = stream.wants(*_KINDS)
         self._asked_s = 0.0
         self._world: RunningWorld | None = None
-        # How many changes of phase each rank had behind it when the case began.
+        # By rank: the changes of phase before the case began.
         self._changes_before: Sequence[int] = ()
         self._started: set[int] = set()
         self._ready: set[int] = set()
 
     def asked(self, limit_s: float) -> None:
-        """The engine has taken the case on, with a limit in seconds."""
+        """Emit that the engine has accepted the case, with its limit in seconds."""
         self._asked_s = time.monotonic()
         self._is_open = True
         case = self._case
@@ -86,7 +86,7 @@ class CaseEvents:
             )
 
     def lease(self, count: int, take: Callable[[], WorldGpus]) -> WorldGpus:
-        """Call `take`, which waits for so many GPUs, and return what it returns."""
+        """Call `take`, which waits for `count` GPUs, and return its result. Emits the begin and the end of the wait."""
         self._stream.emit(LeaseWaitBegan(time.monotonic(), self._number, count))
         names = ""
         try:
@@ -97,7 +97,7 @@ class CaseEvents:
             self._stream.emit(LeaseWaitEnded(time.monotonic(), self._number, names))
 
     def world_asked(self, number: int, world: RunningWorld) -> None:
-        """New ranks have been asked for, as world `number` of the run."""
+        """Emit that the launcher was asked for world `number` of the run; subscribe to the output of its ranks."""
         self._stream.emit(WorldAsked(time.monotonic(), self._number, number))
         if self._stream.wants(RankOutput):
             world.supervisor.show_output(LiveOutput(world.directory, world.size, self._output))
@@ -106,33 +106,33 @@ class CaseEvents:
         self._stream.emit(RankOutput(time.monotonic(), self._number, rank, line))
 
     def begun_on(self, world: RunningWorld, *, is_new: bool) -> None:
-        """The case is about to begin on the ranks of a world, which are new or have run another case before."""
+        """Note the ranks that the case is about to begin on. Reused ranks (`is_new=False`) have run another case."""
         if not self._is_told:
             return
         self._world = world
         self._changes_before = [0 if is_new else world.board.count(rank) for rank in range(world.size)]
         if not is_new:
-            # They are told of with their first case.
+            # The events of their first case include their start.
             self._started = self._ready = set(range(world.size))
         if self._stream.wants(RankStarted, RankReady):
             world.supervisor.on_look = self._look
 
     def _look(self, now_s: float) -> None:
-        """The supervisor has looked at the ranks: tell of those that have started, or become ready, since."""
+        """Emit which ranks have started or become ready since the last look of the supervisor."""
         if self._world is None or len(self._ready) == self._world.size:
             return
         for record in self._world.supervisor.records:
             if record.pid is not None and record.rank not in self._started:
                 self._started.add(record.rank)
                 self._stream.emit(RankStarted(now_s, self._number, record.rank, record.pid))
-            # The rank's own word may come before the launcher's.
+            # The rank's message may arrive before the launcher's.
             if record.is_ready and record.rank in self._started - self._ready:
                 self._ready.add(record.rank)
                 self._stream.emit(RankReady(now_s, self._number, record.rank))
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
-        """Around the wait for the end of the case, inside its world: tell what the ranks did, however it ends."""
+        """Emit the phases of all ranks at the end of the block, also after an exception."""
         try:
             yield
         finally:
@@ -150,13 +150,13 @@ class CaseEvents:
             self._stream.emit(RankPhases(now_s, self._number, rank, phases, lost))
 
     def over_on_threads(self, phases: Mapping[int, tuple[Phase, ...]]) -> None:
-        """The same, for ranks that are threads of the runner."""
+        """Emit the phases of ranks that are threads of the runner."""
         now_s = time.monotonic()
         for rank, done in phases.items():
             self._stream.emit(RankPhases(now_s, self._number, rank, done))
 
     def judged(self, result: CaseResult) -> None:
-        """The case has a result."""
+        """Emit the warnings, outcomes and verdict of the case."""
         if not self._is_open:
             return
         self._is_open = False
@@ -206,7 +206,7 @@ class CaseEvents:
 
     @contextlib.contextmanager
     def ending_on_error(self) -> Iterator[None]:
-        """Around a step of the case: an exception that ends the step ends the case, without a verdict."""
+        """Emit that the case ended without a verdict if the block raises an exception."""
         try:
             yield
         except BaseException as error:
@@ -214,7 +214,7 @@ class CaseEvents:
             raise
 
     def ended_early(self, why: str) -> None:
-        """The case has ended without a verdict."""
+        """Emit that the case has ended without a verdict."""
         if self._is_open:
             self._is_open = False
             self._stream.emit(CaseEnded(time.monotonic(), self._number, why))

@@ -1,9 +1,9 @@
-"""The engine: one per run. Takes cases, makes worlds, gives results.
+"""The engine of a run: takes cases, makes worlds, returns results.
 
     case -> start() -> ranks running -> finish() -> outcomes -> verdict -> CaseResult
 
-The two front doors drive it: pytest runs a case in one go, a unittest class starts it in `setUp` and finishes it in the
-test method.
+Two front ends use it: pytest runs a case in one call; a unittest class starts it in `setUp` and finishes it in the test
+method.
 """
 
 from __future__ import annotations
@@ -46,33 +46,33 @@ from dist_testing.spec import Spec
 
 __all__ = ["Engine"]
 
-# For the ranks of a pool to destroy their groups and end. Seconds.
+# Limit for the ranks of a worker pool to destroy their groups and end. Seconds.
 _POOL_END_LIMIT_S = 30.0
-# Of a case's limit, for GPUs that others have: so that what runs then has its time, too.
+# Largest share of a case's limit that it may wait for GPUs, so that the test has time left to run.
 _GPU_WAIT_SHARE = 0.5
-# While somebody debugs: what the limits of groups and stores are made from, because these must have one. Seconds.
+# Limit of a case in the debugger. Groups and stores need a finite limit. Seconds.
 _DEBUG_LIMIT_S = 7 * 24 * 3600.0
 
 
 class Engine:
-    """Runs cases, one at a time, each on fresh ranks or on those of a pool.
+    """Runs cases, one at a time, each on fresh ranks or on a worker pool.
 
     Attributes:
         spec: What the target asks for.
-        cases_after: Cases that will come after the next one; they share the budget with it.
+        cases_after: Number of cases after the next one. They share the budget with it.
         debug_rank: The rank that gets the terminal in every case; None for none.
-        events: Gets every fact of the run. What ranks print is read while they print it if a sink wants `RankOutput`.
-        tell: Given a line for the log about what a case has to wait for.
+        events: Takes every event of the run. The engine reads live output only if a sink wants `RankOutput`.
+        tell: Takes a line for the log, such as why a case waits.
     """
 
     def __init__(self, spec: Spec, budget: Budget, context: RankContext, loader: Loader) -> None:
-        """Make an engine. No process is started yet.
+        """Make an engine. It starts no process yet.
 
         Args:
             spec: What the target asks for.
             budget: The time of the whole run.
-            context: What the ranks have of the run.
-            loader: How a fresh interpreter finds the tests again.
+            context: The part of the run that ranks use.
+            loader: Finds the tests again in a fresh interpreter.
         """
         self.spec = spec
         self.cases_after = 0
@@ -91,16 +91,16 @@ class Engine:
         self._has_warned = False
 
     def prepare(self, isolations: Iterable[Isolation] = ()) -> tuple[Sequence[Launcher], RunDirectory]:
-        """Make the launchers now, while this process is clean and may be forked. Without this the first case does it.
+        """Make the launchers now, while this process is clean and may fork. Otherwise the first case makes them.
 
         Args:
-            isolations: Those of the cases to come; by default the target's.
+            isolations: Isolations of the cases to come; by default the target's.
 
         Returns:
-            Their launchers, each once, and the run's folder.
+            The launchers, each once, and the folder of the run.
 
         Raises:
-            LaunchError: If the machine has no room for them.
+            LaunchError: If the machine lacks the resources.
             UsageError: If the target's isolation does not exist.
         """
         wanted = list(isolations) or [self.isolation_named(self.spec.isolation)]
@@ -114,7 +114,7 @@ class Engine:
             raise _no_room("the run", error) from error
 
     def isolation_named(self, name: str) -> Isolation:
-        """Return how ranks are made that a case or the target asks for by this name.
+        """Return the isolation of this name.
 
         Raises:
             UsageError: If no isolation has that name.
@@ -122,7 +122,7 @@ class Engine:
         return isolation_named(name)
 
     def run(self, case: Case) -> CaseResult:
-        """`start` and `finish`, and once more if ranks could not be had although no test code has run yet."""
+        """Start and finish a case. Try once more if no rank could start, because no test code has run then."""
         result = self.finish(self.start(case))
         never_began = all(outcome.kind is Kind.NEVER_STARTED for outcome in result.outcomes)
         if result.verdict.cause is Cause.INFRASTRUCTURE and never_began:
@@ -131,11 +131,11 @@ class Engine:
         return result
 
     def start(self, case: Case) -> RunningCase:
-        """Ask for the ranks of a case; returns as soon as they are asked for.
+        """Ask for the ranks of a case, and return without waiting for them.
 
         Raises:
-            LaunchError: If they cannot be had.
-            UsageError: If the world is larger than can be.
+            LaunchError: If the ranks cannot be started.
+            UsageError: If the world is too large.
         """
         events = CaseEvents(self.events, next(self._numbers), case)
         with events.ending_on_error():
@@ -148,8 +148,8 @@ class Engine:
         if case.expected_exits and not isolation.has_exit_codes:
             raise UsageError(
                 f'{case.name}: expected_exits = {case.expected_exits!r} with isolation "{isolation.name}".\n'
-                "Its ranks have no exit code of their own: they are threads of one process, which ends as a whole.\n"
-                f'Give the test ranks that are processes: isolation="{FORK.name}" and a backend for them.'
+                "The ranks are threads of one process, so a rank has no exit code of its own.\n"
+                f'Set isolation="{FORK.name}", with a backend that supports it.'
             )
         if any(rank >= case.world_size for rank in case.expected_exits):
             raise UsageError(
@@ -177,7 +177,7 @@ class Engine:
                 (launcher,), directory = self.prepare([isolation])
                 gpus = self._take_gpus(case, _GPU_WAIT_SHARE * limit_s, events)
                 if gpus is not None:
-                    # All of the case's own, and of the run's budget what the wait has left.
+                    # The wait has used the run's budget, but not the case's own limit.
                     limit_s = self._limit_s(case)
                 world = start_world(launcher, isolation, self._worlds, case, self.spec, directory, limit_s, gpus)
                 events.world_asked(self._worlds, world)
@@ -202,7 +202,7 @@ class Engine:
         """Wait for the end of a case, at most until its deadline, and judge it.
 
         Raises:
-            LaunchError: If the ranks could not be made, or could not be got rid of.
+            LaunchError: If the ranks could not be started or killed.
         """
         with running.events.ending_on_error():
             result = self._finish(running)
@@ -216,7 +216,7 @@ class Engine:
             try:
                 supervisor.wait_case()
             except KeyboardInterrupt:
-                # A second one ends this, too.
+                # A second Ctrl-C ends this report, too.
                 with contextlib.suppress(LaunchError):
                     self.tell(interruption_report(running, self.spec.target))
                 raise
@@ -244,7 +244,7 @@ class Engine:
             body: Runs one rank.
 
         Raises:
-            UsageError: If the world is larger than can be.
+            UsageError: If the world is too large.
         """
         check_world_size(case.name, case.world_size, needs_files=False)
         limit_s = self._budget.limit_s(case.timeout_s, cases_after=self.cases_after)
@@ -268,25 +268,25 @@ class Engine:
         return result
 
     def abandon(self, running: RunningCase) -> None:
-        """Kill the ranks of a case that nobody will ask about any more."""
+        """Kill the ranks of a case whose result is no longer needed."""
         with self._closing_if_over(running.world):
             running.world.supervisor.abort()
         running.events.ended_early("the test ended before it waited for its ranks")
 
     def end_pool(self) -> str:
-        """Let the ranks of the current pool end, if there is one.
+        """End the current worker pool, if there is one.
 
         Returns:
-            What went wrong with that; "" if nothing did.
+            Why its ranks did not end well; "" if they did.
 
         Raises:
-            LaunchError: If they could not be got rid of, or one of their GPUs is gone.
+            LaunchError: If a rank could not be killed, or one of the GPUs is lost.
         """
         world, self._pool = self._pool, None
         return self._end(world) if world is not None else ""
 
     def close(self) -> None:
-        """Let everything go and remove the run's folder. Nothing of the run is left after this."""
+        """End all processes of the run and remove its folder."""
         with contextlib.ExitStack() as whatever_happens:
             if self._directory is not None:
                 directory, self._directory = self._directory, None
@@ -335,7 +335,7 @@ class Engine:
 
     @contextlib.contextmanager
     def _closing_if_over(self, world: RunningWorld) -> Iterator[None]:
-        """Whatever happens, no rank and no descriptor of a world that is not kept outlives this."""
+        """Close the world after the block if its ranks are gone; after an exception, kill them and close it."""
         try:
             yield
         except LaunchError:

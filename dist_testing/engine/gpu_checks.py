@@ -1,4 +1,4 @@
-"""What the runner looks at where a world has GPUs: before its ranks start, when a case is over, and for a report."""
+"""Checks the GPUs of a world: before its ranks start, after a case, and for a report."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _REPAIR = "See the kernel's log for an Xid, and restart the machine or take the 
 
 @dataclass(frozen=True, slots=True)
 class Aftermath:
-    """What is wrong with a world's GPUs when a case is over.
+    """Problems with the GPUs of a world after a case.
 
     Attributes:
-        memory: What has not come back, a text for each GPU.
-        faults: Errors of the hardware that the driver has reported meanwhile. They explain a failure.
-        lost: Set if a GPU is gone, whatever the ranks say.
+        memory: One text for each GPU whose memory is still in use.
+        faults: Hardware errors that the driver reported during the case. They explain a failure.
+        lost: Set if a GPU is gone, also if all ranks passed.
     """
 
     memory: Sequence[str] = ()
@@ -31,23 +31,23 @@ class Aftermath:
 
     @property
     def lost_text(self) -> str:
-        """Which GPU is gone, in a few words; "" if none is."""
+        """The lost GPU, in a few words; "" if none is lost."""
         return str(self.lost).partition("\n")[0].rstrip(".") if self.lost is not None else ""
 
 
 def preflight(name: str, world_size: int, spec: Spec) -> str:
-    """Look for what would make the backend fail.
+    """Check whether the backend can work on these GPUs.
 
     Args:
-        name: Of the case.
-        world_size: Its ranks.
+        name: Name of the case.
+        world_size: Number of its ranks.
         spec: What the target asks for.
 
     Returns:
-        A warning; "" if nothing is known.
+        A warning; "" if there is none.
 
     Raises:
-        UsageError: If it cannot work at all.
+        UsageError: If it cannot work.
     """
     if not spec.backend.uses_nccl:
         return ""
@@ -56,10 +56,10 @@ def preflight(name: str, world_size: int, spec: Spec) -> str:
 
 
 def aftermath(world: RunningWorld) -> Aftermath:
-    """Look at the GPUs of a world after a case. Waits for memory that is on its way back, once all ranks are gone."""
+    """Check the GPUs of a world after a case. Once all ranks are gone, wait until their memory is free."""
     if world.gpus is None:
         return Aftermath()
-    # Every time, so that nothing is left over for the next case on the same ranks.
+    # Read after every case, so that the next case on the same ranks sees only its own faults.
     faults = world.gpus.hardware_faults()
     if not world.supervisor.is_over:
         return Aftermath(faults=faults)
@@ -70,7 +70,7 @@ def aftermath(world: RunningWorld) -> Aftermath:
 
 
 def notes(world: RunningWorld, spec: Spec, after: Aftermath) -> tuple[str, ...]:
-    """What else may explain a failure, line by line."""
+    """Return more facts that may explain a failure, one per line."""
     lines = [_REPAIR] if after.faults or after.lost is not None else []
     if spec.backend.uses_nccl:
         lines += [

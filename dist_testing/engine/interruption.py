@@ -1,4 +1,4 @@
-"""What a case was in when the run was stopped: who stops one that hangs wants to know where it is."""
+"""Reports where a case was when the run was stopped: a user who stops a hanging run wants to know that."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ __all__ = ["interruption_report"]
 
 
 def interruption_report(running: RunningCase, target: str) -> str:
-    """Kill the ranks, and tell where each of them was and what it has printed.
+    """Kill the ranks, and return a report of where each one was and what it has printed.
 
     Args:
-        running: What the run was in.
-        target: Label of the target, "" outside Bazel.
+        running: The case that was running.
+        target: Label of the target; "" outside Bazel.
 
     Raises:
-        LaunchError: If the ranks could not be got rid of.
+        LaunchError: If the ranks could not be killed.
     """
     duration_s = time.monotonic() - running.started_s
     world = running.world

@@ -1,4 +1,4 @@
-"""What would end the runner on the spot ends the run as Ctrl-C does: ranks killed, results kept, failures printed."""
+"""Turns SIGTERM and `os._exit` in the runner into an interrupted run: ranks killed, results kept, failures printed."""
 
 from __future__ import annotations
 
@@ -15,44 +15,44 @@ from dist_testing.outcomes import exit_name
 
 __all__ = ["ExitGuard", "ignore_termination", "raise_on_termination"]
 
-# For exit handlers and for threads that others have started, once the run is over. Seconds.
+# Limit for exit handlers and threads of test files after the run is over. Seconds.
 _EXIT_LIMIT_S = 10.0
 
 _exit = os._exit
 
 
 def raise_on_termination() -> None:
-    """From now on, SIGTERM raises InterruptedRunError in the main thread; unless somebody handles it already."""
+    """Make SIGTERM raise InterruptedRunError in the main thread, unless the process already has a handler."""
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, _interrupt)
 
 
 def ignore_termination() -> None:
-    """From now on, SIGTERM does nothing: all that is left to do is to say how the run went."""
+    """Ignore SIGTERM from now on: the run only has to write its results."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 def _interrupt(number: int, _: FrameType | None) -> NoReturn:
-    # Once: a second signal must not break the clean-up that the first began.
+    # Ignore a second signal, which would break the clean-up that the first began.
     signal.signal(number, signal.SIG_IGN)
     raise InterruptedRunError(f"the runner got {exit_name(-number)}")
 
 
 class ExitGuard:
-    """Sees to it that the runner ends when its run does, and with its verdict, whatever test files are up to.
+    """Makes the runner end soon after its run, with the verdict as its exit code, whatever test files do.
 
-    Stands for `os._exit`: Bazel before 8 takes exit code 0 for a pass whatever `TEST_PREMATURE_EXIT_FILE` says. In
-    child processes it is as ever.
+    It replaces `os._exit`, because Bazel before 8 takes exit code 0 for a pass in spite of `TEST_PREMATURE_EXIT_FILE`.
+    Child processes keep the original behaviour.
 
     Attributes:
-        cause: Who has called it while the run was not over; "" if nobody has.
+        cause: The call of `os._exit` that came before the end of the run; "" if there was none.
     """
 
     def __init__(self, failed: int) -> None:
-        """Guard from now on.
+        """Replace `os._exit`.
 
         Args:
-            failed: Exit code of a runner that does not end by itself.
+            failed: Exit code if the runner does not end by itself.
         """
         self.cause = ""
         self._failed = failed
@@ -61,7 +61,7 @@ class ExitGuard:
         os._exit = self._exit_as_runner
 
     def conclude(self, verdict: int) -> int:
-        """The run is over, and its exit code known: what is left to do are exit handlers, and not for long."""
+        """Set the exit code of the finished run, and limit the time of exit handlers. Returns the code."""
         self._verdict = verdict
         limit = threading.Timer(_EXIT_LIMIT_S, self._end)
         limit.daemon = True
@@ -70,7 +70,7 @@ class ExitGuard:
 
     def _end(self) -> NoReturn:
         print(
-            f"The run is over and its results are written, and the process had not ended {_EXIT_LIMIT_S:.0f} s later.\n"
+            f"The run is over and its results are written, but the process still ran {_EXIT_LIMIT_S:.0f} s later.\n"
             "An exit handler, or a thread that a test file has started, does not end; the stacks show which.\n"
             "End it in the test, or make the thread a daemon.",
             file=sys.stderr,
@@ -85,7 +85,7 @@ class ExitGuard:
         if self._verdict is not None:
             sys.stdout.flush()
             sys.stderr.flush()
-            # It may make a failure of a pass, and not the other way round.
+            # An exit handler may turn a pass into a failure, but not a failure into a pass.
             _exit(self._verdict or status)
         caller = sys._getframe(1)
         place = f"{caller.f_code.co_filename}:{caller.f_lineno}"
@@ -93,6 +93,6 @@ class ExitGuard:
         main = threading.main_thread()
         if threading.current_thread() is main:
             raise InterruptedRunError(self.cause)
-        # Ends whatever the main thread waits for, and then this thread alone.
+        # Interrupts the main thread; then only this thread ends.
         signal.pthread_kill(main.ident or 0, signal.SIGTERM)
         sys.exit(status)

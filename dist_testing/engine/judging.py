@@ -1,4 +1,4 @@
-"""From the outcomes of a case to its result: the verdict, and what a report needs to explain it."""
+"""Makes the result of a case from its outcomes: the verdict, and the facts that a report needs to explain it."""
 
 from __future__ import annotations
 

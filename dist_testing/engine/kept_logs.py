@@ -1,4 +1,4 @@
-"""Keeps what is worth keeping of a failed case, where Bazel shows it."""
+"""Copies the logs of a failed case to the folder that Bazel keeps."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from dist_testing.case import CaseResult
 
 __all__ = ["keep_logs"]
 
-# Of one rank's log; the beginning and the end are kept. Bytes.
+# Limit of one rank's log. Of a longer log the beginning and the end are kept. Bytes.
 _MAX_LOG_BYTES = 1 << 20
-# Of all logs of a run together: Bazel packs the folder, and keeps it for every run. Bytes.
+# Limit of all logs of a run: Bazel packs the folder, and keeps it for every run. Bytes.
 _MAX_TOTAL_BYTES = 64 << 20
 # File systems allow 255 bytes.
 _MAX_NAME_CHARS = 120
-# Says what there was no more room for.
+# Lists the logs beyond the limit.
 _LEFT_OUT = "logs-left-out.txt"
 
 
 def keep_logs(result: CaseResult, directory: Path) -> None:
-    """Copy the ranks' logs of a failed case into `directory`, all in one level: Bazel 8.0 fails on nested folders.
+    """Copy the logs of a failed case into `directory`, without subfolders: Bazel 8.0 fails on nested folders.
 
-    The report quotes the lines that matter, so that these are never the only copy of the culprit's words.
+    The report quotes the important lines, so these copies are never the only ones.
     """
     try:
         case = _free_name(re.sub(r"[^A-Za-z0-9_.=-]+", "-", result.case.name).strip("-")[-_MAX_NAME_CHARS:], directory)
@@ -33,7 +33,7 @@ def keep_logs(result: CaseResult, directory: Path) -> None:
             room -= len(content)
             if content and room < 0:
                 with (directory / _LEFT_OUT).open("a", encoding="utf-8", errors="backslashreplace") as file:
-                    file.write(f"{result.case.name}, ranks {rank} and up: {_MAX_TOTAL_BYTES} bytes of logs are here\n")
+                    file.write(f"{result.case.name}, ranks {rank} and up: over {_MAX_TOTAL_BYTES} bytes of logs\n")
                 return
             if content:
                 (directory / f"{case}.rank-{rank}.log").write_bytes(content)
@@ -43,7 +43,7 @@ def keep_logs(result: CaseResult, directory: Path) -> None:
 
 
 def _free_name(wanted: str, directory: Path) -> str:
-    """`wanted`, or with a number: parameters that differ in their signs only come to the same name."""
+    """Return `wanted`, with a number if it is taken: names that differ only in replaced characters are equal here."""
     number, name = 1, wanted
     while any(directory.glob(f"{name}.rank-*.log")):
         number += 1

@@ -1,4 +1,4 @@
-"""The launchers of a run: made when they are needed, and closed together."""
+"""Makes the launchers of a run when a case needs them, and closes them together."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Launchers"]
 
 
 class Launchers:
-    """One launcher for all isolations that make it in the same way."""
+    """Holds one launcher for all isolations with the same `make_launcher`."""
 
     def __init__(self) -> None:
         self._made: dict[Callable[[RunContext], Launcher], Launcher] = {}
@@ -23,10 +23,10 @@ class Launchers:
 
         Raises:
             LaunchError: If it cannot be made.
-            OSError: If the machine has no room for it.
+            OSError: If the machine lacks the resources.
         """
         if (launcher := self._made.get(isolation.make_launcher)) is None:
-            # Every rank needs it, also of a test file that does not import it; a fork server that has it loads it once.
+            # Every rank needs it, even if the test file does not import it. The fork server loads it once for all.
             importlib.import_module("torch.distributed")
             launcher = self._made[isolation.make_launcher] = isolation.make_launcher(run)
         return launcher

@@ -1,4 +1,4 @@
-"""Reads what ranks print while they print it. Their logs are written as always; this reads along."""
+"""Reads the logs of ranks while the ranks write them."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ _MAX_LINE_BYTES = 1 << 16
 
 
 class LiveOutput:
-    """Reads the logs of a world's ranks and hands on whole lines, each rank's in order.
+    """Reads the logs of a world's ranks and passes on whole lines, those of each rank in order.
 
-    The kernel says when a log has grown, so nothing is polled and no rank waits for the terminal. Where it cannot
-    say so (not on Linux, or no watch is left) the lines come when the case is over.
+    The kernel reports when a log grows, so this does not poll, and no rank waits for the terminal. Without such reports
+    (not on Linux, or no inotify watch is left) the lines come when the case is over.
     """
 
     def __init__(self, directory: Path, size: int, tell: Callable[[int, str], None]) -> None:
-        """Begin to read.
+        """Start to watch the logs.
 
         Args:
-            directory: The world's folder, where its ranks make their logs.
-            size: Ranks in the world.
-            tell: Given each line: its rank, and the text.
+            directory: The world's folder, which holds the logs of its ranks.
+            size: Number of ranks.
+            tell: Takes the rank and the text of each line.
         """
         self._logs = [directory / f"rank-{rank}.log" for rank in range(size)]
         self._read_bytes = [0] * size
@@ -38,13 +38,13 @@ class LiveOutput:
         self._inotify = _watch(directory)
 
     def fileno(self) -> int:
-        """For polling: readable when there is more; -1 where that cannot be known."""
+        """Return a descriptor that is readable when a log has grown; -1 if the kernel does not report it."""
         return self._inotify
 
     def pump(self) -> None:
-        """Hand on what there is by now."""
+        """Pass on all new lines."""
         if self._inotify >= 0:
-            # The events say no more than that there are some.
+            # The content of the kernel's events is not needed.
             with contextlib.suppress(BlockingIOError):
                 while os.read(self._inotify, 1 << 16):
                     continue
@@ -52,7 +52,7 @@ class LiveOutput:
             self._read(rank)
 
     def finish(self) -> None:
-        """A case is over: hand on the rest, also lines that have not been ended."""
+        """Pass on the rest at the end of a case, also lines without an end."""
         self.pump()
         for rank, rest in enumerate(self._open_lines):
             if rest:
@@ -60,7 +60,7 @@ class LiveOutput:
                 self._line(rank, rest)
 
     def close(self) -> None:
-        """Read no more."""
+        """Stop watching."""
         if self._inotify >= 0:
             os.close(self._inotify)
             self._inotify = -1
@@ -69,10 +69,10 @@ class LiveOutput:
         try:
             file = self._logs[rank].open("rb")
         except FileNotFoundError:
-            # The rank has not got as far as opening it.
+            # The rank has not opened its log yet.
             return
         with file:
-            # What comes while this is read rings again.
+            # The kernel reports later output again.
             left = os.fstat(file.fileno()).st_size - self._read_bytes[rank]
             file.seek(self._read_bytes[rank])
             while left > 0 and (data := file.read(min(left, _MAX_LINE_BYTES))):
@@ -91,7 +91,7 @@ class LiveOutput:
 
 
 def _watch(directory: Path) -> int:
-    """A descriptor that becomes readable when a file in the folder grows; -1 if there can be none."""
+    """Return a descriptor that becomes readable when a file in the folder grows; -1 if the system offers none."""
     libc = ctypes.CDLL(None, use_errno=True)
     try:
         descriptor: int = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)

@@ -1,4 +1,4 @@
-"""What a case needs of the machine, checked before a rank starts: one decision, one reason."""
+"""Checks what a case needs of the machine, before a rank starts: one decision, one skip reason."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ __all__ = ["Lack", "missing_backend", "missing_need"]
 
 
 class Lack(str):
-    """A reason, with what to do about it.
+    """A skip reason with a way out.
 
     Attributes:
-        way_out: One line; "" if there is nothing but another machine.
+        way_out: One line; "" if only another machine helps.
     """
 
     __slots__ = ("way_out",)
@@ -26,21 +26,21 @@ class Lack(str):
     way_out: str
 
     def __new__(cls, reason: str, way_out: str = "") -> Lack:
-        """One reason."""
+        """Make a reason."""
         lack = super().__new__(cls, reason)
         lack.way_out = way_out
         return lack
 
 
 def missing_need(spec: Spec, world_size: int) -> str | None:
-    """Why a world of this size cannot run here, as a `Lack` if something is to be done about it; None if it can.
+    """Return why a world of this size cannot run here, as a `Lack` if there is a way out; None if it can run.
 
     Args:
         spec: What the target asks for.
-        world_size: Ranks of the case.
+        world_size: Number of ranks.
 
     Raises:
-        UsageError: If the module that registers the backend fails while it is imported.
+        UsageError: If the import of the module that registers the backend fails.
     """
     backend = spec.backend
     if (gpus := spec.gpus(world_size)) and (lack := _lacking_gpus(gpus, backend.vendor)):
@@ -62,14 +62,14 @@ def missing_need(spec: Spec, world_size: int) -> str | None:
 
 
 def missing_backend(torch_backend: str, register_module: str = "") -> str:
-    """The skip reason of a test whose backend torch does not have.
+    """Return the skip reason for a backend that this torch does not have.
 
     Args:
         torch_backend: One name, as torch knows it.
-        register_module: The module that was imported because it should register the name; "" for none.
+        register_module: The imported module that should have registered the name; "" for none.
     """
     if any_declared(torch_backend, lambda declared: declared.uses_nccl):
-        # torch's own words, which people search for.
+        # torch's own text, which people search for.
         return TEST_SKIPS["nccl"].message
     remark = f"torch was built without {torch_backend}"
     if register_module:
@@ -78,10 +78,10 @@ def missing_backend(torch_backend: str, register_module: str = "") -> str:
 
 
 def _lacking_module(backend: Backend) -> str:
-    """Why the module that registers the backend cannot be imported; "" if it can.
+    """Import the module that registers the backend. Returns why that is impossible; "" if it worked.
 
     Raises:
-        UsageError: If the module is there and fails.
+        UsageError: If the module exists and its import fails.
     """
     module = backend.register_module
     try:
@@ -104,7 +104,7 @@ def _in_one_line(error: Exception) -> str:
 
 
 def _has_device(device: str) -> bool:
-    """Whether torch knows a device and has one of it. Makes no context on it."""
+    """Return whether torch knows a type of device and finds one. Makes no context on it."""
     if device == "cpu":
         return True
     import torch
@@ -117,7 +117,7 @@ def _has_device(device: str) -> bool:
 
 
 def _lacking_gpus(gpus: int, name: str) -> str:
-    """Why so many of a vendor's cannot be had, however long one waits; "" if they can."""
+    """Return why this machine cannot give so many GPUs of the vendor; "" if it can. Leases of others do not count."""
     vendor = vendor_named(name)
     if vendor is None:
         return f"{TEST_SKIPS['no_accelerator'].message} (GPUs by {name} are not supported, only by nvidia and amd)"
@@ -131,7 +131,7 @@ def _lacking_gpus(gpus: int, name: str) -> str:
         return ""
     remark, way_out = visible.remark, visible.way_out
     if not remark and len(found.gpus) >= gpus:
-        remark = f"{vendor.visible_variable} names no more of {len(found.gpus)}"
-        way_out = f"Let {vendor.visible_variable} name {gpus} GPU(s), or unset it to have every GPU of the machine."
+        remark = f"{vendor.visible_variable} names only {len(visible.gpus)} of {len(found.gpus)}"
+        way_out = f"Let {vendor.visible_variable} name {gpus} GPU(s), or unset it to use every GPU of the machine."
     remarks = [f"found {len(visible.gpus)}", remark, *found.left_out, vendor.remark]
     return Lack(f"{gpus_reason(gpus)} ({'; '.join(filter(None, remarks))})", way_out)

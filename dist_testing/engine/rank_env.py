@@ -1,4 +1,4 @@
-"""The environment that the runner gives to all ranks of a world."""
+"""Makes the environment of all ranks of a world."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from collections.abc import Mapping
 
 __all__ = ["cpu_count", "rank_env", "threads_per_rank"]
 
-# Bazel's test protocol (Test encyclopedia, "Initial conditions"). The runner alone speaks it: a rank that inherits it
-# would write the runner's XML file or shard its own cases.
+# Bazel's test protocol (Test encyclopedia, "Initial conditions"). Only the runner follows it: a rank that inherits
+# it would write the runner's XML file or shard its own cases.
 _PROTOCOL = (
     "BAZEL_TEST",
     "COVERAGE_DIR",
@@ -38,10 +38,10 @@ _RECORDED_CALLS = 256
 # What decides how many threads torch starts; a user who set one of them has decided.
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
-# Linux's name for the interface.
+# Linux's name of the loopback interface.
 _LOOPBACK = "lo"
 
-# Where compilers keep what they made. Per target, not per rank: the ranks of one test compile the same things.
+# Caches of compilers. Per target, not per rank: the ranks of one test compile the same code.
 _CACHES = {
     "TORCHINDUCTOR_CACHE_DIR": "inductor",
     "TRITON_CACHE_DIR": "triton",
@@ -55,16 +55,16 @@ def cpu_count() -> int:
 
 
 def threads_per_rank(world_size: int, env: Mapping[str, str] = os.environ) -> int:
-    """Intra-op threads of each rank: what the user has decided, else a fair share of the CPUs.
+    """Return the number of intra-op threads of each rank: the user's value, else an equal share of the CPUs.
 
     Returns:
-        At least 1; 0 if torch is not there to be told.
+        At least 1; 0 if the value is unknown because this process has not loaded torch.
     """
     chosen = env.get("OMP_NUM_THREADS", "")
     if re.fullmatch(r"[1-9][0-9]{0,5}", chosen):
         return int(chosen)
     if any(name in env for name in _THREAD_VARIABLES):
-        # Something that only the libraries understand; torch in this process has asked them.
+        # Only the libraries understand the value; torch in this process has read it from them.
         torch = sys.modules.get("torch")
         return torch.get_num_threads() if torch is not None else 0
     return max(1, cpu_count() // world_size)
@@ -79,21 +79,21 @@ def rank_env(
     temp: str,
     device_env: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
-    """The runner's environment as of now, made fit for ranks.
+    """Return the environment of ranks, made from the runner's.
 
     Args:
-        env: The runner's. Whatever the user has set stays.
-        world_size: Ranks that share the CPUs.
+        env: The runner's environment. Values that the user has set stay.
+        world_size: Number of ranks that share the CPUs.
         backend_env: Defaults of the backend.
-        scratch: Folder for compile caches, under `TEST_TMPDIR`; None leaves them where they are.
-        temp: The world's own folder for temporary files, so that they go when it goes.
-        device_env: What makes the ranks see their devices, whatever the user has set.
+        scratch: Folder for compile caches, under `TEST_TMPDIR`; None for the compilers' defaults.
+        temp: The world's folder for temporary files, which is removed with the world.
+        device_env: Variables that make the leased devices visible. They override the user's.
     """
     result = {name: value for name, value in env.items() if name not in _PROTOCOL}
     result |= device_env or {}
     result["TMPDIR"] = temp
     if _LOOPBACK in (name for _, name in socket.if_nameindex()):
-        # Left alone, gloo asks for the address of the hostname, which in a sandbox or on a laptop may not exist.
+        # By default gloo looks up the address of the hostname, which may not exist in a sandbox or on a laptop.
         for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME"):
             result.setdefault(name, _LOOPBACK)
     if not any(name in env for name in _THREAD_VARIABLES):
@@ -105,6 +105,6 @@ def rank_env(
     if scratch is not None:
         for name, folder in _CACHES.items():
             result.setdefault(name, os.path.join(scratch, "cache", folder))
-        # torch asks getpass for a name when it makes up a cache path; a sandbox may have no passwd entry.
+        # torch asks getpass for the user name for a cache path; a sandbox may have no passwd entry.
         result.setdefault("USER", "dist_testing")
     return result

@@ -1,4 +1,4 @@
-"""Keeps what the runner knows of one rank: its messages, then its end, and the outcome that both make."""
+"""Keeps the messages and the end of one rank, and derives its outcome from both."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ from dist_testing.process.stacks import STACKS_SIGNAL
 
 __all__ = ["WORST_LAST", "RankRecord", "worst_of"]
 
-# Of several reports of one rank the worst counts: a teardown can fail after the test has passed.
-# A broken report after a failure that was reported adds nothing to it.
+# The worst of several reports of one rank counts: a teardown can fail after the test has passed.
+# A broken report after a reported failure adds nothing.
 WORST_LAST = (Kind.PASSED, Kind.SKIPPED, Kind.UNREADABLE, Kind.NEVER_STARTED, Kind.RAISED, Kind.EXITED)
-# Of one rank in one case, beside the first. A loop of sub-tests can fail any number of times.
+# Limit of further failures per rank and case: a loop of sub-tests can fail any number of times.
 _MAX_FURTHER = 20
 # The runner keeps at most this many distinct warnings per rank and case: a rank can make up any number.
 _MAX_WARNINGS = 100
 
 
 def worst_of(known: RankOutcome | None, told: RankOutcome, weigh: Callable[[RankOutcome], int]) -> RankOutcome:
-    """Return what a rank's reports add up to: the worst of them, the first of equals, with the other failures.
+    """Combine the reports of a rank: return the worst, or the first of equals, with the other failures.
 
     Args:
-        known: The reports until now; None if there are none.
-        told: One more.
-        weigh: How bad an outcome is: its place in `WORST_LAST`, if nothing else is said of the case.
+        known: The combined reports until now; None if there are none.
+        told: The next report.
+        weigh: Returns how bad an outcome is; usually its place in `WORST_LAST`.
     """
     if known is None:
         return told
@@ -52,7 +52,7 @@ def worst_of(known: RankOutcome | None, told: RankOutcome, weigh: Callable[[Rank
         return worst
     further = (*known.further, dataclasses.replace(other, further=(), more_count=0))
     more_count = known.more_count
-    # Beyond that number only a failure of a new kind is kept: a verdict may depend on it.
+    # Beyond the limit this keeps only failures of a new kind: the verdict may depend on them.
     if len(further) > _MAX_FURTHER and any(_is_like(other, kept) for kept in known.further):
         further, more_count = known.further, more_count + 1
     return dataclasses.replace(worst, further=further, more_count=more_count)
@@ -63,19 +63,19 @@ def _is_like(outcome: RankOutcome, kept: RankOutcome) -> bool:
 
 
 class RankRecord:
-    """One rank, as the runner sees it.
+    """Holds the state of one rank as the runner knows it.
 
     Attributes:
-        rank: Which one.
+        rank: Number of the rank.
         pid: Its process; None until it is known.
         channel: The runner's end of the channel; closed at the end of the stream.
-        is_ready: Whether it has begun; time counts from the moment when all ranks have.
-        is_done: Whether it has nothing more to say.
+        is_ready: Whether it is ready. The limit of the case starts when all ranks are.
+        is_done: Whether it has sent its last message.
         first_trouble_s: When the runner saw the first sign of a failure, on the monotonic clock.
         warnings: The warnings of this case, in order, each once.
         end_session: Why the rank wants no further test to run; "" if it does not.
-        is_patient: Whether the rank's end, however it is, is no sign of a failure in this case: the outcome still says
-            how it ended, and the caller that asked for patience judges.
+        is_patient: Whether no end of the process is a sign of a failure in this case. The outcome still says how it
+            ended, and the caller judges that.
     """
 
     def __init__(self, rank: int, channel: socket.socket, board: PhaseBoard) -> None:
@@ -100,11 +100,11 @@ class RankRecord:
         self._has_hung_up = False
 
     def begin_case(self, expected_exit: int | None) -> None:
-        """Forget the last case's outcome.
+        """Forget the outcome of the last case.
 
         Args:
-            expected_exit: How the process must end in the case that begins, as in `subprocess`: a negative number is a
-                signal. None if it must not end.
+            expected_exit: How the process must end in the new case, as in `subprocess`: a negative number is a signal.
+                None if it must not end.
         """
         self._report = None
         self.warnings = {}
@@ -112,16 +112,16 @@ class RankRecord:
         self.is_patient = False
 
     def read(self, now_s: float) -> bool:
-        """Take what the channel has; False at the end of the stream.
+        """Read the messages in the channel. Returns False at the end of the stream.
 
         Args:
-            now_s: The runner's clock at this look.
+            now_s: The monotonic clock, in seconds.
         """
         data = self._received()
         return data is None or self._digest(data, now_s)
 
     def _received(self) -> bytes | None:
-        """What the channel has: b"" at the end of the stream, None if nothing has come."""
+        """Return the data in the channel: b"" at the end of the stream, None if there is none yet."""
         try:
             return self.channel.recv(1 << 18, socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -143,18 +143,17 @@ class RankRecord:
         return True
 
     def instruct(self, instruction: Instruction) -> None:
-        """Tell the waiting rank how to go on."""
+        """Send an instruction to the waiting rank."""
         self._is_finishing = not isinstance(instruction, NextCase)
-        # If it died while it waited, the runner will see its end like any other.
+        # If the rank has died, the runner will see its end.
         with contextlib.suppress(OSError):
             wire.send(self.channel, INSTRUCTIONS, instruction)
 
     def ended(self, exit_code: int, now_s: float) -> None:
-        """Note that the process is gone; a negative code is a signal, as in `subprocess`."""
+        """Note the end of the process. A negative code is a signal, as in `subprocess`."""
         self._exit_code = exit_code
         self._ended_s = now_s
-        # The last messages may still lie in the socket. Its end may not: a process that the rank forked can hold it
-        # open.
+        # The socket may still hold the last messages, but no end of stream: a child of the rank can keep it open.
         while self.channel.fileno() >= 0 and (data := self._received()) is not None:
             self._digest(data, now_s)
         if self.channel.fileno() >= 0:
@@ -165,7 +164,7 @@ class RankRecord:
     def stop(self, kind: Kind, now_s: float) -> None:
         """Note that the runner is about to kill the rank, and why: STOPPED or HUNG.
 
-        Later reports do not count: the question for its stacks can wake it up.
+        Later reports do not count: the request for stacks can wake the rank up.
         """
         if self._exit_code is None and self._stopped_as is None:
             self._stopped_as = kind
@@ -175,7 +174,7 @@ class RankRecord:
 
     @property
     def phase(self) -> str:
-        """The phase that the rank is in, or was in when it was stopped."""
+        """The current phase of the rank, or its phase when it was stopped."""
         return self._stopped_in or self._board.read(self.rank)
 
     @property
@@ -185,7 +184,7 @@ class RankRecord:
 
     @property
     def ended_s(self) -> float | None:
-        """When the runner saw that the process was gone, on the monotonic clock; None while it is not."""
+        """When the runner saw the end of the process, on the monotonic clock; None before that."""
         return self._ended_s if self.has_ended else None
 
     @property
@@ -200,7 +199,7 @@ class RankRecord:
 
     @property
     def is_settled(self) -> bool:
-        """Whether this rank has nothing more to report in this case."""
+        """Whether the rank has reported, or ended as it should, in this case."""
         return self._report is not None or self.ended_as_expected or (self.is_patient and self.has_ended)
 
     @property
@@ -215,29 +214,29 @@ class RankRecord:
 
     @property
     def has_told_all(self) -> bool:
-        """Whether the rank's outcome can no longer change: it is gone, or waits with a good one."""
+        """Whether the outcome is final: the rank has ended, or waits after a good report."""
         return self.has_ended or self.reported in GOOD
 
     @property
     def waited_in_vain(self) -> bool:
-        """Whether the rank failed because a peer did not come; then that peer's stack is what matters."""
+        """Whether the rank failed because it waited for a peer in vain; then the stack of that peer matters."""
         return self._report is not None and self._report.collateral == "late"
 
     def outcome(self) -> RankOutcome:
-        """Return what became of the rank in this case. Call it when the case is over."""
+        """Return the outcome of the rank. Call it when the case is over."""
         report = self._report
         at_s = self.first_trouble_s if self.first_trouble_s is not None else self._ended_s
         if report is not None and report.kind is Kind.EXITED and report.exit_code == self._expected_exit:
             return RankOutcome(self.rank, Kind.PASSED, at_s, self.phase)
         if report is not None and report.kind not in GOOD:
-            # It failed. It adds nothing how it left afterwards, or that it was killed while it cleaned up.
+            # The failure counts. The later end of the process adds nothing, nor does a kill during clean-up.
             return report
         if self._expected_exit is not None and self._stopped_as is None:
             return self._expected_outcome(self._expected_exit, at_s)
         if self._stopped_as is not None:
             return self._stopped_outcome(self._stopped_as, at_s)
         if self._exit_code is None and report is not None:
-            # The worker pool keeps it for the next case.
+            # The worker pool keeps the rank for the next case.
             return report
         if self._exit_code is None or not self.is_ready:
             how = "" if self._exit_code is None else f"its process ended by {exit_name(self._exit_code)}"
@@ -251,7 +250,7 @@ class RankRecord:
     def _stopped_outcome(self, stopped_as: Kind, at_s: float) -> RankOutcome:
         code = self._exit_code
         if code is not None and code < 0 and -code not in (signal.SIGKILL, STACKS_SIGNAL):
-            # It crashed before the kill came.
+            # The rank crashed before the runner killed it.
             return RankOutcome(self.rank, Kind.SIGNALLED, self._ended_s, self.phase, signal=-code)
         if self._has_hung_up:
             how = "it closed its channel to the runner and went on"
@@ -259,7 +258,7 @@ class RankRecord:
         if self._report is not None and (
             stopped_as is Kind.STOPPED or self.is_done or not (self._is_finishing or self.phase == "destroy")
         ):
-            # It had ended its test and only waited for the others.
+            # The rank had ended its test and only waited for the others.
             return self._report
         return RankOutcome(self.rank, stopped_as, at_s, self.phase)
 
@@ -281,7 +280,7 @@ class RankRecord:
                 self._note(RankOutcome.of(self.rank, message.kind, now_s, message.phase, message))
             case Warned():
                 if len(self.warnings) < _MAX_WARNINGS:
-                    # A warning that comes in every step of a loop is one.
+                    # Equal warnings, such as from a loop, count once.
                     self.warnings[message] = None
             case EndSession():
                 self.end_session = message.reason
@@ -302,17 +301,17 @@ class RankRecord:
         self._report = worst_of(self._report, told, self._weight)
 
     def _hang_up(self, now_s: float) -> None:
-        """Note that nothing more will come from the channel."""
+        """Note that the channel has reached its end."""
         self.channel.close()
         if self._reader.is_inside:
             self._note_unreadable(now_s, "the last message is incomplete")
-        # With an expected end, only the exit code can tell.
+        # If the case expects the process to end, only the exit code decides.
         if not self.is_done and self._expected_exit is None and self._stopped_as is None and not self.is_patient:
             self._has_hung_up = True
             self._trouble(now_s)
 
     def _weight(self, told: RankOutcome) -> int:
-        """Return how bad a report is; to leave the test in the expected way is no worse than to pass it."""
+        """Return how bad a report is. An expected exit weighs as little as a pass."""
         if told.kind is Kind.EXITED and (self.is_patient or told.exit_code == self._expected_exit):
             return 0
         return WORST_LAST.index(told.kind)

@@ -1,6 +1,6 @@
-"""The report of a failed case: which rank failed first, and why. Text only; who prints it decides where.
+"""Writes the report of a failed case: which rank failed first, and why. The caller prints the text.
 
-The culprit's own words come last, because the end of a log is what people see first.
+The output of the culprit comes last, because people see the end of a log first.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ from dist_testing.spec import ALL_GPUS, Spec
 __all__ = ["failure_headline", "failure_report", "missing_hardware", "tidied"]
 
 _LOG_TAIL_LINES = 40
-# Of a traceback that is not the culprit's: its end says most.
+# Limit for the traceback of a rank other than the culprit: its last lines say most.
 _OTHER_TEXT_LINES = 20
 _RULE = "-" * 100
 _FRAME = re.compile(r'  File ".*", line \d+ in ')
-# Python 3.14 adds the thread's name; that of a rank which is a thread tells its number.
+# Python 3.14 adds the thread's name, which contains the rank if ranks are threads.
 _THREAD_ADDRESS = re.compile(r"hread 0x[0-9a-f]+(?: \[rank-\d+\])?")
-# Python 3.14 adds the C stack of a thread that crashes. The interpreter's own part of it says nothing, and is long.
+# Python 3.14 adds the C stack of a crashed thread. Its frames in the interpreter are long and say nothing.
 _INTERPRETER_FRAME = re.compile(r'  Binary file "[^"]*/(python[\d.]*|libpython[^/"]*)"')
-# A function of a helper that a test calls is above the test, such as an assertion; these are below it.
+# Frames below the test: they called it. A helper that the test calls, such as an assertion, is above it.
 _BELOW_TEST = re.compile(
     r"[/](_pytest/(python|fixtures)|unittest/case|dist_testing/("
     r"frontends/pytest/(on_rank|rank_\w+|in_runner)|"
     r"frontends/unittest/(continuous|on_rank|process|spawn_threads|threads|world_case)|"
     r"(attach|bazel|engine|launch|rank)/\w+))\.py\""
 )
-# A thread that is nobody's but this library's, after the rest is gone.
+# A thread of this library only: no frames are left of it.
 _EMPTY_THREAD = re.compile(r"^Thread\b.*\n(?=\n|\Z)", re.MULTILINE)
 
 
 def missing_hardware(name: str, spec: Spec, missing: str, *, promised: bool) -> str:
-    """Return the text of a case that fails, before any rank was started, because hardware is missing.
+    """Return the error text of a case that fails before any rank starts because hardware is missing.
 
     Args:
         name: Name of the case.
@@ -64,7 +64,7 @@ def missing_hardware(name: str, spec: Spec, missing: str, *, promised: bool) -> 
 
 
 def failure_headline(result: CaseResult) -> str:
-    """One line: the case, its world, and what happened."""
+    """Return one line: the case, its world, and the reason of the failure."""
     case, verdict = result.case, result.verdict
     where = f"{case.name} (world of {case.world_size})"
     seen_s = [outcome.at_s for outcome in result.outcomes if outcome.kind not in (Kind.PASSED, Kind.STOPPED)]
@@ -73,12 +73,12 @@ def failure_headline(result: CaseResult) -> str:
 
 
 def failure_report(result: CaseResult, *, target: str = "", reproduce: str = "") -> str:
-    """Everything about a failed case, the culprit last.
+    """Return the whole report of a failed case, with the culprit last.
 
     Args:
         result: A result whose verdict is a failure.
-        target: Label of the target, "" outside Bazel.
-        reproduce: A command that runs this case alone, "" if there is none.
+        target: Label of the target; "" outside Bazel.
+        reproduce: A command that runs this case alone; "" if there is none.
     """
     verdict = result.verdict
     lines = [f"{target + ', case ' if target else ''}{failure_headline(result)}"]
@@ -126,23 +126,22 @@ _PROVEN = (
 # The likely cause and the way out, where there is no traceback that shows them.
 _EXPLANATIONS = {
     Cause.HANG: (
-        "Stacks of the ranks that were running are below. A longer limit: the marker's timeout, or --dist-timeout."
+        "The stacks of the running ranks are below. For a longer limit, set the marker's timeout or --dist-timeout."
     ),
     Cause.INFRASTRUCTURE: (
-        "No test code is to blame for this: a rank could not be started, its report was destroyed, or its GPU is "
-        "broken."
+        "Test code did not cause this: a rank could not be started, its report was destroyed, or its GPU is broken."
     ),
     Cause.DISAGREEMENT: (
-        "A skip counts only if every rank skips for the same reason; the ranks that went on would wait for the others "
-        "for ever. Decide it from something that all ranks know."
+        "A skip counts only if every rank skips for the same reason; the other ranks would wait forever for a rank "
+        "that skips. Base the decision on a fact that all ranks know."
     ),
     Cause.PROMISE: (
         "The configuration of this run promises that hardware (--config=gpu, or the flag //dist_testing/config:gpus), "
         "so running without it is a failure and not a skip."
     ),
     Cause.GPU_MEMORY: (
-        "All ranks have ended, so a process that outlived them holds it, or the driver does. The next test would lack "
-        "it."
+        "All ranks have ended, so the driver or a process that outlived them holds the memory. The next test would "
+        "lack it."
     ),
     Cause.LEAK: "A test must end the processes that it starts. They have been killed.",
 }
@@ -152,15 +151,15 @@ def _crash_explanation(result: CaseResult) -> str:
     assert result.verdict.culprit is not None
     first = result.outcomes[result.verdict.culprit]
     if first.kind is Kind.EXITED and tidied(first.text):
-        return "The test, or what it calls, has ended the process instead of returning: below is where."
+        return "The test, or code that it calls, ended the process instead of returning. The stack is below."
     if first.exit_code == UNKNOWN_EXIT_CODE:
-        text = "It was ended by a signal, by the kernel for lack of memory, or by an exit call."
+        text = "A signal, the kernel (out of memory) or an exit call ended it."
     elif first.kind is Kind.EXITED:
         text = "An exit call in native or test code, such as os._exit, ends a process without an exception."
     elif first.signal == signal.SIGKILL:
-        text = "The kernel kills for lack of memory, of the machine or of a container; else a process has done it."
+        text = "The kernel sends SIGKILL when the machine or container lacks memory; else a process sent it."
     else:
-        text = "Native code that faults or aborts ends its process by a signal; else a process has sent it."
+        text = "Native code that faults or aborts ends its process by a signal; else a process sent it."
     return f"{text} Its last output is below." if tidied(result.logs.get(first.rank, "")) else text
 
 
@@ -187,8 +186,8 @@ def _stacks(stacks: Mapping[int, str]) -> str:
 def tidied(text: str) -> str:
     """Make stacks by faulthandler readable.
 
-    Without what differs from rank to rank, so that equal stacks are equal texts; without what is below the test: pytest
-    or unittest, this library, and the runner that the rank was forked from; and without the interpreter's C functions.
+    Removes thread addresses, so that equal stacks of different ranks are equal texts; the frames below the test (pytest
+    or unittest, this library, the runner that the rank was forked from); and the interpreter's C functions.
     """
     lines = []
     is_below_test = False
@@ -211,7 +210,7 @@ def _logs(result: CaseResult, ranks: Iterable[int]) -> list[str]:
 
 
 def _also_failed(result: CaseResult) -> list[str]:
-    """A section for each way in which other ranks failed, the first to fail first."""
+    """Return one section for each group of ranks with the same failure, in the order of failing."""
     alike: dict[tuple[str, ...], list[int]] = defaultdict(list)
     for rank in result.verdict.failing:
         outcome = result.outcomes[rank]
@@ -221,7 +220,7 @@ def _also_failed(result: CaseResult) -> list[str]:
 
 
 def _section(result: CaseResult, ranks: Sequence[int], part: str, text_lines: int | None = None) -> list[str]:
-    """What is known of ranks that failed in one and the same way."""
+    """Return the section about ranks with the same failure."""
     outcome = result.outcomes[ranks[0]]
     who = f"ranks {', '.join(map(str, ranks))}" if len(ranks) > 1 else f"rank {ranks[0]}"
     each = "each" if len(ranks) > 1 else "it"

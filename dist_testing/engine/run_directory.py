@@ -1,4 +1,4 @@
-"""The folder of a run, and a short way to it."""
+"""Makes the folder of a run, and a short path to it."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from pathlib import Path
 
 __all__ = ["RunDirectory"]
 
-# The path of a Unix socket has at most 107 bytes; this leaves some for the names that tests and libraries make up.
+# The path of a Unix socket has at most 107 bytes. This leaves room for the names that tests and libraries add.
 _MAX_PATH_BYTES = 50
 _PREFIX = "dist-"
-# In each folder of a run, locked by the runner and the template as long as one of them lives. Nobody else's folder has
-# a file of this name, whatever its own name is.
+# A file in each folder of a run. The runner and the fork server lock it as long as one of them lives. It also tells the
+# folder of a run from a folder of another program with the same prefix.
 _LIFE = ".dist-testing-life"
 
 
 class RunDirectory:
-    """Everything that a run writes is in here, and goes with it.
+    """The folder that holds all files of a run, and is removed with them.
 
     Attributes:
         path: The folder, in `TEST_TMPDIR` under Bazel.
-        short: The same folder by a path that is short enough for sockets in it. Under Bazel that is a link in a
-            private folder in /tmp, which the test encyclopedia allows for this purpose.
+        short: A path to the same folder that is short enough for sockets. Under Bazel it is a link in a private folder
+            in /tmp, which the test encyclopedia allows for this purpose.
     """
 
     def __init__(self, env: Mapping[str, str]) -> None:
@@ -41,7 +41,7 @@ class RunDirectory:
         self.short = self.path
         if len(os.fsencode(self.path)) > _MAX_PATH_BYTES:
             try:
-                # The folder is this user's alone, so nobody else can put another link there.
+                # Only this user can write to the private folder, so no other user can replace the link.
                 self._private = self._make("/tmp")
                 self.short = self._private / "t"
                 self.short.symlink_to(self.path)
@@ -50,17 +50,17 @@ class RunDirectory:
                 raise
 
     def _make(self, parent: str | None) -> Path:
-        """A folder, after those of dead runs have been removed.
+        """Make a folder, after removing the folders of dead runs.
 
-        A run cleans up after itself, also when its runner is killed; but nobody is left to if all of it is killed at
-        once, as Bazel does at the end of a test's time.
+        A run cleans up after itself, also when its runner is killed. It cannot if all its processes are killed at once,
+        as Bazel does at the end of a test's time.
         """
         path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
         for other in path.parent.glob(f"{_PREFIX}*/{_LIFE}"):
-            # Another user's, or one that another start is removing just now.
+            # The folder is another user's, or another run is removing it now.
             with contextlib.suppress(OSError):
                 _remove_if_dead(other)
-        # Locked before it has the name by which others look for it.
+        # Lock the file before it gets the name that other runs look for.
         unborn = path / f"{_LIFE}.new"
         life = os.open(unborn, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         self._lives.append(life)
@@ -70,11 +70,11 @@ class RunDirectory:
 
     @property
     def all_paths(self) -> list[str]:
-        """What has to be removed at the end."""
+        """The folders to remove at the end."""
         return [str(path) for path in (self.path, self._private) if path is not None]
 
     def remove(self) -> None:
-        """Remove everything."""
+        """Remove all folders."""
         for path in self.all_paths:
             shutil.rmtree(path, ignore_errors=True)
         for life in self._lives:
@@ -86,7 +86,7 @@ def _remove_if_dead(life: Path) -> None:
     """Remove the folder of a run whose processes are gone.
 
     Raises:
-        OSError: If it lives, or is not this user's.
+        OSError: If the run is alive, or the folder is another user's.
     """
     descriptor = os.open(life, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:

@@ -1,4 +1,4 @@
-"""The first event of a run."""
+"""Makes the first event of a run."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from dist_testing.spec import Spec
 
 __all__ = ["run_started"]
 
-# Which versions an event file names, beside Python's.
+# Packages whose versions an event file names.
 _PACKAGES = ("torch", "pytest")
 
 
 def run_started(spec: Spec) -> RunStarted:
-    """The run of a target begins now. To find the versions of packages takes some milliseconds; none is imported."""
+    """Return the event that a run begins now. Finds the versions of packages in a few milliseconds, without imports."""
     versions = {"python": platform.python_version()}
     for name in _PACKAGES:
         try:
             versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
-            # It came without metadata, or runs from a source tree.
+            # The package has no metadata, or runs from a source tree.
             continue
     now_s = time.monotonic()
     return RunStarted(now_s, SCHEMA, time.time() - now_s, spec.target, spec.backend.name, versions)

@@ -1,4 +1,4 @@
-"""A world that has been asked for, and everything that the runner holds for it."""
+"""Starts a world, and holds the runner's resources for it."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from dist_testing.world import LOOPBACK, WorldSettings
 
 __all__ = ["RunningCase", "RunningWorld", "check_world_size", "group_limit_s", "start_world"]
 
-# Descriptors that the runner holds per rank: its channel and the rank's stacks, both ends while the world is started.
+# Descriptors of the runner per rank: two for the channel and two for stacks, while the world starts.
 _FDS_PER_RANK = 4
-# And beside the ranks: log files, pytest's, Python's own.
+# Other descriptors: log files, those of pytest and Python.
 _FDS_SPARE = 64
-# Of a rank's output, for a report.
+# Limit of a rank's output in a report.
 _LOG_TAIL_BYTES = 64 * 1024
 # Of the case's limit, for operations of the group: so that torch gives up before the runner does and says what it
 # waited for.
@@ -47,14 +47,14 @@ _LARGEST_TELLING_SHARE = 0.5
 
 @dataclass(slots=True)
 class RunningWorld:
-    """A world's ranks, as the runner sees it.
+    """The ranks of a world, and the runner's resources for them.
 
     Attributes:
-        pool: Name of the pool that they are; "" if they live for one case.
-        supervisor: Watches them.
+        pool: Name of the worker pool; "" if the ranks live for one case.
+        supervisor: Watches the ranks.
         directory: The world's folder.
-        gpus: What it has leased; None for nothing.
-        isolation: How the ranks were made.
+        gpus: The leased GPUs; None for none.
+        isolation: Isolation of the ranks.
     """
 
     pool: str
@@ -68,15 +68,15 @@ class RunningWorld:
 
     @property
     def size(self) -> int:
-        """Ranks in the world."""
+        """Number of ranks."""
         return len(self.supervisor.records)
 
     def log_file(self, rank: int) -> Path:
-        """What a rank prints goes there."""
+        """Return the file that takes the output of a rank."""
         return self.directory / f"rank-{rank}.log"
 
     def log_tail(self, rank: int) -> str:
-        """The end of what a rank has printed; "" if it never got as far as opening the file."""
+        """Return the end of a rank's output; "" if the rank has not opened its file."""
         try:
             with self.log_file(rank).open("rb") as file:
                 file.seek(0, os.SEEK_END)
@@ -86,7 +86,7 @@ class RunningWorld:
             return ""
 
     def close(self) -> None:
-        """Close what the runner holds. The ranks must be gone; one that could not be killed keeps the GPUs."""
+        """Release the runner's resources. The ranks must be gone; a rank that could not be killed keeps the GPUs."""
         self.supervisor.close()
         for fd in self.stacks_fds.values():
             os.close(fd)
@@ -108,10 +108,10 @@ class RunningCase:
     Attributes:
         case: The case.
         world: Its ranks.
-        started_s: When they were asked for, on the runner's monotonic clock.
-        limit_s: How long it may run, in seconds.
-        is_first: Whether it is the first on these ranks.
-        events: Tells how it goes.
+        started_s: When the ranks were asked for, on the runner's monotonic clock.
+        limit_s: Limit of the case, in seconds.
+        is_first: Whether it is the first case on these ranks.
+        events: Emits the events of the case.
     """
 
     case: Case
@@ -135,14 +135,14 @@ def start_world(
     """Ask the launcher for the ranks of a case.
 
     Args:
-        launcher: Makes them.
-        isolation: How.
-        number: Of the world, in this run.
-        case: Their first case.
+        launcher: Makes the ranks.
+        isolation: Isolation of the ranks.
+        number: Number of the world in this run.
+        case: Its first case.
         spec: What the target asks for.
-        run: Where the world's folder is made.
-        limit_s: How long the case may take.
-        gpus: What has been leased for it, and is given back with it, also if it cannot be started.
+        run: The folder that gets the world's folder.
+        limit_s: Limit of the case, in seconds.
+        gpus: GPUs leased for the world. They are released with it, also if it cannot start.
 
     Raises:
         LaunchError: If the launcher is gone.
@@ -175,9 +175,9 @@ def start_world(
         board = PhaseBoard(board_fd, size)
         ours.callback(board.close)
         store = None
-        # Threads share a store in memory, and the variables that lead to another could not name a rank.
+        # Threads share a store in memory. The environment cannot tell them their ranks, which another store would need.
         if case.with_store and not together:
-            # Bound once and kept until the world is over: the port is never free for anybody else.
+            # The runner binds the port once and keeps it until the world is over, so no other process can take it.
             store = ours.enter_context(socket.create_server((LOOPBACK, 0), backlog=2 * size))
             fds.append(store.fileno())
         lease_fds = gpus.lease.fds if gpus is not None else ()
@@ -201,7 +201,7 @@ def start_world(
                 ),
                 cwd=os.getcwd(),
                 umask=current_umask(),
-                # Of a process: threads share a process's pool.
+                # Threads of one process share its thread pool.
                 threads=threads_per_rank(1 if together else size),
                 pool=bool(case.pool),
                 fresh=isolation.fresh_interpreter,
@@ -238,12 +238,12 @@ def group_limit_s(limit_s: float) -> float:
 
 
 def check_world_size(name: str, value: object, *, needs_files: bool = True) -> int:
-    """Return the size of a world, if it is possible here.
+    """Check the size of a world, and return it.
 
     Args:
         name: Name of the case.
-        value: What the user gave.
-        needs_files: Whether this process holds open files for each rank.
+        value: The user's value.
+        needs_files: Whether this process keeps open files for each rank.
 
     Raises:
         UsageError: If the size is not a number in range, or needs more files than this process may open.

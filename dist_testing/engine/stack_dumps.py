@@ -21,7 +21,7 @@ _QUIET_S = 0.1
 
 
 def operation_in(stack: str) -> str:
-    """What a rank with this stack waits in, such as "all_reduce"; "" if it is in no operation of torch.distributed."""
+    """Return the operation of torch.distributed that a stack is in, such as "all_reduce"; "" if there is none."""
     operations: list[str] = _OPERATION.findall(stack)
     return operations[-1] if operations else ""
 
@@ -32,10 +32,10 @@ def collect_stacks(fds: Mapping[int, int], ask: Callable[[], None], limit_s: flo
     Args:
         fds: Rank to the descriptor that its stacks come from.
         ask: Sends the signal.
-        limit_s: For all ranks together, in seconds.
+        limit_s: Limit for all ranks together, in seconds.
 
     Returns:
-        Rank to its stacks; "" for one that did not answer.
+        Rank to its stacks; "" for a rank that did not answer.
     """
     answers = {rank: bytearray() for rank in fds}
     by_fd = {fd: rank for rank, fd in fds.items()}

@@ -1,7 +1,7 @@
 """Watches one world from its start to its end.
 
-Waits on descriptors only: the template's socket and every rank's channel. No polling, no sleeps; every wait has a
-limit.
+It waits only on descriptors: the launcher's and the channel of each rank. It does not poll or sleep, and every wait has
+a limit.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from dist_testing.process.thread_idents import read_ranks
 
 __all__ = ["PEER_GRACE_S", "Supervisor"]
 
-# From fork to "ready" a rank does almost nothing; on a machine that swaps it still takes a while. A fresh interpreter
-# imports torch first, all ranks at once. Seconds.
+# Limit from the request for ranks until all are ready. A fork is slow on a machine that swaps, and fresh interpreters
+# import torch at the same time. Seconds.
 _START_LIMIT_S = 120.0
-# Also when the run's own time is over: otherwise a case that is out of time looks like a machine that makes no ranks.
+# Applies also when the run is out of time: otherwise such a case looks like a machine that cannot start ranks.
 _LEAST_START_S = 1.0
-# After the first failure, how long the other ranks may take to tell their side of it. Seconds.
+# Time for the reports of the other ranks after the first failure. Seconds.
 PEER_GRACE_S = 0.5
-# After the first skip. Ranks reach the same decision at different times, and nothing is broken. Seconds.
+# Time for the other ranks after the first skip: correct ranks decide to skip at different times. Seconds.
 _SKIP_GRACE_S = 5.0
 # For the stacks of ranks that a failure elsewhere has left waiting: nice to have, so the verdict does not wait long.
 _VICTIM_STACKS_S = 0.3
@@ -46,15 +46,15 @@ _VICTIM_STACKS_S = 0.3
 _LEDGERS_S = 0.5
 # For the stacks of ranks that are the problem. A rank that is stopped, or stuck in the kernel, never answers. Seconds.
 _HUNG_STACKS_S = 2.0
-# A signal that comes between Python's last look and the wait itself is handled when the wait ends. Seconds.
+# Limit of one wait: Python handles a signal only after the wait if it arrives just before it. Seconds.
 _LONGEST_POLL_S = 1.0
-# After SIGKILL, until the kernel must have let go. Longer than the template takes to clear up. Seconds.
+# Limit from SIGKILL until all ranks are gone. Longer than the fork server needs to clean up. Seconds.
 _KILL_LIMIT_S = 15.0
 
 
 class _Stage(enum.Enum):
     RUNNING = enum.auto()  # a case
-    BETWEEN = enum.auto()  # cases: the ranks wait
+    BETWEEN = enum.auto()  # the ranks wait for the next case
     FINISHING = enum.auto()  # ranks destroy their groups
     LEAVING = enum.auto()
     KILLED = enum.auto()
@@ -62,7 +62,7 @@ class _Stage(enum.Enum):
 
 
 class Supervisor:
-    """Runs the cases of one world, and the world to its end.
+    """Watches the cases of one world, until the world has ended.
 
     Attributes:
         records: One per rank.
@@ -84,7 +84,7 @@ class Supervisor:
         """Watch a world that was just asked for.
 
         Args:
-            launcher: Who starts it.
+            launcher: The launcher that starts it.
             world: Its number.
             records: One per rank.
             stacks_fds: Rank to the descriptor that its stacks come from.
@@ -118,23 +118,23 @@ class Supervisor:
             self._poller.register(fd, select.POLLIN)
 
     def show_output(self, live: LiveOutput) -> None:
-        """Show what the ranks print while they print it."""
+        """Read the output of the ranks while they write it."""
         self._live = live
         if live.fileno() >= 0:
             self._poller.register(live.fileno(), select.POLLIN)
 
     def wait_for_debugger(self, rank: int) -> None:
-        """While this rank runs its test nothing is too late, and no failure of another rank ends it."""
+        """Suspend all limits while this rank runs its test, and let no failure of another rank end it."""
         self._debugged = self.records[rank]
 
     def close(self) -> None:
-        """Give back what is not a rank's."""
+        """Stop reading live output."""
         if self._live is not None:
             self._live.close()
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing of the world is left."""
+        """Whether the world has ended and nothing of it is left."""
         return self._stage is _Stage.OVER
 
     def begin_case(
@@ -146,14 +146,14 @@ class Supervisor:
         expected_exits: Mapping[int, int],
         body: CaseBody | None,
     ) -> None:
-        """A case begins.
+        """Begin a case.
 
         Args:
-            limit_s: Seconds that it may take, from when every rank is ready.
-            latest_s: When it must have ended in any case, on the monotonic clock.
-            keep: Keep the ranks for another case if this one passes.
+            limit_s: Limit from the moment when every rank is ready, in seconds.
+            latest_s: When the case must have ended, on the monotonic clock.
+            keep: Whether to keep the ranks for another case if this one passes.
             expected_exits: Rank to how its process must end in this case.
-            body: What to run, if the ranks are waiting for it; None if they were started with it.
+            body: What waiting ranks run; None if the ranks were started with it.
         """
         self._stage = _Stage.RUNNING
         self.hang = None
@@ -162,7 +162,7 @@ class Supervisor:
         self._latest_s = latest_s
         self._grace_end_s = math.inf
         now_s = time.monotonic()
-        # Kept ranks are ready already; others have to start first.
+        # The ranks of a worker pool are ready; new ranks must start first.
         self._is_timed = body is not None
         start_limit_s = min(_START_LIMIT_S, max(_LEAST_START_S, latest_s - now_s))
         self._deadline_s = now_s + (limit_s if self._is_timed else start_limit_s)
@@ -174,20 +174,20 @@ class Supervisor:
                 record.instruct(NextCase(body))
 
     def wait_case(self) -> None:
-        """Return when the case is over, and unless the ranks are kept, when nothing of them is left.
+        """Wait until the case is over, and until the ranks are gone unless a worker pool keeps them.
 
         Raises:
-            LaunchError: If the template ends, refuses, or cannot get rid of a rank.
+            LaunchError: If the launcher ends, cannot start a rank, or cannot kill one.
         """
         self._wait(_Stage.BETWEEN)
         if self._live is not None:
             self._live.finish()
 
     def finish(self, limit_s: float) -> None:
-        """Let the waiting ranks of a kept world end, and return when nothing of them is left.
+        """End the waiting ranks of a worker pool, and wait until they are gone.
 
         Args:
-            limit_s: Seconds that their clean-up may take.
+            limit_s: Limit of their clean-up, in seconds.
 
         Raises:
             LaunchError: As for `wait_case`.
@@ -199,10 +199,11 @@ class Supervisor:
             self._live.finish()
 
     def abort(self, *, ask_where: bool = False) -> None:
-        """Kill the ranks at once and wait until they are gone: the run is being interrupted.
+        """Kill the ranks at once and wait until they are gone, because the run is interrupted.
 
         Args:
-            ask_where: Hear those that a Ctrl-C has reached, too, and ask the others for their stacks, before.
+            ask_where: Whether to wait first for the reports of ranks that got the same Ctrl-C, and to ask the other
+                ranks for their stacks.
 
         Raises:
             LaunchError: As for `wait_case`.
@@ -214,19 +215,19 @@ class Supervisor:
         self._wait(_Stage.OVER)
 
     def be_patient(self) -> None:
-        """From now on, until the case is over: no rank's end is a reason to stop the others."""
+        """Do not stop the other ranks when a rank ends, until the case is over."""
         for record in self.records:
             record.is_patient = True
 
     def wait_until(self, holds: Callable[[], bool], limit_s: float = math.inf) -> bool:
-        """Watch the case until something holds that can be seen from here, or the case is over.
+        """Watch the case until a condition holds, or the case is over.
 
         Args:
-            holds: Asked after every look.
-            limit_s: Seconds to wait at most; 0 to look once.
+            holds: The condition, checked after every look.
+            limit_s: Limit in seconds; 0 to look once.
 
         Returns:
-            Whether it holds.
+            Whether the condition holds.
 
         Raises:
             LaunchError: As for `wait_case`.
@@ -241,12 +242,12 @@ class Supervisor:
         return holds()
 
     def signal(self, rank: int, number: int) -> None:
-        """Send a signal to a rank, if it still runs."""
+        """Send a signal to a rank that is still running."""
         if not self.is_over:
             self._launcher.signal([rank], number)
 
     def stacks_now(self) -> dict[int, str]:
-        """Rank to its stacks, of the ranks that have not ended their case; it goes on."""
+        """Return rank to stacks, for ranks that have not ended the case. The case goes on."""
         return self._stacks_of([record for record in self.records if not record.is_settled], _HUNG_STACKS_S)
 
     def _wait(self, until: _Stage) -> None:
@@ -265,11 +266,11 @@ class Supervisor:
         return watch if watch is not None and watch.is_on and self._debugged is None else None
 
     def _look(self, until_s: float) -> None:
-        """Wait for something to happen, at most until then, and draw the consequences."""
+        """Wait for the next message or limit, at most until `until_s`, and act on it."""
         limit_s = min(self._deadline_s, self._grace_end_s, until_s)
         left_s = min(max(0.0, limit_s - time.monotonic()), _LONGEST_POLL_S)
         events = self._poller.poll(math.ceil(1000 * left_s))
-        # One look, one time: what is seen together counts as happening together.
+        # Messages that are seen together get the same time.
         now_s = time.monotonic()
         for fd, _ in events:
             if fd == self._launcher.fileno():
@@ -356,7 +357,7 @@ class Supervisor:
             record.instruct(instruction)
 
     def _stop(self, kind: Kind, now_s: float, stacks_limit_s: float | None) -> None:
-        """Kill every rank that is still there; first ask those that the others wait for where they are."""
+        """Kill all running ranks. First ask those that the others wait for to send their stacks."""
         running = [record for record in self.records if not record.has_ended]
         for record in running:
             record.stop(kind, now_s)
@@ -374,9 +375,9 @@ class Supervisor:
 
     def _stacks_of(self, records: Sequence[RankRecord], limit_s: float) -> dict[int, str]:
         states = {record.rank: record.kernel_state for record in records}
-        # A stopped process would answer only when it is continued.
+        # A stopped process answers only after SIGCONT.
         asked = [rank for rank, state in states.items() if not state.startswith("T")]
-        # One answers for all where they are threads.
+        # If ranks are threads, rank 0 answers for all.
         fds = {rank: self._stacks_fds[rank] for rank in (asked if self._threads_directory is None else asked and [0])}
         stacks = collect_stacks(fds, lambda: self._launcher.signal(list(fds), STACKS_SIGNAL), limit_s) if fds else {}
         if self._threads_directory is not None:

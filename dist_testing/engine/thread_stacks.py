@@ -1,4 +1,4 @@
-"""Ranks that are threads of one process: which of them a stack belongs to, and which of them ended the process."""
+"""Finds the stack of each rank that is a thread, and the rank that ended the process."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from dist_testing.outcomes import CRASHES, GOOD, Kind, RankOutcome
 
 __all__ = ["blame_thread", "stacks_by_rank", "waiting_for_skipped"]
 
-# How faulthandler begins the stack of a thread; the one that crashed is the current one. Python 3.14 adds a name.
+# First line of a thread's stack by faulthandler. The crashed thread is the current one. Python 3.14 adds a name.
 _HEAD = re.compile(r"^(Current thread|Thread) 0x([0-9a-f]+)\b.*$", re.MULTILINE)
-# Before the stacks, at a crash.
+# faulthandler writes this before the stacks of a crash.
 _FATAL = "Fatal Python error: "
 _DEADLOCK = f"{DeadlockError.__module__}.{DeadlockError.__qualname__}"
 
 
 def stacks_by_rank(text: str, ranks: Mapping[int, int]) -> dict[int, str]:
-    """The stacks of ranks, out of what faulthandler says of their process.
+    """Split the stacks of a process by rank.
 
     Args:
-        text: By faulthandler.
+        text: Output of faulthandler.
         ranks: Thread ident to rank.
     """
     return {ranks[ident]: stack for ident, _, stack in _threads(text) if ident in ranks}
 
 
 def blame_thread(outcomes: Sequence[RankOutcome], ranks: Mapping[int, int], log: str) -> tuple[RankOutcome, ...]:
-    """Tell the rank that ended the process from those that went with it.
+    """Mark the rank that ended the process as the culprit, and the ranks that ended with it as victims.
 
     Args:
-        outcomes: One per rank, as if each had been a process: all that had not ended their part were killed, or exited.
+        outcomes: One per rank, as if each were a process: every rank that was still running was killed or exited.
         ranks: Thread ident to rank.
-        log: What the process has written to its standard error.
+        log: The standard error of the process.
     """
     gone = [outcome for outcome in outcomes if outcome.kind in CRASHES and not outcome.text]
     if not gone:
@@ -52,9 +52,9 @@ def blame_thread(outcomes: Sequence[RankOutcome], ranks: Mapping[int, int], log:
 
 
 def waiting_for_skipped(outcomes: Sequence[RankOutcome]) -> tuple[RankOutcome, ...]:
-    """Take ranks that were told that a rank which has skipped will never come for what they are: stopped.
+    """Count ranks as stopped if they failed only because they waited for a rank that had skipped.
 
-    A group of threads sees that, and tells them at once; in one of processes they would wait.
+    A group of threads notices the skip and raises an error at once; ranks that are processes would wait.
     """
     bad = [outcome for outcome in outcomes if outcome.kind not in GOOD]
     waited = [outcome for outcome in bad if outcome.collateral == "lost" or _DEADLOCK in outcome.types.split()]
@@ -76,17 +76,17 @@ def _explained(outcome: RankOutcome, culprits: set[int], stack: str) -> RankOutc
     return dataclasses.replace(
         outcome,
         summary="as all ranks of its process",
-        text="The ranks are threads of one process, which has ended; nothing tells which of them ended it, if one did.",
+        text="The ranks are threads of one process, which has ended. Its log does not show which rank ended it.",
     )
 
 
 def _threads(text: str) -> list[tuple[int, bool, str]]:
-    """Thread ident, whether it is the current thread, and stack."""
+    """Return ident, whether it is the current thread, and stack, for each thread."""
     heads = list(_HEAD.finditer(text))
     ends = [*(head.start() for head in heads), len(text)][1:]
     found = []
     for head, end in zip(heads, ends, strict=False):
-        # What follows the last stack, such as the list of extension modules, is set off by an empty line.
+        # An empty line separates the last stack from later text, such as the list of extension modules.
         stack = text[head.start() : end].partition("\n\n")[0]
         found.append((int(head[2], 16), head[1] == "Current thread", stack))
     return found

@@ -1,6 +1,6 @@
-"""Runs ranks as threads of the runner's own process, for test classes that ask for it.
+"""Runs ranks as threads of the runner, for test classes that ask for it.
 
-Such a rank reports in the same way as a rank with a process of its own, and its reports make the same outcomes.
+Such a rank reports like a rank with its own process, and its reports give the same outcomes.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ __all__ = ["ThreadBody", "ThreadsEnded", "run_ranks"]
 # Runs one rank: its number, its reporter, and the case's limit in seconds. An exception is the rank's outcome.
 ThreadBody = Callable[[int, Reporter, float], None]
 
-# Of a rank that had not ended when another failed; in the words of `RankOutcome.describe`.
+# Describes a rank that was still running when another failed, in the style of `RankOutcome.describe`.
 _LEFT_BEHIND = "was left behind: a thread cannot be stopped"
 
-# unittest leaves frames of modules with this mark out of its tracebacks.
+# unittest omits the frames of modules with this mark from its tracebacks.
 __unittest = True
 
 
@@ -41,8 +41,8 @@ class ThreadsEnded:
 
     Attributes:
         outcomes: One per rank, by rank.
-        stacks: Rank to its stack, of ranks that had not ended.
-        phases: Rank to what it did.
+        stacks: Rank to its stack, for ranks that were still running.
+        phases: Rank to its phases.
     """
 
     outcomes: tuple[RankOutcome, ...]
@@ -51,7 +51,7 @@ class ThreadsEnded:
 
 
 class _RankFailedError(Exception):
-    """Tells the world that a rank has failed; the rank has reported its failure before."""
+    """Tells the world that a rank has failed. The rank has already reported the failure."""
 
 
 class _Account:
@@ -69,8 +69,8 @@ class _Account:
         self._changes.append((phase, time.monotonic()))
 
     def phases(self, end_s: float) -> tuple[Phase, ...]:
-        """What the rank did until `end_s`."""
-        # A rank that was left behind may go on to write.
+        """Return the phases of the rank until `end_s`."""
+        # A rank that is still running may write more.
         changes = [(name, round(at_s, DIGITS)) for name, at_s in self._changes.copy() if at_s <= end_s]
         ends = [at_s for _, at_s in changes[1:]] + [round(end_s, DIGITS)]
         return tuple(Phase(name, at_s, end) for (name, at_s), end in zip(changes, ends, strict=True) if name)
@@ -84,12 +84,12 @@ class _Account:
 def run_ranks(world_size: int, body: ThreadBody, *, limit_s: float) -> ThreadsEnded:
     """Run a world of threads to its end, or to its deadline.
 
-    A thread cannot be killed. One that has not ended by then is left alone; it is a daemon, so the process can end.
+    A thread cannot be killed. A thread that runs past the deadline goes on; it is a daemon, so the process can end.
 
     Args:
-        world_size: Ranks.
-        body: Runs one of them. It makes its process groups itself.
-        limit_s: Seconds that all may take together.
+        world_size: Number of ranks.
+        body: Runs one rank. It makes its own process groups.
+        limit_s: Limit for the whole world, in seconds.
     """
     deadline_s = time.monotonic() + limit_s
     accounts = [_Account(rank) for rank in range(world_size)]
@@ -102,7 +102,7 @@ def run_ranks(world_size: int, body: ThreadBody, *, limit_s: float) -> ThreadsEn
         except BaseException as error:
             reporter.ended_by(_without_our_frames(error))
         if reporter.is_forked:
-            # A child that has outrun the test.
+            # A child that the test forked has reached the end of the test.
             os._exit(FAILED_EXIT_CODE if reporter.failed else 0)
         if reporter.failed:
             raise _RankFailedError
@@ -129,7 +129,7 @@ def run_ranks(world_size: int, body: ThreadBody, *, limit_s: float) -> ThreadsEn
 
 
 def _without_our_frames(error: BaseException) -> BaseException:
-    """The error with a traceback that begins in the test, if it gets that far."""
+    """Return the error with a traceback that begins in the test, if it reaches the test."""
     traceback = error.__traceback__
     while traceback is not None and "__unittest" in traceback.tb_frame.f_globals:
         traceback = traceback.tb_next

@@ -1,7 +1,7 @@
-"""One stream of timestamped facts about a run, and what every listener needs.
+"""Carries timestamped facts about a run to all sinks, in one stream.
 
     engine, front ends --- emit ---> EventStream ---> sinks: event file, live output, JUnit results, watchdog, report
 
-A new kind of fact is one class in `runs` or `cases`, and its name in `wire.KINDS`. A new sink is one callable and one
-call of `EventStream.subscribe`.
+To add a kind of event, write one class in `runs` or `cases`, and name it in `wire.KINDS`. To add a sink, write one
+callable, and pass it to `EventStream.subscribe`.
 """

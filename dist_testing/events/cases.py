@@ -1,4 +1,4 @@
-"""Facts about a case, its world and its ranks, as the engine sees them."""
+"""Events about a case, its world and its ranks, which the engine emits."""
 
 from __future__ import annotations
 
@@ -29,13 +29,12 @@ class CaseAsked(Event):
     """The engine is asked for a case.
 
     Attributes:
-        case: Number of the case in this run, from 1; later events name the case by it. A case that is tried again has
-            a second number.
-        name: As the user names it.
-        world_size: Ranks.
-        isolation: How its ranks are made.
-        pool: The worker pool that it belongs to; "" for ranks of its own.
-        limit_s: How long it may take, in seconds.
+        case: Number of the case in this run, from 1. Later events refer to it. A second try has a second number.
+        name: Name of the case, as the user writes it.
+        world_size: Number of ranks.
+        isolation: Name of the isolation.
+        pool: Name of its worker pool; "" for ranks of its own.
+        limit_s: Limit of the case, in seconds.
     """
 
     kind: ClassVar[str] = "case_asked"
@@ -64,7 +63,7 @@ class LeaseWaitEnded(Event):
 
     Attributes:
         case: Number of the case.
-        gpus: The machine's numbers of them, such as "0, 1"; "" if it has none.
+        gpus: The machine's numbers of its GPUs, such as "0, 1"; "" if it gets none.
     """
 
     kind: ClassVar[str] = "lease_wait_ended"
@@ -75,7 +74,7 @@ class LeaseWaitEnded(Event):
 
 @dataclass(frozen=True, slots=True)
 class WorldAsked(Event):
-    """The launcher is asked for ranks. Without this event the case runs on ranks that exist.
+    """The launcher is asked for ranks. Without this event the case runs on existing ranks.
 
     Attributes:
         case: Number of the case.
@@ -101,7 +100,7 @@ class RankStarted(Event):
 
 @dataclass(frozen=True, slots=True)
 class RankReady(Event):
-    """A rank is ready to begin its test. When all are, the case's time counts."""
+    """A rank is ready to begin its test. The limit of the case starts when all ranks are ready."""
 
     kind: ClassVar[str] = "rank_ready"
 
@@ -111,13 +110,13 @@ class RankReady(Event):
 
 @dataclass(frozen=True, slots=True)
 class RankPhases(Event):
-    """What a rank did in the case, in order: one event when the case is over, because phases wake no one up.
+    """The phases of a rank in order, in one event at the end of the case, because a new phase does not wake the runner.
 
     Attributes:
         case: Number of the case.
         rank: Which rank.
         phases: Name, begin and end of each.
-        lost: How many earlier ones are missing: a rank keeps the last few only.
+        lost: Number of missing earlier phases: a rank keeps only the last few.
     """
 
     kind: ClassVar[str] = "rank_phases"
@@ -130,7 +129,7 @@ class RankPhases(Event):
 
 @dataclass(frozen=True, slots=True)
 class RankOutput(Event):
-    """A line that a rank has printed. Read while the case runs, and only if a sink asks for this kind by name."""
+    """A rank has printed a line. The engine reads lines during the case, and only if a sink asks for this kind."""
 
     kind: ClassVar[str] = "rank_output"
 
@@ -141,15 +140,15 @@ class RankOutput(Event):
 
 @dataclass(frozen=True, slots=True)
 class RankWarned(Event):
-    """A rank has warned. Equal warnings of a rank in one case are one event.
+    """A rank has issued a warning. Equal warnings of a rank in one case are one event.
 
     Attributes:
         case: Number of the case.
         rank: Which rank.
         category: Name of the warning's class.
-        text: What it says.
-        filename: Where it points to.
-        line_number: In that file.
+        text: Its message.
+        filename: File that it points to.
+        line_number: Line in that file.
     """
 
     kind: ClassVar[str] = "rank_warned"
@@ -164,19 +163,19 @@ class RankWarned(Event):
 
 @dataclass(frozen=True, slots=True)
 class RankOutcomeKnown(Event):
-    """What became of a rank in the case.
+    """The outcome of a rank is known.
 
     Attributes:
         case: Number of the case.
         rank: Which rank.
         outcome: A value of `dist_testing.outcomes.Kind`, such as "passed" or "signalled".
         seen_s: When the runner saw the first sign of it, on the monotonic clock.
-        phase: What the rank was doing.
-        operation: The operation of torch.distributed that it was in; "" if none.
+        phase: Phase of the rank at that time.
+        operation: Operation of torch.distributed that the rank was in; "" if none.
         description: The outcome in one line, for people.
         collateral: "lost" or "late" if the rank only lost a peer, or waited for one in vain; else "".
-        exit_code: For "exited".
-        signal: For "signalled".
+        exit_code: Exit code, for "exited".
+        signal: Number of the signal, for "signalled".
     """
 
     kind: ClassVar[str] = "rank_outcome"
@@ -195,7 +194,7 @@ class RankOutcomeKnown(Event):
 
 @dataclass(frozen=True, slots=True)
 class CaseJudged(Event):
-    """The verdict on a case.
+    """The engine has judged the case.
 
     Attributes:
         case: Number of the case.
@@ -203,8 +202,8 @@ class CaseJudged(Event):
         cause: A value of `dist_testing.outcomes.Cause`; "none" unless it failed.
         reason: The skip reason, or one sentence about the failure.
         culprit: The rank that failed first, if a rank is to blame.
-        failing: Other ranks that failed by themselves, first to last.
-        victims: Ranks that only suffered from another one's failure.
+        failing: Other ranks that failed by themselves, in the order of failing.
+        victims: Ranks that failed only because another rank failed.
     """
 
     kind: ClassVar[str] = "verdict"
@@ -234,7 +233,7 @@ class CaseEnded(Event):
 
     Attributes:
         case: Number of the case.
-        error: Why it has no verdict, in one line; "" if it has one.
+        error: Why the case has no verdict, in one line; "" if it has one.
     """
 
     kind: ClassVar[str] = "case_ended"

@@ -1,4 +1,4 @@
-"""What all events have in common."""
+"""The base class of all events."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, ClassVar, NamedTuple
 
 __all__ = ["DIGITS", "Event", "Phase"]
 
-# Of times in an event: microseconds.
+# Decimal places of times in an event: microseconds.
 DIGITS = 6
 
 
@@ -17,8 +17,8 @@ class Phase(NamedTuple):
 
     Attributes:
         name: Such as "init", "setup", "call", "teardown", "destroy".
-        begin_s: On the monotonic clock, in seconds.
-        end_s: When the next phase began, or the rank had nothing more to do in the case.
+        begin_s: Its begin on the monotonic clock, in seconds.
+        end_s: Begin of the next phase, or end of the rank's work in the case.
     """
 
     name: str
@@ -28,10 +28,10 @@ class Phase(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One fact.
+    """One fact of a run.
 
     Attributes:
-        at_s: When the runner knew it, on the monotonic clock, in seconds.
+        at_s: When the runner learned it, on the monotonic clock, in seconds.
     """
 
     kind: ClassVar[str] = ""
@@ -39,7 +39,7 @@ class Event:
     at_s: float
 
     def to_wire(self) -> dict[str, Any]:
-        """Return the event as values that JSON has, its kind under "event"; times are rounded to microseconds."""
+        """Return the event as JSON values, with its kind under "event". Rounds times to microseconds."""
         wire: dict[str, Any] = {"event": self.kind}
         for name in _field_names(type(self)):
             value = getattr(self, name)
@@ -47,7 +47,7 @@ class Event:
         return wire
 
 
-# By kind, because to ask the dataclass takes longer than all the rest of `to_wire`.
+# Cached, because dataclasses.fields takes longer than the rest of `to_wire`.
 _names: dict[type[Event], tuple[str, ...]] = {}
 
 

@@ -1,7 +1,7 @@
-"""The file of a run's events: JSON, one event a line, compressed if its name ends in ".gz". Written, and read again.
+"""Writes and reads the file of a run's events: JSON, one event per line, compressed if its name ends in ".gz".
 
-What is known when the runner begins to wait is in the kernel's hands, so that it is there when the runner is killed. An
-event that others follow at once waits for them: to compress and write each line alone takes as long as to make it.
+Before the runner waits, it passes all events to the kernel, so that they survive a kill of the runner. Events that
+follow each other at once go there together: to compress and write one line takes as long as to make it.
 """
 
 from __future__ import annotations
@@ -23,42 +23,42 @@ from dist_testing.events.wire import SCHEMA, event_of
 
 __all__ = ["MAX_FILE_BYTES", "EventFile", "read_events"]
 
-# Before compression: some 10,000 cases on 8 ranks. A run that goes on for ever must not fill a disk.
+# Limit before compression: about 10,000 cases on 8 ranks. A run without end must not fill a disk.
 MAX_FILE_BYTES = 64 * 1024 * 1024
-# More than `StreamCut` takes.
+# Reserved for `StreamCut`, which needs less.
 _ROOM_BYTES = 1024
-# A line that is longer is written with shorter texts. Bytes, and characters of each text.
+# In a longer line, each text is shortened. Bytes, and characters of each text.
 _LONG_LINE_BYTES = 256 * 1024
 _SHORT_TEXT_CHARS = 32 * 1024
-# What a reader takes: more than is ever written, and not the memory that a file of a few bytes can unpack to.
+# Limit for a reader: more than is ever written, but a small file cannot unpack to all memory.
 _MAX_READ_BYTES = 2 * MAX_FILE_BYTES
 _CHUNK_BYTES = 1 << 20
 _GZIP = b"\x1f\x8b"
-# gzip's format, for zlib.
+# Makes zlib use the gzip format.
 _GZIP_WINDOW = 31
-# 4.7 times smaller; the best level makes it 5.2, for twice the time.
+# This level makes files 4.7 times smaller. The best level reaches 5.2 in twice the time.
 _LEVEL = 1
 
-# Other events follow at once: the last one of a case, at least.
+# Another event always follows these at once, at least the last one of the case.
 _FOLLOWED = (RankPhases, RankWarned, RankOutcomeKnown, CaseJudged, CleanedUp)
 
 _encode = json.JSONEncoder(separators=(",", ":"), default=str).encode
 
 
 class EventFile:
-    """A sink that writes events to a file."""
+    """Writes events to a file. It is a sink."""
 
     def __init__(self, path: Path, limit_bytes: int = MAX_FILE_BYTES) -> None:
-        """Make the file, or empty the one that is there.
+        """Make the file, or empty an existing one.
 
         Args:
-            path: Where; ".gz" at the end compresses.
-            limit_bytes: How much it may hold before compression. The last line of a full file is `StreamCut`.
+            path: The file. It is compressed if the name ends in ".gz".
+            limit_bytes: Limit before compression. The last line of a full file is `StreamCut`.
 
         Raises:
-            OSError: If it cannot be made, or is neither a regular file nor a device.
+            OSError: If the file cannot be made, or is neither a regular file nor a device.
         """
-        # A pipe that is read by no one would hold this process.
+        # Opening a pipe without a reader would block this process.
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NONBLOCK
         self._fd = os.open(path, flags, 0o644)
         mode = os.fstat(self._fd).st_mode
@@ -75,7 +75,7 @@ class EventFile:
         """Write an event.
 
         Raises:
-            OSError: If the disk is full. The file ends with the line before, or in the middle of this one.
+            OSError: If the disk is full. The file then ends after the line before, or inside this line.
         """
         if self._left_bytes < 0:
             return
@@ -84,12 +84,12 @@ class EventFile:
         if self._left_bytes < 0:
             line = _line(StreamCut(event.at_s, self._limit_bytes).to_wire())
         self._waiting.append(line)
-        # Before the call of a test come its fixtures, and the call is told when it is over.
+        # The reports of fixtures wait for a later event.
         if not (isinstance(event, _FOLLOWED) or (isinstance(event, TestReported) and event.when != "call")):
             self._flush(zlib.Z_SYNC_FLUSH)
 
     def close(self) -> None:
-        """End the file.
+        """Write the rest and close the file.
 
         Raises:
             OSError: If the disk is full.
@@ -134,11 +134,10 @@ def _shortened(value: Any) -> Any:
 
 
 def read_events(path: Path) -> list[Event]:
-    """Read a file of events, compressed or not. A last line that was cut off is left out, and so are unknown kinds.
+    """Read a file of events, compressed or not. Ignores an incomplete last line, and unknown kinds.
 
     Raises:
-        ReportError: If the file cannot be read, is empty, is larger than any that is written, is no file of events, or
-            is one of a newer schema.
+        ReportError: If the file cannot be read, is empty, is too large, has other content, or has a newer schema.
     """
     events: list[Event] = []
     is_first = True
@@ -151,23 +150,23 @@ def read_events(path: Path) -> list[Event]:
             event = event_of(wire)
         except (ValueError, RecursionError) as error:
             raise ReportError(
-                f"{path}: line {number} is no event: {error}.\n"
-                "The file was changed after it was written, or it is of another program.\n"
-                "Name a file that dist_testing has written: events.jsonl.gz, or that of pytest's --dist-events."
+                f"{path}: line {number} is not an event: {error}.\n"
+                "The file was changed after it was written, or another program wrote it.\n"
+                "Name a file that dist_testing has written: events.jsonl.gz, or the file of pytest's --dist-events."
             ) from None
         if event is not None:
             events.append(event)
     if is_first:
         raise ReportError(
-            f"{path}: there is no event in it.\n"
-            "The run was ended before it had written its first line.\n"
+            f"{path}: the file contains no event.\n"
+            "The run was killed before it had written its first line.\n"
             "Run the target again, or leave the file out."
         )
     return events
 
 
 def _check_schema(path: Path, wire: object) -> None:
-    """The first event says how the others are to be read."""
+    """Check the schema in the first event."""
     schema = wire.get("schema") if isinstance(wire, dict) and wire.get("event") == "run_started" else None
     if type(schema) is not int:
         raise ValueError('expected "run_started", with a number under "schema"')
@@ -180,7 +179,7 @@ def _check_schema(path: Path, wire: object) -> None:
 
 
 def _lines(path: Path) -> Iterator[bytes]:
-    """The complete lines of a file, unpacked."""
+    """Yield the complete lines of a file, unpacked."""
     size = 0
     rest = b""
     try:
@@ -189,7 +188,7 @@ def _lines(path: Path) -> Iterator[bytes]:
             if size > _MAX_READ_BYTES:
                 raise ReportError(
                     f"{path}: more than {_MAX_READ_BYTES >> 20} MiB, unpacked.\n"
-                    f"A file of events has at most {MAX_FILE_BYTES >> 20} MiB, so this is none.\n"
+                    f"A file of events has at most {MAX_FILE_BYTES >> 20} MiB, so this is not one.\n"
                     "Leave the file out."
                 )
             *lines, rest = (rest + data).split(b"\n")
@@ -197,7 +196,7 @@ def _lines(path: Path) -> Iterator[bytes]:
     except (OSError, zlib.error) as error:
         raise ReportError(
             f"{path}: cannot be read: {error}.\n"
-            "It is not there, it is not compressed although its name ends in .gz, or it was damaged.\n"
+            "The file does not exist, is not compressed although its name ends in .gz, or is damaged.\n"
             "Name a file that dist_testing has written, and copy it as it is."
         ) from error
 

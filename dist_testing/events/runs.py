@@ -1,4 +1,4 @@
-"""Facts about a run, and about its tests as the front end sees them."""
+"""Events about a run and its tests, which the front end emits."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class RunStarted(Event):
-    """The first event.
+    """The run begins. This is the first event.
 
     Attributes:
-        schema: Version of this form: `SCHEMA`.
+        schema: Version of the format: `SCHEMA`.
         wall_zero_s: The wall clock, in seconds since 1970, when the monotonic clock was 0.
         target: Label of the Bazel target; "" outside Bazel.
         backend: Name of the backend.
-        versions: Name to version, of Python and the packages that matter.
+        versions: Name to version, of Python, torch and pytest.
     """
 
     kind: ClassVar[str] = "run_started"
@@ -41,7 +41,7 @@ class RunStarted(Event):
 
 @dataclass(frozen=True, slots=True)
 class TestsCollected(Event):
-    """The front end knows its tests; `count` of them will run."""
+    """The front end has collected its tests and will run `count` of them."""
 
     __test__: ClassVar[bool] = False
     kind: ClassVar[str] = "tests_collected"
@@ -67,11 +67,11 @@ class TestReported(Event):
         test: pytest's node id.
         when: "collect", "setup", "call" or "teardown".
         outcome: "passed", "failed", "skipped"; "xfailed" and "xpassed" if it was marked as an expected failure.
-        duration_s: Of this part, in seconds.
-        message: One line: the reason of a skip or an expected failure, or who failed and how.
+        duration_s: Duration of this part, in seconds.
+        message: One line: the reason of a skip or an expected failure, or which rank failed and how.
         text: The whole report of a failure.
         is_distributed: Whether `text` is this library's report, which the front end prints at the end of the log.
-        properties: Name and value, as in JUnit's XML.
+        properties: Names and values, as in JUnit's XML.
     """
 
     __test__: ClassVar[bool] = False
@@ -99,7 +99,7 @@ class TestEnded(Event):
 
 @dataclass(frozen=True, slots=True)
 class RunEnded(Event):
-    """The last event of a run that came to its end; `exit_code` is what the front end ended with."""
+    """The run has ended by itself, with the `exit_code` of the front end. This is the last event."""
 
     kind: ClassVar[str] = "run_ended"
 
@@ -108,10 +108,10 @@ class RunEnded(Event):
 
 @dataclass(frozen=True, slots=True)
 class StreamCut(Event):
-    """The last line of a file that is full: later events are not in it.
+    """The file is full and lacks all later events. This is its last line.
 
     Attributes:
-        limit_bytes: How much the file may hold, before compression.
+        limit_bytes: Limit of the file before compression.
     """
 
     kind: ClassVar[str] = "stream_cut"

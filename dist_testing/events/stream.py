@@ -1,4 +1,4 @@
-"""Hands every event to whoever has subscribed to its kind."""
+"""Passes every event to the sinks that have subscribed to its kind."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dist_testing.events.wire import KINDS
 
 __all__ = ["EventStream"]
 
-# A sink may take all kinds, or one kind as its own type: mypy cannot say "the union of what `kinds` names".
+# mypy cannot express "the union of the types in `kinds`".
 _Sink = Callable[[Any], object]
 
 
@@ -29,13 +29,13 @@ class _Subscription:
 
 
 class EventStream:
-    """The events of one run.
+    """Passes the events of one run to sinks.
 
-    One thread at a time may emit. A process that was forked from this one emits nothing: the runner's files are not for
-    a rank, or for a child of a test.
+    Only one thread at a time may emit. A forked child of this process emits nothing: a rank, or a child of a test, must
+    not write to the files of the runner.
 
     Attributes:
-        warn: Given a line for the log when a sink has failed.
+        warn: Takes a line for the log when a sink has failed.
     """
 
     def __init__(self) -> None:
@@ -54,17 +54,18 @@ class EventStream:
         return not self._by_kind.keys().isdisjoint(kinds)
 
     def subscribe(self, sink: _Sink, *kinds: type[Event], name: str, is_essential: bool = False) -> None:
-        """Have `sink` called with every event of some kinds from now on, in order.
+        """Call `sink` with every event of some kinds from now on, in order.
 
-        A sink that wants `RunStarted` and comes later gets it at once. A sink that raises an Exception is dropped, with
-        one warning. Other exceptions, such as KeyboardInterrupt, are not about the sink; they pass, and it stays.
+        A sink that subscribes to `RunStarted` later gets this event at once. The stream drops a sink that raises an
+        Exception, with one warning. Others, such as KeyboardInterrupt, are not the sink's fault: they propagate, and
+        the sink stays.
 
         Args:
-            sink: Called with one event.
-            *kinds: Which events; none for all but `RankOutput`, which costs the runner a look at every rank's log.
-            name: What a warning calls the sink.
-            is_essential: What the sink raises is raised to whoever emits: for a sink that answers for the run, and
-                without which an answer could be wrong.
+            sink: Takes one event.
+            *kinds: Kinds of events; by default all except `RankOutput`, for which the runner must read all logs.
+            name: Name of the sink in a warning.
+            is_essential: Whether `emit` raises the exceptions of the sink: for a sink that decides the result of the
+                run, which could be wrong without it.
         """
         added = _Subscription(sink, name, is_essential)
         for kind in kinds or [kind for kind in KINDS if kind is not RankOutput]:
@@ -73,7 +74,7 @@ class EventStream:
             self._hand(added, self._first)
 
     def emit(self, event: Event) -> None:
-        """Hand an event to the sinks that want it."""
+        """Pass an event to the sinks that want it."""
         if isinstance(event, RunStarted):
             self._first = event
         subscriptions = self._by_kind.get(type(event))
@@ -96,7 +97,7 @@ class EventStream:
             for kind, subscriptions in self._by_kind.items()
         }
         self._by_kind = {kind: subscriptions for kind, subscriptions in kept.items() if subscriptions}
-        # If the log itself cannot be written any more, there is nowhere to tell it.
+        # If the log itself is broken, there is no place for the warning.
         with contextlib.suppress(OSError, ValueError):
             self.warn(
                 f"dist_testing: {dropped.name} gets no more events: {summarise(error)}. No verdict depends on it."

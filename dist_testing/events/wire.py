@@ -1,4 +1,4 @@
-"""The kinds of events, and how an event is read again from its wire form."""
+"""Lists the kinds of events, and makes an event from its wire form."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ from dist_testing.events.runs import (
 
 __all__ = ["KINDS", "SCHEMA", "event_of"]
 
-# Raised when a kind or a field is removed or changes its meaning. A new one does not raise it: readers leave out what
-# they do not know.
+# Increase it when a kind or a field disappears or changes its meaning. A new kind or field needs no increase, because
+# readers ignore unknown ones.
 SCHEMA = 1
 
 KINDS: tuple[type[Event], ...] = (
@@ -64,16 +64,16 @@ KINDS: tuple[type[Event], ...] = (
 
 
 def event_of(wire: object) -> Event | None:
-    """Make an event of its wire form.
+    """Make an event from its wire form.
 
     Args:
-        wire: What `Event.to_wire` has returned, perhaps by way of JSON.
+        wire: Result of `Event.to_wire`, also after a round trip through JSON.
 
     Returns:
-        The event, without the fields that its class does not have; None if its kind is not known here.
+        The event, without unknown fields; None if its kind is unknown.
 
     Raises:
-        ValueError: If it is no event: no kind, a field that is missing, or one of another type.
+        ValueError: If `wire` has no kind, lacks a field, or has a field of a wrong type.
     """
     if not isinstance(wire, Mapping) or not isinstance(wire.get("event"), str):
         raise ValueError('expected an object with the name of an event under "event"')
@@ -95,7 +95,7 @@ def event_of(wire: object) -> Event | None:
 
 
 def _exactly(cls: type, value: object) -> Any:
-    # A bool is an int to isinstance.
+    # isinstance takes a bool for an int.
     if type(value) is not cls:
         raise TypeError
     return value
@@ -152,7 +152,7 @@ def _texts_by_name(value: object) -> dict[str, str]:
     return {_a_text(name): _a_text(item) for name, item in _exactly(dict, value).items()}
 
 
-# By the annotation of the field. The names of the functions are what an error says was expected.
+# Annotation of a field to the function that reads it. An error uses the function's name as the expected type.
 _READERS: dict[str, Callable[[Any], Any]] = {
     "str": _a_text,
     "int": _a_whole_number,
@@ -166,7 +166,7 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "dict[str, str]": _texts_by_name,
 }
 
-# By the name of the kind: its class, and for each field its name, what reads its value, and whether it has no default.
+# Name of a kind to its class, and for each field: name, reader, and whether it has no default.
 _FIELDS = {
     kind.kind: (
         kind,

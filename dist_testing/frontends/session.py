@@ -1,4 +1,4 @@
-"""The engine of a unittest class: the pytest plugin's, or, under plain unittest, one that is made at first use."""
+"""Finds the engine of a unittest class: the pytest plugin's, or, under plain unittest, one made at first use."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from dist_testing.spec import DEFAULT_WORLD_SIZE, Spec
 
 __all__ = ["Session", "current_session", "open_session", "started_by"]
 
-# The command that runs the program's test file, before the name of a test; "" if it is unknown.
+# The command that runs the test file; the name of a test follows it. "" if it is unknown.
 _program = [""]
 
 
 @dataclass(slots=True)
 class Session:
-    """What all tests of a run share.
+    """Holds the objects that all tests of a run share.
 
     Attributes:
         engine: Runs the cases.
-        timeout_s: Limit of a case that names none, in seconds.
+        timeout_s: Limit of a case without a limit of its own, in seconds.
         fail_on_missing: Whether missing hardware is a failure although the configuration does not promise it.
         ignored_rank_info: Set if this process is a rank of an existing world to which the session is not attached.
-        pause_limit: Suspends other time limits while the engine watches the deadline in the runner itself.
+        pause_limit: Suspends the runner's own time limit while the engine watches the deadline of a case.
     """
 
     engine: Engine
@@ -46,7 +46,7 @@ class Session:
     pause_limit: Callable[[], AbstractContextManager[None]] = nullcontext
 
     def failure_report(self, result: CaseResult) -> str:
-        """Return the report of a failed case of a class, with the command that runs it alone if that is known."""
+        """Return the report of a failed unittest case, with the command that runs it alone if that is known."""
         test = result.case.name.removeprefix("__main__.")
         is_of_program = _program[0] and test != result.case.name
         return failure_report(

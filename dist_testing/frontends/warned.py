@@ -1,4 +1,4 @@
-"""What ranks have warned of, as warnings of the runner."""
+"""Makes warnings of the runner from the warnings of ranks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["warnings_of"]
 
 
 def warnings_of(result: CaseResult) -> Iterator[warnings.WarningMessage]:
-    """Each warning once, with its ranks."""
+    """Yield each warning once, with its ranks."""
     for warning in result.warnings:
         ranks = ", ".join(map(str, warning.ranks))
         yield warnings.WarningMessage(
@@ -24,7 +24,7 @@ def warnings_of(result: CaseResult) -> Iterator[warnings.WarningMessage]:
 
 
 def _class_named(name: str) -> type[Warning]:
-    """The class of that name, if it is known here: nothing is imported because a rank says so."""
+    """Return the class of that name if its module is loaded, else UserWarning. A rank must not trigger an import."""
     module, _, qualified = name.rpartition(".")
     found = getattr(sys.modules.get(module), qualified, None)
     return found if isinstance(found, type) and issubclass(found, Warning) else UserWarning

@@ -3,7 +3,7 @@
 It reads device nodes and the kernel's files, so it runs no GPU program, and the machine needs none.
 """
 
-# Replaces `/` if it is set: the facts of another machine, for tests and for builds that nobody runs.
+# Replaces `/` if it is set: gives the facts of another machine, for tests and for builds without a test run.
 ROOT_VARIABLE = "DIST_TESTING_HOST_ROOT"
 
 # One device node per GPU of NVIDIA's driver. `nvidiactl`, `nvidia-uvm` and the like have no number.

@@ -86,7 +86,7 @@ def test_filter_that_is_not_an_expression_is_an_error(starter: Starter, tmp_path
     (position,) = (number for number, line in enumerate(lines) if line.startswith("ERROR: "))
     error, cause, way_out = lines[position : position + 3]
     assert error.startswith("ERROR: --test_filter: test_one and (: at column ")
-    assert cause == "It is not the name of a case of //pkg:cases_gloo, and no expression that pytest can read."
+    assert cause == "It names no case of //pkg:cases_gloo, and pytest cannot parse it as an expression."
     assert way_out == "Write a name as reports do, or parts of names joined by `and`, `or` and `not`."
     assert "Traceback" not in ended.log
 

@@ -284,7 +284,7 @@ def test_names_of_the_fixtures_stay_free_elsewhere(starter: Starter, tmp_path: P
 @pytest.mark.parametrize(
     ("option", "said"),
     [
-        ("--dist-backend=glo", "Backend 'glo' is not declared.\nDeclared are cuda_gloo,"),
+        ("--dist-backend=glo", "Backend 'glo' is not declared.\nThe declared backends are cuda_gloo,"),
         ("--dist-world-size=0", "--dist-world-size=0: expected numbers from 1 to 1024"),
         ("--dist-world-size=-1", "--dist-world-size=-1"),
         ("--dist-world-size=two", "--dist-world-size=two"),

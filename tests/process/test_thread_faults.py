@@ -100,7 +100,7 @@ def test_end_from_outside_is_blamed_on_no_rank(engine: Engine, fault: str, name:
     assert result.verdict.cause is Cause.CRASH
     report = failure_report(result)
     assert name in report
-    assert "nothing tells which of them ended it" in report
+    assert "does not show which rank ended it" in report
 
 
 @pytest.mark.parametrize("fault", ["sleep", "loop with GIL", "stop", "hang in destroy"])

@@ -132,7 +132,7 @@ def test_failure_costs_one_case_and_never_the_runner(starter: Starter, tmp_path:
         "rank 1 exited with code 74 in call",
         "in test_hard_exit",
         "was killed by SIGKILL (9) in call",
-        "nothing tells which of them ended it",
+        "does not show which rank ended it",
         "rank 1 exited with code 3 in call",
         "planted reason",
         "CUDA is not available.",

@@ -94,7 +94,7 @@ def test_an_unknown_backend_is_refused_with_the_known_ones(name: str, hint: str 
         backend_named(name)
     text = str(caught.value)
     assert repr(name) in text
-    assert f"Declared are {', '.join(sorted(backends()))}" in text
+    assert f"The declared backends are {', '.join(sorted(backends()))}" in text
     assert (hint in text) if hint else ("Did you mean" not in text)
 
 

@@ -120,7 +120,7 @@ def test_a_variable_that_names_too_few_gpus_is_reported(
     machine.have(8)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
     reason = missing_need(spec(gpus_per_rank=1), 2)
-    assert reason == "Need at least 2 CUDA devices (found 1; CUDA_VISIBLE_DEVICES names no more of 8)"
+    assert reason == "Need at least 2 CUDA devices (found 1; CUDA_VISIBLE_DEVICES names only 1 of 8)"
     assert "Let CUDA_VISIBLE_DEVICES name 2 GPU(s)" in missing_hardware(
         "test_x", spec(gpus_per_rank=1), reason, promised=True
     )

@@ -193,7 +193,7 @@ def test_a_crash_names_the_signal_and_explains_the_missing_traceback() -> None:
     outcomes = [RankOutcome(0, Kind.SIGNALLED, 101.0, signal=9), lost(1, 101.0)]
     text = failure_report(result(outcomes, logs={0: "the last words"}))
     assert "rank 0 was killed by SIGKILL (9) in call" in text.splitlines()[0]
-    assert "lack of memory" in text
+    assert "lacks memory" in text
     assert text.index("the last words") < text.index("rank 0 of 2 failed first")
 
 
@@ -285,10 +285,10 @@ def test_a_failure_without_a_traceback_is_explained(cause: Cause, part: str) -> 
 @pytest.mark.parametrize(
     ("outcome", "part"),
     [
-        (RankOutcome(0, Kind.SIGNALLED, 101.0, signal=9), "lack of memory"),
+        (RankOutcome(0, Kind.SIGNALLED, 101.0, signal=9), "lacks memory"),
         (RankOutcome(0, Kind.SIGNALLED, 101.0, signal=11), "Native code that faults"),
         (RankOutcome(0, Kind.EXITED, 101.0, exit_code=3), "os._exit"),
-        (RankOutcome(0, Kind.EXITED, 101.0, exit_code=UNKNOWN_EXIT_CODE), "a signal, by the kernel"),
+        (RankOutcome(0, Kind.EXITED, 101.0, exit_code=UNKNOWN_EXIT_CODE), "A signal, the kernel"),
     ],
 )
 def test_an_end_without_an_exception_is_explained_by_its_kind(outcome: RankOutcome, part: str) -> None:

@@ -86,7 +86,7 @@ def test_unknown_culprit_is_reported_as_unknown(log: str) -> None:
     for outcome in blame_thread([_killed(0), _killed(1)], _RANKS, log):
         assert outcome.kind is Kind.SIGNALLED
         assert not outcome.collateral
-        assert "nothing tells which of them" in outcome.text
+        assert "does not show which rank ended it" in outcome.text
 
 
 def test_other_outcomes_are_unchanged() -> None:

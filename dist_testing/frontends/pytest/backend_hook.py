@@ -1,4 +1,4 @@
-"""The hook by which a repository or an installed plug-in declares backends under plain pytest."""
+"""Defines the hook that declares backends under plain pytest, for a repository or an installed plug-in."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _Declaration = str | os.PathLike[str] | Backend
 def pytest_dist_backends() -> _Declaration | list[_Declaration]:  # type: ignore[empty-body]
     """Declare backends for the distributed tests of this run.
 
-    A conftest.py implements it, or the pytest plugin of an installed package. Of conftest.py files, pytest asks those
-    that it loads before it collects: in the folders of the command line's arguments, and in the folders above these.
-    Under Bazel the target's spec takes its place.
+    A conftest.py or the pytest plugin of an installed package implements it. pytest asks only the conftest.py files
+    that it loads before it collects: those in the folders of the command line's arguments, and in the folders above.
+    Under Bazel the spec of the target replaces the hook.
 
     Returns:
         The path of a .bzl file that calls `declare_backend`, a `dist_testing.backends.Backend`, or a list of these.
@@ -29,10 +29,10 @@ def pytest_dist_backends() -> _Declaration | list[_Declaration]:  # type: ignore
 
 
 def declared_backends(config: pytest.Config) -> list[tuple[Backend, str]]:
-    """The backends that the hook declares, each with the place that declares it.
+    """Return the backends that the hook declares, each with the place of its declaration.
 
     Raises:
-        UsageError: If a declaration is wrong, or is none.
+        UsageError: If a declaration is wrong, or has a wrong type.
     """
     found: list[tuple[Backend, str]] = []
     for result in config.hook.pytest_dist_backends():

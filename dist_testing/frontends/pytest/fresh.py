@@ -24,7 +24,7 @@ def load(state: str, then: ThenBe, test: str | None) -> NoReturn:
     Args:
         state: Made by `in_runner`: arguments and directory of the runner's session, its spec and its promise.
         then: Called at the end of the collection.
-        test: Node id of the only test that is needed; None if it is not known yet.
+        test: Node id of the only test to load; None if it is not known yet.
 
     Raises:
         LaunchError: If the collection fails.

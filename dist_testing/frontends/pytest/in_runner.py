@@ -1,7 +1,7 @@
 """The runner's half of the pytest front end: owns the engine, and runs a marked test on ranks.
 
-All that pytest decides about a test (collection, selection, skip marks, expected failures, reporting) stays in the
-runner. The test itself, with its fixtures, runs on the ranks (`on_rank`).
+pytest collects, selects, skips and reports tests in the runner. The test itself, with its fixtures, runs on the ranks
+(`on_rank`).
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _MARKER_KEY = pytest.StashKey[Distributed]()
 
 
 class RunnerPlugin:
-    """The runner's half: owns the engine of the session.
+    """Owns the engine of a session, and runs its marked tests.
 
     Attributes:
         context: The rank context: the part of the session that ranks use.
@@ -71,7 +71,7 @@ class RunnerPlugin:
         spare_cuda()
         self._config = config
         target = config.stash.get(SPEC_KEY, None)
-        # Bazel starts one process, whatever its environment says; a fresh interpreter is a rank of a world of ours.
+        # Under Bazel the variables of torchrun do not count. A fresh interpreter already belongs to a world of ours.
         self._rank_info: RankInfo | None = None
         self._attach_error: UsageError | None = None
         if target is None and FRESH_KEY not in config.stash:
@@ -129,14 +129,14 @@ class RunnerPlugin:
         return Engine(self._spec, budget, self.context, loader)
 
     def _show_line(self, line: str) -> None:
-        """Below what pytest has begun to say of the test."""
+        """Print a line below the unfinished line of pytest."""
         reporter: Any = self._config.pluginmanager.getplugin("terminalreporter")
         reporter.ensure_newline()
         reporter._tw.line(line)
         reporter._tw.flush()
 
     def _tell(self, line: str) -> None:
-        """At once, also from within a unittest class, whose output pytest keeps back."""
+        """Print a line at once, also inside a unittest class, whose output pytest captures."""
         capture: Any = self._config.pluginmanager.getplugin("capturemanager")
         with capture.global_and_fixture_disabled() if capture is not None else contextlib.nullcontext():
             self._show_line(line)
@@ -177,7 +177,7 @@ class RunnerPlugin:
             return
         if self._config.option.collectonly or (self._rank_info and self._rank_info.rank):
             return
-        # Tests that are not distributed need their time, too.
+        # All tests share the time of the run, also those that are not distributed.
         every = [item.nodeid for item in session.items]
         self._cases_after = dict(zip(every, itertools.count(len(every) - 1, -1), strict=False))
         # If this rank has collected nothing because of an error, its peers still wait for it.
@@ -373,12 +373,12 @@ class RunnerPlugin:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """What is printed last need not be printed twice."""
+        """Replace the text of a report by a pointer to the end of the log, where the text is printed."""
         if (text := getattr(report, "dist_failure", None)) is not None:
             reports.point_to_end(report, text)
 
     def pytest_unconfigure(self) -> None:
-        """Leave nothing behind, then print the failures, so that they are the last thing in the log."""
+        """Close the engine, then print the failures at the end of the log."""
         self._engine.close()
         self._events.end()
 

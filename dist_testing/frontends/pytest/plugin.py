@@ -1,4 +1,4 @@
-"""The pytest plugin: marker, fixtures and options. `in_runner` runs a marked test."""
+"""The pytest plugin: declares the marker, the fixtures and the options. `in_runner` runs a marked test."""
 
 from __future__ import annotations
 

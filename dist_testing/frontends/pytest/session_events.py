@@ -1,4 +1,4 @@
-"""pytest's part in the stream of events: tells of tests, and holds the sinks that pytest's options ask for."""
+"""Emits the events of tests under pytest, and subscribes the sinks that pytest's options ask for."""
 
 from __future__ import annotations
 
@@ -19,36 +19,36 @@ from dist_testing.spec import Spec
 
 __all__ = ["EVENTS_KEY", "OPTION", "FailureReport", "SessionEvents"]
 
-# Set by the Bazel main, whose sinks hear of the session, too.
+# The Bazel main sets this, because its own sinks need the events of the session, too.
 EVENTS_KEY = pytest.StashKey[EventStream]()
 OPTION = "--dist-events"
 _SKIPPED = "Skipped: "
 
 
 class FailureReport:
-    """A sink that keeps the reports of distributed failures, to print them as the last thing in the log."""
+    """Keeps the reports of distributed failures, and prints them at the end of the log. It is a sink."""
 
     def __init__(self) -> None:
         self._texts: list[str] = []
 
     def __call__(self, event: TestReported) -> None:
-        """Keep the report, if it is one of this library's."""
+        """Keep the report if this library wrote it."""
         if event.is_distributed:
             self._texts.append(event.text)
 
     def print(self, config: pytest.Config) -> None:
-        """Print all of them."""
+        """Print all reports."""
         writer = config.get_terminal_writer()
         for text in self._texts:
             writer.line()
             writer.sep("=", "distributed failure")
-            # A line that the terminal has no bytes for is escaped by pytest as a whole, with its line ends.
+            # pytest escapes a text as a whole, with its line ends, if the terminal cannot encode it.
             for line in text.split("\n"):
                 writer.line(line)
 
 
 class SessionEvents:
-    """A plugin of pytest that tells the stream of tests.
+    """Emits the events of tests, as a plugin of pytest.
 
     Attributes:
         stream: The stream of the session.
@@ -66,11 +66,11 @@ class SessionEvents:
         """Find the stream, or make it, and subscribe the sinks of a session.
 
         Args:
-            config: pytest's.
+            config: Configuration of pytest.
             spec: What the target asks for.
-            show_line: Prints a line on the terminal, where nothing is captured.
-            tell: Prints a line on the terminal, whatever is captured.
-            writes_file: Whether this process is the one that writes the file that the command line asks for.
+            show_line: Prints a line on the terminal if pytest captures nothing.
+            tell: Prints a line on the terminal, also during capture.
+            writes_file: Whether this process writes the event file of the command line.
 
         Raises:
             UsageError: If the file cannot be written.
@@ -98,7 +98,7 @@ class SessionEvents:
         config.pluginmanager.register(self)
 
     def end(self) -> None:
-        """The run is over: nothing is told after this. Print the failures, as the last thing in the log."""
+        """Emit the last event, close the event file, and print the failures at the end of the log."""
         if self._is_own:
             self.stream.emit(RunEnded(time.monotonic(), self._exit_code))
         if self._file is not None:
@@ -111,30 +111,30 @@ class SessionEvents:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        """The tests of the session are known."""
+        """Emit that the tests are collected."""
         self.stream.emit(TestsCollected(time.monotonic(), len(session.items)))
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """Files that fail or skip as a whole; for the others, their tests speak."""
+        """Emit a report for each file that fails or skips as a whole."""
         if not report.passed:
             self.stream.emit(_reported(report, "collect", 0.0))
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
-        """A test begins."""
+        """Emit that a test begins."""
         self.stream.emit(TestBegan(time.monotonic(), nodeid))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """A part of a test is reported."""
+        """Emit the report of a part of a test."""
         if self.stream.wants(TestReported):
             self.stream.emit(_reported(report, report.when, report.duration))
 
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
-        """All of a test is reported."""
+        """Emit that a test has ended."""
         self.stream.emit(TestEnded(time.monotonic(), nodeid))
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, exitstatus: int) -> None:
-        """Keep what the run ends with."""
+        """Keep the exit code of the run."""
         self._exit_code = int(exitstatus)
 
 
@@ -143,16 +143,16 @@ def _open(text: str, config: pytest.Config) -> EventFile:
     try:
         return EventFile(path)
     except (OSError, ValueError) as error:
-        # The second: a null character.
+        # A null character in the path raises a ValueError.
         raise UsageError(
             f"{OPTION}={text}: {str(path)!r} cannot be written: {error}.\n"
-            "The events of the run go there, a line each; the folder has to exist, and the file must not be a pipe.\n"
+            "The run writes its events there, one per line. The folder must exist, and the file must not be a pipe.\n"
             f"Write {OPTION}=events.jsonl.gz, for example, or leave it out."
         ) from error
 
 
 def _own_path(path: Path, config: pytest.Config) -> Path:
-    """The path itself; in a worker of pytest-xdist, with the worker's name before the suffixes."""
+    """Return the path; in a worker of pytest-xdist, with the worker's name before the suffixes."""
     worker: dict[str, Any] = getattr(config, "workerinput", {})
     name = worker.get("workerid")
     if name is None:
@@ -164,12 +164,12 @@ def _own_path(path: Path, config: pytest.Config) -> Path:
 def _reported(report: pytest.TestReport | pytest.CollectReport, when: str, duration_s: float) -> TestReported:
     outcome: str = report.outcome
     text = message = ""
-    # Set by `reports`; it travels with the report, also from a worker of pytest-xdist.
+    # `reports` sets it. pytest-xdist sends it with the report from a worker.
     own: str | None = getattr(report, "dist_failure", None)
     expected: str | None = getattr(report, "wasxfail", None)
     if report.failed:
         text = own or str(report.longrepr)
-        # Where pytest says what happened, and where this library does.
+        # pytest writes the error in the last line, this library in the first.
         message = text.rstrip().rpartition("\n")[2] if own is None else text.partition("\n")[0]
     elif expected is not None:
         outcome = "xfailed" if report.skipped else "xpassed"
