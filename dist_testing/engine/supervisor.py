@@ -166,7 +166,7 @@ class Supervisor:
         self._is_timed = body is not None
         start_limit_s = min(_START_LIMIT_S, max(_LEAST_START_S, latest_s - now_s))
         self._deadline_s = now_s + (limit_s if self._is_timed else start_limit_s)
-        if self._hang_watch is not None:
+        if self._hang_watch:
             self._hang_watch.begin_case(expects_exits=bool(expected_exits))
         for record in self.records:
             record.begin_case(expected_exits.get(record.rank))
@@ -254,7 +254,7 @@ class Supervisor:
         while self._stage not in (until, _Stage.OVER):
             watch = self._watch_now()
             self._look(math.inf if watch is None else watch.next_s)
-            if watch is not None and watch is self._watch_now() and watch.look(time.monotonic()):
+            if watch and watch is self._watch_now() and watch.look(time.monotonic()):
                 self.hang = watch.latest
                 # Where ranks have skipped, that is what is wrong; the others are stopped.
                 skips = any(record.reported is Kind.SKIPPED for record in self.records)
@@ -262,8 +262,8 @@ class Supervisor:
 
     def _watch_now(self) -> HangWatch | None:
         """What looks for hangs, while the ranks alone decide how the case goes on."""
-        watch = self._hang_watch if self._stage is _Stage.RUNNING and self._is_timed else None
-        return watch if watch is not None and watch.is_on and self._debugged is None else None
+        is_running = self._stage is _Stage.RUNNING and self._is_timed and self._debugged is None
+        return self._hang_watch if is_running and self._hang_watch and self._hang_watch.is_on else None
 
     def _look(self, until_s: float) -> None:
         """Wait for the next message or limit, at most until `until_s`, and act on it."""
@@ -330,11 +330,10 @@ class Supervisor:
             self._grace_end_s = self._deadline_s = math.inf
         if now_s >= self._grace_end_s:
             in_vain = any(record.waited_in_vain for record in records)
-            if in_vain and self._hang_watch is not None:
-                self.hang = self._hang_watch.latest
+            self.hang = self._hang_watch.latest if in_vain and self._hang_watch else None
             self._stop(Kind.STOPPED, now_s, _HUNG_STACKS_S if in_vain else _VICTIM_STACKS_S)
         elif now_s >= self._deadline_s:
-            if (watch := self._watch_now()) is not None:
+            if watch := self._watch_now():
                 watch.ask(_LEDGERS_S)
                 self.hang = watch.latest
             self._stop(Kind.HUNG, now_s, _HUNG_STACKS_S)

@@ -5,6 +5,7 @@ The limit of each case that must be proven is 300 seconds, so that a proof that 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -238,17 +239,27 @@ def _is_stopped(world: World, _: _Arguments) -> None:
     dist.barrier()
 
 
+def _ledger_sockets() -> Iterator[tuple[int, socket.socket]]:
+    """The rank's own end of the socket that its ledger goes through."""
+    for fd in range(3, 64):
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as channel:
+            if channel.family == socket.AF_UNIX and channel.type == socket.SOCK_SEQPACKET:
+                yield fd, channel
+
+
 def _writes_garbage(world: World, _: _Arguments) -> None:
     if world.rank == 1:
-        for fd in range(3, 64):
-            try:
-                channel = socket.socket(fileno=os.dup(fd))
-            except OSError:
-                continue
-            with channel:
-                if channel.family == socket.AF_UNIX and channel.type == socket.SOCK_SEQPACKET:
-                    for number in range(256):
-                        channel.send(bytes([0, number]) + b"no ledger")
+        for _fd, channel in _ledger_sockets():
+            for number in range(256):
+                channel.send(bytes([0, number]) + b"no ledger")
+    else:
+        dist.barrier()
+
+
+def _closes_everything(world: World, _: _Arguments) -> None:
+    if world.rank == 1:
+        for fd, _channel in _ledger_sockets():
+            os.close(fd)
     else:
         dist.barrier()
 
@@ -290,20 +301,6 @@ def _forks_and_hangs(world: World, _: _Arguments) -> None:
     os.waitpid(pid, 0)
     if world.rank != 1:
         world.barrier()
-
-
-def _closes_everything(world: World, _: _Arguments) -> None:
-    if world.rank == 1:
-        for fd in range(3, 64):
-            try:
-                channel = socket.socket(fileno=os.dup(fd))
-            except OSError:
-                continue
-            with channel:
-                if channel.family == socket.AF_UNIX and channel.type == socket.SOCK_SEQPACKET:
-                    os.close(fd)
-    else:
-        dist.barrier()
 
 
 # What is said of a hang, and the rank that it comes from; None where ranks wait for each other.
