@@ -14,7 +14,7 @@ from dist_testing.process.messages import FreshRank, Loader, RankStart
 from dist_testing.process.stacks import answer_with_stacks
 from dist_testing.rank.bootstrap import RankContext, enter, take_over
 from dist_testing.rank.capture import own_streams, redirect_output
-from dist_testing.rank.environment import torchrun_env
+from dist_testing.rank.environment import world_env
 from dist_testing.rank.reporter import Reporter
 
 __all__ = ["become_rank", "main"]
@@ -29,7 +29,7 @@ def become_rank(start: RankStart, loader: Loader) -> NoReturn:
     request = start.request
     rank_env = {"RANK": str(start.rank), "LOCAL_RANK": str(start.rank)}
     # Complete from the start: some libraries read their variables when they are imported.
-    os.execve(arguments[0], arguments, request.env | torchrun_env(request.size, request.store_port) | rank_env)
+    os.execve(arguments[0], arguments, world_env(request.env, request.size, request.store_port) | rank_env)
 
 
 def main(text: str) -> NoReturn:
