@@ -11,7 +11,7 @@ import psutil
 
 from dist_testing.process.lifetime import is_helper
 
-__all__ = ["Orphans", "kill_orphans"]
+__all__ = ["Orphans", "is_dead", "kill_orphans"]
 
 # What a rank leaves behind may be on its way out. Seconds until it counts as left behind.
 _LEAVING_S = 0.5
@@ -50,7 +50,7 @@ class Orphans:
 
     def _living(self) -> list[psutil.Process]:
         below = psutil.Process().children(recursive=True)
-        return [process for process in below if process not in self._given_up and not _is_dead(process)]
+        return [process for process in below if process not in self._given_up and not is_dead(process)]
 
 
 def kill_orphans(temp: str) -> None:
@@ -63,7 +63,7 @@ def kill_orphans(temp: str) -> None:
     while True:
         below = psutil.Process().children(recursive=True)
         orphans = [child for child in below if _env(child, "TMPDIR").startswith(temp)]
-        _kill([stray for stray in orphans if not _is_dead(stray)], _KILLED_S)
+        _kill([stray for stray in orphans if not is_dead(stray)], _KILLED_S)
         if time.monotonic() >= until_s:
             return
         time.sleep(_LOOK_S)
@@ -113,13 +113,36 @@ def _try_to_kill(process: psutil.Process) -> bool:
 def _command(process: psutil.Process) -> str:
     try:
         return " ".join(process.cmdline()) or process.name()
+    except psutil.ZombieProcess:
+        # Its main thread has ended. The kernel keeps the command line for the other threads only.
+        return _command_of_a_thread(process.pid) or process.name()
     except psutil.AccessDenied:
         return "a process"
 
 
-def _is_dead(process: psutil.Process) -> bool:
+def _command_of_a_thread(pid: int) -> str:
+    for thread in _threads(pid):
+        # The thread may end before it is read.
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{thread}/cmdline", "rb") as cmdline:
+            if words := cmdline.read().rstrip(b"\0").split(b"\0"):
+                return b" ".join(words).decode(errors="replace")
+    return ""
+
+
+def _threads(pid: int) -> list[str]:
     try:
-        return bool(process.status() == psutil.STATUS_ZOMBIE)
+        return os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return []
+
+
+def is_dead(process: psutil.Process) -> bool:
+    """Return whether nothing of a process runs any more.
+
+    A process whose main thread has ended is a zombie for the kernel, but its other threads go on.
+    """
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE and len(_threads(process.pid)) <= 1
     except psutil.NoSuchProcess:
         return True
     except psutil.AccessDenied:
