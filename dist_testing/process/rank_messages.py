@@ -3,7 +3,7 @@
     runner  <-- RankMessage ----   rank
     runner  --- Instruction ---->  rank
 
-A rank sends `Ready` once, a `RankReport` as soon as an outcome is known (peers must not wait for a teardown to learn of
+A rank that imports the tests itself sends `Importing` before it does. A rank sends `Ready` once, a `RankReport` as soon as an outcome is known (peers must not wait for a teardown to learn of
 a failure), and `Done` as the last message before it leaves; in between, `Warned` for warnings of test code, and
 `EndSession` if it wants no further test to run. The runner does not trust these: a rank runs test code, and test code
 goes wrong.
@@ -33,6 +33,7 @@ __all__ = [
     "Done",
     "EndSession",
     "FinishWorld",
+    "Importing",
     "Instruction",
     "LeaveWorld",
     "NextCase",
@@ -70,6 +71,14 @@ class RankReport(ReportDetails):
     def __post_init__(self) -> None:
         if (self.kind is Kind.EXITED) != (self.exit_code is not None):
             raise ValueError(f"kind {self.kind.value!r} with exit_code {self.exit_code!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class Importing:
+    """The rank begins to import the tests, so that from now on it runs test code.
+
+    The rank sends it before any test code could prevent that, and what has been sent cannot be taken back.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,11 +140,11 @@ class LeaveWorld:
     """End: every rank has said `Done`, so that the store is of no use any more."""
 
 
-RankMessage: TypeAlias = Ready | RankReport | Warned | EndSession | Done
+RankMessage: TypeAlias = Importing | Ready | RankReport | Warned | EndSession | Done
 RANK_MESSAGES: Family[RankMessage] = Family(
     "message of a rank",
-    1,
-    (Ready, RankReport, Warned, EndSession, Done),
+    2,
+    (Importing, Ready, RankReport, Warned, EndSession, Done),
     max_bytes=MAX_FRAME_BYTES,
     error=FrameError,
 )
