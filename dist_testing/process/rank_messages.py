@@ -3,10 +3,10 @@
     runner  <-- RankMessage ----   rank
     runner  --- Instruction ---->  rank
 
-A rank that imports the tests itself sends `Importing` before it does. A rank sends `Ready` once, a `RankReport` as soon as an outcome is known (peers must not wait for a teardown to learn of
-a failure), and `Done` as the last message before it leaves; in between, `Warned` for warnings of test code, and
-`EndSession` if it wants no further test to run. The runner does not trust these: a rank runs test code, and test code
-goes wrong.
+A rank that imports the tests itself sends `Importing` before it does. A rank sends `Ready` once, a `RankReport` as soon
+as an outcome is known (peers must not wait for a teardown to learn of a failure), and `Done` as the last message before
+it leaves; in between, `Warned` for warnings of test code, and `EndSession` if it wants no further test to run. The
+runner does not trust these: a rank runs test code, and test code goes wrong.
 
 The runner answers a good report with an instruction when every rank has sent one: `NextCase`, with another case for the
 same world, or `FinishWorld`, which every rank answers with `Done`. Then comes `LeaveWorld`, for which the rank that

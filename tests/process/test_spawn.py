@@ -190,7 +190,10 @@ _ENDS_AT_IMPORT = """
 
 @pytest.mark.parametrize(
     ("end", "said"),
-    [("os._exit(3)", "exited with code 3 in import"), ("os.kill(os.getpid(), 11)", "was killed by SIGSEGV (11) in import")],
+    [
+        ("os._exit(3)", "exited with code 3 in import"),
+        ("os.kill(os.getpid(), 11)", "was killed by SIGSEGV (11) in import"),
+    ],
 )
 def test_rank_that_dies_in_an_import_of_the_tests_has_crashed(
     starter: Starter, tmp_path: Path, end: str, said: str

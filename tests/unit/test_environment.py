@@ -25,7 +25,7 @@ def test_variables_are_those_of_torchrun_on_one_node(size: int) -> None:
 
 @pytest.mark.parametrize(("store_port", "is_told"), [(29500, False), (0, True)])
 def test_store_of_torchrun_is_not_the_store_of_a_world(store_port: int, is_told: bool) -> None:
-    """If this fails, under torchrun no rank serves a store at a test's own port, or a world without a store has none."""
+    """If this fails, under torchrun no rank serves a store at a test's own port, or none where the world has none."""
     env = world_env({"TORCHELASTIC_USE_AGENT_STORE": "True", "KEPT": "1"}, 2, store_port)
     assert ("TORCHELASTIC_USE_AGENT_STORE" in env) is is_told
     assert env["KEPT"] == "1"
