@@ -7,6 +7,7 @@ import os
 import random
 import sys
 import threading
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,8 +15,23 @@ from dist_testing.errors import StateLeakError
 
 __all__ = ["RankState"]
 
-# torch sets it at the first call of some functions that have nothing to do with it.
-_SET_BY_TORCH = frozenset({"TORCHINDUCTOR_CACHE_DIR"})
+# torch sets them at the first call of some functions that have nothing to do with them, above all in torch.compile.
+_SET_BY_TORCH = frozenset(
+    {
+        "DISABLE_CUPTI_LAZY_REINIT",
+        "TEARDOWN_CUPTI",
+        "TORCHINDUCTOR_CACHE_DIR",
+        "TORCH_WARM_POOL",
+        "TRITON_CACHE_DIR",
+        "TRITON_LIBDEVICE_PATH",
+        "TRITON_PTXAS_PATH",
+        "_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR",
+    }
+)
+# Threads, processes and pipes of correct code end a moment after the test: those of a data loader, for example.
+# Seconds until they count as left behind, and between two looks.
+_LEAVING_S = 2.0
+_LOOK_S = 0.01
 _GROUPS = "process groups"
 # Modules that keep a helper process, each with the names of its object, of the helper's pid in it, and of the end of a
 # pipe at whose closing the helper ends.
@@ -62,9 +78,17 @@ class RankState:
             keeps_groups: Whether a case may leave process groups to the next one.
 
         Raises:
-            StateLeakError: If a case has changed something; the text lists all of it.
+            StateLeakError: If a case has changed something; the text lists all of it. What can end by itself has two
+                seconds to do so.
         """
-        changes = self._changes(keeps_groups)
+        until_s = time.monotonic() + _LEAVING_S
+        while True:
+            has_kept_groups = keeps_groups and _torch_state().get(_GROUPS) != self.torch.get(_GROUPS)
+            running, can_end = self._running(has_kept_groups)
+            if not can_end or time.monotonic() >= until_s:
+                break
+            time.sleep(_LOOK_S)
+        changes = self._settings(has_kept_groups) + running
         if changes:
             raise StateLeakError(
                 f"changed and not undone: {'; '.join(changes)}.\n"
@@ -80,7 +104,8 @@ class RankState:
         if "torch" in self.generators:
             sys.modules["torch"].set_rng_state(self.generators["torch"])
 
-    def _changes(self, keeps_groups: bool) -> list[str]:
+    def _settings(self, has_kept_groups: bool) -> list[str]:
+        """Return the changes that stay as they are."""
         changes = []
         env = dict(os.environ)
         if env != self.env:
@@ -89,9 +114,18 @@ class RankState:
                 changes.append(f"environment variable(s) {', '.join(sorted(names))}")
         if (cwd := os.getcwd()) != self.cwd:
             changes.append(f"working directory, now {cwd}")
-        descriptors = _descriptors()
         now = _torch_state()
-        has_kept_groups = keeps_groups and now.get(_GROUPS) != self.torch.get(_GROUPS)
+        changes += [
+            f"{name}, from {self.torch.get(name)} to {now.get(name)}"
+            for name in sorted(self.torch.keys() | now.keys())
+            if self.torch.get(name) != now.get(name) and not (has_kept_groups and name == _GROUPS)
+        ]
+        return changes
+
+    def _running(self, has_kept_groups: bool) -> tuple[list[str], bool]:
+        """Return the changes of descriptors, threads and processes, and whether they can still end by themselves."""
+        changes = []
+        descriptors = _descriptors()
         helpers, pipes = _helpers()
         names_opened = [name for fd in descriptors - self.descriptors - pipes if (name := _descriptor_name(fd))]
         # A group's connections, and the pipes that wake its threads, cannot be told from others.
@@ -100,17 +134,23 @@ class RankState:
             changes.append(f"open file(s) {', '.join(sorted(opened))}")
         if closed := self.descriptors - descriptors:
             changes.append(f"closed descriptor(s) {', '.join(map(str, sorted(closed)))}")
-        started = [thread.name for thread in threading.enumerate() if thread.ident not in self.threads]
+        known = self.threads | _threads_of_torch()
+        started = [thread.name for thread in threading.enumerate() if thread.ident not in known]
         if started:
             changes.append(f"running thread(s) {', '.join(sorted(started))}")
         if left := _children(helpers) - self.children:
             changes.append(f"running process(es) {', '.join(map(str, sorted(left)))}")
-        changes += [
-            f"{name}, from {self.torch.get(name)} to {now.get(name)}"
-            for name in sorted(self.torch.keys() | now.keys())
-            if self.torch.get(name) != now.get(name) and not (has_kept_groups and name == _GROUPS)
-        ]
-        return changes
+        return changes, bool(started or left or any(name.startswith("pipe:") for name in opened))
+
+
+def _threads_of_torch() -> frozenset[int]:
+    """Return the threads in which torch.compile runs compilers; torch keeps them once they are needed."""
+    compiler = getattr(sys.modules.get("torch._inductor.async_compile"), "AsyncCompile", None)
+    pool = getattr(compiler, "pool", None)
+    # The call would make the pool if there is none.
+    if pool is None or not hasattr(pool, "cache_info") or not pool.cache_info().currsize:
+        return frozenset()
+    return frozenset(thread.ident or 0 for thread in pool()._threads)
 
 
 def _descriptors() -> frozenset[int]:
