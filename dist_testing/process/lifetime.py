@@ -20,8 +20,8 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 # <linux/sched.h>: forked, and has not run another program since.
 _PF_FORKNOEXEC = 0x40
-# What multiprocessing gives to `python -c`.
-_HELPER = re.compile(r"from multiprocessing\.(resource_tracker|forkserver) import main")
+# What multiprocessing gives to `python -c`; and the program of torch, whose only word is its name.
+_HELPER = re.compile(r"from multiprocessing\.(resource_tracker|forkserver) import main|^([^ ]*/)?torch_shm_manager$")
 
 # Loaded at import, so that a rank does not have to look for a library between fork and its first frame. None on macOS,
 # where the library imports but `check_platform` refuses to make processes.
@@ -105,8 +105,9 @@ def become_subreaper() -> bool:
 def is_helper(pid: int, command: str) -> bool:
     """Whether a process is one that multiprocessing keeps as long as the process that uses it, and that then ends.
 
-    That is the resource tracker, which unlinks the shared memory of processes that were killed, and the fork server;
-    not what the fork server forks, which has the same command line.
+    That is the resource tracker, which unlinks the shared memory of processes that were killed; the manager of torch's
+    `file_system` sharing, which does the same; and the fork server, but not what the fork server forks, which has the
+    same command line.
 
     Args:
         pid: A process that has not been reaped.

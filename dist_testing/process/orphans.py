@@ -21,6 +21,9 @@ _STARTING_S = 1.0
 _LOOK_S = 0.05
 # After a kill; only a process stuck in the kernel takes longer. Seconds.
 _KILLED_S = 5.0
+# Helpers end by themselves and must not be killed before they have unlinked shared memory. The resource tracker may
+# only just have been started; torch's manager waits two seconds for another user. Seconds.
+_HELPERS_S = 5.0
 
 
 class Orphans:
@@ -92,11 +95,12 @@ def _kill(processes: Sequence[psutil.Process], limit_s: float) -> tuple[list[str
     _, stuck = psutil.wait_procs(killed, timeout=limit_s)
     given_up.update(stuck)
     # With nobody left to serve, these do their work and end.
-    _, stuck = psutil.wait_procs(helpers, timeout=_LEAVING_S)
+    _, stuck = psutil.wait_procs(helpers, timeout=_HELPERS_S)
     for process in stuck:
         with contextlib.suppress(psutil.NoSuchProcess):
             _try_to_kill(process)
-    _, stuck = psutil.wait_procs(stuck, timeout=limit_s)
+    # Short: all waits together must end before the runner's own limit, `_KILL_LIMIT_S` of the supervisor.
+    _, stuck = psutil.wait_procs(stuck, timeout=_LEAVING_S)
     given_up.update(stuck)
     return named, given_up
 

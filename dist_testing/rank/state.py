@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import re
+import socket
 import sys
 import threading
 import time
@@ -12,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dist_testing.errors import StateLeakError
+from dist_testing.process.lifetime import is_helper
 
 __all__ = ["RankState"]
 
@@ -33,6 +36,8 @@ _SET_BY_TORCH = frozenset(
 _LEAVING_S = 2.0
 _LOOK_S = 0.01
 _GROUPS = "process groups"
+# Where the manager of torch's `file_system` sharing listens.
+_MANAGER = re.compile(r"/torch-shm-dir-[^/]+/manager\.sock$")
 # Modules that keep a helper process, each with the names of its object, of the helper's pid in it, and of the end of a
 # pipe at whose closing the helper ends.
 _HELPERS = (
@@ -170,9 +175,18 @@ def _descriptor_name(fd: int) -> str | None:
     """What a descriptor is open on; None for what is not a leak."""
     with contextlib.suppress(OSError):
         name = os.readlink(f"/proc/self/fd/{fd}")
-        if not name.startswith("anon_inode:"):
+        if not name.startswith("anon_inode:") and not (name.startswith("socket:") and _leads_to_torchs_manager(fd)):
             return name
     return None
+
+
+def _leads_to_torchs_manager(fd: int) -> bool:
+    """Return whether a socket is a connection of torch's `file_system` sharing, which stays once it is needed."""
+    try:
+        with socket.socket(fileno=os.dup(fd)) as copy:
+            return _MANAGER.search(str(copy.getpeername())) is not None
+    except OSError:
+        return False
 
 
 def _children(helpers: frozenset[int]) -> frozenset[int]:
@@ -183,7 +197,18 @@ def _children(helpers: frozenset[int]) -> frozenset[int]:
     except ChildProcessError:
         return frozenset()
     children = _children_of(os.getpid())
-    return (children - helpers).union(*map(_children_of, children & helpers))
+    left = (children - helpers).union(*map(_children_of, children & helpers))
+    # torch has no word of its manager's pid.
+    return frozenset(pid for pid in left if not is_helper(pid, _command(pid)))
+
+
+def _command(pid: int) -> str:
+    """Return the command line of a process; "" if it has ended."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as cmdline:
+            return cmdline.read().rstrip(b"\0").replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        return ""
 
 
 def _children_of(pid: int) -> frozenset[int]:
