@@ -136,7 +136,7 @@ class ForkServerLauncher:
             self._control.close()
         if not has_cleaned_up:
             # It was killed, perhaps. Then Linux gave the processes that the ranks had started to this process.
-            kill_orphans(self._temp)
+            kill_orphans(self._temp, self._pid)
 
     def _send(self, order: ForkServerOrder, fds: Sequence[int] = ()) -> None:
         try:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import psutil
 
+from dist_testing.process.descent import descends_from
 from dist_testing.process.lifetime import is_helper
 
 __all__ = ["Orphans", "is_dead", "kill_orphans"]
@@ -56,20 +57,29 @@ class Orphans:
         return [process for process in below if process not in self._given_up and not is_dead(process)]
 
 
-def kill_orphans(temp: str) -> None:
-    """Kill descendants of this process that came from ranks, where nobody else has: the template was killed.
+def kill_orphans(temp: str, fork_server_pid: int) -> None:
+    """Kill descendants of this process that came from ranks, after the fork server was killed and could not do it.
 
     Args:
-        temp: The start of every rank's TMPDIR, by which what it started is known. Other children are not ours to kill.
+        temp: The start of every rank's TMPDIR. It marks what ranks start where the kernel refuses the other mark.
+        fork_server_pid: The process whose descendants they are. Other children of this process are not ours to kill.
     """
     until_s = time.monotonic() + _STARTING_S
+    # One that is about to become the resource tracker unlinks shared memory, if it lives long enough to start.
+    psutil.wait_procs(_orphans(temp, fork_server_pid), timeout=_LEAVING_S)
     while True:
-        below = psutil.Process().children(recursive=True)
-        orphans = [child for child in below if _env(child, "TMPDIR").startswith(temp)]
-        _kill([stray for stray in orphans if not is_dead(stray)], _KILLED_S)
+        _kill(_orphans(temp, fork_server_pid), _KILLED_S)
         if time.monotonic() >= until_s:
             return
         time.sleep(_LOOK_S)
+
+
+def _orphans(temp: str, fork_server_pid: int) -> list[psutil.Process]:
+    return [
+        child
+        for child in psutil.Process().children(recursive=True)
+        if (descends_from(child.pid, fork_server_pid) or _env(child, "TMPDIR").startswith(temp)) and not is_dead(child)
+    ]
 
 
 def _kill(processes: Sequence[psutil.Process], limit_s: float) -> tuple[list[str], set[psutil.Process]]:

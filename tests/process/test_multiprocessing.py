@@ -42,7 +42,7 @@ _USES = """
         KEPT.append(torch.ones(9).share_memory_())
         torch.multiprocessing.set_sharing_strategy(strategy)
         with Path({listing!r}).open("a") as file:
-            file.writelines(f"{{name}}\\n" for name in os.listdir("/dev/shm") if name.startswith(f"torch_{{os.getpid()}}_"))
+            file.writelines(f"{{path.name}}\\n" for path in Path("/dev/shm").glob(f"torch_{{os.getpid()}}_*"))
 
 
     def test_worker_stays(world):
