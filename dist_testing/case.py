@@ -96,6 +96,7 @@ class CaseResult:
         log_files: Rank to the file with all of its output, which exists until the engine is closed.
         stacks: Rank to its stacks, of ranks that were running when something went wrong.
         leaked: Command lines of processes that were left behind.
+        gpu_memory: One text for each GPU whose memory the ranks have not given back.
         retried: Why a first try did not count; "" if there was none.
         warnings: The warnings of all ranks, each once.
         end_session: Why a rank wants no further test to run; "" if none does.
@@ -114,6 +115,7 @@ class CaseResult:
     log_files: Mapping[int, Path] = field(default_factory=dict)
     stacks: Mapping[int, str] = field(default_factory=dict)
     leaked: tuple[str, ...] = ()
+    gpu_memory: tuple[str, ...] = ()
     retried: str = ""
     warnings: tuple[RankWarning, ...] = ()
     end_session: str = ""
@@ -136,8 +138,13 @@ class CaseResult:
 
     @property
     def has_only_raised(self) -> bool:
-        """Whether it failed by exceptions and nothing else: the one way in which a failure can be expected."""
-        return self.verdict.cause is Cause.FAILURE and all(failure.kind is Kind.RAISED for failure in self.failures)
+        """Whether it failed by exceptions and nothing else: the one way in which a failure can be expected.
+
+        Processes and GPU memory that it left behind are something else.
+        """
+        if self.verdict.cause is not Cause.FAILURE or self.leaked or self.gpu_memory:
+            return False
+        return all(failure.kind is Kind.RAISED for failure in self.failures)
 
 
 class CaseFailedError(AssertionError):

@@ -116,7 +116,7 @@ class RankOutcome(ReportDetails):
         rank: The rank, from 0.
         kind: How its part in the case ended.
         at_s: When the runner saw the first sign of it, in seconds on the runner's monotonic clock.
-        phase: The phase in which it ended: "start", "init", "setup", "call", "teardown" or "destroy".
+        phase: The phase in which it ended: "start", "import", "init", "setup", "call", "teardown" or "destroy".
         signal: For SIGNALLED, the signal's number.
         further: Later failures on the rank: of sub-tests, of the teardown. They have no `further` themselves.
         more_count: Number of later failures that `further` leaves out.

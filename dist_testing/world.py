@@ -144,6 +144,8 @@ class World:
             # Otherwise rank 0 waits here for all ranks, of which some may never use the store.
             wait_for_workers=False,
             master_listen_fd=self._store_fd,
+            # A store that rank 0 makes at this port, as env:// does, shares the server and does not bind the port.
+            multi_tenant=True,
         )
 
     @property

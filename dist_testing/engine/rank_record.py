@@ -17,6 +17,7 @@ from dist_testing.process.rank_messages import (
     RANK_MESSAGES,
     Done,
     EndSession,
+    Importing,
     Instruction,
     NextCase,
     RankMessage,
@@ -84,6 +85,8 @@ class RankRecord:
         self.pid: int | None = None
         self.channel = channel
         self.is_ready = False
+        # An import of the tests runs test code, too.
+        self._has_run_tests = False
         self.is_done = False
         self.first_trouble_s: float | None = None
         self.is_patient = False
@@ -238,7 +241,7 @@ class RankRecord:
         if self._exit_code is None and report is not None:
             # The worker pool keeps the rank for the next case.
             return report
-        if self._exit_code is None or not self.is_ready:
+        if self._exit_code is None or not self._has_run_tests:
             how = "" if self._exit_code is None else f"its process ended by {exit_name(self._exit_code)}"
             return RankOutcome(self.rank, Kind.NEVER_STARTED, at_s, self.phase, summary=how)
         if self._exit_code < 0:
@@ -274,8 +277,10 @@ class RankRecord:
 
     def _take(self, message: RankMessage, now_s: float) -> None:
         match message:
+            case Importing():
+                self._has_run_tests = True
             case Ready():
-                self.is_ready = True
+                self.is_ready = self._has_run_tests = True
             case RankReport():
                 self._note(RankOutcome.of(self.rank, message.kind, now_s, message.phase, message))
             case Warned():

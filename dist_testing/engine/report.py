@@ -103,6 +103,8 @@ def failure_report(result: CaseResult, *, target: str = "", reproduce: str = "")
     ]
     if result.leaked and verdict.cause is not Cause.LEAK:
         lines.append(f"Processes left behind, now killed: {'; '.join(result.leaked)}.")
+    if result.gpu_memory and verdict.cause is not Cause.GPU_MEMORY:
+        lines.append(f"GPU memory left behind: {'; '.join(result.gpu_memory)}.")
     if result.gpus:
         lines.append(f"GPUs of the machine: {result.gpus}; gpu wait {result.gpu_wait_s:.1f} s.")
     lines += result.notes

@@ -136,7 +136,7 @@ class ForkServerLauncher:
             self._control.close()
         if not has_cleaned_up:
             # If it was killed, Linux has made this process the parent of all processes that the ranks had started.
-            kill_orphans(self._temp)
+            kill_orphans(self._temp, self._pid)
 
     def _send(self, order: ForkServerOrder, fds: Sequence[int] = ()) -> None:
         try:

@@ -30,6 +30,7 @@ from dist_testing.errors import MessageError
 from dist_testing.launch.fresh import load_tests, order_for
 from dist_testing.launch.spawn import become_rank
 from dist_testing.process import wire
+from dist_testing.process.descent import mark_descendants
 from dist_testing.process.lifetime import become_subreaper, fork, watch_child
 from dist_testing.process.messages import (
     FORK_SERVER_EVENTS,
@@ -242,6 +243,8 @@ def serve(control: socket.socket, context: RankContext, loader: Loader, run_dire
         # handler back, as if the runner had forked them.
         on_child = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         become_subreaper()
+        # For the runner, in case that this process is killed.
+        mark_descendants()
         own_streams()
         context.prepare()
         gc.collect()

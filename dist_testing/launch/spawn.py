@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
+from collections.abc import Iterator
 from typing import NoReturn
 
+from dist_testing.errors import LaunchError
 from dist_testing.launch.fresh import command, load_tests, order_for, with_imports
 from dist_testing.process.board import PhaseBoard
 from dist_testing.process.frames import FrameWriter
 from dist_testing.process.lifetime import die_with_parent
 from dist_testing.process.messages import FreshRank, Loader, RankStart
+from dist_testing.process.refusal import refusal
 from dist_testing.process.stacks import answer_with_stacks
-from dist_testing.rank.bootstrap import RankContext, enter, take_over
+from dist_testing.rank.bootstrap import FAILED_EXIT_CODE, RankContext, enter, take_over
 from dist_testing.rank.capture import own_streams, redirect_output
-from dist_testing.rank.environment import torchrun_env
+from dist_testing.rank.environment import world_env
 from dist_testing.rank.reporter import Reporter
 
 __all__ = ["become_rank", "main"]
@@ -28,8 +32,15 @@ def become_rank(start: RankStart, loader: Loader) -> NoReturn:
         os.set_inheritable(fd, True)
     request = start.request
     rank_env = {"RANK": str(start.rank), "LOCAL_RANK": str(start.rank)}
-    # The environment is complete from the start, because some libraries read it at import.
-    os.execve(arguments[0], arguments, request.env | torchrun_env(request.size, request.store_port) | rank_env)
+    try:
+        # Complete from the start: some libraries read their variables when they are imported.
+        os.execve(arguments[0], arguments, world_env(request.env, request.size, request.store_port) | rank_env)
+    except OSError as error:
+        text = f"Rank {start.rank} cannot become a fresh interpreter: {refusal(error)}"
+        with _reporter(start) as reporter:
+            reporter.never_started(LaunchError(text))
+    finally:
+        os._exit(FAILED_EXIT_CODE)
 
 
 def main(text: str) -> NoReturn:
@@ -44,16 +55,27 @@ def main(text: str) -> NoReturn:
         os.set_inheritable(fd, False)
     # Imports can hang, too.
     answer_with_stacks(start.stacks_fd)
+    with _reporter(start) as reporter:
+        reporter.importing()
     try:
         load_tests(order.loader, lambda context: _enter_prepared(start, context), start.request.body.only_test)
     except BaseException as error:
-        with socket.socket(fileno=start.channel_fd) as channel:
-            # Imports run test code, so the test has failed and not the infrastructure.
-            reporter = Reporter(FrameWriter(channel), PhaseBoard(start.board_fd, start.request.size), start.rank)
+        # Imports run test code: an error there is the test's failure, and not the machine's.
+        with _reporter(start) as reporter:
             reporter.phase("import")
             reporter.raised(error)
     finally:
         os._exit(1)
+
+
+@contextlib.contextmanager
+def _reporter(start: RankStart) -> Iterator[Reporter]:
+    """Report before `enter`, to which the descriptors belong."""
+    channel = socket.socket(fileno=start.channel_fd)
+    try:
+        yield Reporter(FrameWriter(channel), PhaseBoard(start.board_fd, start.request.size), start.rank)
+    finally:
+        channel.detach()
 
 
 def _enter_prepared(start: RankStart, context: RankContext) -> NoReturn:

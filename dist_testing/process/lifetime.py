@@ -20,8 +20,8 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 # <linux/sched.h>: the process was forked, and has not started another program since.
 _PF_FORKNOEXEC = 0x40
-# multiprocessing starts its helpers with this code in `python -c`.
-_HELPER = re.compile(r"from multiprocessing\.(resource_tracker|forkserver) import main")
+# What multiprocessing gives to `python -c`; and the program of torch, whose only word is its name.
+_HELPER = re.compile(r"from multiprocessing\.(resource_tracker|forkserver) import main|^([^ ]*/)?torch_shm_manager$")
 
 # Loaded at import, so that a rank need not search for a library after the fork. None on macOS, where `check_platform`
 # refuses to make processes.
@@ -105,8 +105,9 @@ def become_subreaper() -> bool:
 def is_helper(pid: int, command: str) -> bool:
     """Return whether a process is a helper of multiprocessing, which ends by itself after the process that uses it.
 
-    Helpers are multiprocessing's fork server and its resource tracker, which unlinks the shared memory of killed
-    processes. The children of that fork server have the same command line, but they are no helpers.
+    That is the resource tracker, which unlinks the shared memory of processes that were killed; the manager of torch's
+    `file_system` sharing, which does the same; and the fork server, but not what the fork server forks, which has the
+    same command line.
 
     Args:
         pid: A process that has not been reaped.

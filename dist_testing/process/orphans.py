@@ -9,9 +9,10 @@ from collections.abc import Sequence
 
 import psutil
 
+from dist_testing.process.descent import descends_from
 from dist_testing.process.lifetime import is_helper
 
-__all__ = ["Orphans", "kill_orphans"]
+__all__ = ["Orphans", "is_dead", "kill_orphans"]
 
 # Seconds until a process counts as left behind, because it may be about to end.
 _LEAVING_S = 0.5
@@ -21,6 +22,9 @@ _STARTING_S = 1.0
 _LOOK_S = 0.05
 # Seconds after a kill. Only a process that is stuck in the kernel takes longer.
 _KILLED_S = 5.0
+# Helpers end by themselves and must not be killed before they have unlinked shared memory. The resource tracker may
+# only just have been started; torch's manager waits two seconds for another user. Seconds.
+_HELPERS_S = 5.0
 
 
 class Orphans:
@@ -50,23 +54,32 @@ class Orphans:
 
     def _living(self) -> list[psutil.Process]:
         below = psutil.Process().children(recursive=True)
-        return [process for process in below if process not in self._given_up and not _is_dead(process)]
+        return [process for process in below if process not in self._given_up and not is_dead(process)]
 
 
-def kill_orphans(temp: str) -> None:
-    """Kill the orphan processes of ranks that this process adopted when the fork server was killed.
+def kill_orphans(temp: str, fork_server_pid: int) -> None:
+    """Kill descendants of this process that came from ranks, after the fork server was killed and could not do it.
 
     Args:
-        temp: Prefix of every rank's TMPDIR, which identifies these processes. Other children stay alive.
+        temp: The start of every rank's TMPDIR. It marks what ranks start where the kernel refuses the other mark.
+        fork_server_pid: The process whose descendants they are. Other children of this process are not ours to kill.
     """
     until_s = time.monotonic() + _STARTING_S
+    # One that is about to become the resource tracker unlinks shared memory, if it lives long enough to start.
+    psutil.wait_procs(_orphans(temp, fork_server_pid), timeout=_LEAVING_S)
     while True:
-        below = psutil.Process().children(recursive=True)
-        orphans = [child for child in below if _env(child, "TMPDIR").startswith(temp)]
-        _kill([orphan for orphan in orphans if not _is_dead(orphan)], _KILLED_S)
+        _kill(_orphans(temp, fork_server_pid), _KILLED_S)
         if time.monotonic() >= until_s:
             return
         time.sleep(_LOOK_S)
+
+
+def _orphans(temp: str, fork_server_pid: int) -> list[psutil.Process]:
+    return [
+        child
+        for child in psutil.Process().children(recursive=True)
+        if (descends_from(child.pid, fork_server_pid) or _env(child, "TMPDIR").startswith(temp)) and not is_dead(child)
+    ]
 
 
 def _kill(processes: Sequence[psutil.Process], limit_s: float) -> tuple[list[str], set[psutil.Process]]:
@@ -92,11 +105,12 @@ def _kill(processes: Sequence[psutil.Process], limit_s: float) -> tuple[list[str
     _, stuck = psutil.wait_procs(killed, timeout=limit_s)
     given_up.update(stuck)
     # A helper finishes its work and ends when no process uses it.
-    _, stuck = psutil.wait_procs(helpers, timeout=_LEAVING_S)
+    _, stuck = psutil.wait_procs(helpers, timeout=_HELPERS_S)
     for process in stuck:
         with contextlib.suppress(psutil.NoSuchProcess):
             _try_to_kill(process)
-    _, stuck = psutil.wait_procs(stuck, timeout=limit_s)
+    # Short: all waits together must end before the runner's own limit, `_KILL_LIMIT_S` of the supervisor.
+    _, stuck = psutil.wait_procs(stuck, timeout=_LEAVING_S)
     given_up.update(stuck)
     return named, given_up
 
@@ -113,13 +127,36 @@ def _try_to_kill(process: psutil.Process) -> bool:
 def _command(process: psutil.Process) -> str:
     try:
         return " ".join(process.cmdline()) or process.name()
+    except psutil.ZombieProcess:
+        # Its main thread has ended. The kernel keeps the command line for the other threads only.
+        return _command_of_a_thread(process.pid) or process.name()
     except psutil.AccessDenied:
         return "a process"
 
 
-def _is_dead(process: psutil.Process) -> bool:
+def _command_of_a_thread(pid: int) -> str:
+    for thread in _threads(pid):
+        # The thread may end before it is read.
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{thread}/cmdline", "rb") as cmdline:
+            if words := cmdline.read().rstrip(b"\0").split(b"\0"):
+                return b" ".join(words).decode(errors="replace")
+    return ""
+
+
+def _threads(pid: int) -> list[str]:
     try:
-        return bool(process.status() == psutil.STATUS_ZOMBIE)
+        return os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return []
+
+
+def is_dead(process: psutil.Process) -> bool:
+    """Return whether nothing of a process runs any more.
+
+    A process whose main thread has ended is a zombie for the kernel, but its other threads go on.
+    """
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE and len(_threads(process.pid)) <= 1
     except psutil.NoSuchProcess:
         return True
     except psutil.AccessDenied:

@@ -3,9 +3,10 @@
     runner  <-- RankMessage ----   rank
     runner  --- Instruction ---->  rank
 
-A rank sends `Ready` once; `Warned` for a warning of test code; `RankReport` as soon as it knows an outcome, so that its
-peers learn of a failure before the teardown; `EndSession` if test code wants no further test to run; and `Done` as its
-last message. The runner does not trust these messages, because a rank runs test code.
+A rank that imports the tests itself sends `Importing` before it does. A rank sends `Ready` once, a `RankReport` as soon
+as an outcome is known (peers must not wait for a teardown to learn of a failure), and `Done` as the last message before
+it leaves; in between, `Warned` for warnings of test code, and `EndSession` if it wants no further test to run. The
+runner does not trust these: a rank runs test code, and test code goes wrong.
 
 When every rank has sent a good report, the runner sends an instruction: `NextCase`, with another case for the same
 world, or `FinishWorld`, which every rank answers with `Done`. The rank that serves the store then waits for
@@ -32,6 +33,7 @@ __all__ = [
     "Done",
     "EndSession",
     "FinishWorld",
+    "Importing",
     "Instruction",
     "LeaveWorld",
     "NextCase",
@@ -69,6 +71,14 @@ class RankReport(ReportDetails):
     def __post_init__(self) -> None:
         if (self.kind is Kind.EXITED) != (self.exit_code is not None):
             raise ValueError(f"kind {self.kind.value!r} with exit_code {self.exit_code!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class Importing:
+    """The rank begins to import the tests, so that from now on it runs test code.
+
+    The rank sends it before any test code could prevent that, and what has been sent cannot be taken back.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,11 +140,11 @@ class LeaveWorld:
     """End: every rank has sent `Done`, so no rank needs the store."""
 
 
-RankMessage: TypeAlias = Ready | RankReport | Warned | EndSession | Done
+RankMessage: TypeAlias = Importing | Ready | RankReport | Warned | EndSession | Done
 RANK_MESSAGES: Family[RankMessage] = Family(
     "message of a rank",
-    1,
-    (Ready, RankReport, Warned, EndSession, Done),
+    2,
+    (Importing, Ready, RankReport, Warned, EndSession, Done),
     max_bytes=MAX_FRAME_BYTES,
     error=FrameError,
 )

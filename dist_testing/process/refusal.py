@@ -28,6 +28,10 @@ _EXPLAINED = {
     errno.EROFS: _FOLDER,
     errno.EAGAIN: _PROCESSES,
     errno.ENOMEM: _PROCESSES,
+    errno.E2BIG: (
+        "The environment is too large for a new program: one variable above 128 KiB, or all of them above the limit.",
+        "Unset what the tests do not need; `ulimit -s` raises the limit for all variables together.",
+    ),
     errno.EMFILE: (
         "A process of the run has reached its limit of open files. Each rank needs some; those of tests count, too.",
         "Raise the limit with `ulimit -n`, close files in the tests, or ask for a smaller world.",

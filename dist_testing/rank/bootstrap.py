@@ -25,7 +25,7 @@ from dist_testing.rank.capture import flush_streams, redirect_output
 from dist_testing.rank.coverage import RankCoverage
 from dist_testing.rank.debugging import set_breakpoint_hook, take_terminal
 from dist_testing.rank.device import finish_device_work
-from dist_testing.rank.environment import become, torchrun_env
+from dist_testing.rank.environment import become, world_env
 from dist_testing.rank.ledger import answer_with_ledger
 from dist_testing.rank.reporter import Reporter
 from dist_testing.rank.state import RankState
@@ -191,7 +191,7 @@ def take_over(request: WorldRequest) -> None:
     tempfile.tempdir = None
     os.umask(request.umask)
     os.chdir(request.cwd)
-    become(request.env | torchrun_env(request.size, request.store_port))
+    become(world_env(request.env, request.size, request.store_port))
     if request.threads and (torch := sys.modules.get("torch")) is not None:
         # torch read the environment variable when it was loaded; now only a call changes the number.
         torch.set_num_threads(request.threads)

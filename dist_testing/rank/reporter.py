@@ -11,7 +11,7 @@ from typing import Protocol
 
 from dist_testing.error_text import format_error, message_of, shorten, summarise
 from dist_testing.outcomes import Kind
-from dist_testing.process.rank_messages import Done, EndSession, RankMessage, RankReport, Ready, Warned
+from dist_testing.process.rank_messages import Done, EndSession, Importing, RankMessage, RankReport, Ready, Warned
 from dist_testing.rank.collateral import collateral
 from dist_testing.skips import skip_for_exit_code
 
@@ -75,6 +75,11 @@ class Reporter:
     def is_forked(self) -> bool:
         """Whether this process is not the rank, but a fork of it that ran beyond the end of the test that made it."""
         return os.getpid() != self._pid
+
+    def importing(self) -> None:
+        """Say that the rank is about to import the tests, which runs test code."""
+        self.phase("import")
+        self._frames.send(Importing())
 
     def ready(self) -> None:
         """Report that the rank exists. Its time counts from now on."""

@@ -5,20 +5,41 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import re
+import socket
 import sys
 import threading
+import time
 from dataclasses import dataclass
 from typing import Any
 
 from dist_testing.errors import StateLeakError
+from dist_testing.process.lifetime import is_helper
 
 __all__ = ["RankState", "child_processes"]
 
-# torch sets this variable at the first call of some unrelated functions.
-_SET_BY_TORCH = frozenset({"TORCHINDUCTOR_CACHE_DIR"})
+# torch sets them at the first call of some functions that have nothing to do with them, above all in torch.compile.
+_SET_BY_TORCH = frozenset(
+    {
+        "DISABLE_CUPTI_LAZY_REINIT",
+        "TEARDOWN_CUPTI",
+        "TORCHINDUCTOR_CACHE_DIR",
+        "TORCH_WARM_POOL",
+        "TRITON_CACHE_DIR",
+        "TRITON_LIBDEVICE_PATH",
+        "TRITON_PTXAS_PATH",
+        "_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR",
+    }
+)
+# Threads, processes and pipes of correct code end a moment after the test: those of a data loader, for example.
+# Seconds until they count as left behind, and between two looks.
+_LEAVING_S = 2.0
+_LOOK_S = 0.01
 _GROUPS = "process groups"
-# Modules that keep a helper process: the name of the module, of its object, and of the object's two attributes for the
-# helper's pid and for the pipe whose closing ends the helper.
+# Where the manager of torch's `file_system` sharing listens.
+_MANAGER = re.compile(r"/torch-shm-dir-[^/]+/manager\.sock$")
+# Modules that keep a helper process, each with the names of its object, of the helper's pid in it, and of the end of a
+# pipe at whose closing the helper ends.
 _HELPERS = (
     ("multiprocessing.resource_tracker", "_resource_tracker", "_pid", "_fd"),
     ("multiprocessing.forkserver", "_forkserver", "_forkserver_pid", "_forkserver_alive_fd"),
@@ -63,21 +84,31 @@ class RankState:
             are_threads: Whether the ranks are threads of this process.
 
         Raises:
-            StateLeakError: If a case has changed something. The text lists all changes.
+            StateLeakError: If a case has changed something; the text lists all of it. What can end by itself has two
+                seconds to do so.
         """
-        if not (changes := self._changes(keeps_groups)):
-            return
-        if are_threads:
-            cause = "its ranks are threads of one process, which runs the next test, too. Any of them may have done it."
-            way_out = "put the test into a class or module of its own"
-        else:
-            cause = "its ranks belong to a worker pool, which runs the next test, too."
-            way_out = "use the default isolation, which gives each test new ranks"
-        raise StateLeakError(
-            f"changed and not undone: {'; '.join(changes)}.\n"
-            f"The test itself has passed, but {cause}\n"
-            f"Undo the change in the test or a fixture, or {way_out}."
-        )
+        until_s = time.monotonic() + _LEAVING_S
+        while True:
+            has_kept_groups = keeps_groups and _torch_state().get(_GROUPS) != self.torch.get(_GROUPS)
+            running, can_end = self._running(has_kept_groups)
+            if not can_end or time.monotonic() >= until_s:
+                break
+            time.sleep(_LOOK_S)
+        changes = self._settings(has_kept_groups) + running
+        if changes:
+            if are_threads:
+                cause = (
+                    "its ranks are threads of one process, which runs the next test, too. Any of them may have done it."
+                )
+                way_out = "put the test into a class or module of its own"
+            else:
+                cause = "its ranks belong to a worker pool, which runs the next test, too."
+                way_out = "use the default isolation, which gives each test new ranks"
+            raise StateLeakError(
+                f"changed and not undone: {'; '.join(changes)}.\n"
+                f"The test itself has passed, but {cause}\n"
+                f"Undo the change in the test or a fixture, or {way_out}."
+            )
 
     def rewind_generators(self) -> None:
         """Reset the random generators, so that each case gets the same numbers as the first one."""
@@ -87,7 +118,8 @@ class RankState:
         if "torch" in self.generators:
             sys.modules["torch"].set_rng_state(self.generators["torch"])
 
-    def _changes(self, keeps_groups: bool) -> list[str]:
+    def _settings(self, has_kept_groups: bool) -> list[str]:
+        """Return the changes that stay as they are."""
         changes = []
         env = dict(os.environ)
         if env != self.env:
@@ -96,9 +128,18 @@ class RankState:
                 changes.append(f"environment variable(s) {', '.join(sorted(names))}")
         if (cwd := os.getcwd()) != self.cwd:
             changes.append(f"working directory, now {cwd}")
-        descriptors = _descriptors()
         now = _torch_state()
-        has_kept_groups = keeps_groups and now.get(_GROUPS) != self.torch.get(_GROUPS)
+        changes += [
+            f"{name}, from {self.torch.get(name)} to {now.get(name)}"
+            for name in sorted(self.torch.keys() | now.keys())
+            if self.torch.get(name) != now.get(name) and not (has_kept_groups and name == _GROUPS)
+        ]
+        return changes
+
+    def _running(self, has_kept_groups: bool) -> tuple[list[str], bool]:
+        """Return the changes of descriptors, threads and processes, and whether they can still end by themselves."""
+        changes = []
+        descriptors = _descriptors()
         helpers, pipes = _helpers()
         names_opened = [name for fd in descriptors - self.descriptors - pipes if (name := _descriptor_name(fd))]
         # Sockets and pipes of a process group look like all others.
@@ -107,17 +148,23 @@ class RankState:
             changes.append(f"open file(s) {', '.join(sorted(opened))}")
         if closed := self.descriptors - descriptors:
             changes.append(f"closed descriptor(s) {', '.join(map(str, sorted(closed)))}")
-        started = [thread.name for thread in threading.enumerate() if thread.ident not in self.threads]
+        known = self.threads | _threads_of_torch()
+        started = [thread.name for thread in threading.enumerate() if thread.ident not in known]
         if started:
             changes.append(f"running thread(s) {', '.join(sorted(started))}")
         if left := _children(helpers) - self.children:
             changes.append(f"running process(es) {', '.join(map(str, sorted(left)))}")
-        changes += [
-            f"{name}, from {self.torch.get(name)} to {now.get(name)}"
-            for name in sorted(self.torch.keys() | now.keys())
-            if self.torch.get(name) != now.get(name) and not (has_kept_groups and name == _GROUPS)
-        ]
-        return changes
+        return changes, bool(started or left or any(name.startswith("pipe:") for name in opened))
+
+
+def _threads_of_torch() -> frozenset[int]:
+    """Return the threads in which torch.compile runs compilers; torch keeps them once they are needed."""
+    compiler = getattr(sys.modules.get("torch._inductor.async_compile"), "AsyncCompile", None)
+    pool = getattr(compiler, "pool", None)
+    # The call would make the pool if there is none.
+    if pool is None or not hasattr(pool, "cache_info") or not pool.cache_info().currsize:
+        return frozenset()
+    return frozenset(thread.ident or 0 for thread in pool()._threads)
 
 
 def _descriptors() -> frozenset[int]:
@@ -137,7 +184,7 @@ def _descriptor_name(fd: int) -> str | None:
     """Return the name of a descriptor's file; None if it is no leak."""
     with contextlib.suppress(OSError):
         name = os.readlink(f"/proc/self/fd/{fd}")
-        if not name.startswith("anon_inode:"):
+        if not name.startswith("anon_inode:") and not (name.startswith("socket:") and _leads_to_torchs_manager(fd)):
             return name
     return None
 
@@ -145,6 +192,15 @@ def _descriptor_name(fd: int) -> str | None:
 def child_processes() -> frozenset[int]:
     """Return the processes that this one has started, apart from the helpers of multiprocessing."""
     return _children(_helpers()[0])
+
+
+def _leads_to_torchs_manager(fd: int) -> bool:
+    """Return whether a socket is a connection of torch's `file_system` sharing, which stays once it is needed."""
+    try:
+        with socket.socket(fileno=os.dup(fd)) as copy:
+            return _MANAGER.search(str(copy.getpeername())) is not None
+    except OSError:
+        return False
 
 
 def _children(helpers: frozenset[int]) -> frozenset[int]:
@@ -155,7 +211,18 @@ def _children(helpers: frozenset[int]) -> frozenset[int]:
     except ChildProcessError:
         return frozenset()
     children = _children_of(os.getpid())
-    return (children - helpers).union(*map(_children_of, children & helpers))
+    left = (children - helpers).union(*map(_children_of, children & helpers))
+    # torch has no word of its manager's pid.
+    return frozenset(pid for pid in left if not is_helper(pid, _command(pid)))
+
+
+def _command(pid: int) -> str:
+    """Return the command line of a process; "" if it has ended."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as cmdline:
+            return cmdline.read().rstrip(b"\0").replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        return ""
 
 
 def _children_of(pid: int) -> frozenset[int]:

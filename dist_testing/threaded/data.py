@@ -12,6 +12,7 @@ lie on different devices.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
@@ -321,7 +322,10 @@ def _on_one_device(values: list[Tensor]) -> list[Tensor]:
 
 
 def _write(outputs: Sequence[Tensor], values: Sequence[Tensor]) -> None:
-    if outputs:
+    if not outputs:
+        return
+    # torch refuses to write to a tensor of inference mode outside that mode. Other backends write to its memory.
+    with torch.inference_mode() if any(map(Tensor.is_inference, outputs)) else contextlib.nullcontext():
         torch._foreach_copy_(
             [_hidden(output) for output in outputs],
             [

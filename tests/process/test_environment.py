@@ -8,6 +8,7 @@ import os
 import socket
 import tempfile
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,30 @@ def _init_by_env(world: World, _: dict[str, Any]) -> None:
     assert (world.size, world.rank) == (ones.item(), dist.get_rank())
 
 
+def _init_at_own_port(world: World, body: dict[str, Any]) -> None:
+    """Create a group at a port that the test has chosen, as suites of other projects do."""
+    if world.rank == 0:
+        with socket.create_server(("127.0.0.1", 0)) as chosen:
+            world.store.set("port", str(chosen.getsockname()[1]))
+    port = world.store.get("port").decode()
+    limit = timedelta(seconds=20)
+    if body["method"] == "tcp":
+        dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", limit, world.size, world.rank)
+    else:
+        os.environ.update(MASTER_ADDR="localhost", MASTER_PORT=port)
+        dist.init_process_group("gloo", timeout=limit)
+    ones = torch.ones(1)
+    dist.all_reduce(ones)
+    assert (world.size, world.rank) == (ones.item(), dist.get_rank())
+
+
+def _init_at_store_port(world: World, _: dict[str, Any]) -> None:
+    """Create a group at the address of the world's store, which is named in place of `env://`."""
+    method = f"tcp://127.0.0.1:{os.environ['MASTER_PORT']}"
+    dist.init_process_group("gloo", method, world_size=world.size, rank=world.rank)
+    dist.barrier()
+
+
 def _listen_on_a_unix_socket(world: World, _: dict[str, Any]) -> None:
     path = os.path.join(tempfile.mkdtemp(), f"some-service-{world.rank}.sock")
     with socket.socket(socket.AF_UNIX) as server:
@@ -69,6 +94,8 @@ def engine() -> Iterator[Engine]:
     functions = {
         "record": _record,
         "init by env": _init_by_env,
+        "init at own port": _init_at_own_port,
+        "init at store port": _init_at_store_port,
         "listen": _listen_on_a_unix_socket,
         "use folders": _use_folders,
         "leave files": _leave_files,
@@ -134,6 +161,18 @@ def test_ranks_have_the_same_variables_as_under_torchrun(engine: Engine, tmp_pat
 def test_group_can_be_made_from_the_variables(engine: Engine) -> None:
     """If this fails, `env://` tries to bind a port that is taken instead of using the running store."""
     _assert_passed(run(engine, "init by env", init=False))
+
+
+@pytest.mark.parametrize("isolation", ["fork", "pool"])
+@pytest.mark.parametrize("method", ["tcp", "env"])
+def test_group_can_be_made_at_a_port_of_the_test(engine: Engine, method: str, isolation: str) -> None:
+    """If this fails, no rank listens at the port, because torch is told that another process serves every store."""
+    _assert_passed(run(engine, "init at own port", init=False, isolation=isolation, arguments={"method": method}))
+
+
+def test_group_can_be_made_at_the_port_of_the_store(engine: Engine) -> None:
+    """If this fails, rank 0 tries to bind a port that is taken instead of using the store that it serves."""
+    _assert_passed(run(engine, "init at store port", init=False))
 
 
 def test_threads_are_a_share_unless_the_user_decides(

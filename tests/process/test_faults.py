@@ -141,9 +141,9 @@ def test_skip_on_one_rank_is_a_disagreement(engine: Engine, rank: int) -> None:
 
 
 @pytest.mark.parametrize("rank", [0, 2])
-@pytest.mark.parametrize("fault", ["fork twice", "leave a session"])
+@pytest.mark.parametrize("fault", ["fork twice", "leave a session", "leave a thread"])
 def test_children_left_behind_fail_the_case_and_are_killed(engine: Engine, fault: str, rank: int) -> None:
-    """If this fails, a process that leaves the rank's session outlives the run."""
+    """If this fails, a process that leaves the rank's session, or ends its main thread, outlives the run."""
     result = _run(engine, fault, rank)
     assert (Status.FAILED, Cause.LEAK) == (result.verdict.status, result.verdict.cause), result
     (leaked,) = result.leaked

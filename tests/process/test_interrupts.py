@@ -226,7 +226,7 @@ def test_second_signal_does_not_break_the_clean_up(starter: Starter, tmp_path: P
 
 
 def test_death_of_the_fork_server_costs_one_case(starter: Starter, tmp_path: Path) -> None:
-    """If this fails, a test that kills its parent ends the whole run."""
+    """If this fails, a test that kills its parent ends the whole run, or what its ranks have started outlives it."""
     write_file(
         tmp_path,
         "test_cases.py",
@@ -235,20 +235,31 @@ def test_death_of_the_fork_server_costs_one_case(starter: Starter, tmp_path: Pat
         import subprocess
         import sys
         import threading
+        from multiprocessing.shared_memory import SharedMemory
+        from pathlib import Path
 
         import pytest
 
         SLEEP = [sys.executable, "-c", "import time; time.sleep(1000)"]
+        STREAMS, NULL = ("stdin", "stdout", "stderr"), subprocess.DEVNULL
         # A process of the runner: no rank started it.
         SERVER = subprocess.Popen(SLEEP)
 
 
         @pytest.mark.distributed(world_size=2)
-        @pytest.mark.parametrize("leaves_a_session", [False, True])
-        def test_kills_its_parent(world, leaves_a_session):
+        @pytest.mark.parametrize("leaves", ["nothing", "session", "fork", "stranger", "memory"])
+        def test_kills_its_parent(world, leaves):
             if world.rank == 0:
-                if leaves_a_session:
+                if leaves == "session":
                     subprocess.Popen(SLEEP, start_new_session=True)
+                elif leaves == "fork":
+                    if os.fork() == 0:
+                        os.setsid()
+                        threading.Event().wait()
+                elif leaves == "stranger":
+                    subprocess.Popen(SLEEP, env={}, cwd="/", start_new_session=True, **dict.fromkeys(STREAMS, NULL))
+                elif leaves == "memory":
+                    Path("segment").write_text(SharedMemory(create=True, size=1).name)
                 os.kill(os.getppid(), 9)
             threading.Event().wait()
 
@@ -267,13 +278,13 @@ def test_death_of_the_fork_server_costs_one_case(starter: Starter, tmp_path: Pat
     ended = run_pytest(starter, tmp_path, "-rA", "test_cases.py")
     assert ended.code == pytest.ExitCode.TESTS_FAILED, ended.log
     assert ended.outcomes() == {
-        "test_kills_its_parent[False]": "FAILED",
-        "test_kills_its_parent[True]": "FAILED",
+        **{f"test_kills_its_parent[{left}]": "FAILED" for left in ("nothing", "session", "fork", "stranger", "memory")},
         "test_next": "PASSED",
         "test_server": "PASSED",
     }
     assert "The fork server (pid " in ended.log
     assert "Traceback" not in ended.log
+    assert not Path("/dev/shm", (tmp_path / "segment").read_text()).exists()
 
 
 def test_stop_of_the_fork_server_costs_one_case(starter: Starter, tmp_path: Path) -> None:

@@ -11,7 +11,9 @@ from tests.support.starter import Starter
 
 _USES = """
     import multiprocessing
+    import os
     import time
+    from pathlib import Path
     from multiprocessing import shared_memory
 
     import pytest
@@ -29,6 +31,18 @@ _USES = """
     def test_workers(world):
         with multiprocessing.get_context("forkserver").Pool(1) as pool:
             assert pool.map(abs, [-1]) == [1]
+
+
+    def test_shared_files(world):
+        import torch
+        import torch.multiprocessing
+
+        strategy = torch.multiprocessing.get_sharing_strategy()
+        torch.multiprocessing.set_sharing_strategy("file_system")
+        KEPT.append(torch.ones(9).share_memory_())
+        torch.multiprocessing.set_sharing_strategy(strategy)
+        with Path({listing!r}).open("a") as file:
+            file.writelines(f"{{path.name}}\\n" for path in Path("/dev/shm").glob(f"torch_{{os.getpid()}}_*"))
 
 
     def test_worker_stays(world):
@@ -49,16 +63,21 @@ def test_helpers_of_multiprocessing_are_not_leaks_but_workers_are(
     starter: Starter, tmp_path: Path, isolation: str
 ) -> None:
     """If this fails, tests of data loaders fail by helper processes that they cannot end, or leaks pass."""
-    ended = run_cases(starter, tmp_path, _USES.format(isolation=isolation))
+    listing = tmp_path / "segments"
+    ended = run_cases(starter, tmp_path, _USES.format(isolation=isolation, listing=str(listing)))
     outcomes = {name.partition("[")[0]: outcome for name, outcome in ended.outcomes().items()}
     assert outcomes == {
         "test_shared_memory": "PASSED",
         "test_workers": "PASSED",
+        "test_shared_files": "PASSED",
         "test_worker_stays": "FAILED",
         # Only a worker pool would pass it on to the next case.
         "test_pipe_stays": "FAILED" if isolation == "pool" else "PASSED",
         "test_after": "PASSED",
     }, ended.log
+    segments = listing.read_text().splitlines()
+    assert len(segments) == 2
+    assert not [name for name in segments if Path("/dev/shm", name).exists()]
     if isolation == "pool":
         assert "running process(es)" in ended.log
         assert "changed and not undone: open file(s) pipe:[" in ended.log

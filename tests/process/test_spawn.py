@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.children import run_pytest, write_file
+from tests.support.children import run_cases, run_pytest, write_file
 from tests.support.starter import Starter
 
 # The cases import this file: its values were decided at import.
@@ -166,6 +166,72 @@ def test_import_that_fails_on_ranks_is_reported_as_the_reason(starter: Starter, 
     assert ended.outcomes() == {f"test_{front_end}": "FAILED"}
     assert "planted in the second import" in ended.log
     assert "KeyError" not in ended.log
+
+
+# Ranks have RANK before their first import.
+_ENDS_AT_IMPORT = """
+    import os
+    import signal
+    from pathlib import Path
+
+    import pytest
+
+    if "RANK" in os.environ:
+        with Path("imports").open("a") as file:
+            file.write("x")
+        {end}
+
+
+    @pytest.mark.distributed(world_size=2, isolation="spawn")
+    def test_it(world):
+        pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "said"),
+    [
+        ("os._exit(3)", "exited with code 3 in import"),
+        ("os.kill(os.getpid(), 11)", "was killed by SIGSEGV (11) in import"),
+    ],
+)
+def test_rank_that_dies_in_an_import_of_the_tests_has_crashed(
+    starter: Starter, tmp_path: Path, end: str, said: str
+) -> None:
+    """If this fails, a crash of test code counts as the machine's, and a second try hides one that comes and goes."""
+    ended = run_cases(starter, tmp_path, _ENDS_AT_IMPORT.format(end=end))
+    assert ended.outcomes() == {"test_it": "FAILED"}, ended.log
+    assert said in ended.log
+    assert "No test code is to blame" not in ended.log
+    assert len((tmp_path / "imports").read_text()) <= 2, "test code has run, so that a second try would prove nothing"
+
+
+def test_environment_too_large_for_a_new_program_is_named(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, the report says no more than "exit code 1"."""
+    source = """
+        import os
+
+        import pytest
+
+
+        @pytest.fixture(scope="module", autouse=True)
+        def large():
+            os.environ["LARGE"] = 200_000 * "x"
+
+
+        def test_plain():
+            pass
+
+
+        @pytest.mark.distributed(world_size=2, isolation="spawn")
+        def test_it(world):
+            pass
+    """
+    ended = run_cases(starter, tmp_path, source)
+    assert ended.outcomes() == {"test_plain": "PASSED", "test_it": "FAILED"}, ended.log
+    assert "cannot become a fresh interpreter: [Errno 7] Argument list too long" in ended.log
+    assert "The environment is too large for a new program" in ended.log
+    assert "Unset what the tests do not need" in ended.log
 
 
 _OTHER = """

@@ -125,6 +125,21 @@ def _leave_session(world: World) -> None:
     (world.tmp_path / "pid").write_text(str(process.pid))
 
 
+_ENDS_ITS_MAIN_THREAD = """
+import ctypes, platform, threading
+threading.Thread(target=threading.Event().wait).start()
+# The system call `exit` ends one thread.
+ctypes.CDLL(None).syscall(60 if platform.machine() == "x86_64" else 93, 0)
+"""
+
+
+def _leave_thread(_: World) -> None:
+    """Leave a process that is a zombie, by the state of its main thread, and that goes on."""
+    process = psutil.Process(subprocess.Popen([sys.executable, "-c", _ENDS_ITS_MAIN_THREAD]).pid)
+    while process.status() != psutil.STATUS_ZOMBIE:
+        os.sched_yield()
+
+
 def _fork_twice(world: World) -> None:
     if os.fork() == 0:
         if os.fork() == 0:
@@ -162,6 +177,7 @@ FAULTS: dict[str, Callable[[World], None]] = {
     "keyboard interrupt": _raise_base,
     "kill": _signal(signal.SIGKILL),
     "leave a session": _leave_session,
+    "leave a thread": _leave_thread,
     "out of memory": _run_out_of_memory,
     "print much": _print_much,
     "raise": _raise,

@@ -31,7 +31,7 @@ import psutil
 
 from dist_testing.process.lifetime import become_subreaper
 
-__all__ = ["LIMIT_S", "Child", "Starter", "wait_ended"]
+__all__ = ["LIMIT_S", "Child", "Starter", "is_alive", "living_below", "wait_ended"]
 
 # Limit in seconds for a child that works; far above what it needs on a busy machine.
 LIMIT_S = 120.0
@@ -252,8 +252,8 @@ def _base_env() -> dict[str, str]:
 
 
 def living_below(pid: int) -> list[psutil.Process]:
-    """Return every process below this one that is not a zombie."""
-    return [child for child in psutil.Process(pid).children(recursive=True) if _is_alive(child)]
+    """Return every process below this one of which a thread still runs."""
+    return [child for child in psutil.Process(pid).children(recursive=True) if is_alive(child)]
 
 
 def _kill_below(pid: int) -> list[str]:
@@ -262,15 +262,21 @@ def _kill_below(pid: int) -> list[str]:
     # Repeat until none is left: a process that is still alive may have started another.
     while living := living_below(pid):
         for child in living:
+            name = f"pid {child.pid}"
             with contextlib.suppress(psutil.NoSuchProcess):
-                killed.append(f"{' '.join(child.cmdline())[:100]} (pid {child.pid})")
-                child.kill()
+                name = f"{' '.join(child.cmdline())[:100]} ({name})"
+            killed.append(name)
+            # Also one whose main thread has ended: it has no command line.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child.pid, signal.SIGKILL)
         psutil.wait_procs(living, timeout=1)
     return killed
 
 
-def _is_alive(process: psutil.Process) -> bool:
+def is_alive(process: psutil.Process) -> bool:
+    """Return whether a thread of a process still runs."""
     try:
-        return bool(process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
+        # A process whose main thread has ended is called a zombie, whatever its other threads do.
+        return process.status() != psutil.STATUS_ZOMBIE or len(os.listdir(f"/proc/{process.pid}/task")) > 1
+    except (psutil.NoSuchProcess, FileNotFoundError):
         return False

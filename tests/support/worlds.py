@@ -23,7 +23,7 @@ from dist_testing.rank.rank_world import RankWorld
 from dist_testing.rank.reporter import Reporter
 from dist_testing.spec import Spec
 from dist_testing.world import World
-from tests.support.starter import living_below
+from tests.support.starter import is_alive, living_below
 
 __all__ = ["FunctionRankContext", "Functions", "alive", "engine_for", "run"]
 
@@ -121,8 +121,8 @@ def run(engine: Engine, function: str, *, world_size: int = 4, timeout_s: float 
 
 
 def alive(pid: int) -> bool:
-    """Return whether a process exists and is not a zombie."""
+    """Return whether a process exists and a thread of it still runs."""
     try:
-        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+        return is_alive(psutil.Process(pid))
     except psutil.NoSuchProcess:
         return False

@@ -352,3 +352,33 @@ def test_autograd_does_not_see_collectives() -> None:
         same(torch.full((2,), 6.0), tensor)
 
     pass_on_threads(body)
+
+
+def test_tensors_of_inference_mode_can_be_used_outside_of_it() -> None:
+    """If this fails, torch refuses the write to such a tensor, which the groups of processes take."""
+
+    def body(rank: int) -> None:
+        with torch.inference_mode():
+            ours, other, summed, shared, *whole = (torch.full((4,), float(rank)) for _ in range(8))
+            halves = [tensor.view(2, 2)[0] for tensor in whole]
+        dist.all_reduce(summed)
+        same(torch.full((4,), 6.0), summed)
+        dist.broadcast(shared, src=1)
+        same(torch.ones(4), shared)
+        dist.all_gather(halves, torch.full((2,), float(rank)))
+        same(torch.arange(4.0), torch.stack(halves)[:, 0])
+        dist.all_to_all_single(other, ours)
+        same(torch.arange(4.0), other)
+        if rank == 0:
+            dist.send(ours, 1)
+        elif rank == 1:
+            dist.recv(ours, 0)
+            same(torch.zeros(4), ours)
+        # One rank has a plain tensor, which stays one.
+        mixed = torch.zeros(4) if rank == 0 else summed
+        dist.all_reduce(mixed)
+        same(torch.full((4,), 18.0), mixed)
+        assert mixed.is_inference() is (rank > 0)
+        assert not mixed.requires_grad
+
+    pass_on_threads(body)

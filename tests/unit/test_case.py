@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Any
+
 import pytest
 
 from dist_testing.case import Case, CaseBody, CaseResult
+from dist_testing.engine.report import failure_report
 from dist_testing.outcomes import Kind, RankOutcome, verdict
 
 _RAISED = RankOutcome(0, Kind.RAISED, 1.0, types="builtins.ValueError")
@@ -41,6 +45,14 @@ def test_failures_come_from_all_ranks() -> None:
 def test_only_exceptions_can_be_expected(other: RankOutcome, is_expectable: bool) -> None:
     """If this fails, an expected failure hides that another rank crashed a moment later."""
     assert _result(_RAISED, other).has_only_raised is is_expectable
+
+
+@pytest.mark.parametrize("left", [{"leaked": ("sleep 1000 (pid 3)",)}, {"gpu_memory": ("GPU 0: 3 GiB",)}])
+def test_leftovers_are_not_expected(left: dict[str, Any]) -> None:
+    """If this fails, an expected failure hides processes or memory that the test leaves behind."""
+    result = dataclasses.replace(_result(_RAISED, _PASSED), **left)
+    assert not result.has_only_raised
+    assert next(iter(left.values()))[0] in failure_report(result)
 
 
 @pytest.mark.parametrize("outcome", [RankOutcome(0, Kind.PASSED), RankOutcome(0, Kind.SKIPPED, reason="none")])

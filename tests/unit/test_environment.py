@@ -7,7 +7,7 @@ from unittest import mock
 
 import pytest
 
-from dist_testing.rank.environment import become, torchrun_env
+from dist_testing.rank.environment import become, torchrun_env, world_env
 from dist_testing.world import LOOPBACK
 
 # The rank itself sets RANK and LOCAL_RANK.
@@ -23,9 +23,13 @@ def test_variables_are_those_of_torchrun_on_one_node(size: int) -> None:
     assert (env["MASTER_ADDR"], env["MASTER_PORT"]) == (LOOPBACK, "29500")
 
 
-def test_env_rendezvous_uses_the_running_store() -> None:
-    """If this fails, rank 0 tries to bind a port that is already taken."""
-    assert torchrun_env(2, 29500)["TORCHELASTIC_USE_AGENT_STORE"] == "True"
+@pytest.mark.parametrize(("store_port", "is_told"), [(29500, False), (0, True)])
+def test_store_of_torchrun_is_not_the_store_of_a_world(store_port: int, is_told: bool) -> None:
+    """If this fails, under torchrun no rank serves a store at a test's own port, or none where the world has none."""
+    env = world_env({"TORCHELASTIC_USE_AGENT_STORE": "True", "KEPT": "1"}, 2, store_port)
+    assert ("TORCHELASTIC_USE_AGENT_STORE" in env) is is_told
+    assert env["KEPT"] == "1"
+    assert env.items() >= torchrun_env(2, store_port).items()
 
 
 def test_a_world_without_a_store_has_no_address() -> None:

@@ -1,0 +1,44 @@
+"""A mark that processes inherit, by which the descendants of a process are known when their parents are gone.
+
+A child may have no environment, another session, and no descriptor of its parent. The mark is a limit that Linux keeps
+and has not enforced since version 2.4: the number of file locks. A process inherits it through `fork` and `exec`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+
+__all__ = ["descends_from", "mark_descendants"]
+
+# RLIMIT_LOCKS of <asm-generic/resource.h>, which Python does not name.
+_LIMIT = 10
+_FIELD = b"Max file locks"
+# No user gives a limit of this size.
+_BASE = 1 << 40
+
+
+def mark_descendants() -> None:
+    """Mark all processes that this one makes from now on, and itself; without effect where the kernel refuses."""
+    with contextlib.suppress(OSError, ValueError):
+        _, hard = resource.getrlimit(_LIMIT)
+        resource.setrlimit(_LIMIT, (_BASE + os.getpid(), hard))
+
+
+def descends_from(pid: int, ancestor: int) -> bool:
+    """Return whether a process descends from one that has called `mark_descendants`, or is that process.
+
+    Args:
+        pid: The process.
+        ancestor: Pid of the other, which may have ended.
+
+    Returns:
+        False also if the process has ended, or has a mark of its own.
+    """
+    try:
+        with open(f"/proc/{pid}/limits", "rb") as limits:
+            found = next((line for line in limits if line.startswith(_FIELD)), b"")
+    except OSError:
+        return False
+    return found.removeprefix(_FIELD).split()[:1] == [b"%d" % (_BASE + ancestor)]
