@@ -59,7 +59,10 @@ def worst_of(known: RankOutcome | None, told: RankOutcome, weigh: Callable[[Rank
 
 
 def _is_like(outcome: RankOutcome, kept: RankOutcome) -> bool:
-    return (outcome.kind, outcome.phase, outcome.types) == (kept.kind, kept.phase, kept.types)
+    def key(of: RankOutcome) -> tuple[object, ...]:
+        return of.kind, of.phase, of.types, of.expected_by
+
+    return key(outcome) == key(kept)
 
 
 class RankRecord:

@@ -134,7 +134,7 @@ class LeaveWorld:
 RankMessage: TypeAlias = Ready | RankReport | Warned | EndSession | Done
 RANK_MESSAGES: Family[RankMessage] = Family(
     "message of a rank",
-    1,
+    2,
     (Ready, RankReport, Warned, EndSession, Done),
     max_bytes=MAX_FRAME_BYTES,
     error=FrameError,

@@ -15,6 +15,7 @@ import pytest
 
 from dist_testing.case import CaseBody
 from dist_testing.errors import UsageError
+from dist_testing.frontends.pytest.expectations import expected_classes
 from dist_testing.frontends.pytest.internals import (
     CaptureManager,
     FixtureLookupError,
@@ -220,6 +221,7 @@ class PytestRankFrontEnd:
         item = self._items[case.nodeid]
         if self._thread_items is not None:
             item = self._thread_items.own(item)
+        reporter.expectations = expected_classes(item)
         if self._stays:
             # The fixtures that are still set up may belong to a test that was then not run.
             item.session._setupstate.teardown_exact(item)

@@ -14,6 +14,7 @@ from dist_testing.case import CaseFailedError, CaseResult
 from dist_testing.engine.kept_logs import keep_logs
 from dist_testing.engine.report import failure_report
 from dist_testing.errors import DistTestingError, LaunchError, PromiseError, UsageError
+from dist_testing.frontends.pytest.expectations import is_expected
 from dist_testing.frontends.pytest.internals import (
     ReprFileLocation,
     TerminalRepr,
@@ -24,7 +25,7 @@ from dist_testing.frontends.pytest.internals import (
 )
 from dist_testing.frontends.warned import warnings_of
 from dist_testing.launch.isolation import isolation_named
-from dist_testing.outcomes import Cause, RankOutcome, Status
+from dist_testing.outcomes import Cause, Status
 from dist_testing.spec import Spec
 
 __all__ = [
@@ -100,7 +101,7 @@ def xfail_mark(item: pytest.Item) -> Xfail | None:
         if cls is not None and not isinstance(cls, type):
             raise UsageError(
                 f"{item.nodeid}: xfail(raises={cls!r}).\n"
-                "The exception stays on its rank; the runner only knows the names of its classes.\n"
+                "The exception stays on its rank, which can only tell the runner whether it is of a class.\n"
                 "Give a class, or a tuple of classes; or use the context manager in the test."
             )
     return expected
@@ -234,7 +235,7 @@ def judge_expected(item: pytest.Item, expected: Xfail, result: CaseResult, spec:
     Only an exception in the test is an expected failure; a crash, a hang or a broken machine never is.
     """
     values = properties(result)
-    if result.has_only_raised and all(_is_expected(expected, failure) for failure in result.failures):
+    if result.has_only_raised and all(is_expected(item, expected, failure) for failure in result.failures):
         return expected_failure(item, expected.reason, result.duration_s)
     if result.verdict.status is Status.FAILED:
         return failed(item, failure_text(item.nodeid, result, spec), result.duration_s, values)
@@ -243,14 +244,6 @@ def judge_expected(item: pytest.Item, expected: Xfail, result: CaseResult, spec:
     reports = passed(item, result.duration_s, values)
     reports[1].wasxfail = expected.reason
     return reports
-
-
-def _is_expected(expected: Xfail, failure: RankOutcome) -> bool:
-    if expected.raises is None:
-        return True
-    raises: Any = expected.raises
-    allowed = raises if isinstance(raises, tuple) else (raises,)
-    return any(f"{cls.__module__}.{cls.__qualname__}" in failure.types.split() for cls in allowed)
 
 
 def add_error(report: pytest.TestReport, error: DistTestingError) -> None:
