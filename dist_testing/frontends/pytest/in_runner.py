@@ -114,7 +114,7 @@ class RunnerPlugin:
             arguments=(
                 *(str(argument) for argument in config.invocation_params.args),
                 # A worker of pytest-xdist gets the arguments of its controller; it must not start workers.
-                *(("-n", "0") if config.pluginmanager.hasplugin("xdist") else ()),
+                *(("-n", "0") if hasattr(config.option, "numprocesses") else ()),
             ),
             directory=str(config.invocation_params.dir),
             spec=self._spec.text or None,
@@ -202,7 +202,11 @@ class RunnerPlugin:
         if not is_marked(item):
             return None
         item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
-        for report in self._reports(item, item.stash[MARKER_KEY], nextitem):
+        try:
+            found = self._reports(item, item.stash[MARKER_KEY], nextitem)
+        except pytest.fail.Exception as error:
+            found = reports.ended_from_outside(item, error)
+        for report in found:
             item.ihook.pytest_runtest_logreport(report=report)
         item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
         if nextitem is None or self._pool_of(nextitem) != self._pool_of(item):

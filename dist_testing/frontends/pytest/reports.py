@@ -31,6 +31,7 @@ from dist_testing.spec import Spec
 __all__ = [
     "add_error",
     "add_result",
+    "ended_from_outside",
     "expected_failure",
     "fail",
     "failed",
@@ -171,6 +172,19 @@ def not_run(item: pytest.Item, error: DistTestingError) -> list[pytest.TestRepor
     return failed(item, text if text.startswith(item.nodeid) else f"{item.nodeid}: {text}", 0.0, _cause_of(error))
 
 
+def ended_from_outside(item: pytest.Item, error: BaseException) -> list[pytest.TestReport]:
+    """Return the reports of a case that another plugin has ended in the runner, by a signal, as pytest-timeout does."""
+    return failed(
+        item,
+        f"{item.nodeid}: {error}\n"
+        "Another plugin, such as pytest-timeout, has ended the wait for the ranks; they have been killed.\n"
+        "Set the limit of a distributed test by the marker's timeout or --dist-timeout: its report names the rank that "
+        "did not arrive.",
+        0.0,
+        [("cause", Cause.INTERRUPTED.value)],
+    )
+
+
 def _cause_of(error: DistTestingError) -> Properties:
     if isinstance(error, PromiseError):
         return [("cause", Cause.PROMISE.value)]
@@ -179,7 +193,14 @@ def _cause_of(error: DistTestingError) -> Properties:
 
 def passed(item: pytest.Item, duration_s: float, values: Properties) -> list[pytest.TestReport]:
     """Return the reports of a case that passed."""
-    return _three(item, _report(item, "passed", None, duration_s, values))
+    every = _three(item, _report(item, "passed", None, duration_s, values))
+    # With --setup-only and --setup-plan the test itself has not run, on no rank.
+    return [report for report in every if report.when != "call"] if is_setup_only(item.config) else every
+
+
+def is_setup_only(config: pytest.Config) -> bool:
+    """Return whether pytest sets fixtures up and runs no test; `--setup-plan` includes that."""
+    return bool(config.getoption("setuponly", False))
 
 
 def skipped(
@@ -239,6 +260,8 @@ def judge_expected(item: pytest.Item, expected: Xfail, result: CaseResult, spec:
         return expected_failure(item, expected.reason, result.duration_s)
     if result.verdict.status is Status.FAILED:
         return failed(item, failure_text(item.nodeid, result, spec), result.duration_s, values)
+    if is_setup_only(item.config):
+        return passed(item, result.duration_s, values)
     if expected.strict:
         return failed(item, f"{item.nodeid}: [XPASS(strict)] {expected.reason}", result.duration_s, values)
     reports = passed(item, result.duration_s, values)
