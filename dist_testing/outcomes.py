@@ -97,6 +97,8 @@ class ReportDetails:
         operation: The operation of `torch.distributed` that raised the error, or in which the rank was waiting, such as
             "all_reduce"; "" if none.
         types: For RAISED, the names of the exception's class and its bases, separated by spaces.
+        expected_by: For RAISED, the numbers of the expectations of the case that the exception meets, such as its xfail
+            marks. Only the rank can tell: a class is more than its name, and it stays in its process.
     """
 
     reason: str = ""
@@ -106,6 +108,7 @@ class ReportDetails:
     collateral: Collateral = ""
     operation: str = ""
     types: str = ""
+    expected_by: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

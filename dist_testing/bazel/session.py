@@ -146,6 +146,8 @@ class BazelSession:
         if wanted:
             self._filter(config, items, wanted)
         yield
+        # A conftest may have added markers.
+        self._conclusion.has_ranks |= self._knows_all and any(map(runner.runs_on_ranks, items))
         self._conclusion.is_filter_in_vain = self._knows_all and bool(wanted) and not items
         index, total = self._protocol.shard
         if total > 1:

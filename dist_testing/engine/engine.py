@@ -30,6 +30,7 @@ from dist_testing.engine.run_directory import RunDirectory
 from dist_testing.engine.running_world import RunningCase, RunningWorld, check_world_size, start_world
 from dist_testing.engine.thread_stacks import blame_thread, waiting_for_skipped
 from dist_testing.engine.thread_world import ThreadBody, run_ranks
+from dist_testing.engine.time_left import check_time_left
 from dist_testing.errors import GpuError, LaunchError, UsageError
 from dist_testing.events.stream import EventStream
 from dist_testing.gpus.devices import vendor_named
@@ -160,6 +161,7 @@ class Engine:
         if self.debug_rank is not None:
             case = dataclasses.replace(case, debug_rank=self.debug_rank)
         limit_s = self._limit_s(case)
+        check_time_left(case, limit_s)
         started_s = time.monotonic()
         events.asked(limit_s)
         world, self._pool = self._pool, None
@@ -181,13 +183,14 @@ class Engine:
                     limit_s = self._limit_s(case)
                 world = start_world(launcher, isolation, self._worlds, case, self.spec, directory, limit_s, gpus)
                 events.world_asked(self._worlds, world)
-            except GpuError:
-                raise
-            except LaunchError:
-                self._launchers.close()
+            except (GpuError, UsageError):
                 raise
             except OSError as error:
                 raise _no_room(case.name, error) from error
+            except BaseException:
+                # It can be a signal, as in `_finish`: the launcher may have begun a world that has no owner.
+                self._launchers.close()
+                raise
         events.begun_on(world, is_new=body is None)
         world.supervisor.begin_case(
             limit_s,
@@ -215,8 +218,10 @@ class Engine:
         with self._closing_if_over(world), running.events.watching():
             try:
                 supervisor.wait_case()
-            except KeyboardInterrupt:
-                # A second Ctrl-C ends this report, too.
+            except Exception:
+                raise
+            except BaseException:
+                # A signal raises it: Ctrl-C, or the time limit of a plugin. A second Ctrl-C ends this report, too.
                 with contextlib.suppress(LaunchError):
                     self.tell(interruption_report(running, self.spec.target))
                 raise
@@ -248,6 +253,7 @@ class Engine:
         """
         check_world_size(case.name, case.world_size, needs_files=False)
         limit_s = self._budget.limit_s(case.timeout_s, cases_after=self.cases_after)
+        check_time_left(case, limit_s)
         events = CaseEvents(self.events, next(self._numbers), case)
         started_s = time.monotonic()
         events.asked(limit_s)

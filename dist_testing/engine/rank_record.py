@@ -60,7 +60,14 @@ def worst_of(known: RankOutcome | None, told: RankOutcome, weigh: Callable[[Rank
 
 
 def _is_like(outcome: RankOutcome, kept: RankOutcome) -> bool:
-    return (outcome.kind, outcome.phase, outcome.types) == (kept.kind, kept.phase, kept.types)
+    def key(of: RankOutcome) -> tuple[object, ...]:
+        return of.kind, of.phase, of.types, of.expected_by
+
+    return key(outcome) == key(kept)
+
+
+# The test body has begun in these phases: an exit that a case expects must happen in one of them.
+_PHASES_OF_EXITS = ("call", "teardown", "destroy")
 
 
 class RankRecord:
@@ -161,7 +168,8 @@ class RankRecord:
             self._digest(data, now_s)
         if self.channel.fileno() >= 0:
             self._hang_up(now_s)
-        if self._stopped_as is None and not self.is_patient and exit_code != (self._expected_exit or 0):
+        is_expected = exit_code == 0 if self._expected_exit is None else self.ended_as_expected
+        if self._stopped_as is None and not self.is_patient and not is_expected:
             self._trouble(now_s)
 
     def stop(self, kind: Kind, now_s: float) -> None:
@@ -193,7 +201,11 @@ class RankRecord:
     @property
     def ended_as_expected(self) -> bool:
         """Whether the process has ended in the way that the case expects."""
-        return self._expected_exit is not None and self._exit_code == self._expected_exit
+        return self._is_expected(self._exit_code, self.phase)
+
+    def _is_expected(self, exit_code: int | None, phase: str) -> bool:
+        """Return whether the case expects this exit: one before the test body tests nothing, whatever its code is."""
+        return exit_code is not None and exit_code == self._expected_exit and phase in _PHASES_OF_EXITS
 
     @property
     def reported(self) -> Kind | None:
@@ -229,7 +241,7 @@ class RankRecord:
         """Return the outcome of the rank. Call it when the case is over."""
         report = self._report
         at_s = self.first_trouble_s if self.first_trouble_s is not None else self._ended_s
-        if report is not None and report.kind is Kind.EXITED and report.exit_code == self._expected_exit:
+        if report is not None and report.kind is Kind.EXITED and self._is_expected(report.exit_code, report.phase):
             return RankOutcome(self.rank, Kind.PASSED, at_s, self.phase)
         if report is not None and report.kind not in GOOD:
             # The failure counts. The later end of the process adds nothing, nor does a kill during clean-up.
@@ -266,9 +278,11 @@ class RankRecord:
         return RankOutcome(self.rank, stopped_as, at_s, self.phase)
 
     def _expected_outcome(self, expected: int, at_s: float) -> RankOutcome:
-        if self._exit_code == expected:
+        if self.ended_as_expected:
             return RankOutcome(self.rank, Kind.PASSED, at_s, self.phase)
-        if self._exit_code is None or self.is_done:
+        if self._exit_code == expected:
+            how = "did so before the test began"
+        elif self._exit_code is None or self.is_done:
             how = f"ended the test ({self._report.describe()})" if self._report else "did not end"
         else:
             how = f"ended by {exit_name(self._exit_code)}"
@@ -317,7 +331,7 @@ class RankRecord:
 
     def _weight(self, told: RankOutcome) -> int:
         """Return how bad a report is. An expected exit weighs as little as a pass."""
-        if told.kind is Kind.EXITED and (self.is_patient or told.exit_code == self._expected_exit):
+        if told.kind is Kind.EXITED and (self.is_patient or self._is_expected(told.exit_code, told.phase)):
             return 0
         return WORST_LAST.index(told.kind)
 

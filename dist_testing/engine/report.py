@@ -10,6 +10,7 @@ import signal
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
+from dist_testing.budget import LEAST_S
 from dist_testing.case import CaseResult
 from dist_testing.engine.needs import Lack
 from dist_testing.outcomes import UNKNOWN_EXIT_CODE, Cause, Kind
@@ -86,6 +87,8 @@ def failure_report(result: CaseResult, *, target: str = "", reproduce: str = "")
         lines.append(_crash_explanation(result))
     elif verdict.is_proven:
         lines.append(_PROVEN)
+    elif verdict.cause is Cause.HANG and result.limit_s < result.case.timeout_s:
+        lines.append(_cut_limit(result))
     elif explanation := _EXPLANATIONS.get(verdict.cause):
         lines.append(explanation)
     if verdict.victims:
@@ -147,6 +150,16 @@ _EXPLANATIONS = {
     ),
     Cause.LEAK: "A test must end the processes that it starts. They have been killed.",
 }
+
+
+def _cut_limit(result: CaseResult) -> str:
+    """Explain a hang of a case that had less time than its own limit, because the target's time is shared."""
+    return (
+        f"The target's time was {'over' if result.limit_s < LEAST_S else 'short'}: it left this case "
+        f"{result.limit_s:.1f} s of its limit of {result.case.timeout_s:g} s, so the test may be good. Mend the cases "
+        "before it that hang, or give the target a larger timeout or size, or more shards; a longer limit of the case "
+        "does not help. Stacks of the ranks that were running are below."
+    )
 
 
 def _crash_explanation(result: CaseResult) -> str:

@@ -6,7 +6,7 @@ import os
 import traceback
 import unittest
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from dist_testing.error_text import format_error, message_of, shorten, summarise
@@ -68,6 +68,8 @@ class Reporter:
         self._has_reported = False
         self._on_failure = on_failure
         self.failed = False
+        # Classes of exceptions that the current case expects: a tuple for each of its expectations, by number.
+        self.expectations: Sequence[tuple[type, ...]] = ()
         # The exit code that the test gave to sys.exit; None without such a call.
         self.left_with: int | None = None
 
@@ -115,6 +117,9 @@ class Reporter:
                 collateral=collateral(error),
                 operation=_operation(error),
                 types=" ".join(f"{cls.__module__}.{cls.__qualname__}" for cls in type(error).__mro__),
+                expected_by=tuple(
+                    number for number, classes in enumerate(self.expectations) if isinstance(error, classes)
+                ),
             )
         )
         self._tell_peers(error)

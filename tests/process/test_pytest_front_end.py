@@ -226,9 +226,52 @@ def test_expected_failure_respects_its_error_type(starter: Starter, tmp_path: Pa
 
         def test_inside(world):
             pytest.xfail("decided by the test")
+
+
+        def make():
+            class Twin(Exception):
+                pass
+
+            return Twin
+
+
+        First, Second = make(), make()
+
+
+        @pytest.mark.xfail(raises=First, reason="known", strict=True)
+        def test_same_name(world):
+            raise Second
+
+
+        @pytest.mark.xfail(False, raises=Second, reason="does not apply")
+        @pytest.mark.xfail(raises=(ValueError, First), reason="known")
+        def test_chosen_mark(world):
+            raise First if world.rank else ValueError
+
+
+        @pytest.mark.xfail(raises=Second, reason="known")
+        @pytest.mark.xfail(False, raises=First, reason="does not apply")
+        def test_other_mark(world):
+            raise First
+
+
+        @pytest.mark.distributed(world_size=2, isolation="spawn")
+        @pytest.mark.xfail(raises=First, reason="known")
+        @pytest.mark.parametrize("cls", [First, Second], ids=["first", "second"])
+        def test_fresh(world, cls):
+            raise cls
         """,
     )
-    assert ended.outcomes() == {"test_expected": "XFAIL", "test_other": "FAILED", "test_inside": "XFAIL"}
+    assert ended.outcomes() == {
+        "test_expected": "XFAIL",
+        "test_other": "FAILED",
+        "test_inside": "XFAIL",
+        "test_same_name": "FAILED",
+        "test_chosen_mark": "XFAIL",
+        "test_other_mark": "FAILED",
+        "test_fresh[first]": "XFAIL",
+        "test_fresh[second]": "FAILED",
+    }, ended.log
 
 
 def test_error_in_a_fixture_is_the_ranks_failure(starter: Starter, tmp_path: Path) -> None:

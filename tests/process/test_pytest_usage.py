@@ -151,6 +151,64 @@ def test_expected_exit_of_a_rank_outside_the_world_is_refused(starter: Starter, 
     _assert_clear(ended, "expected_exits = {2: -9}")
 
 
+def test_expected_exit_must_come_after_the_test_has_begun(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, a test of a fault passes although its body has never run."""
+    ended = run_cases(
+        starter,
+        tmp_path,
+        """
+        import os
+        import sys
+        import pytest
+
+
+        @pytest.fixture
+        def dies_in_setup(world):
+            if world.rank == 1:
+                os.kill(os.getpid(), 9)
+
+
+        @pytest.fixture
+        def leaves_in_setup(world):
+            if world.rank == 1:
+                sys.exit(3)
+
+
+        @pytest.fixture
+        def dies_in_teardown(world):
+            yield
+            if world.rank == 1:
+                os.kill(os.getpid(), 9)
+
+
+        @pytest.mark.distributed(world_size=2, expected_exits={1: -9})
+        def test_setup(dies_in_setup): ...
+
+
+        @pytest.mark.distributed(world_size=2, expected_exits={1: 3})
+        def test_leaves(leaves_in_setup): ...
+
+
+        @pytest.mark.distributed(world_size=2, expected_exits={1: -9})
+        def test_teardown(dies_in_teardown): ...
+
+
+        @pytest.mark.distributed(world_size=2, expected_exits={1: 3})
+        def test_call(world):
+            if world.rank == 1:
+                sys.exit(3)
+        """,
+    )
+    assert ended.outcomes() == {
+        "test_setup": "FAILED",
+        "test_leaves": "FAILED",
+        "test_teardown": "PASSED",
+        "test_call": "PASSED",
+    }, ended.log
+    assert "expected to end by SIGKILL (9), but it did so before the test began in setup" in ended.log, ended.log
+    assert "rank 1 exited with code 3 in setup" in ended.log, ended.log
+
+
 @pytest.mark.parametrize(
     ("source", "said"),
     [

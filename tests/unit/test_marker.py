@@ -23,6 +23,7 @@ class Definition:
     """A test function with marks, closest first, as pytest provides them."""
 
     nodeid = NODEID
+    config = SimpleNamespace(getini=lambda option: "")
 
     def __init__(self, *marks: dict[str, Any], args: tuple[object, ...] = ()) -> None:
         self._marks = [SimpleNamespace(args=args, kwargs=kwargs) for kwargs in marks]

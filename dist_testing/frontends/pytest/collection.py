@@ -10,37 +10,29 @@ from typing import Any
 import pytest
 
 from dist_testing.errors import UsageError
-from dist_testing.frontends.pytest.marker import Distributed, read_marker
+from dist_testing.frontends.pytest.marked_items import PLUGIN, fixture_module, library_marker
+from dist_testing.frontends.pytest.marker import Distributed, marker_name
 from dist_testing.frontends.unittest.world_case import WorldCase
 
-__all__ = ["check_item", "function_of", "is_multi_process", "parametrize_world_size"]
+__all__ = ["check_function", "check_item", "function_of", "is_multi_process", "parametrize_world_size"]
 
 
-def parametrize_world_size(
-    metafunc: pytest.Metafunc, plugin: str, sizes_of: Callable[[str, Distributed], tuple[int, ...]]
-) -> None:
+def parametrize_world_size(metafunc: pytest.Metafunc, sizes_of: Callable[[str, Distributed], tuple[int, ...]]) -> None:
     """Make one case per world size of a marked test.
 
     Args:
         metafunc: pytest's object for any test, marked or not.
-        plugin: Module of the fixtures `world` and `world_size`.
         sizes_of: Returns the world sizes of a marked test, from its node id and its marker.
 
     Raises:
-        UsageError: If the test cannot run on ranks, or uses `world` without the marker.
+        UsageError: If the test cannot run on ranks.
     """
     name = metafunc.definition.nodeid
-    marker = read_marker(metafunc.definition)
+    marker = library_marker(metafunc.definition)
     if marker is None:
-        if _fixture_module(metafunc, "world") == plugin:
-            raise UsageError(
-                f"{name} uses the fixture `world` without the marker.\n"
-                "Only a test that runs on ranks has a world.\n"
-                "Mark it with @pytest.mark.distributed."
-            )
+        # The marker may come later: from a parameter, or from a conftest.
         return
-    _check_function(name, metafunc.function)
-    _check_world_size(metafunc, plugin)
+    check_function(metafunc.definition)
     sizes = sizes_of(name, marker)
     if "world_size" not in metafunc.fixturenames:
         metafunc.fixturenames.append("world_size")
@@ -62,7 +54,7 @@ def check_item(item: pytest.Item) -> None:
             else "Derive the class from dist_testing.MultiProcessTestCase, or make it a class without a base."
         )
         raise UsageError(
-            f"{item.nodeid}: @pytest.mark.distributed on a method of a unittest class.\n"
+            f"{item.nodeid}: @pytest.mark.{marker_name(item.config)} on a method of a unittest class.\n"
             "The marker is for functions and for classes that pytest runs; unittest has its own way to run a method.\n"
             f"{way_out}"
         )
@@ -81,38 +73,34 @@ def function_of(item: pytest.Item) -> Any:
     return getattr(owner, getattr(item, "originalname", item.name), None)
 
 
-def _check_function(name: str, function: object) -> None:
-    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+def check_function(definition: pytest.Function) -> None:
+    """Refuse a marked function that cannot run on the ranks of its world.
+
+    Args:
+        definition: The test function, or one of its items.
+
+    Raises:
+        UsageError: If it is asynchronous, or its `world_size` is not the marker's.
+    """
+    name = definition.nodeid
+    if inspect.iscoroutinefunction(definition.function) or inspect.isasyncgenfunction(definition.function):
         raise UsageError(
             f"{name}: the distributed test is an `async def`.\n"
             "A rank only calls the test, and the call of a coroutine function does not run its body.\n"
             "Make it a plain function; asyncio.run() in it runs a coroutine."
         )
-
-
-def _check_world_size(metafunc: pytest.Metafunc, plugin: str) -> None:
-    name = metafunc.definition.nodeid
-    for mark in metafunc.definition.iter_markers("parametrize"):
+    marker = marker_name(definition.config)
+    for mark in definition.iter_markers("parametrize"):
         names = mark.args[0] if mark.args else mark.kwargs.get("argnames", ())
         if "world_size" in ([part.strip() for part in names.split(",")] if isinstance(names, str) else names):
             raise UsageError(
                 f"{name}: parametrize sets `world_size`.\n"
                 "This is the size of the test's world, and only the marker sets it.\n"
-                "List the sizes there, each makes a case: @pytest.mark.distributed(world_size=[2, 4])."
+                f"List the sizes there, each makes a case: @pytest.mark.{marker}(world_size=[2, 4])."
             )
-    if _fixture_module(metafunc, "world_size") != plugin:
+    if fixture_module(definition, "world_size") != PLUGIN:
         raise UsageError(
             f"{name}: there is a fixture `world_size` that is not the library's.\n"
             "Its value and the real size of the world could differ.\n"
-            "Rename the fixture, and set the size in the marker: @pytest.mark.distributed(world_size=2)."
+            f"Rename the fixture, and set the size in the marker: @pytest.mark.{marker}(world_size=2)."
         )
-
-
-def _fixture_module(metafunc: pytest.Metafunc, name: str) -> str | None:
-    """Return the module of the fixture that the test gets under this name; None if it does not use one."""
-    manager: Any = metafunc.definition.session._fixturemanager
-    known = metafunc._arg2fixturedefs.get(name) if name in metafunc.fixturenames else None
-    if name == "world_size" and known is None:
-        # A marked test gets it even if it does not name it.
-        known = manager.getfixturedefs(name, metafunc.definition)
-    return known[-1].func.__module__ if known else None

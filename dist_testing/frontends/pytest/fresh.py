@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 
@@ -16,6 +16,23 @@ from dist_testing.launch.fresh import ThenBe
 from dist_testing.spec import read_spec
 
 __all__ = ["FreshSession", "load"]
+
+# Options of the runner's session that a second process must not follow, to the values that it has for them. Those of
+# pytest's cache select or order tests by earlier runs, and the runner has done that; they are unknown without the
+# plugin, so the plugin stays.
+_OF_RUNNER = {
+    "cacheclear": False,
+    "cacheshow": None,
+    "failedfirst": False,
+    "lf": False,
+    "log_file": os.devnull,
+    "newfirst": False,
+    # Of pytest-reportlog, which empties the file at the start.
+    "report_log": None,
+    "stepwise": False,
+    "stepwise_skip": False,
+    "stepwise_reset": False,
+}
 
 
 def load(state: str, then: ThenBe, test: str | None) -> NoReturn:
@@ -30,7 +47,7 @@ def load(state: str, then: ThenBe, test: str | None) -> NoReturn:
         LaunchError: If the collection fails.
     """
     session = PYTEST_SESSIONS.from_wire(state)
-    arguments = [*session.arguments, "-p", "no:cacheprovider", "--no-header", "-qq"]
+    arguments = [*session.arguments, "--no-header", "-qq"]
     os.chdir(session.directory)
     collecting = FreshSession(session, then, test)
     code = pytest.main(arguments, plugins=[collecting, plugin])
@@ -61,8 +78,19 @@ class FreshSession:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_configure(self, config: pytest.Config) -> None:
-        """Leave the file of `--log-file` to the runner, which has it open."""
-        config.option.log_file = os.devnull
+        """Leave the session's files to the runner, which has them open, and collect all tests that it has collected.
+
+        This comes before the same hook of the plugins that own the options.
+        """
+        for name, value in _OF_RUNNER.items():
+            if hasattr(config.option, name):
+                setattr(config.option, name, value)
+
+    def pytest_sessionstart(self, session: pytest.Session) -> None:
+        """Leave pytest's cache to the runner."""
+        cache: Any = getattr(session.config, "cache", None)
+        if cache is not None:
+            cache.set = lambda key, value: None
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """Keep errors: they are the whole report of this interpreter."""

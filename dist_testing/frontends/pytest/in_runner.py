@@ -10,7 +10,7 @@ import contextlib
 import itertools
 import os
 import unittest
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -29,9 +29,11 @@ from dist_testing.engine.report import missing_hardware
 from dist_testing.errors import DistTestingError, LaunchError, PromiseError, UsageError
 from dist_testing.frontends.pytest import attached, reports
 from dist_testing.frontends.pytest.backend_hook import declared_backends
-from dist_testing.frontends.pytest.collection import check_item, function_of, is_multi_process
+from dist_testing.frontends.pytest.collection import function_of, is_multi_process
 from dist_testing.frontends.pytest.debugger import check_world, leave_ranks_to_ranks
-from dist_testing.frontends.pytest.marker import Distributed, read_marker
+from dist_testing.frontends.pytest.marked_items import MARKER_KEY, is_marked, item_marker, world_size
+from dist_testing.frontends.pytest.marker import Distributed
+from dist_testing.frontends.pytest.marking import check_all_marked, mark_items
 from dist_testing.frontends.pytest.messages import PYTEST_CASES, PYTEST_SESSIONS, PytestCase, PytestSession
 from dist_testing.frontends.pytest.on_rank import EXPECTED, PytestRankContext
 from dist_testing.frontends.pytest.options import check_plugins, read_options
@@ -57,7 +59,6 @@ OUTPUTS_KEY = pytest.StashKey[Path | None]()
 PAUSE_LIMIT_KEY = pytest.StashKey[Callable[[], contextlib.AbstractContextManager[None]]]()
 # Set in a fresh interpreter: called with the rank context after the collection, instead of running the tests.
 FRESH_KEY = pytest.StashKey[Callable[[RankContext], NoReturn]]()
-_MARKER_KEY = pytest.StashKey[Distributed]()
 
 
 class RunnerPlugin:
@@ -113,7 +114,7 @@ class RunnerPlugin:
             arguments=(
                 *(str(argument) for argument in config.invocation_params.args),
                 # A worker of pytest-xdist gets the arguments of its controller; it must not start workers.
-                *(("-n", "0") if config.pluginmanager.hasplugin("xdist") else ()),
+                *(("-n", "0") if hasattr(config.option, "numprocesses") else ()),
             ),
             directory=str(config.invocation_params.dir),
             spec=self._spec.text or None,
@@ -147,29 +148,21 @@ class RunnerPlugin:
             self._session.check_declared(nodeid, size)
         return marker.world_size or self._spec.world_sizes
 
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Deselect tests that are for other backends."""
-        kept: list[pytest.Item] = []
-        other: list[pytest.Item] = []
-        for item in items:
-            is_kept = True
-            if (marker := _marker(item)) is not None:
-                try:
-                    check_item(item)
-                except UsageError as error:
-                    raise pytest.UsageError(str(error)) from error
-                item.stash[_MARKER_KEY] = marker
-                is_kept = self._is_for_backend(marker)
-            (kept if is_kept else other).append(item)
+    @pytest.hookimpl(wrapper=True, trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> Generator[None]:
+        """Read the markers, also those that a conftest has just added, and deselect tests for other backends."""
+        yield
+        mark_items(self._config, items, self.world_sizes)
+        other = {item for item in items if is_marked(item) and not self._is_for_backend(item.stash[MARKER_KEY])}
         if other:
-            items[:] = kept
-            self._config.hook.pytest_deselected(items=other)
+            items[:] = [item for item in items if item not in other]
+            self._config.hook.pytest_deselected(items=list(other))
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """Start the fork server now: the tests are imported, and no test code has run."""
-        ours = [item for item in session.items if _MARKER_KEY in item.stash or is_multi_process(item)]
+        check_all_marked(self._config, session.items)
+        ours = [item for item in session.items if is_marked(item) or is_multi_process(item)]
         self._items.update({item.nodeid: item for item in ours})
         if (then := self._config.stash.get(FRESH_KEY, None)) is not None:
             if not session.testsfailed:
@@ -206,10 +199,14 @@ class RunnerPlugin:
     def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
         """Run a marked test on the ranks instead of here."""
         self._engine.cases_after = self._cases_after.get(item.nodeid, 0)
-        if _MARKER_KEY not in item.stash:
+        if not is_marked(item):
             return None
         item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
-        for report in self._reports(item, item.stash[_MARKER_KEY], nextitem):
+        try:
+            found = self._reports(item, item.stash[MARKER_KEY], nextitem)
+        except pytest.fail.Exception as error:
+            found = reports.ended_from_outside(item, error)
+        for report in found:
             item.ihook.pytest_runtest_logreport(report=report)
         item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
         if nextitem is None or self._pool_of(nextitem) != self._pool_of(item):
@@ -227,7 +224,7 @@ class RunnerPlugin:
             return reports.skipped(item, skip_reason)
         if expected is not None and not expected.run:
             return reports.expected_failure(item, f"[NOTRUN] {expected.reason}", 0.0)
-        size = _world_size(item)
+        size = world_size(item)
         if missing := self._missing(getattr(item, "obj", None), size):
             if self._may_not_be_missing(missing, size):
                 text = missing_hardware(item.nodeid, self._spec, missing, promised=self._spec.promises(size))
@@ -271,7 +268,7 @@ class RunnerPlugin:
 
     def runs_on_ranks(self, item: pytest.Item) -> bool:
         """Return whether the item runs on ranks, processes or threads, if it runs at all."""
-        marker = _marker(item)
+        marker = item_marker(item)
         if marker is not None:
             return self._is_for_backend(marker)
         return is_multi_process(item) or starts_threads(function_of(item), item.path)
@@ -289,8 +286,8 @@ class RunnerPlugin:
             ):
                 return True
             size: object = None
-            if _MARKER_KEY in item.stash:
-                size = _world_size(item)
+            if is_marked(item):
+                size = world_size(item)
             elif is_multi_process(item):
                 # A property has its value only on an instance.
                 size = getattr(cls, "world_size", None)
@@ -312,38 +309,37 @@ class RunnerPlugin:
 
     def _isolation_of(self, item: pytest.Item) -> Isolation:
         """Return how the ranks of the item are made: by its marker or its class, else by the target."""
-        marker = item.stash.get(_MARKER_KEY, None)
+        marker = item.stash.get(MARKER_KEY, None)
         own: object = marker.isolation if marker is not None else getattr(getattr(item, "cls", None), "isolation", "")
         # A class with a wrong attribute reports it when its test runs.
         return isolation_named(str(own) if own in isolation_names() else self._spec.isolation)
 
     def _world_of(self, item: pytest.Item) -> tuple[str, int, Isolation]:
         """Return name, world size and isolation of a case. A unittest class states its size only when it starts."""
-        is_marked = _MARKER_KEY in item.stash
-        return item.nodeid, _world_size(item) if is_marked else MAX_WORLD_SIZE, self._isolation_of(item)
+        return item.nodeid, world_size(item) if is_marked(item) else MAX_WORLD_SIZE, self._isolation_of(item)
 
     def shared_ranks(self, item: pytest.Item) -> str:
         """Return what the item shares with other cases: a name for the worker pool or process; "" for nothing."""
-        is_ours = _MARKER_KEY in item.stash or is_multi_process(item)
+        is_ours = MARKER_KEY in item.stash or is_multi_process(item)
         if not is_ours or self._isolation_of(item).reuse is Reuse.NOTHING:
             return ""
         return self._pool_of(item) or (item.parent.nodeid if item.parent is not None else "")
 
     def _pool_of(self, item: pytest.Item) -> str:
         """Return the name of the worker pool or process that runs a marked item; "" for ranks of its own."""
-        marker = item.stash.get(_MARKER_KEY, None)
+        marker = item.stash.get(MARKER_KEY, None)
         if marker is None or (reuse := self._isolation_of(item).reuse) is Reuse.NOTHING:
             return ""
         assert item.parent is not None
         pool = item.parent.nodeid if marker.init else f"{item.parent.nodeid} without a group"
         # Each case has new threads; cases of the same world size share the process.
-        return pool if reuse is Reuse.RANKS else f"{pool}, {_world_size(item)} threads"
+        return pool if reuse is Reuse.RANKS else f"{pool}, {world_size(item)} threads"
 
     def _check_pools(self) -> None:
         sizes: dict[str, int] = {}
         for item in self._items.values():
             if pool := self._pool_of(item):
-                size = _world_size(item)
+                size = world_size(item)
                 if sizes.setdefault(pool, size) != size:
                     raise pytest.UsageError(
                         f"{item.nodeid}: world_size = {size}, but the pool of {pool} has {sizes[pool]} ranks.\n"
@@ -381,15 +377,3 @@ class RunnerPlugin:
         """Close the engine, then print the failures at the end of the log."""
         self._engine.close()
         self._events.end()
-
-
-def _marker(item: pytest.Item) -> Distributed | None:
-    try:
-        return read_marker(item) if isinstance(item, pytest.Function) else None
-    except UsageError as error:
-        raise pytest.UsageError(str(error)) from error
-
-
-def _world_size(item: pytest.Item) -> int:
-    size: int = item.callspec.params["world_size"]  # type: ignore[attr-defined]  # pytest_generate_tests sets it
-    return size

@@ -1,4 +1,4 @@
-"""Reads and checks the arguments of `@pytest.mark.distributed`."""
+"""Reads and checks the arguments of the library's marker, `@pytest.mark.distributed` if no ini option renames it."""
 
 from __future__ import annotations
 
@@ -15,10 +15,21 @@ from dist_testing.errors import UsageError
 from dist_testing.launch.isolation import isolation_names
 from dist_testing.spec import MAX_WORLD_SIZE, is_world_size
 
-__all__ = ["MARKER_HELP", "Distributed", "read_marker"]
+__all__ = ["MARKER_HELP", "MARKER_OPTION", "Distributed", "marker_name", "read_marker"]
 
+# The ini option that names the marker, and the name without it.
+MARKER_OPTION = "dist_marker"
+_DEFAULT_NAME = "distributed"
+
+# The way out where the marker is another one than the library's.
+_OTHER_PROJECT = (
+    "If the marker is the project's own, give the library's another name, in pytest's ini file: "
+    f"{MARKER_OPTION} = ranks"
+)
+
+# Follows the marker's name.
 MARKER_HELP = (
-    "distributed(world_size=None, init=True, timeout=None, isolation=None, expected_exits=None, backends=None, "
+    "(world_size=None, init=True, timeout=None, isolation=None, expected_exits=None, backends=None, "
     "features=None): "
     "run the test on every rank of a world. "
     "world_size: a number, or a list of numbers of which each makes a case; default: the target's. "
@@ -59,6 +70,22 @@ class Distributed:
         return (not self.backends or backend.name in self.backends) and set(self.features) <= set(backend.features)
 
 
+def marker_name(config: pytest.Config | Any) -> str:
+    """Return the name of the library's marker: the value of the ini option `dist_marker`, by default `distributed`.
+
+    Raises:
+        UsageError: If the value cannot be the name of a marker.
+    """
+    name: str = config.getini(MARKER_OPTION) or _DEFAULT_NAME
+    if not name.isidentifier() or name.startswith("_"):
+        raise UsageError(
+            f"{MARKER_OPTION} = {name}: this cannot be the name of a marker.\n"
+            "The ini option names the marker that runs a test on ranks, and Python code writes it as an attribute.\n"
+            f"Write {MARKER_OPTION} = ranks, for example, or leave it out; the marker is then {_DEFAULT_NAME}."
+        )
+    return name
+
+
 def read_marker(definition: pytest.Function | Any) -> Distributed | None:
     """Return the marker of a test function; None if it has none.
 
@@ -68,7 +95,7 @@ def read_marker(definition: pytest.Function | Any) -> Distributed | None:
         UsageError: If an argument is unknown or its value is impossible.
     """
     arguments: dict[str, Any] = {}
-    marks = list(definition.iter_markers("distributed"))
+    marks = list(definition.iter_markers(marker_name(definition.config)))
     if not marks:
         return None
     for mark in reversed(marks):
@@ -77,7 +104,7 @@ def read_marker(definition: pytest.Function | Any) -> Distributed | None:
                 definition,
                 f"positional arguments {mark.args!r}",
                 "It takes keyword arguments only",
-                "Write world_size=4, for example.",
+                f"Write world_size=4, for example. {_OTHER_PROJECT}",
             )
         arguments |= mark.kwargs
     known = [known.name for known in fields(Distributed)]
@@ -87,7 +114,7 @@ def read_marker(definition: pytest.Function | Any) -> Distributed | None:
             definition,
             f"{unknown[0]} = {arguments[unknown[0]]!r}",
             f"It takes {', '.join(known)}",
-            f"Did you mean {near[0]}?" if near else "Leave it out.",
+            f"Did you mean {near[0]}?" if near else f"Leave it out. {_OTHER_PROJECT}",
         )
     return Distributed(
         world_size=_world_sizes(definition, arguments.get("world_size")),
@@ -158,7 +185,8 @@ def _names(definition: Any, argument: str, value: object, check: Callable[[str],
             check(name)
         except UsageError as error:
             raise UsageError(
-                f"{definition.nodeid}: @pytest.mark.distributed with {argument} = {value!r}.\n{error}"
+                f"{definition.nodeid}: @pytest.mark.{marker_name(definition.config)} "
+                f"with {argument} = {value!r}.\n{error}"
             ) from error
     return tuple(value)
 
@@ -171,4 +199,5 @@ def _checked(definition: Any, arguments: dict[str, Any], name: str, wanted: type
 
 
 def _wrong(definition: Any, what: str, rule: str, way_out: str = "Correct it, or leave it out.") -> UsageError:
-    return UsageError(f"{definition.nodeid}: @pytest.mark.distributed with {what}.\n{rule}.\n{way_out}")
+    name = marker_name(definition.config)
+    return UsageError(f"{definition.nodeid}: @pytest.mark.{name} with {what}.\n{rule}.\n{way_out}")

@@ -15,6 +15,7 @@ import pytest
 
 from dist_testing.case import CaseBody
 from dist_testing.errors import UsageError
+from dist_testing.frontends.pytest.expectations import expected_classes
 from dist_testing.frontends.pytest.internals import (
     CaptureManager,
     FixtureLookupError,
@@ -220,6 +221,7 @@ class PytestRankFrontEnd:
         item = self._items[case.nodeid]
         if self._thread_items is not None:
             item = self._thread_items.own(item)
+        reporter.expectations = expected_classes(item)
         if self._stays:
             # The fixtures that are still set up may belong to a test that was then not run.
             item.session._setupstate.teardown_exact(item)
@@ -302,7 +304,8 @@ class _RankReporting:
     def pytest_runtest_teardown(self) -> None:
         _this.reporter.phase("teardown")
 
-    @pytest.hookimpl(wrapper=True)
+    # Around the hooks of conftests, which may change the report: its outcome counts, as in plain pytest.
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_makereport(
         self, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
@@ -310,14 +313,16 @@ class _RankReporting:
         if _this.is_in_test:
             # A sub-test failed; its own report names it.
             _this.sub_test_error = call.excinfo and call.excinfo.value
-        elif call.excinfo is not None and not report.passed:
+        elif call.excinfo is None:
+            _report_without_exception(report)
+        elif not report.passed:
             if isinstance(call.excinfo.value, FixtureLookupError):
                 # Its text would be the representation of the fixture request.
                 call.excinfo.value.args = (call.excinfo.value.msg or f"no fixture {call.excinfo.value.argname!r}",)
             if isinstance(call.excinfo.value, pytest.xfail.Exception):
                 _this.reporter.skipped(f"{EXPECTED}{call.excinfo.value.msg}")
             elif report.skipped:
-                _this.reporter.skipped(_skip_reason(report))
+                _report_skip(report)
             else:
                 _this.reporter.ended_by(call.excinfo.value, str(report.longrepr))
         return report
@@ -328,12 +333,27 @@ class _RankReporting:
         error, _this.sub_test_error = _this.sub_test_error, None
         if error is not None and report.failed:
             _this.reporter.ended_by(error, f"{report.head_line}\n{report.longrepr}")
+        elif _this.is_in_test and report.failed:
+            _report_without_exception(report)
 
 
-def _skip_reason(report: pytest.TestReport) -> str:
+def _report_without_exception(report: pytest.TestReport) -> None:
+    """Report what a hook has made of a report whose test code raised nothing; a pass is no news."""
+    if report.failed:
+        # The last line, as of a traceback: there the message is.
+        text = str(report.longrepr or "a hook of pytest set the outcome to failed, without a text")
+        _this.reporter.raised(pytest.fail.Exception(text.rstrip().rpartition("\n")[2]), text)
+    elif report.skipped:
+        _report_skip(report)
+
+
+def _report_skip(report: pytest.TestReport) -> None:
+    if hasattr(report, "wasxfail"):
+        _this.reporter.skipped(f"{EXPECTED}{report.wasxfail}")
+        return
     # A skip's representation is (file, line, "Skipped: reason").
     text = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
-    return text.removeprefix("Skipped: ")
+    _this.reporter.skipped(text.removeprefix("Skipped: "))
 
 
 def _capture_nothing(config: pytest.Config) -> None:

@@ -12,6 +12,7 @@ from dist_testing.backends import Backend, backend_named, backends, default_back
 from dist_testing.budget import MAX_TIMEOUT_S
 from dist_testing.errors import UsageError
 from dist_testing.frontends.pytest.debugger import debug_rank
+from dist_testing.frontends.pytest.marker import MARKER_OPTION
 from dist_testing.frontends.pytest.session_events import OPTION
 from dist_testing.launch.isolation import check_isolation, default_isolation, isolation_named, isolation_names
 from dist_testing.spec import DEFAULT_WORLD_SIZE, MAX_WORLD_SIZE, Spec, is_world_size
@@ -46,6 +47,12 @@ class Options:
 
 def add_options(parser: pytest.Parser) -> None:
     """Declare the options."""
+    parser.addini(
+        MARKER_OPTION,
+        "name of the marker that runs a test on ranks (default: distributed); set it if the project has a marker of "
+        "that name",
+        default="",
+    )
     group = parser.getgroup("distributed", "distributed tests (dist_testing)")
     group.addoption("--dist-backend", metavar="NAME", help=f"backend of the worlds (default: {default_backend().name})")
     group.addoption(

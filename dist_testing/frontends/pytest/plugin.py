@@ -14,7 +14,8 @@ from dist_testing.frontends.pytest.in_runner import (
     SPEC_KEY,
     RunnerPlugin,
 )
-from dist_testing.frontends.pytest.marker import MARKER_HELP
+from dist_testing.frontends.pytest.marked_items import USES_LIBRARY_KEY, describe_own_marks
+from dist_testing.frontends.pytest.marker import MARKER_HELP, marker_name
 from dist_testing.frontends.pytest.on_rank import current_world
 from dist_testing.frontends.pytest.options import add_options
 from dist_testing.frontends.pytest.session_events import EVENTS_KEY
@@ -37,12 +38,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Register the marker and the runner's half of the plugin."""
-    config.addinivalue_line("markers", MARKER_HELP)
+    config.stash[USES_LIBRARY_KEY] = SPEC_KEY in config.stash
     try:
+        config.addinivalue_line("markers", f"{marker_name(config)}{MARKER_HELP}")
         runner = RunnerPlugin(config)
     except DistTestingError as error:
         raise pytest.UsageError(str(error)) from error
     config.pluginmanager.register(runner, _RUNNER)
+
+
+def pytest_report_collectionfinish(config: pytest.Config) -> str:
+    """Say so if a marker with the name of the library's is taken for another one."""
+    return describe_own_marks(config)
 
 
 def runner_plugin(config: pytest.Config) -> RunnerPlugin:
@@ -55,7 +62,7 @@ def runner_plugin(config: pytest.Config) -> RunnerPlugin:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Make one case per world size."""
     try:
-        parametrize_world_size(metafunc, __name__, runner_plugin(metafunc.config).world_sizes)
+        parametrize_world_size(metafunc, runner_plugin(metafunc.config).world_sizes)
     except UsageError as error:
         raise pytest.Collector.CollectError(str(error)) from error
 
@@ -63,18 +70,20 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.fixture
 def world_size(request: pytest.FixtureRequest) -> int:
     """Return the number of ranks in this case's world."""
-    size: int = request.param
+    # A marker that comes after the parametrization has set no parameter.
+    world = current_world()
+    size: int = request.param if world is None else world.size
     return size
 
 
 @pytest.fixture
-def world() -> World:
+def world(request: pytest.FixtureRequest) -> World:
     """Return this rank's view of its world, a `dist_testing.World`."""
     world = current_world()
     if world is None:
         raise UsageError(
             "A test that runs in the runner uses the fixture `world`.\n"
             "Only ranks have a world, and request.getfixturevalue does not start ranks.\n"
-            "Mark the test with @pytest.mark.distributed."
+            f"Mark the test with @pytest.mark.{marker_name(request.config)}."
         )
     return world

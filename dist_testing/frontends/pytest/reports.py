@@ -14,6 +14,7 @@ from dist_testing.case import CaseFailedError, CaseResult
 from dist_testing.engine.kept_logs import keep_logs
 from dist_testing.engine.report import failure_report
 from dist_testing.errors import DistTestingError, LaunchError, PromiseError, UsageError
+from dist_testing.frontends.pytest.expectations import is_expected
 from dist_testing.frontends.pytest.internals import (
     ReprFileLocation,
     TerminalRepr,
@@ -24,12 +25,13 @@ from dist_testing.frontends.pytest.internals import (
 )
 from dist_testing.frontends.warned import warnings_of
 from dist_testing.launch.isolation import isolation_named
-from dist_testing.outcomes import Cause, RankOutcome, Status
+from dist_testing.outcomes import Cause, Status
 from dist_testing.spec import Spec
 
 __all__ = [
     "add_error",
     "add_result",
+    "ended_from_outside",
     "expected_failure",
     "fail",
     "failed",
@@ -100,7 +102,7 @@ def xfail_mark(item: pytest.Item) -> Xfail | None:
         if cls is not None and not isinstance(cls, type):
             raise UsageError(
                 f"{item.nodeid}: xfail(raises={cls!r}).\n"
-                "The exception stays on its rank; the runner only knows the names of its classes.\n"
+                "The exception stays on its rank, which can only tell the runner whether it is of a class.\n"
                 "Give a class, or a tuple of classes; or use the context manager in the test."
             )
     return expected
@@ -170,6 +172,19 @@ def not_run(item: pytest.Item, error: DistTestingError) -> list[pytest.TestRepor
     return failed(item, text if text.startswith(item.nodeid) else f"{item.nodeid}: {text}", 0.0, _cause_of(error))
 
 
+def ended_from_outside(item: pytest.Item, error: BaseException) -> list[pytest.TestReport]:
+    """Return the reports of a case that another plugin has ended in the runner, by a signal, as pytest-timeout does."""
+    return failed(
+        item,
+        f"{item.nodeid}: {error}\n"
+        "Another plugin, such as pytest-timeout, has ended the wait for the ranks; they have been killed.\n"
+        "Set the limit of a distributed test by the marker's timeout or --dist-timeout: its report names the rank that "
+        "did not arrive.",
+        0.0,
+        [("cause", Cause.INTERRUPTED.value)],
+    )
+
+
 def _cause_of(error: DistTestingError) -> Properties:
     if isinstance(error, PromiseError):
         return [("cause", Cause.PROMISE.value)]
@@ -178,7 +193,14 @@ def _cause_of(error: DistTestingError) -> Properties:
 
 def passed(item: pytest.Item, duration_s: float, values: Properties) -> list[pytest.TestReport]:
     """Return the reports of a case that passed."""
-    return _three(item, _report(item, "passed", None, duration_s, values))
+    every = _three(item, _report(item, "passed", None, duration_s, values))
+    # With --setup-only and --setup-plan the test itself has not run, on no rank.
+    return [report for report in every if report.when != "call"] if is_setup_only(item.config) else every
+
+
+def is_setup_only(config: pytest.Config) -> bool:
+    """Return whether pytest sets fixtures up and runs no test; `--setup-plan` includes that."""
+    return bool(config.getoption("setuponly", False))
 
 
 def skipped(
@@ -234,23 +256,17 @@ def judge_expected(item: pytest.Item, expected: Xfail, result: CaseResult, spec:
     Only an exception in the test is an expected failure; a crash, a hang or a broken machine never is.
     """
     values = properties(result)
-    if result.has_only_raised and all(_is_expected(expected, failure) for failure in result.failures):
+    if result.has_only_raised and all(is_expected(item, expected, failure) for failure in result.failures):
         return expected_failure(item, expected.reason, result.duration_s)
     if result.verdict.status is Status.FAILED:
         return failed(item, failure_text(item.nodeid, result, spec), result.duration_s, values)
+    if is_setup_only(item.config):
+        return passed(item, result.duration_s, values)
     if expected.strict:
         return failed(item, f"{item.nodeid}: [XPASS(strict)] {expected.reason}", result.duration_s, values)
     reports = passed(item, result.duration_s, values)
     reports[1].wasxfail = expected.reason
     return reports
-
-
-def _is_expected(expected: Xfail, failure: RankOutcome) -> bool:
-    if expected.raises is None:
-        return True
-    raises: Any = expected.raises
-    allowed = raises if isinstance(raises, tuple) else (raises,)
-    return any(f"{cls.__module__}.{cls.__qualname__}" in failure.types.split() for cls in allowed)
 
 
 def add_error(report: pytest.TestReport, error: DistTestingError) -> None:

@@ -1,0 +1,152 @@
+"""Finds out which tests have the library's marker: a project may have another marker of the same name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any
+
+import pytest
+
+from dist_testing.errors import UsageError
+from dist_testing.frontends.pytest.marker import MARKER_OPTION, Distributed, marker_name, read_marker
+
+__all__ = [
+    "MARKER_KEY",
+    "PLUGIN",
+    "SIZE_KEY",
+    "USES_LIBRARY_KEY",
+    "describe_own_marks",
+    "fixture_module",
+    "is_marked",
+    "item_marker",
+    "library_marker",
+    "two_meanings",
+    "world_size",
+]
+
+# Module of the fixtures `world` and `world_size`.
+PLUGIN = f"{__package__}.plugin"
+# The marker of an item that runs on ranks, and its world size.
+MARKER_KEY = pytest.StashKey[Distributed]()
+SIZE_KEY = pytest.StashKey[int]()
+# Set by the plugin: whether the session uses the library whatever its tests are, as a Bazel target does.
+USES_LIBRARY_KEY = pytest.StashKey[bool]()
+
+_ARGUMENTS = frozenset(field.name for field in fields(Distributed))
+
+
+class _OwnMarks:
+    """The tests whose marker has no arguments, in a session whose project declares a marker of this name.
+
+    Attributes:
+        theirs: Node ids of tests that are taken for the project's own.
+        ours: Node id of a test that certainly uses the library; "" if there is none.
+    """
+
+    def __init__(self) -> None:
+        self.theirs: dict[str, None] = {}
+        self.ours = ""
+
+
+_OWN_MARKS_KEY = pytest.StashKey[_OwnMarks]()
+
+
+def library_marker(definition: pytest.Function) -> Distributed | None:
+    """Return the library's marker of a test function or an item; None if it has none.
+
+    If the project declares a marker of the same name, and nothing says that the session uses the library, a test has
+    the library's marker only if it has arguments of the library, or if the test uses the fixture `world`.
+
+    Raises:
+        UsageError: If an argument is unknown or its value is impossible.
+    """
+    config = definition.config
+    marks = list(definition.iter_markers(marker_name(config)))
+    if not marks:
+        return None
+    if _has_other_meaning(config):
+        own_marks = config.stash.setdefault(_OWN_MARKS_KEY, _OwnMarks())
+        if _is_ours(definition, marks):
+            own_marks.ours = definition.nodeid
+        else:
+            if not any(mark.args or mark.kwargs for mark in marks):
+                own_marks.theirs[definition.nodeid] = None
+            return None
+    return read_marker(definition)
+
+
+def item_marker(item: pytest.Item) -> Distributed | None:
+    """Return the library's marker of an item as a usage error of pytest would have it; None if it has none."""
+    try:
+        return library_marker(item) if isinstance(item, pytest.Function) else None
+    except UsageError as error:
+        raise pytest.UsageError(str(error)) from error
+
+
+def two_meanings(config: pytest.Config) -> UsageError | None:
+    """Return the error of a session in which a marker without arguments can be the library's or the project's."""
+    own_marks = config.stash.get(_OWN_MARKS_KEY, None)
+    if own_marks is None or not own_marks.ours or not own_marks.theirs:
+        return None
+    name = marker_name(config)
+    return UsageError(
+        f"{next(iter(own_marks.theirs))}: @pytest.mark.{name} has two possible meanings.\n"
+        f"The project declares a marker `{name}`, but {own_marks.ours} uses the library's.\n"
+        f"Set the library's marker in pytest's ini file: {MARKER_OPTION} = {name} if the two are the same, or another "
+        f"name, as {MARKER_OPTION} = ranks."
+    )
+
+
+def describe_own_marks(config: pytest.Config) -> str:
+    """Return a line about tests that are taken for the project's own; "" if there are none."""
+    own_marks = config.stash.get(_OWN_MARKS_KEY, None)
+    if own_marks is None or not own_marks.theirs:
+        return ""
+    name = marker_name(config)
+    return (
+        f"dist_testing: the project declares the marker `{name}`, so tests with it do not run on ranks; "
+        f"the ini option {MARKER_OPTION} = {name} runs them on ranks"
+    )
+
+
+def is_marked(item: pytest.Item) -> bool:
+    """Return whether the item has the library's marker; known at the end of the collection."""
+    return MARKER_KEY in item.stash
+
+
+def world_size(item: pytest.Item) -> int:
+    """Return the world size of a marked item."""
+    return item.stash[SIZE_KEY]
+
+
+def fixture_module(definition: pytest.Function, name: str) -> str | None:
+    """Return the module of the fixture that a test gets under a name; None if it does not use one.
+
+    Args:
+        definition: The test function, or one of its items.
+        name: `world` or `world_size`; a marked test gets the second one even if it does not name it.
+    """
+    internals: Any = definition
+    info = internals._fixtureinfo
+    known = info.name2fixturedefs.get(name) if name in info.names_closure else None
+    if name == "world_size" and known is None:
+        known = internals.session._fixturemanager.getfixturedefs(name, definition)
+    return known[-1].func.__module__ if known else None
+
+
+def _has_other_meaning(config: pytest.Config) -> bool:
+    """Return whether the marker's name may be the project's: it declares it, and nothing says that it is ours."""
+    if config.getini(MARKER_OPTION) or config.stash.get(USES_LIBRARY_KEY, False):
+        return False
+    if any(value is not None for option, value in vars(config.option).items() if option.startswith("dist_")):
+        return False
+    name = marker_name(config)
+    declared = [line for line in config.getini("markers") if line.partition(":")[0].partition("(")[0].strip() == name]
+    # One of them is the library's.
+    return len(declared) > 1
+
+
+def _is_ours(definition: pytest.Function, marks: Sequence[pytest.Mark]) -> bool:
+    has_our_arguments = any(mark.kwargs and not mark.args and mark.kwargs.keys() <= _ARGUMENTS for mark in marks)
+    return has_our_arguments or fixture_module(definition, "world") == PLUGIN

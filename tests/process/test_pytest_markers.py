@@ -1,0 +1,212 @@
+"""Where a marker comes from: a parameter, a conftest, or a project that has its own marker of the same name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.support.children import run_cases, write_file
+from tests.support.starter import Starter
+
+# What a project declares that has its own marker of this name.
+_DECLARED = """
+def pytest_configure(config):
+    config.addinivalue_line("markers", "distributed(num_gpus): runs on the project's own launcher")
+"""
+
+
+def test_a_parameter_can_be_marked(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, a marked parameter ends the session, or its case runs in the runner."""
+    ended = run_cases(
+        starter,
+        tmp_path,
+        """
+        import os
+        import pytest
+
+        @pytest.mark.parametrize("size", [0, pytest.param(3, marks=pytest.mark.distributed(world_size=3))])
+        def test_reads_the_environment(size):
+            assert os.environ.get("WORLD_SIZE", "0") == str(size)
+
+        @pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.distributed)])
+        def test_has_a_world(world, world_size, size):
+            assert world.size == world_size == size
+
+        @pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.distributed(world_size=[1, 2]))])
+        def test_two_sizes(size):
+            raise AssertionError("this must not run")
+
+        @pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.distributed(world_size=2))])
+        async def test_async(size):
+            raise AssertionError("this must not run")
+        """,
+        "--dist-world-size=2",
+        "--continue-on-collection-errors",
+    )
+    assert ended.code == 1, ended.log
+    assert ended.outcomes() == {
+        "test_reads_the_environment[0]": "PASSED",
+        "test_reads_the_environment[3]": "PASSED",
+        "test_has_a_world[2]": "PASSED",
+        "test_two_sizes[2]": "ERROR",
+        "test_async[2]": "ERROR",
+    }, ended.log
+    assert "on a parameter or from a conftest, with the world sizes (1, 2)." in ended.log
+    assert "test_async[2]: the distributed test is an `async def`." in ended.log
+
+
+def test_a_conftest_can_add_the_marker(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, a test that a conftest marks passes without ranks, or ends the session."""
+    write_file(
+        tmp_path,
+        "conftest.py",
+        """
+        import pytest
+
+        def pytest_itemcollected(item):
+            if "at_once" in item.name:
+                item.add_marker(pytest.mark.distributed(world_size=2))
+
+        @pytest.hookimpl(trylast=True)
+        def pytest_collection_modifyitems(items):
+            for item in items:
+                if "late" in item.name:
+                    item.add_marker(pytest.mark.distributed(world_size=2), append="other_size" not in item.name)
+        """,
+    )
+    ended = run_cases(
+        starter,
+        tmp_path,
+        """
+        import os
+        import pytest
+
+        def test_late():
+            assert os.environ.get("RANK") != "1"
+
+        def test_at_once():
+            assert os.environ.get("RANK") != "1"
+
+        def test_late_world(world, world_size):
+            assert world.size == world_size == 2
+
+        @pytest.mark.distributed(timeout=60, world_size=2)
+        def test_late_second_marker(world):
+            assert world.size == 2
+
+        @pytest.mark.distributed(world_size=3)
+        def test_late_other_size(world):
+            raise AssertionError("this must not run")
+        """,
+        "--continue-on-collection-errors",
+    )
+    assert ended.code == 1, ended.log
+    assert ended.outcomes() == {
+        "test_late": "FAILED",
+        "test_at_once": "FAILED",
+        "test_late_world": "PASSED",
+        "test_late_second_marker": "PASSED",
+        "test_late_other_size": "ERROR",
+    }, ended.log
+    assert ended.log.count("rank 1 raised AssertionError: assert '1' != '1'") >= 2
+    assert "The test has another marker, and with that one its case has 3 ranks." in ended.log
+
+
+def test_a_marker_that_comes_too_late_is_refused(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, such a test passes without ranks."""
+    write_file(
+        tmp_path,
+        "conftest.py",
+        """
+        import pytest
+
+        @pytest.hookimpl(wrapper=True, tryfirst=True)
+        def pytest_collection_modifyitems(items):
+            yield
+            items[0].add_marker(pytest.mark.distributed(world_size=2))
+        """,
+    )
+    ended = run_cases(starter, tmp_path, "def test_it():\n    pass\n")
+    assert ended.code == 4, ended.log
+    assert "test_it: @pytest.mark.distributed was added after the markers had been read." in ended.log
+    assert "Traceback" not in ended.log
+
+
+def test_a_projects_own_marker_stays_its_own(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, a project that has a marker of this name cannot install the library."""
+    write_file(tmp_path, "conftest.py", _DECLARED)
+    ended = run_cases(
+        starter,
+        tmp_path,
+        """
+        import os
+        import pytest
+
+        @pytest.fixture
+        def world():
+            return "the project's"
+
+        @pytest.mark.distributed(num_gpus=2)
+        def test_with_its_arguments(request):
+            assert request.node.get_closest_marker("distributed").kwargs == {"num_gpus": 2}
+            assert "RANK" not in os.environ
+
+        @pytest.mark.distributed
+        def test_without(world):
+            assert world == "the project's"
+            assert "RANK" not in os.environ
+
+        @pytest.mark.distributed(4, "nccl")
+        def test_by_position():
+            assert "RANK" not in os.environ
+        """,
+    )
+    assert ended.code == 0, ended.log
+    assert set(ended.outcomes().values()) == {"PASSED"}
+    assert "the ini option dist_marker = distributed runs them on ranks" in ended.log
+
+
+def test_an_ini_option_names_the_marker(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, a project cannot use the library beside its own marker."""
+    write_file(tmp_path, "conftest.py", _DECLARED)
+    source = """
+        import os
+        import pytest
+
+        @pytest.mark.distributed(num_gpus=2)
+        def test_theirs():
+            assert "RANK" not in os.environ
+
+        @pytest.mark.ranks(world_size=2)
+        def test_ours(world, world_size):
+            assert world.size == world_size == 2
+        """
+    ended = run_cases(starter, tmp_path, source, "-o", "dist_marker=ranks")
+    assert ended.outcomes() == {"test_theirs": "PASSED", "test_ours": "PASSED"}, ended.log
+    ended = run_cases(starter, tmp_path, source.replace("world_size=2", "worldsize=2"), "-o", "dist_marker=ranks")
+    assert "test_ours: @pytest.mark.ranks with worldsize = 2." in ended.log
+    ended = run_cases(starter, tmp_path, source, "-o", "dist_marker=two words")
+    assert ended.code == 4, ended.log
+    assert "dist_marker = two words: this cannot be the name of a marker." in ended.log
+
+
+def test_a_marker_with_two_meanings_is_refused(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, a test without arguments runs in the runner, in a project whose other tests run on ranks."""
+    write_file(tmp_path, "conftest.py", _DECLARED)
+    source = """
+        import os
+        import pytest
+
+        @pytest.mark.distributed(world_size=2)
+        def test_ours(world):
+            pass
+
+        @pytest.mark.distributed
+        def test_whose():
+            assert os.environ.get("RANK") in ("0", "1", "2", "3")
+        """
+    ended = run_cases(starter, tmp_path, source)
+    assert ended.code == 4, ended.log
+    assert "test_whose: @pytest.mark.distributed has two possible meanings." in ended.log
+    assert "Traceback" not in ended.log
+    ended = run_cases(starter, tmp_path, source, "-o", "dist_marker=distributed")
+    assert ended.outcomes() == {"test_ours": "PASSED", "test_whose": "PASSED"}, ended.log

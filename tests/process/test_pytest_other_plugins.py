@@ -1,0 +1,169 @@
+"""Distributed tests beside options and plugins of pytest that act in the runner, or that own a file of the session."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.support.children import run_cases, write_file
+from tests.support.starter import Starter
+
+_SPAWN = """
+import pytest
+
+pytestmark = pytest.mark.distributed(world_size=2, isolation="spawn", init=False)
+
+
+def test_fails(world):
+    assert world.rank != 1
+
+
+def test_passes(world):
+    pass
+"""
+
+
+@pytest.mark.parametrize("isolation", ["fork", "pool"])
+def test_a_time_limit_of_another_plugin_fails_one_test(starter: Starter, tmp_path: Path, isolation: str) -> None:
+    """If this fails, a plugin that limits tests by a signal ends the session by an internal error."""
+    write_file(
+        tmp_path,
+        "conftest.py",
+        """
+        import signal
+        import pytest
+
+        def over(number, frame):
+            pytest.fail("Timeout of another plugin")
+
+        @pytest.hookimpl(wrapper=True)
+        def pytest_runtest_protocol(item):
+            if item.get_closest_marker("limited") is None:
+                return (yield)
+            signal.signal(signal.SIGALRM, over)
+            signal.setitimer(signal.ITIMER_REAL, 2)
+            try:
+                return (yield)
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+
+        def pytest_configure(config):
+            config.addinivalue_line("markers", "limited: two seconds")
+        """,
+    )
+    ended = run_cases(
+        starter,
+        tmp_path,
+        """
+        import threading
+        import pytest
+
+        pytestmark = pytest.mark.distributed(world_size=2)
+
+        def test_before(world): ...
+
+        @pytest.mark.limited
+        def test_waits(world):
+            threading.Event().wait()
+
+        def test_after(world):
+            world.barrier()
+        """,
+        f"--dist-isolation={isolation}",
+    )
+    assert ended.code == 1, ended.log
+    assert ended.outcomes() == {"test_before": "PASSED", "test_waits": "FAILED", "test_after": "PASSED"}, ended.log
+    assert "test_waits: Timeout of another plugin\nAnother plugin, such as pytest-timeout, has ended" in ended.log
+    assert "threading.Event().wait()" in ended.log or "in test_waits" in ended.log, ended.log
+    assert "INTERNALERROR" not in ended.log
+
+
+@pytest.mark.parametrize(
+    ("option", "expected"),
+    [
+        ("--lf", {"test_fails": "FAILED"}),
+        ("--ff", {"test_fails": "FAILED", "test_passes": "PASSED"}),
+        ("--nf", {"test_fails": "FAILED", "test_passes": "PASSED"}),
+        ("--sw", {"test_fails": "FAILED"}),
+        ("--sw-skip", {"test_fails": "FAILED", "test_passes": "PASSED"}),
+        ("--cache-clear", {"test_fails": "FAILED", "test_passes": "PASSED"}),
+    ],
+)
+def test_fresh_interpreters_know_the_options_of_the_cache(
+    starter: Starter, tmp_path: Path, option: str, expected: dict[str, str]
+) -> None:
+    """If this fails, no rank that is a fresh interpreter starts when a user runs the last failures again."""
+    write_file(tmp_path, ".pytest_cache/v/cache/lastfailed", '{"test_cases.py::test_fails": true}\n')
+    ended = run_cases(starter, tmp_path, _SPAWN, option)
+    assert ended.outcomes() == expected, ended.log
+    assert "rank 1 raised AssertionError: assert 1 != 1" in ended.log, ended.log
+    cached = (tmp_path / ".pytest_cache/v/cache/lastfailed").read_text(encoding="utf-8")
+    assert json.loads(cached) == {"test_cases.py::test_fails": True}
+
+
+def test_fresh_interpreters_of_a_worker_that_names_its_plugin(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, a fresh interpreter becomes a second controller of pytest-xdist, and collects nothing."""
+    ended = run_cases(starter, tmp_path, _SPAWN, "-p", "xdist.plugin", "-n1", PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")
+    assert ended.outcomes() == {"test_fails": "FAILED", "test_passes": "PASSED"}, ended.log
+    assert "rank 1 raised AssertionError: assert 1 != 1" in ended.log, ended.log
+
+
+def test_fresh_interpreters_leave_the_report_log_to_the_runner(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, each rank empties the file in which pytest-reportlog keeps the session."""
+    write_file(
+        tmp_path,
+        "conftest.py",
+        """
+        def pytest_addoption(parser):
+            parser.addoption("--report-log", dest="report_log", default=None)
+
+        def pytest_configure(config):
+            if config.option.report_log and not hasattr(config, "workerinput"):
+                config.pluginmanager.register(Log(config.option.report_log))
+
+        class Log:
+            def __init__(self, path):
+                self.file = open(path, "w", buffering=1)
+
+            def pytest_runtest_logreport(self, report):
+                if report.when == "call":
+                    print(report.nodeid, report.outcome, file=self.file)
+        """,
+    )
+    ended = run_cases(starter, tmp_path, _SPAWN, "--report-log=log.txt")
+    assert ended.outcomes() == {"test_fails": "FAILED", "test_passes": "PASSED"}, ended.log
+    assert (tmp_path / "log.txt").read_text(encoding="utf-8").splitlines() == [
+        "test_cases.py::test_fails failed",
+        "test_cases.py::test_passes passed",
+    ]
+
+
+@pytest.mark.parametrize("option", ["--setup-only", "--setup-plan"])
+def test_a_test_that_is_only_set_up_has_not_passed(starter: Starter, tmp_path: Path, option: str) -> None:
+    """If this fails, tests whose bodies have not run are in the results as passed."""
+    ended = run_cases(
+        starter,
+        tmp_path,
+        """
+        import pytest
+
+        pytestmark = pytest.mark.distributed(world_size=2)
+
+        def test_marked(world):
+            raise AssertionError("this must not run")
+
+        @pytest.mark.xfail(strict=True)
+        def test_expected(world):
+            raise AssertionError("this must not run")
+
+        @pytest.mark.skip(reason="not here")
+        def test_skipped(world):
+            raise AssertionError("this must not run")
+        """,
+        option,
+    )
+    assert ended.code == 0, ended.log
+    assert ended.outcomes() == {}, ended.log
+    assert "passed" not in ended.log.splitlines()[-1], ended.log
