@@ -93,7 +93,39 @@ def test_deadline_shorter_than_the_reserve_still_ends_in_order(starter: Starter,
     ended = target.run(starter, env={"TEST_TIMEOUT": "1"})
     assert ended.code == pytest.ExitCode.TESTS_FAILED, ended.log
     assert ["failure", "failure"] == [result.outcome for result in target.xml().values()]
-    assert "at the deadline" in ended.log
+    assert "target's time was over" in ended.log, ended.log
+
+
+def test_a_case_without_time_left_is_not_reported_as_a_hang(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, good tests after hanging ones are blamed, with the advice to give them a longer limit."""
+    target = Target(
+        tmp_path,
+        {
+            "test_cases.py": """
+                import threading
+                import pytest
+
+                @pytest.mark.distributed
+                @pytest.mark.parametrize("number", range(12))
+                def test_hangs(world, number):
+                    threading.Event().wait()
+
+                @pytest.mark.distributed
+                @pytest.mark.parametrize("number", range(2))
+                def test_good(world, number):
+                    world.barrier()
+            """
+        },
+    )
+    ended = target.run(starter, env={"TEST_TIMEOUT": "15"})
+    assert ended.code == pytest.ExitCode.TESTS_FAILED, ended.log
+    good = [result for name, result in target.xml().items() if "test_good" in name]
+    assert len(good) == 2
+    for result in good:
+        assert result.outcome == "failure"
+        assert "not run, because the target's time was over" in result.text, result.text
+        assert "did not come" not in result.text
+    assert "The target's time was short: it left this case" in ended.log, ended.log
 
 
 def _can_mount() -> bool:

@@ -263,6 +263,15 @@ def test_leaked_processes_are_listed_once_where_they_are_the_failure() -> None:
     assert text.count("sleep 60 (pid 7)") == 1
 
 
+@pytest.mark.parametrize(("limit_s", "word"), [(0.4, "over"), (12.0, "short")])
+def test_a_hang_with_less_than_its_own_limit_is_explained_by_the_targets_time(limit_s: float, word: str) -> None:
+    """If this fails, a report advises a longer limit for a case that the target's time has cut short."""
+    hung = result([RankOutcome(0, Kind.HUNG, 101.0)])
+    text = failure_report(replace(hung, limit_s=limit_s))
+    assert f"The target's time was {word}: it left this case {limit_s:.1f} s of its limit of 60 s" in text
+    assert "--dist-timeout" not in text
+
+
 @pytest.mark.parametrize(
     ("cause", "part"),
     [
