@@ -17,7 +17,7 @@ from dist_testing.budget import Budget
 from dist_testing.case import Case, CaseResult
 from dist_testing.engine.case_events import CaseEvents
 from dist_testing.engine.engine import Engine
-from dist_testing.engine.running_world import RunningCase
+from dist_testing.engine.running_case import RunningCase
 from dist_testing.errors import InterruptedRunError, LaunchError
 from dist_testing.gpus.world import WorldGpus
 from dist_testing.launch.isolation import Isolation, isolation_named

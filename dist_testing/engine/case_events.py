@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from dist_testing.case import Case, CaseResult
 from dist_testing.engine.live_output import LiveOutput
+from dist_testing.engine.running_world import RunningWorld
 from dist_testing.error_text import summarise
 from dist_testing.events.cases import (
     CaseAsked,
@@ -28,10 +28,6 @@ from dist_testing.events.cases import (
 from dist_testing.events.event import Phase
 from dist_testing.events.stream import EventStream
 from dist_testing.gpus.world import WorldGpus
-
-if TYPE_CHECKING:
-    # A RunningCase holds a CaseEvents.
-    from dist_testing.engine.running_world import RunningWorld
 
 __all__ = ["CaseEvents"]
 

@@ -27,7 +27,8 @@ from dist_testing.engine.interruption import interruption_report
 from dist_testing.engine.judging import judged, with_operation
 from dist_testing.engine.launchers import Launchers
 from dist_testing.engine.run_directory import RunDirectory
-from dist_testing.engine.running_world import RunningCase, RunningWorld, check_world_size, start_world
+from dist_testing.engine.running_case import RunningCase
+from dist_testing.engine.running_world import RunningWorld, check_world_size, start_world
 from dist_testing.engine.thread_stacks import blame_thread, waiting_for_skipped
 from dist_testing.engine.thread_world import ThreadBody, run_ranks
 from dist_testing.engine.time_left import check_time_left

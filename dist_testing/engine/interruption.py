@@ -6,7 +6,7 @@ import time
 
 from dist_testing.case import CaseResult
 from dist_testing.engine.report import failure_report
-from dist_testing.engine.running_world import RunningCase
+from dist_testing.engine.running_case import RunningCase
 from dist_testing.outcomes import Cause, Status, Verdict
 
 __all__ = ["interruption_report"]

@@ -11,7 +11,7 @@ from dist_testing.case import CaseResult, RankWarning
 from dist_testing.engine.gpu_checks import Aftermath, notes
 from dist_testing.engine.hang_story import blame_by_ledger, mark_stuck
 from dist_testing.engine.rank_record import RankRecord
-from dist_testing.engine.running_world import RunningCase
+from dist_testing.engine.running_case import RunningCase
 from dist_testing.engine.stack_dumps import operation_in
 from dist_testing.outcomes import Kind, RankOutcome, Status, blame_machine, verdict
 from dist_testing.process.rank_messages import Warned

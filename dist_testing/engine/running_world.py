@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dist_testing.case import Case
-from dist_testing.engine.case_events import CaseEvents
 from dist_testing.engine.hang_watch import HangWatch
 from dist_testing.engine.rank_env import rank_env, threads_per_rank
 from dist_testing.engine.rank_record import RankRecord
@@ -29,7 +28,7 @@ from dist_testing.spec import Spec
 from dist_testing.spec import check_world_size as check_range
 from dist_testing.world import LOOPBACK, WorldSettings
 
-__all__ = ["RunningCase", "RunningWorld", "check_world_size", "group_limit_s", "start_world"]
+__all__ = ["RunningWorld", "check_world_size", "group_limit_s", "start_world"]
 
 # Descriptors of the runner per rank: two for the channel and two for stacks, while the world starts.
 _FDS_PER_RANK = 4
@@ -99,27 +98,6 @@ class RunningWorld:
             self.gpus.release()
         elif self.gpus is not None:
             self.gpus.abandon()
-
-
-@dataclass(frozen=True, slots=True)
-class RunningCase:
-    """A case whose ranks have been asked for.
-
-    Attributes:
-        case: The case.
-        world: Its ranks.
-        started_s: When the ranks were asked for, on the runner's monotonic clock.
-        limit_s: Limit of the case, in seconds.
-        is_first: Whether it is the first case on these ranks.
-        events: Emits the events of the case.
-    """
-
-    case: Case
-    world: RunningWorld
-    started_s: float
-    limit_s: float
-    is_first: bool
-    events: CaseEvents
 
 
 def start_world(

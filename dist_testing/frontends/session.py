@@ -1,25 +1,17 @@
-"""Finds the engine of a unittest class: the pytest plugin's, or, under plain unittest, one made at first use."""
+"""The session that all tests of a run share, and its engine."""
 
 from __future__ import annotations
 
-import atexit
-import os
 import shlex
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
-from dist_testing.attach.rank_info import RankInfo, rank_info_in
-from dist_testing.backends import default_backend
-from dist_testing.budget import Budget
+from dist_testing.attach.rank_info import RankInfo
 from dist_testing.case import CaseResult
 from dist_testing.engine.engine import Engine
 from dist_testing.engine.report import failure_report
 from dist_testing.errors import UsageError
-from dist_testing.frontends.unittest.fresh import unittest_loader
-from dist_testing.frontends.unittest.on_rank import UnittestRankContext
-from dist_testing.launch.isolation import default_isolation
-from dist_testing.spec import DEFAULT_WORLD_SIZE, Spec
 
 __all__ = ["Session", "current_session", "open_session", "started_by"]
 
@@ -97,20 +89,6 @@ def open_session(session: Session) -> None:
     _sessions[:] = [session]
 
 
-def current_session() -> Session:
-    """Return the current session; under plain unittest, one with the defaults of the command line."""
-    if not _sessions:
-        backend = default_backend()
-        spec = Spec("", backend, (DEFAULT_WORLD_SIZE,), backend.gpus_per_rank, default_isolation(backend).name)
-        engine = Engine(spec, Budget(), UnittestRankContext(), unittest_loader())
-        atexit.register(engine.close)
-        open_session(Session(engine, float(backend.timeout_s), ignored_rank_info=_rank_info()))
-    return _sessions[0]
-
-
-def _rank_info() -> RankInfo | None:
-    try:
-        return rank_info_in(os.environ)
-    except UsageError:
-        # RANK without the other variables, or an impossible one: there is no world.
-        return None
+def current_session() -> Session | None:
+    """Return the current session; None under plain unittest, before the first test of a class of ours."""
+    return _sessions[0] if _sessions else None

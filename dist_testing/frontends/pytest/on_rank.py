@@ -97,7 +97,7 @@ class PytestRankContext:
         _capture_nothing(config)
         print_warnings()
         log_to_output(config)
-        if target := current_session().engine.spec.target:
+        if (session := current_session()) is not None and (target := session.engine.spec.target):
             debug_by(f"bazel run {target}.run --")
         # Output of pytest itself on a rank, such as of --setup-show, goes into the rank's output.
         config.get_terminal_writer()._file = sys.stdout

@@ -6,7 +6,7 @@ import math
 import signal
 
 from dist_testing.engine.rank_record import RankRecord
-from dist_testing.engine.running_world import RunningCase
+from dist_testing.engine.running_case import RunningCase
 from dist_testing.frontends.unittest.exits import exit_code
 from dist_testing.outcomes import RankOutcome
 

@@ -13,7 +13,7 @@ from dist_testing.budget import MAX_TIMEOUT_S
 from dist_testing.case import Case, CaseBody, ThreadsFailedError
 from dist_testing.engine.running_world import group_limit_s
 from dist_testing.errors import UsageError
-from dist_testing.frontends.session import current_session
+from dist_testing.frontends.unittest.plain import current_session
 from dist_testing.launch.isolation import THREAD
 from dist_testing.outcomes import Status
 from dist_testing.rank.reporter import Reporter

@@ -17,9 +17,9 @@ from dist_testing.case import Case, CaseBody, CaseFailedError, CaseResult
 from dist_testing.engine.running_world import group_limit_s
 from dist_testing.errors import DistTestingError, UsageError
 from dist_testing.frontends.requirements.decision import unmet_requirement
-from dist_testing.frontends.session import current_session
 from dist_testing.frontends.unittest.exits import declared_exits
 from dist_testing.frontends.unittest.on_rank import RankPipe, seed_generators
+from dist_testing.frontends.unittest.plain import current_session
 from dist_testing.frontends.unittest.world_case import WorldCase, default_world_size
 from dist_testing.launch.isolation import THREAD
 from dist_testing.outcomes import Status

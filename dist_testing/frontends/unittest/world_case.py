@@ -19,14 +19,16 @@ from dist_testing.budget import MAX_TIMEOUT_S
 from dist_testing.case import Case, CaseBody, CaseFailedError, CaseResult
 from dist_testing.engine.needs import missing_need
 from dist_testing.engine.report import missing_hardware
-from dist_testing.engine.running_world import RunningCase, check_world_size
+from dist_testing.engine.running_case import RunningCase
+from dist_testing.engine.running_world import check_world_size
 from dist_testing.errors import DistTestingError, PromiseError, UsageError
 from dist_testing.frontends.requirements.decision import unmet_requirement
-from dist_testing.frontends.session import Session, current_session
+from dist_testing.frontends.session import Session
 from dist_testing.frontends.unittest.exits import declared_exits
 from dist_testing.frontends.unittest.lookup import class_name
 from dist_testing.frontends.unittest.messages import UNITTEST_CASES, UnittestCase
 from dist_testing.frontends.unittest.on_rank import RankPipe
+from dist_testing.frontends.unittest.plain import current_session
 from dist_testing.frontends.warned import warnings_of
 from dist_testing.launch.isolation import Isolation, Reuse, isolation_named, isolation_names
 from dist_testing.outcomes import Status, Verdict
