@@ -173,7 +173,7 @@ def test_facts_are_asked_of_every_part_of_a_torch_backend_string() -> None:
 
 
 def test_of_an_undeclared_torch_backend_nothing_is_known() -> None:
-    """A group of somebody's plug-in must be destroyed, because that is always right."""
+    """A group of an undeclared plug-in must be destroyed, because that is always right."""
     assert not all_declared("somebodys", lambda backend: True)
     assert not any_declared("somebodys", lambda backend: True)
 
@@ -215,13 +215,13 @@ def test_the_librarys_own_declaration_may_come_again() -> None:
 
 
 def test_two_defaults_of_one_device_are_refused() -> None:
-    """Tests that name no backend would run with another one because of somebody's conftest.py."""
+    """Tests that name no backend would run with the backend that some conftest.py declares."""
     ring = Backend("ring", "ring", "cpu", register_module="ring", device_default=True)
     assert "Backend 'gloo' is the default of that device" in refusal(ring)
 
 
 def test_an_unknown_feature_is_refused_with_the_nearest() -> None:
-    """A test that asks for a misspelt feature would run nowhere, and nobody would see it."""
+    """A test that asks for a misspelt feature would run nowhere, without a word."""
     check_features(["moves_data"])
     with pytest.raises(UsageError, match="Did you mean 'moves_data'"):
         check_features(["move_data"])

@@ -181,7 +181,7 @@ def _stream() -> tuple[EventStream, list[str]]:
 
 
 def test_a_sink_gets_the_kinds_that_it_names() -> None:
-    """And nobody is asked for what no one wants: a rank's output costs something to read."""
+    """No sink gets an event that it does not want: a rank's output costs something to read."""
     stream, _ = _stream()
     got: list[Event] = []
     assert not stream.is_heard
@@ -237,7 +237,7 @@ def test_a_sink_that_raises_is_dropped_with_one_warning() -> None:
 
 
 def test_a_stream_whose_last_sink_was_dropped_is_not_heard() -> None:
-    """The engine would go on to make events for nobody."""
+    """The engine would go on to make events that no sink reads."""
     stream, _ = _stream()
 
     def broken(event: Event) -> None:

@@ -36,7 +36,7 @@ def have(monkeypatch: pytest.MonkeyPatch, *backends: str) -> None:
         (("gloo", "nccl"), ["destroyed"]),
         (("cpu:gloo,cuda:nccl",), ["destroyed"]),
         (("cpu:gloo,cuda:gloo",), []),
-        # Of a plug-in that nobody has declared nothing is known, and to destroy is always right.
+        # An undeclared plug-in has no facts, and to destroy its group is always right.
         (("somebodys",), ["destroyed"]),
     ],
 )

@@ -344,7 +344,7 @@ def test_story_of_a_cycle_blames_no_rank() -> None:
 
 
 def test_ledger_corrects_the_culprit() -> None:
-    """The first error is that of the rank whose limit ran out first, which is nobody's fault."""
+    """The first error is that of the rank whose limit ran out first, which does not make it the culprit."""
     late = RankOutcome(0, Kind.RAISED, 5.0, summary="RuntimeError: Timed out waiting", collateral="late")
     outcomes = [late, RankOutcome(1, Kind.PASSED)]
     found = blame_by_ledger(verdict(outcomes, world_size=2), outcomes, _story(_two()))
