@@ -73,7 +73,7 @@ def _awaited(analysis: Analysis) -> dict[int, list[int]]:
     """Rank to those that cannot go on without it, by rank."""
     awaited: dict[int, list[int]] = {}
     for rank, waiting in sorted(analysis.waiting.items()):
-        # Without a choice: several ranks could do what is missing.
+        # With several sets of ranks, each of which is enough, no rank in particular is awaited.
         if len(waiting.missing) == 1:
             for other in waiting.missing[0]:
                 awaited.setdefault(other, []).append(rank)

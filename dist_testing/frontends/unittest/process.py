@@ -245,7 +245,7 @@ class ProcessCase(WorldCase):
     def _run_on_rank(cls, rank: int, case: UnittestCase, pipe: RankPipe) -> None:
         # torch's classes hand `fake_pg` on, and those of FSDP ask for it.
         cls._run(rank, case.method, case.file_name, pipe, fake_pg=case.fake_pg)
-        # A class may run its tests itself; but whoever uses ours must come to it.
+        # A class may run its tests itself. A class that uses this `run_test` must call it.
         if cls.run_test is ProcessCase.run_test and not pipe.has_run:
             raise UsageError(
                 f"{cls.__qualname__}._run has returned, and {case.method} has not run.\n"
