@@ -95,7 +95,7 @@ def test_ranks_that_never_become_ready_end_within_the_runs_time(starter: Starter
     ended = target.run(starter, env={"TEST_TIMEOUT": "20"}, limit_s=20)
     assert ended.code == pytest.ExitCode.TESTS_FAILED, ended.log
     assert {name: result.outcome for name, result in target.xml().items()} == {"test_starts": "failure"}
-    assert "ranks 0, 1 were still running at the deadline (0, 1 in start)" in ended.log
+    assert "ranks 0, 1 were still running at the deadline (0, 1 in import)" in ended.log
     assert re.search(r"test_cases\.py\", line \d+ in <module>", ended.log)
 
 

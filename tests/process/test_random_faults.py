@@ -64,6 +64,7 @@ _EXPECTED = {
     "keyboard interrupt": _FAILURE,
     "kill": _CRASH,
     "leave a session": _LEAK,
+    "leave a thread": _LEAK,
     "loop with GIL": _HANG,
     "nothing": _NONE,
     "out of memory": _FAILURE,
