@@ -105,6 +105,7 @@ def test_fresh_interpreters_know_the_options_of_the_cache(
 
 def test_fresh_interpreters_of_a_worker_that_names_its_plugin(starter: Starter, tmp_path: Path) -> None:
     """If this fails, a fresh interpreter becomes a second controller of pytest-xdist, and collects nothing."""
+    pytest.importorskip("xdist", reason="pytest-xdist is not installed")
     ended = run_cases(starter, tmp_path, _SPAWN, "-p", "xdist.plugin", "-n1", PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")
     assert ended.outcomes() == {"test_fails": "FAILED", "test_passes": "PASSED"}, ended.log
     assert "rank 1 raised AssertionError: assert 1 != 1" in ended.log, ended.log
