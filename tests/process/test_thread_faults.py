@@ -145,4 +145,4 @@ def test_leftovers_of_a_rank_fail_the_case(engine: Engine, fault: str, said: str
     assert result.verdict.status is Status.FAILED
     report = failure_report(result)
     assert said in report
-    assert "any of them may have done it" in report or fault == "fork twice"
+    assert "Any of them may have done it" in report or fault == "fork twice"
