@@ -224,11 +224,12 @@ def test_one_session_over_all_ranks(agent: Agent, tmp_path: Path) -> None:
         "assert [1, 1] == [1, 2]",
         "output of rank 1:\nprinted by 1\n",
         "rank 0 raised KeyError: 'planted' in call",
-        "rank 1 did not come to where the others waited",
         "ranks disagree about a skip: rank 0 passed; rank 1 skipped: rank 1 alone",
         "rank 1 of 2 failed first",
     ):
         assert said in first.log, said
+    # With the ranks' ledgers, or without them on a busy machine.
+    assert re.search(r"rank 1 (has not come yet|did not come to where the others waited)", first.log), first.log
     assert (tmp_path / "plain").read_text() == "ran\n", "a plain test runs once"
     assert (tmp_path / "set-up").read_text() == "ran\nran\n", "setUp runs in the runner, once per test"
     assert len(list(tmp_path.glob("torn-down-*"))) == 2
