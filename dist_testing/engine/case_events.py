@@ -11,6 +11,7 @@ from dist_testing.engine.live_output import LiveOutput
 from dist_testing.engine.running_world import RunningWorld
 from dist_testing.error_text import summarise
 from dist_testing.events.cases import (
+    CASE_KINDS,
     CaseAsked,
     CaseEnded,
     CaseJudged,
@@ -31,21 +32,8 @@ from dist_testing.gpus.world import WorldGpus
 
 __all__ = ["CaseEvents"]
 
-# All kinds that this module emits, except `RankOutput`.
-_KINDS = (
-    CaseAsked,
-    CaseEnded,
-    CaseJudged,
-    CleanedUp,
-    LeaseWaitBegan,
-    LeaseWaitEnded,
-    RankOutcomeKnown,
-    RankPhases,
-    RankReady,
-    RankStarted,
-    RankWarned,
-    WorldAsked,
-)
+# `RankOutput` has a subscription of its own: the runner reads the logs only if a sink wants them.
+_KINDS = tuple(kind for kind in CASE_KINDS if kind is not RankOutput)
 
 
 class CaseEvents:

@@ -8,6 +8,7 @@ from typing import ClassVar
 from dist_testing.events.event import Event, Phase
 
 __all__ = [
+    "CASE_KINDS",
     "CaseAsked",
     "CaseEnded",
     "CaseJudged",
@@ -240,3 +241,21 @@ class CaseEnded(Event):
 
     case: int
     error: str = ""
+
+
+# In the order in which they usually come.
+CASE_KINDS: tuple[type[Event], ...] = (
+    CaseAsked,
+    LeaseWaitBegan,
+    LeaseWaitEnded,
+    WorldAsked,
+    RankStarted,
+    RankReady,
+    RankPhases,
+    RankOutput,
+    RankWarned,
+    RankOutcomeKnown,
+    CaseJudged,
+    CleanedUp,
+    CaseEnded,
+)

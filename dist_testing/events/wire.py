@@ -7,21 +7,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from dist_testing.events.cases import (
-    CaseAsked,
-    CaseEnded,
-    CaseJudged,
-    CleanedUp,
-    LeaseWaitBegan,
-    LeaseWaitEnded,
-    RankOutcomeKnown,
-    RankOutput,
-    RankPhases,
-    RankReady,
-    RankStarted,
-    RankWarned,
-    WorldAsked,
-)
+from dist_testing.events.cases import CASE_KINDS
 from dist_testing.events.event import Event, Phase
 from dist_testing.events.runs import (
     RunEnded,
@@ -45,19 +31,7 @@ KINDS: tuple[type[Event], ...] = (
     TestBegan,
     TestReported,
     TestEnded,
-    CaseAsked,
-    LeaseWaitBegan,
-    LeaseWaitEnded,
-    WorldAsked,
-    RankStarted,
-    RankReady,
-    RankPhases,
-    RankOutput,
-    RankWarned,
-    RankOutcomeKnown,
-    CaseJudged,
-    CleanedUp,
-    CaseEnded,
+    *CASE_KINDS,
     RunEnded,
     StreamCut,
 )
