@@ -28,16 +28,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from dist_testing.process.ledger import COLLECTIVE, Call, Ledger, Wait, WaitKind
+from dist_testing.process.ledger import COLLECTIVE, RECORDED_BACKENDS, Call, Ledger, Wait, WaitKind
 
 __all__ = ["Analysis", "Mismatch", "RankView", "Waiting", "analyse"]
 
 # Limits that torch gives to groups and stores for which the user has named none: gloo's, NCCL's, a store's.
 # Milliseconds.
 _TORCH_LIMITS_MS = frozenset({1_800_000, 600_000, 300_000})
-# Only of this backend it is known that a call that is recorded as not ended has not ended, and that no other thread of
-# the user's can end it.
-_RECORDED_BACKENDS = frozenset({"gloo"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +177,7 @@ def _in_collective(
     mismatches = []
     for call in pending:
         members = ledger.members(call.group)
-        if members is None or call.backend not in _RECORDED_BACKENDS or not set(members) <= views.keys():
+        if members is None or call.backend not in RECORDED_BACKENDS or not set(members) <= views.keys():
             return f"waits in a group that is not known ({call.group})"
         if call.limit_ms not in known_ms:
             return "waits with a limit of the test's own"

@@ -22,7 +22,17 @@ from types import FrameType
 from typing import Any
 
 from dist_testing.errors import MessageError
-from dist_testing.process.ledger import ANSWER_MARK, LEDGERS, Call, Group, Ledger, LedgerAnswer, NoLedger, Place
+from dist_testing.process.ledger import (
+    ANSWER_MARK,
+    LEDGERS,
+    RECORDED_BACKENDS,
+    Call,
+    Group,
+    Ledger,
+    LedgerAnswer,
+    NoLedger,
+    Place,
+)
 from dist_testing.rank.state import child_processes
 from dist_testing.rank.waits import C10D, wait_of
 
@@ -32,8 +42,6 @@ __all__ = ["LedgerThread", "answer_with_ledger", "answering", "read_ledger"]
 _LAST_CALLS = 16
 _MAX_PLACES = 40
 _MAX_TEXT = 200
-# The backend that records each call, and each end of a call.
-_BACKEND = "gloo"
 # Threads of this library, by their names.
 _OUR_THREADS = "dist_testing"
 # For the helper to end its thread before a fork; it answers in milliseconds. Seconds.
@@ -259,7 +267,7 @@ def _groups(c10d: Any) -> Iterator[Group]:
 def _other_backends(c10d: Any) -> Iterator[str]:
     """Groups whose calls the recorder does not show, or that end without a rank."""
     for backend, _ in list(c10d._world.pg_map.values()) if c10d is not None else ():
-        if backend != _BACKEND:
+        if backend not in RECORDED_BACKENDS:
             yield f"a group of the backend {str(backend)[:_MAX_TEXT]}"
 
 
