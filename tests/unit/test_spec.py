@@ -21,6 +21,7 @@ BACKEND: dict[str, Any] = {
     "binds_device": False,
     "aborts": False,
     "ends_with_process": True,
+    "records_calls": True,
     "shares_gpus": False,
     "uses_nccl": False,
     "device_default": True,
