@@ -11,7 +11,7 @@ from dist_testing.gpus.gpu import NODES_VARIABLE, NVML_VARIABLE, Gpu, is_simulat
 from dist_testing.gpus.holders import Holder, find_holders, is_locked
 from dist_testing.gpus.nvml import Nvml, NvmlGpu, open_nvml, why_missing
 
-__all__ = ["listing"]
+__all__ = ["bazelrc", "listing"]
 
 _GIB = 1 << 30
 
@@ -47,6 +47,17 @@ def listing(env: Mapping[str, str] = os.environ) -> list[str]:
     lines += _amd(env)
     lines += ["", *_for_bazel(len(visible.gpus))]
     return lines
+
+
+def bazelrc(env: Mapping[str, str] = os.environ) -> str:
+    """Return Bazel's flags for this machine: as many GPU tests at once as it has GPUs.
+
+    Raises:
+        GpuError: If the device nodes cannot be read.
+    """
+    counts = [len(visible_gpus(vendor.find(env).gpus, env, vendor).gpus) for vendor in (NVIDIA, AMD)]
+    flags = f"test --local_resources=gpu={max(counts)}\n" if any(counts) else "# No GPUs.\n"
+    return f"# Made by dist_testing's //tools/gpu for one machine. Make it again when its GPUs change.\n{flags}"
 
 
 def _about_library(nvml: Nvml | None, env: Mapping[str, str]) -> list[str]:
@@ -111,8 +122,8 @@ def _for_bazel(count: int) -> list[str]:
     if not count:
         return ["for Bazel: this machine has no GPU to promise; leave //dist_testing/config:gpus at auto"]
     return [
-        "for user.bazelrc, so that Bazel runs as many tests at once as the GPUs allow:",
-        f"  test --local_resources=gpu={count}",
+        f"for Bazel: --bazelrc writes `test --local_resources=gpu={count}` to a file that dist_testing.bazelrc",
+        "imports, so that as many tests run at once as the GPUs allow",
     ]
 
 

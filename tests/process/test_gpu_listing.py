@@ -46,16 +46,21 @@ def machine(nodes: Path, library: Path, *ends: str) -> dict[str, str]:
     return {NODES_VARIABLE: str(nodes), NVML_VARIABLE: str(library), STATE_VARIABLE: str(state)}
 
 
-def listed(env: Mapping[str, str]) -> str:
-    """Output of the program, started as users start it."""
-    ended = subprocess.run(
-        [sys.executable, "-m", "dist_testing.gpus"],
+def start(env: Mapping[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Start the program as users start it."""
+    return subprocess.run(
+        [sys.executable, "-m", "dist_testing.gpus", *arguments],
         check=False,
         capture_output=True,
         text=True,
         timeout=_LIMIT_S,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **env},
     )
+
+
+def listed(env: Mapping[str, str], *arguments: str) -> str:
+    """Output of the program."""
+    ended = start(env, *arguments)
     assert (ended.returncode, ended.stderr) == (0, "")
     return ended.stdout
 
@@ -148,3 +153,27 @@ def test_a_world_leases_only_gpus_of_its_architectures(
         assert [gpu.minor for gpu in world.lease.gpus] == [1]
     finally:
         world.release()
+
+
+def test_bazels_flags_for_a_machine_are_written(nodes: Path, tmp_path: Path) -> None:
+    """GPU tests run one after the other on a machine with many GPUs, unless Bazel knows their number."""
+    env = {NODES_VARIABLE: str(nodes), "BUILD_WORKSPACE_DIRECTORY": str(tmp_path)}
+    written = tmp_path / "dist_testing_host.bazelrc"
+    listed(env, "--bazelrc")
+    assert written.read_text().splitlines()[1:] == ["test --local_resources=gpu=2"]
+    listed({**env, "CUDA_VISIBLE_DEVICES": "1"}, "--bazelrc=mine.bazelrc")
+    assert "gpu=1\n" in (tmp_path / "mine.bazelrc").read_text()
+    for node in nodes.iterdir():
+        node.unlink()
+    # The file of a larger machine must not stay.
+    listed(env, "--bazelrc")
+    assert "local_resources" not in written.read_text()
+
+
+def test_a_file_that_cannot_be_written_is_named(nodes: Path, tmp_path: Path) -> None:
+    """A traceback would hide that the workspace is read-only."""
+    file = tmp_path / "none" / "x.bazelrc"
+    ended = start({NODES_VARIABLE: str(nodes)}, f"--bazelrc={file}")
+    assert ended.returncode == 1
+    assert ended.stderr.startswith(f"{file} cannot be written: No such file or directory.\n")
+    assert len(ended.stderr.splitlines()) == 3
