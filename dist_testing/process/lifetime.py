@@ -12,6 +12,7 @@ import warnings
 from typing import Any
 
 from dist_testing.errors import LaunchError
+from dist_testing.process.procfs import stat_of, status_of
 
 __all__ = ["become_subreaper", "check_platform", "current_umask", "die_with_parent", "fork", "is_helper", "watch_child"]
 
@@ -62,9 +63,7 @@ def current_umask() -> int:
 
     `os.umask` has to set the mask to read it. Meanwhile all users could read the files of other threads.
     """
-    with open("/proc/self/status", "rb") as status:
-        fields = dict(line.split(b":", 1) for line in status)
-    return int(fields[b"Umask"], 8)
+    return int(status_of("self")["Umask"], 8)
 
 
 def watch_child(pid: int) -> int:
@@ -115,11 +114,6 @@ def is_helper(pid: int, command: str) -> bool:
     """
     if not _HELPER.search(command):
         return False
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as stat:
-            # The process's name, in parentheses, may contain any character.
-            flags = int(stat.read().rpartition(b")")[2].split()[6])
-    except (FileNotFoundError, ProcessLookupError):
-        # The process has ended.
-        return True
-    return not flags & _PF_FORKNOEXEC
+    # The flags are the ninth field of all. Without an answer the process has ended.
+    stat = stat_of(pid)
+    return not (stat and int(stat[6]) & _PF_FORKNOEXEC)
