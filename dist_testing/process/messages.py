@@ -8,7 +8,7 @@
 
 The messages about a case, between the runner and a rank, are in `dist_testing.process.rank_messages`.
 
-A field is declared here once; `dist_testing.process.codec` derives its format and its checks from the annotation.
+A field is declared here once; `dist_testing.codec` derives its format and its checks from the annotation.
 Raise the schema number of a family with every change of one of its messages.
 """
 
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Annotated, TypeAlias
 
 from dist_testing.case import CaseBody
-from dist_testing.process.codec import Family
+from dist_testing.codec import Family
 from dist_testing.spec import MAX_WORLD_SIZE
 from dist_testing.world import WorldSettings
 

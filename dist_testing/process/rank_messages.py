@@ -12,7 +12,7 @@ When every rank has sent a good report, the runner sends an instruction: `NextCa
 world, or `FinishWorld`, which every rank answers with `Done`. The rank that serves the store then waits for
 `LeaveWorld`. So no rank closes its connections, or the store, while another rank still needs them.
 
-A field is declared here once; `dist_testing.process.codec` derives its format and its checks from the annotation.
+A field is declared here once; `dist_testing.codec` derives its format and its checks from the annotation.
 Raise the schema number of a family with every change of one of its messages.
 """
 
@@ -22,9 +22,9 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from dist_testing.case import CaseBody
+from dist_testing.codec import Family
 from dist_testing.errors import FrameError
 from dist_testing.outcomes import Kind, ReportDetails
-from dist_testing.process.codec import Family
 
 __all__ = [
     "INSTRUCTIONS",
