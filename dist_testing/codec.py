@@ -2,8 +2,8 @@
 
 A message between processes is a dataclass; messages that travel the same way form a `Family`, which has a schema
 number. The checks are made once, from the annotations: `str`, `bool`, `int`, `float`, `None`, `object`, `Literal`,
-enumerations, `tuple`, `NamedTuple`, `dict[str, X]`, other dataclasses, and unions of these. `Annotated[int, range(...)]`
-limits a number.
+enumerations, `tuple`, `NamedTuple`, `dict[str, X]`, other dataclasses, and unions of these.
+`Annotated[int, range(...)]` limits a number.
 """
 
 from __future__ import annotations
