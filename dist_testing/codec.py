@@ -209,9 +209,10 @@ def shape_of(annotation: Any) -> Shape:
         TypeError: If messages do not support it.
     """
     origin, arguments = get_origin(annotation), get_args(annotation)
-    if annotation in (str, bool, None, types.NoneType):
-        wanted = types.NoneType if annotation is None else annotation
-        return _simple("null" if wanted is types.NoneType else wanted.__name__, lambda value: type(value) is wanted)
+    if annotation in (str, bool):
+        return _simple(annotation.__name__, lambda value: type(value) is annotation)
+    if annotation in (None, types.NoneType):
+        return _simple("null", lambda value: value is None)
     if annotation is int:
         return _shape_of_int(_ANY_INT)
     if annotation is float:
@@ -246,9 +247,9 @@ def shape_of(annotation: Any) -> Shape:
 
 def _simple(expected: str, fits: Callable[[Any], bool], convert: Callable[[Any], Any] | None = None) -> Shape:
     def read(value: Any) -> Any:
-        if not fits(value):
-            raise WrongValueError(f"{_shown(value)}; expected {expected}")
-        return value if convert is None else convert(value)
+        if fits(value):
+            return value if convert is None else convert(value)
+        raise WrongValueError(f"{_shown(value)}; expected {expected}")
 
     return Shape(expected, read)
 
@@ -271,7 +272,12 @@ def _shape_of_union(shapes: Sequence[Shape]) -> Shape:
         raise TypeError("a union in a message may hold only values that JSON takes unchanged")
     expected = " or ".join(shape.expected for shape in shapes)
 
+    takes_null = any(shape.expected == "null" for shape in shapes)
+
     def read(value: Any) -> Any:
+        if value is None and takes_null:
+            # The usual value of an optional field; an exception of each other shape costs much more.
+            return None
         for shape in shapes:
             try:
                 return shape.read(value)
