@@ -25,13 +25,7 @@ _BUILD_ONLY = "deps"
 
 
 def read_backend_file(path: str | os.PathLike[str]) -> list[Backend]:
-    """Read the backends that a .bzl file declares.
-
-    Args:
-        path: The file.
-
-    Returns:
-        One backend for each call of `declare_backend` in the file, in their order.
+    """Return the backends that a .bzl file declares, one for each call of `declare_backend`, in their order.
 
     Raises:
         UsageError: If the file cannot be read, does not parse, declares no backend, or declares one wrongly.

@@ -40,10 +40,7 @@ _LABEL = re.compile(r"(?:@{1,2}(?P<repository>[^@/]+))?//(?P<package>[^:]*):(?P<
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the target that Bazel started.
-
-    Args:
-        arguments: Options for pytest, from the target's `args`; None for those of the command line.
+    """Run the target that Bazel started. The default arguments, options for pytest, are those of the command line.
 
     Returns:
         0 if every case passed or was skipped, and at least one was collected.

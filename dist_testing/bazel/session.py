@@ -75,16 +75,7 @@ class BazelSession:
         timing: Timing,
         events: EventStream,
     ) -> None:
-        """Make the plugin of a session.
-
-        Args:
-            spec: What the target asks for.
-            protocol: What Bazel wants.
-            head: The first line of the log, which ends when a test has run.
-            conclusion: Takes the results.
-            timing: Limits and durations.
-            events: Events of the run.
-        """
+        """Make the plugin of a session."""
         self._spec = spec
         self._protocol = protocol
         self._head = head

@@ -36,13 +36,7 @@ class CaseEvents:
     """Emits the events of one case. Does what costs time only for a sink that wants the event."""
 
     def __init__(self, stream: EventStream, number: int, case: Case) -> None:
-        """Make the emitter of a case. It emits nothing yet.
-
-        Args:
-            stream: Takes the events.
-            number: Number of the case in this run.
-            case: The case.
-        """
+        """Make the emitter of a case, the run's case number `number`. It emits nothing yet."""
         self._stream = stream
         self._number = number
         self._case = case

@@ -68,14 +68,7 @@ class Engine:
     """
 
     def __init__(self, spec: Spec, budget: Budget, context: RankContext, loader: Loader) -> None:
-        """Make an engine. It starts no process yet.
-
-        Args:
-            spec: What the target asks for.
-            budget: The time of the whole run.
-            context: The part of the run that ranks use.
-            loader: Finds the tests again in a fresh interpreter.
-        """
+        """Make an engine. It starts no process yet. `loader` finds the tests again in a fresh interpreter."""
         self.spec = spec
         self.cases_after = 0
         self.debug_rank: int | None = None
@@ -198,14 +191,10 @@ class Engine:
         return result
 
     def run_here(self, case: Case, body: ThreadBody) -> CaseResult:
-        """Run a case on threads of this process, and judge it.
-
-        Args:
-            case: The case.
-            body: Runs one rank.
+        """Run a case on threads of this process, and judge it. `body` runs one rank.
 
         Raises:
-            UsageError: If the world is too large.
+            UsageError: If the world is too large, or no time is left.
         """
         check_world_size(case.name, case.world_size, needs_files=False)
         limit_s = self._budget.limit_s(case.timeout_s, cases_after=self.cases_after)

@@ -21,14 +21,7 @@ __all__ = ["interrupted", "judged", "with_operation"]
 
 
 def judged(running: RunningCase, spec: Spec, outcomes: tuple[RankOutcome, ...], after: Aftermath) -> CaseResult:
-    """Return the result of a case that is over.
-
-    Args:
-        running: The case, and its world, whose folder still exists.
-        spec: What the target asks for.
-        outcomes: One per rank, by rank.
-        after: The state of the world's GPUs.
-    """
+    """Return the result of a case that is over, from one outcome per rank. The folder of its world still exists."""
     case, world = running.case, running.world
     supervisor = world.supervisor
     story = supervisor.hang

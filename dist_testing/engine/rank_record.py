@@ -123,11 +123,7 @@ class RankRecord:
         self.is_patient = False
 
     def read(self, now_s: float) -> bool:
-        """Read the messages in the channel. Returns False at the end of the stream.
-
-        Args:
-            now_s: The monotonic clock, in seconds.
-        """
+        """Read the messages in the channel. Returns False at the end of the stream."""
         data = self._received()
         return data is None or self._digest(data, now_s)
 

@@ -49,10 +49,8 @@ class RunningWorld:
 
     Attributes:
         pool: Name of the worker pool; "" if the ranks live for one case.
-        supervisor: Watches the ranks.
         directory: The world's folder.
         gpus: The leased GPUs; None for none.
-        isolation: Isolation of the ranks.
         resources: Closes the board, the channels and the other descriptors.
     """
 

@@ -184,10 +184,7 @@ class Supervisor:
             self._live.finish()
 
     def finish(self, limit_s: float) -> None:
-        """End the waiting ranks of a worker pool, and wait until they are gone.
-
-        Args:
-            limit_s: Limit of their clean-up, in seconds.
+        """End the waiting ranks of a worker pool, and wait until they are gone. Their clean-up has `limit_s` seconds.
 
         Raises:
             LaunchError: As for `wait_case`.

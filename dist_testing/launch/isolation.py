@@ -130,12 +130,7 @@ def default_isolation(backend: Backend) -> Isolation:
 
 
 def check_isolation(name: str, backend: Backend, isolation: Isolation) -> None:
-    """Refuse ranks that the backend cannot connect.
-
-    Args:
-        name: The case, or another subject of the error text.
-        backend: The backend.
-        isolation: How the ranks are made.
+    """Refuse ranks that the backend cannot connect. `name` is the subject of the error text, such as the case.
 
     Raises:
         UsageError: If the two do not fit.

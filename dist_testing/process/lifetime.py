@@ -93,11 +93,7 @@ def die_with_parent(parent_pid: int) -> None:
 
 
 def become_subreaper() -> bool:
-    """Make this process adopt its orphaned descendants, also those with a session of their own.
-
-    Returns:
-        Whether the kernel agreed.
-    """
+    """Make this process adopt its orphaned descendants of all sessions. Return whether the kernel agreed."""
     return _set(_PR_SET_CHILD_SUBREAPER, 1)
 
 
@@ -106,11 +102,7 @@ def is_helper(pid: int, command: str) -> bool:
 
     That is the resource tracker, which unlinks the shared memory of processes that were killed; the manager of torch's
     `file_system` sharing, which does the same; and the fork server, but not what the fork server forks, which has the
-    same command line.
-
-    Args:
-        pid: A process that has not been reaped.
-        command: Its command line.
+    same command line. The process must not have been reaped.
     """
     if not _HELPER.search(command):
         return False
