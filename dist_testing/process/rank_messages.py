@@ -88,14 +88,7 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Warned:
-    """Test code has issued a warning.
-
-    Attributes:
-        category: Name of the warning's class.
-        text: Text of the warning.
-        filename: The file that the warning names.
-        line_number: The line in that file.
-    """
+    """Test code has issued a warning: the name of its class, its text, and the place that it names."""
 
     category: str
     text: str
@@ -105,11 +98,7 @@ class Warned:
 
 @dataclass(frozen=True, slots=True)
 class EndSession:
-    """Test code wants no further test to run.
-
-    Attributes:
-        reason: Why.
-    """
+    """Test code wants no further test to run, for this reason."""
 
     reason: str
 
@@ -121,11 +110,7 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class NextCase:
-    """Run another case.
-
-    Attributes:
-        body: The case.
-    """
+    """Run another case."""
 
     body: CaseBody
 
