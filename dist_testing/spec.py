@@ -90,13 +90,8 @@ def is_world_size(value: object) -> bool:
 def check_world_size(subject: str, value: object, way_out: str) -> int:
     """Return `value`, if it is a possible number of ranks.
 
-    Args:
-        subject: What the error is about, such as the name of the case.
-        value: What the user gave.
-        way_out: Last line of the error: where the user corrects the value.
-
     Raises:
-        UsageError: If it is not.
+        UsageError: If it is not. Its text begins with `subject`, such as the name of the case, and ends with `way_out`.
     """
     if not is_world_size(value):
         raise UsageError(
@@ -109,11 +104,9 @@ def check_world_size(subject: str, value: object, way_out: str) -> int:
 
 
 def read_spec(text: str, promised_gpus: int | None = None) -> Spec:
-    """Read the spec of a target.
+    """Read the spec of a target from the JSON text that the build rules wrote.
 
-    Args:
-        text: The JSON text that the build rules wrote.
-        promised_gpus: Number of GPUs that the configuration promises; None without a promise.
+    `promised_gpus` is the number of GPUs that the configuration promises; None without a promise.
 
     Raises:
         SpecError: If the text is truncated, has another schema, or has a field that the build rules do not write so.
@@ -147,11 +140,7 @@ def read_spec(text: str, promised_gpus: int | None = None) -> Spec:
 
 
 def read_promise(path: Path, vendor: str) -> int | None:
-    """Read how many GPUs of a vendor the configuration promises.
-
-    Args:
-        path: The file that the build rules wrote.
-        vendor: Vendor of the GPUs, as in the backend table, such as "nvidia".
+    """Read how many GPUs of a vendor, such as "nvidia", the configuration promises.
 
     Returns:
         The number of GPUs, which may be `ALL_GPUS`; None if the configuration promises nothing.
@@ -182,12 +171,7 @@ _Item = TypeVar("_Item", int, str)
 
 @dataclass(frozen=True, slots=True)
 class _Fields:
-    """Reads the fields of a JSON object that the build rules wrote; checks the type of each.
-
-    Attributes:
-        source: Name of the object, for error texts.
-        content: The fields.
-    """
+    """Reads the fields of a JSON object that the build rules wrote; checks the type of each. Errors name `source`."""
 
     source: str
     content: Mapping[str, Any]

@@ -34,6 +34,7 @@ from dist_testing.process.messages import (
     TakePart,
     Welcome,
 )
+from dist_testing.process.procfs import open_files
 from dist_testing.process.refusal import refusal
 from dist_testing.process.stacks import answer_with_stacks
 from dist_testing.rank.bootstrap import (
@@ -308,13 +309,7 @@ def _end_groups(*, failed: bool) -> None:
 
 def _sockets() -> frozenset[str]:
     """Return the descriptors that are sockets, each with the kernel's name of the socket."""
-    found = set()
-    for fd in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):
-            name = os.readlink(f"/proc/self/fd/{fd}")
-            if name.startswith("socket:"):
-                found.add(f"{fd} {name}")
-    return frozenset(found)
+    return frozenset(f"{fd} {name}" for fd, name in open_files().items() if name.startswith("socket:"))
 
 
 def _cut(sockets: frozenset[str], store_port: int) -> None:

@@ -1,4 +1,4 @@
-"""Makes the result of a case from its outcomes: the verdict, and the facts that a report needs to explain it."""
+"""Makes the result of a case: the verdict, and the facts that a report needs to explain it."""
 
 from __future__ import annotations
 
@@ -13,22 +13,15 @@ from dist_testing.engine.hang_story import blame_by_ledger, mark_stuck
 from dist_testing.engine.rank_record import RankRecord
 from dist_testing.engine.running_case import RunningCase
 from dist_testing.engine.stack_dumps import operation_in
-from dist_testing.outcomes import Kind, RankOutcome, Status, blame_machine, verdict
+from dist_testing.outcomes import Cause, Kind, RankOutcome, Status, Verdict, blame_machine, verdict
 from dist_testing.process.rank_messages import Warned
 from dist_testing.spec import Spec
 
-__all__ = ["judged", "with_operation"]
+__all__ = ["interrupted", "judged", "with_operation"]
 
 
 def judged(running: RunningCase, spec: Spec, outcomes: tuple[RankOutcome, ...], after: Aftermath) -> CaseResult:
-    """Return the result of a case that is over.
-
-    Args:
-        running: The case, and its world, whose folder still exists.
-        spec: What the target asks for.
-        outcomes: One per rank, by rank.
-        after: The state of the world's GPUs.
-    """
+    """Return the result of a case that is over, from one outcome per rank. The folder of its world still exists."""
     case, world = running.case, running.world
     supervisor = world.supervisor
     story = supervisor.hang
@@ -66,6 +59,33 @@ def judged(running: RunningCase, spec: Spec, outcomes: tuple[RankOutcome, ...], 
         gpus=gpus.names if gpus is not None else "",
         gpu_wait_s=gpus.wait_s if gpus is not None and running.is_first else 0.0,
         notes=(*(story.lines if story is not None else ()), *notes(world, spec, after)) if has_failed else (),
+    )
+
+
+def interrupted(running: RunningCase) -> CaseResult:
+    """Kill the ranks of a case that the user stops, and return a result that says where each one was.
+
+    Raises:
+        LaunchError: If the ranks could not be killed.
+    """
+    duration_s = time.monotonic() - running.started_s
+    world = running.world
+    world.supervisor.abort(ask_where=True)
+    outcomes = tuple(record.outcome() for record in world.supervisor.records)
+    return CaseResult(
+        case=running.case,
+        verdict=Verdict(
+            Status.FAILED,
+            Cause.INTERRUPTED,
+            f"the run was stopped after {duration_s:.1f} s of this case",
+            failing=tuple(outcome.rank for outcome in outcomes if outcome.text),
+        ),
+        outcomes=outcomes,
+        started_s=running.started_s,
+        duration_s=duration_s,
+        limit_s=running.limit_s,
+        logs={rank: world.log_tail(rank) for rank in range(world.size)},
+        stacks=world.supervisor.stacks,
     )
 
 

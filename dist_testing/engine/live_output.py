@@ -24,13 +24,7 @@ class LiveOutput:
     """
 
     def __init__(self, directory: Path, size: int, tell: Callable[[int, str], None]) -> None:
-        """Start to watch the logs.
-
-        Args:
-            directory: The world's folder, which holds the logs of its ranks.
-            size: Number of ranks.
-            tell: Takes the rank and the text of each line.
-        """
+        """Start to watch the logs in the folder of a world. `tell` takes the rank and the text of each line."""
         self._logs = [directory / f"rank-{rank}.log" for rank in range(size)]
         self._read_bytes = [0] * size
         self._open_lines = [b""] * size

@@ -36,10 +36,6 @@ class Lack(str):
 def missing_need(spec: Spec, world_size: int) -> str | None:
     """Return why a world of this size cannot run here, as a `Lack` if there is a way out; None if it can run.
 
-    Args:
-        spec: What the target asks for.
-        world_size: Number of ranks.
-
     Raises:
         UsageError: If the import of the module that registers the backend fails.
     """

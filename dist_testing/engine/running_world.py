@@ -6,7 +6,6 @@ import contextlib
 import os
 import resource
 import socket
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,20 +49,18 @@ class RunningWorld:
 
     Attributes:
         pool: Name of the worker pool; "" if the ranks live for one case.
-        supervisor: Watches the ranks.
         directory: The world's folder.
         gpus: The leased GPUs; None for none.
-        isolation: Isolation of the ranks.
+        resources: Closes the board, the channels and the other descriptors.
     """
 
     pool: str
     supervisor: Supervisor
     directory: Path
-    stacks_fds: Mapping[int, int]
     board: PhaseBoard
-    store: socket.socket | None
     gpus: WorldGpus | None
     isolation: Isolation
+    resources: contextlib.ExitStack
 
     @property
     def size(self) -> int:
@@ -87,13 +84,7 @@ class RunningWorld:
     def close(self) -> None:
         """Release the runner's resources. The ranks must be gone; a rank that could not be killed keeps the GPUs."""
         self.supervisor.close()
-        for fd in self.stacks_fds.values():
-            os.close(fd)
-        for record in self.supervisor.records:
-            record.channel.close()
-        self.board.close()
-        if self.store is not None:
-            self.store.close()
+        self.resources.close()
         if self.gpus is not None and self.supervisor.is_over:
             self.gpus.release()
         elif self.gpus is not None:
@@ -128,9 +119,9 @@ def start_world(
     size = case.world_size
     together = isolation.in_process
     directory = run.path / str(number)
-    with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
+    with contextlib.ExitStack() as undo, contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
         if gpus is not None:
-            ours.callback(gpus.release)
+            undo.callback(gpus.release)
         (directory / "temp").mkdir(parents=True)
         fds = []
         channels = []
@@ -205,8 +196,8 @@ def start_world(
         supervisor = Supervisor(launcher, number, records, stacks_fds, directory if together else None, watch)
         if case.debug_rank is not None:
             supervisor.wait_for_debugger(case.debug_rank)
-        ours.pop_all()
-    return RunningWorld(case.pool, supervisor, directory, stacks_fds, board, store, gpus, isolation)
+        undo.pop_all()
+        return RunningWorld(case.pool, supervisor, directory, board, gpus, isolation, ours.pop_all())
 
 
 def group_limit_s(limit_s: float) -> float:

@@ -180,14 +180,9 @@ class Supervisor:
             LaunchError: If the launcher ends, cannot start a rank, or cannot kill one.
         """
         self._wait(_Stage.BETWEEN)
-        if self._live is not None:
-            self._live.finish()
 
     def finish(self, limit_s: float) -> None:
-        """End the waiting ranks of a worker pool, and wait until they are gone.
-
-        Args:
-            limit_s: Limit of their clean-up, in seconds.
+        """End the waiting ranks of a worker pool, and wait until they are gone. Their clean-up has `limit_s` seconds.
 
         Raises:
             LaunchError: As for `wait_case`.
@@ -195,8 +190,6 @@ class Supervisor:
         self._deadline_s = time.monotonic() + limit_s
         self._instruct(FinishWorld(), _Stage.FINISHING)
         self._wait(_Stage.OVER)
-        if self._live is not None:
-            self._live.finish()
 
     def abort(self, *, ask_where: bool = False) -> None:
         """Kill the ranks at once and wait until they are gone, because the run is interrupted.
@@ -259,6 +252,8 @@ class Supervisor:
                 # Where ranks have skipped, that is what is wrong; the others are stopped.
                 skips = any(record.reported is Kind.SKIPPED for record in self.records)
                 self._stop(Kind.STOPPED if skips else Kind.HUNG, time.monotonic(), _HUNG_STACKS_S)
+        if self._live is not None:
+            self._live.finish()
 
     def _watch_now(self) -> HangWatch | None:
         """What looks for hangs, while the ranks alone decide how the case goes on."""

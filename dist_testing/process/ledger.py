@@ -11,7 +11,7 @@ import enum
 from dataclasses import dataclass
 from typing import Annotated, TypeAlias
 
-from dist_testing.process.codec import Family
+from dist_testing.codec import Family
 
 __all__ = [
     "ANSWER_MARK",

@@ -12,7 +12,7 @@ When every rank has sent a good report, the runner sends an instruction: `NextCa
 world, or `FinishWorld`, which every rank answers with `Done`. The rank that serves the store then waits for
 `LeaveWorld`. So no rank closes its connections, or the store, while another rank still needs them.
 
-A field is declared here once; `dist_testing.process.codec` derives its format and its checks from the annotation.
+A field is declared here once; `dist_testing.codec` derives its format and its checks from the annotation.
 Raise the schema number of a family with every change of one of its messages.
 """
 
@@ -22,9 +22,9 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from dist_testing.case import CaseBody
+from dist_testing.codec import Family
 from dist_testing.errors import FrameError
 from dist_testing.outcomes import Kind, ReportDetails
-from dist_testing.process.codec import Family
 
 __all__ = [
     "INSTRUCTIONS",
@@ -88,14 +88,7 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Warned:
-    """Test code has issued a warning.
-
-    Attributes:
-        category: Name of the warning's class.
-        text: Text of the warning.
-        filename: The file that the warning names.
-        line_number: The line in that file.
-    """
+    """Test code has issued a warning: the name of its class, its text, and the place that it names."""
 
     category: str
     text: str
@@ -105,11 +98,7 @@ class Warned:
 
 @dataclass(frozen=True, slots=True)
 class EndSession:
-    """Test code wants no further test to run.
-
-    Attributes:
-        reason: Why.
-    """
+    """Test code wants no further test to run, for this reason."""
 
     reason: str
 
@@ -121,11 +110,7 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class NextCase:
-    """Run another case.
-
-    Attributes:
-        body: The case.
-    """
+    """Run another case."""
 
     body: CaseBody
 

@@ -51,14 +51,7 @@ class Reporter:
     def __init__(
         self, frames: Frames, board: Board, rank: int, on_failure: Callable[[BaseException], None] | None = None
     ) -> None:
-        """Make the reporter of one rank.
-
-        Args:
-            frames: Takes the rank's messages.
-            board: Takes the rank's phases.
-            rank: Number of the rank.
-            on_failure: Called once, with the first failure, after its report.
-        """
+        """Make the reporter of one rank. It calls `on_failure` once, with the first failure, after its report."""
         self._frames = frames
         self._board = board
         self._rank = rank

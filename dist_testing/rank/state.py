@@ -15,6 +15,7 @@ from typing import Any
 
 from dist_testing.errors import StateLeakError
 from dist_testing.process.lifetime import is_helper
+from dist_testing.process.procfs import children_of, command_of
 
 __all__ = ["RankState", "child_processes"]
 
@@ -210,28 +211,10 @@ def _children(helpers: frozenset[int]) -> frozenset[int]:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
         return frozenset()
-    children = _children_of(os.getpid())
-    left = (children - helpers).union(*map(_children_of, children & helpers))
+    children = children_of(os.getpid())
+    left = (children - helpers).union(*map(children_of, children & helpers))
     # torch has no word of its manager's pid.
-    return frozenset(pid for pid in left if not is_helper(pid, _command(pid)))
-
-
-def _command(pid: int) -> str:
-    """Return the command line of a process; "" if it has ended."""
-    try:
-        with open(f"/proc/{pid}/cmdline", "rb") as cmdline:
-            return cmdline.read().rstrip(b"\0").replace(b"\0", b" ").decode(errors="replace")
-    except OSError:
-        return ""
-
-
-def _children_of(pid: int) -> frozenset[int]:
-    children: set[int] = set()
-    with contextlib.suppress(OSError):
-        for thread in os.listdir(f"/proc/{pid}/task"):
-            with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{thread}/children", encoding="ascii") as listed:
-                children.update(map(int, listed.read().split()))
-    return frozenset(children)
+    return frozenset(pid for pid in left if not is_helper(pid, command_of(pid)))
 
 
 def _helpers() -> tuple[frozenset[int], frozenset[int]]:

@@ -48,12 +48,7 @@ class _RankFailedError(Exception):
 
 
 def enter_together(starts: Sequence[RankStart], context: RankContext) -> NoReturn:
-    """Run the ranks and end the process. Never returns, never raises.
-
-    Args:
-        starts: One per rank, by rank.
-        context: Finds the tests.
-    """
+    """Run the ranks, one for each start, and end the process. Never returns, never raises."""
     code = FAILED_EXIT_CODE
     try:
         die_with_parent(starts[0].fork_server_pid)

@@ -187,10 +187,10 @@ class RunnerPlugin:
         leave_ranks_to_ranks(self._config)
         raise_on_termination()
         try:
-            launchers, _ = self._engine.prepare()
+            launcher, _ = self._engine.prepare()
         except LaunchError as error:
             raise pytest.UsageError(str(error)) from error
-        if reasons := [reason for launcher in launchers for reason in launcher.unclean_reasons]:
+        if reasons := launcher.unclean_reasons:
             self._config.get_terminal_writer().line(
                 f"dist_testing: ranks are forked from a fresh interpreter and not from this one: {'; '.join(reasons)}"
             )
