@@ -16,7 +16,7 @@ from dist_testing.threaded import BACKEND, data
 from dist_testing.threaded.arguments import Tensors, single, text_of
 from dist_testing.threaded.meeting import Move, SharedGroup
 from dist_testing.threaded.members import ThreadWorld
-from dist_testing.threaded.operation import Call, call_site
+from dist_testing.threaded.operation import Call
 from dist_testing.threaded.pending import ANY_RANK, Transfer
 from dist_testing.threaded.work import JoinedWork, ThreadWork
 
@@ -97,7 +97,7 @@ class GroupBase(dist.ProcessGroup):
         self._description = desc
 
     def _get_sequence_number_for_group(self) -> int:
-        return self._shared.calls_made(self._rank)
+        return self._shared.calls_made[self._rank]
 
     def _set_sequence_number_for_group(self) -> None:
         pass
@@ -161,8 +161,8 @@ class GroupBase(dist.ProcessGroup):
             whom = "any rank" if peer == ANY_RANK else f"rank {self._shared.label.ranks[peer]}"
             return f"{'to' if is_send else 'from'} {whom}, tag {tag}, {text_of([tensor])}"
 
-        call = Call(name, (), detail, call_site())
-        transfer = Transfer(self._shared.label, self._rank, peer, tag, tensor, call, is_send=is_send)
+        call = Call(name, (), detail)
+        transfer = Transfer(self._shared.label, self._rank, peer, tag, tensor, call, is_send)
         data.settle(data.accelerators([tensor]))
         self._shared.transfer(transfer)
         return self._begun(ThreadWork(self._world, transfer, call, [tensor], self._timeout_s))
@@ -278,7 +278,7 @@ class GroupBase(dist.ProcessGroup):
             PeerFailedError: If a rank of the world has failed.
         """
         self._check_is_usable(name)
-        call = Call(name, (name, *signature), detail, call_site())
+        call = Call(name, (name, *signature), detail)
         devices = data.accelerators(results if held is None else held)
         data.settle(devices)
         collective = self._shared.meet(self._rank, call, contribution, move, devices)
