@@ -330,5 +330,7 @@ def test_a_group_that_was_destroyed_says_so() -> None:
         dist.destroy_process_group()
         with pytest.raises(UsageError, match=r"which rank \d has destroyed"):
             group.allreduce([torch.ones(1)])
+        with pytest.raises(UsageError, match=r"split_group on .*, which rank \d has destroyed"):
+            group.split_group([0])
 
     pass_on_threads(body, 2)
