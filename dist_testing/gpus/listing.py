@@ -31,24 +31,28 @@ def listing(env: Mapping[str, str] = os.environ) -> list[str]:
     if visible.remark:
         lines += [visible.remark, visible.way_out]
     if NVIDIA.visible_variable in env:
-        lines.append(f"this process may use {len(visible.gpus)}: {_numbers(visible.gpus)}")
+        numbers = ", ".join(str(gpu.index) for gpu in visible.gpus) or "none"
+        lines.append(f"this process may use {len(visible.gpus)}: {numbers}")
     with open_nvml(env) as nvml:
         shown = {gpu.minor: gpu for gpu in nvml.gpus()} if nvml is not None else {}
         lines += _about_library(nvml, env)
         holders = find_holders(present)
         for gpu in present:
-            lines += [
-                "",
-                f"GPU {gpu.index}: {gpu.model or 'model unknown'}, {gpu.uuid or 'UUID unknown'}, {gpu.node}",
-            ]
-            lines.append(f"  {_lease(gpu, holders)}")
+            names = f"{gpu.model or 'model unknown'}, {gpu.uuid or 'UUID unknown'}"
+            lines += ["", f"GPU {gpu.index}: {names}, {gpu.node}", f"  {_lease(gpu, holders)}"]
             if nvml is not None and gpu.minor in shown:
                 lines += _from_library(nvml, shown[gpu.minor])
         if nvml is not None and len(shown) > 1:
             lines += ["", "between GPUs:", *_connections(nvml, [gpu for gpu in present if gpu.minor in shown], shown)]
     lines += _amd(env)
-    lines += ["", *_for_bazel(len(visible.gpus))]
-    return lines
+    if not visible.gpus:
+        return [*lines, "", "for Bazel: this machine has no GPU to promise; leave //dist_testing/config:gpus at auto"]
+    return [
+        *lines,
+        "",
+        "for user.bazelrc, so that Bazel runs as many tests at once as the GPUs allow:",
+        f"  test --local_resources=gpu={len(visible.gpus)}",
+    ]
 
 
 def _about_library(nvml: Nvml | None, env: Mapping[str, str]) -> list[str]:
@@ -107,16 +111,3 @@ def _lease(gpu: Gpu, holders: Mapping[Gpu, Holder]) -> str:
     except OSError as error:
         return f"cannot be used: {error.strerror}"
     return "free: not leased" if is_free else "leased just now"
-
-
-def _for_bazel(count: int) -> list[str]:
-    if not count:
-        return ["for Bazel: this machine has no GPU to promise; leave //dist_testing/config:gpus at auto"]
-    return [
-        "for user.bazelrc, so that Bazel runs as many tests at once as the GPUs allow:",
-        f"  test --local_resources=gpu={count}",
-    ]
-
-
-def _numbers(gpus: Sequence[Gpu]) -> str:
-    return ", ".join(str(gpu.index) for gpu in gpus) or "none"
