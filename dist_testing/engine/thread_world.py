@@ -103,7 +103,7 @@ def run_ranks(world_size: int, body: ThreadBody, *, limit_s: float) -> ThreadsEn
             raise _RankFailedError
         reporter.case_over()
 
-    ended = run_on_threads(run, world_size, timeout_s=limit_s, init=False)
+    ended = run_on_threads(run, world_size, timeout_s=limit_s)
     seen_s = min(time.monotonic(), deadline_s)
     has_failed = any(account.outcome is not None and account.outcome.kind not in GOOD for account in accounts)
     outcomes = []

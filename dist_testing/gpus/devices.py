@@ -5,11 +5,10 @@ device nodes -> the GPUs that are here        CUDA_VISIBLE_DEVICES -> the ones o
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 from dist_testing.gpus.amd import find_amd
@@ -30,7 +29,8 @@ class Vendor:
         name: As backends name it.
         visible_variable: The variable that says which GPUs a process sees, and in which order.
         find: Finds its GPUs, without touching them.
-        telemetry: Opens the library that reports memory; None if there is none.
+        open_telemetry: Opens the library that reports memory, for the length of a `with` block; gives None if there is
+            none.
         rank_env: Variables that ranks need beside `visible_variable`.
         remark: A warning for users; "" if there is none.
     """
@@ -38,13 +38,9 @@ class Vendor:
     name: str
     visible_variable: str
     find: Callable[[Mapping[str, str]], Found]
-    telemetry: Callable[[Mapping[str, str]], AbstractContextManager[Nvml | None]] | None = None
+    open_telemetry: Callable[[], AbstractContextManager[Nvml | None]] = nullcontext
     rank_env: Mapping[str, str] = field(default_factory=dict)
     remark: str = ""
-
-    def open_telemetry(self, env: Mapping[str, str] = os.environ) -> AbstractContextManager[Nvml | None]:
-        """Open the library that reports memory, for the length of the block; None if there is none."""
-        return self.telemetry(env) if self.telemetry is not None else contextlib.nullcontext()
 
 
 # GPUs without a known UUID are named by number, in this order, which CUDA uses only if this variable says so.

@@ -31,7 +31,8 @@ def listing(env: Mapping[str, str] = os.environ) -> list[str]:
     if visible.remark:
         lines += [visible.remark, visible.way_out]
     if NVIDIA.visible_variable in env:
-        lines.append(f"this process may use {len(visible.gpus)}: {_numbers(visible.gpus)}")
+        numbers = ", ".join(str(gpu.index) for gpu in visible.gpus) or "none"
+        lines.append(f"this process may use {len(visible.gpus)}: {numbers}")
     with open_nvml(env) as nvml:
         shown = {gpu.minor: gpu for gpu in nvml.gpus()} if nvml is not None else {}
         lines += _about_library(nvml, env)
@@ -45,8 +46,14 @@ def listing(env: Mapping[str, str] = os.environ) -> list[str]:
         if nvml is not None and len(shown) > 1:
             lines += ["", "between GPUs:", *_connections(nvml, [gpu for gpu in present if gpu.minor in shown], shown)]
     lines += _amd(env)
-    lines += ["", *_for_bazel(len(visible.gpus))]
-    return lines
+    if not visible.gpus:
+        return [*lines, "", "for Bazel: this machine has no GPU to promise; leave //dist_testing/config:gpus at auto"]
+    return [
+        *lines,
+        "",
+        f"for Bazel: --bazelrc writes `test --local_resources=gpu={len(visible.gpus)}` to a file that",
+        "dist_testing.bazelrc imports, so that as many tests run at once as the GPUs allow",
+    ]
 
 
 def bazelrc(env: Mapping[str, str] = os.environ) -> str:
@@ -116,16 +123,3 @@ def _lease(gpu: Gpu, holders: Mapping[Gpu, Holder]) -> str:
     except OSError as error:
         return f"cannot be used: {error.strerror}"
     return "free: not leased" if is_free else "leased just now"
-
-
-def _for_bazel(count: int) -> list[str]:
-    if not count:
-        return ["for Bazel: this machine has no GPU to promise; leave //dist_testing/config:gpus at auto"]
-    return [
-        f"for Bazel: --bazelrc writes `test --local_resources=gpu={count}` to a file that dist_testing.bazelrc",
-        "imports, so that as many tests run at once as the GPUs allow",
-    ]
-
-
-def _numbers(gpus: Sequence[Gpu]) -> str:
-    return ", ".join(str(gpu.index) for gpu in gpus) or "none"

@@ -37,9 +37,10 @@ _DRIVER_DIRECTORY = Path("/proc/driver/nvidia/gpus")
 
 @dataclass(frozen=True, slots=True)
 class _Facts:
-    address: str
-    uuid: str
-    model: str
+    # Behind all addresses in the order of GPUs.
+    address: str = "~"
+    uuid: str = ""
+    model: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,21 +77,19 @@ def find_nvidia(env: Mapping[str, str] = os.environ) -> Found:
         minor: why_closed(node) if minor in listed else f"{node}: the driver has no such GPU"
         for minor, node in nodes.items()
     }
-    usable = [minor for minor in minors if not lacks[minor]]
+    usable = {minor: facts.get(minor, _Facts()) for minor in minors if not lacks[minor]}
     gpus = tuple(
         Gpu(
             index,
             nodes[minor],
-            uuid=facts[minor].uuid if minor in facts else "",
-            model=facts[minor].model if minor in facts else "",
+            uuid=its.uuid,
+            model=its.model,
             arch=library.archs.get(minor, ""),
             is_simulated=simulated,
             control=folder / _CONTROL_NODE,
             is_mig=minor in library.mig_minors,
         )
-        for index, minor in enumerate(
-            sorted(usable, key=lambda minor: (facts[minor].address if minor in facts else "~", minor))
-        )
+        for index, (minor, its) in enumerate(sorted(usable.items(), key=lambda item: (item[1].address, item[0])))
     )
     return Found(gpus, tuple(lack for lack in lacks.values() if lack))
 

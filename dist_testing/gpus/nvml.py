@@ -140,6 +140,11 @@ class NvmlMemory(NamedTuple):
     total: int
     used: int
 
+    @property
+    def free_share(self) -> float:
+        """The part that is free, from 0 to 1; 1 if the driver reports no total."""
+        return 1 - self.used / self.total if self.total else 1.0
+
 
 class NvmlProcess(NamedTuple):
     """A process that computes on a GPU.

@@ -141,7 +141,7 @@ class _Ranks:
             self._has_ended(reporter)
 
         # The runner keeps the time; it kills this process at the case's deadline.
-        ended = run_on_threads(run, len(self._starts), timeout_s=MAX_TIMEOUT_S, init=False)
+        ended = run_on_threads(run, len(self._starts), timeout_s=MAX_TIMEOUT_S)
         for outcome in ended:
             if isinstance(outcome.error, LaunchError):
                 self._reporters[outcome.rank].never_started(outcome.error)
