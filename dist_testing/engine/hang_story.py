@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from dist_testing.engine.call_rules import described
 from dist_testing.engine.hang import Analysis, Mismatch, Waiting
 from dist_testing.outcomes import GOOD, Cause, Kind, RankOutcome, Verdict
 from dist_testing.process.ledger import Ledger, WaitKind
@@ -82,8 +83,9 @@ def _awaited(analysis: Analysis) -> dict[int, list[int]]:
 
 def _disagreement(analysis: Analysis, mismatch: Mismatch) -> tuple[str, Sequence[int]]:
     sides: dict[str, list[int]] = {}
+    with_inputs = len({theirs.operation for theirs in mismatch.calls.values()}) == 1
     for rank, theirs in sorted(mismatch.calls.items()):
-        sides.setdefault(theirs.operation, []).append(rank)
+        sides.setdefault(described(theirs, with_inputs=with_inputs), []).append(rank)
     texts = [
         f"{ranks_text(ranks)} {'call' if len(ranks) > 1 else 'calls'} {operation}{_at(_common_place(analysis, ranks))}"
         for operation, ranks in sorted(sides.items(), key=lambda side: (len(side[1]), side[1]))
@@ -166,13 +168,13 @@ def _what(waiting: Waiting) -> str:
             return f"{wait.operation} of a store{f' for {wait.keys}' if wait.keys else ''}"
         case WaitKind.MONITORED:
             return f"monitored_barrier of {_group(wait.group)}"
-        case WaitKind.MEETING:
+        case WaitKind.MEETING | WaitKind.HANDLE:
             return wait.operation
     if call is None:
         return wait.operation
     # A function of torch can consist of another collective, and some wait for what an earlier call has begun.
     name = call.operation
-    if wait.kind is WaitKind.COLLECTIVE and wait.operation != call.operation:
+    if wait.operation not in (call.operation, "wait", "wait_tensor"):
         name = f"{wait.operation} ({call.operation})"
     return f"{name} #{call.number} of {_group(call.group)}"
 
