@@ -66,6 +66,8 @@ class Backend:
         binds_device: The library passes the rank's device to `init_process_group`.
         aborts: The library aborts the group after a failure, because destroying it could wait forever for other ranks.
         ends_with_process: A process may end without destroying the group.
+        records_calls: torch's flight recorder has each collective of the backend until it has ended, so the library can
+            prove that a rank hangs in it.
         shares_gpus: Several ranks may use one GPU, if a target says so.
         uses_nccl: NCCL or RCCL moves the data, so its flight recorder, checks and version apply.
         device_default: Tests that name only a device of this type use this backend.
@@ -84,6 +86,7 @@ class Backend:
     binds_device: bool = False
     aborts: bool = False
     ends_with_process: bool = False
+    records_calls: bool = False
     shares_gpus: bool = False
     uses_nccl: bool = False
     device_default: bool = False

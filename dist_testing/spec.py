@@ -31,7 +31,7 @@ __all__ = [
 
 # Name of the environment variable with the spec; the build rules set it.
 SPEC_VARIABLE = "DIST_TESTING_SPEC"
-SCHEMA = 3
+SCHEMA = 4
 # Schema of the file with the promise.
 _PROMISE_SCHEMA = 1
 # Promise value: as many GPUs as the target asks for.
@@ -56,6 +56,7 @@ class Spec:
         promised_gpus: Number of GPUs that the configuration promises, which may be `ALL_GPUS`; None without a promise.
         text: The JSON text of the spec; "" outside Bazel.
         ranks_per_gpu: Number of ranks that share a GPU; 1 if each has its own.
+        gpu_archs: Architectures of GPUs that the ranks can use, such as "sm_90"; empty for any.
         backend_names: Backends of the `dist_py_test` that the target belongs to; empty outside Bazel.
     """
 
@@ -68,6 +69,7 @@ class Spec:
     promised_gpus: int | None = None
     text: str = ""
     ranks_per_gpu: int = 1
+    gpu_archs: tuple[str, ...] = ()
     backend_names: tuple[str, ...] = ()
 
     def gpus(self, world_size: int) -> int:
@@ -139,6 +141,7 @@ def read_spec(text: str, promised_gpus: int | None = None) -> Spec:
         promised_gpus=promised_gpus,
         text=text,
         ranks_per_gpu=ranks_per_gpu,
+        gpu_archs=tuple(fields.items("gpu_archs", str, may_be_empty=True)),
         backend_names=tuple(fields.items("backends", str)),
     )
 
@@ -241,8 +244,8 @@ class _Fields:
             self.refuse(name, "a text")
         return value
 
-    def items(self, name: str, kind: type[_Item]) -> list[_Item]:
+    def items(self, name: str, kind: type[_Item], *, may_be_empty: bool = False) -> list[_Item]:
         value = self.content.get(name)
-        if not (isinstance(value, list) and value and all(type(item) is kind for item in value)):
-            self.refuse(name, f"a list of {kind.__name__}, not empty")
+        if not (isinstance(value, list) and (value or may_be_empty) and all(type(item) is kind for item in value)):
+            self.refuse(name, f"a list of {kind.__name__}{'' if may_be_empty else ', not empty'}")
         return value

@@ -319,6 +319,7 @@ class Engine:
             lambda: WorldGpus.take(
                 count,
                 vendor,
+                archs=self.spec.gpu_archs,
                 limit_s=limit_s,
                 on_wait=lambda line: self.tell(f"dist_testing: {case.name}: {line}"),
                 settled=self._settled_memory,

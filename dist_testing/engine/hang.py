@@ -29,8 +29,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from dist_testing.backends import all_declared
 from dist_testing.engine.call_rules import are_alike
-from dist_testing.process.ledger import COLLECTIVE, RECORDED_BACKENDS, Call, Ledger, Wait, WaitKind
+from dist_testing.process.ledger import COLLECTIVE, Call, Ledger, Wait, WaitKind
 
 __all__ = ["Analysis", "Mismatch", "RankView", "Waiting", "analyse"]
 
@@ -179,7 +180,8 @@ def _in_collective(
     mismatches = []
     for call in pending:
         members = ledger.members(call.group)
-        if members is None or call.backend not in RECORDED_BACKENDS or not set(members) <= views.keys():
+        is_recorded = all_declared(call.backend, lambda declared: declared.records_calls)
+        if members is None or not is_recorded or not set(members) <= views.keys():
             return f"waits in a group that is not known ({call.group})"
         if call.limit_ms not in known_ms:
             return "waits with a limit of the test's own"

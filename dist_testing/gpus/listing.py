@@ -37,10 +37,8 @@ def listing(env: Mapping[str, str] = os.environ) -> list[str]:
         lines += _about_library(nvml, env)
         holders = find_holders(present)
         for gpu in present:
-            lines += [
-                "",
-                f"GPU {gpu.index}: {gpu.model or 'model unknown'}, {gpu.uuid or 'UUID unknown'}, {gpu.node}",
-            ]
+            model, arch = gpu.model or "model unknown", gpu.arch or "architecture unknown"
+            lines += ["", f"GPU {gpu.index}: {model}, {arch}, {gpu.uuid or 'UUID unknown'}, {gpu.node}"]
             lines.append(f"  {_lease(gpu, holders)}")
             if nvml is not None and gpu.minor in shown:
                 lines += _from_library(nvml, shown[gpu.minor])

@@ -18,7 +18,6 @@ __all__ = [
     "COLLECTIVE",
     "LEDGERS",
     "MAX_ANSWER_BYTES",
-    "RECORDED_BACKENDS",
     "Call",
     "Group",
     "Ledger",
@@ -33,9 +32,6 @@ __all__ = [
 ANSWER_MARK = b"\0"
 # One packet of a Unix socket takes some 200 kB by default. Bytes.
 MAX_ANSWER_BYTES = 60_000
-# torch's backends whose record is complete: a call without a recorded end has not ended, and no other thread of the
-# same rank can end it.
-RECORDED_BACKENDS = frozenset({"gloo"})
 
 _Count = Annotated[int, range(1 << 31)]
 _Rank = Annotated[int, range(-1, 1 << 20)]

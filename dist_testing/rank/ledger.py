@@ -21,11 +21,11 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
+from dist_testing.backends import all_declared
 from dist_testing.errors import MessageError
 from dist_testing.process.ledger import (
     ANSWER_MARK,
     LEDGERS,
-    RECORDED_BACKENDS,
     Call,
     Group,
     Ledger,
@@ -267,7 +267,7 @@ def _groups(c10d: Any) -> Iterator[Group]:
 def _other_backends(c10d: Any) -> Iterator[str]:
     """Groups whose calls the recorder does not show, or that end without a rank."""
     for backend, _ in list(c10d._world.pg_map.values()) if c10d is not None else ():
-        if backend not in RECORDED_BACKENDS:
+        if not all_declared(str(backend), lambda declared: declared.records_calls):
             yield f"a group of the backend {str(backend)[:_MAX_TEXT]}"
 
 

@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from dist_testing.errors import GpuError
 from dist_testing.gpus import nvidia
 from dist_testing.gpus.devices import gpus_present, visible_gpus
 from dist_testing.gpus.gpu import NODES_VARIABLE, NVML_VARIABLE
+from dist_testing.gpus.world import WorldGpus
 from tests.support.fake_nvml import STATE_VARIABLE, build_fake_nvml
 from tests.support.gpu_nodes import break_node, make_render_node
 
@@ -125,3 +127,24 @@ def test_amds_gpus_are_listed_with_a_warning(nodes: Path) -> None:
     text = listed({NODES_VARIABLE: str(nodes)})
     assert f"AMD GPU 0: {nodes}/dri/renderD128, free: not leased" in text
     assert "this has not been tried on hardware" in text
+
+
+def test_a_world_leases_only_gpus_of_its_architectures(
+    nodes: Path, library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a machine with two kinds of GPUs, a rank would run code on a GPU that it was not compiled for."""
+    env = machine(nodes, library, "", "")
+    with Path(env[STATE_VARIABLE]).open("a", encoding="ascii") as state:
+        state.write("\narch 0 8 0")
+    assert "GPU 0: simulated GPU, sm_80" in listed(env)
+    assert "GPU 1: simulated GPU, sm_90" in listed(env)
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(nvidia, "_facts_of_library", nvidia._facts_of_library.__wrapped__)
+    with pytest.raises(GpuError, match="2 GPU"):
+        WorldGpus.take(2, archs=("sm_90",), limit_s=0, on_wait=lambda _: None)
+    world = WorldGpus.take(1, archs=("sm_90", "sm_100"), limit_s=0, on_wait=lambda _: None)
+    try:
+        assert [gpu.minor for gpu in world.lease.gpus] == [1]
+    finally:
+        world.release()
