@@ -12,7 +12,9 @@ __all__ = ["are_alike", "described"]
 
 # Operations whose inputs must have one type and one count of elements on all ranks. A scatter has an input on its root
 # only, and all_to_all may split its input as the ranks agree.
-_EQUAL_INPUTS = frozenset({"all_reduce", "broadcast", "reduce", "all_gather", "gather"})
+_EQUAL_INPUTS = frozenset({"all_reduce", "broadcast", "reduce"})
+# NCCL can gather tensors of different sizes.
+_EQUAL_INPUTS_OF_GLOO = _EQUAL_INPUTS | {"all_gather", "gather"}
 
 
 def are_alike(calls: Iterable[Call]) -> bool:
@@ -23,7 +25,7 @@ def are_alike(calls: Iterable[Call]) -> bool:
     every = list(calls)
     if len({call.operation for call in every}) > 1:
         return False
-    if not every or every[0].operation not in _EQUAL_INPUTS:
+    if not every or every[0].operation not in (_EQUAL_INPUTS_OF_GLOO if every[0].backend == "gloo" else _EQUAL_INPUTS):
         return True
     counts = {count for call in every if (count := _elements(call)) is not None}
     return len(counts) <= 1 and len({call.dtypes for call in every}) <= 1

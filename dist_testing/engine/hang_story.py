@@ -12,7 +12,7 @@ from dist_testing.engine.hang import Analysis, Mismatch, Waiting
 from dist_testing.outcomes import GOOD, Cause, Kind, RankOutcome, Verdict
 from dist_testing.process.ledger import Ledger, WaitKind
 
-__all__ = ["HangStory", "blame_by_ledger", "mark_stuck", "ranks_text", "tell"]
+__all__ = ["HangStory", "blame_by_ledger", "group_text", "mark_stuck", "ranks_text", "tell"]
 
 # Files in whose lines a reader cannot see what their test does: torch's, this library's, Python's.
 _NOT_THE_TEST = (f"{os.sep}torch{os.sep}", f"{os.sep}dist_testing{os.sep}")
@@ -92,7 +92,7 @@ def _disagreement(analysis: Analysis, mismatch: Mismatch) -> tuple[str, Sequence
     ]
     alone = [ranks[0] for ranks in sides.values() if len(ranks) == 1]
     culprits = alone if len(alone) == 1 else ()
-    call = f"call #{mismatch.number} of {_group(mismatch.group)}"
+    call = f"call #{mismatch.number} of {group_text(mismatch.group)}"
     return f"the ranks disagree about {call}: {', '.join(texts)}", culprits
 
 
@@ -154,7 +154,7 @@ def _lines(analysis: Analysis) -> Iterable[str]:
 
 def _last_done(ledger: Ledger | None) -> str:
     done = [call for call in ledger.calls if call.is_done] if ledger is not None else []
-    return f"{done[-1].operation} #{done[-1].number} of {_group(done[-1].group)}" if done else ""
+    return f"{done[-1].operation} #{done[-1].number} of {group_text(done[-1].group)}" if done else ""
 
 
 def _what(waiting: Waiting) -> str:
@@ -167,7 +167,7 @@ def _what(waiting: Waiting) -> str:
         case WaitKind.STORE:
             return f"{wait.operation} of a store{f' for {wait.keys}' if wait.keys else ''}"
         case WaitKind.MONITORED:
-            return f"monitored_barrier of {_group(wait.group)}"
+            return f"monitored_barrier of {group_text(wait.group)}"
         case WaitKind.MEETING | WaitKind.HANDLE:
             return wait.operation
     if call is None:
@@ -176,10 +176,11 @@ def _what(waiting: Waiting) -> str:
     name = call.operation
     if wait.operation not in (call.operation, "wait", "wait_tensor"):
         name = f"{wait.operation} ({call.operation})"
-    return f"{name} #{call.number} of {_group(call.group)}"
+    return f"{name} #{call.number} of {group_text(call.group)}"
 
 
-def _group(name: str) -> str:
+def group_text(name: str) -> str:
+    """Return such as "the default group", or "group 1"."""
     return "the default group" if name == _DEFAULT_GROUP else f"group {name}"
 
 

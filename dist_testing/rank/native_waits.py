@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import sys
 from collections import deque
+from collections.abc import Iterable
 from types import FrameType
 from typing import Any
 
@@ -51,6 +52,10 @@ def _is_of_ddp(frame: FrameType) -> bool:
     return False
 
 
+def _roots(outputs: Iterable[Any]) -> list[Any]:
+    return [output.grad_fn for output in outputs]
+
+
 def _is_builtin_graph(outputs: object) -> bool:
     """Whether a backward pass runs torch's own operators only, on the CPU, so that it waits for nothing of its own."""
     torch: Any = sys.modules["torch"]
@@ -58,7 +63,7 @@ def _is_builtin_graph(outputs: object) -> bool:
         return False
     if not all(type(output) is torch.Tensor and output.device.type == "cpu" for output in outputs):
         return False
-    nodes = deque(output.grad_fn for output in outputs)
+    nodes = deque(_roots(outputs))
     seen = set(nodes)
     while nodes:
         node = nodes.popleft()
