@@ -22,6 +22,7 @@ class CaseBody:
             decides.
         keeps_state: On a worker pool: whether the case may leave state other than groups to the next case.
         keeps_groups: On a worker pool: whether the case may leave its groups to the next case.
+        strict_calls: Whether the case fails if the ranks pass, but have made different collective calls.
     """
 
     front_end: str
@@ -29,6 +30,7 @@ class CaseBody:
     only_test: str | None = None
     keeps_state: bool = False
     keeps_groups: bool = False
+    strict_calls: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -220,7 +220,7 @@ class AttachedRank:
         except BaseException as error:
             reporter.never_started(error)
             return
-        run_world(start, reporter, channel, front_end)
+        run_world(start, reporter, channel, front_end, is_fresh=False)
         del front_end
         flush_streams()
         _end_groups(failed=reporter.failed)

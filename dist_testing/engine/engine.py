@@ -183,11 +183,11 @@ class Engine:
                 outcomes = waiting_for_skipped(blame_thread(outcomes, read_ranks(world.directory), log))
             after = aftermath(world)
         result = judged(running, self.spec, outcomes, after)
-        if result.verdict.status is not Status.FAILED:
-            if supervisor.is_over:
-                shutil.rmtree(world.directory, ignore_errors=True)
-            else:
-                self._pool = world
+        if not supervisor.is_over:
+            # Its ranks have passed, whatever else is wrong with the case.
+            self._pool = world
+        elif result.verdict.status is not Status.FAILED:
+            shutil.rmtree(world.directory, ignore_errors=True)
         return result
 
     def run_here(self, case: Case, body: ThreadBody) -> CaseResult:

@@ -148,6 +148,11 @@ _EXPLANATIONS = {
         "All ranks have ended, so the driver or a process that outlived them holds the memory. The next test would "
         "lack it."
     ),
+    Cause.CALLS: (
+        "All ranks have passed, but a backend may as well wait for ever, or mix up the data, if the calls of a group "
+        "differ. Make the same calls on all members, or run the case without --dist-strict-collectives or "
+        "strict_collectives=True. See docs/hangs.md."
+    ),
     Cause.LEAK: "A test must end the processes that it starts. They have been killed.",
 }
 

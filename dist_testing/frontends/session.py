@@ -27,6 +27,7 @@ class Session:
         engine: Runs the cases.
         timeout_s: Limit of a case without a limit of its own, in seconds.
         fail_on_missing: Whether missing hardware is a failure although the configuration does not promise it.
+        strict_collectives: Whether a case fails if its ranks make different calls, unless the case says otherwise.
         ignored_rank_info: Set if this process is a rank of an existing world to which the session is not attached.
         pause_limit: Suspends the runner's own time limit while the engine watches the deadline of a case.
     """
@@ -34,8 +35,13 @@ class Session:
     engine: Engine
     timeout_s: float
     fail_on_missing: bool = False
+    strict_collectives: bool = False
     ignored_rank_info: RankInfo | None = None
     pause_limit: Callable[[], AbstractContextManager[None]] = nullcontext
+
+    def is_strict(self, own: bool | None) -> bool:
+        """Return whether different calls fail a case: its own choice, else that of the session."""
+        return self.strict_collectives if own is None else own
 
     def failure_report(self, result: CaseResult) -> str:
         """Return the report of a failed unittest case, with the command that runs it alone if that is known."""

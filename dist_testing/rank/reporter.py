@@ -11,7 +11,16 @@ from typing import Protocol
 
 from dist_testing.error_text import format_error, message_of, shorten, summarise
 from dist_testing.outcomes import Kind
-from dist_testing.process.rank_messages import Done, EndSession, Importing, RankMessage, RankReport, Ready, Warned
+from dist_testing.process.rank_messages import (
+    CallsMade,
+    Done,
+    EndSession,
+    Importing,
+    RankMessage,
+    RankReport,
+    Ready,
+    Warned,
+)
 from dist_testing.rank.collateral import collateral
 from dist_testing.skips import skip_for_exit_code
 
@@ -167,6 +176,11 @@ class Reporter:
         """Report that test code wants no further test to run. This test still has a report of its own."""
         if not self.is_forked:
             self._frames.send(EndSession(shorten(reason)))
+
+    def calls_made(self, calls: CallsMade) -> None:
+        """Tell which collective calls the rank has made in the case."""
+        if not self.is_forked:
+            self._frames.send(calls)
 
     def done(self) -> None:
         """Send the last message."""

@@ -103,7 +103,7 @@ class RunnerPlugin:
         self._engine.events = self._events.stream
         if not hasattr(config, "workerinput"):
             self._engine.tell = self._tell
-        self._session = Session(self._engine, self._timeout_s, self._fail_on_missing)
+        self._session = Session(self._engine, self._timeout_s, self._fail_on_missing, options.strict_collectives)
         self._session.pause_limit = config.stash.get(PAUSE_LIMIT_KEY, contextlib.nullcontext)
         open_session(self._session)
 
@@ -234,7 +234,12 @@ class RunnerPlugin:
         case = Case(
             name=item.nodeid,
             world_size=size,
-            body=CaseBody("pytest", PYTEST_CASES.to_wire(content).decode(), only_test=item.nodeid),
+            body=CaseBody(
+                "pytest",
+                PYTEST_CASES.to_wire(content).decode(),
+                only_test=item.nodeid,
+                strict_calls=self._session.is_strict(marker.strict_collectives),
+            ),
             timeout_s=marker.timeout or self._timeout_s,
             isolation=self._isolation_of(item).name,
             pool=self._pool_of(item),

@@ -37,12 +37,14 @@ class Options:
         timeout_s: Limit of a case that sets none, in seconds.
         fail_on_missing: Whether missing hardware is a failure although the configuration does not promise it.
         debug_rank: The rank that gets the terminal; None for none.
+        strict_collectives: Whether a case fails if its ranks make different collective calls.
     """
 
     spec: Spec
     timeout_s: float
     fail_on_missing: bool
     debug_rank: int | None
+    strict_collectives: bool
 
 
 def add_options(parser: pytest.Parser) -> None:
@@ -77,6 +79,11 @@ def add_options(parser: pytest.Parser) -> None:
         help="for a test whose hardware the machine lacks (default: skip, or fail if it is promised)",
     )
     group.addoption(
+        "--dist-strict-collectives",
+        action="store_true",
+        help="fail a test whose ranks pass but make different collective calls (default: a warning)",
+    )
+    group.addoption(
         "--dist-debug-rank",
         metavar="RANK",
         help="give this rank the terminal, for breakpoint() and --pdb; no limit applies",
@@ -101,7 +108,13 @@ def read_options(config: pytest.Config, target: Spec | None, rank_info: RankInfo
     """
     spec = _spec(config, target, rank_info)
     on_missing = _choice(config, "--dist-on-missing", ("skip", "fail"))
-    return Options(spec, _timeout_s(config, spec), on_missing == "fail", debug_rank(config, rank_info))
+    return Options(
+        spec,
+        _timeout_s(config, spec),
+        on_missing == "fail",
+        debug_rank(config, rank_info),
+        bool(config.getoption("--dist-strict-collectives")),
+    )
 
 
 def check_plugins(config: pytest.Config) -> None:
