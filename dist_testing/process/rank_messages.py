@@ -150,4 +150,4 @@ RANK_MESSAGES: Family[RankMessage] = Family(
 )
 
 Instruction: TypeAlias = NextCase | FinishWorld | LeaveWorld
-INSTRUCTIONS: Family[Instruction] = Family("instruction to a rank", 1, (NextCase, FinishWorld, LeaveWorld))
+INSTRUCTIONS: Family[Instruction] = Family("instruction to a rank", 2, (NextCase, FinishWorld, LeaveWorld))

@@ -157,7 +157,7 @@ def _run_cases(start: RankStart, reporter: Reporter, channel: socket.socket, fro
                 finish_device_work()
                 if state is not None:
                     if not body.keeps_state:
-                        state.verify(keeps_groups=body.keeps_groups)
+                        state.verify(keeps_groups=body.keeps_groups, may_change=body.may_change)
                     state.rewind_generators()
         if reporter.is_forked:
             os._exit(FAILED_EXIT_CODE if reporter.failed else 0)

@@ -161,7 +161,7 @@ class _Ranks:
                 thread.join()
         # From now on no rank changes the process.
         try:
-            state.verify(are_threads=True)
+            state.verify(are_threads=True, may_change=body.may_change)
             state.rewind_generators()
         except BaseException as error:
             self._last.ended_by(error)

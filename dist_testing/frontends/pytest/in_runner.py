@@ -89,6 +89,7 @@ class RunnerPlugin:
         self._spec = options.spec
         self._timeout_s = options.timeout_s
         self._fail_on_missing = options.fail_on_missing
+        self._pool_keeps = options.pool_keeps
         self._outputs = config.stash.get(OUTPUTS_KEY, None)
         self._items: dict[str, pytest.Item] = {}
         self.context = PytestRankContext(config, self._items)
@@ -234,7 +235,9 @@ class RunnerPlugin:
         case = Case(
             name=item.nodeid,
             world_size=size,
-            body=CaseBody("pytest", PYTEST_CASES.to_wire(content).decode(), only_test=item.nodeid),
+            body=CaseBody(
+                "pytest", PYTEST_CASES.to_wire(content).decode(), only_test=item.nodeid, may_change=self._pool_keeps
+            ),
             timeout_s=marker.timeout or self._timeout_s,
             isolation=self._isolation_of(item).name,
             pool=self._pool_of(item),
