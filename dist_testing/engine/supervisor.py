@@ -374,8 +374,8 @@ class Supervisor:
 
     def _stacks_of(self, records: Sequence[RankRecord], limit_s: float) -> dict[int, str]:
         states = {record.rank: record.kernel_state for record in records}
-        # A stopped process answers only after SIGCONT.
-        asked = [rank for rank, state in states.items() if not state.startswith("T")]
+        # A stopped process answers only after SIGCONT, and one that another process traces when that one lets it.
+        asked = [rank for rank, state in states.items() if not state.startswith(("T", "t"))]
         # If ranks are threads, rank 0 answers for all.
         fds = {rank: self._stacks_fds[rank] for rank in (asked if self._threads_directory is None else asked and [0])}
         stacks = collect_stacks(fds, lambda: self._launcher.signal(list(fds), STACKS_SIGNAL), limit_s) if fds else {}
@@ -384,11 +384,15 @@ class Supervisor:
         return {rank: stacks.get(rank) or f"no answer; its state is {state}" for rank, state in states.items()}
 
     def _unkillable(self) -> str:
-        ranks = ", ".join(str(record.rank) for record in self.records if not record.has_ended)
+        ranks = ", ".join(
+            f"{record.rank} (pid {record.pid}, {record.kernel_state or 'state unknown'})"
+            for record in self.records
+            if not record.has_ended
+        )
         return (
             f"Rank(s) {ranks} could not be killed within {_KILL_LIMIT_S:.0f} s.\n"
             "A process that survives SIGKILL is waiting inside the kernel, most often for a device or a network disk.\n"
-            "The machine may have to be restarted; see the process state with `ps -o pid,stat,wchan`."
+            "See what it waits for with `ps -o pid,stat,wchan -p PID`; the machine may have to be restarted."
         )
 
 
