@@ -136,6 +136,7 @@ class CaseResult:
         limit_s: Limit of the case, in seconds.
         logs: Rank to the end of its output, for ranks that a failure report quotes.
         log_files: Rank to the file with all of its output, which exists until the engine is closed.
+        text_files: Rank to a file with its texts that were too long for a message; it exists as long as `log_files`.
         stacks: Rank to its stacks, of ranks that were running when something went wrong.
         leaked: Command lines of processes that were left behind.
         gpu_memory: One text for each GPU whose memory the ranks have not given back.
@@ -155,6 +156,7 @@ class CaseResult:
     limit_s: float
     logs: Mapping[int, str] = field(default_factory=dict)
     log_files: Mapping[int, Path] = field(default_factory=dict)
+    text_files: Mapping[int, Path] = field(default_factory=dict)
     stacks: Mapping[int, str] = field(default_factory=dict)
     leaked: tuple[str, ...] = ()
     gpu_memory: tuple[str, ...] = ()

@@ -236,6 +236,8 @@ class Engine:
             after = aftermath(world)
         result = judged(running, self.spec, outcomes, after)
         if result.verdict.status is not Status.FAILED:
+            for note in world.log_limits.notes():
+                self.tell(f"dist_testing: {running.case.name}: {note}")
             if supervisor.is_over:
                 shutil.rmtree(world.directory, ignore_errors=True)
             else:
