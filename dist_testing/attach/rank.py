@@ -21,6 +21,7 @@ from dist_testing.errors import InterruptedRunError, LaunchError, MessageError
 from dist_testing.outcomes import exit_name
 from dist_testing.process import wire
 from dist_testing.process.board import PhaseBoard
+from dist_testing.process.files import log_name
 from dist_testing.process.frames import FrameWriter
 from dist_testing.process.lifetime import check_platform, current_umask
 from dist_testing.process.messages import (
@@ -50,6 +51,7 @@ from dist_testing.rank.debugging import set_breakpoint_hook
 from dist_testing.rank.environment import become
 from dist_testing.rank.groups import backends_in_use
 from dist_testing.rank.ledger import LedgerThread, answering
+from dist_testing.rank.long_texts import LongTexts
 from dist_testing.rank.reporter import Reporter
 
 __all__ = ["AttachedRank", "connect"]
@@ -194,7 +196,8 @@ class AttachedRank:
         board = PhaseBoard(board_fd, request.size)
         code = FAILED_EXIT_CODE
         try:
-            reporter = Reporter(FrameWriter(channel), board, rank)
+            fit = LongTexts(request.directory, rank).fit
+            reporter = Reporter(FrameWriter(channel), board, rank, fit=fit)
             with (
                 _in_place_of_runner(start, self._nowhere),
                 answering(self._ledger, stacks_fd),
@@ -275,7 +278,7 @@ def _in_place_of_runner(start: RankStart, nowhere: int) -> Iterator[None]:
     saved = [os.dup(fd) for fd in (0, 1, 2)]
     undo_hook = set_breakpoint_hook(start.rank, None)
     try:
-        redirect_output(os.path.join(start.request.directory, f"rank-{start.rank}.log"))
+        redirect_output(os.path.join(start.request.directory, log_name(start.rank)))
         own_streams()
         answer_with_stacks(start.stacks_fd)
         take_over(start.request)

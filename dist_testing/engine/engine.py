@@ -183,6 +183,9 @@ class Engine:
                 outcomes = waiting_for_skipped(blame_thread(outcomes, read_ranks(world.directory), log))
             after = aftermath(world)
         result = judged(running, self.spec, outcomes, after)
+        if result.verdict.status is not Status.FAILED:
+            for note in world.log_limits.notes():
+                self.tell(f"dist_testing: {running.case.name}: {note}")
         if not supervisor.is_over:
             # Its ranks have passed, whatever else is wrong with the case.
             self._pool = world

@@ -42,9 +42,11 @@ def judged(running: RunningCase, spec: Spec, outcomes: tuple[RankOutcome, ...], 
         found = Verdict(Status.FAILED, Cause.CALLS, f"{Cause.CALLS.value}: {differing}")
     has_failed = found.status is Status.FAILED
     log_files: dict[int, Path] = {}
+    text_files: dict[int, Path] = {}
     quoted: Sequence[int] = ()
     if has_failed:
         log_files = {rank: world.log_file(rank) for rank in range(case.world_size)}
+        text_files = {rank: path for rank in log_files if (path := world.text_file(rank)).exists()}
         quoted = [found.culprit, *found.failing] if found.culprit is not None else list(log_files)
     gpus = world.gpus
     return CaseResult(
@@ -56,6 +58,7 @@ def judged(running: RunningCase, spec: Spec, outcomes: tuple[RankOutcome, ...], 
         limit_s=running.limit_s,
         logs={rank: world.log_tail(rank) for rank in quoted},
         log_files=log_files,
+        text_files=text_files,
         stacks=supervisor.stacks,
         leaked=tuple(supervisor.leaked),
         gpu_memory=tuple(after.memory),
@@ -63,7 +66,9 @@ def judged(running: RunningCase, spec: Spec, outcomes: tuple[RankOutcome, ...], 
         end_session=next((record.end_session for record in supervisor.records if record.end_session), ""),
         gpus=gpus.names if gpus is not None else "",
         gpu_wait_s=gpus.wait_s if gpus is not None and running.is_first else 0.0,
-        notes=(*(story.lines if story is not None else ()), *notes(world, spec, after)) if has_failed else (),
+        notes=(*(story.lines if story is not None else ()), *notes(world, spec, after), *world.log_limits.notes())
+        if has_failed
+        else (),
     )
 
 

@@ -91,7 +91,8 @@ def run_ranks(world_size: int, body: ThreadBody, *, limit_s: float) -> ThreadsEn
 
     def run(rank: int) -> None:
         account = accounts[rank]
-        reporter = Reporter(account, account, rank, fail_world)
+        # No message limits a text.
+        reporter = Reporter(account, account, rank, fail_world, fit=str)
         try:
             body(rank, reporter, limit_s)
         except BaseException as error:

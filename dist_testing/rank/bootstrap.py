@@ -16,6 +16,7 @@ from dist_testing.case import CaseBody
 from dist_testing.errors import MessageError
 from dist_testing.process import wire
 from dist_testing.process.board import PhaseBoard
+from dist_testing.process.files import log_name
 from dist_testing.process.frames import FrameWriter
 from dist_testing.process.lifetime import die_with_parent
 from dist_testing.process.messages import RankStart, WorldRequest
@@ -28,6 +29,7 @@ from dist_testing.rank.debugging import set_breakpoint_hook, take_terminal
 from dist_testing.rank.device import finish_device_work
 from dist_testing.rank.environment import become, world_env
 from dist_testing.rank.ledger import answer_with_ledger
+from dist_testing.rank.long_texts import LongTexts
 from dist_testing.rank.reporter import Reporter
 from dist_testing.rank.state import RankState
 
@@ -39,6 +41,7 @@ __all__ = [
     "enter",
     "next_instruction",
     "own_channel",
+    "rank_reporter",
     "run_world",
     "take_over",
 ]
@@ -82,7 +85,7 @@ def enter(start: RankStart, context: RankContext) -> NoReturn:
     try:
         die_with_parent(start.fork_server_pid)
         channel = own_channel(start)
-        reporter = Reporter(FrameWriter(channel), PhaseBoard(start.board_fd, start.request.size), start.rank)
+        reporter = rank_reporter(start, channel)
         os.close(start.board_fd)
         coverage = RankCoverage()
         _run(start, reporter, channel, context)
@@ -101,6 +104,12 @@ def enter(start: RankStart, context: RankContext) -> NoReturn:
         traceback.print_exc()
     finally:
         os._exit(code)
+
+
+def rank_reporter(start: RankStart, channel: socket.socket) -> Reporter:
+    """Return the reporter of a rank that is a process."""
+    board = PhaseBoard(start.board_fd, start.request.size)
+    return Reporter(FrameWriter(channel), board, start.rank, fit=LongTexts(start.request.directory, start.rank).fit)
 
 
 def own_channel(start: RankStart) -> socket.socket:
@@ -170,7 +179,7 @@ def _run_cases(
                 finish_device_work()
                 if state is not None:
                     if not body.keeps_state:
-                        state.verify(keeps_groups=body.keeps_groups)
+                        state.verify(keeps_groups=body.keeps_groups, may_change=body.may_change)
                     state.rewind_generators()
                 reporter.calls_made(calls.end_case(is_strict=body.strict_calls))
         if reporter.is_forked:
@@ -216,7 +225,7 @@ def become_rank_process(start: RankStart) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    redirect_output(os.path.join(start.request.directory, f"rank-{start.rank}.log"))
+    redirect_output(os.path.join(start.request.directory, log_name(start.rank)))
     set_breakpoint_hook(start.rank, start.request.debug_rank)
     if start.rank == start.request.debug_rank:
         take_terminal()

@@ -58,9 +58,19 @@ class Reporter:
     """Sends a front end's reports to the runner. The worst outcome counts: a later report never hides a failure."""
 
     def __init__(
-        self, frames: Frames, board: Board, rank: int, on_failure: Callable[[BaseException], None] | None = None
+        self,
+        frames: Frames,
+        board: Board,
+        rank: int,
+        on_failure: Callable[[BaseException], None] | None = None,
+        *,
+        fit: Callable[[str], str] = shorten,
     ) -> None:
-        """Make the reporter of one rank. It calls `on_failure` once, with the first failure, after its report."""
+        """Make the reporter of one rank.
+
+        It calls `on_failure` once, with the first failure, after its report. `fit` makes a text short enough for a
+        message.
+        """
         self._frames = frames
         self._board = board
         self._rank = rank
@@ -69,6 +79,7 @@ class Reporter:
         self._warned: set[Warned] = set()
         self._has_reported = False
         self._on_failure = on_failure
+        self._fit = fit
         self.failed = False
         # Classes of exceptions that the current case expects: a tuple for each of its expectations, by number.
         self.expectations: Sequence[tuple[type, ...]] = ()
@@ -115,7 +126,7 @@ class Reporter:
                 Kind.RAISED,
                 self._phase,
                 summary=summarise(error),
-                text=shorten(format_error(error) if text is None else text),
+                text=self._fit(format_error(error) if text is None else text),
                 collateral=collateral(error),
                 operation=_operation(error),
                 types=" ".join(f"{cls.__module__}.{cls.__qualname__}" for cls in type(error).__mro__),
@@ -150,7 +161,7 @@ class Reporter:
     def exited(self, code: int, summary: str, text: str) -> None:
         """Report that the rank exits before the end of the test, with an exit code from 0 to 255."""
         self.failed = True
-        self._send(RankReport(Kind.EXITED, self._phase, exit_code=code, summary=summary, text=shorten(text)))
+        self._send(RankReport(Kind.EXITED, self._phase, exit_code=code, summary=summary, text=self._fit(text)))
 
     def _tell_peers(self, error: BaseException) -> None:
         if self._on_failure is not None:
@@ -160,7 +171,7 @@ class Reporter:
     def never_started(self, error: BaseException) -> None:
         """Report that the set-up of the rank has failed, so that no code of this test has run on it."""
         self.failed = True
-        text = shorten(format_error(error))
+        text = self._fit(format_error(error))
         self._send(RankReport(Kind.NEVER_STARTED, self._phase, summary=summarise(error), text=text))
 
     def warned(self, warning: warnings.WarningMessage) -> None:

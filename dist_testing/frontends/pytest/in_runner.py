@@ -37,6 +37,7 @@ from dist_testing.frontends.pytest.marking import check_all_marked, mark_items
 from dist_testing.frontends.pytest.messages import PYTEST_CASES, PYTEST_SESSIONS, PytestCase, PytestSession
 from dist_testing.frontends.pytest.on_rank import EXPECTED, PytestRankContext
 from dist_testing.frontends.pytest.options import check_plugins, read_options
+from dist_testing.frontends.pytest.report_folder import report_folder
 from dist_testing.frontends.pytest.session_events import SessionEvents
 from dist_testing.frontends.requirements.decision import unmet_requirement
 from dist_testing.frontends.session import Session, open_session
@@ -89,6 +90,7 @@ class RunnerPlugin:
         self._spec = options.spec
         self._timeout_s = options.timeout_s
         self._fail_on_missing = options.fail_on_missing
+        self._pool_keeps = options.pool_keeps
         self._outputs = config.stash.get(OUTPUTS_KEY, None)
         self._items: dict[str, pytest.Item] = {}
         self.context = PytestRankContext(config, self._items)
@@ -104,6 +106,7 @@ class RunnerPlugin:
         if not hasattr(config, "workerinput"):
             self._engine.tell = self._tell
         self._session = Session(self._engine, self._timeout_s, self._fail_on_missing, options.strict_collectives)
+        self._session.reports = report_folder(config, self._outputs)
         self._session.pause_limit = config.stash.get(PAUSE_LIMIT_KEY, contextlib.nullcontext)
         open_session(self._session)
 
@@ -239,6 +242,7 @@ class RunnerPlugin:
                 PYTEST_CASES.to_wire(content).decode(),
                 only_test=item.nodeid,
                 strict_calls=self._session.is_strict(marker.strict_collectives),
+                may_change=self._pool_keeps,
             ),
             timeout_s=marker.timeout or self._timeout_s,
             isolation=self._isolation_of(item).name,

@@ -152,6 +152,7 @@ class WorldCase(unittest.TestCase):
         fake_pg: bool = False,
         keeps_groups: bool = False,
         keeps_state: bool = False,
+        may_change: tuple[str, ...] = (),
     ) -> RunningCase:
         """Check the test and start its ranks.
 
@@ -163,6 +164,7 @@ class WorldCase(unittest.TestCase):
             fake_pg: Whether the class asks for torch's fake group.
             keeps_groups: Whether the test may leave its groups to the next one on the same ranks.
             keeps_state: Whether the test may leave other things than groups to the next one.
+            may_change: The state that it may leave changed, by the names of `dist_testing.case.KEEPABLE`.
 
         Raises:
             UsageError: If an attribute of the class is impossible, or the world is larger than declared.
@@ -199,6 +201,7 @@ class WorldCase(unittest.TestCase):
                 keeps_state=keeps_state,
                 keeps_groups=keeps_groups,
                 strict_calls=strict_calls,
+                may_change=may_change,
             ),
             timeout_s=timeout_s,
             isolation=how.name,
