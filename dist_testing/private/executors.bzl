@@ -78,17 +78,7 @@ def test_exec_properties(executors, vendor, gpus):
     return {"test." + name: value for name, value in properties.items()}
 
 def capacity_text(target, vendor, gpus, pools):
-    """Writes the error text for a target that needs more GPUs than any pool has.
-
-    Args:
-        target: Label of the target.
-        vendor: Maker of the GPUs.
-        gpus: GPUs that it needs.
-        pools: Declared pools.
-
-    Returns:
-        A text of three lines.
-    """
+    """Writes the error text for a target that needs more GPUs than any pool has."""
     declared = ["\"{}\" ({} {})".format(pool["name"], pool["gpus"], pool["vendor"]) for pool in pools if pool["gpus"]]
     return ("{}: needs {} GPU(s) of {}, and no declared pool has as many.\n" +
             "Declared in MODULE.bazel: {}. On a remote executor the test would wait for ever.\n" +
