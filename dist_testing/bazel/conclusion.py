@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from dist_testing.bazel.banner import Banner
-from dist_testing.bazel.junit import EXPECTED, Outcome, XmlCase, write_xml
-from dist_testing.bazel.names import xml_name
+from dist_testing.bazel.junit import EXPECTED, Outcome, XmlCase, write_xml, xml_name
 from dist_testing.bazel.protocol import Protocol
 from dist_testing.errors import ReportError
 from dist_testing.events.event import Event

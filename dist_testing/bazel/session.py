@@ -11,8 +11,7 @@ import pytest
 
 from dist_testing.bazel.banner import Banner
 from dist_testing.bazel.conclusion import Conclusion
-from dist_testing.bazel.junit import XmlCase
-from dist_testing.bazel.names import module_of, name_parts, xml_name
+from dist_testing.bazel.junit import XmlCase, module_of, name_parts, xml_name
 from dist_testing.bazel.protocol import Protocol
 from dist_testing.bazel.sharding import ShardCase, assign_shards
 from dist_testing.bazel.timings import read_timings

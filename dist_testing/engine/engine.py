@@ -40,7 +40,7 @@ from dist_testing.launch.launcher import Launcher
 from dist_testing.outcomes import Cause, Kind, Status, verdict
 from dist_testing.process.messages import Loader
 from dist_testing.process.refusal import refusal
-from dist_testing.process.thread_idents import read_ranks
+from dist_testing.process.stacks import read_ranks
 from dist_testing.rank.bootstrap import RankContext
 from dist_testing.spec import Spec
 

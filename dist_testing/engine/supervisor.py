@@ -26,8 +26,7 @@ from dist_testing.launch.launcher import Launcher
 from dist_testing.outcomes import Kind, exit_name
 from dist_testing.process.messages import RankEnded, WorldOver, WorldRefused, WorldStarted
 from dist_testing.process.rank_messages import FinishWorld, Instruction, LeaveWorld, NextCase
-from dist_testing.process.stacks import STACKS_SIGNAL
-from dist_testing.process.thread_idents import read_ranks
+from dist_testing.process.stacks import STACKS_SIGNAL, read_ranks
 
 __all__ = ["PEER_GRACE_S", "Supervisor"]
 

@@ -11,7 +11,6 @@ from typing import NoReturn
 from dist_testing.errors import LaunchError
 from dist_testing.launch.fresh import command, load_tests, order_for, with_imports
 from dist_testing.process.board import PhaseBoard
-from dist_testing.process.frames import FrameWriter
 from dist_testing.process.lifetime import die_with_parent
 from dist_testing.process.messages import FreshRank, Loader, RankStart
 from dist_testing.process.refusal import refusal
@@ -19,7 +18,7 @@ from dist_testing.process.stacks import answer_with_stacks
 from dist_testing.rank.bootstrap import FAILED_EXIT_CODE, RankContext, enter, take_over
 from dist_testing.rank.capture import own_streams, redirect_output
 from dist_testing.rank.environment import world_env
-from dist_testing.rank.reporter import Reporter
+from dist_testing.rank.reporter import FrameWriter, Reporter
 
 __all__ = ["become_rank", "main"]
 
