@@ -144,12 +144,7 @@ class Family(Generic[_Message]):
             raise self.refused(f"a message of {length} bytes; the limit is {self.max_bytes}")
 
     def refused(self, what: str, *, is_other_schema: bool = False) -> MessageError:
-        """Return the error for a message of this family.
-
-        Args:
-            what: The problem, in one line.
-            is_other_schema: Whether the message comes from another version of this library.
-        """
+        """Return the error for a message of this family, with the problem in one line."""
         if is_other_schema:
             cause = "The two processes have loaded different versions of dist_testing."
             way_out = "Run every process of the run in the same environment, with one version of dist_testing."

@@ -139,13 +139,7 @@ class Conclusion:
             self._write(path, f"dist_testing\n{message}\n")
 
     def conclude(self, code: int) -> int:
-        """Write all result files for Bazel.
-
-        Args:
-            code: Exit code of pytest.
-
-        Returns:
-            Exit code for Bazel: 0 for a pass.
+        """Write all result files for Bazel. Takes the exit code of pytest, and returns that for Bazel: 0 for a pass.
 
         Raises:
             ReportError: If the XML cannot be written.

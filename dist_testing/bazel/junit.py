@@ -97,14 +97,7 @@ def xml_name(nodeid: str) -> tuple[str, str]:
 
 
 def write_xml(path: Path, suite: str, cases: Sequence[XmlCase], properties: Sequence[tuple[str, object]] = ()) -> None:
-    """Write the file in one step: a reader sees all of it or nothing. Its folder must exist.
-
-    Args:
-        path: The file.
-        suite: Name of the suite: the target's label.
-        cases: The cases in the order in which they ran.
-        properties: Properties of the whole run.
-    """
+    """Write the file in one step: a reader sees all of it or nothing. The name of the suite is the target's label."""
     counts = {
         "tests": len(cases),
         "failures": sum(case.outcome == "failed" for case in cases),

@@ -42,10 +42,7 @@ _MAX_WARNINGS = 100
 def worst_of(known: RankOutcome | None, told: RankOutcome, weigh: Callable[[RankOutcome], int]) -> RankOutcome:
     """Combine the reports of a rank: return the worst, or the first of equals, with the other failures.
 
-    Args:
-        known: The combined reports until now; None if there are none.
-        told: The next report.
-        weigh: Returns how bad an outcome is; usually its place in `WORST_LAST`.
+    `weigh` returns how bad an outcome is; usually its place in `WORST_LAST`.
     """
     if known is None:
         return told

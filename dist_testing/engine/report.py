@@ -41,11 +41,8 @@ _EMPTY_THREAD = re.compile(r"^Thread\b.*\n(?=\n|\Z)", re.MULTILINE)
 def missing_hardware(name: str, spec: Spec, missing: str, *, promised: bool) -> str:
     """Return the error text of a case that fails before any rank starts because hardware is missing.
 
-    Args:
-        name: Name of the case.
-        spec: What the target asks for.
-        missing: The skip reason.
-        promised: Whether the configuration promises the hardware; False if only `--dist-on-missing=fail` asks for it.
+    Either the configuration promises the hardware, or only `--dist-on-missing=fail` asks for a failure. `missing` is
+    the skip reason.
     """
     if promised:
         count = "all the GPUs that tests ask for" if spec.promised_gpus == ALL_GPUS else f"{spec.promised_gpus} GPU(s)"
@@ -76,10 +73,7 @@ def failure_headline(result: CaseResult) -> str:
 def failure_report(result: CaseResult, *, target: str = "", reproduce: str = "") -> str:
     """Return the whole report of a failed case, with the culprit last.
 
-    Args:
-        result: A result whose verdict is a failure.
-        target: Label of the target; "" outside Bazel.
-        reproduce: A command that runs this case alone; "" if there is none.
+    `target` is the label of the target, "" outside Bazel; `reproduce` a command that runs this case alone, "" for none.
     """
     verdict = result.verdict
     lines = [f"{target + ', case ' if target else ''}{failure_headline(result)}"]

@@ -27,15 +27,10 @@ def operation_in(stack: str) -> str:
 
 
 def collect_stacks(fds: Mapping[int, int], ask: Callable[[], None], limit_s: float) -> dict[int, str]:
-    """Ask ranks for their stacks and read the answers.
+    """Ask ranks for their stacks by calling `ask`, and read the answers for at most `limit_s` seconds in all.
 
-    Args:
-        fds: Rank to the descriptor that its stacks come from.
-        ask: Sends the signal.
-        limit_s: Limit for all ranks together, in seconds.
-
-    Returns:
-        Rank to its stacks; "" for a rank that did not answer.
+    `fds` maps a rank to the descriptor of its stacks. The result maps it to its stacks; "" for a rank that did not
+    answer.
     """
     answers = {rank: bytearray() for rank in fds}
     by_fd = {fd: rank for rank, fd in fds.items()}

@@ -193,9 +193,8 @@ class Supervisor:
     def abort(self, *, ask_where: bool = False) -> None:
         """Kill the ranks at once and wait until they are gone, because the run is interrupted.
 
-        Args:
-            ask_where: Whether to wait first for the reports of ranks that got the same Ctrl-C, and to ask the other
-                ranks for their stacks.
+        With `ask_where`, first wait for the reports of ranks that got the same Ctrl-C, and ask the others for their
+        stacks.
 
         Raises:
             LaunchError: As for `wait_case`.
@@ -212,14 +211,9 @@ class Supervisor:
             record.is_patient = True
 
     def wait_until(self, holds: Callable[[], bool], limit_s: float = math.inf) -> bool:
-        """Watch the case until a condition holds, or the case is over.
+        """Watch the case until a condition holds, or the case is over; return whether the condition holds.
 
-        Args:
-            holds: The condition, checked after every look.
-            limit_s: Limit in seconds; 0 to look once.
-
-        Returns:
-            Whether the condition holds.
+        It is checked after every look, for at most `limit_s` seconds; 0 looks once.
 
         Raises:
             LaunchError: As for `wait_case`.

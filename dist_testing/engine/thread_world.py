@@ -37,13 +37,7 @@ __unittest = True
 
 @dataclass(frozen=True, slots=True)
 class ThreadsEnded:
-    """How the ranks of a world of threads ended.
-
-    Attributes:
-        outcomes: One per rank, by rank.
-        stacks: Rank to its stack, for ranks that were still running.
-        phases: Rank to its phases.
-    """
+    """How the ranks of a world of threads ended. Ranks that were still running have stacks."""
 
     outcomes: tuple[RankOutcome, ...]
     stacks: Mapping[int, str]
