@@ -7,10 +7,19 @@ import os
 import re
 import signal
 import threading
+from collections.abc import Iterable
 from traceback import walk_stack
 from types import FrameType
 
-__all__ = ["STACKS_SIGNAL", "answer_with_stacks", "note_rank", "read_ranks", "real_time_signal", "stack_of"]
+__all__ = [
+    "STACKS_SIGNAL",
+    "answer_with_stacks",
+    "note_rank",
+    "read_ranks",
+    "real_time_signal",
+    "stack_of",
+    "stack_text",
+]
 
 # In the folder of a world whose ranks are threads.
 _FILE = "thread-idents"
@@ -40,8 +49,13 @@ def answer_with_stacks(fd: int) -> None:
 
 def stack_of(frame: FrameType) -> str:
     """Return the stack that ends in `frame`, in faulthandler's format."""
-    frames = [f'  File "{f.f_code.co_filename}", line {line} in {f.f_code.co_name}' for f, line in walk_stack(frame)]
-    return "\n".join(["Stack (most recent call first):", *frames])
+    return stack_text("Stack", walk_stack(frame))
+
+
+def stack_text(name: str, frames: Iterable[tuple[FrameType, int]]) -> str:
+    """Return frames with their lines, the innermost first, in faulthandler's format."""
+    lines = [f'  File "{frame.f_code.co_filename}", line {line} in {frame.f_code.co_name}' for frame, line in frames]
+    return "\n".join([f"{name} (most recent call first):", *lines])
 
 
 def note_rank(directory: str, rank: int) -> None:
