@@ -84,7 +84,7 @@ class BazelSession:
         early_config.stash[OUTPUTS_KEY] = self._protocol.outputs
         early_config.stash[PAUSE_LIMIT_KEY] = self._watch.paused
         self._doing = "a conftest.py was being imported"
-        with self._watch.until(self._shares.budget.latest_s, self._collection_over):
+        with self._watch.until(self._shares.budget.end_s, self._collection_over):
             return (yield)
 
     def pytest_configure(self, config: pytest.Config) -> None:
@@ -97,7 +97,7 @@ class BazelSession:
     def pytest_collection(self) -> Generator[None, object, object]:
         """Limit the time of the import of test files."""
         try:
-            with self._watch.until(self._shares.budget.latest_s, self._collection_over):
+            with self._watch.until(self._shares.budget.end_s, self._collection_over):
                 return (yield)
         finally:
             self.on_collected()

@@ -143,7 +143,7 @@ class Engine:
         events.begun_on(world, is_new=is_first)
         world.supervisor.begin_case(
             limit_s,
-            latest_s=math.inf if case.debug_rank is not None else self._budget.latest_s,
+            latest_s=math.inf if case.debug_rank is not None else self._budget.end_s,
             keep=bool(case.pool),
             expected_exits=case.expected_exits,
             body=None if is_first else case.body,
