@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -47,11 +48,7 @@ class Event:
         return wire
 
 
-# Cached, because dataclasses.fields takes longer than the rest of `to_wire`.
-_names: dict[type[Event], tuple[str, ...]] = {}
-
-
+# dataclasses.fields takes longer than the rest of `to_wire`.
+@functools.cache
 def _field_names(kind: type[Event]) -> tuple[str, ...]:
-    if kind not in _names:
-        _names[kind] = tuple(item.name for item in dataclasses.fields(kind))
-    return _names[kind]
+    return tuple(item.name for item in dataclasses.fields(kind))
