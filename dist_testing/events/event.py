@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -48,7 +47,11 @@ class Event:
         return wire
 
 
-# dataclasses.fields takes longer than the rest of `to_wire`.
-@functools.cache
+# Cached, because dataclasses.fields takes longer than the rest of `to_wire`.
+_names: dict[type[Event], tuple[str, ...]] = {}
+
+
 def _field_names(kind: type[Event]) -> tuple[str, ...]:
-    return tuple(item.name for item in dataclasses.fields(kind))
+    if kind not in _names:
+        _names[kind] = tuple(item.name for item in dataclasses.fields(kind))
+    return _names[kind]
