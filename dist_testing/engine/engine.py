@@ -135,10 +135,12 @@ class Engine:
         started_s = time.monotonic()
         events.asked(limit_s)
         world, self._pool = self._pool, None
-        is_first = world is None or (case.pool, case.world_size) != (world.pool, world.size)
-        if world is None or is_first:
-            if world is not None and (trouble := self._end(world)):
+        if world is not None and (case.pool, case.world_size) != (world.pool, world.size):
+            if trouble := self._end(world):
                 warnings.warn(trouble, RuntimeWarning, stacklevel=2)
+            world = None
+        is_first = world is None
+        if world is None:
             world, limit_s = self._new_world(case, isolation, limit_s, events)
         events.begun_on(world, is_new=is_first)
         world.supervisor.begin_case(
