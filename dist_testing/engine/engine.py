@@ -28,7 +28,7 @@ from dist_testing.engine.report import failure_report
 from dist_testing.engine.run_directory import RunDirectory
 from dist_testing.engine.running_case import RunningCase
 from dist_testing.engine.running_world import RunningWorld, check_world_size, start_world
-from dist_testing.engine.thread_stacks import blame_thread, waiting_for_skipped
+from dist_testing.engine.stack_dumps import blame_thread, waiting_for_skipped
 from dist_testing.engine.thread_world import ThreadBody, run_ranks
 from dist_testing.errors import GpuError, LaunchError, UsageError
 from dist_testing.events.stream import EventStream

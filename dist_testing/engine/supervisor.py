@@ -19,8 +19,7 @@ from dist_testing.engine.hang_story import HangStory
 from dist_testing.engine.hang_watch import HangWatch
 from dist_testing.engine.live_output import LiveOutput
 from dist_testing.engine.rank_record import RankRecord
-from dist_testing.engine.stack_dumps import collect_stacks
-from dist_testing.engine.thread_stacks import stacks_by_rank
+from dist_testing.engine.stack_dumps import collect_stacks, stacks_by_rank
 from dist_testing.errors import LaunchError
 from dist_testing.launch.launcher import Launcher
 from dist_testing.outcomes import Kind, exit_name

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from dist_testing.engine.rank_record import WORST_LAST, worst_of
-from dist_testing.engine.thread_stacks import waiting_for_skipped
+from dist_testing.engine.stack_dumps import waiting_for_skipped
 from dist_testing.error_text import summarise
 from dist_testing.events.event import DIGITS, Phase
 from dist_testing.outcomes import GOOD, Kind, RankOutcome

@@ -28,7 +28,7 @@ class RankWorld(World):
 
     @classmethod
     def of(cls, start: RankStart, store: Store | None = None, cases: int = 0) -> RankWorld:
-        """Return the world that a rank was started for, in a process that has run some cases before.
+        """Return the world that a rank was started for. `cases` counts the cases that this process has run before.
 
         The ranks share the given store, or the one at the world's port.
         """
