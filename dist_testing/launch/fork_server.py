@@ -211,11 +211,8 @@ def _cut(command: str) -> str:
 def serve(control: socket.socket, context: RankContext, loader: Loader, run_directories: Sequence[str]) -> NoReturn:
     """Be the fork server until the runner is gone, then remove all descendants.
 
-    Args:
-        control: The fork server's end of the connection to the runner.
-        context: Finds the tests on the ranks.
-        loader: How a fresh interpreter finds the tests again.
-        run_directories: Folders to remove at the end if the runner cannot do it.
+    It also removes the folders of the run if the runner cannot do it. `control` is its end of the connection to the
+    runner.
     """
     code = 1
     try:

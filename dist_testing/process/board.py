@@ -49,12 +49,7 @@ class PhaseBoard:
         return fd
 
     def write(self, rank: int, phase: str) -> None:
-        """Note that a rank changes its phase.
-
-        Args:
-            rank: Number of the rank.
-            phase: Its new phase: lower-case letters and spaces, at most 31; "" if nothing is left to do.
-        """
+        """Note that a rank begins a phase: lower-case letters and spaces, at most 31; "" if nothing is left to do."""
         begin = _RANK_BYTES * rank
         (count,) = _COUNT.unpack_from(self._memory, begin)
         at = begin + _COUNT.size + count % ENTRIES * _ENTRY.size
