@@ -40,6 +40,7 @@ from torch import nn
 from torch._C._autograd import DeviceType
 from torch._logging._internal import trace_log
 
+from dist_testing.compat import torchcomms as _torchcomms
 from dist_testing.compat.classes import (
     DistributedTestBase,
     MultiProcContinuousTest,
@@ -48,16 +49,7 @@ from dist_testing.compat.classes import (
     TestCase,
     common_utils,
 )
-from dist_testing.compat.torchcomms import (
-    TORCHCOMM_HAS_GLOO,
-    TORCHCOMM_HAS_NCCL,
-    TORCHCOMM_HAS_NCCLX,
-    TORCHCOMM_HAS_RCCL,
-    TORCHCOMM_HAS_RCCLX,
-    TORCHCOMM_HAS_XCCL,
-    C10dTorchCommsTestBase,
-    setup_torchcomms_pg,
-)
+from dist_testing.compat.torchcomms import *  # noqa: F403
 from dist_testing.compat.unknown import unknown_name
 from dist_testing.frontends import names as _names
 from dist_testing.frontends.helpers.environment import TIMEOUT_OVERRIDE, current_temp_dir
@@ -115,14 +107,7 @@ __all__ = [
     "TEST_XPU",
     "TIMEOUT_DEFAULT",
     "TIMEOUT_OVERRIDE",
-    "TORCHCOMM_HAS_GLOO",
-    "TORCHCOMM_HAS_NCCL",
-    "TORCHCOMM_HAS_NCCLX",
-    "TORCHCOMM_HAS_RCCL",
-    "TORCHCOMM_HAS_RCCLX",
-    "TORCHCOMM_HAS_XCCL",
     "Any",
-    "C10dTorchCommsTestBase",
     "Callable",
     "DeviceType",
     "DistributedTestBase",
@@ -163,7 +148,6 @@ __all__ = [
     "retrieve_result_from_completion_queue",
     "retry_on_connect_failures",
     "run_tests",
-    "setup_torchcomms_pg",
     "skip_but_pass_in_sandcastle",
     "skip_but_pass_in_sandcastle_if",
     "skip_if_small_worldsize",
@@ -181,6 +165,7 @@ __all__ = [
     "wraps",
 ]
 __all__ += _names.__all__
+__all__ += _torchcomms.__all__
 
 # Loaded at first use only: these load torch._dynamo, register torch's own threaded group, or read a variable that may
 # be wrong.

@@ -36,7 +36,7 @@ class _Unknown:
     def __init__(self, name: str) -> None:
         self._name = name
 
-    def _fail(self) -> NoReturn:
+    def _fail(self, *args: Any, **kwargs: Any) -> NoReturn:
         import torch
 
         raise UsageError(
@@ -45,25 +45,12 @@ class _Unknown:
             f"Use torch's own, dist_testing.compat.unknown.torchs_own().{self._name}, with torch's own classes."
         )
 
-    def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
-        self._fail()
+    __call__ = __mro_entries__ = __bool__ = __iter__ = __getitem__ = _fail
 
     def __getattr__(self, attribute: str) -> NoReturn:
         if attribute.startswith("__"):
             # Inspection reads such names, and works without them.
             raise AttributeError(attribute)
-        self._fail()
-
-    def __mro_entries__(self, bases: tuple[Any, ...]) -> NoReturn:
-        self._fail()
-
-    def __bool__(self) -> NoReturn:
-        self._fail()
-
-    def __iter__(self) -> NoReturn:
-        self._fail()
-
-    def __getitem__(self, key: Any) -> NoReturn:
         self._fail()
 
 
