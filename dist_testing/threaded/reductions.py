@@ -49,13 +49,7 @@ class Reductions(GroupBase):
         return self._all_reduce("all_reduce", listed(tensors), opts, timeout, op)
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> ThreadWork:
-        """Reduce several tensors in one call; see `torch.distributed.all_reduce_coalesced`.
-
-        Args:
-            tensors: Inputs and outputs, at least one. At one index, all ranks have the same dtype and number of
-                elements.
-            opts: `AllreduceCoalescedOptions`, or the reduce operation.
-        """
+        """Do `allreduce` for one or more tensors in one call; see `torch.distributed.all_reduce_coalesced`."""
         return self._all_reduce("all_reduce_coalesced", tensors, opts, None, None)
 
     def _all_reduce(self, name: str, tensors: Tensors, opts: Any, timeout: Any, op: Any) -> ThreadWork:
@@ -139,13 +133,7 @@ class Reductions(GroupBase):
         return self._reduce_scatter_single("reduce_scatter_tensor", [output], [input], opts)
 
     def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> ThreadWork:
-        """Do `reduce_scatter_single` for several pairs in one call, as c10d's coalescing manager asks for.
-
-        Args:
-            outputs: At least one output.
-            inputs: One input for each output.
-            opts: `ReduceScatterOptions`, or the reduce operation; SUM by default.
-        """
+        """Do `reduce_scatter_single` for one or more pairs in one call, as c10d's coalescing manager asks for."""
         return self._reduce_scatter_single("reduce_scatter_tensor_coalesced", outputs, inputs, opts)
 
     # torch's older names of the same methods.
