@@ -7,7 +7,6 @@ import contextlib
 import functools
 import importlib.util
 import sys
-from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn, TypeAlias
@@ -94,10 +93,7 @@ def torchs_own() -> ModuleType:
 
 
 def _torchs_file() -> Path:
-    spec: ModuleSpec | None = importlib.util.find_spec("torch.testing._internal")
-    assert spec is not None
-    assert spec.submodule_search_locations is not None
-    return Path(next(iter(spec.submodule_search_locations)), "common_distributed.py")
+    return Path(importlib.import_module("torch.testing._internal").__path__[0], "common_distributed.py")
 
 
 @functools.cache

@@ -84,11 +84,6 @@ def visible_gpus(present: Sequence[Gpu], env: Mapping[str, str] = os.environ, ve
 
     The list ends at the first entry that is not a device, and a list that names a device twice allows none (CUDA
     programming guide, "CUDA Environment Variables"). GPUs in MIG mode are left out: MIG instances are not handed out.
-
-    Args:
-        present: GPUs of the machine.
-        env: Holds the variable.
-        vendor: Of the GPUs.
     """
     variable = vendor.visible_variable
     value = env.get(variable)

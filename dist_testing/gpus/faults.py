@@ -47,15 +47,12 @@ def is_hardware_fault(summary: str) -> bool:
 
 
 class XidWatch:
-    """Notes the Xid errors of some GPUs until it is closed; none where the driver does not report them."""
+    """Notes the Xid errors of some GPUs until it is closed; none where the driver does not report them.
+
+    The library has to stay open as long as the watch: the driver forgets errors when it is closed.
+    """
 
     def __init__(self, gpus: Sequence[Gpu], nvml: Nvml | None) -> None:
-        """Begin.
-
-        Args:
-            gpus: The GPUs to watch.
-            nvml: The library, which has to stay open as long as this: the driver forgets errors when it is closed.
-        """
         by_minor = {gpu.minor: gpu for gpu in gpus}
         shown = [gpu for gpu in nvml.gpus() if gpu.minor in by_minor] if nvml is not None else []
         self._gpus = {gpu.handle: by_minor[gpu.minor] for gpu in shown}

@@ -208,12 +208,7 @@ def _call(library: ctypes.CDLL, name: str, *arguments: object) -> int:
 
 
 def lost_error(subject: str, *, is_reported: bool = True) -> GpuError:
-    """Return the error for a GPU that is gone.
-
-    Args:
-        subject: Names the GPU.
-        is_reported: Whether the driver reports the loss; if not, the driver no longer shows the GPU.
-    """
+    """Return the error for a GPU, `subject`, that is gone: the driver reports the loss, or does not show the GPU."""
     sign = "says that the GPU is lost" if is_reported else "no longer shows the GPU"
     return GpuError(
         f"{subject}: the driver {sign}.\n"
