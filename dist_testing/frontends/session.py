@@ -5,11 +5,12 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from dist_testing.attach.rank_info import RankInfo
 from dist_testing.case import CaseResult
 from dist_testing.engine.engine import Engine
+from dist_testing.engine.kept_reports import ReportFolder
 from dist_testing.engine.report import failure_report
 from dist_testing.errors import UsageError
 
@@ -27,15 +28,23 @@ class Session:
         engine: Runs the cases.
         timeout_s: Limit of a case without a limit of its own, in seconds.
         fail_on_missing: Whether missing hardware is a failure although the configuration does not promise it.
+        strict_collectives: Whether a case fails if its ranks make different calls, unless the case says otherwise.
         ignored_rank_info: Set if this process is a rank of an existing world to which the session is not attached.
+        reports: Where reports go that are too long for the log.
         pause_limit: Suspends the runner's own time limit while the engine watches the deadline of a case.
     """
 
     engine: Engine
     timeout_s: float
     fail_on_missing: bool = False
+    strict_collectives: bool = False
     ignored_rank_info: RankInfo | None = None
     pause_limit: Callable[[], AbstractContextManager[None]] = nullcontext
+    reports: ReportFolder = field(default_factory=ReportFolder)
+
+    def is_strict(self, own: bool | None) -> bool:
+        """Return whether different calls fail a case: its own choice, else that of the session."""
+        return self.strict_collectives if own is None else own
 
     def failure_report(self, result: CaseResult) -> str:
         """Return the report of a failed unittest case, with the command that runs it alone if that is known."""
@@ -45,6 +54,7 @@ class Session:
             result,
             target=self.engine.spec.target,
             reproduce=f"{_program[0]} {shlex.quote(test)}" if is_of_program else "",
+            keep=lambda whole: self.reports.keep(result, whole),
         )
 
     def check_not_attached(self, name: str) -> None:

@@ -79,11 +79,23 @@ def gpus_present(env: Mapping[str, str] = os.environ, vendor: Vendor = NVIDIA) -
     return vendor.find(env).gpus
 
 
-def visible_gpus(present: Sequence[Gpu], env: Mapping[str, str] = os.environ, vendor: Vendor = NVIDIA) -> VisibleGpus:
+def visible_gpus(
+    present: Sequence[Gpu],
+    env: Mapping[str, str] = os.environ,
+    vendor: Vendor = NVIDIA,
+    *,
+    archs: Sequence[str] = (),
+) -> VisibleGpus:
     """Return the GPUs that `CUDA_VISIBLE_DEVICES`, or the variable of another vendor, allows, read as CUDA reads it.
 
     The list ends at the first entry that is not a device, and a list that names a device twice allows none (CUDA
     programming guide, "CUDA Environment Variables"). GPUs in MIG mode are left out: MIG instances are not handed out.
+
+    Args:
+        present: GPUs of the machine.
+        env: Holds the variable.
+        vendor: Of the GPUs.
+        archs: Architectures of GPUs that the caller can use, such as "sm_90"; empty for any.
     """
     variable = vendor.visible_variable
     value = env.get(variable)
@@ -97,6 +109,11 @@ def visible_gpus(present: Sequence[Gpu], env: Mapping[str, str] = os.environ, ve
         which = ", ".join(map(str, split))
         remark = "; ".join(filter(None, [remark, f"{which} in MIG mode, and MIG instances are not handed out"]))
         way_out = way_out or "Switch MIG mode off (`nvidia-smi -mig 0`), or use whole GPUs of another machine."
+    if archs and (unfit := [gpu for gpu in chosen if gpu.arch not in archs]):
+        chosen = [gpu for gpu in chosen if gpu.arch in archs]
+        which = ", ".join(f"GPU {gpu.index} is {gpu.arch or 'of an unknown architecture'}" for gpu in unfit)
+        remark = "; ".join(filter(None, [remark, f"{which}, and the target needs {' or '.join(archs)}"]))
+        way_out = way_out or "Run the target on a machine with such GPUs, or correct its gpu_archs."
     return VisibleGpus(tuple(chosen), remark, way_out)
 
 

@@ -11,7 +11,7 @@ from dist_testing.gpus.gpu import NODES_VARIABLE, Gpu, is_simulated, node_direct
 from dist_testing.gpus.holders import find_holders, is_locked
 from dist_testing.gpus.nvml import Nvml, NvmlGpu, open_nvml, why_missing
 
-__all__ = ["listing"]
+__all__ = ["bazelrc", "listing"]
 
 _GIB = 1 << 30
 
@@ -38,8 +38,9 @@ def listing(env: Mapping[str, str] = os.environ) -> list[str]:
         lines += _about_library(nvml, env)
         holders = find_holders(present)
         for gpu in present:
-            names = f"{gpu.model or 'model unknown'}, {gpu.uuid or 'UUID unknown'}"
-            lines += ["", f"GPU {gpu.index}: {names}, {gpu.node}", f"  {_lease(gpu, holders)}"]
+            model, arch = gpu.model or "model unknown", gpu.arch or "architecture unknown"
+            lines += ["", f"GPU {gpu.index}: {model}, {arch}, {gpu.uuid or 'UUID unknown'}, {gpu.node}"]
+            lines.append(f"  {_lease(gpu, holders)}")
             if nvml is not None and gpu.minor in shown:
                 lines += _from_library(nvml, shown[gpu.minor])
         if nvml is not None and len(shown) > 1:
@@ -50,9 +51,20 @@ def listing(env: Mapping[str, str] = os.environ) -> list[str]:
     return [
         *lines,
         "",
-        "for user.bazelrc, so that Bazel runs as many tests at once as the GPUs allow:",
-        f"  test --local_resources=gpu={len(visible.gpus)}",
+        f"for Bazel: --bazelrc writes `test --local_resources=gpu={len(visible.gpus)}` to a file that",
+        "dist_testing.bazelrc imports, so that as many tests run at once as the GPUs allow",
     ]
+
+
+def bazelrc(env: Mapping[str, str] = os.environ) -> str:
+    """Return Bazel's flags for this machine: as many GPU tests at once as it has GPUs.
+
+    Raises:
+        GpuError: If the device nodes cannot be read.
+    """
+    counts = [len(visible_gpus(vendor.find(env).gpus, env, vendor).gpus) for vendor in (NVIDIA, AMD)]
+    flags = f"test --local_resources=gpu={max(counts)}\n" if any(counts) else "# No GPUs.\n"
+    return f"# Made by dist_testing's //tools/gpu for one machine. Make it again when its GPUs change.\n{flags}"
 
 
 def _about_library(nvml: Nvml | None, env: Mapping[str, str]) -> list[str]:

@@ -1,7 +1,7 @@
 """Finds NVIDIA's GPUs without creating a CUDA context, because a process with a context cannot fork ranks.
 
 The driver's files are enough to count, name and lease GPUs. Where these files are hidden, as in some containers, the
-management library gives the names. Only the library knows whether a GPU is divided (MIG).
+management library gives the names. Only the library knows the architecture, and whether a GPU is divided (MIG).
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ class _Facts:
 @dataclass(frozen=True, slots=True)
 class _Library:
     facts: Mapping[int, _Facts]
+    archs: Mapping[int, str]
     mig_minors: frozenset[int]
     has_lost: bool
 
@@ -83,6 +84,7 @@ def find_nvidia(env: Mapping[str, str] = os.environ) -> Found:
             nodes[minor],
             uuid=its.uuid,
             model=its.model,
+            arch=library.archs.get(minor, ""),
             is_simulated=simulated,
             control=folder / _CONTROL_NODE,
             is_mig=minor in library.mig_minors,
@@ -121,10 +123,11 @@ def _facts_of_driver() -> dict[int, _Facts]:
 def _facts_of_library(nodes_variable: str, nvml_variable: str) -> _Library:
     with open_nvml({NODES_VARIABLE: nodes_variable, NVML_VARIABLE: nvml_variable}) as library:
         if library is None:
-            return _Library({}, frozenset(), has_lost=False)
+            return _Library({}, {}, frozenset(), has_lost=False)
         gpus = library.gpus()
         return _Library(
             {gpu.minor: _Facts(gpu.address, gpu.uuid, gpu.model) for gpu in gpus},
+            {gpu.minor: library.arch(gpu) for gpu in gpus},
             frozenset(gpu.minor for gpu in gpus if library.is_mig(gpu)),
             has_lost=library.lost_count > 0,
         )

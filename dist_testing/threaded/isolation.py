@@ -2,7 +2,7 @@
 
 While at least one world of threads is alive, this module replaces, and afterwards restores:
 - c10d's state of the process (default group, groups, their names): each rank's threads see the rank's own; all other
-  threads see the process's, as before;
+  threads see the process's, as before; a module that a rank imports sees no default group;
 - torch's registry of groups by name, which becomes per thread;
 - the meaning of the backend name "threaded", which torch's own test code also uses;
 - `Thread.start`, so that threads which a rank starts belong to the rank;
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -29,6 +30,8 @@ from dist_testing.threaded.members import Member, acting_as, current_member
 
 __all__ = ["hold", "rank_state", "release"]
 
+# What `dist.group.WORLD` returns.
+_DEFAULT_GROUP = "default_pg"
 # Properties that c10d derives from the others.
 _DERIVED = {"pg_config_info"}
 
@@ -120,6 +123,8 @@ def _routed_property(world_class: type[Any], name: str) -> property:
         member = current_member()
         if member is None:
             return of_process.__get__(world)
+        if name == _DEFAULT_GROUP and _is_for_all_ranks():
+            return None
         try:
             return member.c10d[name]
         except KeyError:
@@ -135,6 +140,19 @@ def _routed_property(world_class: type[Any], name: str) -> property:
             member.c10d[name] = value
 
     return property(get, put)
+
+
+def _is_for_all_ranks() -> bool:
+    """Return whether code of a module or class, outside functions, asks for `dist.group.WORLD`.
+
+    Such code runs once, on the rank that imports the module first, and its value is the default of a parameter for all
+    ranks: `def all_reduce(tensor, group=dist.group.WORLD)`. There None has the same meaning, for each rank its own.
+    """
+    # This function, the property of `_World`, and that of `dist.group` are between.
+    caller = sys._getframe(2)
+    return caller.f_code.co_name == "WORLD" and not (
+        caller.f_back is None or caller.f_back.f_code.co_flags & inspect.CO_OPTIMIZED
+    )
 
 
 def _inheriting(start: Callable[[threading.Thread], None]) -> Callable[[threading.Thread], None]:

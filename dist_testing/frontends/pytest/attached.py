@@ -40,6 +40,7 @@ def check_options(config: pytest.Config) -> None:
 
 def join(config: pytest.Config, rank_info: RankInfo, context: PytestRankContext, engine: AttachedEngine) -> None:
     """Register the plugin of this process: the leader on rank 0, else a follower."""
+    rank_info.announce()
     config.pluginmanager.register(Follower(config, rank_info, context) if rank_info.rank else Leader(config, engine))
 
 

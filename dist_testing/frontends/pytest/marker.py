@@ -30,7 +30,7 @@ _OTHER_PROJECT = (
 # Follows the marker's name.
 MARKER_HELP = (
     "(world_size=None, init=True, timeout=None, isolation=None, expected_exits=None, backends=None, "
-    "features=None): "
+    "features=None, strict_collectives=None): "
     "run the test on every rank of a world. "
     "world_size: a number, or a list of numbers of which each makes a case; default: the target's. "
     "init=False: the test makes its own groups. "
@@ -39,7 +39,8 @@ MARKER_HELP = (
     "the tests of a class or module share a worker pool. "
     "expected_exits: rank to the exit code that its process must end with, as {1: -9}; a negative one is a signal. "
     "backends: names of the backends that the test is for; with others it is deselected. "
-    "features: features that a backend must have; with others the test is deselected."
+    "features: features that a backend must have; with others the test is deselected. "
+    "strict_collectives: whether the test fails if its ranks pass but make different collective calls."
 )
 
 
@@ -55,6 +56,7 @@ class Distributed:
         expected_exits: Rank to the exit code that its process must end with; a negative one is a signal.
         backends: Backends that the test is for; empty for all.
         features: Features that a backend must have for the test.
+        strict_collectives: Whether different collective calls fail the test; None for the command line's choice.
     """
 
     world_size: tuple[int, ...] = ()
@@ -64,6 +66,7 @@ class Distributed:
     expected_exits: Mapping[int, int] = field(default_factory=dict)
     backends: tuple[str, ...] = ()
     features: tuple[str, ...] = ()
+    strict_collectives: bool | None = None
 
     def is_for(self, backend: Backend) -> bool:
         """Whether the test is for a backend."""
@@ -124,6 +127,11 @@ def read_marker(definition: pytest.Function | Any) -> Distributed | None:
         expected_exits=_exits(definition, arguments.get("expected_exits")),
         backends=_names(definition, "backends", arguments.get("backends"), check_backend_name),
         features=_names(definition, "features", arguments.get("features"), lambda name: check_features([name])),
+        strict_collectives=(
+            None
+            if arguments.get("strict_collectives") is None
+            else _checked(definition, arguments, "strict_collectives", bool, None, "True or False")
+        ),
     )
 
 

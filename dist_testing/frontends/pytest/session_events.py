@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+from dist_testing.engine.report_text import printable
 from dist_testing.engine.run_events import run_started
+from dist_testing.error_text import shorten
 from dist_testing.errors import UsageError
 from dist_testing.events.cases import RankOutput
 from dist_testing.events.file import EventFile
@@ -23,6 +25,9 @@ __all__ = ["EVENTS_KEY", "OPTION", "FailureReport", "SessionEvents"]
 EVENTS_KEY = pytest.StashKey[EventStream]()
 OPTION = "--dist-events"
 _SKIPPED = "Skipped: "
+# Limits of the list of failures at the end of the log.
+_MAX_HEADLINES = 30
+_HEADLINE_CHARS = 500
 
 
 class FailureReport:
@@ -43,8 +48,20 @@ class FailureReport:
             writer.line()
             writer.sep("=", "distributed failure")
             # pytest escapes a text as a whole, with its line ends, if the terminal cannot encode it.
-            for line in text.split("\n"):
+            for line in printable(text).split("\n"):
                 writer.line(line)
+        if len(self._texts) > 1:
+            writer.line()
+            writer.sep("=", f"{len(self._texts)} distributed failures")
+            for line in self._headlines():
+                writer.line(line)
+
+    def _headlines(self) -> list[str]:
+        """Return the first line of the first reports: with many, only these are near the end of the log."""
+        shown = [printable(shorten(text.partition("\n")[0], _HEADLINE_CHARS)) for text in self._texts[:_MAX_HEADLINES]]
+        lines = [" ".join(line.splitlines()) for line in shown]
+        left_out = len(self._texts) - len(lines)
+        return [*lines, f"... and {left_out} more; their reports are above"] if left_out else lines
 
 
 class SessionEvents:

@@ -50,6 +50,8 @@ class WorldCase(unittest.TestCase):
     isolation: ClassVar[str] = ""
     # Limit of each test in seconds; None for the target's or the command line's.
     case_timeout_s: ClassVar[float | None] = None
+    # Whether a test fails if its ranks pass but make different collective calls; None for the command line's choice.
+    strict_collectives: ClassVar[bool | None] = None
 
     # Whether `sys.exit(0)` in a test is a pass of that rank, as with torch's classes. Otherwise it ended too early.
     exit_0_passes: ClassVar[bool] = False
@@ -150,6 +152,7 @@ class WorldCase(unittest.TestCase):
         fake_pg: bool = False,
         keeps_groups: bool = False,
         keeps_state: bool = False,
+        may_change: tuple[str, ...] = (),
     ) -> RunningCase:
         """Check the test and start its ranks.
 
@@ -161,6 +164,7 @@ class WorldCase(unittest.TestCase):
             fake_pg: Whether the class asks for torch's fake group.
             keeps_groups: Whether the test may leave its groups to the next one on the same ranks.
             keeps_state: Whether the test may leave other things than groups to the next one.
+            may_change: The state that it may leave changed, by the names of `dist_testing.case.KEEPABLE`.
 
         Raises:
             UsageError: If an attribute of the class is impossible, or the world is larger than declared.
@@ -178,6 +182,7 @@ class WorldCase(unittest.TestCase):
             world_size = self._checked_size(session, size)
             timeout_s = self._checked_timeout(session)
             how = self._checked_isolation(session, isolation)
+            strict_calls = session.is_strict(self._checked_strict())
             self._check_method(method)
             session.check_not_attached(self.id())
         except DistTestingError as error:
@@ -195,6 +200,8 @@ class WorldCase(unittest.TestCase):
                 UNITTEST_CASES.to_wire(content).decode(),
                 keeps_state=keeps_state,
                 keeps_groups=keeps_groups,
+                strict_calls=strict_calls,
+                may_change=may_change,
             ),
             timeout_s=timeout_s,
             isolation=how.name,
@@ -268,6 +275,12 @@ class WorldCase(unittest.TestCase):
         if type(timeout_s) not in (int, float) or not 0 < cast(float, timeout_s) <= MAX_TIMEOUT_S:
             raise self._wrong("case_timeout_s", timeout_s, f"a number of seconds above 0, up to {MAX_TIMEOUT_S}")
         return float(cast(float, timeout_s))
+
+    def _checked_strict(self) -> bool | None:
+        value: object = self.strict_collectives
+        if value is not None and type(value) is not bool:
+            raise self._wrong("strict_collectives", value, "True, False or None")
+        return value
 
     def _checked_isolation(self, session: Session, name: object) -> Isolation:
         name = name or session.engine.spec.isolation
