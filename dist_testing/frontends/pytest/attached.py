@@ -101,8 +101,7 @@ class Follower:
     def pytest_sessionstart(self) -> None:
         """Leave the terminal and the cache to rank 0."""
         _own_temporary_folder(self._config, self._rank_info.rank)
-        cache: Any = getattr(self._config, "cache", None)
-        if cache is not None:
+        if (cache := getattr(self._config, "cache", None)) is not None:
             cache.set = lambda key, value: None
             self._undo.append(lambda: delattr(cache, "set"))
         writer = self._config.get_terminal_writer()

@@ -29,9 +29,15 @@ from dist_testing.engine.report import missing_hardware
 from dist_testing.errors import DistTestingError, LaunchError, PromiseError, UsageError
 from dist_testing.frontends.pytest import attached, reports
 from dist_testing.frontends.pytest.backend_hook import declared_backends
-from dist_testing.frontends.pytest.collection import function_of, is_multi_process
 from dist_testing.frontends.pytest.debugger import check_world, leave_ranks_to_ranks
-from dist_testing.frontends.pytest.marked_items import MARKER_KEY, is_marked, item_marker, world_size
+from dist_testing.frontends.pytest.marked_items import (
+    MARKER_KEY,
+    function_of,
+    is_marked,
+    is_multi_process,
+    item_marker,
+    world_size,
+)
 from dist_testing.frontends.pytest.marker import Distributed
 from dist_testing.frontends.pytest.marking import check_all_marked, mark_items
 from dist_testing.frontends.pytest.messages import PYTEST_CASES, PYTEST_SESSIONS, PytestCase, PytestSession
@@ -87,8 +93,6 @@ class RunnerPlugin:
             add_backends([(target.backend, target.target)], target.backend_names)
         options = read_options(config, target, self._rank_info)
         self._spec = options.spec
-        self._timeout_s = options.timeout_s
-        self._fail_on_missing = options.fail_on_missing
         self._outputs = config.stash.get(OUTPUTS_KEY, None)
         self._items: dict[str, pytest.Item] = {}
         self.context = PytestRankContext(config, self._items)
@@ -103,8 +107,8 @@ class RunnerPlugin:
         self._engine.events = self._events.stream
         if not hasattr(config, "workerinput"):
             self._engine.tell = self._tell
-        self._session = Session(self._engine, self._timeout_s, self._fail_on_missing)
-        self._session.pause_limit = config.stash.get(PAUSE_LIMIT_KEY, contextlib.nullcontext)
+        pause_limit = config.stash.get(PAUSE_LIMIT_KEY, contextlib.nullcontext)
+        self._session = Session(self._engine, options.timeout_s, options.fail_on_missing, pause_limit=pause_limit)
         open_session(self._session)
 
     def _make_engine(self) -> Engine:
@@ -235,7 +239,7 @@ class RunnerPlugin:
             name=item.nodeid,
             world_size=size,
             body=CaseBody("pytest", PYTEST_CASES.to_wire(content).decode(), only_test=item.nodeid),
-            timeout_s=marker.timeout or self._timeout_s,
+            timeout_s=marker.timeout or self._session.timeout_s,
             isolation=self._isolation_of(item).name,
             pool=self._pool_of(item),
             init=marker.init,
@@ -305,7 +309,7 @@ class RunnerPlugin:
         return missing_need(self._spec, size) or unmet
 
     def _may_not_be_missing(self, missing: str, size: int) -> bool:
-        return is_about_hardware(missing) and (self._fail_on_missing or self._spec.promises(size))
+        return is_about_hardware(missing) and (self._session.fail_on_missing or self._spec.promises(size))
 
     def _isolation_of(self, item: pytest.Item) -> Isolation:
         """Return how the ranks of the item are made: by its marker or its class, else by the target."""

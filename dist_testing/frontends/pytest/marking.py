@@ -1,4 +1,4 @@
-"""Marks the items of a session that run on ranks, when the collection is complete.
+"""Finds errors of marked tests before a rank is started, and marks the items of a session that run on ranks.
 
 A marker can come late: from a parameter (`pytest.param(1, marks=...)`), or from a hook of a conftest. Such a test has
 one world size, because its parameters exist already.
@@ -6,27 +6,54 @@ one world size, because its parameters exist already.
 
 from __future__ import annotations
 
+import inspect
+import unittest
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import pytest
 
 from dist_testing.errors import UsageError
-from dist_testing.frontends.pytest.collection import check_function, check_item
 from dist_testing.frontends.pytest.marked_items import (
     MARKER_KEY,
     PLUGIN,
     SIZE_KEY,
+    check_one_meaning,
     fixture_module,
     is_marked,
     item_marker,
-    two_meanings,
+    library_marker,
 )
 from dist_testing.frontends.pytest.marker import Distributed, marker_name
+from dist_testing.frontends.unittest.world_case import WorldCase
 
-__all__ = ["check_all_marked", "mark_items"]
+__all__ = ["check_all_marked", "mark_items", "parametrize_world_size"]
 
 # Set when `mark_items` has read all markers.
 _IS_COMPLETE_KEY = pytest.StashKey[bool]()
+
+
+def parametrize_world_size(metafunc: pytest.Metafunc, sizes_of: Callable[[str, Distributed], tuple[int, ...]]) -> None:
+    """Make one case per world size of a marked test.
+
+    Args:
+        metafunc: pytest's object for any test, marked or not.
+        sizes_of: Returns the world sizes of a marked test, from its node id and its marker.
+
+    Raises:
+        UsageError: If the test cannot run on ranks.
+    """
+    name = metafunc.definition.nodeid
+    marker = library_marker(metafunc.definition)
+    if marker is None:
+        # The marker may come later: from a parameter, or from a conftest.
+        return
+    _check_function(metafunc.definition)
+    sizes = sizes_of(name, marker)
+    if "world_size" not in metafunc.fixturenames:
+        metafunc.fixturenames.append("world_size")
+    ids: list[Any] = [f"world_size={size}" for size in sizes] if len(sizes) > 1 else [pytest.HIDDEN_PARAM]
+    metafunc.parametrize("world_size", sizes, indirect=True, ids=ids)
 
 
 def mark_items(
@@ -51,25 +78,19 @@ def mark_items(
             if fixture_module(item, "world") == PLUGIN:
                 wrong[item] = _world_without_marker(item)
             continue
+        _check_owner(item)
         try:
-            check_item(item)
-        except UsageError as error:
-            raise pytest.UsageError(str(error)) from error
-        try:
-            check_function(item)
+            _check_function(item)
             size = _world_size(item, sizes_of(item.nodeid, marker))
         except UsageError as error:
             wrong[item] = error
         else:
             item.stash[MARKER_KEY], item.stash[SIZE_KEY] = marker, size
-    if (clash := two_meanings(config)) is not None:
-        raise pytest.UsageError(str(clash))
+    check_one_meaning(config)
     config.stash[_IS_COMPLETE_KEY] = True
-    if wrong:
-        items[:] = [item for item in items if item not in wrong]
+    items[:] = [item for item in items if item not in wrong]
     for item, reason in wrong.items():
-        report = pytest.CollectReport(item.nodeid, "failed", str(reason), [])
-        item.ihook.pytest_collectreport(report=report)
+        item.ihook.pytest_collectreport(report=pytest.CollectReport(item.nodeid, "failed", str(reason), []))
 
 
 def check_all_marked(config: pytest.Config, items: Iterable[pytest.Item]) -> None:
@@ -90,6 +111,47 @@ def check_all_marked(config: pytest.Config, items: Iterable[pytest.Item]) -> Non
                 "hook, is too late.\n"
                 "Add the marker in pytest_collection_modifyitems, without wrapper=True."
             )
+
+
+def _check_owner(item: pytest.Function) -> None:
+    cls = item.cls
+    if cls is not None and issubclass(cls, unittest.TestCase):
+        way_out = (
+            "Take the marker off, also from the module: attributes of the class, such as world_size, say the same."
+            if issubclass(cls, WorldCase)
+            else "Derive the class from dist_testing.MultiProcessTestCase, or make it a class without a base."
+        )
+        raise pytest.UsageError(
+            f"{item.nodeid}: @pytest.mark.{marker_name(item.config)} on a method of a unittest class.\n"
+            "The marker is for functions and for classes that pytest runs; unittest has its own way to run a method.\n"
+            f"{way_out}"
+        )
+
+
+def _check_function(definition: pytest.Function) -> None:
+    """Refuse a marked function, or an item of one, that cannot run on the ranks of its world."""
+    name = definition.nodeid
+    if inspect.iscoroutinefunction(definition.function) or inspect.isasyncgenfunction(definition.function):
+        raise UsageError(
+            f"{name}: the distributed test is an `async def`.\n"
+            "A rank only calls the test, and the call of a coroutine function does not run its body.\n"
+            "Make it a plain function; asyncio.run() in it runs a coroutine."
+        )
+    marker = marker_name(definition.config)
+    for mark in definition.iter_markers("parametrize"):
+        names = mark.args[0] if mark.args else mark.kwargs.get("argnames", ())
+        if "world_size" in ([part.strip() for part in names.split(",")] if isinstance(names, str) else names):
+            raise UsageError(
+                f"{name}: parametrize sets `world_size`.\n"
+                "This is the size of the test's world, and only the marker sets it.\n"
+                f"List the sizes there, each makes a case: @pytest.mark.{marker}(world_size=[2, 4])."
+            )
+    if fixture_module(definition, "world_size") != PLUGIN:
+        raise UsageError(
+            f"{name}: there is a fixture `world_size` that is not the library's.\n"
+            "Its value and the real size of the world could differ.\n"
+            f"Rename the fixture, and set the size in the marker: @pytest.mark.{marker}(world_size=2)."
+        )
 
 
 def _world_without_marker(item: pytest.Item) -> UsageError:

@@ -24,8 +24,7 @@ from dist_testing.frontends.pytest.internals import (
     runtestprotocol,
 )
 from dist_testing.frontends.pytest.messages import PYTEST_CASES
-from dist_testing.frontends.pytest.rank_log import log_to_output
-from dist_testing.frontends.pytest.rank_warnings import print_warnings, recording_warnings
+from dist_testing.frontends.pytest.rank_output import log_to_output, print_warnings, recording_warnings
 from dist_testing.frontends.pytest.thread_items import REFUSED_FIXTURES, ThreadItems
 from dist_testing.frontends.session import current_session
 from dist_testing.frontends.unittest.on_rank import UnittestRankContext, UnittestRankFrontEnd
@@ -71,13 +70,8 @@ class PytestRankContext:
     """
 
     def __init__(self, config: pytest.Config, items: Mapping[str, pytest.Item]) -> None:
-        """Keep the session's parts.
-
-        Args:
-            config: Config of the session.
-            items: By node id; filled when the tests have been collected.
-        """
         self._config = config
+        # By node id; filled when the tests have been collected.
         self._items = items
         self._reporting = _RankReporting()
         self._thread_items: ThreadItems | None = None
@@ -136,16 +130,12 @@ class PytestRankContext:
         if body.front_end == "unittest":
             return _UnittestInPytest(next(iter(self._items.values())))
         if (nodeid := PYTEST_CASES.from_wire(body.content).nodeid) not in self._items:
-            raise UsageError(
-                "\n".join(
-                    [
-                        f"This rank has not collected {nodeid}.",
-                        "The test files, or modules that they import, differ from the runner's.",
-                        "Give all ranks the same files, and collect the same tests in every process.",
-                        *self.collection_errors,
-                    ]
-                )
+            text = (
+                f"This rank has not collected {nodeid}.\n"
+                "The test files, or modules that they import, differ from the runner's.\n"
+                "Give all ranks the same files, and collect the same tests in every process."
             )
+            raise UsageError("\n".join([text, *self.collection_errors]))
         return PytestRankFrontEnd(self._config, self._items, stays=self._is_attached)
 
     def thread_front_ends(self, body: CaseBody, world_size: int) -> Sequence[RankFrontEnd]:
@@ -153,10 +143,11 @@ class PytestRankContext:
         from torch._C._distributed_c10d import HashStore
 
         if self._thread_items is None:
+            any_item = next(iter(self._items.values()))
             self._reporting.refused = REFUSED_FIXTURES
-            self._thread_items = ThreadItems(self._config, next(iter(self._items.values())).session)
+            self._thread_items = ThreadItems(self._config, any_item.session)
             # For all threads, until the process ends.
-            self._explaining = explain_assertions(next(iter(self._items.values())))
+            self._explaining = explain_assertions(any_item)
             self._explaining.__enter__()
         store = HashStore()
         front_ends = [
@@ -184,21 +175,15 @@ class PytestRankFrontEnd:
         *,
         stays: bool = False,
     ) -> None:
-        """Make the front end of one rank.
-
-        Args:
-            config: Config of the session.
-            items: By node id.
-            thread_items: Makes a rank's own items, where ranks are threads.
-            store: Store that the ranks share; None for the one at the world's port.
-            cases: How many cases the process has run before.
-            stays: Whether the process exists before and after the world, as an attached rank does.
-        """
         self._config = config
         self._items = items
+        # Makes a rank's own items, where ranks are threads.
         self._thread_items = thread_items
+        # Shared by the ranks; None for the store at the world's port.
         self._store = store
+        # How many cases the process has run before.
         self._cases = cases
+        # Whether the process exists before and after the world, as an attached rank does.
         self._stays = stays
         self._world: RankWorld | None = None
 
@@ -251,18 +236,13 @@ class PytestRankFrontEnd:
 class _UnittestInPytest(UnittestRankFrontEnd):
     """The unittest front end on a rank of a pytest session."""
 
-    def __init__(self, item: pytest.Item) -> None:
-        """Make the front end.
-
-        Args:
-            item: Any item of the session.
-        """
-        super().__init__(shows_locals=bool(item.config.option.showlocals))
-        self._item = item
+    def __init__(self, any_item: pytest.Item) -> None:
+        super().__init__(shows_locals=bool(any_item.config.option.showlocals))
+        self._item = any_item
 
     def run(self, body: CaseBody, reporter: Reporter) -> None:
         """Run a method, with pytest's warnings."""
-        with recording_warnings(self._item.config, reporter, None), explain_assertions(self._item):
+        with recording_warnings(self._item.config, reporter), explain_assertions(self._item):
             super().run(body, reporter)
 
 

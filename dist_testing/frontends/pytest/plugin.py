@@ -6,22 +6,15 @@ import pytest
 
 from dist_testing.errors import DistTestingError, UsageError
 from dist_testing.frontends.pytest import backend_hook
-from dist_testing.frontends.pytest.collection import parametrize_world_size
-from dist_testing.frontends.pytest.in_runner import (
-    BUDGET_KEY,
-    OUTPUTS_KEY,
-    PAUSE_LIMIT_KEY,
-    SPEC_KEY,
-    RunnerPlugin,
-)
+from dist_testing.frontends.pytest.in_runner import SPEC_KEY, RunnerPlugin
 from dist_testing.frontends.pytest.marked_items import USES_LIBRARY_KEY, describe_own_marks
 from dist_testing.frontends.pytest.marker import MARKER_HELP, marker_name
+from dist_testing.frontends.pytest.marking import parametrize_world_size
 from dist_testing.frontends.pytest.on_rank import current_world
 from dist_testing.frontends.pytest.options import add_options
-from dist_testing.frontends.pytest.session_events import EVENTS_KEY
 from dist_testing.world import World
 
-__all__ = ["BUDGET_KEY", "EVENTS_KEY", "OUTPUTS_KEY", "PAUSE_LIMIT_KEY", "SPEC_KEY", "runner_plugin"]
+__all__ = ["runner_plugin"]
 
 _RUNNER = "dist_testing_runner"
 

@@ -17,7 +17,7 @@ from dist_testing.events.runs import RunEnded, TestBegan, TestEnded, TestReporte
 from dist_testing.events.stream import EventStream
 from dist_testing.spec import Spec
 
-__all__ = ["EVENTS_KEY", "OPTION", "FailureReport", "SessionEvents"]
+__all__ = ["EVENTS_KEY", "OPTION", "SessionEvents"]
 
 # The Bazel main sets this, because its own sinks need the events of the session, too.
 EVENTS_KEY = pytest.StashKey[EventStream]()
@@ -25,30 +25,8 @@ OPTION = "--dist-events"
 _SKIPPED = "Skipped: "
 
 
-class FailureReport:
-    """Keeps the reports of distributed failures, and prints them at the end of the log. It is a sink."""
-
-    def __init__(self) -> None:
-        self._texts: list[str] = []
-
-    def __call__(self, event: TestReported) -> None:
-        """Keep the report if this library wrote it."""
-        if event.is_distributed:
-            self._texts.append(event.text)
-
-    def print(self, config: pytest.Config) -> None:
-        """Print all reports."""
-        writer = config.get_terminal_writer()
-        for text in self._texts:
-            writer.line()
-            writer.sep("=", "distributed failure")
-            # pytest escapes a text as a whole, with its line ends, if the terminal cannot encode it.
-            for line in text.split("\n"):
-                writer.line(line)
-
-
 class SessionEvents:
-    """Emits the events of tests, as a plugin of pytest.
+    """Emits the events of tests, as a plugin of pytest; prints distributed failures at the end of the log.
 
     Attributes:
         stream: The stream of the session.
@@ -65,12 +43,8 @@ class SessionEvents:
     ) -> None:
         """Find the stream, or make it, and subscribe the sinks of a session.
 
-        Args:
-            config: Configuration of pytest.
-            spec: What the target asks for.
-            show_line: Prints a line on the terminal if pytest captures nothing.
-            tell: Prints a line on the terminal, also during capture.
-            writes_file: Whether this process writes the event file of the command line.
+        `show_line` prints a line on the terminal if pytest captures nothing, `tell` also during capture. `writes_file`
+        says whether this process writes the event file of the command line.
 
         Raises:
             UsageError: If the file cannot be written.
@@ -79,7 +53,7 @@ class SessionEvents:
         self.stream = EventStream() if given is None else given
         self._is_own = given is None
         self._config = config
-        self._failures = FailureReport()
+        self._failures: list[str] = []
         self._exit_code = int(pytest.ExitCode.INTERNAL_ERROR)
         path: str | None = config.getoption(OPTION)
         self._file = _open(path, config) if path is not None and writes_file else None
@@ -87,7 +61,7 @@ class SessionEvents:
             self.stream.subscribe(self._file, name=f"the event file {path}")
             if self._is_own:
                 self.stream.emit(run_started(spec))
-        self.stream.subscribe(self._failures, TestReported, name="the report of failures")
+        self.stream.subscribe(self._keep_failure, TestReported, name="the report of failures")
         if not hasattr(config, "workerinput"):
             if self._is_own:
                 self.stream.warn = tell
@@ -107,7 +81,20 @@ class SessionEvents:
             except OSError as error:
                 self.stream.warn(f"dist_testing: the event file is not complete: {error}")
         if not hasattr(self._config, "workerinput"):
-            self._failures.print(self._config)
+            self._print_failures()
+
+    def _keep_failure(self, event: TestReported) -> None:
+        if event.is_distributed:
+            self._failures.append(event.text)
+
+    def _print_failures(self) -> None:
+        writer = self._config.get_terminal_writer()
+        for text in self._failures:
+            writer.line()
+            writer.sep("=", "distributed failure")
+            # pytest escapes a text as a whole, with its line ends, if the terminal cannot encode it.
+            for line in text.split("\n"):
+                writer.line(line)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_finish(self, session: pytest.Session) -> None:

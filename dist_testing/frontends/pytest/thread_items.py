@@ -64,12 +64,7 @@ class ThreadItems:
     """Makes items for threads. It changes the session for good: the process runs only threads from then on."""
 
     def __init__(self, config: pytest.Config, session: pytest.Session) -> None:
-        """Make pytest use the calling thread's state.
-
-        Args:
-            config: Config of the session.
-            session: The session with the items.
-        """
+        """Make pytest use the calling thread's state."""
         self._own = _Own()
         internals: Any = session
         internals._setupstate = _SetupStateOfThread(self._own)
@@ -84,11 +79,7 @@ class ThreadItems:
                 config.pluginmanager.unregister(name=name)
 
     def own(self, item: pytest.Item) -> pytest.Item:
-        """Return the calling thread's own copy of an item; call it once per thread.
-
-        Args:
-            item: The collected item.
-        """
+        """Return the calling thread's own copy of a collected item; call it once per thread."""
         mine: Any = copy.copy(item)
         mine.config = copy.copy(item.config)
         if hasattr(item.config, "_tmp_path_factory"):
