@@ -23,7 +23,7 @@ from dist_testing.frontends.pytest.internals import (
     evaluate_skip_marks,
     evaluate_xfail_marks,
 )
-from dist_testing.frontends.warned import warnings_of
+from dist_testing.frontends.session import warnings_of
 from dist_testing.launch.isolation import isolation_named
 from dist_testing.outcomes import Cause, Status
 from dist_testing.spec import Spec

@@ -178,8 +178,7 @@ class ContinuousCase(WorldCase):
             keeps_groups=True,
             keeps_state=bool(self.keeps_state),
         )
-        result = self._wait_for_ranks()
-        self._judge(result, result.verdict)
+        self._judge(self._wait_for_ranks())
 
     def _wanted_world_size(self) -> object:
         size: object = self.world_size

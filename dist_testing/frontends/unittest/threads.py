@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import queue
 import threading
-import unittest
 from collections import ChainMap
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,7 +21,6 @@ from dist_testing.frontends.unittest.on_rank import RankPipe, seed_generators
 from dist_testing.frontends.unittest.plain import current_session
 from dist_testing.frontends.unittest.world_case import WorldCase, default_world_size
 from dist_testing.launch.isolation import THREAD
-from dist_testing.outcomes import Status
 from dist_testing.rank.reporter import Reporter
 from dist_testing.threaded import BACKEND
 
@@ -179,12 +177,7 @@ class ThreadCase(WorldCase):
             unittest.SkipTest: If the ranks agree on a skip.
             CaseFailedError: If the test failed; its text is the report.
         """
-        result: CaseResult = failed_ranks
-        match result.verdict.status:
-            case Status.SKIPPED:
-                raise unittest.SkipTest(result.verdict.reason)
-            case Status.FAILED:
-                raise CaseFailedError(current_session().failure_report(result), result)
+        current_session().judge(failed_ranks)
 
     @classmethod
     def _run(cls, test_name: str, rank: int, world_size: int, **kwargs: Any) -> None:

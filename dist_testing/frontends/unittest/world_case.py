@@ -23,15 +23,13 @@ from dist_testing.engine.running_case import RunningCase
 from dist_testing.engine.running_world import check_world_size
 from dist_testing.errors import DistTestingError, PromiseError, UsageError
 from dist_testing.frontends.requirements.decision import unmet_requirement
-from dist_testing.frontends.session import Session
+from dist_testing.frontends.session import Session, warnings_of
 from dist_testing.frontends.unittest.exits import declared_exits
 from dist_testing.frontends.unittest.lookup import class_name
 from dist_testing.frontends.unittest.messages import UNITTEST_CASES, UnittestCase
 from dist_testing.frontends.unittest.on_rank import RankPipe
 from dist_testing.frontends.unittest.plain import current_session
-from dist_testing.frontends.warned import warnings_of
 from dist_testing.launch.isolation import Isolation, Reuse, isolation_named, isolation_names
-from dist_testing.outcomes import Status, Verdict
 from dist_testing.rank.bootstrap import FAILED_EXIT_CODE
 from dist_testing.skips import is_about_hardware
 
@@ -231,19 +229,13 @@ class WorldCase(unittest.TestCase):
             running, self._running = self._running, None
             current_session().engine.abandon(running)
 
-    def _judge(self, result: CaseResult, verdict: Verdict) -> None:
-        """Report the ranks' verdict to unittest.
-
-        Raises:
-            unittest.SkipTest: If all ranks skip for the same reason.
-            CaseFailedError: If the test failed; its text is the report.
-        """
-        match verdict.status:
-            case Status.SKIPPED:
-                self.skipTest(verdict.reason)
-            case Status.FAILED:
-                self._expect_nothing_but_failures(result)
-                raise CaseFailedError(current_session().failure_report(result), result)
+    def _judge(self, result: CaseResult) -> None:
+        """Report the ranks' verdict to unittest; see `Session.judge`."""
+        try:
+            current_session().judge(result)
+        except CaseFailedError:
+            self._expect_nothing_but_failures(result)
+            raise
 
     def _expect_nothing_but_failures(self, result: CaseResult) -> None:
         # `expectedFailure` means an exception in the method. A crash, a hang or a broken machine is never expected,
