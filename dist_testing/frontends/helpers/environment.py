@@ -18,6 +18,7 @@ __all__ = [
     "cleanup_temp_dir",
     "current_temp_dir",
     "default_timeout",
+    "environment",
     "get_timeout",
     "has_efa",
     "initialize_temp_directories",
@@ -36,7 +37,7 @@ _temp_dirs: list[tempfile.TemporaryDirectory[str]] = []
 
 
 @contextmanager
-def _environment(changes: Mapping[str, str | None]) -> Iterator[None]:
+def environment(changes: Mapping[str, str | None]) -> Iterator[None]:
     """Set variables, or remove those with None; afterwards restore all of them."""
     before = {name: os.environ.get(name) for name in changes}
     _apply(changes)
@@ -62,13 +63,7 @@ def with_nccl_blocking_wait(func: _Function) -> _Function:
     Args:
         func: The test.
     """
-
-    @functools.wraps(func)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        with _environment({"TORCH_NCCL_BLOCKING_WAIT": "1", "TORCH_NCCL_ASYNC_ERROR_HANDLING": None}):
-            return func(*args, **kwargs)
-
-    return cast(_Function, wrapper)
+    return environment({"TORCH_NCCL_BLOCKING_WAIT": "1", "TORCH_NCCL_ASYNC_ERROR_HANDLING": None})(func)
 
 
 def with_dist_debug_levels(levels: Iterable[str]) -> Callable[[_Function], _Function]:
@@ -91,7 +86,7 @@ def with_dist_debug_levels(levels: Iterable[str]) -> Callable[[_Function], _Func
             result = None
             try:
                 for level in every:
-                    with _environment({_DEBUG_LEVEL: level}):
+                    with environment({_DEBUG_LEVEL: level}):
                         set_debug_level_from_env()
                         result = func(*args, **kwargs)
                         if dist.is_initialized():

@@ -112,13 +112,12 @@ def nccl_skip_if_lt_x_gpu(backend: str, x: int) -> Callable[[_Function], _Functi
         UsageError: If `x` is not such a number.
     """
     check_count(f"nccl_skip_if_lt_x_gpu({backend!r}, x)", x, "GPUs")
-    return requirement(
-        lambda environment: gpus_reason(x) if _uses_nccl(backend) and _cuda_count() < x else None,
-    )
 
+    def decide(environment: Mapping[str, str]) -> str | None:
+        uses_nccl = any_declared(backend, lambda declared: declared.uses_nccl)
+        return gpus_reason(x) if uses_nccl and _cuda_count() < x else None
 
-def _uses_nccl(backend: str) -> bool:
-    return any_declared(backend, lambda declared: declared.uses_nccl)
+    return requirement(decide)
 
 
 def require_n_gpus_for_nccl_backend(n: int, backend: str) -> Callable[[_Function], _Function]:
@@ -192,7 +191,6 @@ def init_multigpu_helper(world_size: int, backend: str) -> dict[int, list[int]]:
     Returns:
         Rank to the list of its accelerators' indices: one each, or none if there are fewer accelerators than ranks.
     """
-    count = accelerator_count()
+    has_enough = accelerator_count() >= world_size
     # As in torch, whose suites rely on the first index being the rank.
-    each = 1 if count >= world_size else 0
-    return {rank: list(range(rank * each, (rank + 1) * each)) for rank in range(world_size)}
+    return {rank: [rank] if has_enough else [] for rank in range(world_size)}
