@@ -56,11 +56,7 @@ class UnittestRankFrontEnd:
     """
 
     def __init__(self, *, shows_locals: bool = False) -> None:
-        """Make the front end of one rank.
-
-        Args:
-            shows_locals: Whether tracebacks show local variables, also if the runner's result does not ask for them.
-        """
+        # Whether tracebacks show local variables, also if the runner's result does not ask for them.
         self._shows_locals = shows_locals
         self._rank = -1
         self._destroys_groups = True
@@ -75,12 +71,7 @@ class UnittestRankFrontEnd:
         cls._open_rank(start.rank, start.request.size, start.request.directory)
 
     def run(self, body: CaseBody, reporter: Reporter) -> None:
-        """Make the instance anew and run the method.
-
-        Args:
-            body: The message of `WorldCase`.
-            reporter: Sends the outcomes.
-        """
+        """Make the instance anew and run the method."""
         reporter.phase("setup")
         case = UNITTEST_CASES.from_wire(body.content)
         cls = find_class(case.cls)
@@ -108,18 +99,13 @@ class RankPipe:
     """The way from a test to the runner: a class's `_run` receives it and passes it on to `run_test`."""
 
     def __init__(self, reporter: Reporter, *, exit_0_passes: bool, tb_locals: bool, seeds: bool = True) -> None:
-        """Make the pipe of one test.
-
-        Args:
-            reporter: Sends the outcomes.
-            exit_0_passes: Whether `sys.exit(0)` in the test is a pass.
-            tb_locals: Whether tracebacks show local variables.
-            seeds: Whether the rank has its own random generators, which this seeds for the test.
-        """
         self._reporter = reporter
-        self._seeds = seeds
+        # Whether `sys.exit(0)` in the test is a pass.
         self._exit_0_passes = exit_0_passes
+        # Whether tracebacks show local variables.
         self._tb_locals = tb_locals
+        # Whether the rank has its own random generators, which the pipe seeds for the test.
+        self._seeds = seeds
         self.has_run = False
         self.has_passed = False
         self.destroys_groups = True

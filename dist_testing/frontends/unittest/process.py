@@ -133,11 +133,7 @@ class ProcessCase(WorldCase):
         self.processes = [RankHandle(running, rank) for rank in range(running.case.world_size)]
 
     def _join_processes(self, fn: Callable[[], Any]) -> None:
-        """Wait for the ranks, in the runner, and judge the test.
-
-        Args:
-            fn: The test method.
-        """
+        """Wait for the ranks, in the runner, and judge the test, whose method is `fn`."""
         if not self.processes:
             self._spawn_processes()
         if self._running is None:
@@ -178,18 +174,13 @@ class ProcessCase(WorldCase):
             self._judge(result)
 
     def _check_no_test_errors(self, elapsed_time: float) -> None:
-        """Fail if a rank raised or did not end; any exit code is a pass. For classes that check codes themselves.
-
-        Args:
-            elapsed_time: Duration of the test in seconds.
-        """
+        """Fail if a rank raised or did not end; any exit code is a pass. For classes that check codes themselves."""
         if self._result is not None:
             self._judge_forgiving(self._result, None)
 
     def _judge_special(self, result: CaseResult, required: int) -> None:
-        first = exit_code(result.outcomes[0])
         self._judge_forgiving(result, required)
-        if first != required:
+        if (first := exit_code(result.outcomes[0])) != required:
             self.fail(
                 f"{self.id()}: rank 0 ended by {exit_name(first)}; expected {exit_name(required)}.\n"
                 "special_return_code_checks of the class requires it."
@@ -211,15 +202,7 @@ class ProcessCase(WorldCase):
 
     @classmethod
     def _run(cls, rank: int, test_name: str, file_name: str, parent_pipe: RankPipe, **kwargs: Any) -> None:
-        """Make the instance and run its test, on a rank.
-
-        Args:
-            rank: This rank.
-            test_name: Name of the method.
-            file_name: The file that the ranks share.
-            parent_pipe: The argument for `run_test`.
-            **kwargs: Settings of other libraries' classes.
-        """
+        """Make the instance and run its test, on a rank; `kwargs` are settings of other libraries' classes."""
         self = cls(test_name)
         self.rank = rank
         self.file_name = file_name

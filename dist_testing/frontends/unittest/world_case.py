@@ -13,7 +13,7 @@ import types
 import unittest
 import warnings
 from collections.abc import Callable
-from typing import Any, ClassVar, NoReturn, cast
+from typing import Any, ClassVar, NoReturn
 
 from dist_testing.budget import MAX_TIMEOUT_S
 from dist_testing.case import Case, CaseBody, CaseFailedError, CaseResult
@@ -23,7 +23,7 @@ from dist_testing.engine.running_case import RunningCase
 from dist_testing.engine.running_world import check_world_size
 from dist_testing.errors import DistTestingError, PromiseError, UsageError
 from dist_testing.frontends.requirements.decision import unmet_requirement
-from dist_testing.frontends.session import Session, warnings_of
+from dist_testing.frontends.session import warnings_of
 from dist_testing.frontends.unittest.exits import declared_exits
 from dist_testing.frontends.unittest.lookup import class_name
 from dist_testing.frontends.unittest.messages import UNITTEST_CASES, UnittestCase
@@ -108,20 +108,12 @@ class WorldCase(unittest.TestCase):
         """Runs on every rank after the method, also if the method failed. Does nothing by default."""
 
     def run(self, result: unittest.TestResult | None = None) -> unittest.TestResult | None:
-        """Run the test, in the runner. The ranks get the result's setting for local variables in tracebacks.
-
-        Args:
-            result: As for `unittest.TestCase.run`.
-        """
+        """Run the test, in the runner. The ranks get the result's setting for local variables in tracebacks."""
         self._shows_locals = bool(getattr(result, "tb_locals", False))
         return super().run(result)
 
     def join_or_run(self, fn: Callable[[], Any]) -> Callable[[], Any]:
-        """Return the replacement of a test method: in the runner it waits for the ranks, on a rank it calls the method.
-
-        Args:
-            fn: The test method, bound.
-        """
+        """Return the replacement of a bound test method: it waits for the ranks, or, on a rank, calls the method."""
 
         @functools.wraps(fn)
         def wrapper(self: WorldCase) -> Any:
@@ -172,15 +164,8 @@ class WorldCase(unittest.TestCase):
         environment = os.environ | {"WORLD_SIZE": str(size)}
         if method and (unmet := unmet_requirement(method, environment)):
             self._skip_or_fail(unmet, max(spec.world_sizes))
-        try:
-            world_size = self._checked_size(session, size)
-            timeout_s = self._checked_timeout(session)
-            how = self._checked_isolation(session, isolation)
-            self._check_method(method)
-            session.check_not_attached(self.id())
-        except DistTestingError as error:
-            # The text is for the user; a traceback through this library does not help.
-            raise error.with_traceback(None) from None
+        session.check_not_attached(self.id())
+        world_size, timeout_s, how = self._checked(method, size, isolation)
         if missing := missing_need(spec, world_size) or lacking:
             self._skip_or_fail(missing, world_size)
         cls = type(self)
@@ -247,22 +232,36 @@ class WorldCase(unittest.TestCase):
         if (outcome := self._outcome) is not None:  # type: ignore[attr-defined]  # unittest's own, not in typeshed
             outcome.expecting_failure = False
 
-    def _checked_size(self, session: Session, size: object) -> int:
-        """Return the size as a number; torch's suites also give it as a text."""
+    def _checked(self, method: object, size: object, isolation: object) -> tuple[int, float, Isolation]:
+        """Return the world size, the limit in seconds and the isolation of a test.
+
+        Raises:
+            UsageError: If one of them is impossible, the world is larger than declared, or the method cannot run on
+                ranks.
+        """
+        try:
+            self._check_method(method)
+            return self._checked_size(size), self._checked_timeout(), self._checked_isolation(isolation)
+        except DistTestingError as error:
+            # The text is for the user; a traceback through this library does not help.
+            raise error.with_traceback(None) from None
+
+    def _checked_size(self, size: object) -> int:
+        # torch's suites also give it as a text.
         if isinstance(size, str) and size.isascii() and size.isdecimal():
             size = int(size)
         world_size = check_world_size(self.id(), size)
-        session.check_declared(self.id(), world_size)
+        current_session().check_declared(self.id(), world_size)
         return world_size
 
-    def _checked_timeout(self, session: Session) -> float:
-        timeout_s: object = self.case_timeout_s if self.case_timeout_s is not None else session.timeout_s
-        if type(timeout_s) not in (int, float) or not 0 < cast(float, timeout_s) <= MAX_TIMEOUT_S:
-            raise self._wrong("case_timeout_s", timeout_s, f"a number of seconds above 0, up to {MAX_TIMEOUT_S}")
-        return float(cast(float, timeout_s))
+    def _checked_timeout(self) -> float:
+        value: object = self.case_timeout_s if self.case_timeout_s is not None else current_session().timeout_s
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= MAX_TIMEOUT_S:
+            raise self._wrong("case_timeout_s", value, f"a number of seconds above 0, up to {MAX_TIMEOUT_S}")
+        return float(value)
 
-    def _checked_isolation(self, session: Session, name: object) -> Isolation:
-        name = name or session.engine.spec.isolation
+    def _checked_isolation(self, name: object) -> Isolation:
+        name = name or current_session().engine.spec.isolation
         if name not in isolation_names():
             raise self._wrong("isolation", name, f"one of {', '.join(isolation_names())}")
         isolation = isolation_named(str(name))
@@ -293,23 +292,11 @@ class WorldCase(unittest.TestCase):
 
     @classmethod
     def _open_rank(cls, rank: int, world_size: int, directory: str) -> None:
-        """Make, once per rank, the objects that the tests of this class share there.
-
-        Args:
-            rank: This rank.
-            world_size: Ranks in the world.
-            directory: The world's folder, which all ranks share.
-        """
+        """Make, once per rank, the objects that the tests of this class share. All ranks share the `directory`."""
 
     @classmethod
     def _run_on_rank(cls, rank: int, case: UnittestCase, pipe: RankPipe) -> None:
-        """On a rank: make an instance and have it run its method.
-
-        Args:
-            rank: This rank.
-            case: The message of the runner; see `_ask_for_ranks`.
-            pipe: Runs the method.
-        """
+        """On a rank: make an instance and have it run its method by the pipe."""
         raise NotImplementedError
 
 
