@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from dist_testing.attach.rank_info import RankInfo
 from dist_testing.case import CaseFailedError, CaseResult
 from dist_testing.engine.engine import Engine
-from dist_testing.engine.report import failure_report
-from dist_testing.errors import UsageError
+from dist_testing.engine.report import failure_report, missing_hardware
+from dist_testing.errors import PromiseError, UsageError
 from dist_testing.outcomes import Status
+from dist_testing.skips import is_about_hardware
 
 __all__ = ["Session", "current_session", "open_session", "started_by", "warnings_of"]
 
@@ -64,6 +65,16 @@ class Session:
                 is_of_program = _program[0] and test != result.case.name
                 reproduce = f"{_program[0]} {shlex.quote(test)}" if is_of_program else ""
                 raise error(failure_report(result, target=self.engine.spec.target, reproduce=reproduce), result)
+
+    def promise_error(self, name: str, missing: str, world_size: int) -> PromiseError | None:
+        """Return the error of a case that lacks something; None if the case is skipped.
+
+        It is an error to lack hardware that the configuration promises, or any hardware with `fail_on_missing`.
+        """
+        promised = self.engine.spec.promises(world_size)
+        if not (is_about_hardware(missing) and (promised or self.fail_on_missing)):
+            return None
+        return PromiseError(missing_hardware(name, self.engine.spec, missing, promised=promised))
 
     def check_not_attached(self, name: str) -> None:
         """Refuse to make a world in each process of an existing one.

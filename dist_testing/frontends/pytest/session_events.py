@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,19 +32,13 @@ class SessionEvents:
         stream: The stream of the session.
     """
 
-    def __init__(
-        self,
-        config: pytest.Config,
-        spec: Spec,
-        *,
-        show_line: Callable[[str], None],
-        tell: Callable[[str], None],
-        writes_file: bool,
-    ) -> None:
+    def __init__(self, config: pytest.Config, spec: Spec, *, writes_file: bool) -> None:
         """Find the stream, or make it, and subscribe the sinks of a session.
 
-        `show_line` prints a line on the terminal if pytest captures nothing, `tell` also during capture. `writes_file`
-        says whether this process writes the event file of the command line.
+        Args:
+            config: Config of the session.
+            spec: What the target asks for.
+            writes_file: Whether this process writes the event file of the command line.
 
         Raises:
             UsageError: If the file cannot be written.
@@ -64,12 +58,26 @@ class SessionEvents:
         self.stream.subscribe(self._keep_failure, TestReported, name="the report of failures")
         if not hasattr(config, "workerinput"):
             if self._is_own:
-                self.stream.warn = tell
+                self.stream.warn = self.tell
             if config.getoption("capture", "no") == "no":
-                self.stream.subscribe(
-                    lambda event: show_line(f"[rank {event.rank}] {event.line}"), RankOutput, name="the ranks' output"
-                )
+                self.stream.subscribe(self._show_output, RankOutput, name="the ranks' output")
         config.pluginmanager.register(self)
+
+    def tell(self, line: str) -> None:
+        """Print a line at once, also inside a unittest class, whose output pytest captures."""
+        capture: Any = self._config.pluginmanager.getplugin("capturemanager")
+        with capture.global_and_fixture_disabled() if capture is not None else contextlib.nullcontext():
+            self._show_line(line)
+
+    def _show_output(self, event: RankOutput) -> None:
+        self._show_line(f"[rank {event.rank}] {event.line}")
+
+    def _show_line(self, line: str) -> None:
+        """Print a line below the unfinished line of pytest."""
+        reporter: Any = self._config.pluginmanager.getplugin("terminalreporter")
+        reporter.ensure_newline()
+        reporter._tw.line(line)
+        reporter._tw.flush()
 
     def end(self) -> None:
         """Emit the last event, close the event file, and print the failures at the end of the log."""

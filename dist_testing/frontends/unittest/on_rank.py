@@ -173,8 +173,7 @@ class _RankResult(unittest.TestResult):
     def addError(self, test: unittest.TestCase, err: _ExcInfo) -> None:
         self._report(test, err)
 
-    def addFailure(self, test: unittest.TestCase, err: _ExcInfo) -> None:
-        self._report(test, err)
+    addFailure = addError
 
     def addSubTest(self, test: unittest.TestCase, subtest: unittest.TestCase, err: _ExcInfo | None) -> None:
         if err is not None:

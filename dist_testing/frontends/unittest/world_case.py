@@ -18,10 +18,9 @@ from typing import Any, ClassVar, NoReturn
 from dist_testing.budget import MAX_TIMEOUT_S
 from dist_testing.case import Case, CaseBody, CaseFailedError, CaseResult
 from dist_testing.engine.needs import missing_need
-from dist_testing.engine.report import missing_hardware
 from dist_testing.engine.running_case import RunningCase
 from dist_testing.engine.running_world import check_world_size
-from dist_testing.errors import DistTestingError, PromiseError, UsageError
+from dist_testing.errors import DistTestingError, UsageError
 from dist_testing.frontends.requirements.decision import unmet_requirement
 from dist_testing.frontends.session import warnings_of
 from dist_testing.frontends.unittest.exits import declared_exits
@@ -31,7 +30,6 @@ from dist_testing.frontends.unittest.on_rank import RankPipe
 from dist_testing.frontends.unittest.plain import current_session
 from dist_testing.launch.isolation import Isolation, Reuse, isolation_named, isolation_names
 from dist_testing.rank.bootstrap import FAILED_EXIT_CODE
-from dist_testing.skips import is_about_hardware
 
 __all__ = ["WorldCase", "default_world_size"]
 
@@ -193,12 +191,9 @@ class WorldCase(unittest.TestCase):
 
     def _skip_or_fail(self, missing: str, world_size: int) -> NoReturn:
         """Skip the test for something missing; fail if it is hardware that is promised, or that may not be missing."""
-        session = current_session()
-        spec = session.engine.spec
-        promised = spec.promises(world_size)
-        if is_about_hardware(missing) and (promised or session.fail_on_missing):
+        if (error := current_session().promise_error(self.id(), missing, world_size)) is not None:
             self._expect_no_failure()
-            raise PromiseError(missing_hardware(self.id(), spec, missing, promised=promised))
+            raise error
         self.skipTest(missing)
 
     def _wait_for_ranks(self) -> CaseResult:
