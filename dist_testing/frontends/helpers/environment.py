@@ -59,9 +59,6 @@ def with_nccl_blocking_wait(func: _Function) -> _Function:
     """Run a test with `TORCH_NCCL_BLOCKING_WAIT` set and `TORCH_NCCL_ASYNC_ERROR_HANDLING` not set.
 
     Both variables are restored afterwards, also when the test fails.
-
-    Args:
-        func: The test.
     """
     return environment({"TORCH_NCCL_BLOCKING_WAIT": "1", "TORCH_NCCL_ASYNC_ERROR_HANDLING": None})(func)
 

@@ -66,11 +66,7 @@ def at_least_x_gpu(x: int) -> bool:
 
 
 def skip_if_no_gpu(func: _Function) -> _Function:
-    """Skip a test without an accelerator, or with fewer accelerators than ranks in the world.
-
-    Args:
-        func: The test.
-    """
+    """Skip a test without an accelerator, or with fewer accelerators than ranks in the world."""
 
     def decide(environment: Mapping[str, str]) -> str | None:
         count = accelerator_count()
@@ -173,11 +169,7 @@ def sm_is_or_higher_than(device: torch.device, major: int, minor: int) -> bool:
 
 
 def requires_ddp_rank(device: str) -> bool:
-    """Return whether DistributedDataParallel uses the rank as the device index on this kind of device.
-
-    Args:
-        device: Kind of device, such as "cuda".
-    """
+    """Return whether DistributedDataParallel uses the rank as the index on a kind of device, such as "cuda"."""
     return device in DDP_RANK_DEVICES
 
 

@@ -33,11 +33,7 @@ def is_rocm() -> bool:
 
 
 def skip_if_rocm_multiprocess(func: _Test) -> _Test:
-    """Skip a test or class if torch was built for ROCm.
-
-    Args:
-        func: The test or class.
-    """
+    """Skip a test or class if torch was built for ROCm."""
     return unittest.skipIf(is_rocm(), TEST_SKIPS["skipIfRocm"].message)(func)
 
 

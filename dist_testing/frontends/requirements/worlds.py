@@ -67,19 +67,12 @@ def skip_if_small_worldsize(func: _Function) -> _Function:
     """Skip a test in a world of one or two ranks, where every rank is a neighbour of every other.
 
     With `BACKEND=mpi` it never skips.
-
-    Args:
-        func: The test.
     """
     return skip_below_world_size(3)(func)
 
 
 def skip_if_odd_worldsize(func: _Function) -> _Function:
-    """Skip a test in a world with an odd number of ranks, unless `BACKEND` is mpi.
-
-    Args:
-        func: The test.
-    """
+    """Skip a test in a world with an odd number of ranks, unless `BACKEND` is mpi."""
     return _skip_unless(lambda size: size % 2 == 0, "odd_worldsize")(func)
 
 
@@ -107,12 +100,7 @@ def requires_world_size(n: int) -> Callable[[_Function], _Function]:
 
 
 def get_required_world_size(obj: unittest.TestCase, default: int) -> int:
-    """Return the world size that `requires_world_size` declares for the test method of an instance.
-
-    Args:
-        obj: The instance of the test class.
-        default: World size of a method without the decorator.
-    """
+    """Return the world size that `requires_world_size` declares for the test method of `obj`; else the default."""
     method = getattr(obj, obj._testMethodName, None)
     size: int = getattr(method, _MARK, default)
     return size

@@ -102,13 +102,7 @@ class TensorComparisons(unittest.TestCase):
             raise self.failureException(msg(text) if callable(msg) else self._formatMessage(msg, text)) from None
 
     def assertNotEqual(self, first: Any, second: Any, msg: _Message = None, **rules: Any) -> None:
-        """Fail if the two values are equal.
-
-        Args:
-            first: Any value.
-            second: Any value.
-            msg: As for `assertEqual`.
-            **rules: The keyword arguments of `assertEqual`.
+        """Fail if the two values are equal; the arguments are those of `assertEqual`.
 
         Raises:
             AssertionError: If they are equal.

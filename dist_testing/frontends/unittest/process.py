@@ -211,10 +211,6 @@ class ProcessCase(WorldCase):
     def run_test(self, test_name: str, parent_pipe: RankPipe) -> None:
         """Run the method between `setUpRank` and `tearDownRank`, on a rank, with freshly seeded random generators.
 
-        Args:
-            test_name: Name of the method.
-            parent_pipe: The argument of `_run`.
-
         Raises:
             SystemExit: If the test did not pass, so that the code after it does not run.
             UsageError: If `_run` has not set the instance's rank.

@@ -72,15 +72,6 @@ class ThreadCase(WorldCase):
     global_store: ClassVar[Store]
 
     def __init__(self, method_name: str = "runTest", methodName: str = "runTest") -> None:
-        """Make the instance for one test method.
-
-        Args:
-            method_name: torch's name for the argument.
-            methodName: unittest's name for it.
-
-        Raises:
-            ValueError: If the class has no such method.
-        """
         super().__init__(method_name if methodName == "runTest" else methodName)
         self.threads: RankThreads | None = None
 
@@ -187,11 +178,6 @@ class ThreadCase(WorldCase):
     def run_test_with_threaded_pg(self, test_name: str, rank: int, world_size: int) -> None:
         """Run the method between `setUpRank` and `tearDownRank`, on a rank, with a default group.
 
-        Args:
-            test_name: Name of the method.
-            rank: This rank.
-            world_size: Ranks in the world.
-
         Raises:
             SystemExit: If the test did not pass, so that the code after it does not run.
         """
@@ -210,12 +196,6 @@ class ThreadCase(WorldCase):
         """Call `assertEqual` on one rank only.
 
         The ranks share a random generator, so each rank draws other numbers.
-
-        Args:
-            x: Any value.
-            y: Any value.
-            msg: As for `assertEqual`.
-            rank: The rank that compares; default: 0.
         """
         if self.rank == rank:
             self.assertEqual(x, y, msg)

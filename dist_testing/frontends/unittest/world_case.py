@@ -54,16 +54,8 @@ class WorldCase(unittest.TestCase):
     TEST_ERROR_EXIT_CODE: ClassVar[int] = FAILED_EXIT_CODE
 
     def __init__(self, methodName: str = "runTest", method_name: str | None = None) -> None:
-        """Make the instance for one test method.
-
-        Args:
-            methodName: unittest's name for the argument.
-            method_name: torch's name for it.
-
-        Raises:
-            ValueError: If the class has no such method.
-        """
-        # Classes pass both on, in torch's order or in unittest's; one of the two then has the default value.
+        # The second name is torch's. Classes pass both on, in torch's order or in unittest's; one then has the default
+        # value.
         name = methodName if method_name in (None, "runTest") else method_name
         super().__init__(name)
         self.rank = self.MAIN_PROCESS_RANK
