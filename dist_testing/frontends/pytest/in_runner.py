@@ -15,7 +15,6 @@ from typing import Any, NoReturn
 
 import pytest
 
-from dist_testing.attach.engine import AttachedEngine
 from dist_testing.attach.rank_info import RankInfo, rank_info_in
 from dist_testing.backends import add_backends
 from dist_testing.budget import Budget
@@ -122,10 +121,7 @@ class RunnerPlugin:
         # By name: the module that collects the tests again imports this one.
         loader = Loader(f"{__package__}.fresh", PYTEST_SESSIONS.to_wire(session).decode())
         if self._rank_info is not None:
-            attached.check_options(config)
-            engine = AttachedEngine(self._spec, budget, self.context, loader, self._rank_info, self.context.as_rank)
-            attached.join(config, self._rank_info, self.context, engine)
-            return engine
+            return attached.make_engine(config, self._spec, budget, self.context, loader, self._rank_info)
         return Engine(self._spec, budget, self.context, loader)
 
     def world_sizes(self, nodeid: str, marker: Distributed) -> tuple[int, ...]:

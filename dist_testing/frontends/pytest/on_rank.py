@@ -25,10 +25,10 @@ from dist_testing.frontends.pytest.internals import (
 )
 from dist_testing.frontends.pytest.messages import PYTEST_CASES
 from dist_testing.frontends.pytest.rank_output import log_to_output, print_warnings, recording_warnings
+from dist_testing.frontends.pytest.reports import skip_reason
 from dist_testing.frontends.pytest.thread_items import REFUSED_FIXTURES, ThreadItems
 from dist_testing.frontends.session import current_session
 from dist_testing.frontends.unittest.on_rank import UnittestRankContext, UnittestRankFrontEnd
-from dist_testing.launch.isolation import FORK
 from dist_testing.process.messages import RankStart
 from dist_testing.rank.bootstrap import RankFrontEnd
 from dist_testing.rank.debugging import debug_by
@@ -43,6 +43,11 @@ __all__ = ["EXPECTED", "PytestRankContext", "PytestRankFrontEnd", "current_world
 
 # Prefix of the reason of a test that called `pytest.xfail`, so that the runner can tell it from a skip.
 EXPECTED = "expected failure: "
+_NO_LOG_CAPTURE = (
+    "A rank calls request.getfixturevalue for `caplog`, but pytest's log capture is off.\n"
+    "It is on only if a collected test, or a fixture of one, names `caplog` as an argument.\n"
+    "Name it as an argument."
+)
 
 
 class _ThisRank(threading.local):
@@ -103,7 +108,7 @@ class PytestRankContext:
         if not any("caplog" in getattr(item, "fixturenames", ()) for item in self._items.values()):
             # The plugin adds handlers to each of torch's 42 loggers, three times per test.
             config.pluginmanager.unregister(name="logging-plugin")
-            self._reporting.has_caplog = False
+            self._reporting.refused = {"caplog": _NO_LOG_CAPTURE}
 
     @contextlib.contextmanager
     def as_rank(self) -> Iterator[None]:
@@ -249,23 +254,13 @@ class _UnittestInPytest(UnittestRankFrontEnd):
 class _RankReporting:
     """A pytest plugin that reports phases and outcomes to the runner."""
 
-    has_caplog = True
+    # Fixture to the error of a rank that uses it.
     refused: Mapping[str, str] = {}
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any]) -> None:
-        if reason := self.refused.get(fixturedef.argname):
-            raise UsageError(
-                f"A rank that is a thread uses the fixture `{fixturedef.argname}`.\n"
-                f"{reason}\n"
-                f'Give the test ranks that are processes: isolation="{FORK.name}" and a backend for them.'
-            )
-        if fixturedef.argname == "caplog" and not self.has_caplog:
-            raise UsageError(
-                "A rank calls request.getfixturevalue for `caplog`, but pytest's log capture is off.\n"
-                "It is on only if a collected test, or a fixture of one, names `caplog` as an argument.\n"
-                "Name it as an argument."
-            )
+        if (text := self.refused.get(fixturedef.argname)) is not None:
+            raise UsageError(text)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self) -> None:
@@ -330,10 +325,8 @@ def _report_without_exception(report: pytest.TestReport) -> None:
 def _report_skip(report: pytest.TestReport) -> None:
     if hasattr(report, "wasxfail"):
         _this.reporter.skipped(f"{EXPECTED}{report.wasxfail}")
-        return
-    # A skip's representation is (file, line, "Skipped: reason").
-    text = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
-    _this.reporter.skipped(text.removeprefix("Skipped: "))
+    else:
+        _this.reporter.skipped(skip_reason(report))
 
 
 def _capture_nothing(config: pytest.Config) -> None:

@@ -44,6 +44,7 @@ __all__ = [
     "point_to_end",
     "properties",
     "skip_mark",
+    "skip_reason",
     "skipped",
     "xfail_mark",
 ]
@@ -85,6 +86,13 @@ def skip_mark(item: pytest.Item) -> str | None:
     except (pytest.fail.Exception, TypeError) as error:
         raise _unjudged(item, error) from error
     return skip.reason if skip is not None else None
+
+
+def skip_reason(report: pytest.TestReport | pytest.CollectReport) -> str:
+    """Return the reason in a report of a skip."""
+    # Its representation is (file, line, "Skipped: reason"), or a text that a hook has set.
+    text = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+    return text.removeprefix("Skipped: ")
 
 
 def xfail_mark(item: pytest.Item) -> Xfail | None:

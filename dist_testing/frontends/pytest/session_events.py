@@ -15,6 +15,7 @@ from dist_testing.events.cases import RankOutput
 from dist_testing.events.file import EventFile
 from dist_testing.events.runs import RunEnded, TestBegan, TestEnded, TestReported, TestsCollected
 from dist_testing.events.stream import EventStream
+from dist_testing.frontends.pytest.reports import skip_reason
 from dist_testing.spec import Spec
 
 __all__ = ["EVENTS_KEY", "OPTION", "SessionEvents"]
@@ -22,7 +23,6 @@ __all__ = ["EVENTS_KEY", "OPTION", "SessionEvents"]
 # The Bazel main sets this, because its own sinks need the events of the session, too.
 EVENTS_KEY = pytest.StashKey[EventStream]()
 OPTION = "--dist-events"
-_SKIPPED = "Skipped: "
 
 
 class SessionEvents:
@@ -170,8 +170,7 @@ def _reported(report: pytest.TestReport | pytest.CollectReport, when: str, durat
         outcome = "xfailed" if report.skipped else "xpassed"
         message = expected
     elif report.skipped:
-        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
-        message = reason.removeprefix(_SKIPPED)
+        message = skip_reason(report)
     properties = tuple(getattr(report, "user_properties", ()))
     return TestReported(
         time.monotonic(), report.nodeid, when, outcome, duration_s, message, text, own is not None, properties

@@ -17,6 +17,7 @@ import pytest
 
 from dist_testing.errors import CollectiveError
 from dist_testing.frontends.pytest.internals import SetupState, runner_module
+from dist_testing.launch.isolation import FORK
 
 __all__ = ["REFUSED_FIXTURES", "ThreadItems"]
 
@@ -24,11 +25,18 @@ _Definitions = Sequence[pytest.FixtureDef[Any]]
 
 _OUTPUT = "It captures the output of the whole process, and all ranks share one process."
 # Fixture to the reason why ranks that are threads cannot use it.
-REFUSED_FIXTURES = {
+_REASONS = {
     **dict.fromkeys(("capsys", "capsysbinary", "capteesys", "capfd", "capfdbinary"), _OUTPUT),
     "caplog": "It captures the log records of the whole process, and all ranks share one process.",
     "recwarn": "It records the warnings of the whole process, and all ranks share one process.",
     "monkeypatch": "It changes the process that all ranks share, and each rank would undo changes of another one.",
+}
+# Fixture to the text of the error.
+REFUSED_FIXTURES = {
+    name: f"A rank that is a thread uses the fixture `{name}`.\n"
+    f"{reason}\n"
+    f'Give the test ranks that are processes: isolation="{FORK.name}" and a backend for them.'
+    for name, reason in _REASONS.items()
 }
 
 

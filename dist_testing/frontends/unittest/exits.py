@@ -30,10 +30,9 @@ def expected_exits(exits: Mapping[int, int]) -> Callable[[_Function], _Function]
     Raises:
         UsageError: If `exits` is not such a table, or empty.
     """
-    if (
-        not isinstance(exits, Mapping)
-        or not exits
-        or not all(isinstance(rank, int) and rank >= 0 and _can_be(code) for rank, code in exits.items())
+    if not (isinstance(exits, Mapping) and exits) or not all(
+        isinstance(rank, int) and rank >= 0 and isinstance(code, int) and -signal.NSIG < code <= 255
+        for rank, code in exits.items()
     ):
         raise UsageError(
             f"@expected_exits({exits!r}): expected a table of one or more ranks, each with an exit code.\n"
@@ -46,10 +45,6 @@ def expected_exits(exits: Mapping[int, int]) -> Callable[[_Function], _Function]
         return function
 
     return decorator
-
-
-def _can_be(code: object) -> bool:
-    return isinstance(code, int) and -signal.NSIG < code <= 255
 
 
 def declared_exits(function: Callable[..., Any]) -> Mapping[int, int]:
