@@ -28,6 +28,8 @@ from dist_testing.frontends.pytest.rank_output import log_to_output, print_warni
 from dist_testing.frontends.pytest.reports import skip_reason
 from dist_testing.frontends.pytest.thread_items import REFUSED_FIXTURES, ThreadItems
 from dist_testing.frontends.session import current_session
+from dist_testing.frontends.unittest.lookup import find_class
+from dist_testing.frontends.unittest.messages import UNITTEST_CASES
 from dist_testing.frontends.unittest.on_rank import UnittestRankContext, UnittestRankFrontEnd
 from dist_testing.process.messages import RankStart
 from dist_testing.rank.bootstrap import RankFrontEnd
@@ -133,14 +135,9 @@ class PytestRankContext:
     def front_end(self, body: CaseBody) -> RankFrontEnd:
         """Return pytest's, or unittest's for a method of a unittest class, which brings its own rules."""
         if body.front_end == "unittest":
-            return _UnittestInPytest(next(iter(self._items.values())))
+            return _UnittestInPytest(self._config, self._items)
         if (nodeid := PYTEST_CASES.from_wire(body.content).nodeid) not in self._items:
-            text = (
-                f"This rank has not collected {nodeid}.\n"
-                "The test files, or modules that they import, differ from the runner's.\n"
-                "Give all ranks the same files, and collect the same tests in every process."
-            )
-            raise UsageError("\n".join([text, *self.collection_errors]))
+            raise _not_collected(nodeid, self.collection_errors)
         return PytestRankFrontEnd(self._config, self._items, stays=self._is_attached)
 
     def thread_front_ends(self, body: CaseBody, world_size: int) -> Sequence[RankFrontEnd]:
@@ -161,6 +158,15 @@ class PytestRankContext:
         ]
         self._thread_cases += 1
         return front_ends
+
+
+def _not_collected(name: str, errors: Sequence[str] = ()) -> UsageError:
+    text = (
+        f"This rank has not collected {name}.\n"
+        "The test files, or modules that they import, differ from the runner's.\n"
+        "Give all ranks the same files, and collect the same tests in every process."
+    )
+    return UsageError("\n".join([text, *errors]))
 
 
 # Replaces the hook `pytest_runtest_protocol`, which is not called on ranks: it adds details such as a diff to `assert`.
@@ -241,13 +247,20 @@ class PytestRankFrontEnd:
 class _UnittestInPytest(UnittestRankFrontEnd):
     """The unittest front end on a rank of a pytest session."""
 
-    def __init__(self, any_item: pytest.Item) -> None:
-        super().__init__(shows_locals=bool(any_item.config.option.showlocals))
-        self._item = any_item
+    def __init__(self, config: pytest.Config, items: Mapping[str, pytest.Item]) -> None:
+        super().__init__(shows_locals=bool(config.option.showlocals))
+        self._config = config
+        self._items = items
 
     def run(self, body: CaseBody, reporter: Reporter) -> None:
         """Run a method, with pytest's warnings."""
-        with recording_warnings(self._item.config, reporter), explain_assertions(self._item):
+        case = UNITTEST_CASES.from_wire(body.content)
+        cls = find_class(case.cls)
+        methods = [item for item in self._items.values() if isinstance(item, TestCaseFunction) and item.cls is cls]
+        item = next((item for item in methods if item.name == case.method), None)
+        if item is None:
+            raise _not_collected(f"{cls.__qualname__}.{case.method}")
+        with recording_warnings(self._config, reporter, item), explain_assertions(item):
             super().run(body, reporter)
 
 

@@ -26,6 +26,8 @@ __unittest = True
 
 # torch's value for a class that sets no world_size.
 _UNSET = -2
+# unittest's own programs end with it if they run no test, from Python 3.12 on.
+_NO_TESTS_EXIT_CODE = 5
 # File in the world's folder, which all ranks share, and which is new for each world.
 _RENDEZVOUS = "rendezvous"
 
@@ -130,7 +132,7 @@ class ContinuousCase(WorldCase):
 
         Raises:
             UsageError: If `rank` is not below `world_size`.
-            SystemExit: At the end: 0 if all tests passed, else 1.
+            SystemExit: At the end: 0 if all tests passed, 5 if there was no test to run, else 1.
         """
         if not 0 <= rank < world_size:
             raise UsageError(
@@ -140,8 +142,10 @@ class ContinuousCase(WorldCase):
             )
         cls.rank, cls.world_size, cls.rdvz_file = rank, world_size, rdvz_file
         cls._is_attached = True
-        program = unittest.main(testLoader=_LoaderOf(cls), exit=False)
-        raise SystemExit(not program.result.wasSuccessful())
+        result = unittest.main(testLoader=_LoaderOf(cls), exit=False).result
+        if not (result.testsRun or result.skipped):
+            raise SystemExit(_NO_TESTS_EXIT_CODE)
+        raise SystemExit(not result.wasSuccessful())
 
     @classmethod
     def setUpClass(cls) -> None:

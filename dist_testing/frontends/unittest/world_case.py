@@ -192,8 +192,11 @@ class WorldCase(unittest.TestCase):
         running, self._running = self._running, None
         assert running is not None
         result = current_session().engine.finish(running)
-        for warning in warnings_of(result):
-            warnings.warn_explicit(str(warning.message), warning.category, warning.filename, warning.lineno)
+        with warnings.catch_warnings():
+            # The ranks have applied the filters. Here they could turn a warning into an error, in place of the verdict.
+            warnings.simplefilter("always")
+            for warning in warnings_of(result):
+                warnings.warn_explicit(str(warning.message), warning.category, warning.filename, warning.lineno)
         return result
 
     def _stop_ranks(self) -> None:
