@@ -177,16 +177,12 @@ def current_temp_dir() -> tempfile.TemporaryDirectory[str] | None:
 def has_efa() -> bool:
     """Return whether libfabric finds an Elastic Fabric Adapter.
 
-    Runs `fi_info -p efa -t FI_EP_RDM` once per process; False if there is no `fi_info`.
+    Runs `fi_info -p efa -t FI_EP_RDM` once per process; False if `fi_info` cannot be run.
     """
+    command = ["fi_info", "-p", "efa", "-t", "FI_EP_RDM"]
     try:
-        found = subprocess.run(
-            ["fi_info", "-p", "efa", "-t", "FI_EP_RDM"],
-            check=False,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-    except FileNotFoundError:
+        found = subprocess.run(command, check=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    except OSError:
         return False
     return found.returncode == 0
 

@@ -139,11 +139,9 @@ def function_of(item: pytest.Item) -> Any:
 
 
 def fixture_module(definition: pytest.Function, name: str) -> str | None:
-    """Return the module of the fixture that a test gets under a name; None if it does not use one.
+    """Return the module of the fixture `world` or `world_size` that a test or item gets; None if it does not use it.
 
-    Args:
-        definition: The test function, or one of its items.
-        name: `world` or `world_size`; a marked test gets the second one even if it does not name it.
+    A marked test gets `world_size` even if it does not name it.
     """
     internals: Any = definition
     info = internals._fixtureinfo

@@ -34,11 +34,9 @@ _IS_COMPLETE_KEY = pytest.StashKey[bool]()
 
 
 def parametrize_world_size(metafunc: pytest.Metafunc, sizes_of: Callable[[str, Distributed], tuple[int, ...]]) -> None:
-    """Make one case per world size of a marked test.
+    """Make one case per world size, if the test is marked.
 
-    Args:
-        metafunc: pytest's object for any test, marked or not.
-        sizes_of: Returns the world sizes of a marked test, from its node id and its marker.
+    `sizes_of` returns the world sizes of a marked test, from its node id and its marker.
 
     Raises:
         UsageError: If the test cannot run on ranks.
@@ -61,10 +59,7 @@ def mark_items(
 ) -> None:
     """Mark the items that have the library's marker. Take out those with an error, which pytest then reports.
 
-    Args:
-        config: pytest's.
-        items: The items of the session; changed in place.
-        sizes_of: Returns the world sizes of a marked item, from its node id and its marker.
+    `sizes_of` returns the world sizes of a marked item, from its node id and its marker.
 
     Raises:
         pytest.UsageError: If a marker is wrong, is on a method of a unittest class, or has two meanings.

@@ -89,12 +89,7 @@ def add_options(parser: pytest.Parser) -> None:
 
 
 def read_options(config: pytest.Config, target: Spec | None, rank_info: RankInfo | None) -> Options:
-    """Read the options.
-
-    Args:
-        config: pytest's.
-        target: The spec of the Bazel target; None outside Bazel.
-        rank_info: Set if this process is a rank of an existing world.
+    """Read the options; they override the spec of the Bazel target, if there is one.
 
     Raises:
         UsageError: If a value is impossible.

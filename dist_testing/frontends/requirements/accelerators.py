@@ -117,15 +117,7 @@ def nccl_skip_if_lt_x_gpu(backend: str, x: int) -> Callable[[_Function], _Functi
 
 
 def require_n_gpus_for_nccl_backend(n: int, backend: str) -> Callable[[_Function], _Function]:
-    """Do the same as `nccl_skip_if_lt_x_gpu`, with the arguments in the other order.
-
-    Args:
-        n: Number of CUDA devices that the test needs, from 0.
-        backend: Name of the test's backend.
-
-    Raises:
-        UsageError: If `n` is not such a number.
-    """
+    """Do the same as `nccl_skip_if_lt_x_gpu`, with the arguments in the other order."""
     return nccl_skip_if_lt_x_gpu(backend, n)
 
 

@@ -98,8 +98,7 @@ class TensorComparisons(unittest.TestCase):
             elif difference := _difference(first, second, rules, ""):
                 raise self.failureException(difference)
         except self.failureException as error:
-            text = str(error)
-            raise self.failureException(msg(text) if callable(msg) else self._formatMessage(msg, text)) from None
+            raise self.failureException(_text(self, msg, str(error))) from None
 
     def assertNotEqual(self, first: Any, second: Any, msg: _Message = None, **rules: Any) -> None:
         """Fail if the two values are equal; the arguments are those of `assertEqual`.
@@ -114,8 +113,11 @@ class TensorComparisons(unittest.TestCase):
             self.assertEqual(first, second, **rules)
         except self.failureException:
             return
-        text = f"{safe_repr(first)} == {safe_repr(second)}"
-        raise self.failureException(msg(text) if callable(msg) else self._formatMessage(msg, text))
+        raise self.failureException(_text(self, msg, f"{safe_repr(first)} == {safe_repr(second)}"))
+
+
+def _text(case: unittest.TestCase, msg: _Message, text: str) -> str:
+    return msg(text) if callable(msg) else case._formatMessage(msg, text)
 
 
 def _is_tensor(value: object) -> bool:

@@ -71,12 +71,7 @@ def exit_code(outcome: RankOutcome) -> int:
 
 
 def forgiven(outcome: RankOutcome, required: int | None) -> RankOutcome:
-    """Return the outcome, or a pass if the rank's end is allowed.
-
-    Args:
-        outcome: A rank's outcome.
-        required: The code that is allowed; None for any code or signal.
-    """
+    """Return the outcome, or a pass if the rank ended by the required code; None stands for any code or signal."""
     ended = outcome.kind in (Kind.EXITED, Kind.SIGNALLED)
     if ended and (required is None or exit_code(outcome) == required):
         return dataclasses.replace(outcome, kind=Kind.PASSED)

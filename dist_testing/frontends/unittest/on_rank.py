@@ -145,9 +145,8 @@ class _TestEnded(SystemExit):
 def seed_generators(*, is_fresh: bool = True) -> None:
     """Seed the random generators, so that every test gets the same numbers on all ranks.
 
-    Args:
-        is_fresh: Whether the process runs only this test. If not, unused devices are left out: for each call torch
-            keeps a note, for ever, to seed them at their first use.
+    A process that runs more than this test is not fresh. Then unused devices are left out: for each call torch keeps a
+    note, for ever, to seed them at their first use.
     """
     random.seed(_SEED)
     if (numpy_random := sys.modules.get("numpy.random")) is not None:

@@ -79,12 +79,8 @@ def spawn_threads_and_init_comms(
 
 
 def starts_threads(function: object, file: Path) -> bool:
-    """Return whether a test may run ranks on threads: it has the decorator, or its file names the decorator.
-
-    Args:
-        function: The test.
-        file: The test file. A test can also decorate functions while it runs, which only the file's text shows before.
-    """
+    """Return whether a test may run ranks on threads: it has the decorator, or its file names the decorator."""
+    # A test can also decorate functions while it runs, which only the file's text shows before.
     return hasattr(function, _MARK) or _names_decorator(file)
 
 
