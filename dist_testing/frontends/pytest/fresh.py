@@ -8,9 +8,9 @@ from typing import NoReturn
 import pytest
 
 from dist_testing.errors import LaunchError
+from dist_testing.frontends.messages import PYTEST_SESSIONS, PytestSession
 from dist_testing.frontends.pytest import plugin
 from dist_testing.frontends.pytest.in_runner import FRESH_KEY, SPEC_KEY
-from dist_testing.frontends.pytest.messages import PYTEST_SESSIONS, PytestSession
 from dist_testing.frontends.pytest.plugin import runner_plugin
 from dist_testing.launch.fresh import ThenBe
 from dist_testing.spec import read_spec

@@ -24,6 +24,7 @@ from dist_testing.engine.interrupts import raise_on_termination
 from dist_testing.engine.kept_logs import keep_logs
 from dist_testing.engine.needs import missing_need
 from dist_testing.errors import DistTestingError, LaunchError, UsageError
+from dist_testing.frontends.messages import PYTEST_CASES, PYTEST_SESSIONS, PytestCase, PytestSession
 from dist_testing.frontends.pytest import attached, reports
 from dist_testing.frontends.pytest.backend_hook import declared_backends
 from dist_testing.frontends.pytest.debugger import check_world, leave_ranks_to_ranks
@@ -37,7 +38,6 @@ from dist_testing.frontends.pytest.marked_items import (
 )
 from dist_testing.frontends.pytest.marker import Distributed
 from dist_testing.frontends.pytest.marking import check_all_marked, mark_items
-from dist_testing.frontends.pytest.messages import PYTEST_CASES, PYTEST_SESSIONS, PytestCase, PytestSession
 from dist_testing.frontends.pytest.on_rank import EXPECTED, PytestRankContext
 from dist_testing.frontends.pytest.options import check_plugins, read_options
 from dist_testing.frontends.pytest.session_events import SessionEvents

@@ -15,6 +15,7 @@ import pytest
 
 from dist_testing.case import CaseBody
 from dist_testing.errors import UsageError
+from dist_testing.frontends.messages import PYTEST_CASES, UNITTEST_CASES
 from dist_testing.frontends.pytest.expectations import expected_classes
 from dist_testing.frontends.pytest.internals import (
     CaptureManager,
@@ -23,13 +24,11 @@ from dist_testing.frontends.pytest.internals import (
     assertion_module,
     runtestprotocol,
 )
-from dist_testing.frontends.pytest.messages import PYTEST_CASES
 from dist_testing.frontends.pytest.rank_output import log_to_output, print_warnings, recording_warnings
 from dist_testing.frontends.pytest.reports import skip_reason
 from dist_testing.frontends.pytest.thread_items import REFUSED_FIXTURES, ThreadItems
 from dist_testing.frontends.session import current_session
 from dist_testing.frontends.unittest.lookup import find_class
-from dist_testing.frontends.unittest.messages import UNITTEST_CASES
 from dist_testing.frontends.unittest.on_rank import UnittestRankContext, UnittestRankFrontEnd
 from dist_testing.process.messages import RankStart
 from dist_testing.rank.bootstrap import RankFrontEnd

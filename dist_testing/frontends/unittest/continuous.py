@@ -11,12 +11,13 @@ from typing import Any, ClassVar, NoReturn
 from dist_testing.backends import all_declared, parts_of
 from dist_testing.engine.needs import missing_backend
 from dist_testing.errors import UsageError
-from dist_testing.frontends.unittest.messages import UnittestCase
+from dist_testing.frontends.messages import UnittestCase
 from dist_testing.frontends.unittest.on_rank import RankPipe, seed_generators
 from dist_testing.frontends.unittest.plain import current_session
 from dist_testing.frontends.unittest.world_case import WorldCase, default_world_size
 from dist_testing.gpus.devices import NVIDIA, gpus_present, vendor_named, visible_gpus
 from dist_testing.launch.isolation import POOL
+from dist_testing.rank.groups import destroy_groups
 from dist_testing.skips import TEST_SKIPS
 
 __all__ = ["ContinuousCase"]
@@ -158,10 +159,7 @@ class ContinuousCase(WorldCase):
     def _let_ranks_go(cls) -> str:
         if not cls._is_attached:
             return super()._let_ranks_go()
-        import torch.distributed as dist
-
-        if dist.is_initialized():
-            dist.destroy_process_group()
+        destroy_groups()
         return ""
 
     def setUp(self) -> None:

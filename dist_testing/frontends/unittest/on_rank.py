@@ -12,8 +12,8 @@ from types import TracebackType
 from typing import Any
 
 from dist_testing.case import CaseBody
+from dist_testing.frontends.messages import UNITTEST_CASES
 from dist_testing.frontends.unittest.lookup import find_class
-from dist_testing.frontends.unittest.messages import UNITTEST_CASES
 from dist_testing.process.messages import RankStart
 from dist_testing.rank.bootstrap import RankFrontEnd
 from dist_testing.rank.groups import destroy_groups, end_groups

@@ -15,8 +15,8 @@ from dist_testing.budget import Budget
 from dist_testing.engine.engine import Engine
 from dist_testing.errors import UsageError
 from dist_testing.frontends import session
+from dist_testing.frontends.messages import MAIN_MODULES, MainModule
 from dist_testing.frontends.session import Session, open_session
-from dist_testing.frontends.unittest.messages import MAIN_MODULES, MainModule
 from dist_testing.frontends.unittest.on_rank import UnittestRankContext
 from dist_testing.launch.fresh import ThenBe
 from dist_testing.launch.isolation import default_isolation

@@ -14,9 +14,9 @@ from typing import Any
 
 from dist_testing.case import CaseResult
 from dist_testing.errors import UsageError
+from dist_testing.frontends.messages import UnittestCase
 from dist_testing.frontends.unittest.exits import exit_code, forgiven, names_of
 from dist_testing.frontends.unittest.handles import RankHandle, StackPipe
-from dist_testing.frontends.unittest.messages import UnittestCase
 from dist_testing.frontends.unittest.on_rank import RankPipe
 from dist_testing.frontends.unittest.plain import current_session
 from dist_testing.frontends.unittest.world_case import WorldCase, default_world_size

@@ -21,11 +21,11 @@ from dist_testing.engine.needs import missing_need
 from dist_testing.engine.running_case import RunningCase
 from dist_testing.engine.running_world import check_world_size
 from dist_testing.errors import DistTestingError, UsageError
+from dist_testing.frontends.messages import UNITTEST_CASES, UnittestCase
 from dist_testing.frontends.requirements.decision import unmet_requirement
 from dist_testing.frontends.session import warnings_of
 from dist_testing.frontends.unittest.exits import declared_exits
 from dist_testing.frontends.unittest.lookup import class_name
-from dist_testing.frontends.unittest.messages import UNITTEST_CASES, UnittestCase
 from dist_testing.frontends.unittest.on_rank import RankPipe
 from dist_testing.frontends.unittest.plain import current_session
 from dist_testing.launch.isolation import Isolation, Reuse, isolation_named, isolation_names
