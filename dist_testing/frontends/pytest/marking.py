@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import unittest
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import pytest
@@ -70,8 +70,12 @@ def mark_items(
             continue
         marker = item_marker(item)
         if marker is None:
-            if fixture_module(item, "world") == PLUGIN:
-                wrong[item] = _world_without_marker(item)
+            if name := _world_fixture(item):
+                wrong[item] = UsageError(
+                    f"{item.nodeid} uses the fixture `{name}` without the marker.\n"
+                    "Only a test that runs on ranks has a world.\n"
+                    f"Mark it with @pytest.mark.{marker_name(item.config)}."
+                )
             continue
         _check_owner(item)
         try:
@@ -149,17 +153,20 @@ def _check_function(definition: pytest.Function) -> None:
         )
 
 
-def _world_without_marker(item: pytest.Item) -> UsageError:
-    return UsageError(
-        f"{item.nodeid} uses the fixture `world` without the marker.\n"
-        "Only a test that runs on ranks has a world.\n"
-        f"Mark it with @pytest.mark.{marker_name(item.config)}."
-    )
+def _world_fixture(item: pytest.Function) -> str:
+    """Return the fixture of ours that a test uses, and that only ranks have; "" if there is none."""
+    names = [name for name in ("world", "world_size") if name in item.fixturenames]
+    # A plain test may give `world_size` a value.
+    return next((name for name in names if fixture_module(item, name) == PLUGIN and name not in _parameters(item)), "")
+
+
+def _parameters(item: pytest.Function) -> Mapping[str, Any]:
+    callspec = getattr(item, "callspec", None)
+    return callspec.params if callspec is not None else {}
 
 
 def _world_size(item: pytest.Function, sizes: tuple[int, ...]) -> int:
-    callspec = getattr(item, "callspec", None)
-    size: int | None = callspec.params.get("world_size") if callspec is not None else None
+    size: int | None = _parameters(item).get("world_size")
     if size in sizes and size is not None:
         return size
     name = marker_name(item.config)

@@ -63,19 +63,22 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.fixture
 def world_size(request: pytest.FixtureRequest) -> int:
     """Return the number of ranks in this case's world."""
-    # A marker that comes after the parametrization has set no parameter.
-    world = current_world()
-    size: int = request.param if world is None else world.size
+    # A plain test may give a value. A marker that comes after the parametrization has set none.
+    size: int = request.param if hasattr(request, "param") else _world_of_rank(request).size
     return size
 
 
 @pytest.fixture
 def world(request: pytest.FixtureRequest) -> World:
     """Return this rank's view of its world, a `dist_testing.World`."""
+    return _world_of_rank(request)
+
+
+def _world_of_rank(request: pytest.FixtureRequest) -> World:
     world = current_world()
     if world is None:
         raise UsageError(
-            "A test that runs in the runner uses the fixture `world`.\n"
+            f"A test that runs in the runner uses the fixture `{request.fixturename}`.\n"
             "Only ranks have a world, and request.getfixturevalue does not start ranks.\n"
             f"Mark the test with @pytest.mark.{marker_name(request.config)}."
         )
