@@ -42,11 +42,7 @@ class Budget:
 
     @classmethod
     def starting_now(cls, total_s: float | None) -> Budget:
-        """Return a budget that starts now.
-
-        Args:
-            total_s: Time limit of the run in seconds, from which the reserve is subtracted; None for no limit.
-        """
+        """Return a budget that starts now and has `total_s` seconds less a reserve; None for no limit."""
         if total_s is None:
             return cls()
         return cls(time.monotonic() + total_s - min(REPORT_RESERVE_S, _RESERVE_SHARE * total_s))
@@ -88,11 +84,7 @@ class TimeShares:
 
     @classmethod
     def starting_now(cls, total_s: float | None) -> TimeShares:
-        """Divide a time limit that starts now.
-
-        Args:
-            total_s: Time limit of the run in seconds; None for no limit.
-        """
+        """Divide a time limit of `total_s` seconds that starts now; None for no limit."""
         budget = Budget.starting_now(total_s)
         if total_s is None or budget.end_s is None:
             return cls(budget)
@@ -101,11 +93,7 @@ class TimeShares:
         return cls(budget, budget.end_s + _LATE_SHARE * reserve_s, stuck_s)
 
     def case_end_s(self, cases_after: int) -> float:
-        """Return when a part of a case that starts now has to end, in seconds on the monotonic clock.
-
-        Args:
-            cases_after: Number of cases that follow this one.
-        """
+        """Return when a part of a case that starts now has to end, in seconds on the monotonic clock."""
         now_s = time.monotonic()
         return max(
             now_s + self.budget.limit_s(math.inf, cases_after=cases_after),

@@ -56,6 +56,7 @@ class Cause(enum.Enum):
     INFRASTRUCTURE = "infrastructure"
     DISAGREEMENT = "ranks disagree about a skip"
     LEAK = "children left behind"
+    CALLS = "the ranks made different calls"
     GPU_MEMORY = "GPU memory left behind"
     PROMISE = "promised hardware missing"
     INTERRUPTED = "interrupted"
@@ -195,11 +196,7 @@ class Verdict:
 
 
 def exit_name(exit_code: int) -> str:
-    """Return how a process ended, as text: `SIGSEGV (11)` for -11, `exit code 3` for 3.
-
-    Args:
-        exit_code: An exit code from 0, or a negative signal number.
-    """
+    """Return how a process ended, as text: `SIGSEGV (11)` for -11, `exit code 3` for 3."""
     if exit_code >= 0:
         return f"exit code {exit_code}"
     try:

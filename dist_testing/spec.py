@@ -31,7 +31,7 @@ __all__ = [
 
 # Name of the environment variable with the spec; the build rules set it.
 SPEC_VARIABLE = "DIST_TESTING_SPEC"
-SCHEMA = 3
+SCHEMA = 4
 # Schema of the file with the promise.
 _PROMISE_SCHEMA = 1
 # Promise value: as many GPUs as the target asks for.
@@ -56,6 +56,7 @@ class Spec:
         promised_gpus: Number of GPUs that the configuration promises, which may be `ALL_GPUS`; None without a promise.
         text: The JSON text of the spec; "" outside Bazel.
         ranks_per_gpu: Number of ranks that share a GPU; 1 if each has its own.
+        gpu_archs: Architectures of GPUs that the ranks can use, such as "sm_90"; empty for any.
         backend_names: Backends of the `dist_py_test` that the target belongs to; empty outside Bazel.
     """
 
@@ -68,6 +69,7 @@ class Spec:
     promised_gpus: int | None = None
     text: str = ""
     ranks_per_gpu: int = 1
+    gpu_archs: tuple[str, ...] = ()
     backend_names: tuple[str, ...] = ()
 
     def gpus(self, world_size: int) -> int:
@@ -88,13 +90,8 @@ def is_world_size(value: object) -> bool:
 def check_world_size(subject: str, value: object, way_out: str) -> int:
     """Return `value`, if it is a possible number of ranks.
 
-    Args:
-        subject: What the error is about, such as the name of the case.
-        value: What the user gave.
-        way_out: Last line of the error: where the user corrects the value.
-
     Raises:
-        UsageError: If it is not.
+        UsageError: If it is not. Its text begins with `subject`, such as the name of the case, and ends with `way_out`.
     """
     if not is_world_size(value):
         raise UsageError(
@@ -107,11 +104,9 @@ def check_world_size(subject: str, value: object, way_out: str) -> int:
 
 
 def read_spec(text: str, promised_gpus: int | None = None) -> Spec:
-    """Read the spec of a target.
+    """Read the spec of a target from the JSON text that the build rules wrote.
 
-    Args:
-        text: The JSON text that the build rules wrote.
-        promised_gpus: Number of GPUs that the configuration promises; None without a promise.
+    `promised_gpus` is the number of GPUs that the configuration promises; None without a promise.
 
     Raises:
         SpecError: If the text is truncated, has another schema, or has a field that the build rules do not write so.
@@ -139,16 +134,13 @@ def read_spec(text: str, promised_gpus: int | None = None) -> Spec:
         promised_gpus=promised_gpus,
         text=text,
         ranks_per_gpu=ranks_per_gpu,
+        gpu_archs=tuple(fields.items("gpu_archs", str, may_be_empty=True)),
         backend_names=tuple(fields.items("backends", str)),
     )
 
 
 def read_promise(path: Path, vendor: str) -> int | None:
-    """Read how many GPUs of a vendor the configuration promises.
-
-    Args:
-        path: The file that the build rules wrote.
-        vendor: Vendor of the GPUs, as in the backend table, such as "nvidia".
+    """Read how many GPUs of a vendor, such as "nvidia", the configuration promises.
 
     Returns:
         The number of GPUs, which may be `ALL_GPUS`; None if the configuration promises nothing.
@@ -179,12 +171,7 @@ _Item = TypeVar("_Item", int, str)
 
 @dataclass(frozen=True, slots=True)
 class _Fields:
-    """Reads the fields of a JSON object that the build rules wrote; checks the type of each.
-
-    Attributes:
-        source: Name of the object, for error texts.
-        content: The fields.
-    """
+    """Reads the fields of a JSON object that the build rules wrote; checks the type of each. Errors name `source`."""
 
     source: str
     content: Mapping[str, Any]
@@ -241,8 +228,8 @@ class _Fields:
             self.refuse(name, "a text")
         return value
 
-    def items(self, name: str, kind: type[_Item]) -> list[_Item]:
+    def items(self, name: str, kind: type[_Item], *, may_be_empty: bool = False) -> list[_Item]:
         value = self.content.get(name)
-        if not (isinstance(value, list) and value and all(type(item) is kind for item in value)):
-            self.refuse(name, f"a list of {kind.__name__}, not empty")
+        if not (isinstance(value, list) and (value or may_be_empty) and all(type(item) is kind for item in value)):
+            self.refuse(name, f"a list of {kind.__name__}{'' if may_be_empty else ', not empty'}")
         return value

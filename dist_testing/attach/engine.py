@@ -157,5 +157,5 @@ class AttachedEngine(Engine):
                 "See the first case that failed."
             )
         self._launcher = AttachedLauncher(self._rank_info, run)
-        self._rank = AttachedRank(self._launcher.own_end, self._context, self._as_rank)
+        self._rank = AttachedRank(self._launcher.own_end, run.ranks, self._as_rank)
         return self._launcher

@@ -17,8 +17,9 @@ import socket
 import struct
 import time
 from collections.abc import Iterator, Sequence
+from typing import Any
 
-from dist_testing.attach.rank_info import ATTACH_LIMIT_S, RankInfo
+from dist_testing.attach.rank_info import ATTACH_LIMIT_S, RankInfo, pid_key
 from dist_testing.errors import LaunchError, MessageError
 from dist_testing.launch.launcher import RunContext
 from dist_testing.outcomes import UNKNOWN_EXIT_CODE
@@ -51,6 +52,8 @@ SOCKET_KEY = "socket"
 _CREDENTIALS = struct.Struct("iII")
 # Much more than a rank's first message.
 _HELLO_BYTES = 1 << 12
+# While rank 0 waits for the others, it looks this often for news of their processes. Seconds.
+_LOOK_S = 1.0
 
 
 def peer_of(connection: socket.socket) -> tuple[int, int]:
@@ -98,6 +101,32 @@ class _Peer:
     def close(self) -> None:
         self.connection.close()
         os.close(self.pidfd)
+
+
+class _Announced:
+    """The processes of ranks that have told their numbers, but have not connected yet."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+        self._pidfds: dict[int, int] = {}
+        self._gone: set[int] = set()
+
+    def ended(self, ranks: Sequence[int]) -> list[int]:
+        """Return those of the ranks whose processes have ended."""
+        for rank in ranks:
+            if rank not in self._pidfds and rank not in self._gone and self._store.check([pid_key(rank)]):
+                try:
+                    self._pidfds[rank] = os.pidfd_open(int(self._store.get(pid_key(rank))))
+                except ProcessLookupError:
+                    self._gone.add(rank)
+        # A pidfd is readable when its process has ended.
+        ready, _, _ = select.select([fd for rank, fd in self._pidfds.items() if rank in ranks], [], [], 0)
+        return [rank for rank in ranks if rank in self._gone or self._pidfds.get(rank) in ready]
+
+    def close(self) -> None:
+        """Close the descriptors."""
+        for fd in self._pidfds.values():
+            os.close(fd)
 
 
 class AttachedLauncher:
@@ -148,14 +177,23 @@ class AttachedLauncher:
 
     def _admit(self, listener: socket.socket, size: int, directories: Sequence[str]) -> None:
         deadline_s = time.monotonic() + ATTACH_LIMIT_S
+        announced = _Announced(self._store)
         # Read at the same time: a peer that sends half a message, or nothing, must not delay the others.
         guests: dict[int, _Guest] = {}
         poller = select.poll()
         poller.register(listener, select.POLLIN)
         try:
             while missing := [rank for rank in range(size) if rank not in self._peers]:
-                ready = poller.poll(max(0.0, 1000 * (deadline_s - time.monotonic())))
-                if not ready or time.monotonic() > deadline_s:
+                left_s = deadline_s - time.monotonic()
+                ready = poller.poll(1000 * min(max(0.0, left_s), _LOOK_S))
+                if not ready and (ended := announced.ended(missing)):
+                    raise LaunchError(
+                        f"Rank(s) {', '.join(map(str, ended))} of {size} ended before they connected.\n"
+                        "An exit call in a test file, or in a module that it imports, ended them during the "
+                        "collection; torchrun reports no exit with code 0.\n"
+                        "See the output of these ranks, and remove the exit call."
+                    )
+                if time.monotonic() > deadline_s:
                     raise LaunchError(
                         f"Rank(s) {', '.join(map(str, missing))} of {size} did not connect within "
                         f"{ATTACH_LIMIT_S:.0f} s.\n"
@@ -171,6 +209,7 @@ class AttachedLauncher:
                         poller.unregister(fd)
                         self._welcome(rank, guests.pop(fd).connection, directories, size)
         finally:
+            announced.close()
             for guest in guests.values():
                 guest.connection.close()
 

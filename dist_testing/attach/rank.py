@@ -21,6 +21,7 @@ from dist_testing.errors import InterruptedRunError, LaunchError, MessageError
 from dist_testing.outcomes import exit_name
 from dist_testing.process import wire
 from dist_testing.process.board import PhaseBoard
+from dist_testing.process.files import log_name
 from dist_testing.process.frames import FrameWriter
 from dist_testing.process.lifetime import check_platform, current_umask
 from dist_testing.process.messages import (
@@ -34,6 +35,7 @@ from dist_testing.process.messages import (
     TakePart,
     Welcome,
 )
+from dist_testing.process.procfs import open_files
 from dist_testing.process.refusal import refusal
 from dist_testing.process.stacks import answer_with_stacks
 from dist_testing.rank.bootstrap import (
@@ -49,6 +51,7 @@ from dist_testing.rank.debugging import set_breakpoint_hook
 from dist_testing.rank.environment import become
 from dist_testing.rank.groups import backends_in_use
 from dist_testing.rank.ledger import LedgerThread, answering
+from dist_testing.rank.long_texts import LongTexts
 from dist_testing.rank.reporter import Reporter
 
 __all__ = ["AttachedRank", "connect"]
@@ -185,7 +188,8 @@ class AttachedRank:
         board = PhaseBoard(board_fd, request.size)
         code = FAILED_EXIT_CODE
         try:
-            reporter = Reporter(FrameWriter(channel), board, rank)
+            fit = LongTexts(request.directory, rank).fit
+            reporter = Reporter(FrameWriter(channel), board, rank, fit=fit)
             with (
                 _in_place_of_runner(start, self._nowhere),
                 answering(self._ledger, stacks_fd),
@@ -211,7 +215,7 @@ class AttachedRank:
         except BaseException as error:
             reporter.never_started(error)
             return
-        run_world(start, reporter, channel, front_end)
+        run_world(start, reporter, channel, front_end, is_fresh=False)
         del front_end
         flush_streams()
         _end_groups(failed=reporter.failed)
@@ -266,7 +270,7 @@ def _in_place_of_runner(start: RankStart, nowhere: int) -> Iterator[None]:
     saved = [os.dup(fd) for fd in (0, 1, 2)]
     undo_hook = set_breakpoint_hook(start.rank, None)
     try:
-        redirect_output(os.path.join(start.request.directory, f"rank-{start.rank}.log"))
+        redirect_output(os.path.join(start.request.directory, log_name(start.rank)))
         own_streams()
         answer_with_stacks(start.stacks_fd)
         take_over(start.request)
@@ -300,13 +304,7 @@ def _end_groups(*, failed: bool) -> None:
 
 def _sockets() -> frozenset[str]:
     """Return the descriptors that are sockets, each with the kernel's name of the socket."""
-    found = set()
-    for fd in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):
-            name = os.readlink(f"/proc/self/fd/{fd}")
-            if name.startswith("socket:"):
-                found.add(f"{fd} {name}")
-    return frozenset(found)
+    return frozenset(f"{fd} {name}" for fd, name in open_files().items() if name.startswith("socket:"))
 
 
 def _cut(sockets: frozenset[str], store_port: int) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -13,7 +15,7 @@ from dist_testing.spec import MAX_WORLD_SIZE
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
-__all__ = ["ATTACH_LIMIT_S", "RankInfo", "rank_info_in"]
+__all__ = ["ATTACH_LIMIT_S", "RankInfo", "pid_key", "rank_info_in"]
 
 # Limit for every rank to collect the tests and connect: from a cold disk the import of torch takes a minute. Seconds.
 ATTACH_LIMIT_S = 300.0
@@ -63,6 +65,21 @@ class RankInfo:
             multi_tenant=True,
         )
         return PrefixStore(f"dist_testing/{self.attempt}", store)
+
+    def announce(self) -> None:
+        """Tell rank 0 the number of this process, so that it need not wait for a rank that ends during the collection.
+
+        Does nothing if rank 0 serves the store itself: it does so only after its own collection.
+        """
+        if self.rank and self.is_served:
+            # Without a store rank 0 cannot be found either, which is reported then.
+            with contextlib.suppress(RuntimeError):
+                self.store().set(pid_key(self.rank), str(os.getpid()))
+
+
+def pid_key(rank: int) -> str:
+    """Return the key in the store of the number of a rank's process."""
+    return f"pid/{rank}"
 
 
 def rank_info_in(env: Mapping[str, str]) -> RankInfo | None:

@@ -55,13 +55,7 @@ class Conclusion:
     kinds = (TestsCollected, TestBegan, TestReported, TestEnded)
 
     def __init__(self, spec: Spec, protocol: Protocol, head: Banner) -> None:
-        """Make a conclusion without results.
-
-        Args:
-            spec: What the target asks for.
-            protocol: What Bazel wants.
-            head: The first line of the log.
-        """
+        """Make a conclusion without results. It ends the first line of the log."""
         self.cases: list[XmlCase] = []
         self.running: tuple[str, str] | None = None
         self.to_come = 0

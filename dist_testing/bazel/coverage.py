@@ -21,15 +21,9 @@ _LCOV_NAME = "dist_testing.dat"
 def start_coverage(
     request: CoverageRequest, rlocation: Callable[[str], str | None], workspace: str
 ) -> CoverageRun | None:
-    """Start to measure this process and its ranks.
+    """Start to measure this process and its ranks. Returns None if Bazel wants no file of this target.
 
-    Args:
-        request: The folder and the manifest from Bazel.
-        rlocation: Finds a file by its path in the runfiles.
-        workspace: Name of the main repository in the runfiles.
-
-    Returns:
-        The measurement; None if Bazel wants no file of this target.
+    `rlocation` finds a file by its path in the runfiles; `workspace` is the main repository's name there.
 
     Raises:
         ReportError: If coverage cannot be measured.
@@ -59,12 +53,7 @@ class CoverageRun:
     """Measures a run from its construction to `finish`."""
 
     def __init__(self, directory: Path, names: Mapping[str, str]) -> None:
-        """Start to measure.
-
-        Args:
-            directory: Folder of the LCOV file.
-            names: Bazel's name of each file to measure, by path.
-        """
+        """Start to measure the files that `names` maps to Bazel's names. The LCOV file goes into the folder."""
         from coverage import Coverage
 
         self._lcov_file = directory / _LCOV_NAME
@@ -114,10 +103,7 @@ class CoverageRun:
 def sources_wanted(manifest: str, rlocation: Callable[[str], str | None], workspace: str) -> Mapping[str, str]:
     """Return Bazel's name of each Python file of a manifest, by the file's real path.
 
-    Args:
-        manifest: Content of Bazel's manifest: paths relative to the execution root.
-        rlocation: Finds a file by its path in the runfiles.
-        workspace: Name of the main repository in the runfiles.
+    The manifest has paths relative to the execution root. The other arguments are those of `start_coverage`.
     """
     names = {}
     for name in manifest.split("\n"):

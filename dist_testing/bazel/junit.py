@@ -79,10 +79,10 @@ class XmlSuite:
 
 
 def write_xml(path: Path, suite: str, cases: Sequence[XmlCase], properties: Sequence[tuple[str, object]] = ()) -> None:
-    """Write the file in one step: a reader sees all of it or nothing.
+    """Write the file in one step: a reader sees all of it or nothing. Its folder must exist.
 
     Args:
-        path: The file; its folder must exist.
+        path: The file.
         suite: Name of the suite: the target's label.
         cases: The cases in the order in which they ran.
         properties: Properties of the whole run.

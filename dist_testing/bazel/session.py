@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -29,7 +28,7 @@ from dist_testing.frontends.pytest.plugin import runner_plugin
 from dist_testing.frontends.pytest.session_events import EVENTS_KEY
 from dist_testing.spec import Spec
 
-__all__ = ["BazelSession", "Timing"]
+__all__ = ["BazelSession"]
 
 # A filter that names a case: a path, classes and a function, joined by `::` or `.`, and parameters of any form.
 _NAME = re.compile(r"[\w./:+~@=-]*\w(?:\[.*\])?", re.DOTALL)
@@ -37,21 +36,6 @@ _NAME = re.compile(r"[\w./:+~@=-]*\w(?:\[.*\])?", re.DOTALL)
 
 class _TimeOverError(Failed):
     """Ends a part of a test in the runner. A subclass of pytest's `Failed`, so that pytest tears fixtures down."""
-
-
-@dataclass(frozen=True, slots=True)
-class Timing:
-    """The limits of a run, and the recorded durations of its cases.
-
-    Attributes:
-        shares: Shares of Bazel's time.
-        watch: Limits the time of code in the runner itself.
-        recorded: The file with the durations of cases; None if the target has none.
-    """
-
-    shares: TimeShares
-    watch: Watch
-    recorded: Path | None
 
 
 class BazelSession:
@@ -67,27 +51,21 @@ class BazelSession:
         protocol: Protocol,
         head: Banner,
         conclusion: Conclusion,
-        timing: Timing,
         events: EventStream,
+        *,
+        shares: TimeShares,
+        watch: Watch,
+        timings: Path | None,
     ) -> None:
-        """Make the plugin of a session.
-
-        Args:
-            spec: What the target asks for.
-            protocol: What Bazel wants.
-            head: The first line of the log, which ends when a test has run.
-            conclusion: Takes the results.
-            timing: Limits and durations.
-            events: Events of the run.
-        """
+        """Make the plugin of a session. The shard assignment reads the durations of cases in the file `timings`."""
         self._spec = spec
         self._protocol = protocol
         self._head = head
         self._conclusion = conclusion
         self._events = events
-        self._shares = timing.shares
-        self._watch = timing.watch
-        self._timings = timing.recorded
+        self._shares = shares
+        self._watch = watch
+        self._timings = timings
         self._doing = ""
         self._over = ""
         self._knows_all = True

@@ -53,11 +53,9 @@ class Watch:
 
     @contextlib.contextmanager
     def until(self, end_s: float, error: Callable[[str], BaseException]) -> Iterator[None]:
-        """Limit the time of the body.
+        """Limit the time of the body to `end_s`, in seconds on the monotonic clock.
 
-        Args:
-            end_s: The limit on the monotonic clock, in seconds.
-            error: Takes the stacks of all threads, and returns the exception to raise.
+        `error` takes the stacks of all threads, and returns the exception to raise.
         """
         if os.getpid() != self._runner:
             # A rank has inherited this object, but the engine limits its time.
@@ -107,11 +105,7 @@ def _frames_of(found: TracebackType | None) -> Iterable[tuple[FrameType, int]]:
 
 
 def _stacks(frames: Iterable[tuple[FrameType, int]]) -> str:
-    """Return the stacks of all threads in faulthandler's format.
-
-    Args:
-        frames: The frames of the main thread where the exception came.
-    """
+    """Return the stacks of all threads in faulthandler's format; `frames` are those of the main thread."""
     texts = [_stack("the main thread", frames)]
     current = sys._current_frames()
     for thread in threading.enumerate():

@@ -11,7 +11,6 @@ from dist_testing.engine.live_output import LiveOutput
 from dist_testing.engine.running_world import RunningWorld
 from dist_testing.error_text import summarise
 from dist_testing.events.cases import (
-    CASE_KINDS,
     CaseAsked,
     CaseEnded,
     CaseJudged,
@@ -32,26 +31,16 @@ from dist_testing.gpus.world import WorldGpus
 
 __all__ = ["CaseEvents"]
 
-# `RankOutput` has a subscription of its own: the runner reads the logs only if a sink wants them.
-_KINDS = tuple(kind for kind in CASE_KINDS if kind is not RankOutput)
-
 
 class CaseEvents:
-    """Emits the events of one case. Makes no event that no sink wants."""
+    """Emits the events of one case. Does what costs time only for a sink that wants the event."""
 
     def __init__(self, stream: EventStream, number: int, case: Case) -> None:
-        """Make the emitter of a case. It emits nothing yet.
-
-        Args:
-            stream: Takes the events.
-            number: Number of the case in this run.
-            case: The case.
-        """
+        """Make the emitter of a case, the run's case number `number`. It emits nothing yet."""
         self._stream = stream
         self._number = number
         self._case = case
         self._is_open = False
-        self._is_told = stream.wants(*_KINDS)
         self._asked_s = 0.0
         self._world: RunningWorld | None = None
         # By rank: the changes of phase before the case began.
@@ -64,10 +53,9 @@ class CaseEvents:
         self._asked_s = time.monotonic()
         self._is_open = True
         case = self._case
-        if self._is_told:
-            self._stream.emit(
-                CaseAsked(self._asked_s, self._number, case.name, case.world_size, case.isolation, case.pool, limit_s)
-            )
+        self._stream.emit(
+            CaseAsked(self._asked_s, self._number, case.name, case.world_size, case.isolation, case.pool, limit_s)
+        )
 
     def lease(self, count: int, take: Callable[[], WorldGpus]) -> WorldGpus:
         """Call `take`, which waits for `count` GPUs, and return its result. Emits the begin and the end of the wait."""
@@ -91,8 +79,6 @@ class CaseEvents:
 
     def begun_on(self, world: RunningWorld, *, is_new: bool) -> None:
         """Note the ranks that the case is about to begin on. Reused ranks (`is_new=False`) have run another case."""
-        if not self._is_told:
-            return
         self._world = world
         self._changes_before = [0 if is_new else world.board.count(rank) for rank in range(world.size)]
         if not is_new:
@@ -141,11 +127,7 @@ class CaseEvents:
 
     def judged(self, result: CaseResult) -> None:
         """Emit the warnings, outcomes and verdict of the case."""
-        if not self._is_open:
-            return
         self._is_open = False
-        if not self._is_told:
-            return
         number, emit = self._number, self._stream.emit
         now_s = time.monotonic()
         for warning in result.warnings:

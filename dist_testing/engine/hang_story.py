@@ -7,11 +7,12 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from dist_testing.engine.call_rules import described
 from dist_testing.engine.hang import Analysis, Mismatch, Waiting
 from dist_testing.outcomes import GOOD, Cause, Kind, RankOutcome, Verdict
 from dist_testing.process.ledger import Ledger, WaitKind
 
-__all__ = ["HangStory", "blame_by_ledger", "mark_stuck", "ranks_text", "tell"]
+__all__ = ["HangStory", "blame_by_ledger", "group_text", "mark_stuck", "ranks_text", "tell"]
 
 # Files in whose lines a reader cannot see what their test does: torch's, this library's, Python's.
 _NOT_THE_TEST = (f"{os.sep}torch{os.sep}", f"{os.sep}dist_testing{os.sep}")
@@ -82,15 +83,16 @@ def _awaited(analysis: Analysis) -> dict[int, list[int]]:
 
 def _disagreement(analysis: Analysis, mismatch: Mismatch) -> tuple[str, Sequence[int]]:
     sides: dict[str, list[int]] = {}
+    with_inputs = len({theirs.operation for theirs in mismatch.calls.values()}) == 1
     for rank, theirs in sorted(mismatch.calls.items()):
-        sides.setdefault(theirs.operation, []).append(rank)
+        sides.setdefault(described(theirs, with_inputs=with_inputs), []).append(rank)
     texts = [
         f"{ranks_text(ranks)} {'call' if len(ranks) > 1 else 'calls'} {operation}{_at(_common_place(analysis, ranks))}"
         for operation, ranks in sorted(sides.items(), key=lambda side: (len(side[1]), side[1]))
     ]
     alone = [ranks[0] for ranks in sides.values() if len(ranks) == 1]
     culprits = alone if len(alone) == 1 else ()
-    call = f"call #{mismatch.number} of {_group(mismatch.group)}"
+    call = f"call #{mismatch.number} of {group_text(mismatch.group)}"
     return f"the ranks disagree about {call}: {', '.join(texts)}", culprits
 
 
@@ -152,7 +154,7 @@ def _lines(analysis: Analysis) -> Iterable[str]:
 
 def _last_done(ledger: Ledger | None) -> str:
     done = [call for call in ledger.calls if call.is_done] if ledger is not None else []
-    return f"{done[-1].operation} #{done[-1].number} of {_group(done[-1].group)}" if done else ""
+    return f"{done[-1].operation} #{done[-1].number} of {group_text(done[-1].group)}" if done else ""
 
 
 def _what(waiting: Waiting) -> str:
@@ -165,19 +167,20 @@ def _what(waiting: Waiting) -> str:
         case WaitKind.STORE:
             return f"{wait.operation} of a store{f' for {wait.keys}' if wait.keys else ''}"
         case WaitKind.MONITORED:
-            return f"monitored_barrier of {_group(wait.group)}"
-        case WaitKind.MEETING:
+            return f"monitored_barrier of {group_text(wait.group)}"
+        case WaitKind.MEETING | WaitKind.HANDLE:
             return wait.operation
     if call is None:
         return wait.operation
     # A function of torch can consist of another collective, and some wait for what an earlier call has begun.
     name = call.operation
-    if wait.kind is WaitKind.COLLECTIVE and wait.operation != call.operation:
+    if wait.operation not in (call.operation, "wait", "wait_tensor"):
         name = f"{wait.operation} ({call.operation})"
-    return f"{name} #{call.number} of {_group(call.group)}"
+    return f"{name} #{call.number} of {group_text(call.group)}"
 
 
-def _group(name: str) -> str:
+def group_text(name: str) -> str:
+    """Return such as "the default group", or "group 1"."""
     return "the default group" if name == _DEFAULT_GROUP else f"group {name}"
 
 

@@ -23,6 +23,7 @@ from dist_testing.engine.rank_record import RankRecord
 from dist_testing.errors import MessageError
 from dist_testing.outcomes import Kind
 from dist_testing.process.ledger import ANSWER_MARK, LEDGERS, Ledger, NoLedger
+from dist_testing.process.procfs import stat_of, threads_of
 
 __all__ = ["HangWatch", "collect_ledgers"]
 
@@ -237,7 +238,7 @@ def _activity(records: Sequence[RankRecord]) -> dict[int, _Activity]:
     """Rank to what the kernel says of it, of ranks that it knows."""
     found = {}
     for record in records:
-        if stat := _stat(f"/proc/{record.pid}/stat"):
+        if stat := stat_of(record.pid):
             # proc(5): utime and stime are the 14th and the 15th field, the state is the third.
             found[record.rank] = _Activity(int(stat[11]) + int(stat[12]), stat[0])
     return found
@@ -245,25 +246,15 @@ def _activity(records: Sequence[RankRecord]) -> dict[int, _Activity]:
 
 def _awake(pid: int | None) -> Iterator[str]:
     """The threads of a process that run, are about to, or wait for a device."""
-    folder = f"/proc/{pid}/task"
-    try:
-        threads = os.listdir(folder)
-    except OSError:
-        threads = [""]
     # An attached rank can share its process with the runner.
     ours = str(threading.get_native_id()) if pid == os.getpid() else ""
+    threads = threads_of(pid)
+    if not threads:
+        # Unknown, so it counts as awake.
+        yield str(pid)
     for thread in threads:
         if thread == ours:
             continue
-        stat = _stat(f"{folder}/{thread}/stat")
+        stat = stat_of(pid, thread)
         if not stat or stat[0] != _ASLEEP:
-            yield f"{folder}/{thread}"
-
-
-def _stat(path: str) -> list[str]:
-    """The fields after the name, which may hold anything; empty if there is no such process."""
-    try:
-        with open(path, "rb") as file:
-            return file.read().rpartition(b")")[2].decode("ascii").split()
-    except OSError:
-        return []
+            yield f"{pid}/{thread}"

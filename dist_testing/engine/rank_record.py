@@ -12,9 +12,11 @@ from dist_testing.errors import FrameError
 from dist_testing.outcomes import GOOD, Kind, RankOutcome, ReportDetails, exit_name
 from dist_testing.process import wire
 from dist_testing.process.board import PhaseBoard
+from dist_testing.process.procfs import status_of
 from dist_testing.process.rank_messages import (
     INSTRUCTIONS,
     RANK_MESSAGES,
+    CallsMade,
     Done,
     EndSession,
     Importing,
@@ -105,6 +107,7 @@ class RankRecord:
         self._stopped_as: Kind | None = None
         self._stopped_in = ""
         self.warnings: dict[Warned, None] = {}
+        self.calls: CallsMade | None = None
         self.end_session = ""
         self._is_finishing = False
         self._has_hung_up = False
@@ -118,15 +121,12 @@ class RankRecord:
         """
         self._report = None
         self.warnings = {}
+        self.calls = None
         self._expected_exit = expected_exit
         self.is_patient = False
 
     def read(self, now_s: float) -> bool:
-        """Read the messages in the channel. Returns False at the end of the stream.
-
-        Args:
-            now_s: The monotonic clock, in seconds.
-        """
+        """Read the messages in the channel. Returns False at the end of the stream."""
         data = self._received()
         return data is None or self._digest(data, now_s)
 
@@ -220,12 +220,7 @@ class RankRecord:
     @property
     def kernel_state(self) -> str:
         """The kernel's state of the process, such as "T (stopped)"; "" if it is not known."""
-        try:
-            with open(f"/proc/{self.pid}/status", encoding="utf-8") as status:
-                fields = dict(line.rstrip("\n").split(":\t", 1) for line in status if ":\t" in line)
-        except OSError:
-            return ""
-        return fields.get("State", "")
+        return status_of(self.pid).get("State", "")
 
     @property
     def has_told_all(self) -> bool:
@@ -301,6 +296,8 @@ class RankRecord:
                 if len(self.warnings) < _MAX_WARNINGS:
                     # Equal warnings, such as from a loop, count once.
                     self.warnings[message] = None
+            case CallsMade():
+                self.calls = message
             case EndSession():
                 self.end_session = message.reason
             case Done():

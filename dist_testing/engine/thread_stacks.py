@@ -19,12 +19,7 @@ _DEADLOCK = f"{DeadlockError.__module__}.{DeadlockError.__qualname__}"
 
 
 def stacks_by_rank(text: str, ranks: Mapping[int, int]) -> dict[int, str]:
-    """Split the stacks of a process by rank.
-
-    Args:
-        text: Output of faulthandler.
-        ranks: Thread ident to rank.
-    """
+    """Split the output of faulthandler by rank. `ranks` maps the ident of each thread to its rank."""
     return {ranks[ident]: stack for ident, _, stack in _threads(text) if ident in ranks}
 
 

@@ -82,21 +82,17 @@ class _Account:
 
 
 def run_ranks(world_size: int, body: ThreadBody, *, limit_s: float) -> ThreadsEnded:
-    """Run a world of threads to its end, or to its deadline.
+    """Run a world of threads to its end, or to its deadline in `limit_s` seconds. `body` makes its own process groups.
 
     A thread cannot be killed. A thread that runs past the deadline goes on; it is a daemon, so the process can end.
-
-    Args:
-        world_size: Number of ranks.
-        body: Runs one rank. It makes its own process groups.
-        limit_s: Limit for the whole world, in seconds.
     """
     deadline_s = time.monotonic() + limit_s
     accounts = [_Account(rank) for rank in range(world_size)]
 
     def run(rank: int) -> None:
         account = accounts[rank]
-        reporter = Reporter(account, account, rank, fail_world)
+        # No message limits a text.
+        reporter = Reporter(account, account, rank, fail_world, fit=str)
         try:
             body(rank, reporter, limit_s)
         except BaseException as error:
@@ -108,7 +104,7 @@ def run_ranks(world_size: int, body: ThreadBody, *, limit_s: float) -> ThreadsEn
             raise _RankFailedError
         reporter.case_over()
 
-    ended = run_on_threads(run, world_size, timeout_s=limit_s, init=False)
+    ended = run_on_threads(run, world_size, timeout_s=limit_s)
     seen_s = min(time.monotonic(), deadline_s)
     has_failed = any(account.outcome is not None and account.outcome.kind not in GOOD for account in accounts)
     outcomes = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dist_testing.process.codec import Family
+from dist_testing.codec import Family
 
 __all__ = [
     "MAIN_MODULES",

@@ -8,11 +8,12 @@ import unittest
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from dist_testing.attach.rank_info import RankInfo
 from dist_testing.case import CaseFailedError, CaseResult
 from dist_testing.engine.engine import Engine
+from dist_testing.engine.kept_reports import ReportFolder
 from dist_testing.engine.report import failure_report, missing_hardware
 from dist_testing.errors import PromiseError, UsageError
 from dist_testing.outcomes import Status
@@ -35,15 +36,23 @@ class Session:
         engine: Runs the cases.
         timeout_s: Limit of a case without a limit of its own, in seconds.
         fail_on_missing: Whether missing hardware is a failure although the configuration does not promise it.
+        strict_collectives: Whether a case fails if its ranks make different calls, unless the case says otherwise.
         ignored_rank_info: Set if this process is a rank of an existing world to which the session is not attached.
+        reports: Where reports go that are too long for the log.
         pause_limit: Suspends the runner's own time limit while the engine watches the deadline of a case.
     """
 
     engine: Engine
     timeout_s: float
     fail_on_missing: bool = False
+    strict_collectives: bool = False
     ignored_rank_info: RankInfo | None = None
     pause_limit: Callable[[], AbstractContextManager[None]] = nullcontext
+    reports: ReportFolder = field(default_factory=ReportFolder)
+
+    def is_strict(self, own: bool | None) -> bool:
+        """Return whether different calls fail a case: its own choice, else that of the session."""
+        return self.strict_collectives if own is None else own
 
     def judge(self, result: CaseResult, error: type[CaseFailedError] = CaseFailedError) -> None:
         """Report the verdict of a case to unittest; do nothing if it passed.
@@ -63,8 +72,13 @@ class Session:
             case Status.FAILED:
                 test = result.case.name.removeprefix("__main__.")
                 is_of_program = _program[0] and test != result.case.name
-                reproduce = f"{_program[0]} {shlex.quote(test)}" if is_of_program else ""
-                raise error(failure_report(result, target=self.engine.spec.target, reproduce=reproduce), result)
+                text = failure_report(
+                    result,
+                    target=self.engine.spec.target,
+                    reproduce=f"{_program[0]} {shlex.quote(test)}" if is_of_program else "",
+                    keep=lambda whole: self.reports.keep(result, whole),
+                )
+                raise error(text, result)
 
     def promise_error(self, name: str, missing: str, world_size: int) -> PromiseError | None:
         """Return the error of a case that lacks something; None if the case is skipped.

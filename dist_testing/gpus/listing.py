@@ -11,7 +11,7 @@ from dist_testing.gpus.gpu import NODES_VARIABLE, NVML_VARIABLE, Gpu, is_simulat
 from dist_testing.gpus.holders import Holder, find_holders, is_locked
 from dist_testing.gpus.nvml import Nvml, NvmlGpu, open_nvml, why_missing
 
-__all__ = ["listing"]
+__all__ = ["bazelrc", "listing"]
 
 _GIB = 1 << 30
 
@@ -31,24 +31,40 @@ def listing(env: Mapping[str, str] = os.environ) -> list[str]:
     if visible.remark:
         lines += [visible.remark, visible.way_out]
     if NVIDIA.visible_variable in env:
-        lines.append(f"this process may use {len(visible.gpus)}: {_numbers(visible.gpus)}")
+        numbers = ", ".join(str(gpu.index) for gpu in visible.gpus) or "none"
+        lines.append(f"this process may use {len(visible.gpus)}: {numbers}")
     with open_nvml(env) as nvml:
         shown = {gpu.minor: gpu for gpu in nvml.gpus()} if nvml is not None else {}
         lines += _about_library(nvml, env)
         holders = find_holders(present)
         for gpu in present:
-            lines += [
-                "",
-                f"GPU {gpu.index}: {gpu.model or 'model unknown'}, {gpu.uuid or 'UUID unknown'}, {gpu.node}",
-            ]
+            model, arch = gpu.model or "model unknown", gpu.arch or "architecture unknown"
+            lines += ["", f"GPU {gpu.index}: {model}, {arch}, {gpu.uuid or 'UUID unknown'}, {gpu.node}"]
             lines.append(f"  {_lease(gpu, holders)}")
             if nvml is not None and gpu.minor in shown:
                 lines += _from_library(nvml, shown[gpu.minor])
         if nvml is not None and len(shown) > 1:
             lines += ["", "between GPUs:", *_connections(nvml, [gpu for gpu in present if gpu.minor in shown], shown)]
     lines += _amd(env)
-    lines += ["", *_for_bazel(len(visible.gpus))]
-    return lines
+    if not visible.gpus:
+        return [*lines, "", "for Bazel: this machine has no GPU to promise; leave //dist_testing/config:gpus at auto"]
+    return [
+        *lines,
+        "",
+        f"for Bazel: --bazelrc writes `test --local_resources=gpu={len(visible.gpus)}` to a file that",
+        "dist_testing.bazelrc imports, so that as many tests run at once as the GPUs allow",
+    ]
+
+
+def bazelrc(env: Mapping[str, str] = os.environ) -> str:
+    """Return Bazel's flags for this machine: as many GPU tests at once as it has GPUs.
+
+    Raises:
+        GpuError: If the device nodes cannot be read.
+    """
+    counts = [len(visible_gpus(vendor.find(env).gpus, env, vendor).gpus) for vendor in (NVIDIA, AMD)]
+    flags = f"test --local_resources=gpu={max(counts)}\n" if any(counts) else "# No GPUs.\n"
+    return f"# Made by dist_testing's //tools/gpu for one machine. Make it again when its GPUs change.\n{flags}"
 
 
 def _about_library(nvml: Nvml | None, env: Mapping[str, str]) -> list[str]:
@@ -107,16 +123,3 @@ def _lease(gpu: Gpu, holders: Mapping[Gpu, Holder]) -> str:
     except OSError as error:
         return f"cannot be used: {error.strerror}"
     return "free: not leased" if is_free else "leased just now"
-
-
-def _for_bazel(count: int) -> list[str]:
-    if not count:
-        return ["for Bazel: this machine has no GPU to promise; leave //dist_testing/config:gpus at auto"]
-    return [
-        "for user.bazelrc, so that Bazel runs as many tests at once as the GPUs allow:",
-        f"  test --local_resources=gpu={count}",
-    ]
-
-
-def _numbers(gpus: Sequence[Gpu]) -> str:
-    return ", ".join(str(gpu.index) for gpu in gpus) or "none"

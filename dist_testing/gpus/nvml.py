@@ -101,6 +101,7 @@ _ARGUMENTS: Mapping[str, tuple[type, ...]] = {
     "nvmlDeviceGetName": (c_void_p, c_char_p, c_uint),
     "nvmlDeviceGetPciInfo_v3": (c_void_p, POINTER(_Pci)),
     "nvmlDeviceGetMemoryInfo_v2": (c_void_p, POINTER(_MemoryV2)),
+    "nvmlDeviceGetCudaComputeCapability": (c_void_p, POINTER(c_int), POINTER(c_int)),
     "nvmlDeviceGetMigMode": (c_void_p, POINTER(c_uint), POINTER(c_uint)),
     "nvmlDeviceGetComputeRunningProcesses_v3": (c_void_p, POINTER(c_uint), POINTER(_Process)),
     "nvmlEventSetCreate": (POINTER(c_void_p),),
@@ -138,6 +139,11 @@ class NvmlMemory(NamedTuple):
 
     total: int
     used: int
+
+    @property
+    def free_share(self) -> float:
+        """The part that is free, from 0 to 1; 1 if the driver reports no total."""
+        return 1 - self.used / self.total if self.total else 1.0
 
 
 class NvmlProcess(NamedTuple):
@@ -267,6 +273,12 @@ class Nvml:
         if code == _GPU_IS_LOST:
             raise lost_error(f"/dev/nvidia{gpu.minor} ({gpu.model or 'GPU'}, {gpu.uuid})")
         return NvmlMemory(memory.total, memory.used) if code == _SUCCESS else None
+
+    def arch(self, gpu: NvmlGpu) -> str:
+        """Return the architecture in the form of compilers, such as "sm_90"; "" if the driver does not report it."""
+        major, minor = c_int(), c_int()
+        code = self._call("nvmlDeviceGetCudaComputeCapability", gpu.handle, byref(major), byref(minor))
+        return f"sm_{major.value}{minor.value}" if code == _SUCCESS else ""
 
     def is_mig(self, gpu: NvmlGpu) -> bool:
         """Whether the GPU is divided into instances; False if it cannot be, or the driver does not report it."""

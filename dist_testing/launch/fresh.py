@@ -50,14 +50,9 @@ def with_imports(loader: Loader) -> Loader:
 
 
 def command(program: str, order: FreshProgram) -> tuple[list[str], int]:
-    """Return the command line of a fresh interpreter.
+    """Return the command line of a fresh interpreter, and the descriptor that it must inherit.
 
-    Args:
-        program: Module whose `main` the interpreter runs.
-        order: Argument of that `main`.
-
-    Returns:
-        The command, and the descriptor that the interpreter must inherit.
+    The interpreter calls `main` of the module `program` with the order.
     """
     descriptor = os.memfd_create("dist-testing-fresh", 0)
     text = FRESH_PROGRAMS.to_wire(order).decode()

@@ -11,7 +11,7 @@ import enum
 from dataclasses import dataclass
 from typing import Annotated, TypeAlias
 
-from dist_testing.process.codec import Family
+from dist_testing.codec import Family
 
 __all__ = [
     "ANSWER_MARK",
@@ -45,6 +45,7 @@ class WaitKind(enum.Enum):
     SOME_COLLECTIVE = "some collective"  # one of the collectives that the rank has begun and not ended
     RECEIVE = "receive"
     SEND = "send"
+    HANDLE = "handle"  # the end of a send or a receive that the rank has begun; it is not known which
     MONITORED = "monitored barrier"  # the group's first member waits for all others, and they for it
     STORE = "store"  # a key of a store
     MEETING = "meeting"  # other ranks, all of them: a group is being made, or it is the world's own barrier
@@ -182,4 +183,4 @@ class NoLedger:
 
 
 LedgerAnswer: TypeAlias = Ledger | NoLedger
-LEDGERS: Family[LedgerAnswer] = Family("ledger of a rank", 1, (Ledger, NoLedger), max_bytes=MAX_ANSWER_BYTES)
+LEDGERS: Family[LedgerAnswer] = Family("ledger of a rank", 2, (Ledger, NoLedger), max_bytes=MAX_ANSWER_BYTES)

@@ -16,9 +16,7 @@ _AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 def torchrun_env(size: int, store_port: int) -> dict[str, str]:
     """Return the variables that torchrun sets for one node, except RANK and LOCAL_RANK.
 
-    Args:
-        size: Ranks in the world.
-        store_port: Port of the world's store. 0: a world without a store, and without MASTER_ADDR.
+    With `store_port` 0 the world has no store, and no MASTER_ADDR.
     """
     env = {
         "WORLD_SIZE": str(size),
@@ -36,13 +34,7 @@ def torchrun_env(size: int, store_port: int) -> dict[str, str]:
 
 
 def world_env(env: Mapping[str, str], size: int, store_port: int) -> dict[str, str]:
-    """Return the environment of a world's ranks, but for RANK and LOCAL_RANK.
-
-    Args:
-        env: What the runner gives to the ranks.
-        size: Ranks in the world.
-        store_port: As for `torchrun_env`.
-    """
+    """Return the environment `env` of a world's ranks with the variables of `torchrun_env`."""
     result = {**env, **torchrun_env(size, store_port)}
     if store_port:
         # Under torchrun the runner has it. With it, rank 0 would serve no store at a port that a test has chosen, and

@@ -36,7 +36,14 @@ from dist_testing.process.ledger import (
 from dist_testing.rank.state import child_processes
 from dist_testing.rank.waits import C10D, wait_of
 
-__all__ = ["LedgerThread", "answer_with_ledger", "answering", "read_ledger"]
+__all__ = [
+    "LedgerThread",
+    "answer_with_ledger",
+    "answering",
+    "is_record_complete",
+    "read_ledger",
+    "recorded_calls",
+]
 
 # Of the calls that have ended.
 _LAST_CALLS = 16
@@ -190,6 +197,16 @@ def read_ledger(main: int, ours: set[int]) -> LedgerAnswer:
         return NoLedger(f"{type(error).__name__}: {error}"[:_MAX_TEXT])
 
 
+def recorded_calls() -> list[Call]:
+    """Return the calls that torch's flight recorder holds, in the order in which they began; none if it is off."""
+    return list(_calls(_recorded() or []))
+
+
+def is_record_complete(count: int) -> bool:
+    """Return whether a recorder with this many calls has dropped none."""
+    return count < _recorder_size()
+
+
 def _read(main: int, ours: set[int]) -> Ledger:
     frames = sys._current_frames()
     frame = frames[main]
@@ -204,7 +221,7 @@ def _read(main: int, ours: set[int]) -> Ledger:
         newest[call.group] = call.generation
     return Ledger(
         is_recording=recorded is not None,
-        is_complete=len(entries) < _recorder_size(),
+        is_complete=is_record_complete(len(entries)),
         groups=tuple(_groups(c10d)) if c10d is not None else (),
         calls=tuple(kept),
         last={call.group: call.number for call in calls if call.generation == newest[call.group]},

@@ -32,7 +32,7 @@ class RankWorld(World):
 
         Args:
             start: The request for the world, and the rank's descriptors.
-            store: Store that the ranks share. None: a store at the world's port.
+            store: Store that the ranks share; None for the one at the world's port.
             cases: How many cases this process has run before.
         """
         request = start.request

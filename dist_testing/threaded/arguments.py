@@ -23,7 +23,6 @@ __all__ = [
     "Tensors",
     "check_pairs",
     "check_same_size",
-    "innermost",
     "limit_of",
     "listed",
     "reduction_of",
@@ -68,21 +67,6 @@ def single(tensors: Any) -> Tensor:
     return tensor
 
 
-def innermost(tensors: Any) -> list[Tensor]:
-    """Return a flat list of tensors from a list, or from a list of one list.
-
-    `torch.distributed`'s functions pass a list per device of the rank; the object-style API passes one plain list.
-
-    Raises:
-        ValueError: If there is more than one inner list.
-    """
-    if tensors and not isinstance(tensors[0], Tensor):
-        if len(tensors) != 1:
-            raise ValueError(f"{len(tensors)} lists of tensors; expected one, because each rank has one device here")
-        tensors = tensors[0]
-    return list(tensors)
-
-
 def check_pairs(outputs: Sequence[object], inputs: Sequence[object]) -> None:
     """Check that there are as many outputs as inputs.
 
@@ -118,7 +102,7 @@ def text_of(tensors: Tensors) -> str:
     return ", ".join(texts) if len(texts) <= 4 else f"{texts[0]} and {len(texts) - 1} more"
 
 
-def limit_of(opts: Any, timeout: timedelta | None) -> float | None:
+def limit_of(opts: Any, timeout: timedelta | None = None) -> float | None:
     """Return the time limit of a call in seconds, or None where the group's own limit applies.
 
     Args:

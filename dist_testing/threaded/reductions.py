@@ -15,7 +15,6 @@ from dist_testing.threaded.arguments import (
     Tensors,
     check_pairs,
     check_same_size,
-    innermost,
     limit_of,
     listed,
     reduction_of,
@@ -114,8 +113,7 @@ class Reductions(GroupBase):
             timeout: Time limit of the call.
             op: The reduce operation; SUM by default.
         """
-        output, inputs = single(outputs), innermost(inputs)
-        self._check_one_per_rank(inputs, "an input")
+        output, inputs = single(outputs), self._one_per_rank(inputs, "an input")
         check_same_size(inputs[self._rank], output)
         reduction = reduction_of(opts, op, inputs)
         return self._meet(
@@ -126,6 +124,7 @@ class Reductions(GroupBase):
             partial(data.reduce_scatter, reduction.name),
             [output],
             limit_of(opts, timeout),
+            inputs,
         )
 
     def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> ThreadWork:  # noqa: A002
@@ -165,5 +164,6 @@ class Reductions(GroupBase):
             (outputs, (inputs, reduction.factor)),
             partial(data.reduce_scatter_single, reduction.name),
             outputs,
-            limit_of(opts, None),
+            limit_of(opts),
+            inputs,
         )

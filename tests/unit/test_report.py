@@ -169,7 +169,7 @@ def test_the_culprits_traceback_is_complete() -> None:
     """If this fails, the culprit's traceback is cut."""
     long = "\n".join(f"line {number}" for number in range(500))
     text = failure_report(result([raised(0, 101.0, text=long)]))
-    assert text.endswith(long)
+    assert f"\n{long}\n" in text
     assert "left out" not in text
 
 

@@ -17,8 +17,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dist_testing.codec import Family
 from dist_testing.errors import MessageError
-from dist_testing.process.codec import Family
 from dist_testing.process.frames import FrameWriter
 from dist_testing.process.rank_messages import Ready
 from dist_testing.process.wire import MessageReader, receive, send

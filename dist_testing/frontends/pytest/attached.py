@@ -41,6 +41,7 @@ def make_engine(
             "The ranks of the world exist already; a worker process of a rank is not a rank.\n"
             "Use torchrun without -n, or -n without torchrun."
         )
+    rank_info.announce()
     engine = AttachedEngine(spec, budget, context, loader, rank_info, context.as_rank)
     config.pluginmanager.register(Follower(config, rank_info, context) if rank_info.rank else Leader(config, engine))
     return engine

@@ -40,6 +40,7 @@ from dist_testing.frontends.pytest.marker import Distributed
 from dist_testing.frontends.pytest.marking import check_all_marked, mark_items
 from dist_testing.frontends.pytest.on_rank import EXPECTED, PytestRankContext
 from dist_testing.frontends.pytest.options import check_plugins, read_options
+from dist_testing.frontends.pytest.report_folder import report_folder
 from dist_testing.frontends.pytest.session_events import SessionEvents
 from dist_testing.frontends.requirements.decision import unmet_requirement
 from dist_testing.frontends.session import Session, open_session
@@ -89,6 +90,7 @@ class RunnerPlugin:
             add_backends([(target.backend, target.target)], target.backend_names)
         options = read_options(config, target, self._rank_info)
         self._spec = options.spec
+        self._pool_keeps = options.pool_keeps
         self._outputs = config.stash.get(OUTPUTS_KEY, None)
         self._items: dict[str, pytest.Item] = {}
         self.context = PytestRankContext(config, self._items)
@@ -101,8 +103,14 @@ class RunnerPlugin:
         self._engine.events = self._events.stream
         if not hasattr(config, "workerinput"):
             self._engine.tell = self._events.tell
-        pause_limit = config.stash.get(PAUSE_LIMIT_KEY, contextlib.nullcontext)
-        self._session = Session(self._engine, options.timeout_s, options.fail_on_missing, pause_limit=pause_limit)
+        self._session = Session(
+            self._engine,
+            options.timeout_s,
+            options.fail_on_missing,
+            options.strict_collectives,
+            pause_limit=config.stash.get(PAUSE_LIMIT_KEY, contextlib.nullcontext),
+            reports=report_folder(config, self._outputs),
+        )
         open_session(self._session)
 
     def _make_engine(self) -> Engine:
@@ -165,10 +173,10 @@ class RunnerPlugin:
             check_world(self._config, self._engine.debug_rank, map(self._world_of, ours))
             leave_ranks_to_ranks(self._config)
             raise_on_termination()
-            launchers, _ = self._engine.prepare()
+            launcher, _ = self._engine.prepare()
         except (LaunchError, UsageError) as error:
             raise pytest.UsageError(str(error)) from error
-        if reasons := [reason for launcher in launchers for reason in launcher.unclean_reasons]:
+        if reasons := launcher.unclean_reasons:
             self._config.get_terminal_writer().line(
                 f"dist_testing: ranks are forked from a fresh interpreter and not from this one: {'; '.join(reasons)}"
             )
@@ -210,7 +218,13 @@ class RunnerPlugin:
         case = Case(
             name=item.nodeid,
             world_size=size,
-            body=CaseBody("pytest", PYTEST_CASES.to_wire(content).decode(), only_test=item.nodeid),
+            body=CaseBody(
+                "pytest",
+                PYTEST_CASES.to_wire(content).decode(),
+                only_test=item.nodeid,
+                strict_calls=self._session.is_strict(marker.strict_collectives),
+                may_change=self._pool_keeps,
+            ),
             timeout_s=marker.timeout or self._session.timeout_s,
             isolation=self._isolation_of(item).name,
             pool=self._pool_of(item),

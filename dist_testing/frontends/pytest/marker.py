@@ -31,7 +31,7 @@ _OTHER_PROJECT = (
 # Follows the marker's name.
 MARKER_HELP = (
     "(world_size=None, init=True, timeout=None, isolation=None, expected_exits=None, backends=None, "
-    "features=None): "
+    "features=None, strict_collectives=None): "
     "run the test on every rank of a world. "
     "world_size: a number, or a list of numbers of which each makes a case; default: the target's. "
     "init=False: the test makes its own groups. "
@@ -40,7 +40,8 @@ MARKER_HELP = (
     "the tests of a class or module share a worker pool. "
     "expected_exits: rank to the exit code that its process must end with, as {1: -9}; a negative one is a signal. "
     "backends: names of the backends that the test is for; with others it is deselected. "
-    "features: features that a backend must have; with others the test is deselected."
+    "features: features that a backend must have; with others the test is deselected. "
+    "strict_collectives: whether the test fails if its ranks pass but make different collective calls."
 )
 
 
@@ -56,6 +57,7 @@ class Distributed:
         expected_exits: Rank to the exit code that its process must end with; a negative one is a signal.
         backends: Backends that the test is for; empty for all.
         features: Features that a backend must have for the test.
+        strict_collectives: Whether different collective calls fail the test; None for the command line's choice.
     """
 
     world_size: tuple[int, ...] = ()
@@ -65,6 +67,7 @@ class Distributed:
     expected_exits: Mapping[int, int] = field(default_factory=dict)
     backends: tuple[str, ...] = ()
     features: tuple[str, ...] = ()
+    strict_collectives: bool | None = None
 
     def is_for(self, backend: Backend) -> bool:
         """Whether the test is for a backend."""
@@ -133,7 +136,7 @@ def _world_sizes(definition: Any, given: str, value: object) -> tuple[int, ...]:
     return tuple(sizes)
 
 
-def _init(definition: Any, given: str, value: object) -> bool:
+def _true_or_false(definition: Any, given: str, value: object) -> bool:
     if not isinstance(value, bool):
         raise _wrong(definition, given, "It is True or False")
     return value
@@ -181,10 +184,11 @@ def _wrong(definition: Any, given: str, rule: str, way_out: str = "Correct it, o
 # Argument to the function that checks its value, and returns it as `Distributed` has it.
 _READERS: dict[str, Callable[[Any, str, object], Any]] = {
     "world_size": _world_sizes,
-    "init": _init,
+    "init": _true_or_false,
     "timeout": _timeout,
     "isolation": _isolation,
     "expected_exits": _exits,
     "backends": partial(_names, check=check_backend_name),
     "features": partial(_names, check=lambda name: check_features([name])),
+    "strict_collectives": _true_or_false,
 }

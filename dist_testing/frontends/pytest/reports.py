@@ -23,7 +23,7 @@ from dist_testing.frontends.pytest.internals import (
     evaluate_skip_marks,
     evaluate_xfail_marks,
 )
-from dist_testing.frontends.session import warnings_of
+from dist_testing.frontends.session import current_session, warnings_of
 from dist_testing.launch.isolation import isolation_named
 from dist_testing.outcomes import Cause, Status
 from dist_testing.spec import Spec
@@ -152,7 +152,9 @@ def failure_text(name: str, result: CaseResult, spec: Spec) -> str:
         # A class of threads always uses the threaded backend, whatever the backend of this run.
         if isolation_named(result.case.isolation).fits(spec.backend):
             reproduce += f" --dist-backend={spec.backend.name} --dist-world-size={result.case.world_size}"
-    return failure_report(result, target=spec.target, reproduce=reproduce)
+    session = current_session()
+    keep = None if session is None else lambda whole: session.reports.keep(result, whole)
+    return failure_report(result, target=spec.target, reproduce=reproduce, keep=keep)
 
 
 def forward_warnings(item: pytest.Item, result: CaseResult) -> None:

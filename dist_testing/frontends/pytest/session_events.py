@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+from dist_testing.engine.report_text import printable
 from dist_testing.engine.run_events import run_started
+from dist_testing.error_text import shorten
 from dist_testing.errors import UsageError
 from dist_testing.events.cases import RankOutput
 from dist_testing.events.file import EventFile
@@ -23,10 +25,47 @@ __all__ = ["EVENTS_KEY", "OPTION", "SessionEvents"]
 # The Bazel main sets this, because its own sinks need the events of the session, too.
 EVENTS_KEY = pytest.StashKey[EventStream]()
 OPTION = "--dist-events"
+# Limits of the list of failures at the end of the log.
+_MAX_HEADLINES = 30
+_HEADLINE_CHARS = 500
+
+
+class FailureReport:
+    """Keeps the reports of distributed failures, and prints them at the end of the log. It is a sink."""
+
+    def __init__(self) -> None:
+        self._texts: list[str] = []
+
+    def __call__(self, event: TestReported) -> None:
+        """Keep the report if this library wrote it."""
+        if event.is_distributed:
+            self._texts.append(event.text)
+
+    def print(self, config: pytest.Config) -> None:
+        """Print all reports."""
+        writer = config.get_terminal_writer()
+        for text in self._texts:
+            writer.line()
+            writer.sep("=", "distributed failure")
+            # pytest escapes a text as a whole, with its line ends, if the terminal cannot encode it.
+            for line in printable(text).split("\n"):
+                writer.line(line)
+        if len(self._texts) > 1:
+            writer.line()
+            writer.sep("=", f"{len(self._texts)} distributed failures")
+            for line in self._headlines():
+                writer.line(line)
+
+    def _headlines(self) -> list[str]:
+        """Return the first line of the first reports: with many, only these are near the end of the log."""
+        shown = [printable(shorten(text.partition("\n")[0], _HEADLINE_CHARS)) for text in self._texts[:_MAX_HEADLINES]]
+        lines = [" ".join(line.splitlines()) for line in shown]
+        left_out = len(self._texts) - len(lines)
+        return [*lines, f"... and {left_out} more; their reports are above"] if left_out else lines
 
 
 class SessionEvents:
-    """Emits the events of tests, as a plugin of pytest; prints distributed failures at the end of the log.
+    """Emits the events of tests, as a plugin of pytest.
 
     Attributes:
         stream: The stream of the session.
@@ -47,7 +86,7 @@ class SessionEvents:
         self.stream = EventStream() if given is None else given
         self._is_own = given is None
         self._config = config
-        self._failures: list[str] = []
+        self._failures = FailureReport()
         self._exit_code = int(pytest.ExitCode.INTERNAL_ERROR)
         path: str | None = config.getoption(OPTION)
         self._file = _open(path, config) if path is not None and writes_file else None
@@ -55,7 +94,7 @@ class SessionEvents:
             self.stream.subscribe(self._file, name=f"the event file {path}")
             if self._is_own:
                 self.stream.emit(run_started(spec))
-        self.stream.subscribe(self._keep_failure, TestReported, name="the report of failures")
+        self.stream.subscribe(self._failures, TestReported, name="the report of failures")
         if not hasattr(config, "workerinput"):
             if self._is_own:
                 self.stream.warn = self.tell
@@ -89,20 +128,7 @@ class SessionEvents:
             except OSError as error:
                 self.stream.warn(f"dist_testing: the event file is not complete: {error}")
         if not hasattr(self._config, "workerinput"):
-            self._print_failures()
-
-    def _keep_failure(self, event: TestReported) -> None:
-        if event.is_distributed:
-            self._failures.append(event.text)
-
-    def _print_failures(self) -> None:
-        writer = self._config.get_terminal_writer()
-        for text in self._failures:
-            writer.line()
-            writer.sep("=", "distributed failure")
-            # pytest escapes a text as a whole, with its line ends, if the terminal cannot encode it.
-            for line in text.split("\n"):
-                writer.line(line)
+            self._failures.print(self._config)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_finish(self, session: pytest.Session) -> None:

@@ -191,7 +191,9 @@ def _tensor_difference(first: Any, second: Any, rules: _Rules) -> str:
         one, other = _as_tensor(first, device), _as_tensor(second, device)
     except (TypeError, ValueError, RuntimeError):
         return f"{type(first).__name__} and {type(second).__name__} cannot be compared: {first!r}, {second!r}"
-    if not is_like_for_like and one.numel() == other.numel() == 1 and 0 in (one.dim(), other.dim()):
+    # A number has no shape, but a sequence has: as in torch's own test classes, 1 equals tensor([1]), and [1] does not
+    # equal tensor(1).
+    if (_is_number(first) or _is_number(second)) and one.numel() == other.numel() == 1:
         one, other = one.reshape(()), other.reshape(())
     check_dtype = rules.exact_dtype and is_like_for_like
     if _are_plainly_close(one, other, rules, check_dtype):

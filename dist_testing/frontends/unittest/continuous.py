@@ -5,10 +5,11 @@ from __future__ import annotations
 import datetime
 import os
 import unittest
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NoReturn
 
 from dist_testing.backends import all_declared, parts_of
+from dist_testing.case import check_keepable
 from dist_testing.engine.needs import missing_backend
 from dist_testing.errors import UsageError
 from dist_testing.frontends.messages import UnittestCase
@@ -52,7 +53,8 @@ class ContinuousCase(WorldCase):
         timeout: Limit of each operation of the group; default: 120 seconds.
         poison_pill: If a test sets it, all later tests are skipped. The library never sets it.
         pg: On a rank, the group.
-        keeps_state: Whether a test may leave changes of its process, such as variables, to the next test.
+        keeps_state: What a test may leave changed in its process for the next test: False for nothing, True for
+            everything, or names such as `("cwd", "env:OMP_*")` (see docs/isolation.md).
     """
 
     isolation = POOL.name
@@ -62,7 +64,7 @@ class ContinuousCase(WorldCase):
     timeout: ClassVar[datetime.timedelta] = datetime.timedelta(seconds=120)
     poison_pill: ClassVar[bool] = False
     pg: ClassVar[Any] = None
-    keeps_state: ClassVar[bool] = False
+    keeps_state: ClassVar[bool | Sequence[str]] = False
     # Whether this process, which another launcher has started, is a rank.
     _is_attached: ClassVar[bool] = False
 
@@ -173,12 +175,15 @@ class ContinuousCase(WorldCase):
             self.addCleanup(self.tearDownRank)
 
     def _join_processes(self, fn: Callable[[], Any]) -> None:
+        keeps = self.keeps_state
+        named = () if isinstance(keeps, bool) else check_keepable(f"{type(self).__qualname__}.keeps_state", keeps)
         self._ask_for_ranks(
             self._wanted_world_size(),
             self.isolation,
             lacking=_lacking(_called(self.backend_str)),
             keeps_groups=True,
-            keeps_state=bool(self.keeps_state),
+            keeps_state=keeps is True,
+            may_change=named,
         )
         self._judge(self._wait_for_ranks())
 

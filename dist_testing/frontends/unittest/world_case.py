@@ -46,6 +46,8 @@ class WorldCase(unittest.TestCase):
     isolation: ClassVar[str] = ""
     # Limit of each test in seconds; None for the target's or the command line's.
     case_timeout_s: ClassVar[float | None] = None
+    # Whether a test fails if its ranks pass but make different collective calls; None for the command line's choice.
+    strict_collectives: ClassVar[bool | None] = None
 
     # Whether `sys.exit(0)` in a test is a pass of that rank, as with torch's classes. Otherwise it ended too early.
     exit_0_passes: ClassVar[bool] = False
@@ -130,6 +132,7 @@ class WorldCase(unittest.TestCase):
         fake_pg: bool = False,
         keeps_groups: bool = False,
         keeps_state: bool = False,
+        may_change: tuple[str, ...] = (),
     ) -> RunningCase:
         """Check the test and start its ranks.
 
@@ -141,6 +144,7 @@ class WorldCase(unittest.TestCase):
             fake_pg: Whether the class asks for torch's fake group.
             keeps_groups: Whether the test may leave its groups to the next one on the same ranks.
             keeps_state: Whether the test may leave other things than groups to the next one.
+            may_change: The state that it may leave changed, by the names of `dist_testing.case.KEEPABLE`.
 
         Raises:
             UsageError: If an attribute of the class is impossible, or the world is larger than declared.
@@ -156,6 +160,7 @@ class WorldCase(unittest.TestCase):
             self._skip_or_fail(unmet, max(spec.world_sizes))
         session.check_not_attached(self.id())
         world_size, timeout_s, how = self._checked(method, size, isolation)
+        strict_calls = session.is_strict(self._checked_strict())
         if missing := missing_need(spec, world_size) or lacking:
             self._skip_or_fail(missing, world_size)
         cls = type(self)
@@ -168,6 +173,8 @@ class WorldCase(unittest.TestCase):
                 UNITTEST_CASES.to_wire(content).decode(),
                 keeps_state=keeps_state,
                 keeps_groups=keeps_groups,
+                strict_calls=strict_calls,
+                may_change=may_change,
             ),
             timeout_s=timeout_s,
             isolation=how.name,
@@ -249,6 +256,12 @@ class WorldCase(unittest.TestCase):
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= MAX_TIMEOUT_S:
             raise self._wrong("case_timeout_s", value, f"a number of seconds above 0, up to {MAX_TIMEOUT_S}")
         return float(value)
+
+    def _checked_strict(self) -> bool | None:
+        value: object = self.strict_collectives
+        if value is not None and not isinstance(value, bool):
+            raise self._wrong("strict_collectives", value, "True, False or None")
+        return value
 
     def _checked_isolation(self, name: object) -> Isolation:
         name = name or current_session().engine.spec.isolation
