@@ -119,8 +119,12 @@ class _Announced:
                     self._pidfds[rank] = os.pidfd_open(int(self._store.get(pid_key(rank))))
                 except ProcessLookupError:
                     self._gone.add(rank)
+        poller = select.poll()
+        for rank, fd in self._pidfds.items():
+            if rank in ranks:
+                poller.register(fd, select.POLLIN)
         # A pidfd is readable when its process has ended.
-        ready, _, _ = select.select([fd for rank, fd in self._pidfds.items() if rank in ranks], [], [], 0)
+        ready = {fd for fd, _ in poller.poll(0)}
         return [rank for rank in ranks if rank in self._gone or self._pidfds.get(rank) in ready]
 
     def close(self) -> None:
