@@ -136,7 +136,12 @@ class PytestRankContext:
         if body.front_end == "unittest":
             return _UnittestInPytest(self._config, self._items)
         if (nodeid := PYTEST_CASES.from_wire(body.content).nodeid) not in self._items:
-            raise _not_collected(nodeid, self.collection_errors)
+            text = (
+                f"This rank has not collected {nodeid}.\n"
+                "The test files, or modules that they import, differ from the runner's.\n"
+                "Give all ranks the same files, and collect the same tests in every process."
+            )
+            raise UsageError("\n".join([text, *self.collection_errors]))
         return PytestRankFrontEnd(self._config, self._items, stays=self._is_attached)
 
     def thread_front_ends(self, body: CaseBody, world_size: int) -> Sequence[RankFrontEnd]:
@@ -157,15 +162,6 @@ class PytestRankContext:
         ]
         self._thread_cases += 1
         return front_ends
-
-
-def _not_collected(name: str, errors: Sequence[str] = ()) -> UsageError:
-    text = (
-        f"This rank has not collected {name}.\n"
-        "The test files, or modules that they import, differ from the runner's.\n"
-        "Give all ranks the same files, and collect the same tests in every process."
-    )
-    return UsageError("\n".join([text, *errors]))
 
 
 # Replaces the hook `pytest_runtest_protocol`, which is not called on ranks: it adds details such as a diff to `assert`.
@@ -256,10 +252,12 @@ class _UnittestInPytest(UnittestRankFrontEnd):
         case = UNITTEST_CASES.from_wire(body.content)
         cls = find_class(case.cls)
         methods = [item for item in self._items.values() if isinstance(item, TestCaseFunction) and item.cls is cls]
+        # A test may also run, by unittest, a class that pytest has not collected.
         item = next((item for item in methods if item.name == case.method), None)
-        if item is None:
-            raise _not_collected(f"{cls.__qualname__}.{case.method}")
-        with recording_warnings(self._config, reporter, item), explain_assertions(item):
+        with (
+            recording_warnings(self._config, reporter, item),
+            explain_assertions(item) if item is not None else contextlib.nullcontext(),
+        ):
             super().run(body, reporter)
 
 

@@ -102,13 +102,13 @@ class _OutputHandler(logging.StreamHandler):  # type: ignore[type-arg]  # takes 
 
 
 @contextlib.contextmanager
-def recording_warnings(config: pytest.Config, reporter: Reporter, item: pytest.Item) -> Iterator[None]:
+def recording_warnings(config: pytest.Config, reporter: Reporter, item: pytest.Item | None) -> Iterator[None]:
     """Apply the filters of the session and the `filterwarnings` marks of the item; send each warning to the runner."""
     if not config.pluginmanager.hasplugin("warnings"):
         yield
         return
     with config._catch_configured_warnings(record=True) as recorded:
-        for mark in item.iter_markers("filterwarnings"):
+        for mark in item.iter_markers("filterwarnings") if item is not None else ():
             for text in mark.args:
                 warnings.filterwarnings(*parse_warning_filter(text, escape=False))
         try:
