@@ -104,16 +104,12 @@ class AttachedRank:
     def __init__(
         self, connection: socket.socket, context: RankContext, as_rank: Callable[[], AbstractContextManager[None]]
     ):
-        """Install the signal handlers.
-
-        Args:
-            connection: Connection to rank 0.
-            context: The rank context.
-            as_rank: Entered around each part: makes the front end's changes in this process, and undoes them.
-        """
+        """Install the signal handlers."""
         self.is_terminated = False
+        # To rank 0.
         self._connection = connection
         self._context = context
+        # Entered around each part: makes the front end's changes in this process, and undoes them.
         self._as_rank = as_rank
         self._can_give_up = False
         self._sockets_before: frozenset[str] | None = None
@@ -156,11 +152,7 @@ class AttachedRank:
         )
 
     def take_part_once(self, *, gives_up: bool = False) -> None:
-        """Take part in the world that has just been asked for.
-
-        Args:
-            gives_up: Whether to only report the end of this rank's part, because the world is not needed.
-        """
+        """Take part in the world that has just been asked for; only report the end of the part if it `gives_up`."""
         received = self._next_order()
         assert received is not None
         order, fds = received

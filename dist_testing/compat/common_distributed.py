@@ -28,7 +28,7 @@ from dist_testing.frontends.helpers.running import dynamo_dist_per_rank_init as 
 from dist_testing.frontends.helpers.running import retrieve_result_from_completion_queue
 from dist_testing.frontends.names import *  # noqa: F403
 from dist_testing.frontends.requirements.accelerators import DDP_RANK_DEVICES, evaluate_platform_supports_symm_mem
-from dist_testing.frontends.requirements.backends import ACCELERATOR_DIST_BACKENDS
+from dist_testing.frontends.requirements.platforms import ACCELERATOR_DIST_BACKENDS
 from dist_testing.frontends.requirements.worlds import skip_below_world_size
 from dist_testing.spec import DEFAULT_WORLD_SIZE
 

@@ -108,12 +108,7 @@ def add_options(parser: pytest.Parser) -> None:
 
 
 def read_options(config: pytest.Config, target: Spec | None, rank_info: RankInfo | None) -> Options:
-    """Read the options.
-
-    Args:
-        config: pytest's.
-        target: The spec of the Bazel target; None outside Bazel.
-        rank_info: Set if this process is a rank of an existing world.
+    """Read the options; they override the spec of the Bazel target, if there is one.
 
     Raises:
         UsageError: If a value is impossible.
@@ -198,16 +193,13 @@ def _ranks_per_gpu(text: str, backend: Backend, gpus_per_rank: int) -> int:
         )
     count = int(text)
     if count > 1 and not (backend.shares_gpus and gpus_per_rank == 1):
+        sharing = [name for name, other in backends().items() if other.shares_gpus]
         raise UsageError(
             f"--dist-ranks-per-gpu={count} with backend {backend.name} and {gpus_per_rank} GPU(s) per rank.\n"
             "Ranks can share a GPU only if each needs one GPU and the backend allows it; NCCL does not.\n"
-            f"Use one of the backends {', '.join(_sharing())}, or leave the option out."
+            f"Use one of the backends {', '.join(sharing)}, or leave the option out."
         )
     return count
-
-
-def _sharing() -> list[str]:
-    return [name for name, backend in backends().items() if backend.shares_gpus]
 
 
 def _choice(config: pytest.Config, option: str, allowed: tuple[str, ...]) -> str | None:
