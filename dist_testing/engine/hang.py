@@ -191,7 +191,7 @@ def _in_collective(
             missing.append(
                 frozenset(other for other in members if other != rank and not _has_begun(call, views[other], members))
             )
-    return Waiting(rank, wait, pending[0], tuple(missing), mismatches[0] if mismatches else None)
+    return Waiting(rank, wait, pending[0], tuple(dict.fromkeys(missing)), mismatches[0] if mismatches else None)
 
 
 def _has_begun(call: Call, view: RankView, members: tuple[int, ...]) -> bool:

@@ -17,6 +17,7 @@ __all__ = ["HangStory", "blame_by_ledger", "group_text", "mark_stuck", "ranks_te
 # Files in whose lines a reader cannot see what their test does: torch's, this library's, Python's.
 _NOT_THE_TEST = (f"{os.sep}torch{os.sep}", f"{os.sep}dist_testing{os.sep}")
 _STANDARD_LIBRARY = os.path.dirname(os.__file__) + os.sep
+_PACKAGES = "site-packages"
 _DEFAULT_GROUP = "0"
 # Instead of "at the deadline".
 _STUCK = "when no rank could go on any more"
@@ -32,6 +33,7 @@ class HangStory:
         lines: What each rank did, a line for ranks that did the same.
         culprits: The ranks that the others wait for; empty if they wait for each other.
         victims: The ranks that wait.
+        analysis: What the story was made from.
     """
 
     is_proven: bool
@@ -39,6 +41,12 @@ class HangStory:
     lines: tuple[str, ...]
     culprits: tuple[int, ...]
     victims: tuple[int, ...]
+    analysis: Analysis
+
+    @property
+    def waiting(self) -> frozenset[int]:
+        """The ranks that wait for others, culprits among them."""
+        return frozenset(self.analysis.waiting)
 
 
 def tell(analysis: Analysis) -> HangStory | None:
@@ -61,7 +69,7 @@ def tell(analysis: Analysis) -> HangStory | None:
     else:
         headline = _each(analysis, analysis.waiting)
     victims = tuple(rank for rank in analysis.waiting if rank not in culprits)
-    return HangStory(analysis.is_proven, headline, tuple(_lines(analysis)), tuple(culprits), victims)
+    return HangStory(analysis.is_proven, headline, tuple(_lines(analysis)), tuple(culprits), victims, analysis)
 
 
 def ranks_text(ranks: Iterable[int]) -> str:
@@ -86,10 +94,10 @@ def _disagreement(analysis: Analysis, mismatch: Mismatch) -> tuple[str, Sequence
     with_inputs = len({theirs.operation for theirs in mismatch.calls.values()}) == 1
     for rank, theirs in sorted(mismatch.calls.items()):
         sides.setdefault(described(theirs, with_inputs=with_inputs), []).append(rank)
-    texts = [
-        f"{ranks_text(ranks)} {'call' if len(ranks) > 1 else 'calls'} {operation}{_at(_common_place(analysis, ranks))}"
-        for operation, ranks in sorted(sides.items(), key=lambda side: (len(side[1]), side[1]))
-    ]
+    texts = []
+    for operation, ranks in sorted(sides.items(), key=lambda side: (len(side[1]), side[1])):
+        place = _at(_common_place(analysis, mismatch, ranks))
+        texts.append(f"{ranks_text(ranks)} {'call' if len(ranks) > 1 else 'calls'} {operation}{place}")
     alone = [ranks[0] for ranks in sides.values() if len(ranks) == 1]
     culprits = alone if len(alone) == 1 else ()
     call = f"call #{mismatch.number} of {group_text(mismatch.group)}"
@@ -188,15 +196,19 @@ def _place(ledger: Ledger | None) -> str:
     """File and line of the test that a rank is in."""
     if ledger is None:
         return ""
-    for place in ledger.places:
-        is_standard = place.file.startswith(_STANDARD_LIBRARY) and "site-packages" not in place.file
-        if not is_standard and not any(part in place.file for part in _NOT_THE_TEST):
-            return f"{os.path.basename(place.file)}:{place.line}"
-    return ""
+    found = [place for place in ledger.places if not any(part in place.file for part in _NOT_THE_TEST)]
+    own = [place for place in found if _PACKAGES not in place.file and not place.file.startswith(_STANDARD_LIBRARY)]
+    # Tests can be part of a package that is installed.
+    installed = [place for place in found if _PACKAGES in place.file]
+    return next((f"{os.path.basename(place.file)}:{place.line}" for place in (*own, *installed)), "")
 
 
-def _common_place(analysis: Analysis, ranks: Iterable[int]) -> str:
-    return _common([_place(analysis.views[rank].ledger) for rank in ranks if rank in analysis.waiting])
+def _common_place(analysis: Analysis, mismatch: Mismatch, ranks: Iterable[int]) -> str:
+    """Where ranks have made the call, if they still wait in it."""
+    waiting = {rank: analysis.waiting[rank] for rank in ranks if rank in analysis.waiting}
+    return _common(
+        [_place(analysis.views[rank].ledger) for rank, one in waiting.items() if one.call == mismatch.calls[rank]]
+    )
 
 
 def _common(texts: Sequence[str]) -> str:
@@ -229,10 +241,13 @@ def blame_by_ledger(found: Verdict, outcomes: Sequence[RankOutcome], story: Hang
     if found.cause is Cause.DISAGREEMENT and story.is_proven:
         return dataclasses.replace(found, reason=f"{found.reason}; {story.headline}")
     failed = [outcome for outcome in outcomes if outcome.kind not in GOOD and outcome.kind is not Kind.STOPPED]
-    is_hang = all(outcome.kind is Kind.HUNG or outcome.collateral == "late" for outcome in failed)
+    # A rank loses its peers when they give up.
+    late = {outcome.rank for outcome in failed if outcome.collateral == "late"}
+    is_hang = all(outcome.kind is Kind.HUNG or outcome.collateral for outcome in failed) and (
+        late or any(outcome.kind is Kind.HUNG for outcome in failed)
+    )
     # A story of an earlier moment is none of ranks that have failed later.
-    in_vain = {outcome.rank for outcome in failed if outcome.collateral == "late"}
-    if found.cause not in (Cause.HANG, Cause.FAILURE) or not failed or not is_hang or not in_vain <= {*story.victims}:
+    if found.cause not in (Cause.HANG, Cause.FAILURE) or not is_hang or not late <= story.waiting:
         return found
     return dataclasses.replace(
         found,

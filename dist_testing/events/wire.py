@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from dist_testing.events.cases import CASE_KINDS
-from dist_testing.events.event import Event, Phase
+from dist_testing.events.event import Event, LedgerCall, Phase
 from dist_testing.events.runs import (
     RunEnded,
     RunStarted,
@@ -118,6 +118,20 @@ def _a_list_of_phases(value: object) -> tuple[Phase, ...]:
     )
 
 
+def _a_list_of_calls(value: object) -> tuple[LedgerCall, ...]:
+    return tuple(
+        LedgerCall(
+            _a_text(group),
+            _a_whole_number(number),
+            _a_text(backend),
+            _a_text(operation),
+            _a_text(inputs),
+            _true_or_false(is_done),
+        )
+        for group, number, backend, operation, inputs, is_done in map(_list, _list(value))
+    )
+
+
 def _a_list_of_pairs(value: object) -> tuple[tuple[str, object], ...]:
     return tuple((_a_text(name), item) for name, item in map(_list, _list(value)))
 
@@ -135,6 +149,7 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "int | None": _a_number_or_null,
     "tuple[int, ...]": _a_list_of_numbers,
     "tuple[str, ...]": _a_list_of_texts,
+    "tuple[LedgerCall, ...]": _a_list_of_calls,
     "tuple[Phase, ...]": _a_list_of_phases,
     "tuple[tuple[str, object], ...]": _a_list_of_pairs,
     "dict[str, str]": _texts_by_name,

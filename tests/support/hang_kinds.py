@@ -110,25 +110,15 @@ def _forgets_a_subgroup(world: World) -> None:
 
 
 def _broadcasts_from_another_root(world: World) -> None:
-    dist.broadcast(_ones(), src=1 if world.rank == 3 else 0)
-
-
-def _gives_another_size(world: World) -> None:
-    dist.all_reduce(_ones(1 << 20 if world.rank == 3 else 3))
+    dist.broadcast(_ones(), src=0 if world.rank == 0 else 1)
 
 
 def _coalesces(world: World) -> None:
     if world.rank == 3:
-        dist.all_reduce_coalesced([_ones(1 << 18), _ones(1 << 18)])
+        dist.all_reduce_coalesced([_ones(), _ones()])
     else:
-        dist.all_reduce(_ones(1 << 18))
-        dist.all_reduce(_ones(1 << 18))
-
-
-def _splits_unevenly(world: World) -> None:
-    # Rank 1 sends one number to each rank; rank 0 expects a million of it.
-    counts = [1 << 20 if (world.rank, peer) == (0, 1) else 1 for peer in range(world.size)]
-    dist.all_to_all_single(torch.zeros(sum(counts)), _ones(world.size), counts, [1] * world.size)
+        dist.all_reduce(_ones())
+    dist.barrier()
 
 
 def _sends_with_another_tag(world: World) -> None:
@@ -246,11 +236,7 @@ KINDS: dict[str, HangKind] = {
     "other root": HangKind(
         _broadcasts_from_another_root, "", None, "all ranks are in one call; the recorder does not hold its root"
     ),
-    "other size": HangKind(_gives_another_size, "rank 3 calls all_reduce of [[1048576]] Float", 3),
-    "coalesced against plain": HangKind(_coalesces, "rank 3 calls all_reduce of [[262144], [262144]] Float", 3),
-    "uneven all_to_all": HangKind(
-        _splits_unevenly, "", None, "all ranks are in one call; the recorder does not hold its splits"
-    ),
+    "coalesced against plain": HangKind(_coalesces, "rank 3 calls all_reduce of [[3], [3]] Float", 3),
     "missing barrier": HangKind(_all_but(1, lambda _: dist.barrier()), _left_out(1, "barrier #1"), 1),
     "missing world.barrier": HangKind(_all_but(1, World.barrier), _left_out(1, "world.barrier"), 1),
     "missing monitored_barrier": HangKind(
@@ -307,7 +293,9 @@ KINDS: dict[str, HangKind] = {
     "DDP, unused branch": HangKind(hang_models.leaves_a_branch, _left_out(3, "backward"), 3),
     "DDP, one batch less": HangKind(hang_models.has_fewer_batches, _left_out(3, "backward"), 3),
     "FSDP2, one forward less": HangKind(_all_but(3, hang_models.runs_fsdp), "rank 3 ended the test; ranks 0, 1, 2", 3),
-    "pipeline without a stage": HangKind(_all_but(3, hang_models.runs_pipeline), "no rank can go on: rank"),
+    "pipeline without a stage": HangKind(
+        _all_but(3, hang_models.runs_pipeline), "rank 3 ended the test; rank 2 waits for it in send to rank 3", 3
+    ),
     "checkpoint on some ranks": HangKind(_all_but(3, hang_models.saves), "rank 3 ended the test; ranks 0, 1, 2", 3),
     "limit of the group": HangKind(
         _reduces_in_its_own_limit, "rank 3", 3, "the test chose the limit, and the wait ends by itself"
