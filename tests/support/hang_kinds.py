@@ -33,12 +33,14 @@ class HangKind:
         said: Part of the verdict's reason.
         culprit: The rank that the hang comes from; None where no single rank is to blame.
         why_not: Why the hang cannot be proven, so that the deadline decides; "" if it can.
+        not_on_pools: Why it is another failure on a worker pool; "" if it is the same.
     """
 
     body: Callable[[World], object]
     said: str
     culprit: int | None = None
     why_not: str = ""
+    not_on_pools: str = ""
 
 
 def _ones(count: int = 3) -> torch.Tensor:
@@ -243,7 +245,12 @@ KINDS: dict[str, HangKind] = {
         _all_but(1, lambda _: dist.monitored_barrier()), _left_out(1, "monitored_barrier"), 1
     ),
     "missing new_group": HangKind(_all_but(1, lambda _: dist.new_group()), _left_out(1, "new_group"), 1),
-    "missing init_process_group": HangKind(_makes_the_default_group, _left_out(1, "init_process_group"), 1),
+    "missing init_process_group": HangKind(
+        _makes_the_default_group,
+        _left_out(1, "init_process_group"),
+        1,
+        not_on_pools="a test must not leave a worker pool without its default group",
+    ),
     "missing device mesh": HangKind(_all_but(3, hang_models.makes_a_mesh), "rank 3 ended the test; ranks", 3),
     "missing all_gather": HangKind(_all_but(3, _all_gathers), _left_out(3, "all_gather #1"), 3),
     "missing gather": HangKind(_all_but(3, _gathers), "rank 3 ended the test; rank", 3),
