@@ -207,7 +207,8 @@ def _victims(result: CaseResult) -> str:
     for rank in result.verdict.victims:
         by_fate[result.outcomes[rank].describe()].append(str(rank))
     return "; ".join(
-        f"rank{'s' if len(ranks) > 1 else ''} {', '.join(ranks)} {fate}" for fate, ranks in by_fate.items()
+        f"ranks {', '.join(ranks)}: each {fate}" if len(ranks) > 1 else f"rank {ranks[0]} {fate}"
+        for fate, ranks in by_fate.items()
     )
 
 
