@@ -37,6 +37,7 @@ from dist_testing.frontends.pytest.marking import check_all_marked, mark_items
 from dist_testing.frontends.pytest.messages import PYTEST_CASES, PYTEST_SESSIONS, PytestCase, PytestSession
 from dist_testing.frontends.pytest.on_rank import EXPECTED, PytestRankContext
 from dist_testing.frontends.pytest.options import check_plugins, read_options
+from dist_testing.frontends.pytest.rank_plugins import repeated
 from dist_testing.frontends.pytest.report_folder import report_folder
 from dist_testing.frontends.pytest.session_events import SessionEvents
 from dist_testing.frontends.requirements.decision import unmet_requirement
@@ -193,6 +194,8 @@ class RunnerPlugin:
             launchers, _ = self._engine.prepare()
         except LaunchError as error:
             raise pytest.UsageError(str(error)) from error
+        if line := repeated(item for item in ours if is_marked(item)):
+            self._config.get_terminal_writer().line(line)
         if reasons := [reason for launcher in launchers for reason in launcher.unclean_reasons]:
             self._config.get_terminal_writer().line(
                 f"dist_testing: ranks are forked from a fresh interpreter and not from this one: {'; '.join(reasons)}"
