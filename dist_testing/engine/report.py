@@ -111,7 +111,11 @@ def failure_report(result: CaseResult, *, target: str = "", reproduce: str = "")
         lines += ["", _stacks(result.stacks)]
     lines += _also_failed(result)
     if verdict.culprit is not None:
-        part = "is what the others wait for" if verdict.cause is Cause.HANG and verdict.victims else "failed first"
+        part = (
+            "is the rank that the others wait for"
+            if verdict.cause is Cause.HANG and verdict.victims
+            else "failed first"
+        )
         lines += _section(result, [verdict.culprit], part)
     else:
         lines += _logs(result, result.logs)
