@@ -56,6 +56,7 @@ class Cause(enum.Enum):
     INFRASTRUCTURE = "infrastructure"
     DISAGREEMENT = "ranks disagree about a skip"
     LEAK = "children left behind"
+    CALLS = "the ranks made different calls"
     GPU_MEMORY = "GPU memory left behind"
     PROMISE = "promised hardware missing"
     INTERRUPTED = "interrupted"

@@ -32,7 +32,7 @@ __all__ = [
 
 # Name of the environment variable with the spec; the build rules set it.
 SPEC_VARIABLE = "DIST_TESTING_SPEC"
-SCHEMA = 3
+SCHEMA = 4
 # Schema of the file with the promise.
 _PROMISE_SCHEMA = 1
 # Promise value: as many GPUs as the target asks for.
@@ -59,6 +59,7 @@ class Spec:
         promised_gpus: Number of GPUs that the configuration promises, which may be `ALL_GPUS`; None without a promise.
         text: The JSON text of the spec; "" outside Bazel.
         ranks_per_gpu: Number of ranks that share a GPU; 1 if each has its own.
+        gpu_archs: Architectures of GPUs that the ranks can use, such as "sm_90"; empty for any.
         backend_names: Backends of the `dist_py_test` that the target belongs to; empty outside Bazel.
     """
 
@@ -71,6 +72,7 @@ class Spec:
     promised_gpus: int | None = None
     text: str = ""
     ranks_per_gpu: int = 1
+    gpu_archs: tuple[str, ...] = ()
     backend_names: tuple[str, ...] = ()
 
     def gpus(self, world_size: int) -> int:
@@ -130,6 +132,7 @@ def read_spec(text: str, promised_gpus: int | None = None) -> Spec:
         promised_gpus=promised_gpus,
         text=text,
         ranks_per_gpu=ranks_per_gpu,
+        gpu_archs=fields.read("gpu_archs", tuple[str, ...], may_be_empty=True),
         backend_names=fields.read("backends", tuple[str, ...]),
     )
 
@@ -204,11 +207,11 @@ class _Fields:
         except SpecError as error:
             self.refuse("backend", f"an entry of the backend table ({error})")
 
-    def read(self, name: str, annotation: Any) -> Any:
-        """Return a field that fits an annotation (`dist_testing.codec`), and is not empty."""
+    def read(self, name: str, annotation: Any, *, may_be_empty: bool = False) -> Any:
+        """Return a field that fits an annotation (`dist_testing.codec`), and is not empty unless it may be."""
         value = self.content.get(name)
         shape = shape_of(annotation)
-        if value in ("", []):
+        if value in ("", []) and not may_be_empty:
             self.refuse(name, f"{shape.expected}, not empty")
         try:
             return shape.read(value)

@@ -20,16 +20,11 @@ from dist_testing.budget import TimeShares
 from dist_testing.errors import InterruptedRunError, ReportError
 from dist_testing.events.stream import EventStream
 from dist_testing.frontends.pytest import reports
-from dist_testing.frontends.pytest.collection import is_multi_process
+from dist_testing.frontends.pytest.in_runner import BUDGET_KEY, OUTPUTS_KEY, PAUSE_LIMIT_KEY, SPEC_KEY
 from dist_testing.frontends.pytest.internals import Failed, parse_expression
-from dist_testing.frontends.pytest.plugin import (
-    BUDGET_KEY,
-    EVENTS_KEY,
-    OUTPUTS_KEY,
-    PAUSE_LIMIT_KEY,
-    SPEC_KEY,
-    runner_plugin,
-)
+from dist_testing.frontends.pytest.marked_items import is_multi_process
+from dist_testing.frontends.pytest.plugin import runner_plugin
+from dist_testing.frontends.pytest.session_events import EVENTS_KEY
 from dist_testing.spec import Spec
 
 __all__ = ["BazelSession"]

@@ -186,10 +186,13 @@ class Engine:
             after = aftermath(world)
         result = judged(running, self.spec, outcomes, after)
         if result.verdict.status is not Status.FAILED:
-            if supervisor.is_over:
-                shutil.rmtree(world.directory, ignore_errors=True)
-            else:
-                self._pool = world
+            for note in world.log_limits.notes():
+                self.tell(f"dist_testing: {running.case.name}: {note}")
+        if not supervisor.is_over:
+            # Its ranks have passed, whatever else is wrong with the case.
+            self._pool = world
+        elif result.verdict.status is not Status.FAILED:
+            shutil.rmtree(world.directory, ignore_errors=True)
         return result
 
     def run_here(self, case: Case, body: ThreadBody) -> CaseResult:
@@ -289,6 +292,7 @@ class Engine:
             lambda: WorldGpus.take(
                 count,
                 vendor,
+                archs=self.spec.gpu_archs,
                 limit_s=limit_s,
                 on_wait=lambda line: self.tell(f"dist_testing: {case.name}: {line}"),
                 settled=self._settled_memory,

@@ -8,6 +8,9 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+from dist_testing.engine.rank_logs import open_regular
+from dist_testing.process.files import log_name
+
 __all__ = ["LiveOutput"]
 
 # <sys/inotify.h>
@@ -25,7 +28,7 @@ class LiveOutput:
 
     def __init__(self, directory: Path, size: int, tell: Callable[[int, str], None]) -> None:
         """Start to watch the logs in the folder of a world. `tell` takes the rank and the text of each line."""
-        self._logs = [directory / f"rank-{rank}.log" for rank in range(size)]
+        self._logs = [directory / log_name(rank) for rank in range(size)]
         self._read_bytes = [0] * size
         self._open_lines = [b""] * size
         self._tell = tell
@@ -61,9 +64,9 @@ class LiveOutput:
 
     def _read(self, rank: int) -> None:
         try:
-            file = self._logs[rank].open("rb")
-        except FileNotFoundError:
-            # The rank has not opened its log yet.
+            file = open_regular(self._logs[rank])
+        except OSError:
+            # The rank has not opened its log yet, or a test has replaced it.
             return
         with file:
             # The kernel reports later output again.

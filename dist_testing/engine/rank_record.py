@@ -16,6 +16,7 @@ from dist_testing.process.procfs import status_of
 from dist_testing.process.rank_messages import (
     INSTRUCTIONS,
     RANK_MESSAGES,
+    CallsMade,
     Done,
     EndSession,
     Importing,
@@ -101,6 +102,7 @@ class RankRecord:
         self._stopped_as: Kind | None = None
         self._stopped_in = ""
         self.warnings: dict[Warned, None] = {}
+        self.calls: CallsMade | None = None
         self.end_session = ""
         self._is_finishing = False
         self._has_hung_up = False
@@ -114,6 +116,7 @@ class RankRecord:
         """
         self._report = None
         self.warnings = {}
+        self.calls = None
         self._expected_exit = expected_exit
         self.is_patient = False
 
@@ -283,6 +286,8 @@ class RankRecord:
                 if len(self.warnings) < _MAX_WARNINGS:
                     # Equal warnings, such as from a loop, count once.
                     self.warnings[message] = None
+            case CallsMade():
+                self.calls = message
             case EndSession():
                 self.end_session = message.reason
             case Done():

@@ -6,12 +6,13 @@ import contextlib
 import os
 import resource
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from dist_testing.case import Case
 from dist_testing.engine.hang_watch import HangWatch
 from dist_testing.engine.rank_env import rank_env, threads_per_rank
+from dist_testing.engine.rank_logs import LogLimits, read_tail
 from dist_testing.engine.rank_record import RankRecord
 from dist_testing.engine.run_directory import RunDirectory
 from dist_testing.engine.supervisor import Supervisor
@@ -21,6 +22,7 @@ from dist_testing.gpus.world import WorldGpus
 from dist_testing.launch.isolation import Isolation
 from dist_testing.launch.launcher import Launcher
 from dist_testing.process.board import PhaseBoard
+from dist_testing.process.files import log_name, text_name
 from dist_testing.process.lifetime import current_umask
 from dist_testing.process.messages import WorldRequest
 from dist_testing.spec import Spec
@@ -50,6 +52,7 @@ class RunningWorld:
         pool: Name of the worker pool; "" if the ranks live for one case.
         directory: The world's folder.
         gpus: The leased GPUs; None for none.
+        log_limits: Keeps the logs of the ranks within a limit.
         resources: Closes the board, the channels and the other descriptors.
     """
 
@@ -60,6 +63,7 @@ class RunningWorld:
     gpus: WorldGpus | None
     isolation: Isolation
     resources: contextlib.ExitStack
+    log_limits: LogLimits = field(default_factory=lambda: LogLimits([]))
 
     @property
     def size(self) -> int:
@@ -68,17 +72,15 @@ class RunningWorld:
 
     def log_file(self, rank: int) -> Path:
         """Return the file that takes the output of a rank."""
-        return self.directory / f"rank-{rank}.log"
+        return self.directory / log_name(rank)
+
+    def text_file(self, rank: int) -> Path:
+        """Return the file that takes the texts of a rank that are too long for a message; most ranks make none."""
+        return self.directory / text_name(rank)
 
     def log_tail(self, rank: int) -> str:
         """Return the end of a rank's output; "" if the rank has not opened its file."""
-        try:
-            with self.log_file(rank).open("rb") as file:
-                file.seek(0, os.SEEK_END)
-                file.seek(max(0, file.tell() - _LOG_TAIL_BYTES))
-                return file.read().decode(errors="replace")
-        except FileNotFoundError:
-            return ""
+        return read_tail(self.log_file(rank), _LOG_TAIL_BYTES)
 
     def close(self) -> None:
         """Release the runner's resources. The ranks must be gone; a rank that could not be killed keeps the GPUs."""
@@ -184,11 +186,12 @@ def start_world(
         )
         records = [RankRecord(rank, channel, board) for rank, channel in enumerate(channels)]
         watch = None if together else HangWatch(records, stacks_fds, group_limit_s(limit_s))
-        supervisor = Supervisor(launcher, number, records, stacks_fds, directory if together else None, watch)
+        limits = LogLimits([directory / log_name(rank) for rank in range(size)])
+        supervisor = Supervisor(launcher, number, records, stacks_fds, directory if together else None, watch, limits)
         if case.debug_rank is not None:
             supervisor.wait_for_debugger(case.debug_rank)
         undo.pop_all()
-        return RunningWorld(case.pool, supervisor, directory, board, gpus, isolation, ours.pop_all())
+        return RunningWorld(case.pool, supervisor, directory, board, gpus, isolation, ours.pop_all(), limits)
 
 
 def group_limit_s(limit_s: float) -> float:

@@ -85,7 +85,8 @@ def run_ranks(world_size: int, body: ThreadBody, *, limit_s: float) -> ThreadsEn
 
     def run(rank: int) -> None:
         account = accounts[rank]
-        reporter = Reporter(account, account, rank, fail_world)
+        # No message limits a text.
+        reporter = Reporter(account, account, rank, fail_world, fit=str)
         try:
             body(rank, reporter, limit_s)
         except BaseException as error:
@@ -97,7 +98,7 @@ def run_ranks(world_size: int, body: ThreadBody, *, limit_s: float) -> ThreadsEn
             raise _RankFailedError
         reporter.case_over()
 
-    ended = run_on_threads(run, world_size, timeout_s=limit_s, init=False)
+    ended = run_on_threads(run, world_size, timeout_s=limit_s)
     seen_s = min(time.monotonic(), deadline_s)
     has_failed = any(account.outcome is not None and account.outcome.kind not in GOOD for account in accounts)
     outcomes = []

@@ -306,7 +306,7 @@ class FreshForkServer:
 
 
 ForkServerOrder: TypeAlias = WorldRequest | SignalRanks
-FORK_SERVER_ORDERS: Family[ForkServerOrder] = Family("order to the fork server", 1, (WorldRequest, SignalRanks))
+FORK_SERVER_ORDERS: Family[ForkServerOrder] = Family("order to the fork server", 2, (WorldRequest, SignalRanks))
 
 # The events of every launcher.
 LauncherEvent: TypeAlias = WorldStarted | WorldRefused | RankEnded | WorldOver
@@ -319,7 +319,7 @@ AttachedMessage: TypeAlias = Hello | PartOver
 ATTACHED_MESSAGES: Family[AttachedMessage] = Family("message of an attached rank", 1, (Hello, PartOver))
 
 AttachedOrder: TypeAlias = Welcome | TakePart | EndRun
-ATTACHED_ORDERS: Family[AttachedOrder] = Family("order to an attached rank", 1, (Welcome, TakePart, EndRun))
+ATTACHED_ORDERS: Family[AttachedOrder] = Family("order to an attached rank", 2, (Welcome, TakePart, EndRun))
 
 FreshProgram: TypeAlias = FreshRank | FreshForkServer
-FRESH_PROGRAMS: Family[FreshProgram] = Family("order to a fresh interpreter", 1, (FreshRank, FreshForkServer))
+FRESH_PROGRAMS: Family[FreshProgram] = Family("order to a fresh interpreter", 2, (FreshRank, FreshForkServer))

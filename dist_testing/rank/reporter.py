@@ -16,6 +16,7 @@ from dist_testing.outcomes import Kind
 from dist_testing.process import wire
 from dist_testing.process.rank_messages import (
     RANK_MESSAGES,
+    CallsMade,
     Done,
     EndSession,
     Importing,
@@ -73,9 +74,19 @@ class Reporter:
     """Sends a front end's reports to the runner. The worst outcome counts: a later report never hides a failure."""
 
     def __init__(
-        self, frames: Frames, board: Board, rank: int, on_failure: Callable[[BaseException], None] | None = None
+        self,
+        frames: Frames,
+        board: Board,
+        rank: int,
+        on_failure: Callable[[BaseException], None] | None = None,
+        *,
+        fit: Callable[[str], str] = shorten,
     ) -> None:
-        """Make the reporter of one rank. It calls `on_failure` once, with the first failure, after its report."""
+        """Make the reporter of one rank.
+
+        It calls `on_failure` once, with the first failure, after its report. `fit` makes a text short enough for a
+        message.
+        """
         self._frames = frames
         self._board = board
         self._rank = rank
@@ -84,6 +95,7 @@ class Reporter:
         self._warned: set[Warned] = set()
         self._has_reported = False
         self._on_failure = on_failure
+        self._fit = fit
         self.failed = False
         # Classes of exceptions that the current case expects: a tuple for each of its expectations, by number.
         self.expectations: Sequence[tuple[type, ...]] = ()
@@ -130,7 +142,7 @@ class Reporter:
                 Kind.RAISED,
                 self._phase,
                 summary=summarise(error),
-                text=shorten(format_error(error) if text is None else text),
+                text=self._fit(format_error(error) if text is None else text),
                 collateral=collateral(error),
                 operation=_operation(error),
                 types=" ".join(f"{cls.__module__}.{cls.__qualname__}" for cls in type(error).__mro__),
@@ -165,7 +177,7 @@ class Reporter:
     def exited(self, code: int, summary: str, text: str) -> None:
         """Report that the rank exits before the end of the test, with an exit code from 0 to 255."""
         self.failed = True
-        self._send(RankReport(Kind.EXITED, self._phase, exit_code=code, summary=summary, text=shorten(text)))
+        self._send(RankReport(Kind.EXITED, self._phase, exit_code=code, summary=summary, text=self._fit(text)))
 
     def _tell_peers(self, error: BaseException) -> None:
         if self._on_failure is not None:
@@ -175,7 +187,7 @@ class Reporter:
     def never_started(self, error: BaseException) -> None:
         """Report that the set-up of the rank has failed, so that no code of this test has run on it."""
         self.failed = True
-        text = shorten(format_error(error))
+        text = self._fit(format_error(error))
         self._send(RankReport(Kind.NEVER_STARTED, self._phase, summary=summarise(error), text=text))
 
     def warned(self, warning: warnings.WarningMessage) -> None:
@@ -191,6 +203,11 @@ class Reporter:
         """Report that test code wants no further test to run. This test still has a report of its own."""
         if not self.is_forked:
             self._frames.send(EndSession(shorten(reason)))
+
+    def calls_made(self, calls: CallsMade) -> None:
+        """Tell which collective calls the rank has made in the case."""
+        if not self.is_forked:
+            self._frames.send(calls)
 
     def done(self) -> None:
         """Send the last message."""

@@ -379,6 +379,27 @@ def test_rank_with_other_tests_is_reported(agent: Agent, tmp_path: Path) -> None
     assert "No module named 'nothing_of_this_name'" in children[0].log
 
 
+def test_rank_that_exits_with_0_while_it_imports_ends_the_wait_for_it(agent: Agent) -> None:
+    """If this fails, rank 0 waits five minutes for a rank that has ended, and torchrun sees no failure in it."""
+    source = """
+    import os
+
+    import pytest
+
+    if os.environ["RANK"] == "1":
+        os._exit(0)
+
+
+    @pytest.mark.distributed
+    def test_nothing(world):
+        pass
+    """
+    rank_0, rank_1 = agent.run(source)
+    assert rank_1.code == 0
+    assert rank_0.code != 0
+    assert "Rank(s) 1 of 2 ended before they connected." in rank_0.log
+
+
 def test_plain_tests_are_left_alone(agent: Agent) -> None:
     """If this fails, the installed plugin changes plain tests that users run under torchrun on every rank."""
     source = """

@@ -20,6 +20,7 @@ from dist_testing.events.cases import (
     CleanedUp,
     LeaseWaitBegan,
     LeaseWaitEnded,
+    RankLedgerRead,
     RankOutcomeKnown,
     RankOutput,
     RankPhases,
@@ -28,7 +29,7 @@ from dist_testing.events.cases import (
     RankWarned,
     WorldAsked,
 )
-from dist_testing.events.event import Event, Phase
+from dist_testing.events.event import Event, LedgerCall, Phase
 from dist_testing.events.runs import (
     RunEnded,
     RunStarted,
@@ -77,6 +78,18 @@ _FORMS: list[tuple[Event, str]] = [
         RankWarned(1.0, 3, 0, "builtins.UserWarning", "hm", "a.py", 12),
         '{"event":"rank_warned","at_s":1.0,"case":3,"rank":0,"category":"builtins.UserWarning","text":"hm",'
         '"filename":"a.py","line_number":12}',
+    ),
+    (
+        RankLedgerRead(
+            1.0,
+            3,
+            0,
+            "waits in all_reduce #2 of the default group",
+            "test_f.py:6",
+            (LedgerCall("0", 2, "gloo", "all_reduce", "[[3]] Float", False),),
+        ),
+        '{"event":"rank_ledger","at_s":1.0,"case":3,"rank":0,"state":"waits in all_reduce #2 of the default group",'
+        '"place":"test_f.py:6","calls":[["0",2,"gloo","all_reduce","[[3]] Float",false]]}',
     ),
     (
         RankOutcomeKnown(1.0, 3, 0, "signalled", 0.75, "call", "", "was killed", "", None, 9),

@@ -93,7 +93,11 @@ def world(launcher: UnkillableLauncher, tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_the_wait_for_unkillable_ranks_has_a_limit(world: RunningWorld, launcher: UnkillableLauncher) -> None:
     """If this fails, a rank in a broken device stops the run for ever, and the user does not learn which."""
-    with pytest.raises(LaunchError, match=r"Rank\(s\) 0, 1 could not be killed within") as caught:
+    world.supervisor.records[0].pid = os.getpid()
+    said = (
+        rf"Rank\(s\) 0 \(pid {os.getpid()}, R \(running\)\), 1 \(pid None, state unknown\) could not be killed within"
+    )
+    with pytest.raises(LaunchError, match=said) as caught:
         world.supervisor.abort()
     assert len(str(caught.value).splitlines()) == 3
     assert launcher.signals == [([0, 1], signal.SIGKILL)]
