@@ -246,14 +246,14 @@ class Supervisor:
             self._look(math.inf if watch is None else watch.next_s)
             if watch and watch is self._watch_now() and watch.look(time.monotonic()):
                 self.hang = watch.latest
-                # Where ranks have skipped, that is what is wrong; the others are stopped.
+                # If ranks have skipped, the skip is the failure, and the other ranks are only stopped.
                 skips = any(record.reported is Kind.SKIPPED for record in self.records)
                 self._stop(Kind.STOPPED if skips else Kind.HUNG, time.monotonic(), _HUNG_STACKS_S)
         if self._live is not None:
             self._live.finish()
 
     def _watch_now(self) -> HangWatch | None:
-        """What looks for hangs, while the ranks alone decide how the case goes on."""
+        """Return the hang watch while only the ranks decide how the case goes on; else None."""
         is_running = self._stage is _Stage.RUNNING and self._is_timed and self._debugged is None
         return self._hang_watch if is_running and self._hang_watch and self._hang_watch.is_on else None
 

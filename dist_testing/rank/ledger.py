@@ -33,7 +33,7 @@ from dist_testing.process.ledger import (
     NoLedger,
     Place,
 )
-from dist_testing.rank.state import child_processes
+from dist_testing.rank.state import LOOKING, child_processes
 from dist_testing.rank.waits import C10D, wait_of
 
 __all__ = [
@@ -164,7 +164,9 @@ class LedgerThread:
                 request = channel.recv(1)
                 if not request:
                     return False
-                channel.send(ANSWER_MARK + request + encoded(read_ledger(self._main, {self._ident})))
+                with LOOKING:
+                    answer = read_ledger(self._main, {self._ident})
+                channel.send(ANSWER_MARK + request + encoded(answer))
         except OSError:
             return False
         return True

@@ -21,7 +21,10 @@ from dist_testing.errors import StateLeakError
 from dist_testing.process.lifetime import current_umask, is_helper
 from dist_testing.process.procfs import children_of, command_of
 
-__all__ = ["RankState", "child_processes"]
+__all__ = ["LOOKING", "RankState", "child_processes"]
+
+# Held while a rank lists its open files, and while the ledger's thread has files open: those are no leaks of a test.
+LOOKING = threading.Lock()
 
 # torch sets them at the first call of some functions that have nothing to do with them, above all in torch.compile.
 _SET_BY_TORCH = frozenset(
@@ -72,10 +75,12 @@ class RankState:
     @classmethod
     def now(cls) -> RankState:
         """Return the current state."""
+        with LOOKING:
+            descriptors = _descriptors()
         return cls(
             dict(os.environ),
             _settings(),
-            _descriptors(),
+            descriptors,
             frozenset(thread.ident or 0 for thread in threading.enumerate()),
             _children(_helpers()[0]),
             _generators(),
@@ -152,9 +157,10 @@ class RankState:
     def _running(self, has_kept_groups: bool, may_change: Collection[str]) -> tuple[list[str], bool]:
         """Return the changes of descriptors, threads and processes, and whether they can still end by themselves."""
         changes: list[str] = []
-        descriptors = _descriptors()
         helpers, pipes = _helpers()
-        names_opened = [name for fd in descriptors - self.descriptors - pipes if (name := _descriptor_name(fd))]
+        with LOOKING:
+            descriptors = _descriptors()
+            names_opened = [name for fd in descriptors - self.descriptors - pipes if (name := _descriptor_name(fd))]
         # Sockets and pipes of a process group look like all others.
         allowed = ("socket:", "pipe:") if has_kept_groups else ()
         opened = [name for name in names_opened if not name.startswith(allowed) and "files" not in may_change]
