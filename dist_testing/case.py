@@ -108,15 +108,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class RankWarning:
-    """A warning, and the ranks that issued it.
-
-    Attributes:
-        category: Name of its class.
-        text: Its message.
-        filename: File that it points to.
-        line_number: Line in that file.
-        ranks: The ranks, ascending.
-    """
+    """A warning, with the place that it names, and the ranks that issued it, ascending."""
 
     category: str
     text: str

@@ -15,7 +15,7 @@ import json
 import reprlib
 import sys
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from dist_testing.errors import MessageError
@@ -144,12 +144,7 @@ class Family(Generic[_Message]):
             raise self.refused(f"a message of {length} bytes; the limit is {self.max_bytes}")
 
     def refused(self, what: str, *, is_other_schema: bool = False) -> MessageError:
-        """Return the error for a message of this family.
-
-        Args:
-            what: The problem, in one line.
-            is_other_schema: Whether the message comes from another version of this library.
-        """
+        """Return the error for a message of this family, with the problem in one line."""
         if is_other_schema:
             cause = "The two processes have loaded different versions of dist_testing."
             way_out = "Run every process of the run in the same environment, with one version of dist_testing."
@@ -289,43 +284,33 @@ def _shape_of_union(shapes: Sequence[Shape]) -> Shape:
 
 
 def _shape_of_items(item: Shape) -> Shape:
-    expected = f"a list, each {item.expected}"
-
-    def read(value: Any) -> tuple[Any, ...]:
-        if type(value) is not list:
-            raise WrongValueError(f"{_shown(value)}; expected {expected}")
-        return tuple(map(item.read, value))
-
-    convert = item.write
-    return Shape(expected, read, None if convert is None else lambda value: [convert(one) for one in value])
+    shape = _simple(
+        f"a list, each {item.expected}",
+        lambda value: type(value) is list,
+        lambda value: tuple(map(item.read, value)),
+    )
+    write = item.write
+    return shape if write is None else shape._replace(write=lambda value: [write(one) for one in value])
 
 
 def _shape_of_fixed(items: Sequence[Shape], convert: Callable[[Iterable[Any]], Any]) -> Shape:
     if any(item.write is not None for item in items):
         raise TypeError("a tuple of fixed size in a message may hold only values that JSON takes unchanged")
-    expected = f"a list of {', '.join(item.expected for item in items)}"
-
-    def read(value: Any) -> Any:
-        if type(value) is not list or len(value) != len(items):
-            raise WrongValueError(f"{_shown(value)}; expected {expected}")
-        return convert(item.read(part) for item, part in zip(items, value, strict=True))
-
-    return Shape(expected, read)
+    return _simple(
+        f"a list of {', '.join(item.expected for item in items)}",
+        lambda value: type(value) is list and len(value) == len(items),
+        lambda value: convert(item.read(part) for item, part in zip(items, value, strict=True)),
+    )
 
 
 def _shape_of_dict(item: Shape) -> Shape:
-    expected = f"an object of {item.expected}"
-
-    def read(value: Any) -> Mapping[str, Any]:
-        if type(value) is not dict:
-            raise WrongValueError(f"{_shown(value)}; expected {expected}")
-        for one in value.values():
-            item.read(one)
-        return value
-
-    if item.write is not None or item.expected == "a finite number":
+    if item.write is not None:
         raise TypeError("a dict in a message may hold only values that JSON takes unchanged")
-    return Shape(expected, read)
+    return _simple(
+        f"an object of {item.expected}",
+        lambda value: type(value) is dict,
+        lambda value: {name: item.read(one) for name, one in value.items()},
+    )
 
 
 def _shown(value: object) -> str:

@@ -155,7 +155,7 @@ class RankOutcome(ReportDetails):
             case Kind.EXITED | Kind.SIGNALLED if self.collateral:
                 return f"went down in {self.phase} with the process that all ranks share"
             case Kind.EXITED if self.exit_code == UNKNOWN_EXIT_CODE:
-                return f"ended in {self.phase}, and what started it knows how"
+                return f"ended in {self.phase}; its exit status is known only to its parent"
             case Kind.EXITED:
                 ended = "" if self.exit_code else ", without finishing the test"
                 return f"exited with code {self.exit_code} in {self.phase}{ended}"

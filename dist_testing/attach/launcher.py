@@ -239,11 +239,10 @@ class AttachedLauncher:
         if self.gone:
             raise LaunchError(self.exit_message())
         size = request.size
-        channels, stacks, (board, *stores) = fds[:size], fds[size : 2 * size], fds[2 * size :]
         self._world = request.world
         self._running = set(range(size))
         for rank, peer in self._peers.items():
-            own = [channels[rank], stacks[rank], board, *(stores if rank == 0 else ())]
+            own = request.start_of(rank, fds, os.getpid()).fds
             try:
                 wire.send(peer.connection, ATTACHED_ORDERS, TakePart(rank, request), own)
             except (BrokenPipeError, ConnectionResetError):

@@ -22,7 +22,6 @@ from dist_testing.outcomes import exit_name
 from dist_testing.process import wire
 from dist_testing.process.board import PhaseBoard
 from dist_testing.process.files import log_name
-from dist_testing.process.frames import FrameWriter
 from dist_testing.process.lifetime import check_platform, current_umask
 from dist_testing.process.messages import (
     ATTACHED_MESSAGES,
@@ -52,7 +51,7 @@ from dist_testing.rank.environment import become
 from dist_testing.rank.groups import backends_in_use
 from dist_testing.rank.ledger import LedgerThread, answering
 from dist_testing.rank.long_texts import LongTexts
-from dist_testing.rank.reporter import Reporter
+from dist_testing.rank.reporter import FrameWriter, Reporter
 
 __all__ = ["AttachedRank", "connect"]
 

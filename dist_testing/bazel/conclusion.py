@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from dist_testing.bazel.banner import Banner
-from dist_testing.bazel.junit import EXPECTED, Outcome, XmlCase, write_xml
-from dist_testing.bazel.names import xml_name
+from dist_testing.bazel.junit import EXPECTED, Outcome, XmlCase, write_xml, xml_name
 from dist_testing.bazel.protocol import Protocol
 from dist_testing.errors import ReportError
 from dist_testing.events.event import Event
@@ -140,13 +139,7 @@ class Conclusion:
             self._write(path, f"dist_testing\n{message}\n")
 
     def conclude(self, code: int) -> int:
-        """Write all result files for Bazel.
-
-        Args:
-            code: Exit code of pytest.
-
-        Returns:
-            Exit code for Bazel: 0 for a pass.
+        """Write all result files for Bazel. Takes the exit code of pytest, and returns that for Bazel: 0 for a pass.
 
         Raises:
             ReportError: If the XML cannot be written.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
@@ -122,11 +123,9 @@ def _runfiles_path(name: str, workspace: str) -> str:
 
 
 def _with_bazels_names(lcov: str, names: Mapping[str, str]) -> str:
-    lines = []
-    for line in lcov.split("\n"):
-        if line.startswith("SF:"):
-            # The path is relative if the file is below the working directory.
-            path = os.path.realpath(line.removeprefix("SF:"))
-            line = f"SF:{names.get(path, path)}"
-        lines.append(line)
-    return "\n".join(lines)
+    def named(line: re.Match[str]) -> str:
+        # The path is relative if the file is below the working directory.
+        path = os.path.realpath(line[1])
+        return f"SF:{names.get(path, path)}"
+
+    return re.sub(r"^SF:(.*)$", named, lcov, flags=re.MULTILINE)

@@ -11,8 +11,7 @@ import pytest
 
 from dist_testing.bazel.banner import Banner
 from dist_testing.bazel.conclusion import Conclusion
-from dist_testing.bazel.junit import XmlCase
-from dist_testing.bazel.names import module_of, name_parts, xml_name
+from dist_testing.bazel.junit import XmlCase, module_of, name_parts, xml_name
 from dist_testing.bazel.protocol import Protocol
 from dist_testing.bazel.sharding import ShardCase, assign_shards
 from dist_testing.bazel.timings import read_timings
@@ -80,7 +79,7 @@ class BazelSession:
         early_config.stash[OUTPUTS_KEY] = self._protocol.outputs
         early_config.stash[PAUSE_LIMIT_KEY] = self._watch.paused
         self._doing = "a conftest.py was being imported"
-        with self._watch.until(self._shares.budget.latest_s, self._collection_over):
+        with self._watch.until(self._shares.budget.end_s, self._collection_over):
             return (yield)
 
     def pytest_configure(self, config: pytest.Config) -> None:
@@ -93,7 +92,7 @@ class BazelSession:
     def pytest_collection(self) -> Generator[None, object, object]:
         """Limit the time of the import of test files."""
         try:
-            with self._watch.until(self._shares.budget.latest_s, self._collection_over):
+            with self._watch.until(self._shares.budget.end_s, self._collection_over):
                 return (yield)
         finally:
             self.on_collected()

@@ -21,6 +21,7 @@ from types import FrameType, TracebackType
 
 from dist_testing.budget import LEAST_S
 from dist_testing.engine.report import tidied
+from dist_testing.process.stacks import stack_text
 
 __all__ = ["LIMIT_SIGNAL", "Watch"]
 
@@ -91,11 +92,7 @@ class Watch:
         if limit is None or time.monotonic() < limit.end_s or os.getpid() != self._runner:
             return
         self._limit = None
-        raise limit.error(_stacks(_frames_below(frame)))
-
-
-def _frames_below(frame: FrameType | None) -> Iterable[tuple[FrameType, int]]:
-    return traceback.walk_stack(frame) if frame is not None else ()
+        raise limit.error(_stacks(traceback.walk_stack(frame)))
 
 
 def _frames_of(found: TracebackType | None) -> Iterable[tuple[FrameType, int]]:
@@ -115,7 +112,6 @@ def _stacks(frames: Iterable[tuple[FrameType, int]]) -> str:
 
 
 def _stack(name: str, frames: Iterable[tuple[FrameType, int]]) -> str:
-    lines = [f'  File "{frame.f_code.co_filename}", line {line} in {frame.f_code.co_name}' for frame, line in frames]
-    text = "\n".join([f"Thread {name} (most recent call first):", *lines])
+    text = stack_text(f"Thread {name}", frames)
     # Leave out the frames below the test, unless no frame remains.
     return tidied(text) or text

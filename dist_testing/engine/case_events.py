@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from dist_testing.case import Case, CaseResult
+from dist_testing.engine.hang_story import rank_ledgers
 from dist_testing.engine.live_output import LiveOutput
 from dist_testing.engine.running_world import RunningWorld
 from dist_testing.error_text import summarise
@@ -17,6 +18,7 @@ from dist_testing.events.cases import (
     CleanedUp,
     LeaseWaitBegan,
     LeaseWaitEnded,
+    RankLedgerRead,
     RankOutcomeKnown,
     RankOutput,
     RankPhases,
@@ -25,7 +27,7 @@ from dist_testing.events.cases import (
     RankWarned,
     WorldAsked,
 )
-from dist_testing.events.event import Phase
+from dist_testing.events.event import LedgerCall, Phase
 from dist_testing.events.stream import EventStream
 from dist_testing.gpus.world import WorldGpus
 
@@ -137,6 +139,7 @@ class CaseEvents:
                         now_s, number, rank, warning.category, warning.text, warning.filename, warning.line_number
                     )
                 )
+        self._tell_ledgers(now_s)
         for outcome in result.outcomes:
             emit(
                 RankOutcomeKnown(
@@ -169,6 +172,22 @@ class CaseEvents:
         if self._world is None or self._world.supervisor.is_over:
             emit(CleanedUp(now_s, number, result.leaked))
         emit(CaseEnded(now_s, number))
+
+    def _tell_ledgers(self, now_s: float) -> None:
+        story = self._world.supervisor.hang if self._world is not None else None
+        for rank, state, place, calls in rank_ledgers(story.analysis) if story is not None else ():
+            told = tuple(
+                LedgerCall(
+                    call.group,
+                    call.number,
+                    call.backend,
+                    call.operation,
+                    f"{call.sizes} {call.dtypes}".rstrip(),
+                    call.is_done,
+                )
+                for call in calls
+            )
+            self._stream.emit(RankLedgerRead(now_s, self._number, rank, state, place, told))
 
     @contextlib.contextmanager
     def ending_on_error(self) -> Iterator[None]:

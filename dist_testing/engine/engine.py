@@ -28,7 +28,7 @@ from dist_testing.engine.report import failure_report
 from dist_testing.engine.run_directory import RunDirectory
 from dist_testing.engine.running_case import RunningCase
 from dist_testing.engine.running_world import RunningWorld, check_world_size, start_world
-from dist_testing.engine.thread_stacks import blame_thread, waiting_for_skipped
+from dist_testing.engine.stack_dumps import blame_thread, waiting_for_skipped
 from dist_testing.engine.thread_world import ThreadBody, run_ranks
 from dist_testing.errors import GpuError, LaunchError, UsageError
 from dist_testing.events.stream import EventStream
@@ -40,7 +40,7 @@ from dist_testing.launch.launcher import Launcher
 from dist_testing.outcomes import Cause, Kind, Status, verdict
 from dist_testing.process.messages import Loader
 from dist_testing.process.refusal import refusal
-from dist_testing.process.thread_idents import read_ranks
+from dist_testing.process.stacks import read_ranks
 from dist_testing.rank.bootstrap import RankContext
 from dist_testing.spec import Spec
 
@@ -135,15 +135,17 @@ class Engine:
         started_s = time.monotonic()
         events.asked(limit_s)
         world, self._pool = self._pool, None
-        is_first = world is None or (case.pool, case.world_size) != (world.pool, world.size)
-        if world is None or is_first:
-            if world is not None and (trouble := self._end(world)):
+        if world is not None and (case.pool, case.world_size) != (world.pool, world.size):
+            if trouble := self._end(world):
                 warnings.warn(trouble, RuntimeWarning, stacklevel=2)
+            world = None
+        is_first = world is None
+        if world is None:
             world, limit_s = self._new_world(case, isolation, limit_s, events)
         events.begun_on(world, is_new=is_first)
         world.supervisor.begin_case(
             limit_s,
-            latest_s=math.inf if case.debug_rank is not None else self._budget.latest_s,
+            latest_s=math.inf if case.debug_rank is not None else self._budget.end_s,
             keep=bool(case.pool),
             expected_exits=case.expected_exits,
             body=None if is_first else case.body,

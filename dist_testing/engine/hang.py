@@ -35,6 +35,8 @@ from dist_testing.process.ledger import COLLECTIVE, Call, Ledger, Wait, WaitKind
 
 __all__ = ["Analysis", "Mismatch", "RankView", "Waiting", "analyse"]
 
+# Why nothing is known of the collectives of a rank.
+NOT_RECORDED = "waits without a record of its collectives (TORCH_FR_BUFFER_SIZE=0, or torch before 2.12)"
 # Limits that torch gives to groups and stores for which the user has named none: gloo's, NCCL's, a store's.
 # Milliseconds.
 _TORCH_LIMITS_MS = frozenset({1_800_000, 600_000, 300_000})
@@ -170,7 +172,7 @@ def _in_collective(
     rank: int, ledger: Ledger, wait: Wait, views: Mapping[int, RankView], known_ms: frozenset[int]
 ) -> Waiting | str:
     if not ledger.is_recording:
-        return "runs without torch's flight recorder"
+        return NOT_RECORDED
     pending = [call for call in ledger.calls if not call.is_done]
     if wait.kind is WaitKind.COLLECTIVE:
         pending = [call for call in pending if call.group == wait.group][-1:]
@@ -191,7 +193,7 @@ def _in_collective(
             missing.append(
                 frozenset(other for other in members if other != rank and not _has_begun(call, views[other], members))
             )
-    return Waiting(rank, wait, pending[0], tuple(missing), mismatches[0] if mismatches else None)
+    return Waiting(rank, wait, pending[0], tuple(dict.fromkeys(missing)), mismatches[0] if mismatches else None)
 
 
 def _has_begun(call: Call, view: RankView, members: tuple[int, ...]) -> bool:

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from dist_testing.engine.hang import Analysis, RankView, analyse
-from dist_testing.engine.hang_story import HangStory, tell
+from dist_testing.engine.hang_story import HangStory, listed, tell
 from dist_testing.engine.rank_record import RankRecord
 from dist_testing.errors import MessageError
 from dist_testing.outcomes import Kind
@@ -63,7 +63,7 @@ class HangWatch:
 
     Attributes:
         next_s: When to look again, on the monotonic clock.
-        latest: What the last look at the ledgers said, as long as the case runs; None if no rank was known to wait.
+        latest: What the last look at the ledgers said, as long as the case runs; None before the first look.
     """
 
     def __init__(self, records: Sequence[RankRecord], fds: Mapping[int, int], group_limit_s: float) -> None:
@@ -167,13 +167,16 @@ class HangWatch:
         self._asked_s = time.monotonic()
         self._requests = (self._requests + 1) % 256
         ledgers = collect_ledgers(self._fds, self._requests, limit_s)
-        views = [
-            RankView(record.rank, _how_ended(record), ledger if isinstance(ledger, Ledger) else None)
-            for record in self._records
-            for ledger in [ledgers.get(record.rank)]
-        ]
+        views = []
+        for record in self._records:
+            ledger = ledgers.get(record.rank)
+            if isinstance(ledger, Ledger):
+                views.append(RankView(record.rank, _how_ended(record), ledger))
+            else:
+                why = ledger.reason if ledger is not None else f"no answer; its state is {record.kernel_state or '?'}"
+                views.append(RankView(record.rank, _how_ended(record), None, f"did not tell its ledger ({why})"))
         analysis = analyse(views, self._limits_ms)
-        self.latest = tell(analysis)
+        self.latest = tell(analysis) or listed(analysis)
         return analysis
 
     def _idle(self, activity: Mapping[int, _Activity]) -> list[int]:
@@ -196,7 +199,7 @@ def collect_ledgers(fds: Mapping[int, int], number: int, limit_s: float) -> dict
         limit_s: For all ranks together, in seconds.
 
     Returns:
-        Rank to its answer, of ranks that gave one that can be read.
+        Rank to its answer, of ranks that gave one. One that cannot be read says so.
     """
     mark = bytes([number])
     poller = select.poll()
@@ -220,8 +223,10 @@ def collect_ledgers(fds: Mapping[int, int], number: int, limit_s: float) -> dict
             # Anything else is an answer that came too late, or a stack.
             is_answer = packet.startswith(ANSWER_MARK + mark)
             if is_answer:
-                with contextlib.suppress(MessageError):
+                try:
                     answers[waiting[fd]] = LEDGERS.from_wire(packet[len(ANSWER_MARK) + 1 :])
+                except MessageError as error:
+                    answers[waiting[fd]] = NoLedger(f"its answer cannot be read: {str(error).partition(chr(10))[0]}")
             if is_answer or not packet:
                 poller.unregister(fd)
                 del waiting[fd]

@@ -59,11 +59,9 @@ def missing_need(spec: Spec, world_size: int) -> str | None:
 
 
 def missing_backend(torch_backend: str, register_module: str = "") -> str:
-    """Return the skip reason for a backend that this torch does not have.
+    """Return the skip reason for a backend, one name as torch knows it, that this torch does not have.
 
-    Args:
-        torch_backend: One name, as torch knows it.
-        register_module: The imported module that should have registered the name; "" for none.
+    `register_module` is the imported module that should have registered the name; "" for none.
     """
     if any_declared(torch_backend, lambda declared: declared.uses_nccl):
         # torch's own text, which people search for.

@@ -103,17 +103,9 @@ def start_world(
     limit_s: float,
     gpus: WorldGpus | None = None,
 ) -> RunningWorld:
-    """Ask the launcher for the ranks of a case.
+    """Ask the launcher for the ranks of a case with a limit of `limit_s` seconds, the first one of the world.
 
-    Args:
-        launcher: Makes the ranks.
-        isolation: Isolation of the ranks.
-        number: Number of the world in this run.
-        case: Its first case.
-        spec: What the target asks for.
-        run: The folder that gets the world's folder.
-        limit_s: Limit of the case, in seconds.
-        gpus: GPUs leased for the world. They are released with it, also if it cannot start.
+    The leased GPUs are released with the world, also if it cannot start.
 
     Raises:
         LaunchError: If the launcher is gone.
@@ -210,15 +202,11 @@ def group_limit_s(limit_s: float) -> float:
 
 
 def check_world_size(name: str, value: object, *, needs_files: bool = True) -> int:
-    """Check the size of a world, and return it.
-
-    Args:
-        name: Name of the case.
-        value: The user's value.
-        needs_files: Whether this process keeps open files for each rank.
+    """Check the size of a world that a user gave for a case, and return it.
 
     Raises:
-        UsageError: If the size is not a number in range, or needs more files than this process may open.
+        UsageError: If the size is not a number in range, or needs more files than this process may open. Without
+            `needs_files` this process keeps no open files for ranks.
     """
     world_size = check_range(name, value, "Set world_size in the marker, the class or the BUILD file.")
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)

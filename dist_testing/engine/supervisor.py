@@ -21,15 +21,13 @@ from dist_testing.engine.hang_watch import HangWatch
 from dist_testing.engine.live_output import LiveOutput
 from dist_testing.engine.rank_logs import LogLimits
 from dist_testing.engine.rank_record import RankRecord
-from dist_testing.engine.stack_dumps import collect_stacks
-from dist_testing.engine.thread_stacks import stacks_by_rank
+from dist_testing.engine.stack_dumps import collect_stacks, stacks_by_rank
 from dist_testing.errors import LaunchError
 from dist_testing.launch.launcher import Launcher
 from dist_testing.outcomes import Kind
 from dist_testing.process.messages import RankEnded, WorldOver, WorldRefused, WorldStarted
 from dist_testing.process.rank_messages import FinishWorld, Instruction, LeaveWorld, NextCase
-from dist_testing.process.stacks import STACKS_SIGNAL
-from dist_testing.process.thread_idents import read_ranks
+from dist_testing.process.stacks import STACKS_SIGNAL, read_ranks
 
 __all__ = ["PEER_GRACE_S", "Supervisor"]
 
@@ -199,9 +197,8 @@ class Supervisor:
     def abort(self, *, ask_where: bool = False) -> None:
         """Kill the ranks at once and wait until they are gone, because the run is interrupted.
 
-        Args:
-            ask_where: Whether to wait first for the reports of ranks that got the same Ctrl-C, and to ask the other
-                ranks for their stacks.
+        With `ask_where`, first wait for the reports of ranks that got the same Ctrl-C, and ask the others for their
+        stacks.
 
         Raises:
             LaunchError: As for `wait_case`.
@@ -218,14 +215,9 @@ class Supervisor:
             record.is_patient = True
 
     def wait_until(self, holds: Callable[[], bool], limit_s: float = math.inf) -> bool:
-        """Watch the case until a condition holds, or the case is over.
+        """Watch the case until a condition holds, or the case is over; return whether the condition holds.
 
-        Args:
-            holds: The condition, checked after every look.
-            limit_s: Limit in seconds; 0 to look once.
-
-        Returns:
-            Whether the condition holds.
+        It is checked after every look, for at most `limit_s` seconds; 0 looks once.
 
         Raises:
             LaunchError: As for `wait_case`.

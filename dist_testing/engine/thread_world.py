@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from dist_testing.engine.rank_record import WORST_LAST, worst_of
-from dist_testing.engine.thread_stacks import waiting_for_skipped
+from dist_testing.engine.stack_dumps import waiting_for_skipped
 from dist_testing.error_text import summarise
 from dist_testing.events.event import DIGITS, Phase
 from dist_testing.outcomes import GOOD, Kind, RankOutcome
@@ -37,13 +37,7 @@ __unittest = True
 
 @dataclass(frozen=True, slots=True)
 class ThreadsEnded:
-    """How the ranks of a world of threads ended.
-
-    Attributes:
-        outcomes: One per rank, by rank.
-        stacks: Rank to its stack, for ranks that were still running.
-        phases: Rank to its phases.
-    """
+    """How the ranks of a world of threads ended. Ranks that were still running have stacks."""
 
     outcomes: tuple[RankOutcome, ...]
     stacks: Mapping[int, str]

@@ -106,7 +106,7 @@ def visible_gpus(
     way_out = f"Correct {variable}, or unset it to have every GPU of the machine." if remark else ""
     if split := [gpu for gpu in chosen if gpu.is_mig]:
         chosen = [gpu for gpu in chosen if not gpu.is_mig]
-        which = ", ".join(f"GPU {gpu.index} ({gpu.node})" for gpu in split)
+        which = ", ".join(map(str, split))
         remark = "; ".join(filter(None, [remark, f"{which} in MIG mode, and MIG instances are not handed out"]))
         way_out = way_out or "Switch MIG mode off (`nvidia-smi -mig 0`), or use whole GPUs of another machine."
     if archs and (unfit := [gpu for gpu in chosen if gpu.arch not in archs]):

@@ -44,6 +44,9 @@ class Gpu:
     control: Path = Path()
     is_mig: bool = False
 
+    def __str__(self) -> str:
+        return f"GPU {self.index} ({self.node})"
+
     @property
     def minor(self) -> int:
         """Return the number in the name of its device node."""

@@ -45,12 +45,10 @@ class Lease:
     Attributes:
         gpus: The GPUs, in the order of the machine.
         fds: Open device nodes that carry the locks. A process that inherits them keeps the lease alive.
-        waited_s: How long the wait for them took, in seconds.
     """
 
     gpus: tuple[Gpu, ...]
     fds: tuple[int, ...]
-    waited_s: float
 
     def release(self) -> None:
         """Give the GPUs back, also for processes that have inherited the descriptors."""
@@ -90,8 +88,7 @@ def lease_gpus(
             "No amount of waiting changes that.\n"
             "Ask for fewer, run on a larger machine, or let CUDA_VISIBLE_DEVICES name more."
         )
-    started_s = time.monotonic()
-    deadline_s = started_s + limit_s
+    deadline_s = time.monotonic() + limit_s
     control = pool[0].control
     try:
         place = Place.take(control, [gpu.minor for gpu in pool])
@@ -113,7 +110,7 @@ def lease_gpus(
             time.sleep(min(_POLL_S, left_s))
         taken = taking.keep()
     chosen = sorted(taken, key=lambda gpu: gpu.index)
-    return Lease(tuple(chosen), tuple(taken[gpu] for gpu in chosen), time.monotonic() - started_s)
+    return Lease(tuple(chosen), tuple(taken[gpu] for gpu in chosen))
 
 
 class _Taking:
@@ -182,7 +179,7 @@ class _Taking:
         return "; ".join([holders_of(rest), *self._troubles()])
 
     def _troubles(self) -> list[str]:
-        return [f"GPU {gpu.index} ({gpu.node}) cannot be used: {error.strerror}" for gpu, error in self._broken.items()]
+        return [f"{gpu} cannot be used: {error.strerror}" for gpu, error in self._broken.items()]
 
     def keep(self) -> Mapping[Gpu, int]:
         """Hand the GPUs that were taken over to the caller."""

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 
 from dist_testing.errors import GpuError
 from dist_testing.gpus.devices import AMD, NVIDIA, visible_gpus
-from dist_testing.gpus.gpu import NODES_VARIABLE, NVML_VARIABLE, Gpu, is_simulated, node_directory
-from dist_testing.gpus.holders import Holder, find_holders, is_locked
+from dist_testing.gpus.gpu import NODES_VARIABLE, Gpu, is_simulated, node_directory
+from dist_testing.gpus.holders import find_holders, is_locked
 from dist_testing.gpus.nvml import Nvml, NvmlGpu, open_nvml, why_missing
 
 __all__ = ["bazelrc", "listing"]
@@ -69,8 +69,7 @@ def bazelrc(env: Mapping[str, str] = os.environ) -> str:
 
 def _about_library(nvml: Nvml | None, env: Mapping[str, str]) -> list[str]:
     if nvml is None:
-        why = "a real one does not know simulated GPUs" if is_simulated(env) and not env.get(NVML_VARIABLE) else ""
-        return [f"memory and connections are unknown: no management library ({why or why_missing(env)})"]
+        return [f"memory and connections are unknown: no management library ({why_missing(env)})"]
     lines = [f"driver {nvml.driver_version()}"]
     if nvml.lost_count:
         lines.append(f"the driver has lost {nvml.lost_count} GPU(s); it does not report which")
@@ -115,7 +114,7 @@ def _amd(env: Mapping[str, str]) -> list[str]:
     ]
 
 
-def _lease(gpu: Gpu, holders: Mapping[Gpu, Holder]) -> str:
+def _lease(gpu: Gpu, holders: Mapping[Gpu, str]) -> str:
     if gpu in holders:
         return f"leased by {holders[gpu]}"
     try:

@@ -76,7 +76,7 @@ def wait_for_memory(
     deadline_s = time.monotonic() + min(limit_s, _BEFORE_LIMIT_S)
     shown = _by_gpu(nvml, gpus)
     if nvml.lost_count and (missing := [gpu for gpu in gpus if gpu not in shown]):
-        raise lost_error(_nodes(missing))
+        raise lost_error(", ".join(map(str, missing)))
     settled = {} if settled is None else settled
     lowest = {gpu: its.used for gpu, its in _memory(nvml, shown).items()}
     known = {gpu: shown[gpu] for gpu in lowest}
@@ -137,7 +137,7 @@ def memory_left(nvml: Nvml, before: Mapping[Gpu, MemoryUse], *, started_s: float
     known = _by_gpu(nvml, list(before))
     # Without an answer for the number of GPUs, a missing GPU is not known to be gone.
     if (missing := [gpu for gpu in before if gpu not in known]) and nvml.gpu_count() is not None:
-        raise lost_error(_nodes(missing), is_reported=nvml.lost_count > 0)
+        raise lost_error(", ".join(map(str, missing)), is_reported=nvml.lost_count > 0)
     deadline_s = time.monotonic() + _AFTER_LIMIT_S
     while True:
         more = {
@@ -179,10 +179,6 @@ def _is_older(pid: int, before: MemoryUse, started_s: float) -> bool:
     except psutil.Error:
         # It is in another PID namespace, or has just ended.
         return pid in before.by_process
-
-
-def _nodes(gpus: Sequence[Gpu]) -> str:
-    return ", ".join(f"GPU {gpu.index} ({gpu.node})" for gpu in gpus)
 
 
 def _users(nvml: Nvml, known: Mapping[Gpu, NvmlGpu], memory: Mapping[Gpu, NvmlMemory], gpus: Sequence[Gpu]) -> str:

@@ -114,14 +114,7 @@ class WorldGpus:
         return self._xids.hardware_faults()
 
     def memory_left(self) -> list[str]:
-        """Return the memory that the world has not given back after its end. Waits for the driver, if needed.
-
-        Returns:
-            One text for each GPU; empty if all memory is back, or the driver does not report it.
-
-        Raises:
-            GpuError: If a GPU is gone.
-        """
+        """Return the memory that the world has not given back after its end; see `memory.memory_left`."""
         if not self._memory or self._nvml is None:
             return []
         return memory_left(self._nvml, self._memory, started_s=self._started_s)

@@ -78,12 +78,9 @@ def order_for(program: type[_Program], text: str) -> _Program:
 
 
 def load_tests(loader: Loader, then: ThenBe, test: str | None = None) -> NoReturn:
-    """Load the tests in a fresh interpreter.
+    """Load the tests in a fresh interpreter, and call `then` with the rank context.
 
-    Args:
-        loader: How to find the tests.
-        then: Called with the rank context when the tests are loaded.
-        test: Front end's name of the only test that this interpreter runs; None if it is not known yet.
+    `test` is the front end's name of the only test that this interpreter runs; None if it is not known yet.
     """
     for module in loader.import_first:
         importlib.import_module(module)

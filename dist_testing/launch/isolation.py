@@ -71,10 +71,7 @@ _registered: dict[str, Isolation] = {}
 
 
 def register_isolation(isolation: Isolation) -> Isolation:
-    """Make an isolation known by its name, for markers, classes and `--dist-isolation`.
-
-    Returns:
-        The isolation.
+    """Make an isolation known by its name, for markers, classes and `--dist-isolation`, and return it.
 
     Raises:
         UsageError: If another isolation has the name.

@@ -82,18 +82,7 @@ def test_exec_properties(executors, vendor, gpus, archs):
     return {"test." + name: value for name, value in properties.items()}
 
 def capacity_text(target, vendor, gpus, archs, pools):
-    """Writes the error text for a target that no pool can run.
-
-    Args:
-        target: Label of the target.
-        vendor: Maker of the GPUs.
-        gpus: GPUs that it needs.
-        archs: Architectures that it can use; empty for any.
-        pools: Declared pools.
-
-    Returns:
-        A text of three lines.
-    """
+    """Writes the error text for a target that no pool can run."""
     declared = [
         "\"{}\" ({} {}{})".format(pool["name"], pool["gpus"], pool["vendor"], " " + pool["gpu_arch"] if pool["gpu_arch"] else "")
         for pool in pools

@@ -23,16 +23,7 @@ executors_repo = repository_rule(
 )
 
 def _pool_problems(pool, kind, others):
-    """Checks one pool.
-
-    Args:
-        pool: The pool.
-        kind: Kind of the executor.
-        others: Pools that are declared before it.
-
-    Returns:
-        A list of error texts.
-    """
+    """Checks one pool of an executor against the pools that are declared before it; returns error texts."""
     subject = "executors.pool(name = \"{}\")".format(pool["name"])
     problems = []
     if not pool["name"]:

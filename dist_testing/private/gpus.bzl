@@ -10,16 +10,7 @@ load("//dist_testing/private:labels.bzl", "user_label")
 MAX_GPUS = 16
 
 def gpus_of_world(world_size, gpus_per_rank, ranks_per_gpu):
-    """Computes how many GPUs a world needs.
-
-    Args:
-        world_size: Its ranks.
-        gpus_per_rank: GPUs of each.
-        ranks_per_gpu: Ranks that share one; 1 if each has its own.
-
-    Returns:
-        Their number.
-    """
+    """Computes how many GPUs a world needs."""
     return (world_size + ranks_per_gpu - 1) // ranks_per_gpu * gpus_per_rank
 
 # Promise value: as many GPUs as the target asks for. The same as ALL_GPUS in spec.py.
@@ -196,9 +187,6 @@ _VISIBLE_DEVICES = {
 def inherited_variables(vendor):
     """Lists the variables that a test with GPUs inherits from the environment of Bazel's client.
 
-    Args:
-        vendor: Maker of the GPUs.
-
     Returns:
         A select() of lists, empty for pools: their machines know their own GPUs.
     """
@@ -234,13 +222,6 @@ def _count_compatibility(vendor, count, archs, pools):
 
 def pools_check(target, vendor, count, archs, pools):
     """Refuses a target that no pool can run. If tests run in pools and Bazel skipped it, it would never run.
-
-    Args:
-        target: Label of the target, for the error text.
-        vendor: One of the vendors given to declare_gpu_conditions.
-        count: GPUs that it needs, 1 to MAX_GPUS.
-        archs: Architectures that it can use; empty for any.
-        pools: Declared pools.
 
     Returns:
         An empty list, or a select() of empty lists, for an attribute other than `target_compatible_with`: Bazel does not

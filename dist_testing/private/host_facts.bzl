@@ -17,14 +17,7 @@ _INTEL_PCI_VENDOR = "0x8086"
 _INTEGRATED_PCI_PREFIX = "0000:00:"
 
 def nvidia_minors(node_names):
-    """Lists the GPUs of NVIDIA's driver.
-
-    Args:
-        node_names: Names of the files in a device folder.
-
-    Returns:
-        The numbers of the GPUs' device nodes.
-    """
+    """Lists the numbers of the device nodes of NVIDIA's GPUs among the names of files in a device folder."""
     suffixes = [name[len(_NVIDIA_NODE):] for name in node_names if name.startswith(_NVIDIA_NODE)]
     return [int(suffix) for suffix in suffixes if suffix.isdigit()]
 

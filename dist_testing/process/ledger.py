@@ -150,6 +150,8 @@ class Ledger:
         places: Where the main thread is, innermost first; the outermost are left out.
         others: What else on this rank runs the user's code, or could: other threads, child processes, RPC. Empty for
             nothing.
+        device_calls: The same as `calls`, of backends that run calls on a device, such as NCCL. The main thread does
+            not wait for them, so they prove nothing.
     """
 
     is_recording: bool
@@ -160,6 +162,7 @@ class Ledger:
     waits: tuple[Wait, ...]
     places: tuple[Place, ...]
     others: tuple[str, ...]
+    device_calls: tuple[Call, ...] = ()
 
     @property
     def wait(self) -> Wait | None:

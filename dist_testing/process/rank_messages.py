@@ -60,10 +60,6 @@ class RankReport(ReportDetails):
 
     `ReportDetails` declares the other fields: they are the same in `dist_testing.outcomes.RankOutcome`.
 
-    Attributes:
-        kind: What happened.
-        phase: What the rank was doing.
-
     Raises:
         ValueError: If the rank exited without an exit code, or has one without an exit.
     """

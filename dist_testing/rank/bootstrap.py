@@ -17,7 +17,6 @@ from dist_testing.errors import MessageError
 from dist_testing.process import wire
 from dist_testing.process.board import PhaseBoard
 from dist_testing.process.files import log_name
-from dist_testing.process.frames import FrameWriter
 from dist_testing.process.lifetime import die_with_parent
 from dist_testing.process.messages import RankStart, WorldRequest
 from dist_testing.process.rank_messages import INSTRUCTIONS, Instruction, NextCase
@@ -30,7 +29,7 @@ from dist_testing.rank.device import finish_device_work
 from dist_testing.rank.environment import become, world_env
 from dist_testing.rank.ledger import answer_with_ledger
 from dist_testing.rank.long_texts import LongTexts
-from dist_testing.rank.reporter import Reporter
+from dist_testing.rank.reporter import FrameWriter, Reporter
 from dist_testing.rank.state import RankState
 
 __all__ = [

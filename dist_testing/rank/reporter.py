@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import socket
 import traceback
 import unittest
 import warnings
@@ -11,7 +13,9 @@ from typing import Protocol
 
 from dist_testing.error_text import format_error, message_of, shorten, summarise
 from dist_testing.outcomes import Kind
+from dist_testing.process import wire
 from dist_testing.process.rank_messages import (
+    RANK_MESSAGES,
     CallsMade,
     Done,
     EndSession,
@@ -24,7 +28,7 @@ from dist_testing.process.rank_messages import (
 from dist_testing.rank.collateral import collateral
 from dist_testing.skips import skip_for_exit_code
 
-__all__ = ["Board", "Frames", "Reporter"]
+__all__ = ["Board", "FrameWriter", "Frames", "Reporter"]
 
 # The file of torch's collectives.
 _COLLECTIVES = os.path.join("torch", "distributed", "distributed_c10d.py")
@@ -52,6 +56,18 @@ class Board(Protocol):
 
     def write(self, rank: int, phase: str) -> None:
         """Rank `rank` is now doing `phase`; "" if it is done with the last one."""
+
+
+class FrameWriter:
+    """The rank's end of its channel. `send` blocks until the runner has room, and the runner always reads."""
+
+    def __init__(self, channel: socket.socket) -> None:
+        self._channel = channel
+
+    def send(self, message: RankMessage) -> None:
+        """Send one message. If the runner is gone, do nothing, because no process needs the message."""
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            wire.send(self._channel, RANK_MESSAGES, message)
 
 
 class Reporter:

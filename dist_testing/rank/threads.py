@@ -18,12 +18,10 @@ from dist_testing.case import CaseBody
 from dist_testing.errors import LaunchError
 from dist_testing.process.board import PhaseBoard
 from dist_testing.process.files import log_name
-from dist_testing.process.frames import FrameWriter
 from dist_testing.process.lifetime import die_with_parent
 from dist_testing.process.messages import RankStart
 from dist_testing.process.rank_messages import NextCase
-from dist_testing.process.stacks import stack_of
-from dist_testing.process.thread_idents import note_rank
+from dist_testing.process.stacks import note_rank, stack_of
 from dist_testing.rank.bootstrap import (
     FAILED_EXIT_CODE,
     RankContext,
@@ -34,7 +32,7 @@ from dist_testing.rank.bootstrap import (
 from dist_testing.rank.capture import flush_streams, split_output
 from dist_testing.rank.coverage import RankCoverage
 from dist_testing.rank.long_texts import LongTexts
-from dist_testing.rank.reporter import Reporter
+from dist_testing.rank.reporter import FrameWriter, Reporter
 from dist_testing.rank.state import RankState
 from dist_testing.threaded.members import current_member
 from dist_testing.threaded.world import fail_world, run_on_threads

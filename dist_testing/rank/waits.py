@@ -31,7 +31,8 @@ __all__ = ["C10D", "call_in", "group_name", "wait_of"]
 C10D = "torch.distributed.distributed_c10d"
 _LOGGER = "torch.distributed.c10d_logger"
 _FUNCTIONAL = "torch.distributed._functional_collectives"
-_OPS = "torch._ops"
+# Where torch calls an operator, and calls it again for autograd.
+_OPERATORS_OF_TORCH = ("torch._ops", "torch._library.")
 # c10d::OpType, the part that concerns one peer: SEND, RECV, RECVANYSOURCE.
 _POINT_TO_POINT = frozenset({12, 13, 14})
 _STORE_WAITS = frozenset({"wait", "get", "multi_get"})
@@ -127,9 +128,9 @@ def group_name(group: object, c10d: ModuleType) -> str:
 
 
 def _functional_wait(frame: FrameType) -> Wait | None:
-    """Functional collectives wait in an operator of torch, which Python calls through `torch._ops`."""
+    """Functional collectives wait in an operator of torch."""
     inner: FrameType | None = frame
-    while inner is not None and _module_of(inner) == _OPS:
+    while inner is not None and _module_of(inner).startswith(_OPERATORS_OF_TORCH):
         inner = inner.f_back
     if inner is not None and _module_of(inner) == _FUNCTIONAL and inner.f_code.co_name == "wait_tensor":
         return Wait(WaitKind.SOME_COLLECTIVE, "wait_tensor")

@@ -262,10 +262,6 @@ class GroupBase(dist.ProcessGroup):
             results: The tensors that the call writes.
             limit_s: Time limit of the call in seconds; None for the group's.
             inputs: The tensors that the call only reads.
-
-        Raises:
-            UsageError: If this rank has destroyed the group.
-            PeerFailedError: If a rank of the world has failed.
         """
         self._check_is_usable(name)
         call = Call(name, (name, *signature), detail)

@@ -136,8 +136,7 @@ def copy(output: Tensor, value: Tensor) -> None:
     Raises:
         UnequalError: If the two differ in dtype or number of elements.
     """
-    _check_fits(value, output)
-    _write([output], [value])
+    _write_checked([output], [value])
 
 
 def meet_only(contributions: list[Any]) -> None:
@@ -209,11 +208,7 @@ def gather(root: int, contributions: list[tuple[Sequence[Tensor], Tensor]]) -> N
 
     A rank contributes its outputs (n on the root, none on the others) and its value.
     """
-    outputs = contributions[root][0]
-    values = [value for _, value in contributions]
-    for value, output in zip(values, outputs, strict=True):
-        _check_fits(value, output)
-    _write(outputs, values)
+    _write_checked(contributions[root][0], [value for _, value in contributions])
 
 
 def scatter(root: int, contributions: list[tuple[Tensor, Sequence[Tensor]]]) -> None:
@@ -221,11 +216,7 @@ def scatter(root: int, contributions: list[tuple[Tensor, Sequence[Tensor]]]) -> 
 
     A rank contributes its output and its values (n on the root, none on the others).
     """
-    values = contributions[root][1]
-    outputs = [output for output, _ in contributions]
-    for value, output in zip(values, outputs, strict=True):
-        _check_fits(value, output)
-    _write(outputs, values)
+    _write_checked([output for output, _ in contributions], contributions[root][1])
 
 
 def all_to_all(contributions: list[tuple[Sequence[Tensor], Sequence[Tensor]]]) -> None:
@@ -282,6 +273,12 @@ def _reduced(op: str, contributions: Sequence[Reduced], index: int) -> Tensor:
 def _on_one_device(values: list[Tensor]) -> list[Tensor]:
     device = values[0].device
     return [value if value.device == device else value.to(device) for value in values]
+
+
+def _write_checked(outputs: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+    for value, output in zip(values, outputs, strict=True):
+        _check_fits(value, output)
+    _write(outputs, values)
 
 
 def _write(outputs: Sequence[Tensor], values: Sequence[Tensor]) -> None:

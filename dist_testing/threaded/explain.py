@@ -13,12 +13,7 @@ __all__ = ["deadlock", "peer_failed", "ranks_text", "sentence", "timed_out", "wa
 
 
 def deadlock(members: Collection[RankState], waits: Iterable[Wait]) -> Failure:
-    """Return the failure of all waits when no running thread is left that could complete one of them.
-
-    Args:
-        members: All ranks of the world.
-        waits: All waits of the world.
-    """
+    """Return the failure of all waits of a world when no running thread is left that could complete one of them."""
     have_ended = "the only rank of the world waits or has ended"
     if len(members) > 1:
         have_ended = f"all {len(members)} ranks of the world wait or have ended"
@@ -33,14 +28,7 @@ def deadlock(members: Collection[RankState], waits: Iterable[Wait]) -> Failure:
 
 
 def timed_out(members: Collection[RankState], waits: Iterable[Wait], wait: Wait, limit_s: float) -> Failure:
-    """Return the failure of a wait that has reached its time limit.
-
-    Args:
-        members: All ranks of the world.
-        waits: All waits of the world.
-        wait: The wait that has reached its limit.
-        limit_s: That limit, in seconds.
-    """
+    """Return the failure of one of a world's waits, which has reached its time limit in seconds."""
     waiting = _FOREIGN_THREAD if wait.member is None else f"rank {wait.member.rank}"
     return Failure(
         CollectiveTimeoutError,

@@ -97,11 +97,7 @@ class ThreadedGroup(Reductions):
     def allgather_coalesced(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> ThreadWork:
         """Do `allgather` for several inputs in one call; see `torch.distributed.all_gather_coalesced`.
 
-        Args:
-            outputs: One list of n tensors for each input; in it, output r has the dtype and number of elements of that
-                input of rank r.
-            inputs: The inputs.
-            opts: `AllgatherOptions`.
+        `outputs` has one list of n tensors for each input.
         """
         return self._all_gather("all_gather_coalesced", outputs, inputs, limit_of(opts))
 
@@ -133,13 +129,7 @@ class ThreadedGroup(Reductions):
         return self._all_gather_single("all_gather_into_tensor", [output], [input], opts)
 
     def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> ThreadWork:
-        """Do `all_gather_single` for several pairs in one call, as c10d's coalescing manager asks for.
-
-        Args:
-            outputs: At least one output.
-            inputs: One input for each output.
-            opts: `AllgatherOptions`.
-        """
+        """Do `all_gather_single` for one or more pairs in one call, as c10d's coalescing manager asks for."""
         return self._all_gather_single("all_gather_into_tensor_coalesced", outputs, inputs, opts)
 
     # torch's older names of the same methods.
@@ -277,9 +267,7 @@ class ThreadedGroup(Reductions):
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> ThreadWork:
         """Wait for all ranks: the work is done when every rank has called it; see `torch.distributed.barrier`.
 
-        Args:
-            opts: `BarrierOptions`, or the time limit.
-            timeout: Time limit of the call.
+        `opts` is `BarrierOptions`, or the time limit.
         """
         if isinstance(opts, timedelta):
             opts, timeout = None, opts
@@ -288,11 +276,6 @@ class ThreadedGroup(Reductions):
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """Block until every rank has called it; see `torch.distributed.monitored_barrier`, which works with gloo only.
 
-        Args:
-            timeout: Time limit of the call.
-            wait_all_ranks: Ignored: the error names all missing ranks in any case.
-
-        Raises:
-            CollectiveError: What the `wait` of a barrier raises.
+        Raises what the `wait` of a barrier raises. The error names all missing ranks, whatever `wait_all_ranks` says.
         """
         self._meet("monitored_barrier", (), str, None, data.meet_only, [], limit_of(None, timeout)).wait()

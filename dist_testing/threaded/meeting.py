@@ -49,11 +49,7 @@ class SharedGroup:
         self._transfers: defaultdict[int, list[Transfer]] = defaultdict(list)
 
     def join(self, rank: int, member: Member) -> None:
-        """Add a rank that has created its process group object.
-
-        Args:
-            rank: Its number in the group.
-            member: The rank of the world.
+        """Add a rank of the world, which has created its process group object for that rank of the group.
 
         Raises:
             UsageError: If another rank of the world already has that number.
@@ -101,11 +97,6 @@ class SharedGroup:
     def of(cls, world: ThreadWorld, name: str, label: GroupLabel) -> SharedGroup:
         """Return the group of that name; the first rank that asks creates it.
 
-        Args:
-            world: The world of the ranks.
-            name: The key under which the world keeps it.
-            label: How error texts name the group and its ranks.
-
         Raises:
             UsageError: If another rank has created the group with other ranks.
         """
@@ -141,7 +132,7 @@ class SharedGroup:
         """Make a rank's next collective call. Does not wait for other ranks; the last rank to call does the work.
 
         Args:
-            rank: The rank, by its number in the group.
+            rank: The calling rank.
             call: Its call.
             contribution: Its contribution to `move`.
             move: Does the work for all ranks; calls with equal signatures pass equivalent moves.

@@ -6,6 +6,7 @@ import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from dist_testing.threaded import explain
@@ -25,6 +26,7 @@ class GroupState(Protocol):
         """Yield the operations that need a rank which has ended, each with the failure for the ranks that wait."""
 
 
+@dataclass(slots=True, eq=False)
 class Member:
     """One rank of a world of threads; the implementation of `operation.RankState`.
 
@@ -37,13 +39,12 @@ class Member:
         has_ended: Whether all its threads have ended, so that it makes no further call.
     """
 
-    def __init__(self, world: ThreadWorld, rank: int) -> None:
-        self.world = world
-        self.rank = rank
-        self.c10d: dict[str, Any] = {}
-        self.threads = 0
-        self.ident: int | None = None
-        self.has_ended = False
+    world: ThreadWorld
+    rank: int
+    c10d: dict[str, Any] = field(default_factory=dict)
+    threads: int = 0
+    ident: int | None = None
+    has_ended: bool = False
 
 
 class _Current(threading.local):

@@ -67,11 +67,7 @@ class Collective(Operation):
         return ranks_text(self.label.ranks[rank] for rank, call in enumerate(self.calls) if call is None)
 
     def mismatch(self, reason: str) -> Failure:
-        """Return the failure of a collective for which the calls of the ranks do not fit together.
-
-        Args:
-            reason: The difference, in a few words.
-        """
+        """Return the failure of a collective whose calls do not fit together; `reason` says how they differ."""
         return Failure(
             CollectiveMismatchError,
             f"{sentence(self.title())}: {reason}.\n"
@@ -81,11 +77,7 @@ class Collective(Operation):
         )
 
     def lost(self, rank: int) -> Failure:
-        """Return the failure of a collective that one rank will never call.
-
-        Args:
-            rank: That rank, by its number in the group.
-        """
+        """Return the failure of a collective that one rank of the group will never call."""
         return Failure(
             DeadlockError,
             f"{sentence(self.title())} can never complete: rank {self.label.ranks[rank]} has ended, or has "
@@ -157,12 +149,7 @@ class Transfer(Operation):
         )
 
     def mismatch(self, other: Transfer, reason: str) -> Failure:
-        """Return the failure of a send and a receive whose tensors do not fit together.
-
-        Args:
-            other: The counterpart.
-            reason: The difference, in a few words.
-        """
+        """Return the failure of a send and its receive whose tensors do not fit together; `reason` says why."""
         ranks = self.label.ranks
         return Failure(
             CollectiveMismatchError,

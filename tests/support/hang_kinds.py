@@ -33,12 +33,14 @@ class HangKind:
         said: Part of the verdict's reason.
         culprit: The rank that the hang comes from; None where no single rank is to blame.
         why_not: Why the hang cannot be proven, so that the deadline decides; "" if it can.
+        not_on_pools: Why it is another failure on a worker pool; "" if it is the same.
     """
 
     body: Callable[[World], object]
     said: str
     culprit: int | None = None
     why_not: str = ""
+    not_on_pools: str = ""
 
 
 def _ones(count: int = 3) -> torch.Tensor:
@@ -110,25 +112,15 @@ def _forgets_a_subgroup(world: World) -> None:
 
 
 def _broadcasts_from_another_root(world: World) -> None:
-    dist.broadcast(_ones(), src=1 if world.rank == 3 else 0)
-
-
-def _gives_another_size(world: World) -> None:
-    dist.all_reduce(_ones(1 << 20 if world.rank == 3 else 3))
+    dist.broadcast(_ones(), src=0 if world.rank == 0 else 1)
 
 
 def _coalesces(world: World) -> None:
     if world.rank == 3:
-        dist.all_reduce_coalesced([_ones(1 << 18), _ones(1 << 18)])
+        dist.all_reduce_coalesced([_ones(), _ones()])
     else:
-        dist.all_reduce(_ones(1 << 18))
-        dist.all_reduce(_ones(1 << 18))
-
-
-def _splits_unevenly(world: World) -> None:
-    # Rank 1 sends one number to each rank; rank 0 expects a million of it.
-    counts = [1 << 20 if (world.rank, peer) == (0, 1) else 1 for peer in range(world.size)]
-    dist.all_to_all_single(torch.zeros(sum(counts)), _ones(world.size), counts, [1] * world.size)
+        dist.all_reduce(_ones())
+    dist.barrier()
 
 
 def _sends_with_another_tag(world: World) -> None:
@@ -246,18 +238,19 @@ KINDS: dict[str, HangKind] = {
     "other root": HangKind(
         _broadcasts_from_another_root, "", None, "all ranks are in one call; the recorder does not hold its root"
     ),
-    "other size": HangKind(_gives_another_size, "rank 3 calls all_reduce of [[1048576]] Float", 3),
-    "coalesced against plain": HangKind(_coalesces, "rank 3 calls all_reduce of [[262144], [262144]] Float", 3),
-    "uneven all_to_all": HangKind(
-        _splits_unevenly, "", None, "all ranks are in one call; the recorder does not hold its splits"
-    ),
+    "coalesced against plain": HangKind(_coalesces, "rank 3 calls all_reduce of [[3], [3]] Float", 3),
     "missing barrier": HangKind(_all_but(1, lambda _: dist.barrier()), _left_out(1, "barrier #1"), 1),
     "missing world.barrier": HangKind(_all_but(1, World.barrier), _left_out(1, "world.barrier"), 1),
     "missing monitored_barrier": HangKind(
         _all_but(1, lambda _: dist.monitored_barrier()), _left_out(1, "monitored_barrier"), 1
     ),
     "missing new_group": HangKind(_all_but(1, lambda _: dist.new_group()), _left_out(1, "new_group"), 1),
-    "missing init_process_group": HangKind(_makes_the_default_group, _left_out(1, "init_process_group"), 1),
+    "missing init_process_group": HangKind(
+        _makes_the_default_group,
+        _left_out(1, "init_process_group"),
+        1,
+        not_on_pools="a test must not leave a worker pool without its default group",
+    ),
     "missing device mesh": HangKind(_all_but(3, hang_models.makes_a_mesh), "rank 3 ended the test; ranks", 3),
     "missing all_gather": HangKind(_all_but(3, _all_gathers), _left_out(3, "all_gather #1"), 3),
     "missing gather": HangKind(_all_but(3, _gathers), "rank 3 ended the test; rank", 3),
@@ -307,7 +300,9 @@ KINDS: dict[str, HangKind] = {
     "DDP, unused branch": HangKind(hang_models.leaves_a_branch, _left_out(3, "backward"), 3),
     "DDP, one batch less": HangKind(hang_models.has_fewer_batches, _left_out(3, "backward"), 3),
     "FSDP2, one forward less": HangKind(_all_but(3, hang_models.runs_fsdp), "rank 3 ended the test; ranks 0, 1, 2", 3),
-    "pipeline without a stage": HangKind(_all_but(3, hang_models.runs_pipeline), "no rank can go on: rank"),
+    "pipeline without a stage": HangKind(
+        _all_but(3, hang_models.runs_pipeline), "rank 3 ended the test; rank 2 waits for it in send to rank 3", 3
+    ),
     "checkpoint on some ranks": HangKind(_all_but(3, hang_models.saves), "rank 3 ended the test; ranks 0, 1, 2", 3),
     "limit of the group": HangKind(
         _reduces_in_its_own_limit, "rank 3", 3, "the test chose the limit, and the wait ends by itself"

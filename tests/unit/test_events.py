@@ -20,6 +20,7 @@ from dist_testing.events.cases import (
     CleanedUp,
     LeaseWaitBegan,
     LeaseWaitEnded,
+    RankLedgerRead,
     RankOutcomeKnown,
     RankOutput,
     RankPhases,
@@ -28,7 +29,7 @@ from dist_testing.events.cases import (
     RankWarned,
     WorldAsked,
 )
-from dist_testing.events.event import Event, Phase
+from dist_testing.events.event import Event, LedgerCall, Phase
 from dist_testing.events.runs import (
     RunEnded,
     RunStarted,
@@ -77,6 +78,18 @@ _FORMS: list[tuple[Event, str]] = [
         RankWarned(1.0, 3, 0, "builtins.UserWarning", "hm", "a.py", 12),
         '{"event":"rank_warned","at_s":1.0,"case":3,"rank":0,"category":"builtins.UserWarning","text":"hm",'
         '"filename":"a.py","line_number":12}',
+    ),
+    (
+        RankLedgerRead(
+            1.0,
+            3,
+            0,
+            "waits in all_reduce #2 of the default group",
+            "test_f.py:6",
+            (LedgerCall("0", 2, "gloo", "all_reduce", "[[3]] Float", False),),
+        ),
+        '{"event":"rank_ledger","at_s":1.0,"case":3,"rank":0,"state":"waits in all_reduce #2 of the default group",'
+        '"place":"test_f.py:6","calls":[["0",2,"gloo","all_reduce","[[3]] Float",false]]}',
     ),
     (
         RankOutcomeKnown(1.0, 3, 0, "signalled", 0.75, "call", "", "was killed", "", None, 9),
@@ -188,12 +201,12 @@ def test_a_sink_gets_the_kinds_that_it_names() -> None:
     """No sink gets an event that it does not want: a rank's output costs something to read."""
     stream, _ = _stream()
     got: list[Event] = []
-    assert not stream.is_heard
+    assert not stream.wants(*KINDS)
     stream.subscribe(got.append, TestEnded, RunEnded, name="a sink")
     for event, _ in _FORMS:
         stream.emit(event)
     assert [type(event) for event in got] == [TestEnded, RunEnded]
-    assert stream.is_heard
+    assert stream.wants(*KINDS)
     assert stream.wants(RunEnded)
     assert not stream.wants(RankOutput)
 
@@ -249,7 +262,7 @@ def test_a_stream_whose_last_sink_was_dropped_is_not_heard() -> None:
 
     stream.subscribe(broken, name="a sink")
     stream.emit(TestBegan(1.0, "a"))
-    assert not stream.is_heard
+    assert not stream.wants(*KINDS)
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, InterruptedRunError, SystemExit])
@@ -267,7 +280,7 @@ def test_what_is_not_about_the_sink_passes(error: type[BaseException]) -> None:
         stream.emit(TestBegan(1.0, "a"))
     stream.emit(TestEnded(1.0, "a"))
     assert warned == []
-    assert stream.is_heard
+    assert stream.wants(*KINDS)
 
 
 def test_an_essential_sink_is_not_dropped() -> None:
@@ -297,7 +310,7 @@ def test_a_log_that_cannot_be_written_does_not_matter_either() -> None:
     stream.warn = fail
     stream.subscribe(broken, name="a sink")
     stream.emit(TestBegan(1.0, "a"))
-    assert not stream.is_heard
+    assert not stream.wants(*KINDS)
 
 
 def test_a_child_of_the_runner_emits_nothing() -> None:

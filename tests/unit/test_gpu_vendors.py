@@ -192,5 +192,5 @@ def test_worlds_lease_amds_gpus_and_set_hips_variable(tmp_path: Path, monkeypatc
 def test_ranks_get_all_uuids_or_all_numbers(uuids: tuple[str, str], expected: str) -> None:
     """In a mixed list CUDA ignores one kind, so a rank would lack its GPU."""
     gpus = tuple(Gpu(index, Path(f"/dev/nvidia{index}"), uuid) for index, uuid in enumerate(uuids))
-    world = WorldGpus(Lease(gpus, (), 0.0), 0.0, {}, XidWatch(gpus, None), 0.0, NVIDIA, None, contextlib.ExitStack())
+    world = WorldGpus(Lease(gpus, ()), 0.0, {}, XidWatch(gpus, None), 0.0, NVIDIA, None, contextlib.ExitStack())
     assert world.env() == {"CUDA_VISIBLE_DEVICES": expected, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}

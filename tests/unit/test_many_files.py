@@ -15,8 +15,8 @@ from dist_testing.bazel import watchdog
 from dist_testing.engine.rank_record import RankRecord
 from dist_testing.outcomes import Kind
 from dist_testing.process.board import PhaseBoard
-from dist_testing.process.frames import FrameWriter
 from dist_testing.process.rank_messages import RankReport, Ready
+from dist_testing.rank.reporter import FrameWriter
 from tests.support.open_files import all_low_numbers_taken
 
 

@@ -17,7 +17,6 @@ from dist_testing.engine.rank_record import RankRecord
 from dist_testing.outcomes import Kind, RankOutcome
 from dist_testing.process import wire
 from dist_testing.process.board import PhaseBoard
-from dist_testing.process.frames import FrameWriter
 from dist_testing.process.rank_messages import (
     INSTRUCTIONS,
     RANK_MESSAGES,
@@ -29,6 +28,7 @@ from dist_testing.process.rank_messages import (
     Warned,
 )
 from dist_testing.process.stacks import STACKS_SIGNAL
+from dist_testing.rank.reporter import FrameWriter
 
 # The best first.
 _BADNESS = (Kind.PASSED, Kind.SKIPPED, Kind.NEVER_STARTED, Kind.RAISED, Kind.EXITED)

@@ -27,11 +27,11 @@ from tests.support.hang_runs import ISOLATIONS, SHORT_LIMIT_S, Told, complaint, 
 _Results = Mapping[str, Mapping[str, Told]]
 
 
-def cell(name: str, told: Told | None) -> str:
+def cell(name: str, isolation: str, told: Told | None) -> str:
     """Return what one isolation has said of one kind."""
-    wrong = "! " if complaint(KINDS[name], told) else ""
+    wrong = "! " if complaint(KINDS[name], isolation, told) else ""
     if told is None:
-        return f"{wrong}nothing"
+        return f"{wrong}-"
     how = "deadline" if KINDS[name].why_not and told.after_s > SHORT_LIMIT_S / 2 else "proven"
     blamed = "-" if told.culprit is None else str(told.culprit)
     return f"{wrong}{how} {blamed} {told.after_s:.2f}"
@@ -39,7 +39,7 @@ def cell(name: str, told: Told | None) -> str:
 
 def report(results: _Results, names: Sequence[str]) -> str:
     """Return the table, what is wrong in it, and the reasons of hangs that are not proven."""
-    rows = [[name, *(cell(name, results[isolation].get(name)) for isolation in results)] for name in names]
+    rows = [[name, *(cell(name, isolation, results[isolation].get(name)) for isolation in results)] for name in names]
     lines = [table(["kind of hang", *results], rows)]
     lines += [f"{isolation}, {name}: {text}\n" for isolation, name, text in complaints(results, names)]
     lines += [f"not proven, {name}: {KINDS[name].why_not}\n" for name in names if KINDS[name].why_not]
@@ -52,7 +52,7 @@ def complaints(results: _Results, names: Sequence[str]) -> list[tuple[str, str, 
         (isolation, name, text)
         for isolation, told in results.items()
         for name in names
-        if (text := complaint(KINDS[name], told.get(name)))
+        if (text := complaint(KINDS[name], isolation, told.get(name)))
     ]
 
 
