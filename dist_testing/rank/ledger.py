@@ -41,6 +41,7 @@ __all__ = [
     "answer_with_ledger",
     "answering",
     "is_record_complete",
+    "last_record",
     "read_ledger",
     "recorded_calls",
 ]
@@ -108,7 +109,7 @@ class LedgerThread:
         """
         self._fd = fd
         self._main = threading.get_ident()
-        self._before = _last_record()
+        self._before = last_record()
         self._resume()
 
     def stop(self) -> None:
@@ -206,9 +207,13 @@ def read_ledger(main: int, ours: set[int], before: int = -1) -> LedgerAnswer:
         return NoLedger(f"{type(error).__name__}: {error}"[:_MAX_TEXT])
 
 
-def recorded_calls() -> list[Call]:
-    """Return the calls that torch's flight recorder holds, in the order in which they began; none if it is off."""
-    return list(_calls(_recorded() or []))
+def recorded_calls(before: int) -> list[Call]:
+    """Return the calls that torch's flight recorder holds, in the order in which they began; none if it is off.
+
+    Args:
+        before: torch's number of the last call that does not count.
+    """
+    return list(_calls([entry for entry in _recorded() or [] if int(entry["record_id"]) > before]))
 
 
 def is_record_complete(count: int) -> bool:
@@ -264,7 +269,8 @@ def _recorded(name: str = _CPU_DUMP) -> list[dict[str, Any]] | None:
     return sorted(entries, key=lambda entry: int(entry["record_id"]))
 
 
-def _last_record() -> int:
+def last_record() -> int:
+    """Return torch's number of the last call that it has recorded; -1 if there is none."""
     try:
         entries = _recorded()
     except Exception:
