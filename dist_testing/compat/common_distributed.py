@@ -6,7 +6,8 @@ error at its first use.
 
 from __future__ import annotations
 
-# Names that torch's module imports itself, and that test files import from it.
+# Names that torch's module imports itself, or imported until torch 2.5, and that test files import from it.
+import abc
 import faulthandler
 import functools
 import inspect
@@ -31,7 +32,7 @@ from datetime import timedelta
 from enum import Enum
 from functools import partial, reduce, wraps
 from io import StringIO
-from typing import Any, NamedTuple, Optional, Union
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple, Union  # noqa: UP035  # the names are what counts
 from unittest.mock import patch
 
 import torch
@@ -89,6 +90,9 @@ HAS_ACCELERATOR = TEST_CUDA or TEST_HPU or TEST_XPU
 # A boolean that is computed at its first use.
 PLATFORM_SUPPORTS_SYMM_MEM: Any = LazyVal(evaluate_platform_supports_symm_mem)
 
+# Until torch 2.5, the cached result of `has_efa`; None before its first call.
+EFA_PROBE_RESULT: bool | None = None
+
 # The older spelling.
 MultiProcContinousTest = MultiProcContinuousTest
 
@@ -104,6 +108,7 @@ __all__ = [
     "ACCELERATOR_DIST_BACKENDS",
     "DDP_RANK_DEVICES",
     "DEFAULT_WORLD_SIZE",
+    "EFA_PROBE_RESULT",
     "FILE_SCHEMA",
     "HAS_ACCELERATOR",
     "IS_SANDCASTLE",
@@ -125,9 +130,11 @@ __all__ = [
     "C10dTorchCommsTestBase",
     "Callable",
     "DeviceType",
+    "Dict",
     "DistributedTestBase",
     "Enum",
     "LazyVal",
+    "List",
     "MultiProcContinousTest",
     "MultiProcContinuousTest",
     "MultiProcessTestCase",
@@ -138,8 +145,10 @@ __all__ = [
     "SaveForwardInputsModule",
     "StringIO",
     "TestCase",
+    "Tuple",
     "Union",
     "_dynamo_dist_per_rank_init",
+    "abc",
     "c10d",
     "common_utils",
     "contextmanager",
