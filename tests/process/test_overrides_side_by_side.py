@@ -58,7 +58,10 @@ _CASES = """
         def _check_return_codes(cls, failed_ranks, timeout, fn):
             tell(
                 fn.__name__,
-                sorted((rank, kind.__name__, str(error).splitlines()[0], bool(trace)) for rank, (kind, error, trace) in failed_ranks),
+                sorted(
+                    (rank, kind.__name__, str(error).splitlines()[0], bool(trace))
+                    for rank, (kind, error, trace) in failed_ranks
+                ),
                 type(timeout).__name__ in ("int", "float"),
             )
 
