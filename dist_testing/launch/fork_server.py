@@ -47,7 +47,7 @@ from dist_testing.process.messages import (
     WorldRequest,
     WorldStarted,
 )
-from dist_testing.process.orphans import Orphans
+from dist_testing.process.orphans import Orphans, kill_tracer
 from dist_testing.process.refusal import refusal
 from dist_testing.rank.bootstrap import RankContext, enter, take_over
 from dist_testing.rank.capture import own_streams
@@ -181,6 +181,8 @@ class _ForkServer:
                 with contextlib.suppress(PermissionError):
                     # The table holds only processes that are not reaped, so the pid is still the rank's.
                     os.kill(pid, number)
+                if number == signal.SIGKILL:
+                    kill_tracer(pid)
 
     def kill_ranks(self) -> None:
         """Kill the ranks of the running world, if there is one."""

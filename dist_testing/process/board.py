@@ -6,6 +6,7 @@ others. On the board a change costs a rank a microsecond, wakes no process, and 
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import itertools
 import mmap
@@ -43,9 +44,11 @@ class PhaseBoard:
     @staticmethod
     def create(world_size: int) -> int:
         """Make the memory of a board, with every rank in "start" from now. Return a descriptor that processes map."""
-        fd = os.memfd_create("dist-testing-phases")
+        fd = os.memfd_create("dist-testing-phases", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         first = _COUNT.pack(1) + _ENTRY.pack(time.monotonic(), _FIRST.encode())
         os.write(fd, first.ljust(_RANK_BYTES, b"\0") * world_size)
+        # A process that reads memory beyond the end of its file is killed, and a rank could shorten the file.
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
         return fd
 
     def write(self, rank: int, phase: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import time
 from collections.abc import Sequence
 
@@ -13,7 +14,7 @@ from dist_testing.process.descent import descends_from
 from dist_testing.process.lifetime import is_helper
 from dist_testing.process.procfs import command_of, threads_of
 
-__all__ = ["Orphans", "is_dead", "kill_orphans"]
+__all__ = ["Orphans", "is_dead", "kill_orphans", "kill_tracer"]
 
 # Seconds until a process counts as left behind, because it may be about to end.
 _LEAVING_S = 0.5
@@ -73,6 +74,23 @@ def kill_orphans(temp: str, fork_server_pid: int) -> None:
         if time.monotonic() >= until_s:
             return
         time.sleep(_LOOK_S)
+
+
+def kill_tracer(pid: int) -> None:
+    """Kill the descendant of this process that traces a child of it, if there is one.
+
+    The kernel tells the end of a traced process to its tracer first, and to its parent only after the tracer has looked
+    or ended. A debugger of the user is no descendant, and looks.
+    """
+    try:
+        with open(f"/proc/{pid}/status", encoding="utf-8") as status:
+            fields = dict(line.rstrip("\n").split(":\t", 1) for line in status if ":\t" in line)
+        tracer = int(fields.get("TracerPid", "0"))
+        if tracer and any(below.pid == tracer for below in psutil.Process().children(recursive=True)):
+            os.kill(tracer, signal.SIGKILL)
+    except (OSError, psutil.NoSuchProcess):
+        # One of the two has ended, or belongs to another user.
+        return
 
 
 def _orphans(temp: str, fork_server_pid: int) -> list[psutil.Process]:

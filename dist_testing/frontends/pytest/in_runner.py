@@ -41,6 +41,7 @@ from dist_testing.frontends.pytest.marker import Distributed
 from dist_testing.frontends.pytest.marking import check_all_marked, mark_items
 from dist_testing.frontends.pytest.on_rank import EXPECTED, PytestRankContext
 from dist_testing.frontends.pytest.options import check_plugins, read_options
+from dist_testing.frontends.pytest.rank_plugins import repeated
 from dist_testing.frontends.pytest.session_events import SessionEvents
 from dist_testing.frontends.requirements.decision import unmet_requirement
 from dist_testing.frontends.session import Session, open_session
@@ -180,6 +181,8 @@ class RunnerPlugin:
             launcher, _ = self._engine.prepare()
         except (LaunchError, UsageError) as error:
             raise pytest.UsageError(str(error)) from error
+        if line := repeated(item for item in ours if is_marked(item)):
+            self._config.get_terminal_writer().line(line)
         if reasons := launcher.unclean_reasons:
             self._config.get_terminal_writer().line(
                 f"dist_testing: ranks are forked from a fresh interpreter and not from this one: {'; '.join(reasons)}"

@@ -25,6 +25,7 @@ from dist_testing.frontends.pytest.internals import (
     runtestprotocol,
 )
 from dist_testing.frontends.pytest.rank_output import log_to_output, print_warnings, recording_warnings
+from dist_testing.frontends.pytest.rank_plugins import leave_out_repeaters, run_item
 from dist_testing.frontends.pytest.reports import skip_reason
 from dist_testing.frontends.pytest.thread_items import REFUSED_FIXTURES, ThreadItems
 from dist_testing.frontends.session import current_session
@@ -103,6 +104,7 @@ class PytestRankContext:
         config.get_terminal_writer()._file = sys.stdout
         # The runner judges skip marks and expected failures, once for all ranks.
         config.pluginmanager.unregister(name="skipping")
+        leave_out_repeaters(config)
         if any(isinstance(item, TestCaseFunction) for item in self._items.values()):
             UnittestRankContext().prepare()
         config.pluginmanager.register(self._reporting, "dist_testing_rank_reporting")
@@ -226,7 +228,11 @@ class PytestRankFrontEnd:
                 stack.enter_context(recording_warnings(item.config, reporter, item))
                 stack.enter_context(explain_assertions(item))
             try:
-                runtestprotocol(item, log=False, nextitem=follows)
+                if self._thread_items is None:
+                    run_item(item, follows)
+                else:
+                    # Wrappers of other plugins do not expect several threads.
+                    runtestprotocol(item, log=False, nextitem=follows)
             except pytest.exit.Exception as error:
                 # Raised by `pytest.exit`, and when the user quits the debugger.
                 reporter.end_session(str(error))
