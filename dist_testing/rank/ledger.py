@@ -230,7 +230,9 @@ def _read(main: int, ours: set[int], before: int) -> Ledger:
     c10d = sys.modules.get(C10D)
     recorded = _recorded()
     entries: list[dict[str, Any]] = [] if recorded is None else recorded
-    has_dropped_none = is_record_complete(len(entries)) or int(entries[0]["record_id"]) <= before + 1
+    has_dropped_none = is_record_complete(len(entries)) or (
+        bool(entries) and int(entries[0]["record_id"]) <= before + 1
+    )
     calls = list(_calls([entry for entry in entries if int(entry["record_id"]) > before]))
     newest: dict[str, int] = {}
     for call in calls:
