@@ -60,7 +60,7 @@ def event_of(wire: object) -> Event | None:
         if name in wire:
             try:
                 values[name] = read(wire[name])
-            except (TypeError, ValueError):
+            except (OverflowError, TypeError, ValueError):
                 expected = read.__name__.strip("_").replace("_", " ")
                 raise ValueError(f"{kind.kind}: {name} = {wire[name]!r:.100}; expected {expected}") from None
         elif is_needed:
@@ -84,6 +84,8 @@ def _a_whole_number(value: object) -> int:
 
 
 def _a_number(value: object) -> float:
+    if type(value) is float and math.isfinite(value):
+        return value
     number = float(value) if type(value) in (int, float) else math.nan  # type: ignore[arg-type]  # just looked at
     if not math.isfinite(number):
         raise ValueError
