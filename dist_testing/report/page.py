@@ -14,6 +14,7 @@ from pathlib import Path
 from dist_testing.error_text import shorten
 from dist_testing.report import facts
 from dist_testing.report.failure_section import MAX_SHOWN, anchor_of, failure_section
+from dist_testing.report.flake_section import flake_section
 from dist_testing.report.markup import Markup, join, tag
 from dist_testing.report.model import STATUSES, InvocationRecord, Report
 from dist_testing.report.packed import Packer
@@ -34,13 +35,15 @@ _ASSETS = Path(__file__).parent / "assets"
 _MAX_INVOCATIONS = 10
 
 
-def page(report: Report, *, title: str = "", made_wall_s: float) -> str:
+def page(report: Report, *, title: str = "", made_wall_s: float, same_inputs: bool = False) -> str:
     """Return the page as HTML.
 
     Args:
         report: The results.
         title: Title of the page; by default the names of the invocations.
         made_wall_s: Time of day, in seconds since 1970.
+        same_inputs: Whether the user vouches that all invocations had equal inputs, so that they vote about flakes
+            together.
     """
     style = (_ASSETS / "page.css").read_text(encoding="utf-8")
     script = (_ASSETS / "page.js").read_text(encoding="utf-8")
@@ -57,6 +60,7 @@ def page(report: Report, *, title: str = "", made_wall_s: float) -> str:
     sections = [
         ("Failures", failed),
         ("Not run", ledger_section(lines)),
+        ("Flakes", flake_section(report, same_inputs=same_inputs)),
         ("Slowest", slow_section(report)),
         ("Shards", shard_section(report)),
         ("Caches and GPUs", waits_section(report)),
@@ -163,6 +167,7 @@ def _navigation(
     anchors = {
         "Failures": "failures",
         "Not run": "not-run",
+        "Flakes": "flakes",
         "Slowest": "slowest",
         "Shards": "shards",
         "Caches and GPUs": "caches",
