@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 
 from dist_testing.errors import ReportError
 
-__all__ = ["EXPECTED", "XmlCase", "XmlSuite", "read_xml", "write_xml"]
+__all__ = ["EXPECTED", "Outcome", "XmlCase", "XmlSuite", "read_xml", "write_suites", "write_xml"]
 
 # Prefix of the message of an expected failure, for which JUnit's format has only <skipped>.
 EXPECTED = "xfail: "
@@ -87,6 +87,34 @@ def write_xml(path: Path, suite: str, cases: Sequence[XmlCase], properties: Sequ
         cases: The cases in the order in which they ran.
         properties: Properties of the whole run.
     """
+    write_suites(path, [XmlSuite(suite, cases, properties)])
+
+
+def write_suites(path: Path, suites: Sequence[XmlSuite]) -> None:
+    """Write a file of several suites, in one step as `write_xml` does.
+
+    Args:
+        path: The file; its folder must exist.
+        suites: The suites in order.
+    """
+    root = ElementTree.Element("testsuites")
+    for suite in suites:
+        _add_suite(root, suite.name, suite.cases, suite.properties)
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            ElementTree.ElementTree(root).write(file, encoding="utf-8", xml_declaration=True)
+        # mkstemp makes private files. Users who may read the log may read this file, too.
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def _add_suite(
+    root: ElementTree.Element, suite: str, cases: Sequence[XmlCase], properties: Sequence[tuple[str, object]]
+) -> None:
     counts = {
         "tests": len(cases),
         "failures": sum(case.outcome == "failed" for case in cases),
@@ -98,21 +126,10 @@ def write_xml(path: Path, suite: str, cases: Sequence[XmlCase], properties: Sequ
         **{name: str(count) for name, count in counts.items()},
         "time": f"{sum(case.duration_s for case in cases):.3f}",
     }
-    root = ElementTree.Element("testsuites")
     element = ElementTree.SubElement(root, "testsuite", attributes)
     _add_properties(element, properties)
     for case in cases:
         _add_case(element, case)
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            ElementTree.ElementTree(root).write(file, encoding="utf-8", xml_declaration=True)
-        # mkstemp makes private files. Users who may read the log may read this file, too.
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
 
 
 def _add_case(suite: ElementTree.Element, case: XmlCase) -> None:

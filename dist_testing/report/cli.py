@@ -14,98 +14,24 @@ import gc
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from dist_testing.errors import ReportError
+from dist_testing.report import files
+from dist_testing.report.compare import Comparison, compare, compare_lines
+from dist_testing.report.exports import ctrf, exported
 from dist_testing.report.gather import gather
-from dist_testing.report.model import Report, RunRecord
+from dist_testing.report.github import annotation_lines, markdown
+from dist_testing.report.model import Report
 from dist_testing.report.page import page
-from dist_testing.report.perfetto import trace
-from dist_testing.report.words import plural, size, slug
+from dist_testing.report.words import plural, size
 
-__all__ = ["main", "write_page"]
+__all__ = ["main"]
 
 _PAGE = "bazel-report.html"
 _LOCAL_PAGE = "dist-report.html"
-
-
-def write_page(report: Report, path: Path, *, title: str = "", same_inputs: bool = False) -> int:
-    """Write the page.
-
-    Args:
-        report: The results.
-        path: The file.
-        title: Title of the page.
-        same_inputs: Whether all invocations had equal inputs, so that they vote about flakes together.
-
-    Returns:
-        Its size in bytes.
-
-    Raises:
-        ReportError: If it cannot be written.
-    """
-    return write_text(path, page(report, title=title, made_wall_s=time.time(), same_inputs=same_inputs))
-
-
-def write_traces(report: Report, path: Path) -> list[tuple[Path, int]]:
-    """Write the trace of all runs into one file, or into a folder one for each target and one for each invocation.
-
-    Returns:
-        The files and their sizes in bytes.
-
-    Raises:
-        ReportError: If one cannot be written.
-    """
-    if path.name.endswith((".json", ".json.gz")):
-        return [(path, write_bytes(path, trace(report.runs)))]
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ReportError(
-            f"{path}: the folder cannot be made: {error.strerror}.\n"
-            "A file of this name exists, or the folder above is read-only.\n"
-            "Choose another folder for --trace."
-        ) from error
-    groups: dict[str, list[RunRecord]] = {}
-    for run in report.runs:
-        groups.setdefault(f"invocation-{run.invocation + 1}", []).append(run)
-        groups.setdefault(slug(run.target) or "target", []).append(run)
-    return [
-        (file, write_bytes(file, trace(runs)))
-        for name, runs in sorted(groups.items())
-        if any(run.wall_zero_s is not None for run in runs)
-        for file in (path / f"{name}.json.gz",)
-    ]
-
-
-def write_text(path: Path, text: str) -> int:
-    """Write a file in one step: a reader sees all of it or nothing. Returns its size in bytes.
-
-    Raises:
-        ReportError: If it cannot be written.
-    """
-    return write_bytes(path, text.encode("utf-8", errors="replace"))
-
-
-def write_bytes(path: Path, content: bytes) -> int:
-    """Write a file as `write_text` does.
-
-    Raises:
-        ReportError: If it cannot be written.
-    """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.write_bytes(content)
-        temporary.replace(path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise ReportError(
-            f"{path}: cannot be written: {error.strerror}.\n"
-            "The folder is missing or read-only, or the disk is full.\n"
-            "Choose another file."
-        ) from error
-    return len(content)
+_PROBLEMS_SHOWN = 5
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -129,21 +55,58 @@ def _run(options: argparse.Namespace) -> int:
     if directory := os.environ.get("BUILD_WORKING_DIRECTORY"):
         os.chdir(directory)
     paths = options.results or [_usual(Path(workspace or "."))]
+    report = _read(paths, options)
+    changed = None
+    if options.compare is not None:
+        changed = compare(_read([options.compare], options), report), str(options.compare)
+    out = options.out or Path(workspace or ".", _PAGE if workspace else _LOCAL_PAGE)
+    for line in _written(options, report, out, changed):
+        print(line)
+    for problem in report.problems[:_PROBLEMS_SHOWN]:
+        sys.stderr.write(f"report: {problem.subject}: {problem.text.partition(chr(10))[0]}\n")
+    if len(report.problems) > _PROBLEMS_SHOWN:
+        sys.stderr.write(f"report: and {len(report.problems) - _PROBLEMS_SHOWN} more problems, which the page lists\n")
+    return 0
+
+
+def _read(paths: Sequence[Path], options: argparse.Namespace) -> Report:
     report = gather(paths, options.disk_cache, with_processes=options.trace is not None)
     if not report.invocations:
-        for problem in report.problems:
-            sys.stderr.write(f"report: {problem.subject}: {problem.text}\n")
-        return 2
-    out = options.out or Path(workspace or ".", _PAGE if workspace else _LOCAL_PAGE)
-    written = write_page(report, out, title=options.title, same_inputs=options.same_inputs)
+        told = [f"{problem.subject}: {problem.text}" for problem in report.problems]
+        raise ReportError("\n".join(told))
+    return report
+
+
+def _written(
+    options: argparse.Namespace, report: Report, out: Path, changed: tuple[Comparison, str] | None
+) -> Iterator[str]:
+    """Write all outputs, and yield a line about each."""
+    text = page(report, title=options.title, made_wall_s=time.time(), same_inputs=options.same_inputs, changed=changed)
+    written = files.write_text(out, text)
     cases = sum(len(run.cases) for run in report.runs)
-    print(f"report: {out.absolute()}: {plural(cases, 'case')}, {size(written)}")
+    yield f"report: {out.absolute()}: {plural(cases, 'case')}, {size(written)}"
     if options.trace is not None:
-        for path, count in write_traces(report, options.trace):
-            print(f"report: {path.absolute()}: trace, {size(count)}; open it at ui.perfetto.dev")
-    for problem in report.problems[:5]:
-        sys.stderr.write(f"report: {problem.subject}: {problem.text.partition(chr(10))[0]}\n")
-    return 0
+        for path, count in files.write_traces(report, options.trace):
+            yield f"report: {path.absolute()}: trace, {size(count)}; open it at ui.perfetto.dev"
+    if options.json is not None:
+        yield _line(options.json, files.write_text(options.json, exported(report)), "JSON")
+    if options.ctrf is not None:
+        yield _line(options.ctrf, files.write_text(options.ctrf, ctrf(report)), "CTRF")
+    if options.junit is not None:
+        yield _line(options.junit, files.write_merged_junit(report, options.junit), "JUnit")
+    if options.markdown is not None:
+        content = markdown(report, options.title)
+        yield _line(options.markdown, files.write_text(options.markdown, content), "Markdown")
+    if options.github:
+        yield from annotation_lines(report)
+        if place := os.environ.get("GITHUB_STEP_SUMMARY"):
+            files.append_text(Path(place), markdown(report, options.title))
+    if changed is not None:
+        yield from compare_lines(changed[0])
+
+
+def _line(path: Path, written: int, what: str) -> str:
+    return f"report: {path.absolute()}: {what}, {size(written)}"
 
 
 def _usual(workspace: Path) -> Path:
@@ -156,23 +119,24 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="report", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    parser.add_argument("results", nargs="*", type=Path, metavar="RESULTS", help="what to read")
-    parser.add_argument(
-        "--out", type=Path, metavar="FILE", help=f"the page (default: {_PAGE} in the workspace, else {_LOCAL_PAGE})"
-    )
-    parser.add_argument(
+    add = parser.add_argument
+    add("results", nargs="*", type=Path, metavar="RESULTS", help="what to read")
+    add("--out", type=Path, metavar="FILE", help=f"the page (default: {_PAGE} in the workspace, else {_LOCAL_PAGE})")
+    add("--title", default="", help="title of the page, such as the name of the CI job")
+    add("--compare", type=Path, metavar="BEFORE", help="other results, to say what has changed since them")
+    add(
         "--trace",
         type=Path,
         metavar="PATH",
         help="a trace for ui.perfetto.dev: one file if it ends in .json.gz, else a folder with one for each target",
     )
-    parser.add_argument("--title", default="", help="title of the page, such as the name of the CI job")
-    parser.add_argument(
-        "--same-inputs",
-        action="store_true",
-        help="all results are of the same sources, so they vote about flakes together",
+    add("--json", type=Path, metavar="FILE", help="all results as JSON (report.schema.json)")
+    add("--ctrf", type=Path, metavar="FILE", help="all results in the Common Test Report Format")
+    add("--junit", type=Path, metavar="FILE", help="all results in one JUnit file")
+    add("--markdown", type=Path, metavar="FILE", help="the results as Markdown")
+    add("--github", action="store_true", help="print annotations for GitHub, and add Markdown to the job's summary")
+    add(
+        "--same-inputs", action="store_true", help="all results are of the same sources, and vote about flakes together"
     )
-    parser.add_argument(
-        "--disk-cache", type=Path, metavar="DIR", help="Bazel's --disk_cache (default: as in the build events)"
-    )
+    add("--disk-cache", type=Path, metavar="DIR", help="Bazel's --disk_cache (default: as in the build events)")
     return parser

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dist_testing.errors import ReportError
 from dist_testing.report.build_events import Attempt, EventsError, Invocation, read_invocation
-from dist_testing.report.model import InvocationRecord, NotRun, Problem, Report, RunRecord, TargetRecord
+from dist_testing.report.model import InvocationRecord, NotRun, Problem, Report, RunRecord, TargetRecord, bounded
 from dist_testing.report.run_files import RunFiles, filled_run
 
 __all__ = ["read_bazel"]
@@ -63,7 +63,7 @@ def read_bazel(path: Path, disk_cache: Path | None, *, with_processes: bool) -> 
 def _record(path: Path, invocation: Invocation) -> InvocationRecord:
     duration_s = 0.0
     if invocation.began_s is not None and invocation.ended_s is not None:
-        duration_s = max(0.0, invocation.ended_s - invocation.began_s)
+        duration_s = bounded(invocation.ended_s - invocation.began_s)
     return InvocationRecord(
         name=str(path),
         command=f"bazel {invocation.command or 'test'}",
@@ -108,7 +108,7 @@ def _run(attempt: Attempt, invocation: Invocation, with_processes: bool) -> tupl
         strategy=attempt.strategy,
         host=attempt.host,
         began_wall_s=attempt.began_s,
-        duration_s=attempt.duration_s,
+        duration_s=bounded(attempt.duration_s),
         has_results=False,
     )
     stale = _is_stale(attempt, invocation)

@@ -26,6 +26,7 @@ __all__ = [
     "RunRecord",
     "Status",
     "TargetRecord",
+    "bounded",
 ]
 
 Status = Literal["failed", "error", "unfinished", "skipped", "xfailed", "xpassed", "passed"]
@@ -35,6 +36,15 @@ STATUSES: tuple[Status, ...] = ("failed", "error", "unfinished", "xpassed", "xfa
 BAD: frozenset[Status] = frozenset({"failed", "error", "unfinished"})
 # The test body has run.
 RAN: frozenset[Status] = frozenset({"failed", "error", "unfinished", "xpassed", "xfailed", "passed"})
+
+
+# Ten years. A damaged file may have any number. Seconds.
+_MAX_S = 3e8
+
+
+def bounded(seconds: float) -> float:
+    """Return a duration of at most ten years, so that sums of durations stay numbers."""
+    return min(max(seconds, 0.0), _MAX_S) if seconds == seconds else 0.0
 
 
 @dataclass(frozen=True, slots=True)

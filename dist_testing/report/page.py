@@ -13,6 +13,7 @@ from pathlib import Path
 
 from dist_testing.error_text import shorten
 from dist_testing.report import facts
+from dist_testing.report.compare import Comparison, compare_section
 from dist_testing.report.failure_section import MAX_SHOWN, anchor_of, failure_section
 from dist_testing.report.flake_section import flake_section
 from dist_testing.report.markup import Markup, join, tag
@@ -35,7 +36,14 @@ _ASSETS = Path(__file__).parent / "assets"
 _MAX_INVOCATIONS = 10
 
 
-def page(report: Report, *, title: str = "", made_wall_s: float, same_inputs: bool = False) -> str:
+def page(
+    report: Report,
+    *,
+    title: str = "",
+    made_wall_s: float,
+    same_inputs: bool = False,
+    changed: tuple[Comparison, str] | None = None,
+) -> str:
     """Return the page as HTML.
 
     Args:
@@ -44,6 +52,7 @@ def page(report: Report, *, title: str = "", made_wall_s: float, same_inputs: bo
         made_wall_s: Time of day, in seconds since 1970.
         same_inputs: Whether the user vouches that all invocations had equal inputs, so that they vote about flakes
             together.
+        changed: What differs from other results, and their name.
     """
     style = (_ASSETS / "page.css").read_text(encoding="utf-8")
     script = (_ASSETS / "page.js").read_text(encoding="utf-8")
@@ -60,6 +69,7 @@ def page(report: Report, *, title: str = "", made_wall_s: float, same_inputs: bo
     sections = [
         ("Failures", failed),
         ("Not run", ledger_section(lines)),
+        ("Changes", compare_section(*changed) if changed else Markup()),
         ("Flakes", flake_section(report, same_inputs=same_inputs)),
         ("Slowest", slow_section(report)),
         ("Shards", shard_section(report)),
@@ -167,6 +177,7 @@ def _navigation(
     anchors = {
         "Failures": "failures",
         "Not run": "not-run",
+        "Changes": "changes",
         "Flakes": "flakes",
         "Slowest": "slowest",
         "Shards": "shards",

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from dist_testing.error_text import shorten
 from dist_testing.errors import ReportError
-from dist_testing.report.model import BAD, LogRecord, Problem, RunRecord
+from dist_testing.report.model import BAD, LogRecord, Problem, RunRecord, bounded
 from dist_testing.report.streams import StreamRecord, read_streams
 from dist_testing.report.xml_cases import merge_cases, read_cases
 
@@ -121,7 +121,7 @@ def _with_stream(run: RunRecord, stream: StreamRecord) -> RunRecord:
         to_come=stream.to_come,
         is_complete=run.is_complete and stream.exit_code is not None,
         began_wall_s=wall_s if run.began_wall_s is None else run.began_wall_s,
-        duration_s=run.duration_s or max(0.0, length_s),
+        duration_s=run.duration_s or bounded(length_s),
     )
 
 

@@ -29,7 +29,7 @@ from dist_testing.events.cases import (
 from dist_testing.events.event import Event
 from dist_testing.events.file import iterate_events
 from dist_testing.events.runs import RunEnded, RunStarted, StreamCut, TestBegan, TestEnded, TestReported, TestsCollected
-from dist_testing.report.model import BAD, CaseRecord, Problem, RankRecord, Status
+from dist_testing.report.model import BAD, CaseRecord, Problem, RankRecord, Status, bounded
 
 __all__ = ["INFRASTRUCTURE", "StreamRecord", "case_key", "read_streams"]
 
@@ -302,7 +302,7 @@ def _test_record(test: _Test, tries: Sequence[_Ranked]) -> CaseRecord:
         message=message or (verdict.reason if verdict and status in BAD else ""),
         # Reports of several parts: the failure of the call, and that of the teardown.
         text="\n\n".join(dict.fromkeys(report.text for report in told if report.text)),
-        duration_s=sum(report.duration_s for report in test.reports) or _between(test.began_s, test.ended_s),
+        duration_s=bounded(sum(report.duration_s for report in test.reports)) or _between(test.began_s, test.ended_s),
         cause=str(cause) or (verdict.cause if verdict and blamed else ""),
         began_at_s=test.began_s,
         ended_at_s=test.ended_s,
@@ -348,11 +348,11 @@ def _of_ranks(case: _Ranked | None) -> dict[str, Any]:
         "failing": verdict.failing if verdict else (),
         "victims": verdict.victims if verdict else (),
         "ranks": case.ranks(),
-        "gpu_wait_s": case.gpu_wait_s,
+        "gpu_wait_s": bounded(case.gpu_wait_s),
         "gpus": case.gpus,
         "leaked": case.leaked,
     }
 
 
 def _between(began_s: float | None, ended_s: float | None) -> float:
-    return max(0.0, ended_s - began_s) if began_s is not None and ended_s is not None else 0.0
+    return bounded(ended_s - began_s) if began_s is not None and ended_s is not None else 0.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,7 +9,7 @@ from pathlib import Path
 
 from dist_testing.bazel.junit import EXPECTED, XmlCase, XmlSuite, read_xml
 from dist_testing.errors import ReportError
-from dist_testing.report.model import BAD, STATUSES, CaseRecord, Problem, RankRecord, Status
+from dist_testing.report.model import BAD, STATUSES, CaseRecord, Problem, RankRecord, Status, bounded
 
 __all__ = ["MAX_XML_BYTES", "merge_cases", "read_cases"]
 
@@ -56,7 +55,7 @@ def _record(case: XmlCase) -> CaseRecord:
         status=_status(case),
         message=case.message.removeprefix(EXPECTED),
         text=case.text,
-        duration_s=0.0 if math.isnan(case.duration_s) else case.duration_s,
+        duration_s=bounded(case.duration_s),
         world_size=_number(properties.get("world_size", "")),
         cause=properties.get("cause", ""),
         culprit=int(culprit) if _NUMBER.fullmatch(culprit) else None,
