@@ -21,11 +21,11 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
+from dist_testing.backends import all_declared
 from dist_testing.errors import MessageError
 from dist_testing.process.ledger import (
     ANSWER_MARK,
     LEDGERS,
-    RECORDED_BACKENDS,
     Call,
     Group,
     Ledger,
@@ -36,11 +36,23 @@ from dist_testing.process.ledger import (
 from dist_testing.rank.state import child_processes
 from dist_testing.rank.waits import C10D, wait_of
 
-__all__ = ["LedgerThread", "answer_with_ledger", "answering", "read_ledger"]
+__all__ = [
+    "LedgerThread",
+    "answer_with_ledger",
+    "answering",
+    "is_record_complete",
+    "read_ledger",
+    "recorded_calls",
+]
 
 # Of the calls that have ended.
 _LAST_CALLS = 16
 _MAX_PLACES = 40
+# A GPU can have thousands of calls ahead of it; the newest are kept.
+_MAX_DEVICE_CALLS = 32
+# torch has a recorder for backends on the CPU, and one for NCCL.
+_CPU_DUMP = "_dump_fr_trace_json"
+_DEVICE_DUMP = "_dump_nccl_trace_json"
 _MAX_TEXT = 200
 # Threads of this library, by their names.
 _OUR_THREADS = "dist_testing"
@@ -190,6 +202,16 @@ def read_ledger(main: int, ours: set[int]) -> LedgerAnswer:
         return NoLedger(f"{type(error).__name__}: {error}"[:_MAX_TEXT])
 
 
+def recorded_calls() -> list[Call]:
+    """Return the calls that torch's flight recorder holds, in the order in which they began; none if it is off."""
+    return list(_calls(_recorded() or []))
+
+
+def is_record_complete(count: int) -> bool:
+    """Return whether a recorder with this many calls has dropped none."""
+    return count < _recorder_size()
+
+
 def _read(main: int, ours: set[int]) -> Ledger:
     frames = sys._current_frames()
     frame = frames[main]
@@ -198,28 +220,36 @@ def _read(main: int, ours: set[int]) -> Ledger:
     recorded = _recorded()
     entries: list[dict[str, Any]] = [] if recorded is None else recorded
     calls = list(_calls(entries))
-    kept = [call for number, call in enumerate(calls) if not call.is_done or number >= len(calls) - _LAST_CALLS]
     newest: dict[str, int] = {}
     for call in calls:
         newest[call.group] = call.generation
     return Ledger(
         is_recording=recorded is not None,
-        is_complete=len(entries) < _recorder_size(),
+        is_complete=is_record_complete(len(entries)),
         groups=tuple(_groups(c10d)) if c10d is not None else (),
-        calls=tuple(kept),
+        calls=tuple(_kept(calls)),
         last={call.group: call.number for call in calls if call.generation == newest[call.group]},
         waits=() if wait is None else (wait,),
         places=tuple(_places(frame)),
         others=(*_others(frames, {main, *ours}), *_other_backends(c10d)),
+        device_calls=tuple(_kept(list(_calls(_recorded(_DEVICE_DUMP) or [])))[-_MAX_DEVICE_CALLS:]),
     )
 
 
-def _recorded() -> list[dict[str, Any]] | None:
-    """What torch's flight recorder has; None if it is off."""
+def _kept(calls: list[Call]) -> list[Call]:
+    return [call for number, call in enumerate(calls) if not call.is_done or number >= len(calls) - _LAST_CALLS]
+
+
+def _recorded(name: str = _CPU_DUMP) -> list[dict[str, Any]] | None:
+    """What a flight recorder of torch has; None if it is off, or if this torch has none.
+
+    Args:
+        name: torch's function that dumps it.
+    """
     torch = sys.modules.get("torch")
     if torch is None or _recorder_size() == 0:
         return None
-    dump = getattr(getattr(torch._C, "_distributed_c10d", None), "_dump_fr_trace_json", None)
+    dump = getattr(getattr(torch._C, "_distributed_c10d", None), name, None)
     if dump is None:
         return None
     entries: list[dict[str, Any]] | None = json.loads(dump(includeCollectives=True, onlyActive=False)).get("entries")
@@ -252,7 +282,7 @@ def _calls(entries: list[dict[str, Any]]) -> Iterator[Call]:
             operation=operation[:_MAX_TEXT],
             sizes=str(entry["input_sizes"])[:_MAX_TEXT],
             dtypes=" ".join(dict.fromkeys(map(str, entry["input_dtypes"])))[:_MAX_TEXT],
-            is_done=bool(entry["retired"]),
+            is_done=bool(entry["retired"]) or entry.get("state") == "completed",
             limit_ms=int(entry["timeout_ms"]),
         )
 
@@ -267,7 +297,7 @@ def _groups(c10d: Any) -> Iterator[Group]:
 def _other_backends(c10d: Any) -> Iterator[str]:
     """Groups whose calls the recorder does not show, or that end without a rank."""
     for backend, _ in list(c10d._world.pg_map.values()) if c10d is not None else ():
-        if backend not in RECORDED_BACKENDS:
+        if not all_declared(str(backend), lambda declared: declared.records_calls):
             yield f"a group of the backend {str(backend)[:_MAX_TEXT]}"
 
 

@@ -128,6 +128,9 @@ def _rank(rank: RankRecord, begin_s: float | None) -> dict[str, Any]:
         "operation": rank.operation,
         "seen_s": seen_s,
         "warnings": list(rank.warnings),
+        "ledger": None
+        if rank.ledger is None
+        else {"state": rank.ledger.state, "place": rank.ledger.place, "calls": list(rank.ledger.calls)},
         "phases": [
             {
                 "name": phase.name,

@@ -109,9 +109,8 @@ def _case_body(case: CaseRecord, logs: Sequence[LogRecord], limit: int, packer: 
         blocks.append(tag("p", tag("strong", "Victims: "), fate, class_="victims"))
     if (picture := lanes(case)) is not None:
         blocks.append(picture)
-    if story.ledger:
-        rows = [tag("li", line) for line in story.ledger]
-        blocks.append(tag("div", tag("h4", "Collective ledger"), tag("ul", *rows), class_="ledger"))
+    if (ledger := _ledger(case, story.ledger)) is not None:
+        blocks.append(ledger)
     if story.is_plain:
         blocks.append(tag("pre", story.head) if story.head else "")
     elif told := story.head.partition("\n")[2].strip():
@@ -133,6 +132,22 @@ def _case_body(case: CaseRecord, logs: Sequence[LogRecord], limit: int, packer: 
     if story.command:
         blocks.append(tag("p", "This case alone: ", tag("code", story.command), class_="command"))
     return tag("div", *blocks, class_="body")
+
+
+def _ledger(case: CaseRecord, told: Sequence[str]) -> Markup | None:
+    """Return what each rank waits for, and its last collective calls; ranks that do the same stand together."""
+    alike: dict[tuple[str, str, tuple[str, ...]], list[int]] = {}
+    for rank in case.ranks:
+        if rank.ledger is not None:
+            alike.setdefault((rank.ledger.state, rank.ledger.place, rank.ledger.calls), []).append(rank.rank)
+    rows = [tag("li", shorten(line, _MAX_MESSAGE_CHARS)) for line in told] if not alike else []
+    for (state, place, calls), ranks in list(alike.items())[:_MAX_RANK_ROWS]:
+        where = f" ({shorten(place, 300)})" if place else ""
+        line = f"{shorten(state, _MAX_MESSAGE_CHARS)}{where}"
+        last = shorten("\n".join(calls), _LEAST_TEXT_CHARS)
+        folded = _fold(f"last {plural(len(calls), 'collective call')}", tag("pre", last)) if calls else ""
+        rows.append(tag("li", tag("strong", f"{ranks_text(tuple(ranks))}: "), line, folded))
+    return tag("div", tag("h4", "Collective ledger"), tag("ul", *rows), class_="ledger") if rows else None
 
 
 def _title(part: Part) -> str:

@@ -18,6 +18,7 @@ __all__ = [
     "STATUSES",
     "CaseRecord",
     "InvocationRecord",
+    "LedgerRecord",
     "LogRecord",
     "NotRun",
     "Problem",
@@ -61,6 +62,23 @@ class Problem:
 
 
 @dataclass(frozen=True, slots=True)
+class LedgerRecord:
+    """What the runner has last read of a rank's collective ledger, in a case whose ranks wait for each other.
+
+    Attributes:
+        at_s: When.
+        state: What the rank does, in words: "waits in all_reduce #1 of the default group".
+        place: File and line of the test; "" if unknown.
+        calls: Its last collective calls in words, those that have not ended last.
+    """
+
+    at_s: float
+    state: str
+    place: str
+    calls: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class RankRecord:
     """What is known of one rank of a case.
 
@@ -77,6 +95,7 @@ class RankRecord:
         phases: Its phases in order.
         lost_phases: Number of earlier phases that are missing.
         warnings: Its warnings: category, text and place, in one line each.
+        ledger: Its collective ledger; None if it was not read.
     """
 
     rank: int
@@ -91,6 +110,7 @@ class RankRecord:
     phases: tuple[Phase, ...] = ()
     lost_phases: int = 0
     warnings: tuple[str, ...] = ()
+    ledger: LedgerRecord | None = None
 
 
 @dataclass(frozen=True, slots=True)

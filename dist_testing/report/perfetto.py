@@ -140,6 +140,10 @@ def _rank_events(
     for what, time in (("process started", rank.started_at_s), ("ready", rank.ready_at_s)):
         if time is not None and begin <= time + offset_s <= end:
             yield {"ph": "i", "s": "t", "pid": process, "tid": lane, "ts": _us(time + offset_s), "name": what}
+    if rank.ledger is not None and begin <= rank.ledger.at_s + offset_s <= end:
+        calls: _Event = {"place": _text(rank.ledger.place), "calls": _text("; ".join(rank.ledger.calls))}
+        mark = {"ph": "i", "s": "t", "pid": process, "tid": lane, "ts": _us(rank.ledger.at_s + offset_s)}
+        yield {**mark, "name": _text(rank.ledger.state), "cat": "ledger", "args": calls}
     if rank.seen_at_s is None or rank.outcome in ("", "passed", "skipped"):
         return
     role = "culprit" if rank.rank == case.culprit else "victim" if rank.rank in case.victims else rank.outcome

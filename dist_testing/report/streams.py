@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from dist_testing.bazel.names import xml_name
+from dist_testing.bazel.junit import xml_name
 from dist_testing.errors import ReportError
 from dist_testing.events.cases import (
     CaseAsked,
@@ -19,6 +19,7 @@ from dist_testing.events.cases import (
     CleanedUp,
     LeaseWaitBegan,
     LeaseWaitEnded,
+    RankLedgerRead,
     RankOutcomeKnown,
     RankPhases,
     RankReady,
@@ -29,7 +30,7 @@ from dist_testing.events.cases import (
 from dist_testing.events.event import Event
 from dist_testing.events.file import iterate_events
 from dist_testing.events.runs import RunEnded, RunStarted, StreamCut, TestBegan, TestEnded, TestReported, TestsCollected
-from dist_testing.report.model import BAD, CaseRecord, Problem, RankRecord, Status, bounded
+from dist_testing.report.model import BAD, CaseRecord, LedgerRecord, Problem, RankRecord, Status, bounded
 
 __all__ = ["INFRASTRUCTURE", "StreamRecord", "case_key", "read_streams"]
 
@@ -86,6 +87,7 @@ class _Ranked:
     phases: dict[int, RankPhases] = field(default_factory=dict)
     outcomes: dict[int, RankOutcomeKnown] = field(default_factory=dict)
     warnings: dict[int, list[str]] = field(default_factory=lambda: defaultdict(list))
+    ledgers: dict[int, RankLedgerRead] = field(default_factory=dict)
     verdict: CaseJudged | None = None
     leaked: tuple[str, ...] = ()
     wait_began_s: float | None = None
@@ -95,7 +97,10 @@ class _Ranked:
 
     def ranks(self) -> tuple[RankRecord, ...]:
         """Return what is known of each rank that an event has named."""
-        return tuple(self._rank(rank) for rank in sorted({*self.started, *self.ready, *self.phases, *self.outcomes}))
+        return tuple(self._rank(rank) for rank in sorted(self._known()))
+
+    def _known(self) -> set[int]:
+        return {*self.started, *self.ready, *self.phases, *self.outcomes, *self.ledgers}
 
     def _rank(self, rank: int) -> RankRecord:
         started, told, outcome = self.started.get(rank), self.phases.get(rank), self.outcomes.get(rank)
@@ -112,7 +117,18 @@ class _Ranked:
             phases=told.phases if told else (),
             lost_phases=told.lost if told else 0,
             warnings=tuple(self.warnings.get(rank, ())),
+            ledger=_ledger(self.ledgers[rank]) if rank in self.ledgers else None,
         )
+
+
+def _ledger(event: RankLedgerRead) -> LedgerRecord:
+    calls = sorted(event.calls, key=lambda call: not call.is_done)
+    words = tuple(
+        f"{call.operation} #{call.number} of group {call.group}, {call.inputs or 'no inputs'}: "
+        f"{'ended' if call.is_done else 'not ended'}"
+        for call in calls
+    )
+    return LedgerRecord(event.at_s, event.state, event.place, words)
 
 
 @dataclass(slots=True)
@@ -202,6 +218,8 @@ class _Collector:
                 case.phases[event.rank] = event
             case RankOutcomeKnown():
                 case.outcomes[event.rank] = event
+            case RankLedgerRead():
+                case.ledgers[event.rank] = event
             case RankWarned():
                 place = f"{event.filename}:{event.line_number}"
                 case.warnings[event.rank].append(f"{event.category}: {event.text} ({place})")

@@ -15,6 +15,7 @@ from dist_testing.events.cases import (
     CleanedUp,
     LeaseWaitBegan,
     LeaseWaitEnded,
+    RankLedgerRead,
     RankOutcomeKnown,
     RankPhases,
     RankReady,
@@ -22,7 +23,7 @@ from dist_testing.events.cases import (
     RankWarned,
     WorldAsked,
 )
-from dist_testing.events.event import Event, Phase
+from dist_testing.events.event import Event, LedgerCall, Phase
 from dist_testing.events.file import EventFile
 from dist_testing.events.runs import RunEnded, RunStarted, TestBegan, TestEnded, TestReported, TestsCollected
 
@@ -88,6 +89,9 @@ def _case_events(number: int, case: Case, at_s: float) -> Iterable[Event]:
             marks = [at_s + 0.002, at_s + 0.02, at_s + 0.05, at_s + 0.06, end - 0.02, end - 0.01, end - 0.001]
             phases = tuple(Phase(name, marks[i], marks[i + 1]) for i, name in enumerate(names))
             yield RankPhases(end, number, rank, phases)
+        for rank in case.victims:
+            call = LedgerCall("0", 1, "gloo", "all_reduce", "[[3]] Float", False)
+            yield RankLedgerRead(end, number, rank, "waits in all_reduce #1 of the default group", "t.py:4", (call,))
         if case.warning:
             yield RankWarned(end, number, 0, "builtins.UserWarning", case.warning, "a.py", 3)
         for rank in range(case.world_size):

@@ -86,7 +86,13 @@ def test_a_failure_reads_from_the_culprit_to_the_logs(tmp_path: Path) -> None:
     """If it fails, people search the page for the rank that is to blame."""
     words = _page(gather([write_stream(tmp_path / "e.jsonl", [_BAD, Case("t.py::ok")])])).words
     order = ["1 failed", "rank 1 raised", "rank 1 of 3 failed first", "a traceback", "Victims: ", "Collective ledger"]
-    order += ["ranks 0, 2: waits in all_reduce #1", "an output", "a stack", "pytest t.py::bad"]
+    order += [
+        "ranks 0, 2: waits in all_reduce #1 of the default group (t.py:4)",
+        "all_reduce #1 of group 0, [[3]] Float: not ended",
+        "an output",
+        "a stack",
+        "pytest t.py::bad",
+    ]
     places = [words.find(part) for part in order]
     assert -1 not in places, dict(zip(order, places, strict=True))
     assert places == sorted(places)
