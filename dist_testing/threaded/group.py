@@ -95,16 +95,20 @@ class ThreadedGroup(Reductions):
         """
         return self._all_gather("all_gather", [innermost(outputs)], [single(inputs)], limit_of(opts, timeout))
 
-    def allgather_coalesced(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> ThreadWork:
+    def allgather_coalesced(self, outputs: Any, inputs: Tensors, opts: Any = None) -> ThreadWork:
         """Do `allgather` for several inputs in one call; see `torch.distributed.all_gather_coalesced`.
 
         Args:
-            outputs: One list of n tensors for each input; in it, output r has the dtype and number of elements of that
-                input of rank r.
+            outputs: One list of tensors for each rank; in the list of rank r, output i has the dtype and number of
+                elements of the input at index i of rank r.
             inputs: The inputs.
             opts: `AllgatherOptions`.
         """
-        return self._all_gather("all_gather_coalesced", outputs, inputs, limit_of(opts, None))
+        self._check_one_per_rank(outputs, "a list of outputs")
+        for of_rank in outputs:
+            check_pairs(of_rank, inputs)
+        by_input = [[of_rank[index] for of_rank in outputs] for index in range(len(inputs))]
+        return self._all_gather("all_gather_coalesced", by_input, inputs, limit_of(opts, None))
 
     def _all_gather(self, name: str, outputs: Sequence[Tensors], inputs: Tensors, limit_s: float | None) -> ThreadWork:
         check_pairs(outputs, inputs)
