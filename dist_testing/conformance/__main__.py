@@ -15,6 +15,7 @@ from dist_testing.conformance.catalogue import all_cells
 from dist_testing.conformance.cell import Status
 from dist_testing.conformance.choice import chosen_cells
 from dist_testing.conformance.expectations import Expectations, read_expectations, torch_version
+from dist_testing.conformance.features import feature_problems
 from dist_testing.conformance.matrix import Matrix, read_matrix
 from dist_testing.conformance.output import write_matrix
 from dist_testing.conformance.plug_in import plug_in
@@ -103,6 +104,11 @@ def _run(options: argparse.Namespace) -> int:
             # Also after Ctrl-C: what is known stays known.
             if options.out:
                 write_matrix(matrix, Path(options.out), before)
+    # A backend without a declaration has no features that could be untrue.
+    notes = [] if options.module else feature_problems(matrix, backend)
+    problems += notes
+    for note in notes:
+        print(f"FAILED {note}\n")
     counts = ", ".join(f"{count} {name}" for name, count in sorted(matrix.counts().items()))
     print(f"{len(matrix.cells)} cells of {backend.name} in {time.monotonic() - started_s:.1f} s: {counts}.")
     print(f"{len(matrix.deviations())} deviate from the contract; {len(problems)} end otherwise than expected.")

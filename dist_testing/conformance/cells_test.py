@@ -7,6 +7,7 @@ expectation file, and `CONFORMANCE_CELLS` chooses cells by patterns that are sep
 
 from __future__ import annotations
 
+import fnmatch
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from dist_testing.conformance.catalogue import all_cells
 from dist_testing.conformance.cell import Cell, Status
 from dist_testing.conformance.choice import chosen_cells
 from dist_testing.conformance.expectations import Expectations, read_expectations, torch_version
+from dist_testing.conformance.features import FEATURE_CELLS, feature_problems
 from dist_testing.conformance.matrix import Matrix
 from dist_testing.conformance.output import write_matrix
 from dist_testing.conformance.session import CellSession, cell_limit
@@ -72,6 +74,16 @@ def kit(request: pytest.FixtureRequest) -> Iterator[_Kit]:
         yield one
         if outputs := os.environ.get("TEST_UNDECLARED_OUTPUTS_DIR"):
             write_matrix(one.matrix, Path(outputs))
+
+
+def test_features(kit: _Kit) -> None:
+    """The features in the declaration of the backend are what its cells show."""
+    matrix = Matrix(kit.session.backend.name, torch_version())
+    for cell in _CELLS:
+        if any(fnmatch.fnmatchcase(cell.name, pattern) for pattern in FEATURE_CELLS.values()):
+            matrix.add(kit.session.run(cell, kit.expectations.status_of(cell)), kit.expectations)
+    problems = feature_problems(matrix, kit.session.backend)
+    assert not problems, "\n\n".join(problems)
 
 
 @pytest.mark.parametrize("cell", _CELLS, ids=[cell.name for cell in _CELLS])

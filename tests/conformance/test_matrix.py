@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import fnmatch
 import json
 from pathlib import Path
 
 import pytest
 
+from dist_testing.backends import Backend, check_features
+from dist_testing.conformance.catalogue import all_cells
 from dist_testing.conformance.cell import Cell, Result, Status
 from dist_testing.conformance.expectations import Expectations
+from dist_testing.conformance.features import FEATURE_CELLS, feature_problems
 from dist_testing.conformance.matrix import Matrix, difference, markdown, read_matrix
 from dist_testing.conformance.output import write_matrix
 from dist_testing.conformance.page import page
@@ -81,10 +85,29 @@ def test_markdown_counts_and_lists() -> None:
     assert "| wrong | not declared |" in text
 
 
+def test_features_are_checked_both_ways() -> None:
+    """A declared feature that fails, and an undeclared one that works."""
+    cell = next(cell for cell in all_cells() if cell.name == "recv/from_anybody/w2")
+    declares = Backend("mine", "mine", "cpu", features=("recv_any_source",))
+    for backend, status, text in (
+        (declares, Status.WORKS, None),
+        (declares, Status.HANGS, "declares the feature recv_any_source"),
+        (Backend("mine", "mine", "cpu"), Status.WORKS, "does not declare the feature recv_any_source"),
+        (Backend("mine", "mine", "cpu"), Status.REFUSES, None),
+    ):
+        found = feature_problems(matrix_of(Result(cell, status)), backend)
+        assert [text is not None and text in problem for problem in found] == ([True] if text else [])
+
+
+def test_every_feature_has_cells() -> None:
+    """Of the features that a declaration may name, all but one show in cells."""
+    check_features(FEATURE_CELLS)
+    for pattern in FEATURE_CELLS.values():
+        assert any(fnmatch.fnmatchcase(cell.name, pattern) for cell in all_cells()), pattern
+
+
 def test_a_page_of_all_cells_is_small() -> None:
     """At most 300 kB, so that it opens at once and can be attached anywhere."""
-    from dist_testing.conformance.catalogue import all_cells
-
     matrix = matrix_of(*(Result(cell, Status.WORKS) for cell in all_cells()))
     assert len(page(matrix).encode()) <= 300_000
 

@@ -43,39 +43,27 @@ def _part(k: Kit) -> None:
         _witnessed(k, k.size // 2, lambda: k.dist.barrier(group=k.group("part")))
 
 
-def _monitored(k: Kit) -> Any:
-    if k.backend != "gloo":
-        with k.raises(ValueError, "GLOO|gloo"):
-            k.dist.monitored_barrier()
-        return None
-    return k.dist.monitored_barrier
-
-
 @script("10.2", "monitored_barrier/all_come", (1, 2, 3))
 def _all_come(k: Kit) -> None:
-    if barrier := _monitored(k):
-        k.equal(barrier(), None, "the result")
+    k.equal(k.dist.monitored_barrier(), None, "the result")
 
 
 @script("10.2", "monitored_barrier/names_missing_ranks", (3, 4))
 def _names(k: Kit) -> None:
     """Rank 0 names the ranks that did not come: all with wait_all_ranks, else the first."""
-    if not (barrier := _monitored(k)):
-        return
     for waits in (False, True):
         group = k.new_group()
         limit = timedelta(seconds=0.4)
         if k.rank == 0:
             pattern = f"{', '.join(map(str, range(1, k.size)))}" if waits else "[Rr]ank 1"
             with k.raises(RuntimeError, pattern):
-                barrier(group, timeout=limit, wait_all_ranks=waits)
+                k.dist.monitored_barrier(group, timeout=limit, wait_all_ranks=waits)
         k.meet()
 
 
 @script("10.2", "monitored_barrier/timeouts", (2,))
 def _timeouts(k: Kit) -> None:
-    if not (barrier := _monitored(k)):
-        return
+    barrier = k.dist.monitored_barrier
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         barrier(timeout=5.0)

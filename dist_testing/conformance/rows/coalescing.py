@@ -64,6 +64,18 @@ def _on_part(k: Kit) -> None:
         k.equal(tensor, [4.0], "the sum")
 
 
+@script("8.1", "_coalescing_manager/with_device", (1, 2, 3))
+def _with_device(k: Kit) -> None:
+    """With a device the backend itself collects the calls between start and end."""
+    tensors = [k.tensor(k.rank + number) for number in range(2)]
+    with k.c10d._coalescing_manager(device=k.device, async_ops=True) as manager:
+        for tensor in tensors:
+            k.dist.all_reduce(tensor, async_op=True)
+    manager.wait()
+    for number, tensor in enumerate(tensors):
+        k.equal(tensor, [float(sum(rank + number for rank in range(k.size)))], f"sum {number}")
+
+
 @script("8.2", "_coalescing_manager/illegal_work")
 def _illegal(k: Kit) -> None:
     """An asynchronous call inside gives a handle on which nothing may be called."""
