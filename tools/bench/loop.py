@@ -2,7 +2,7 @@
 """Measure the loop of a test author: from saving an edit to Bazel's verdict, with a warm server.
 
     python3 tools/bench/loop.py [--runs 7] [--cache-hits] [--json FILE] [--bazel ./bazelw] [-- FLAG ...]
-    python3 tools/bench/loop.py --cache-hits -- --config=rbe_local --//tools/python:wheels=archive
+    python3 tools/bench/loop.py --cache-hits -- --config=rbe_local --//wheels:form=archive
 
 Each run writes a new number into a test file, as an editor's save would, and times `bazel test` of its target.
 Runs of the library's target take turns with runs of a plain `py_test` that only imports torch, the least that
