@@ -42,6 +42,7 @@ def _wheels_impl(module_ctx):
         hub_repo(
             name = hub,
             files = [lock["file"] for lock in hub_locks],
+            hub = hub,
             locks = json.encode([
                 {key: lock[key] for key in ["name", "python_version", "repo"]}
                 for lock in hub_locks

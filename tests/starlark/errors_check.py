@@ -326,12 +326,12 @@ COMMAND_CASES = (
     Command(
         "unknown lock",
         ("build", "--nobuild", "--@dist_testing//wheels:lock=rocm", "@right//iniconfig"),
-        ("wheels:lock", "rocm", '["", "cpu", "cuda", "default"]'),
+        ("//wheels:lock: invalid value 'rocm'", '["", "cpu", "cuda", "default"]'),
     ),
     Command(
         "package of another lock",
         ("build", "--nobuild", "@right//only_cuda"),
-        ('The lock "cpu" has no package "only_cuda"; only cuda has it.', "wheels:lock=<lock>"),
+        ('The lock "cpu" of the hub "right" has no package "only_cuda".', 'Only "cuda" has it', "or choose another lock"),
     ),
     Command(
         "wrong hash",

@@ -48,21 +48,24 @@ alias(
 )
 """
 
+_MISSING = """\
+missing_package(
+    name = "{name}",
+    hub = {hub},
+    lock = {lock},
+    others = {others},
+    package = {package},
+    tags = ["manual"],
+)
+"""
+
 _VISIBLE = "package(default_visibility = [\"//visibility:public\"])\n\n"
 
-def _select(conditions, no_match_error):
-    """Formats a value that depends on the configuration.
-
-    Args:
-        conditions: Condition -> label.
-        no_match_error: Text for a configuration without a condition.
-
-    Returns:
-        Starlark text.
-    """
+def _select(conditions):
+    """Formats a value that depends on the configuration: condition -> label."""
     if list(conditions) == ["//conditions:default"]:
         return repr(conditions["//conditions:default"])
-    return "select({}, no_match_error = {})".format(repr(conditions), repr(no_match_error))
+    return "select({})".format(repr(conditions))
 
 def _by_python(label, repos):
     """Chooses among the Pythons of a lock: condition -> label. The first one is also for a build that names no Python."""
@@ -91,17 +94,27 @@ def _hub_repo_impl(repository_ctx):
     ]))
     for package, found in packages.items():
         text = _VISIBLE + _ALIAS.format(name = package, actual = repr(":pkg"))
+        for name in names:
+            if name not in found:
+                text += "\n" + _MISSING.format(
+                    hub = repr(repository_ctx.attr.hub),
+                    lock = repr(name),
+                    name = "missing." + name,
+                    others = repr(sorted(found)),
+                    package = repr(package),
+                )
         for target in _TARGETS:
             conditions = {}
-            for name, repos in found.items():
+            for name in names:
                 # Two steps, because a select() knows no "and".
-                step = "{}.{}".format(target, name)
-                chosen = _by_python("//{}:{}".format(package, target), repos)
-                text += "\n" + _ALIAS.format(name = step, actual = _select(chosen, ""))
+                step = "{}.{}".format(target, name) if name in found else "missing." + name
+                if name in found:
+                    chosen = _by_python("//{}:{}".format(package, target), found[name])
+                    text += "\n" + _ALIAS.format(name = step, actual = _select(chosen))
                 conditions["//conditions:default" if name == default else "//:is_" + name] = ":" + step
-            text += "\n" + _ALIAS.format(name = target, actual = _select(conditions, (
-                "The lock \"{}\" has no package \"{}\"; only {} has it. Add --{}=<lock>, or the package to the lock file."
-            ).format(default, package, ", ".join(found), user_label(flag))))
+            text += "\n" + _ALIAS.format(name = target, actual = _select(conditions))
+        if len(found) < len(names):
+            text = "load(\"{}\", \"missing_package\")\n\n".format(Label(":missing.bzl")) + text
         repository_ctx.file(package + "/BUILD.bazel", text)
     repository_ctx.file("requirements.bzl", _REQUIREMENTS.format(
         functions = Label(":lock_file.bzl"),
@@ -113,6 +126,10 @@ hub_repo = repository_rule(
     implementation = _hub_repo_impl,
     attrs = {
         "files": attr.label_list(doc = "The lock files, in the order of `locks`.", mandatory = True),
+        "hub": attr.string(
+            doc = "Name of the hub in error texts.",
+            mandatory = True,
+        ),
         "locks": attr.string(
             doc = "JSON: a list of {name, python_version, repo}. The first name is the default.",
             mandatory = True,
