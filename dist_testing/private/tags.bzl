@@ -18,14 +18,15 @@ _RESERVED_PREFIXES = [
 _CPU_PREFIXES = ["cpu:", "resources:cpu:"]
 _MEMORY_PREFIX = "resources:memory:"
 
-# Memory of a test that does nothing but talk to its peers, in MB: of the runner with the fork server, and of each rank. What
-# processes share counts once. A rank on a GPU has the context of its device beside that.
-_RUNNER_MB = 350
+# Memory of a test that does nothing but talk to its peers, in MB: of the runner with the fork server, and of each rank. Measured
+# with torch 2.13 on gloo, rounded up; what processes share counts once. A rank on a GPU has the context of its device beside
+# that, which is an estimate.
+_RUNNER_MB = 250
 _RANK_MB = {
-    "fork": 40,
-    "pool": 40,
-    "spawn": 250,
-    "thread": 2,
+    "fork": 15,
+    "pool": 20,
+    "spawn": 170,
+    "thread": 1,
 }
 _GPU_RANK_MB = 1000
 

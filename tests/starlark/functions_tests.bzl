@@ -39,12 +39,12 @@ def _cpu_tags_test_impl(ctx):
     env = unittest.begin(ctx)
     asserts.equals(
         env,
-        ["backend:gloo", "cpu:4", "dist", "mine", "resources:memory:510", "world_size:2", "world_size:4"],
+        ["backend:gloo", "cpu:4", "dist", "mine", "resources:memory:310", "world_size:2", "world_size:4"],
         _tags("gloo", user_tags = ["mine"], world_sizes = [2, 4]),
     )
     asserts.equals(
         env,
-        ["backend:gloo", "cpu:1", "dist", "resources:memory:2910", "world_size:64"],
+        ["backend:gloo", "cpu:1", "dist", "resources:memory:1210", "world_size:64"],
         _tags("gloo", user_tags = ["cpu:1"], world_sizes = [64]),
     )
     asserts.equals(
@@ -56,7 +56,7 @@ def _cpu_tags_test_impl(ctx):
     # Threads take turns in one interpreter: a target of 128 would otherwise run alone.
     asserts.equals(
         env,
-        ["backend:threaded", "cpu:1", "dist", "resources:memory:606", "world_size:128"],
+        ["backend:threaded", "cpu:1", "dist", "resources:memory:378", "world_size:128"],
         _tags("threaded", isolation = "thread", world_sizes = [128]),
     )
     return unittest.end(env)
@@ -77,7 +77,7 @@ def _gpu_tags_test_impl(ctx):
             "requires-gpu-nvidia",
             "requires-gpu-nvidia:1",
             "resources:gpu:1",
-            "resources:memory:1600",
+            "resources:memory:1420",
             "world_size:1",
         ],
         _tags("nccl", gpus = 1, isolation = "spawn", world_sizes = [1]),
