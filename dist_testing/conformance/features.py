@@ -22,7 +22,7 @@ FEATURE_CELLS = {
 
 
 def feature_problems(matrix: Matrix, backend: Backend) -> list[str]:
-    """Return what is wrong with the declared features, each in three parts; nothing for features whose cells did not run.
+    """Return what is wrong with the declared features, each in three parts, as far as their cells did run.
 
     Args:
         matrix: The results.
