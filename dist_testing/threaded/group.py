@@ -97,8 +97,8 @@ class ThreadedGroup(Reductions):
     def allgather_coalesced(self, outputs: Any, inputs: Tensors, opts: Any = None) -> ThreadWork:
         """Do `allgather` for several inputs in one call; see `torch.distributed.all_gather_coalesced`.
 
-        `outputs` has one list of tensors for each rank, as torch documents it; in the list of rank r, output i takes the
-                input at index i of rank r.
+        `outputs` has one list for each rank. In the list of rank r, output i has the dtype and number of elements of
+        the input at index i of rank r.
         """
         if len(outputs) != self.size():
             raise ValueError(
