@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 
 from dist_testing.errors import ReportError
 
-__all__ = ["EXPECTED", "XmlCase", "XmlSuite", "read_xml", "write_xml"]
+__all__ = ["EXPECTED", "XmlCase", "XmlSuite", "module_of", "name_parts", "read_xml", "write_xml", "xml_name"]
 
 # Prefix of the message of an expected failure, for which JUnit's format has only <skipped>.
 EXPECTED = "xfail: "
@@ -78,15 +78,26 @@ class XmlSuite:
     properties: Sequence[tuple[str, object]] = field(default_factory=tuple)
 
 
-def write_xml(path: Path, suite: str, cases: Sequence[XmlCase], properties: Sequence[tuple[str, object]] = ()) -> None:
-    """Write the file in one step: a reader sees all of it or nothing.
+def name_parts(nodeid: str) -> tuple[list[str], str]:
+    """Split a node id into file, classes and function, and its parameters, which may contain any text."""
+    head, bracket, parameters = nodeid.partition("[")
+    return head.split("::"), bracket + parameters
 
-    Args:
-        path: The file; its folder must exist.
-        suite: Name of the suite: the target's label.
-        cases: The cases in the order in which they ran.
-        properties: Properties of the whole run.
-    """
+
+def module_of(path: str) -> str:
+    """Return the dotted name of a file."""
+    return path.removesuffix(".py").replace("/", ".")
+
+
+def xml_name(nodeid: str) -> tuple[str, str]:
+    """Return the class name and the name of a case in the XML."""
+    (path, *classes), parameters = name_parts(nodeid)
+    name = classes.pop() if classes else ""
+    return ".".join([module_of(path), *classes]), name + parameters
+
+
+def write_xml(path: Path, suite: str, cases: Sequence[XmlCase], properties: Sequence[tuple[str, object]] = ()) -> None:
+    """Write the file in one step: a reader sees all of it or nothing. The name of the suite is the target's label."""
     counts = {
         "tests": len(cases),
         "failures": sum(case.outcome == "failed" for case in cases),

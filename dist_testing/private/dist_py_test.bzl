@@ -5,6 +5,7 @@ load("@rules_python//python:py_test.bzl", "py_test")
 load("//backends:table.bzl", "BACKENDS")
 load("//dist_testing/private:backends.bzl", "resolve_backends")
 load("//dist_testing/private:executors.bzl", "test_exec_properties")
+load("//dist_testing/private:gpu_archs.bzl", "gpu_archs_problems")
 load("//dist_testing/private:gpus.bzl", "gpu_compatibility", "gpus_of_world", "inherited_variables", "pools_check")
 load("//dist_testing/private:labels.bzl", "add_labels", "user_label")
 load("//dist_testing/private:problems.bzl", "by_backend", "fail_on")
@@ -63,6 +64,7 @@ def dist_py_test(
         world_size,
         gpus_per_rank = None,
         ranks_per_gpu = None,
+        gpu_archs = None,
         isolation = None,
         nodes = None,
         shard_count = None,
@@ -99,6 +101,8 @@ def dist_py_test(
         gpus_per_rank: GPUs that each rank owns alone, or a dict by backend. Default: the backend's own.
         ranks_per_gpu: Ranks that share a GPU, or a dict by backend. Each may allocate its part of the
             memory. Only for backends with `shares_gpus`, such as cuda_gloo. Default: 1, so each rank has its own.
+        gpu_archs: Architectures of GPUs that the tests can run on, such as ["sm_90", "sm_100"] or ["gfx942"], or a dict by
+            backend. All GPUs of a world have one of them. Default: any.
         isolation: How the library makes the ranks of a case, or a dict by backend. "fork": fresh processes for
             each case, forked from a clean fork server that has the test's imports; "pool": processes that the tests of
             a class or module reuse; "spawn": fresh interpreters; "thread": threads of one process. Default:
@@ -136,6 +140,7 @@ def dist_py_test(
     problems = world_size_problems(world_size, backends)
     problems += gpus_per_rank_problems(gpus_per_rank, backends, known)
     problems += ranks_per_gpu_problems(ranks_per_gpu, backends, known)
+    problems += gpu_archs_problems(gpu_archs, backends, known)
     problems += isolation_problems(isolation, backends, known)
     problems += nodes_problems(nodes)
     problems += by_backend("shard_count", shard_count, backends)[1]
@@ -166,6 +171,7 @@ def dist_py_test(
         tests.append(struct(
             name = test,
             backend = known[backend],
+            gpu_archs = _for_backend(gpu_archs, backend, []),
             gpus = gpus_of_world(max(world_sizes), rank_gpus, gpu_ranks),
             gpus_per_rank = rank_gpus,
             isolation = _for_backend(isolation, backend, isolations_of(known[backend])[0]),
@@ -184,6 +190,7 @@ def dist_py_test(
         name = name + ".spec",
         testonly = True,
         backends = [test.backend["name"] for test in tests],
+        gpu_archs = [json.encode(test.gpu_archs) for test in tests],
         gpus = [test.gpus for test in tests],
         gpus_per_rank = [test.gpus_per_rank for test in tests],
         isolations = [test.isolation for test in tests],
@@ -263,7 +270,7 @@ def _one_backend(
     vendor = test.backend["vendor"] if test.gpus else ""
     if test.gpus:
         env_inherit = env_inherit + inherited_variables(vendor)
-        data = data + [_GPU_PROMISE] + pools_check(test.target, vendor, test.gpus, EXECUTORS["pools"])
+        data = data + [_GPU_PROMISE] + pools_check(test.target, vendor, test.gpus, test.gpu_archs, EXECUTORS["pools"])
         env = env | {"DIST_TESTING_GPU_PROMISE": "$(rlocationpath {})".format(_GPU_PROMISE)}
     py_test(
         name = test.name,
@@ -272,7 +279,7 @@ def _one_backend(
         data = data,
         env = env,
         env_inherit = env_inherit,
-        exec_properties = test_exec_properties(EXECUTORS, vendor, test.gpus) | exec_properties,
+        exec_properties = test_exec_properties(EXECUTORS, vendor, test.gpus, test.gpu_archs) | exec_properties,
         # Without modules the library's repository is called dist_testing, and Python would import an `__init__.py` that
         # Bazel adds to its folder instead of the library.
         legacy_create_init = 0,
@@ -280,11 +287,13 @@ def _one_backend(
         shard_count = test.shard_count,
         tags = dist_tags(
             backend = test.backend,
+            gpu_archs = test.gpu_archs,
             gpus = test.gpus,
             user_tags = tags,
             world_sizes = test.world_sizes,
         ),
-        target_compatible_with = target_compatible_with + gpu_compatibility(vendor, test.gpus, EXECUTORS["pools"]),
+        target_compatible_with = target_compatible_with +
+                                 gpu_compatibility(vendor, test.gpus, test.gpu_archs, EXECUTORS["pools"]),
         deps = add_labels(deps, test.backend["deps"] + [_LIBRARY]),
         **kwargs
     )

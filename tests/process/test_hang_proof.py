@@ -390,7 +390,11 @@ def test_skip_of_one_rank_ends_the_wait_of_the_others(engine: Engine) -> None:
 @pytest.mark.parametrize(
     ("function", "said"),
     [
-        pytest.param("_is_stopped", "rank 1 did not tell its ledger; ranks 0, 2, 3 wait", id="stopped by a signal"),
+        pytest.param(
+            "_is_stopped",
+            "rank 1 did not tell its ledger (no answer; its state is T (stopped)); ranks 0, 2, 3 wait",
+            id="stopped by a signal",
+        ),
         pytest.param("_writes_garbage", "", id="garbage in the place of ledgers"),
         pytest.param("_closes_everything", "", id="socket closed by the test"),
     ],

@@ -32,17 +32,17 @@ def _cpu_tags_test_impl(ctx):
     asserts.equals(
         env,
         ["backend:gloo", "cpu:4", "dist", "mine", "world_size:2", "world_size:4"],
-        dist_tags(backend = BACKENDS["gloo"], gpus = 0, user_tags = ["mine"], world_sizes = [2, 4]),
+        dist_tags(backend = BACKENDS["gloo"], gpu_archs = [], gpus = 0, user_tags = ["mine"], world_sizes = [2, 4]),
     )
     asserts.equals(
         env,
         ["backend:gloo", "cpu:1", "dist", "world_size:64"],
-        dist_tags(backend = BACKENDS["gloo"], gpus = 0, user_tags = ["cpu:1"], world_sizes = [64]),
+        dist_tags(backend = BACKENDS["gloo"], gpu_archs = [], gpus = 0, user_tags = ["cpu:1"], world_sizes = [64]),
     )
     asserts.equals(
         env,
         ["backend:gloo", "dist", "resources:cpu:0.5", "world_size:64"],
-        dist_tags(backend = BACKENDS["gloo"], gpus = 0, user_tags = ["resources:cpu:0.5"], world_sizes = [64]),
+        dist_tags(backend = BACKENDS["gloo"], gpu_archs = [], gpus = 0, user_tags = ["resources:cpu:0.5"], world_sizes = [64]),
     )
     return unittest.end(env)
 
@@ -57,6 +57,8 @@ def _gpu_tags_test_impl(ctx):
             "cpu:1",
             "dist",
             "gpu",
+            "gpu_arch:sm_80",
+            "gpu_arch:sm_90",
             "gpus:1",
             "gpus_ge_1",
             "requires-gpu-nvidia",
@@ -64,9 +66,9 @@ def _gpu_tags_test_impl(ctx):
             "resources:gpu:1",
             "world_size:1",
         ],
-        dist_tags(backend = BACKENDS["nccl"], gpus = 1, user_tags = [], world_sizes = [1]),
+        dist_tags(backend = BACKENDS["nccl"], gpu_archs = ["sm_80", "sm_90"], gpus = 1, user_tags = [], world_sizes = [1]),
     )
-    six = dist_tags(backend = BACKENDS["xccl"], gpus = 6, user_tags = [], world_sizes = [3])
+    six = dist_tags(backend = BACKENDS["xccl"], gpu_archs = [], gpus = 6, user_tags = [], world_sizes = [3])
     asserts.equals(
         env,
         ["gpus:6", "gpus_ge_1", "gpus_ge_2", "gpus_ge_4", "multi_gpu", "requires-gpu-intel", "requires-gpu-intel:6"],

@@ -1,8 +1,9 @@
-"""Turns messages between processes into JSON and back, and checks what it reads against the messages' annotations.
+"""Turns dataclasses into JSON and back, and checks what it reads against the annotations.
 
-A message is a dataclass; messages that travel the same way form a `Family`, which has a schema number. `Family` makes
-the checks once, from the annotations: `str`, `bool`, `int`, `float`, `None`, `Literal`, enumerations, `tuple[X, ...]`,
-`dict[str, X]`, other dataclasses, and unions of these. `Annotated[int, range(...)]` limits a number.
+A message between processes is a dataclass; messages that travel the same way form a `Family`, which has a schema
+number. The checks are made once, from the annotations: `str`, `bool`, `int`, `float`, `None`, `object`, `Literal`,
+enumerations, `tuple`, `NamedTuple`, `dict[str, X]`, other dataclasses, and unions of these.
+`Annotated[int, range(...)]` limits a number.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ import json
 import reprlib
 import sys
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from dist_testing.errors import MessageError
 
-__all__ = ["MAX_MESSAGE_BYTES", "Family"]
+__all__ = ["MAX_MESSAGE_BYTES", "Family", "Shape", "WrongValueError", "shape_of"]
 
 # The largest message, a request for a world, has an environment of a few MiB at most.
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
@@ -33,16 +34,16 @@ _encode_json = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
 _Message = TypeVar("_Message")
 
 
-class _WrongValueError(Exception):
+class WrongValueError(Exception):
     """A value does not fit its annotation; the text says which value and what was expected."""
 
 
-class _Shape(NamedTuple):
+class Shape(NamedTuple):
     """The checks and conversions of one annotation.
 
     Attributes:
         expected: The annotation in words, for errors.
-        read: Returns the Python value of a JSON value, or raises `_WrongValueError`.
+        read: Returns the Python value of a JSON value, or raises `WrongValueError`: "3; expected str".
         write: Returns the JSON value of a Python value; None if they are the same.
     """
 
@@ -129,7 +130,7 @@ class Family(Generic[_Message]):
             raise self.refused(f"unknown message {_shown(name)}; expected one of {', '.join(self._by_name)}")
         try:
             message: _Message = shape.read(content)
-        except _WrongValueError as error:
+        except WrongValueError as error:
             raise self.refused(f"{name}: {error}") from None
         return message
 
@@ -143,12 +144,7 @@ class Family(Generic[_Message]):
             raise self.refused(f"a message of {length} bytes; the limit is {self.max_bytes}")
 
     def refused(self, what: str, *, is_other_schema: bool = False) -> MessageError:
-        """Return the error for a message of this family.
-
-        Args:
-            what: The problem, in one line.
-            is_other_schema: Whether the message comes from another version of this library.
-        """
+        """Return the error for a message of this family, with the problem in one line."""
         if is_other_schema:
             cause = "The two processes have loaded different versions of dist_testing."
             way_out = "Run every process of the run in the same environment, with one version of dist_testing."
@@ -161,19 +157,19 @@ class Family(Generic[_Message]):
 
 
 @functools.cache
-def _shape_of_dataclass(cls: type[Any]) -> _Shape:
+def _shape_of_dataclass(cls: type[Any]) -> Shape:
     hints = get_type_hints(cls, include_extras=True)
-    shapes = {field.name: _shape_of(hints[field.name]) for field in dataclasses.fields(cls)}
+    shapes = {field.name: shape_of(hints[field.name]) for field in dataclasses.fields(cls)}
     names = shapes.keys()
     readers = [(name, shape.read) for name, shape in shapes.items()]
     writers = [(name, shape.write) for name, shape in shapes.items()]
 
     def read(value: Any) -> Any:
         if type(value) is not dict:
-            raise _WrongValueError(f"{_shown(value)}; expected an object")
+            raise WrongValueError(f"{_shown(value)}; expected an object")
         if value.keys() != names:
             unknown, missing = sorted(value.keys() - names), sorted(names - value.keys())
-            raise _WrongValueError(
+            raise WrongValueError(
                 "; ".join(
                     f"{adjective} {'field' if len(fields) == 1 else 'fields'} {_shown(fields)}"
                     for adjective, fields in (("unknown", unknown), ("missing", missing))
@@ -184,13 +180,13 @@ def _shape_of_dataclass(cls: type[Any]) -> _Shape:
         for name, read_field in readers:
             try:
                 values[name] = read_field(value[name])
-            except _WrongValueError as error:
-                raise _WrongValueError(f"{name} = {error}") from None
+            except WrongValueError as error:
+                raise WrongValueError(f"{name} = {error}") from None
         try:
             return cls(**values)
         except ValueError as error:
             # The class checks that its fields fit together.
-            raise _WrongValueError(str(error)) from None
+            raise WrongValueError(str(error)) from None
 
     def write(value: Any) -> dict[str, Any]:
         return {
@@ -198,14 +194,20 @@ def _shape_of_dataclass(cls: type[Any]) -> _Shape:
             for name, convert in writers
         }
 
-    return _Shape("an object", read, write)
+    return Shape("an object", read, write)
 
 
-def _shape_of(annotation: Any) -> _Shape:
+def shape_of(annotation: Any) -> Shape:
+    """Return the checks and conversions of an annotation.
+
+    Raises:
+        TypeError: If messages do not support it.
+    """
     origin, arguments = get_origin(annotation), get_args(annotation)
-    if annotation in (str, bool, None, types.NoneType):
-        wanted = types.NoneType if annotation is None else annotation
-        return _simple("null" if wanted is types.NoneType else wanted.__name__, lambda value: type(value) is wanted)
+    if annotation in (str, bool):
+        return _simple(annotation.__name__, lambda value: type(value) is annotation)
+    if annotation in (None, types.NoneType):
+        return _simple("null", lambda value: value is None)
     if annotation is int:
         return _shape_of_int(_ANY_INT)
     if annotation is float:
@@ -218,11 +220,19 @@ def _shape_of(annotation: Any) -> _Shape:
     if origin is Literal:
         return _shape_of_choice(arguments)
     if origin in (Union, types.UnionType):
-        return _shape_of_union([_shape_of(argument) for argument in arguments])
+        return _shape_of_union([shape_of(argument) for argument in arguments])
+    if annotation is object:
+        return _simple("any value", lambda value: True)
     if origin is tuple and len(arguments) == 2 and arguments[1] is ...:
-        return _shape_of_items(_shape_of(arguments[0]))
+        return _shape_of_items(shape_of(arguments[0]))
+    if origin is tuple:
+        return _shape_of_fixed([shape_of(argument) for argument in arguments], tuple)
+    if isinstance(annotation, type) and issubclass(annotation, tuple):
+        # A NamedTuple.
+        hints = get_type_hints(annotation)
+        return _shape_of_fixed([shape_of(hint) for hint in hints.values()], lambda values: annotation(*values))
     if origin is dict and arguments[0] is str:
-        return _shape_of_dict(_shape_of(arguments[1]))
+        return _shape_of_dict(shape_of(arguments[1]))
     if isinstance(annotation, type) and issubclass(annotation, enum.Enum):
         return _shape_of_choice(tuple(annotation))
     if isinstance(annotation, type) and dataclasses.is_dataclass(annotation):
@@ -230,21 +240,21 @@ def _shape_of(annotation: Any) -> _Shape:
     raise TypeError(f"messages do not support the annotation {annotation!r}")
 
 
-def _simple(expected: str, fits: Callable[[Any], bool], convert: Callable[[Any], Any] | None = None) -> _Shape:
+def _simple(expected: str, fits: Callable[[Any], bool], convert: Callable[[Any], Any] | None = None) -> Shape:
     def read(value: Any) -> Any:
-        if not fits(value):
-            raise _WrongValueError(f"{_shown(value)}; expected {expected}")
-        return value if convert is None else convert(value)
+        if fits(value):
+            return value if convert is None else convert(value)
+        raise WrongValueError(f"{_shown(value)}; expected {expected}")
 
-    return _Shape(expected, read)
+    return Shape(expected, read)
 
 
-def _shape_of_int(limits: range) -> _Shape:
+def _shape_of_int(limits: range) -> Shape:
     expected = "int" if limits is _ANY_INT else f"int from {limits.start} to {limits.stop - 1}"
     return _simple(expected, lambda value: type(value) is int and value in limits)
 
 
-def _shape_of_choice(choices: Sequence[Any]) -> _Shape:
+def _shape_of_choice(choices: Sequence[Any]) -> Shape:
     by_value = {choice.value if isinstance(choice, enum.Enum) else choice: choice for choice in choices}
     expected = f"one of {', '.join(map(repr, by_value))}"
     fits: Callable[[Any], bool] = lambda value: type(value) is str and value in by_value  # noqa: E731
@@ -252,47 +262,55 @@ def _shape_of_choice(choices: Sequence[Any]) -> _Shape:
     return shape._replace(write=lambda value: value.value if isinstance(value, enum.Enum) else value)
 
 
-def _shape_of_union(shapes: Sequence[_Shape]) -> _Shape:
+def _shape_of_union(shapes: Sequence[Shape]) -> Shape:
     if any(shape.write is not None for shape in shapes):
         raise TypeError("a union in a message may hold only values that JSON takes unchanged")
     expected = " or ".join(shape.expected for shape in shapes)
 
+    takes_null = any(shape.expected == "null" for shape in shapes)
+
     def read(value: Any) -> Any:
+        if value is None and takes_null:
+            # The usual value of an optional field; an exception of each other shape costs much more.
+            return None
         for shape in shapes:
             try:
                 return shape.read(value)
-            except _WrongValueError:
+            except WrongValueError:
                 continue
-        raise _WrongValueError(f"{_shown(value)}; expected {expected}")
+        raise WrongValueError(f"{_shown(value)}; expected {expected}")
 
-    return _Shape(expected, read)
-
-
-def _shape_of_items(item: _Shape) -> _Shape:
-    expected = f"a list, each {item.expected}"
-
-    def read(value: Any) -> tuple[Any, ...]:
-        if type(value) is not list:
-            raise _WrongValueError(f"{_shown(value)}; expected {expected}")
-        return tuple(map(item.read, value))
-
-    convert = item.write
-    return _Shape(expected, read, None if convert is None else lambda value: [convert(one) for one in value])
+    return Shape(expected, read)
 
 
-def _shape_of_dict(item: _Shape) -> _Shape:
-    expected = f"an object of {item.expected}"
+def _shape_of_items(item: Shape) -> Shape:
+    shape = _simple(
+        f"a list, each {item.expected}",
+        lambda value: type(value) is list,
+        lambda value: tuple(map(item.read, value)),
+    )
+    write = item.write
+    return shape if write is None else shape._replace(write=lambda value: [write(one) for one in value])
 
-    def read(value: Any) -> Mapping[str, Any]:
-        if type(value) is not dict:
-            raise _WrongValueError(f"{_shown(value)}; expected {expected}")
-        for one in value.values():
-            item.read(one)
-        return value
 
-    if item.write is not None or item.expected == "a finite number":
+def _shape_of_fixed(items: Sequence[Shape], convert: Callable[[Iterable[Any]], Any]) -> Shape:
+    if any(item.write is not None for item in items):
+        raise TypeError("a tuple of fixed size in a message may hold only values that JSON takes unchanged")
+    return _simple(
+        f"a list of {', '.join(item.expected for item in items)}",
+        lambda value: type(value) is list and len(value) == len(items),
+        lambda value: convert(item.read(part) for item, part in zip(items, value, strict=True)),
+    )
+
+
+def _shape_of_dict(item: Shape) -> Shape:
+    if item.write is not None:
         raise TypeError("a dict in a message may hold only values that JSON takes unchanged")
-    return _Shape(expected, read)
+    return _simple(
+        f"an object of {item.expected}",
+        lambda value: type(value) is dict,
+        lambda value: {name: item.read(one) for name, one in value.items()},
+    )
 
 
 def _shown(value: object) -> str:

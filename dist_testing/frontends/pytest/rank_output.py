@@ -1,4 +1,4 @@
-"""Writes log records of a rank into its output, in pytest's format."""
+"""Log records and warnings of a rank, as pytest treats them: records go into its output, warnings to the runner."""
 
 from __future__ import annotations
 
@@ -6,19 +6,16 @@ import contextlib
 import io
 import logging
 import sys
+import warnings
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any, TextIO
 
 import pytest
 
-from dist_testing.frontends.pytest.internals import CaptureIO, DatetimeFormatter, EncodedFile
+from dist_testing.frontends.pytest.internals import CaptureIO, DatetimeFormatter, EncodedFile, parse_warning_filter
+from dist_testing.rank.reporter import Reporter
 
-if TYPE_CHECKING:
-    _StreamHandler = logging.StreamHandler[Any]
-else:
-    _StreamHandler = logging.StreamHandler
-
-__all__ = ["log_to_output"]
+__all__ = ["log_to_output", "print_warnings", "recording_warnings"]
 
 
 def log_to_output(config: pytest.Config) -> Callable[[], None]:
@@ -90,7 +87,7 @@ class _Output:
 _OUTPUT: Any = _Output()
 
 
-class _OutputHandler(_StreamHandler):
+class _OutputHandler(logging.StreamHandler):  # type: ignore[type-arg]  # takes arguments from Python 3.11 on
     """Writes to the rank's output, also while a test captures output."""
 
     def __init__(self, config: pytest.Config) -> None:
@@ -102,3 +99,36 @@ class _OutputHandler(_StreamHandler):
         # Ranks that are threads have no capture manager.
         with capture.global_and_fixture_disabled() if capture is not None else contextlib.nullcontext():
             super().emit(record)
+
+
+@contextlib.contextmanager
+def recording_warnings(config: pytest.Config, reporter: Reporter, item: pytest.Item | None) -> Iterator[None]:
+    """Apply the filters of the session and the `filterwarnings` marks of the item; send each warning to the runner."""
+    if not config.pluginmanager.hasplugin("warnings"):
+        yield
+        return
+    with config._catch_configured_warnings(record=True) as recorded:
+        for mark in item.iter_markers("filterwarnings") if item is not None else ():
+            for text in mark.args:
+                warnings.filterwarnings(*parse_warning_filter(text, escape=False))
+        try:
+            yield
+        finally:
+            for warning in recorded or ():
+                reporter.warned(warning)
+
+
+def print_warnings() -> None:
+    """Print warnings that are not recorded into the rank's log: in the runner pytest has replaced the function."""
+    warnings.showwarning = _print_warning
+
+
+def _print_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    (file or sys.stderr).write(warnings.formatwarning(message, category, filename, lineno, line))
