@@ -97,10 +97,13 @@ class ThreadedGroup(Reductions):
     def allgather_coalesced(self, outputs: Any, inputs: Tensors, opts: Any = None) -> ThreadWork:
         """Do `allgather` for several inputs in one call; see `torch.distributed.all_gather_coalesced`.
 
-`outputs` has one list of tensors for each rank, as torch documents it; in the list of rank r, output i takes the
-        input at index i of rank r.
+        `outputs` has one list of tensors for each rank, as torch documents it; in the list of rank r, output i takes
+        the input at index i of rank r.
         """
-        self._check_one_per_rank(outputs, "a list of outputs")
+        if len(outputs) != self._size:
+            raise ValueError(
+                f"{len(outputs)} lists in a group of {self._size}; expected a list of outputs for each rank"
+            )
         for of_rank in outputs:
             check_pairs(of_rank, inputs)
         by_input = [[of_rank[index] for of_rank in outputs] for index in range(len(inputs))]
