@@ -77,7 +77,10 @@ def check_bzlmod(bazel: NestedBazel) -> list[str]:
             r"^//ring:ring_ring +PASSED",
             r"^//ring:ring_gloo +PASSED",
             r"^//ring:plain_pytest +PASSED",
-            "4 tests pass and 1 was skipped",
+            # The conformance kit on it, and on it with a bug.
+            r"^//ring:conformance_ring +PASSED",
+            r"^//ring:finds_bug +PASSED",
+            "6 tests pass and 1 was skipped",
         ),
     )
     found += problems(
@@ -108,13 +111,16 @@ def check_bzlmod(bazel: NestedBazel) -> list[str]:
         "bzlmod: a CI job",
         bazel.run("run", *job),
         status=0,
-        parts=(r"^SKIPPED BY BAZEL  //tests:sum_nccl", r"^cases: 7 passed$", r"^ci: green: "),
+        parts=(r"^SKIPPED BY BAZEL  //tests:sum_nccl", r"^cases: \d+ passed$", r"^ci: green: "),
     )
     for query, answer in (
         ('attr(tags, "gpus_ge_16", tests(//...))', "//tests:sum_nccl"),
-        ('attr(tags, "backend:ring", tests(//...))', "//ring:ring_ring"),
+        ('attr(tags, "backend:ring", tests(//...))', "//ring:conformance_ring\n//ring:ring_ring"),
         # A backend brings its library, and only to its own tests.
-        ('attr(deps, "//ring:process_group", //ring:all) - //ring:plain_pytest', "//ring:ring_ring"),
+        (
+            'attr(deps, "//ring:process_group", tests(//ring:all)) - //ring:plain_pytest - //ring:finds_bug',
+            "//ring:conformance_ring\n//ring:ring_ring",
+        ),
     ):
         asked = bazel.run("query", query)
         found += problems(f"bzlmod: query {query}", asked, status=0, parts=(rf"\A{answer}\n(?!/)",))

@@ -22,7 +22,9 @@ FEATURE_CELLS = {
 
 
 def feature_problems(matrix: Matrix, backend: Backend) -> list[str]:
-    """Return what is wrong with the declared features, each in three parts, as far as their cells did run.
+    """Return what is wrong with the declared features, each in three parts.
+
+    A feature whose cells did not run is neither right nor wrong.
 
     Args:
         matrix: The results.
