@@ -168,8 +168,13 @@ def run_world(
             reporter,
             channel,
             front_end,
-            CallRecord(is_fresh=is_fresh, is_strict=start.request.body.strict_calls),
+            _call_record(start, is_fresh=is_fresh),
         )
+
+
+def _call_record(start: RankStart, *, is_fresh: bool) -> CallRecord:
+    request = start.request
+    return CallRecord(is_fresh=is_fresh, is_strict=request.body.strict_calls, limit_s=request.settings.timeout_s)
 
 
 def _run_cases(
@@ -186,7 +191,8 @@ def _run_cases(
                     if not body.keeps_state:
                         state.verify(keeps_groups=body.keeps_groups, may_change=body.may_change)
                     state.rewind_generators()
-                reporter.calls_made(calls.end_case(is_strict=body.strict_calls))
+                if (made := calls.end_case(is_strict=body.strict_calls)) is not None:
+                    reporter.calls_made(made)
         if reporter.is_forked:
             os._exit(FAILED_EXIT_CODE if reporter.failed else 0)
         reporter.case_over()

@@ -75,8 +75,7 @@ def run_kinds(
     Returns:
         Name of a kind to what was said; kinds for which nothing was said are left out.
     """
-    if isolation == "pool":
-        names = [name for name in names if not KINDS[name].not_on_pools]
+    names = [name for name in names if isolation not in KINDS[name].otherwise]
     limits = [(name, SHORT_LIMIT_S if KINDS[name].why_not else LIMIT_S) for name in names]
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
@@ -122,7 +121,7 @@ def _told(events: Sequence[Event]) -> dict[str, Told]:
 
 def complaint(kind: HangKind, isolation: str, told: Told | None) -> str:
     """Return what is wrong with what was said of a hang; "" if it is right."""
-    if isolation == "pool" and kind.not_on_pools:
+    if isolation in kind.otherwise:
         return ""
     if told is None:
         return "nothing was said"
