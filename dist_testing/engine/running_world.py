@@ -37,7 +37,7 @@ _FDS_PER_RANK = 4
 # Other descriptors: log files, those of pytest and Python.
 _FDS_SPARE = 64
 # Limit of a rank's output in a report.
-_LOG_TAIL_BYTES = 64 * 1024
+_LOG_TAIL_BYTES = 512 * 1024
 # Of the case's limit, for operations of the group: so that torch gives up before the runner does and says what it
 # waited for.
 _GROUP_SHARE = 0.9
