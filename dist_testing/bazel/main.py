@@ -21,6 +21,7 @@ from dist_testing.bazel.watch import Watch
 from dist_testing.bazel.watchdog import watchdog_for
 from dist_testing.budget import TimeShares
 from dist_testing.engine.interrupts import ExitGuard, ignore_termination, raise_on_termination
+from dist_testing.engine.rank_env import show_cpp_stacks
 from dist_testing.engine.run_events import run_started
 from dist_testing.errors import DistTestingError, InterruptedRunError, ReportError, SpecError
 from dist_testing.events.file import EventFile
@@ -55,6 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise_on_termination()
             target = _find_target()
             let_threads_be = _limit_fork_server_threads()
+            show_cpp_stacks(os.environ)
             given = list(sys.argv[1:] if arguments is None else arguments)
             return guard.conclude(_run(target, protocol, given, guard, let_threads_be))
     except (DistTestingError, InterruptedRunError) as error:

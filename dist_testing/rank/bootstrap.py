@@ -19,6 +19,7 @@ from dist_testing.process.board import PhaseBoard
 from dist_testing.process.files import log_name
 from dist_testing.process.lifetime import die_with_parent
 from dist_testing.process.messages import RankStart, WorldRequest
+from dist_testing.process.native_stacks import print_native_stacks
 from dist_testing.process.rank_messages import INSTRUCTIONS, Instruction, NextCase
 from dist_testing.process.stacks import answer_with_stacks
 from dist_testing.rank.call_record import CallRecord
@@ -241,6 +242,7 @@ def become_rank_process(start: RankStart) -> None:
     if start.rank == start.request.debug_rank:
         take_terminal()
     answer_with_stacks(start.stacks_fd)
+    print_native_stacks()
     if not start.request.together:
         # Threads find out themselves who waits for whom.
         answer_with_ledger(start.stacks_fd)

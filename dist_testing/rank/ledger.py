@@ -122,7 +122,9 @@ class LedgerThread:
         if self._fd < 0 or os.getpid() != self._pid or not self._ended.acquire(blocking=False):
             return
         # A signal to the process must never find a thread of ours to take it, also not between two lines of this.
-        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        # When the process crashes, torch asks every thread for its native stack by SIGUSR2, and waits seconds for one
+        # that blocks it. Such a signal to the process goes to the main thread.
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - {signal.SIGUSR2})
         try:
             self._ident = _thread.start_new_thread(self._serve, ())
         except RuntimeError:
