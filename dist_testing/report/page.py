@@ -14,7 +14,7 @@ from pathlib import Path
 from dist_testing.error_text import shorten
 from dist_testing.report import facts
 from dist_testing.report.compare import Comparison, compare_section
-from dist_testing.report.failure_section import MAX_SHOWN, anchor_of, failure_section
+from dist_testing.report.failure_section import anchors, failure_section
 from dist_testing.report.flake_section import flake_section
 from dist_testing.report.markup import Markup, join, tag
 from dist_testing.report.model import STATUSES, InvocationRecord, Report
@@ -61,11 +61,9 @@ def page(
     lines = facts.ledger(report)
     title = shorten(title, 200) or "Test report"
     failed = failure_section(found, packer)
-    anchors = {
-        (id(failure.run), id(failure.case)): anchor_of(number) for number, failure in enumerate(found[:MAX_SHOWN])
-    }
+    places = anchors(found)
     for run, case in facts.named(report):
-        packer.case(run, case, anchors.get((id(run), id(case)), ""))
+        packer.case(run, case, places.get((id(run), id(case)), ""))
     sections = [
         ("Failures", failed),
         ("Not run", ledger_section(lines)),
@@ -174,7 +172,7 @@ def _navigation(
     sections: Sequence[tuple[str, Markup]], found: Sequence[facts.Failure], lines: Sequence[object]
 ) -> Markup:
     counted = {"Failures": len(found), "Not run": len(lines)}
-    anchors = {
+    names = {
         "Failures": "failures",
         "Not run": "not-run",
         "Changes": "changes",
@@ -190,7 +188,7 @@ def _navigation(
             "a",
             name,
             tag("span", str(counted[name]), class_="tally") if counted.get(name) else "",
-            href=f"#{anchors[name]}",
+            href=f"#{names[name]}",
         )
         for name, section in sections
         if section
@@ -237,7 +235,7 @@ def _all_cases(count: int) -> Markup:
         "div",
         controls,
         tag("p", id="found", class_="muted", role="status"),
-        tag("div", table, class_="wide", tabindex="0", role="region", aria_label="all cases"),
+        tag("div", table, class_="wide", tabindex="0", role="group", aria_label="all cases"),
         tag("button", "Show more", type="button", id="more", hidden=True),
         id="browser",
         hidden=True,
