@@ -36,7 +36,7 @@ __all__ = [
 
 # pytest's message of a test without ranks is only the place; the first such line of its text says more.
 _PLACE = re.compile(r"\S+:\d+: \w+")
-_ERROR = re.compile(r"^E {3}(\S.*)$", re.MULTILINE)
+_ERROR = re.compile(r"^E +(\S.*)$", re.MULTILINE)
 _NUMBERS = re.compile(r"\d+\.\d+ s|0x[0-9a-f]+|pid \d+")
 _WORLD = re.compile(r"^ \(world of \d+\)(?=: )")
 # Bazel's words for a test that has passed, or that says nothing.

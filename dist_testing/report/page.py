@@ -33,7 +33,9 @@ from dist_testing.report.words import WORDS, count_of, plural, seconds
 __all__ = ["page"]
 
 _ASSETS = Path(__file__).parent / "assets"
-_MAX_INVOCATIONS = 10
+# More invocations are folded, and still more are only counted: the failures are what people came for.
+_OPEN_INVOCATIONS = 2
+_MAX_INVOCATIONS = 100
 
 
 def page(
@@ -135,7 +137,10 @@ def _header(report: Report, found: Sequence[facts.Failure], title: str) -> Marku
     invocations = [_invocation(one) for one in report.invocations[:_MAX_INVOCATIONS]]
     left_out = len(report.invocations) - len(invocations)
     if left_out > 0:
-        invocations.append(tag("p", f"and {plural(left_out, 'more invocation')}", class_="muted"))
+        invocations.append(tag("p", f"and {left_out} more", class_="muted"))
+    if len(report.invocations) > _OPEN_INVOCATIONS:
+        title = tag("summary", plural(len(report.invocations), "invocation"))
+        invocations = [tag("details", title, *invocations, class_="fold")]
     targets = len({run.target for run in report.runs} | {one.label for one in report.targets})
     cases = sum(counts.values())
     total = f"{plural(cases, 'case')} in {plural(targets, 'target')}" if report.runs else ""
