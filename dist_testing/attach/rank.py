@@ -293,7 +293,12 @@ def _in_place_of_runner(start: RankStart, nowhere: int) -> Iterator[None]:
 def _end_groups(*, failed: bool) -> None:
     """End the groups that the case has made; after a failure without the other ranks, which may not respond."""
     torch = sys.modules.get("torch")
-    if torch is None or not torch.distributed.is_available() or not torch.distributed.is_initialized():
+    if torch is None or not torch.distributed.is_available():
+        return
+    if not torch.distributed.is_initialized():
+        # An init_process_group that was given up has counted its group, and the next one must have the same name on all
+        # ranks.
+        torch.distributed.distributed_c10d._world.group_count = 0
         return
     if failed and any(any_declared(name, lambda backend: backend.aborts) for name in backends_in_use()):
         torch.distributed.distributed_c10d._abort_process_group()

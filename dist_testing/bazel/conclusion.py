@@ -246,7 +246,7 @@ class Conclusion:
             raise ReportError(
                 f"{path}: the results cannot be written: {error}.\n"
                 "The disk is full, or a test has removed the folder.\n"
-                "Make room, and run the target again; what is in the log stays true."
+                "Make room, and run the target again. The results in the log are right."
             ) from error
 
     def _write(self, path: Path, text: str) -> None:

@@ -116,8 +116,7 @@ class CaseEvents:
             return
         now_s = time.monotonic()
         for rank, before in enumerate(self._changes_before):
-            ended_s = world.supervisor.records[rank].ended_s
-            end_s = now_s if ended_s is None else ended_s
+            end_s = world.supervisor.records[rank].ended_s or now_s
             phases, lost = world.board.phases(rank, before, self._asked_s, end_s)
             self._stream.emit(RankPhases(now_s, self._number, rank, phases, lost))
 

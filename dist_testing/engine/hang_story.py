@@ -15,7 +15,7 @@ from dist_testing.process.ledger import Call, Ledger, WaitKind
 __all__ = ["HangStory", "blame_by_ledger", "group_text", "listed", "mark_stuck", "rank_ledgers", "ranks_text", "tell"]
 
 # Files in whose lines a reader cannot see what their test does: torch's, this library's, Python's.
-_NOT_THE_TEST = (f"{os.sep}torch{os.sep}", f"{os.sep}dist_testing{os.sep}")
+_NOT_THE_TEST = (f"{os.sep}torch{os.sep}", f"{os.sep}dist_testing{os.sep}", "<frozen ")
 _STANDARD_LIBRARY = os.path.dirname(os.__file__) + os.sep
 _PACKAGES = "site-packages"
 # Of a rank's groups, or of its calls that have not ended, in a line of the report.
@@ -191,7 +191,7 @@ def _lines(analysis: Analysis) -> Iterable[str]:
     for rank, view in sorted(analysis.views.items()):
         waiting = analysis.waiting.get(rank)
         if view.ended:
-            text = view.ended
+            text = f"{view.ended}, and {view.busy}" if view.busy else view.ended
         elif waiting is None:
             text = f"{analysis.free.get(rank, '')}{_at(_place(view.ledger))}"
         else:

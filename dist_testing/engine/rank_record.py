@@ -75,7 +75,8 @@ class RankRecord:
         channel: The runner's end of the channel; closed at the end of the stream.
         is_ready: Whether it is ready. The limit of the case starts when all ranks are.
         is_done: Whether it has sent its last message.
-        first_trouble_s: When the runner saw the first sign of a failure, on the monotonic clock.
+        first_trouble_s: When the runner saw the first sign of a failure, on the monotonic clock; None if it saw none.
+        ended_s: When the runner saw the end of the process, on the monotonic clock; None before that.
         warnings: The warnings of this case, in order, each once.
         end_session: Why the rank wants no further test to run; "" if it does not.
         is_patient: Whether no end of the process is a sign of a failure in this case. The outcome still says how it
@@ -97,7 +98,7 @@ class RankRecord:
         self._report: RankOutcome | None = None
         self._expected_exit: int | None = None
         self._exit_code: int | None = None
-        self._ended_s = 0.0
+        self.ended_s: float | None = None
         self._stopped_as: Kind | None = None
         self._stopped_in = ""
         self.warnings: dict[Warned, None] = {}
@@ -156,7 +157,7 @@ class RankRecord:
     def ended(self, exit_code: int, now_s: float) -> None:
         """Note the end of the process. A negative code is a signal, as in `subprocess`."""
         self._exit_code = exit_code
-        self._ended_s = now_s
+        self.ended_s = now_s
         # The socket may still hold the last messages, but no end of stream: a child of the rank can keep it open.
         while self.channel.fileno() >= 0 and (data := self._received()) is not None:
             self._digest(data, now_s)
@@ -186,11 +187,6 @@ class RankRecord:
     def has_ended(self) -> bool:
         """Whether the process is gone."""
         return self._exit_code is not None
-
-    @property
-    def ended_s(self) -> float | None:
-        """When the runner saw the end of the process, on the monotonic clock; None before that."""
-        return self._ended_s if self.has_ended else None
 
     @property
     def ended_as_expected(self) -> bool:
@@ -229,7 +225,7 @@ class RankRecord:
     def outcome(self) -> RankOutcome:
         """Return the outcome of the rank. Call it when the case is over."""
         report = self._report
-        at_s = self.first_trouble_s if self.first_trouble_s is not None else self._ended_s
+        at_s = self.first_trouble_s or self.ended_s or 0.0
         if report is not None and report.kind is Kind.EXITED and self._is_expected(report.exit_code, report.phase):
             return RankOutcome(self.rank, Kind.PASSED, at_s, self.phase)
         if report is not None and report.kind not in GOOD:
@@ -255,7 +251,7 @@ class RankRecord:
         code = self._exit_code
         if code is not None and code < 0 and -code not in (signal.SIGKILL, STACKS_SIGNAL):
             # The rank crashed before the runner killed it.
-            return RankOutcome(self.rank, Kind.SIGNALLED, self._ended_s, self.phase, signal=-code)
+            return RankOutcome(self.rank, Kind.SIGNALLED, self.ended_s or at_s, self.phase, signal=-code)
         if self._has_hung_up:
             how = "it closed its channel to the runner and went on"
             return RankOutcome(self.rank, Kind.UNREADABLE, at_s, self.phase, summary=how)

@@ -136,7 +136,8 @@ def _report(result: CaseResult, target: str, reproduce: str, limits: Limits) -> 
         lines += ["", _stacks(result.stacks)]
     lines += _also_failed(result, limits)
     if verdict.culprit is not None:
-        part = "is what the others wait for" if verdict.cause is Cause.HANG and verdict.victims else "failed first"
+        is_awaited = verdict.cause is Cause.HANG and verdict.victims
+        part = "is the rank that the others wait for" if is_awaited else "failed first"
         lines += _section(result, [verdict.culprit], part, limits, limits.lines)
     else:
         lines += _logs(result, result.logs, limits)

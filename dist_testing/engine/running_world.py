@@ -37,8 +37,7 @@ _FDS_PER_RANK = 4
 _FDS_SPARE = 64
 # Limit of a rank's output in a report.
 _LOG_TAIL_BYTES = 64 * 1024
-# Of the case's limit, for operations of the group: so that torch gives up before the runner does and says what it
-# waited for.
+# Share of the case's limit for operations of the group, so that torch gives up before the runner and reports its wait.
 _GROUP_SHARE = 0.9
 # A rank needs this long to tell the runner so, on a busy machine. Seconds; but at most this share of the limit.
 _TELLING_S = 0.75
@@ -196,7 +195,7 @@ def start_world(
 
 
 def group_limit_s(limit_s: float) -> float:
-    """The limit of a default group's operations, for a case with a limit of `limit_s`; both in seconds."""
+    """Return the limit of a default group's operations, for a case with a limit of `limit_s`; both in seconds."""
     before_s = min(max((1 - _GROUP_SHARE) * limit_s, _TELLING_S), _LARGEST_TELLING_SHARE * limit_s)
     return limit_s - before_s
 

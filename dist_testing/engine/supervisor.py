@@ -31,8 +31,7 @@ from dist_testing.process.stacks import STACKS_SIGNAL, read_ranks
 
 __all__ = ["PEER_GRACE_S", "Supervisor"]
 
-# Limit from the request for ranks until all are ready. A fork is slow on a machine that swaps, and fresh interpreters
-# import torch at the same time. Seconds.
+# From the request for ranks until all are ready: on a machine that swaps, or while interpreters import torch. Seconds.
 _START_LIMIT_S = 120.0
 # Applies also when the run is out of time: otherwise such a case looks like a machine that cannot start ranks.
 _LEAST_START_S = 1.0
@@ -183,6 +182,8 @@ class Supervisor:
             LaunchError: If the launcher ends, cannot start a rank, or cannot kill one.
         """
         self._wait(_Stage.BETWEEN)
+        if self._hang_watch and any(record.waited_in_vain for record in self.records):
+            self.hang = self.hang or self._hang_watch.latest
 
     def finish(self, limit_s: float) -> None:
         """End the waiting ranks of a worker pool, and wait until they are gone. Their clean-up has `limit_s` seconds.
@@ -246,14 +247,14 @@ class Supervisor:
             self._look(math.inf if watch is None else watch.next_s)
             if watch and watch is self._watch_now() and watch.look(time.monotonic()):
                 self.hang = watch.latest
-                # Where ranks have skipped, that is what is wrong; the others are stopped.
+                # If ranks have skipped, the skip is the failure, and the other ranks are only stopped.
                 skips = any(record.reported is Kind.SKIPPED for record in self.records)
                 self._stop(Kind.STOPPED if skips else Kind.HUNG, time.monotonic(), _HUNG_STACKS_S)
         if self._live is not None:
             self._live.finish()
 
     def _watch_now(self) -> HangWatch | None:
-        """What looks for hangs, while the ranks alone decide how the case goes on."""
+        """Return the hang watch while only the ranks decide how the case goes on; else None."""
         is_running = self._stage is _Stage.RUNNING and self._is_timed and self._debugged is None
         return self._hang_watch if is_running and self._hang_watch and self._hang_watch.is_on else None
 
@@ -329,7 +330,6 @@ class Supervisor:
             self._grace_end_s = self._deadline_s = math.inf
         if now_s >= self._grace_end_s:
             in_vain = any(record.waited_in_vain for record in records)
-            self.hang = self._hang_watch.latest if in_vain and self._hang_watch else None
             self._stop(Kind.STOPPED, now_s, _HUNG_STACKS_S if in_vain else _VICTIM_STACKS_S)
         elif now_s >= self._deadline_s:
             if watch := self._watch_now():

@@ -18,7 +18,7 @@ _ISOLATIONS = {
     "thread": True,
 }
 
-# Of a backend's groups, by the fact `in_process`.
+# Text about a backend's groups, by its fact `in_process`.
 _GROUPS = {
     False: "connects processes, and threads of one process cannot be its ranks.",
     True: "lives inside one process, so its ranks are threads.",

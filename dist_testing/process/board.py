@@ -1,7 +1,7 @@
-"""What every rank of a world is doing and has done, in memory that it shares with the runner.
+"""Keeps the current and the past phases of every rank of a world, in memory that the ranks share with the runner.
 
-A phase changes several times in a case. As messages these changes were most of what woke the runner up; on the board
-they cost a rank a microsecond, wake no process, and are still there when the rank is not.
+A phase changes several times in a case. Messages about these changes would wake the runner up more often than all
+others. On the board a change costs a rank a microsecond, wakes no process, and can be read after the rank has died.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from dist_testing.events.event import DIGITS, Phase
 
 __all__ = ["ENTRIES", "PhaseBoard"]
 
-# How many phases of a rank the board keeps.
+# Phases of a rank that the board keeps.
 ENTRIES = 32
-# How many the rank has written in all.
+# Number of phases that the rank has written in all.
 _COUNT = struct.Struct("<Q")
-# When, on the monotonic clock; and what.
+# Begin of a phase on the monotonic clock, and its name.
 _ENTRY = struct.Struct("<d32s")
 _RANK_BYTES = _COUNT.size + ENTRIES * _ENTRY.size
 _FIRST = "start"
-# A rank that claims more than that has scribbled over its count.
+# A larger number is not true: test code has overwritten the count.
 _MOST_LOST = 10**9
-# A rank can write what it likes, into any place. Only the wording of reports and the times in events depend on it.
+# Test code can write any bytes to the board. Only the wording of reports and the times in events depend on it.
 _PHASE = re.compile(rb"[a-z ]{1,31}")
 _UNKNOWN = "an unknown phase"
 
@@ -108,7 +108,7 @@ class PhaseBoard:
         self._memory.close()
 
 
-# Few names are written, and many times.
+# A few names are written many times.
 @functools.lru_cache(maxsize=256)
 def _name(padded: bytes) -> str:
     """Return the name in an entry: "" for a rank that is done, or "an unknown phase"."""

@@ -76,7 +76,7 @@ class RankReport(ReportDetails):
 class Importing:
     """The rank begins to import the tests, so that from now on it runs test code.
 
-    The rank sends it before any test code could prevent that, and what has been sent cannot be taken back.
+    The rank sends it before any test code could prevent that, and a message that was sent cannot be taken back.
     """
 
 

@@ -163,7 +163,13 @@ def run_world(
     reporter.ready()
     with _reporting(reporter):
         front_end.open(start, reporter)
-        _run_cases(start, reporter, channel, front_end, CallRecord(is_fresh=is_fresh))
+        _run_cases(
+            start,
+            reporter,
+            channel,
+            front_end,
+            CallRecord(is_fresh=is_fresh, is_strict=start.request.body.strict_calls),
+        )
 
 
 def _run_cases(

@@ -12,7 +12,7 @@ from typing import Any
 
 from dist_testing.process.ledger import Call
 from dist_testing.process.rank_messages import CallsMade, GroupCalls
-from dist_testing.rank.ledger import is_record_complete, recorded_calls
+from dist_testing.rank.ledger import is_record_complete, last_record, recorded_calls
 from dist_testing.rank.waits import C10D
 
 __all__ = ["CallRecord"]
@@ -24,14 +24,17 @@ _Key = tuple[str, int]
 class CallRecord:
     """Notes the calls of one rank, from case to case."""
 
-    def __init__(self, *, is_fresh: bool) -> None:
+    def __init__(self, *, is_fresh: bool, is_strict: bool) -> None:
         """Begin the first case.
 
         Args:
             is_fresh: Whether the process runs one case only.
+            is_strict: Whether a difference fails the case.
         """
         self._is_fresh = is_fresh
         self._before = _numbers()
+        # The last call of an earlier case, whose groups can have had the same names.
+        self._before_record = last_record() if is_strict and not is_fresh else -1
 
     def end_case(self, *, is_strict: bool) -> CallsMade:
         """Return the calls since the case began, and begin the next one.
@@ -43,7 +46,7 @@ class CallRecord:
         before, self._before = self._before, numbers
         members = _members()
         tells_all = self._is_fresh or is_strict
-        recorded = recorded_calls() if tells_all else []
+        recorded = recorded_calls(self._before_record) if tells_all else []
         # Of groups with one name the recorder's last is the one that exists.
         newest = {call.group: call.generation for call in recorded}
         made: dict[tuple[str, int], list[Call]] = {}
@@ -56,6 +59,8 @@ class CallRecord:
             base = base if base <= number else 0
             calls = [call for call in made.pop((name, newest.get(name, 0)), ()) if call.number > base]
             groups.append(_told(name, members.get(name, ()), number - base, calls, base))
+        if is_strict:
+            self._before_record = last_record()
         if self._is_fresh:
             # Groups that the test has destroyed.
             groups += [_told(name, (), len(calls), calls, 0) for (name, _), calls in made.items()]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import dis
 import os
+import traceback
 from types import TracebackType
 
 from dist_testing.errors import CollectiveTimeoutError, PeerFailedError
@@ -13,7 +14,7 @@ from dist_testing.outcomes import Collateral
 __all__ = ["collateral"]
 
 _TORCH_DISTRIBUTED = f"{os.sep}torch{os.sep}distributed{os.sep}"
-# Of a chain of causes, which may be a circle.
+# Limit for a chain of causes, which may be a circle.
 _MAX_CAUSES = 10
 # Of groups of exceptions in each other.
 _MAX_DEPTH = 5
@@ -78,7 +79,7 @@ def _collateral(error: BaseException, depth: int) -> Collateral:
         origin = _origin(error)
         if origin is None or not _is_raise(origin) or isinstance(error, PeerFailedError | CollectiveTimeoutError):
             break
-        # Python code has raised it, so its text is the author's; what it was raised from may come from a peer.
+        # Python code has raised it, so its author wrote the text. Its cause may still come from a peer.
         if not isinstance(error.__cause__, Exception):
             return ""
         error = error.__cause__
@@ -92,7 +93,8 @@ def _collateral(error: BaseException, depth: int) -> Collateral:
         return "late"
     if not isinstance(error, RuntimeError | ConnectionError):
         return ""
-    if isinstance(error, ConnectionError) and origin is not None and not _is_in_torch(error):
+    files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
+    if isinstance(error, ConnectionError) and files and not any(_TORCH_DISTRIBUTED in file for file in files):
         # A connection of the test's own, such as a pipe to a process that it has started.
         return ""
     try:
@@ -120,12 +122,3 @@ def _is_raise(origin: TracebackType) -> bool:
     """Whether a `raise` outside torch.distributed has raised the error, and not native code that was called there."""
     code = origin.tb_frame.f_code
     return _TORCH_DISTRIBUTED not in code.co_filename and dis.opname[code.co_code[origin.tb_lasti]] == "RAISE_VARARGS"
-
-
-def _is_in_torch(error: BaseException) -> bool:
-    entry = error.__traceback__
-    while entry is not None:
-        if _TORCH_DISTRIBUTED in entry.tb_frame.f_code.co_filename:
-            return True
-        entry = entry.tb_next
-    return False

@@ -33,7 +33,7 @@ from dist_testing.process.ledger import (
     NoLedger,
     Place,
 )
-from dist_testing.rank.state import child_processes
+from dist_testing.rank.state import LOOKING, child_processes
 from dist_testing.rank.waits import C10D, wait_of
 
 __all__ = [
@@ -41,6 +41,7 @@ __all__ = [
     "answer_with_ledger",
     "answering",
     "is_record_complete",
+    "last_record",
     "read_ledger",
     "recorded_calls",
 ]
@@ -93,6 +94,8 @@ class LedgerThread:
         self._main = 0
         self._ident = 0
         self._native_id = 0
+        # The last call before this thread was started: of another case, in a process that takes part in several worlds.
+        self._before = -1
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._ended = _thread.allocate_lock()
         self._pid = os.getpid()
@@ -106,6 +109,7 @@ class LedgerThread:
         """
         self._fd = fd
         self._main = threading.get_ident()
+        self._before = last_record()
         self._resume()
 
     def stop(self) -> None:
@@ -164,7 +168,9 @@ class LedgerThread:
                 request = channel.recv(1)
                 if not request:
                     return False
-                channel.send(ANSWER_MARK + request + encoded(read_ledger(self._main, {self._ident})))
+                with LOOKING:
+                    answer = read_ledger(self._main, {self._ident}, self._before)
+                channel.send(ANSWER_MARK + request + encoded(answer))
         except OSError:
             return False
         return True
@@ -188,23 +194,28 @@ def encoded(answer: LedgerAnswer) -> bytes:
         return LEDGERS.to_wire(NoLedger(str(error).partition("\n")[0]))
 
 
-def read_ledger(main: int, ours: set[int]) -> LedgerAnswer:
+def read_ledger(main: int, ours: set[int], before: int = -1) -> LedgerAnswer:
     """Read the ledger of this process.
 
     Args:
         main: The thread that runs the test.
         ours: Threads of this library.
+        before: torch's number of the last call that does not count, because another case has made it.
     """
     try:
-        return _read(main, ours)
+        return _read(main, ours, before)
     except Exception as error:
         # The test may have put anything in the places that are read here, and torch may have changed them.
         return NoLedger(f"{type(error).__name__}: {error}"[:_MAX_TEXT])
 
 
-def recorded_calls() -> list[Call]:
-    """Return the calls that torch's flight recorder holds, in the order in which they began; none if it is off."""
-    return list(_calls(_recorded() or []))
+def recorded_calls(before: int) -> list[Call]:
+    """Return the calls that torch's flight recorder holds, in the order in which they began; none if it is off.
+
+    Args:
+        before: torch's number of the last call that does not count.
+    """
+    return list(_calls([entry for entry in _recorded() or [] if int(entry["record_id"]) > before]))
 
 
 def is_record_complete(count: int) -> bool:
@@ -212,20 +223,23 @@ def is_record_complete(count: int) -> bool:
     return count < _recorder_size()
 
 
-def _read(main: int, ours: set[int]) -> Ledger:
+def _read(main: int, ours: set[int], before: int) -> Ledger:
     frames = sys._current_frames()
     frame = frames[main]
     wait = wait_of(frame)
     c10d = sys.modules.get(C10D)
     recorded = _recorded()
     entries: list[dict[str, Any]] = [] if recorded is None else recorded
-    calls = list(_calls(entries))
+    has_dropped_none = is_record_complete(len(entries)) or (
+        bool(entries) and int(entries[0]["record_id"]) <= before + 1
+    )
+    calls = list(_calls([entry for entry in entries if int(entry["record_id"]) > before]))
     newest: dict[str, int] = {}
     for call in calls:
         newest[call.group] = call.generation
     return Ledger(
         is_recording=recorded is not None,
-        is_complete=is_record_complete(len(entries)),
+        is_complete=has_dropped_none,
         groups=tuple(_groups(c10d)) if c10d is not None else (),
         calls=tuple(_kept(calls)),
         last={call.group: call.number for call in calls if call.generation == newest[call.group]},
@@ -257,6 +271,16 @@ def _recorded(name: str = _CPU_DUMP) -> list[dict[str, Any]] | None:
         # It has recorded nothing yet; or the size in the environment is not the one that it began with.
         return []
     return sorted(entries, key=lambda entry: int(entry["record_id"]))
+
+
+def last_record() -> int:
+    """Return torch's number of the last call that it has recorded; -1 if there is none."""
+    try:
+        entries = _recorded()
+    except Exception:
+        # Each answer will say that the record cannot be read.
+        return -1
+    return int(entries[-1]["record_id"]) if entries else -1
 
 
 def _recorder_size() -> int:

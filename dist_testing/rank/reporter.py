@@ -108,7 +108,7 @@ class Reporter:
         return os.getpid() != self._pid
 
     def importing(self) -> None:
-        """Say that the rank is about to import the tests, which runs test code."""
+        """Report that the rank is about to import the tests, which runs test code."""
         self.phase("import")
         self._frames.send(Importing())
 
@@ -122,8 +122,8 @@ class Reporter:
         self._board.write(self._rank, name)
 
     def case_over(self) -> None:
-        """The case has ended on this rank; if nothing was wrong with it until now, it has passed."""
-        # Before the runner is told: it may look at the board as soon as every rank has.
+        """Note the end of the case on this rank. Report a pass if nothing else was reported."""
+        # First, because the runner may read the board as soon as all ranks have reported.
         self._board.write(self._rank, "")
         if not self._has_reported:
             self._send(RankReport(Kind.PASSED, self._phase))

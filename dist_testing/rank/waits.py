@@ -17,7 +17,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from types import FrameType, ModuleType
+from types import FrameType, MethodType, ModuleType
 from typing import Any
 
 import dist_testing.world
@@ -72,6 +72,10 @@ def wait_of(frame: FrameType) -> Wait | None:
             return _wait_of_method(frame, call, call.func, c10d)
         if isinstance(call.func, ast.Name) and call.func.id == "ProcessGroupGloo" and _module_of(frame) == C10D:
             return _new_group(frame)
+        if isinstance(call.func, ast.Name):
+            method = _value(call.func, frame)
+            if type(method) is MethodType and type(method.__self__) is c10d.Work:
+                return _wait_of_work(frame, call, method.__name__, method.__self__, c10d)
     except (_UnknownError, RuntimeError):
         # RuntimeError: torch does not tell it of this object.
         pass
@@ -150,12 +154,14 @@ def _wait_of_method(frame: FrameType, call: ast.Call, method: ast.Attribute, c10
     receiver = _value(method.value, frame)
     if isinstance(receiver, c10d.Store):
         return _store_wait(frame, call, method.attr, receiver)
-    if method.attr != "wait" or type(receiver) is not c10d.Work or call.args or call.keywords:
+    return _wait_of_work(frame, call, method.attr, receiver, c10d) if type(receiver) is c10d.Work else None
+
+
+def _wait_of_work(frame: FrameType, call: ast.Call, method: str, work: Any, c10d: ModuleType) -> Wait | None:
+    if method != "wait" or call.args or call.keywords or work.is_completed():
         return None
-    if receiver.is_completed():
-        return None
-    is_collective = receiver._get_op_type() not in _POINT_TO_POINT
-    if not in_c10d:
+    is_collective = work._get_op_type() not in _POINT_TO_POINT
+    if _module_of(frame) != C10D:
         if is_collective:
             return Wait(WaitKind.SOME_COLLECTIVE, "wait")
         return Wait(WaitKind.HANDLE, "wait of a send or a receive", limit_ms=_common_limit(c10d))

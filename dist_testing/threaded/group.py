@@ -94,12 +94,20 @@ class ThreadedGroup(Reductions):
         """
         return self._all_gather("all_gather", [outputs], [single(inputs)], limit_of(opts, timeout))
 
-    def allgather_coalesced(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> ThreadWork:
+    def allgather_coalesced(self, outputs: Any, inputs: Tensors, opts: Any = None) -> ThreadWork:
         """Do `allgather` for several inputs in one call; see `torch.distributed.all_gather_coalesced`.
 
-        `outputs` has one list of n tensors for each input.
+        `outputs` has one list for each rank. In the list of rank r, output i has the dtype and number of elements of
+        the input at index i of rank r.
         """
-        return self._all_gather("all_gather_coalesced", outputs, inputs, limit_of(opts))
+        if len(outputs) != self.size():
+            raise ValueError(
+                f"{len(outputs)} lists of outputs in a group of {self.size()}; expected a list of outputs for each rank"
+            )
+        for of_rank in outputs:
+            check_pairs(of_rank, inputs)
+        by_input = [[of_rank[index] for of_rank in outputs] for index in range(len(inputs))]
+        return self._all_gather("all_gather_coalesced", by_input, inputs, limit_of(opts))
 
     def _all_gather(self, name: str, outputs: Sequence[Tensors], inputs: Tensors, limit_s: float | None) -> ThreadWork:
         check_pairs(outputs, inputs)

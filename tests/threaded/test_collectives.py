@@ -256,11 +256,12 @@ def test_coalesced_collectives_move_every_tensor() -> None:
         same(torch.full((2,), 6.0), tensors[0])
         same(torch.full((3,), 4.0), tensors[1])
 
-        outputs = [[torch.zeros(2) for _ in range(SIZE)], [torch.zeros(1) for _ in range(SIZE)]]
+        # The outer list is by rank, as torch's documentation shows it.
+        outputs = [[torch.zeros(2), torch.zeros(1)] for _ in range(SIZE)]
         dist.all_gather_coalesced(outputs, [torch.full((2,), float(rank)), torch.tensor([rank * 10.0])])
         for sender in range(SIZE):
-            same(torch.full((2,), float(sender)), outputs[0][sender])
-            same(torch.tensor([sender * 10.0]), outputs[1][sender])
+            same(torch.full((2,), float(sender)), outputs[sender][0])
+            same(torch.tensor([sender * 10.0]), outputs[sender][1])
 
     pass_on_threads(body)
 

@@ -30,6 +30,7 @@ _MYPY_GROUPS: dict[tuple[str, ...], tuple[str, ...]] = {
     ("tools/report",): (".", "tools/ci", "tools/report"),
     ("tools/tags",): ("tools/tags", "tools/report"),
     ("tools/golden", "tools/lint", "tools/python"): ("tools/lint", "tools/python"),
+    ("wheels",): ("wheels",),
 }
 # Not Bazel's links, and not fixtures, which are no code of this repository.
 _STARLARK = ("*.bzl", "*.bazel", "WORKSPACE")

@@ -155,7 +155,8 @@ def _has_other_meaning(config: pytest.Config) -> bool:
     """Return whether the marker's name may be the project's: it declares it, and nothing says that it is ours."""
     if config.getini(MARKER_OPTION) or config.stash.get(USES_LIBRARY_KEY, False):
         return False
-    if any(value is not None for option, value in vars(config.option).items() if option.startswith("dist_")):
+    # An option that is not given is None, or False if it takes no value.
+    if any(value not in (None, False) for option, value in vars(config.option).items() if option.startswith("dist_")):
         return False
     name = marker_name(config)
     declared = [line for line in config.getini("markers") if line.partition(":")[0].partition("(")[0].strip() == name]
