@@ -200,7 +200,7 @@ def compare_section(comparison: Comparison, name: str) -> Markup:
         head = tag("tr", *[tag("th", word, scope="col") for word in ("before", "now", "case")])
         table = tag("table", tag("thead", head), tag("tbody", *rows))
         blocks.append(tag("h3", f"Slower beyond the noise ({len(comparison.slower)})"))
-        blocks.append(tag("div", table, class_="wide", tabindex="0", role="region", aria_label="slower cases"))
+        blocks.append(tag("div", table, class_="wide", tabindex="0", role="group", aria_label="slower cases"))
     if not blocks:
         blocks.append(tag("p", "No difference.", class_="calm"))
     shift = _shift_words(comparison.shift)

@@ -17,6 +17,7 @@ __all__ = [
     "GpuWait",
     "Share",
     "Slow",
+    "alike",
     "balances",
     "cache_counts",
     "failures",
@@ -35,7 +36,8 @@ __all__ = [
 
 # pytest's message of a test without ranks is only the place; the first such line of its text says more.
 _PLACE = re.compile(r"\S+:\d+: \w+")
-_ERROR = re.compile(r"^E {3}(\S.*)$", re.MULTILINE)
+_ERROR = re.compile(r"^E +(\S.*)$", re.MULTILINE)
+_NUMBERS = re.compile(r"\d+\.\d+ s|0x[0-9a-f]+|pid \d+")
 _WORLD = re.compile(r"^ \(world of \d+\)(?=: )")
 # Bazel's words for a test that has passed, or that says nothing.
 _FINE = ("", "PASSED", "FLAKY")
@@ -112,6 +114,17 @@ def failures(report: Report) -> list[Failure]:
         if not bad and run.status not in ("NO_STATUS", "INCOMPLETE"):
             found.append(Failure(run, None, recovered))
     return sorted(found, key=lambda failure: failure.recovered)
+
+
+def alike(found: Sequence[Failure]) -> list[list[Failure]]:
+    """Return failures of the same case with the same message together, such as those of repeated runs."""
+    groups: dict[tuple[str, str, str, bool], list[Failure]] = {}
+    for failure in found:
+        name = failure.case.name if failure.case is not None else ""
+        # Times differ in each run.
+        words = _NUMBERS.sub("", headline(failure.run, failure.case))
+        groups.setdefault((failure.run.target, name, words, failure.recovered), []).append(failure)
+    return list(groups.values())
 
 
 def headline(run: RunRecord, case: CaseRecord | None) -> str:
@@ -220,9 +233,14 @@ class Slow:
 
 
 def slow_cases(report: Report, count: int) -> list[Slow]:
-    """Return the slowest cases that ran, the slowest first."""
-    every = (Slow(run, case) for run in final_runs(report) for case in run.cases if case.status in RAN)
-    return sorted(every, key=lambda slow: -slow.case.duration_s)[:count]
+    """Return the slowest cases that ran, the slowest first; of several runs of a case, the slowest."""
+    slowest: dict[tuple[str, str], Slow] = {}
+    for run in final_runs(report):
+        for case in run.cases:
+            key = (run.target, case.name)
+            if case.status in RAN and (key not in slowest or slowest[key].case.duration_s < case.duration_s):
+                slowest[key] = Slow(run, case)
+    return sorted(slowest.values(), key=lambda slow: -slow.case.duration_s)[:count]
 
 
 @dataclass(frozen=True, slots=True)

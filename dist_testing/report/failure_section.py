@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from dist_testing.error_text import shorten
-from dist_testing.report.facts import Failure, headline
+from dist_testing.report.facts import Failure, alike, headline
 from dist_testing.report.markup import Markup, join, tag
 from dist_testing.report.model import CaseRecord, LogRecord, RankRecord
 from dist_testing.report.packed import Packer
@@ -14,7 +14,7 @@ from dist_testing.report.pictures import lanes
 from dist_testing.report.story import Part, story_of
 from dist_testing.report.words import WORDS, plural, ranks_text, seconds, slug
 
-__all__ = ["MAX_SHOWN", "anchor_of", "failure_section"]
+__all__ = ["MAX_SHOWN", "anchors", "failure_section"]
 
 # Failures with all details. More are in the table of all cases: nobody reads so many, and the page must open.
 MAX_SHOWN = 200
@@ -34,11 +34,21 @@ _MAX_MESSAGE_CHARS = 600
 class _Place:
     failure: Failure
     number: int
+    others: Sequence[Failure]
 
 
-def anchor_of(number: int) -> str:
+def _anchor(number: int) -> str:
     """Return the anchor of a failure, from 0."""
     return f"failure-{number + 1}"
+
+
+def anchors(failures: Sequence[Failure]) -> dict[tuple[int, int], str]:
+    """Return the anchor of each shown failure, by the identities of its run and its case."""
+    return {
+        (id(failure.run), id(failure.case)): _anchor(number)
+        for number, group in enumerate(alike(failures)[:MAX_SHOWN])
+        for failure in group
+    }
 
 
 def failure_section(failures: Sequence[Failure], packer: Packer) -> Markup:
@@ -50,10 +60,11 @@ def failure_section(failures: Sequence[Failure], packer: Packer) -> Markup:
     """
     if not failures:
         return tag("section", tag("h2", "Failures"), tag("p", "Nothing failed.", class_="calm"), id="failures")
-    shown = failures[:MAX_SHOWN]
+    groups = alike(failures)
+    shown = groups[:MAX_SHOWN]
     limit = min(_MOST_TEXT_CHARS, max(_LEAST_TEXT_CHARS, _ALL_TEXTS_CHARS // len(shown)))
-    articles = [_article(_Place(failure, number), limit, packer) for number, failure in enumerate(shown)]
-    more = len(failures) - len(shown)
+    articles = [_article(_Place(group[0], number, group[1:]), limit, packer) for number, group in enumerate(shown)]
+    more = sum(map(len, groups[MAX_SHOWN:]))
     rest = tag("p", f"{plural(more, 'more failure')}: see the table of all cases.", class_="muted") if more else ""
     return tag("section", tag("h2", f"Failures ({len(failures)})"), *articles, rest, id="failures")
 
@@ -71,6 +82,8 @@ def _article(place: _Place, limit: int, packer: Packer) -> Markup:
     if case is not None and case.world_size:
         chips.append(tag("span", f"world of {case.world_size}", class_="chip"))
     word = _word(place.failure)
+    if place.others:
+        chips.append(tag("span", f"and {_others(place.others)}", class_="chip"))
     recovered = tag("span", "a later attempt passed", class_="chip calm-chip") if place.failure.recovered else ""
     summary = tag(
         "summary",
@@ -81,7 +94,14 @@ def _article(place: _Place, limit: int, packer: Packer) -> Markup:
     )
     body = _case_body(case, run.logs, limit, packer) if case is not None else _run_body(place.failure, packer)
     is_open = place.number < _OPEN and not place.failure.recovered
-    return tag("details", summary, body, class_="failure", id=anchor_of(place.number), open=is_open)
+    return tag("details", summary, body, class_="failure", id=_anchor(place.number), open=is_open)
+
+
+def _others(others: Sequence[Failure]) -> str:
+    """Return which further runs failed in the same way."""
+    parts = [other.run.part for other in others if other.run.part]
+    named = f": {'; '.join(parts[:6])}{'; ...' if len(parts) > 6 else ''}" if parts else ""
+    return f"{plural(len(others), 'more run')} like this{named}"
 
 
 def _word(failure: Failure) -> str:
@@ -100,7 +120,7 @@ def _run_body(failure: Failure, packer: Packer) -> Markup:
 def _case_body(case: CaseRecord, logs: Sequence[LogRecord], limit: int, packer: Packer) -> Markup:
     story = story_of(shorten(case.text, limit))
     blocks: list[object] = [
-        tag("div", tag("h4", part.title), tag("pre", part.text) if part.text else "", class_="culprit")
+        tag("div", tag("h4", part.title), _pre(part.text) if part.text else "", class_="culprit")
         for part in story.parts
         if part.kind == "culprit"
     ]
@@ -112,22 +132,20 @@ def _case_body(case: CaseRecord, logs: Sequence[LogRecord], limit: int, packer: 
     if (ledger := _ledger(case, story.ledger)) is not None:
         blocks.append(ledger)
     if story.is_plain:
-        blocks.append(tag("pre", story.head) if story.head else "")
+        blocks.append(_pre(story.head) if story.head else "")
     elif told := story.head.partition("\n")[2].strip():
         # The first line is the headline.
         blocks.append(tag("p", told, class_="told"))
     if case.ranks:
         blocks.append(_fold(plural(len(case.ranks), "rank"), _rank_table(case)))
-    blocks += [
-        _fold(_title(part), tag("pre", part.text)) for part in story.parts if part.kind != "culprit" and part.text
-    ]
+    blocks += [_fold(_title(part), _pre(part.text)) for part in story.parts if part.kind != "culprit" and part.text]
     if case.leaked:
         title = f"left behind: {plural(len(case.leaked), 'process', 'processes')}"
-        blocks.append(_fold(title, tag("pre", "\n".join(case.leaked))))
+        blocks.append(_fold(title, _pre("\n".join(case.leaked))))
     warned = [(rank.rank, line) for rank in case.ranks for line in rank.warnings]
     if warned:
         lines = "\n".join(f"rank {rank}: {line}" for rank, line in warned[:100])
-        blocks.append(_fold(plural(len(warned), "warning"), tag("pre", shorten(lines, limit))))
+        blocks.append(_fold(plural(len(warned), "warning"), _pre(shorten(lines, limit))))
     blocks += _logs(_of_case(logs, case), packer)
     if story.command:
         blocks.append(tag("p", "This case alone: ", tag("code", story.command), class_="command"))
@@ -145,13 +163,19 @@ def _ledger(case: CaseRecord, told: Sequence[str]) -> Markup | None:
         where = f" ({shorten(place, 300)})" if place else ""
         line = f"{shorten(state, _MAX_MESSAGE_CHARS)}{where}"
         last = shorten("\n".join(calls), _LEAST_TEXT_CHARS)
-        folded = _fold(f"last {plural(len(calls), 'collective call')}", tag("pre", last)) if calls else ""
+        few = tag("span", last.replace("\n", "; "), class_="muted under") if calls else ""
+        folded = _fold(f"last {len(calls)} collective calls", _pre(last)) if len(calls) > 2 else few
         rows.append(tag("li", tag("strong", f"{ranks_text(tuple(ranks))}: "), line, folded))
     return tag("div", tag("h4", "Collective ledger"), tag("ul", *rows), class_="ledger") if rows else None
 
 
 def _title(part: Part) -> str:
     return part.title or part.kind
+
+
+def _pre(text: str) -> Markup:
+    # It may scroll, and the keyboard must be able to.
+    return tag("pre", text, tabindex="0")
 
 
 def _fold(title: str, content: Markup) -> Markup:
@@ -164,7 +188,7 @@ def _rank_table(case: CaseRecord) -> Markup:
     more = tag("p", f"{plural(left_out, 'more rank')} not listed.", class_="muted") if left_out > 0 else ""
     head = tag("tr", *[tag("th", name, scope="col") for name in ("rank", "outcome", "phase", "in", "after")])
     table = tag("table", tag("thead", head), tag("tbody", *rows))
-    return join([tag("div", table, class_="wide", tabindex="0", role="region", aria_label="ranks"), more])
+    return join([tag("div", table, class_="wide", tabindex="0", role="group", aria_label="ranks"), more])
 
 
 def _rank_row(case: CaseRecord, rank: RankRecord) -> Markup:
@@ -199,7 +223,7 @@ def _logs(logs: Iterator[LogRecord] | Sequence[LogRecord], packer: Packer) -> It
             "details",
             tag("summary", title),
             whole if len(lines) > _TAIL_LINES else "",
-            tag("pre", tail),
+            _pre(tail),
             class_="fold log",
             data_log=number,
         )

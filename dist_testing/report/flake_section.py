@@ -114,7 +114,7 @@ def _change_row(change: Change) -> Markup:
 def _table(names: Sequence[str], rows: Sequence[Markup]) -> Markup:
     head = tag("tr", *[tag("th", name, scope="col") if name else tag("td") for name in names])
     table = tag("table", tag("thead", head), tag("tbody", *rows))
-    return tag("div", table, class_="wide", tabindex="0", role="region", aria_label="flake rates")
+    return tag("div", table, class_="wide", tabindex="0", role="group", aria_label="flake rates")
 
 
 def flake_lines(rates: Sequence[Flake], rate: float) -> Iterator[str]:

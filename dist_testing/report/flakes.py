@@ -179,7 +179,9 @@ def measured(given: Iterable[Vote]) -> list[Flake]:
             _count(flake, group)
         found.append(flake)
     rank = {"flaky": 0, "broken": 1, "no failure": 2}
-    return sorted(found, key=lambda one: (rank[one.label], -one.at_least, one.target, one.case))
+    return sorted(
+        found, key=lambda one: (rank[one.label], -one.at_least if one.failures else 0.0, one.target, one.case)
+    )
 
 
 def _count(flake: Flake, group: Sequence[Vote]) -> None:

@@ -87,8 +87,8 @@ class Packer:
         # Outcome and phases as texts, because most ranks of most cases have the same; then the ends of the phases, each
         # relative to the one before. Milliseconds.
         first_s = rank.phases[0].begin_s if rank.phases else begin_s
-        names = ",".join(phase.name for phase in rank.phases)
-        marks = [_millis(first_s - begin_s), *(_millis(phase.end_s - phase.begin_s) for phase in rank.phases)]
+        names = ",".join([phase.name for phase in rank.phases])
+        marks = [_millis(first_s - begin_s), *[_millis(phase.end_s - phase.begin_s) for phase in rank.phases]]
         return [
             rank.rank,
             self._text(rank.outcome),
@@ -123,4 +123,4 @@ def _shown(texts: Sequence[str]) -> list[str]:
 
 
 def _millis(seconds: float) -> int:
-    return round(min(max(seconds, -1e9), 1e9) * 1000)
+    return round(seconds * 1000) if -1e9 < seconds < 1e9 else 0

@@ -14,7 +14,7 @@ from pathlib import Path
 from dist_testing.error_text import shorten
 from dist_testing.report import facts
 from dist_testing.report.compare import Comparison, compare_section
-from dist_testing.report.failure_section import MAX_SHOWN, anchor_of, failure_section
+from dist_testing.report.failure_section import anchors, failure_section
 from dist_testing.report.flake_section import flake_section
 from dist_testing.report.markup import Markup, join, tag
 from dist_testing.report.model import STATUSES, InvocationRecord, Report
@@ -33,7 +33,9 @@ from dist_testing.report.words import WORDS, count_of, plural, seconds
 __all__ = ["page"]
 
 _ASSETS = Path(__file__).parent / "assets"
-_MAX_INVOCATIONS = 10
+# More invocations are folded, and still more are only counted: the failures are what people came for.
+_OPEN_INVOCATIONS = 2
+_MAX_INVOCATIONS = 100
 
 
 def page(
@@ -61,11 +63,9 @@ def page(
     lines = facts.ledger(report)
     title = shorten(title, 200) or "Test report"
     failed = failure_section(found, packer)
-    anchors = {
-        (id(failure.run), id(failure.case)): anchor_of(number) for number, failure in enumerate(found[:MAX_SHOWN])
-    }
+    places = anchors(found)
     for run, case in facts.named(report):
-        packer.case(run, case, anchors.get((id(run), id(case)), ""))
+        packer.case(run, case, places.get((id(run), id(case)), ""))
     sections = [
         ("Failures", failed),
         ("Not run", ledger_section(lines)),
@@ -137,7 +137,10 @@ def _header(report: Report, found: Sequence[facts.Failure], title: str) -> Marku
     invocations = [_invocation(one) for one in report.invocations[:_MAX_INVOCATIONS]]
     left_out = len(report.invocations) - len(invocations)
     if left_out > 0:
-        invocations.append(tag("p", f"and {plural(left_out, 'more invocation')}", class_="muted"))
+        invocations.append(tag("p", f"and {left_out} more", class_="muted"))
+    if len(report.invocations) > _OPEN_INVOCATIONS:
+        title = tag("summary", plural(len(report.invocations), "invocation"))
+        invocations = [tag("details", title, *invocations, class_="fold")]
     targets = len({run.target for run in report.runs} | {one.label for one in report.targets})
     cases = sum(counts.values())
     total = f"{plural(cases, 'case')} in {plural(targets, 'target')}" if report.runs else ""
@@ -174,7 +177,7 @@ def _navigation(
     sections: Sequence[tuple[str, Markup]], found: Sequence[facts.Failure], lines: Sequence[object]
 ) -> Markup:
     counted = {"Failures": len(found), "Not run": len(lines)}
-    anchors = {
+    names = {
         "Failures": "failures",
         "Not run": "not-run",
         "Changes": "changes",
@@ -190,7 +193,7 @@ def _navigation(
             "a",
             name,
             tag("span", str(counted[name]), class_="tally") if counted.get(name) else "",
-            href=f"#{anchors[name]}",
+            href=f"#{names[name]}",
         )
         for name, section in sections
         if section
@@ -237,7 +240,7 @@ def _all_cases(count: int) -> Markup:
         "div",
         controls,
         tag("p", id="found", class_="muted", role="status"),
-        tag("div", table, class_="wide", tabindex="0", role="region", aria_label="all cases"),
+        tag("div", table, class_="wide", tabindex="0", role="group", aria_label="all cases"),
         tag("button", "Show more", type="button", id="more", hidden=True),
         id="browser",
         hidden=True,

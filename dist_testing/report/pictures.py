@@ -311,5 +311,7 @@ def timeline(runs: Sequence[RunRecord]) -> Markup | None:
                 class_="st-failed" if bad else "ph-init",
             )
         )
-    label = f"{plural(len(timed), 'run')} on {plural(len(rows), 'worker')} over {seconds(length_s)}"
+    hosts = len({run.host for _, run in timed if run.host})
+    where = f" on {plural(hosts, 'machine')}" if hosts else ""
+    label = f"{plural(len(timed), 'run')}{where} over {seconds(length_s)}; runs in one row ran one after the other"
     return tag("div", _svg(width, height + 15, label, *drawn, class_="timeline"), tag("p", text(label), class_="muted"))

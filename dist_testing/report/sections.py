@@ -156,7 +156,7 @@ def _target(run: RunRecord) -> Markup:
 def _table(names: Sequence[str], rows: Sequence[Markup]) -> Markup:
     head = tag("tr", *[tag("th", name, scope="col") for name in names])
     table = tag("table", tag("thead", head), tag("tbody", *rows))
-    return tag("div", table, class_="wide", tabindex="0", role="region", aria_label=f"table: {', '.join(names)}")
+    return tag("div", table, class_="wide", tabindex="0", role="group", aria_label=f"table: {', '.join(names)}")
 
 
 def shard_section(report: Report) -> Markup:
