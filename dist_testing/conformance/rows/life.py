@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 import warnings
@@ -139,9 +140,11 @@ def _init_barrier(k: Kit) -> None:
     if k.rank == 1:
         time.sleep(0.3)
         k.world.store.set(k.key("called"), "1")
-    with k.environment(TORCH_DIST_INIT_BARRIER="1"):
-        _init(k)
-        k.meet()
+    # Ranks may share one environment, so none removes the variable before all have used it.
+    os.environ["TORCH_DIST_INIT_BARRIER"] = "1"
+    _init(k)
+    k.meet()
+    os.environ.pop("TORCH_DIST_INIT_BARRIER", None)
     k.check(k.world.store.check([k.key("called")]), "init returned before the other rank had called it")
 
 

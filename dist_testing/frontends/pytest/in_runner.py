@@ -267,7 +267,9 @@ class RunnerPlugin:
         """Return whether the item runs on ranks, processes or threads, if it runs at all."""
         if (marker := item_marker(item)) is not None:
             return marker.is_for(self._spec.backend)
-        return is_multi_process(item) or starts_threads(function_of(item), item.path)
+        # The conformance kit starts ranks of its own, and says so by an attribute.
+        starts_ranks = getattr(function_of(item), "starts_ranks", False)
+        return bool(starts_ranks) or is_multi_process(item) or starts_threads(function_of(item), item.path)
 
     def skips_by_mark(self, item: pytest.Item) -> bool:
         """Return whether the item will certainly skip; False if that is unknown."""
