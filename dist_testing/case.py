@@ -2,13 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from dist_testing.errors import UsageError
 from dist_testing.outcomes import Cause, Kind, RankOutcome, Verdict
 
-__all__ = ["Case", "CaseBody", "CaseFailedError", "CaseResult", "RankWarning", "ThreadsFailedError"]
+__all__ = [
+    "ALL_ENV",
+    "ENV_PREFIX",
+    "KEEPABLE",
+    "Case",
+    "CaseBody",
+    "CaseFailedError",
+    "CaseResult",
+    "RankWarning",
+    "ThreadsFailedError",
+    "check_keepable",
+]
+
+# What a case may leave changed on a worker pool, if its project says so: kinds of state. A single environment variable
+# is named by the prefix and its name, or by a pattern such as "env:OMP_*".
+ALL_ENV = "env"
+ENV_PREFIX = "env:"
+KEEPABLE = ("cwd", ALL_ENV, "files", "logging", "processes", "sys.path", "threads", "torch", "umask")
+
+
+def check_keepable(where: str, names: object) -> tuple[str, ...]:
+    """Check a list of what cases on a worker pool may leave changed, and return it.
+
+    Args:
+        where: Where the user has written it, such as "dist_pool_keeps".
+        names: The user's value.
+
+    Raises:
+        UsageError: If it is no list of names of `KEEPABLE` and of variables.
+    """
+    listed: Sequence[object] = names if isinstance(names, list | tuple) else [names]
+    for name in listed:
+        is_variable = isinstance(name, str) and name.startswith(ENV_PREFIX) and name != ENV_PREFIX
+        if not is_variable and name not in KEEPABLE:
+            raise UsageError(
+                f"{where} has {name!r}; expected {', '.join(KEEPABLE)}, or {ENV_PREFIX}NAME.\n"
+                "It lists the state that a test in a worker pool may leave changed for the next test.\n"
+                f"Write cwd {ENV_PREFIX}TOKENIZERS_PARALLELISM, for example; {ENV_PREFIX}OMP_* names several variables."
+            )
+    return tuple(map(str, listed))
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +62,8 @@ class CaseBody:
             decides.
         keeps_state: On a worker pool: whether the case may leave state other than groups to the next case.
         keeps_groups: On a worker pool: whether the case may leave its groups to the next case.
+        strict_calls: Whether the case fails if the ranks pass, but have made different collective calls.
+        may_change: On a worker pool: the state, by the names of `KEEPABLE`, that the case may leave changed.
     """
 
     front_end: str
@@ -29,6 +71,8 @@ class CaseBody:
     only_test: str | None = None
     keeps_state: bool = False
     keeps_groups: bool = False
+    strict_calls: bool = False
+    may_change: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +108,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class RankWarning:
-    """A warning, and the ranks that issued it.
-
-    Attributes:
-        category: Name of its class.
-        text: Its message.
-        filename: File that it points to.
-        line_number: Line in that file.
-        ranks: The ranks, ascending.
-    """
+    """A warning, with the place that it names, and the ranks that issued it, ascending."""
 
     category: str
     text: str
@@ -94,6 +130,7 @@ class CaseResult:
         limit_s: Limit of the case, in seconds.
         logs: Rank to the end of its output, for ranks that a failure report quotes.
         log_files: Rank to the file with all of its output, which exists until the engine is closed.
+        text_files: Rank to a file with its texts that were too long for a message; it exists as long as `log_files`.
         stacks: Rank to its stacks, of ranks that were running when something went wrong.
         leaked: Command lines of processes that were left behind.
         gpu_memory: One text for each GPU whose memory the ranks have not given back.
@@ -113,6 +150,7 @@ class CaseResult:
     limit_s: float
     logs: Mapping[int, str] = field(default_factory=dict)
     log_files: Mapping[int, Path] = field(default_factory=dict)
+    text_files: Mapping[int, Path] = field(default_factory=dict)
     stacks: Mapping[int, str] = field(default_factory=dict)
     leaked: tuple[str, ...] = ()
     gpu_memory: tuple[str, ...] = ()

@@ -17,8 +17,9 @@ import socket
 import struct
 import time
 from collections.abc import Iterator, Sequence
+from typing import Any
 
-from dist_testing.attach.rank_info import ATTACH_LIMIT_S, RankInfo
+from dist_testing.attach.rank_info import ATTACH_LIMIT_S, RankInfo, pid_key
 from dist_testing.errors import LaunchError, MessageError
 from dist_testing.launch.launcher import RunContext
 from dist_testing.outcomes import UNKNOWN_EXIT_CODE
@@ -51,6 +52,8 @@ SOCKET_KEY = "socket"
 _CREDENTIALS = struct.Struct("iII")
 # Much more than a rank's first message.
 _HELLO_BYTES = 1 << 12
+# While rank 0 waits for the others, it looks this often for news of their processes. Seconds.
+_LOOK_S = 1.0
 
 
 def peer_of(connection: socket.socket) -> tuple[int, int]:
@@ -100,6 +103,36 @@ class _Peer:
         os.close(self.pidfd)
 
 
+class _Announced:
+    """The processes of ranks that have told their numbers, but have not connected yet."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+        self._pidfds: dict[int, int] = {}
+        self._gone: set[int] = set()
+
+    def ended(self, ranks: Sequence[int]) -> list[int]:
+        """Return those of the ranks whose processes have ended."""
+        for rank in ranks:
+            if rank not in self._pidfds and rank not in self._gone and self._store.check([pid_key(rank)]):
+                try:
+                    self._pidfds[rank] = os.pidfd_open(int(self._store.get(pid_key(rank))))
+                except ProcessLookupError:
+                    self._gone.add(rank)
+        poller = select.poll()
+        for rank, fd in self._pidfds.items():
+            if rank in ranks:
+                poller.register(fd, select.POLLIN)
+        # A pidfd is readable when its process has ended.
+        ready = {fd for fd, _ in poller.poll(0)}
+        return [rank for rank in ranks if rank in self._gone or self._pidfds.get(rank) in ready]
+
+    def close(self) -> None:
+        """Close the descriptors."""
+        for fd in self._pidfds.values():
+            os.close(fd)
+
+
 class AttachedLauncher:
     """Sends requests to the ranks of an attached world, of which this process is rank 0. One world at a time.
 
@@ -113,11 +146,7 @@ class AttachedLauncher:
     unclean_reasons: Sequence[str] = ()
 
     def __init__(self, rank_info: RankInfo, run: RunContext) -> None:
-        """Wait until every rank has connected.
-
-        Args:
-            rank_info: Rank info of this process.
-            run: Its folder holds the socket; the other ranks remove the folder if this process cannot.
+        """Wait until every rank has connected, by a socket in the folder of the run.
 
         Raises:
             LaunchError: If a rank does not connect in time.
@@ -152,14 +181,23 @@ class AttachedLauncher:
 
     def _admit(self, listener: socket.socket, size: int, directories: Sequence[str]) -> None:
         deadline_s = time.monotonic() + ATTACH_LIMIT_S
+        announced = _Announced(self._store)
         # Read at the same time: a peer that sends half a message, or nothing, must not delay the others.
         guests: dict[int, _Guest] = {}
         poller = select.poll()
         poller.register(listener, select.POLLIN)
         try:
             while missing := [rank for rank in range(size) if rank not in self._peers]:
-                ready = poller.poll(max(0.0, 1000 * (deadline_s - time.monotonic())))
-                if not ready or time.monotonic() > deadline_s:
+                left_s = deadline_s - time.monotonic()
+                ready = poller.poll(1000 * min(max(0.0, left_s), _LOOK_S))
+                if not ready and (ended := announced.ended(missing)):
+                    raise LaunchError(
+                        f"Rank(s) {', '.join(map(str, ended))} of {size} ended before they connected.\n"
+                        "An exit call in a test file, or in a module that it imports, ended them during the "
+                        "collection; torchrun reports no exit with code 0.\n"
+                        "See the output of these ranks, and remove the exit call."
+                    )
+                if time.monotonic() > deadline_s:
                     raise LaunchError(
                         f"Rank(s) {', '.join(map(str, missing))} of {size} did not connect within "
                         f"{ATTACH_LIMIT_S:.0f} s.\n"
@@ -175,6 +213,7 @@ class AttachedLauncher:
                         poller.unregister(fd)
                         self._welcome(rank, guests.pop(fd).connection, directories, size)
         finally:
+            announced.close()
             for guest in guests.values():
                 guest.connection.close()
 
@@ -200,11 +239,10 @@ class AttachedLauncher:
         if self.gone:
             raise LaunchError(self.exit_message())
         size = request.size
-        channels, stacks, (board, *stores) = fds[:size], fds[size : 2 * size], fds[2 * size :]
         self._world = request.world
         self._running = set(range(size))
         for rank, peer in self._peers.items():
-            own = [channels[rank], stacks[rank], board, *(stores if rank == 0 else ())]
+            own = request.start_of(rank, fds, os.getpid()).fds
             try:
                 wire.send(peer.connection, ATTACHED_ORDERS, TakePart(rank, request), own)
             except (BrokenPipeError, ConnectionResetError):
@@ -217,13 +255,11 @@ class AttachedLauncher:
     def signal(self, ranks: Sequence[int], number: int) -> None:
         """Send a signal to those of `ranks` that still run their part; instead of SIGKILL, GIVE_UP_SIGNAL."""
         for rank in self._running.intersection(ranks):
-            try:
+            # If it has ended, `events` will report that.
+            with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(
                     self._peers[rank].pidfd, GIVE_UP_SIGNAL if number == signal.SIGKILL else number
                 )
-            except ProcessLookupError:
-                # It has ended; `events` will report that.
-                continue
 
     def events(self) -> Iterator[LauncherEvent]:
         """Yield what has happened since the last call.
@@ -243,11 +279,9 @@ class AttachedLauncher:
         """Let the other ranks end with this exit code."""
         for rank, peer in self._peers.items():
             if rank and rank not in self.gone:
-                try:
+                # torchrun may have ended it already.
+                with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                     wire.send(peer.connection, ATTACHED_ORDERS, EndRun(exit_code))
-                except (BrokenPipeError, ConnectionResetError):
-                    # torchrun has ended it already.
-                    continue
 
     def close(self) -> None:
         """Close all descriptors. The other ranks then end."""

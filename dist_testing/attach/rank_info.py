@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -13,11 +15,15 @@ from dist_testing.spec import MAX_WORLD_SIZE
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
-__all__ = ["ATTACH_LIMIT_S", "RankInfo", "rank_info_in"]
+__all__ = ["ATTACH_LIMIT_S", "RankInfo", "pid_key", "rank_info_in"]
 
 # Limit for every rank to collect the tests and connect: from a cold disk the import of torch takes a minute. Seconds.
 ATTACH_LIMIT_S = 300.0
 
+_CAUSE_AND_WAY_OUT = (
+    "With RANK set, this process is a rank of an existing world, as torchrun makes one.\n"
+    "Start it with torchrun; or unset RANK, and the library starts the ranks itself."
+)
 _NEEDED = ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -60,6 +66,21 @@ class RankInfo:
         )
         return PrefixStore(f"dist_testing/{self.attempt}", store)
 
+    def announce(self) -> None:
+        """Tell rank 0 the number of this process, so that it need not wait for a rank that ends during the collection.
+
+        Does nothing if rank 0 serves the store itself: it does so only after its own collection.
+        """
+        if self.rank and self.is_served:
+            # Without a store rank 0 cannot be found either, which is reported then.
+            with contextlib.suppress(RuntimeError):
+                self.store().set(pid_key(self.rank), str(os.getpid()))
+
+
+def pid_key(rank: int) -> str:
+    """Return the key in the store of the number of a rank's process."""
+    return f"pid/{rank}"
+
 
 def rank_info_in(env: Mapping[str, str]) -> RankInfo | None:
     """Return this process's rank info from torchrun's variables; None if RANK is not set.
@@ -73,11 +94,7 @@ def rank_info_in(env: Mapping[str, str]) -> RankInfo | None:
     if "RANK" not in env:
         return None
     if missing := [name for name in _NEEDED if name not in env]:
-        raise UsageError(
-            f"RANK={env['RANK']} is set without {', '.join(missing)}.\n"
-            "With RANK set, this process is a rank of an existing world, as torchrun makes one.\n"
-            "Start it with torchrun; or unset RANK, and the library starts the ranks itself."
-        )
+        raise UsageError(f"RANK={env['RANK']} is set without {', '.join(missing)}.\n{_CAUSE_AND_WAY_OUT}")
     size = _number(env, "WORLD_SIZE", 1, MAX_WORLD_SIZE)
     local_size = _number(env, "LOCAL_WORLD_SIZE", 1, MAX_WORLD_SIZE) if "LOCAL_WORLD_SIZE" in env else size
     if local_size != size:
@@ -100,8 +117,4 @@ def _number(env: Mapping[str, str], name: str, least: int, most: int) -> int:
     text = env[name]
     if text.isascii() and text.isdecimal() and least <= int(text) <= most:
         return int(text)
-    raise UsageError(
-        f"{name}={text!r}: expected a number from {least} to {most}.\n"
-        "With RANK set, this process is a rank of an existing world, as torchrun makes one.\n"
-        "Start it with torchrun; or unset RANK, and the library starts the ranks itself."
-    )
+    raise UsageError(f"{name}={text!r}: expected a number from {least} to {most}.\n{_CAUSE_AND_WAY_OUT}")

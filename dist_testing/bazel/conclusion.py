@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from dist_testing.bazel.banner import Banner
-from dist_testing.bazel.junit import EXPECTED, Outcome, XmlCase, write_xml
-from dist_testing.bazel.names import xml_name
+from dist_testing.bazel.junit import EXPECTED, Outcome, XmlCase, write_xml, xml_name
 from dist_testing.bazel.protocol import Protocol
 from dist_testing.errors import ReportError
 from dist_testing.events.event import Event
@@ -55,13 +54,7 @@ class Conclusion:
     kinds = (TestsCollected, TestBegan, TestReported, TestEnded)
 
     def __init__(self, spec: Spec, protocol: Protocol, head: Banner) -> None:
-        """Make a conclusion without results.
-
-        Args:
-            spec: What the target asks for.
-            protocol: What Bazel wants.
-            head: The first line of the log.
-        """
+        """Make a conclusion without results. It ends the first line of the log."""
         self.cases: list[XmlCase] = []
         self.running: tuple[str, str] | None = None
         self.to_come = 0
@@ -146,13 +139,7 @@ class Conclusion:
             self._write(path, f"dist_testing\n{message}\n")
 
     def conclude(self, code: int) -> int:
-        """Write all result files for Bazel.
-
-        Args:
-            code: Exit code of pytest.
-
-        Returns:
-            Exit code for Bazel: 0 for a pass.
+        """Write all result files for Bazel. Takes the exit code of pytest, and returns that for Bazel: 0 for a pass.
 
         Raises:
             ReportError: If the XML cannot be written.
@@ -259,7 +246,7 @@ class Conclusion:
             raise ReportError(
                 f"{path}: the results cannot be written: {error}.\n"
                 "The disk is full, or a test has removed the folder.\n"
-                "Make room, and run the target again; what is in the log stays true."
+                "Make room, and run the target again. The results in the log are right."
             ) from error
 
     def _write(self, path: Path, text: str) -> None:

@@ -42,10 +42,7 @@ _LABEL = re.compile(r"(?:@{1,2}(?P<repository>[^@/]+))?//(?P<package>[^:]*):(?P<
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the target that Bazel started.
-
-    Args:
-        arguments: Options for pytest, from the target's `args`; None for those of the command line.
+    """Run the target that Bazel started. The default arguments, options for pytest, are those of the command line.
 
     Returns:
         0 if every case passed or was skipped, and at least one was collected.
@@ -181,13 +178,13 @@ def _limit_fork_server_threads() -> Callable[[], None]:
     if _BLAS_THREADS in os.environ:
         return lambda: None
     os.environ[_BLAS_THREADS] = "1"
-    return lambda: _unset(_BLAS_THREADS, "1")
 
+    def remove_limit() -> None:
+        # An import may have set another value.
+        if os.environ.get(_BLAS_THREADS) == "1":
+            del os.environ[_BLAS_THREADS]
 
-def _unset(variable: str, value: str) -> None:
-    # An import may have set another value.
-    if os.environ.get(variable) == value:
-        del os.environ[variable]
+    return remove_limit
 
 
 def _run(
@@ -201,7 +198,7 @@ def _run(
     import pytest
 
     from dist_testing.bazel import pytest_config
-    from dist_testing.bazel import session as bazel_session
+    from dist_testing.bazel.session import BazelSession
     from dist_testing.frontends.pytest import plugin as pytest_plugin
 
     spec = target.spec
@@ -220,8 +217,9 @@ def _run(
         if watchdog is not None:
             watch.remind = watchdog.remind
         coverage = _start_coverage(target, protocol, conclusion)
-        timing = bazel_session.Timing(shares, watch, target.timings)
-        session = bazel_session.BazelSession(spec, protocol, head, conclusion, timing, events)
+        session = BazelSession(
+            spec, protocol, head, conclusion, events, shares=shares, watch=watch, timings=target.timings
+        )
         session.on_collected = on_collected
         command = [
             *target.files,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import unittest
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from dist_testing.errors import UsageError
@@ -91,6 +92,6 @@ class MultiThreadedTestCase(_TorchBehaviour, ThreadCase, TestCase):
 class MultiProcContinuousTest(_TorchEnvironment, ContinuousCase, TestCase):
     """Runs the tests of a class on the processes of one world; see `dist_testing.MultiProcContinuousTest`."""
 
-    keeps_state: ClassVar[bool] = True
+    keeps_state: ClassVar[bool | Sequence[str]] = True
     # Simulations of a world in one process derive from this class, and read the attribute before they set it.
     _processes_spawned: ClassVar[bool] = False

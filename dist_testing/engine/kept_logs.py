@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from dist_testing.case import CaseResult
+from dist_testing.engine.rank_logs import open_regular
 
 __all__ = ["keep_logs"]
 
@@ -29,7 +30,11 @@ def keep_logs(result: CaseResult, directory: Path) -> None:
         case = _free_name(re.sub(r"[^A-Za-z0-9_.=-]+", "-", result.case.name).strip("-")[-_MAX_NAME_CHARS:], directory)
         room = _MAX_TOTAL_BYTES - sum(path.stat().st_size for path in directory.iterdir() if path.suffix == ".log")
         for rank, log in result.log_files.items():
-            content = _head_and_tail(log) if log.exists() else b""
+            try:
+                content = _head_and_tail(log)
+            except OSError:
+                # The rank has written nothing, or a test has replaced its log.
+                continue
             room -= len(content)
             if content and room < 0:
                 with (directory / _LEFT_OUT).open("a", encoding="utf-8", errors="backslashreplace") as file:
@@ -52,8 +57,8 @@ def _free_name(wanted: str, directory: Path) -> str:
 
 
 def _head_and_tail(path: Path) -> bytes:
-    size = path.stat().st_size
-    with path.open("rb") as file:
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
         if size <= _MAX_LOG_BYTES:
             return file.read()
         head = file.read(_MAX_LOG_BYTES // 2)

@@ -8,19 +8,23 @@ from __future__ import annotations
 import re
 import signal
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from dist_testing.budget import LEAST_S
 from dist_testing.case import CaseResult
 from dist_testing.engine.needs import Lack
+from dist_testing.engine.report_text import IN_LOG, WHOLE, Limits, cut_lines, printable
+from dist_testing.error_text import shorten
 from dist_testing.outcomes import UNKNOWN_EXIT_CODE, Cause, Kind
 from dist_testing.spec import ALL_GPUS, Spec
 
 __all__ = ["failure_headline", "failure_report", "missing_hardware", "tidied"]
 
 _LOG_TAIL_LINES = 40
-# Limit for the traceback of a rank other than the culprit: its last lines say most.
-_OTHER_TEXT_LINES = 20
+# Characters of the reason in a headline: it may contain a message of the test, such as the reason of a skip.
+_REASON_CHARS = 1000
+# If the culprit's section has more lines, its headline is repeated at the end.
+_END_LINES = 30
 _RULE = "-" * 100
 _FRAME = re.compile(r'  File ".*", line \d+ in ')
 # Python 3.14 adds the thread's name, which contains the rank if ranks are threads.
@@ -41,11 +45,8 @@ _EMPTY_THREAD = re.compile(r"^Thread\b.*\n(?=\n|\Z)", re.MULTILINE)
 def missing_hardware(name: str, spec: Spec, missing: str, *, promised: bool) -> str:
     """Return the error text of a case that fails before any rank starts because hardware is missing.
 
-    Args:
-        name: Name of the case.
-        spec: What the target asks for.
-        missing: The skip reason.
-        promised: Whether the configuration promises the hardware; False if only `--dist-on-missing=fail` asks for it.
+    Either the configuration promises the hardware, or only `--dist-on-missing=fail` asks for a failure. `missing` is
+    the skip reason.
     """
     if promised:
         count = "all the GPUs that tests ask for" if spec.promised_gpus == ALL_GPUS else f"{spec.promised_gpus} GPU(s)"
@@ -66,21 +67,39 @@ def missing_hardware(name: str, spec: Spec, missing: str, *, promised: bool) -> 
 
 def failure_headline(result: CaseResult) -> str:
     """Return one line: the case, its world, and the reason of the failure."""
-    case, verdict = result.case, result.verdict
-    where = f"{case.name} (world of {case.world_size})"
     seen_s = [outcome.at_s for outcome in result.outcomes if outcome.kind not in (Kind.PASSED, Kind.STOPPED)]
     when = f"; first seen after {min(seen_s) - result.started_s:.1f} s" if seen_s else ""
-    return f"{where}: {verdict.reason}{when}."
+    return f"{_in_short(result)}{when}."
 
 
-def failure_report(result: CaseResult, *, target: str = "", reproduce: str = "") -> str:
-    """Return the whole report of a failed case, with the culprit last.
+def _in_short(result: CaseResult) -> str:
+    reason = " ".join(shorten(result.verdict.reason, _REASON_CHARS).splitlines())
+    return printable(f"{result.case.name} (world of {result.case.world_size}): {reason}")
 
-    Args:
-        result: A result whose verdict is a failure.
-        target: Label of the target; "" outside Bazel.
-        reproduce: A command that runs this case alone; "" if there is none.
+
+def failure_report(
+    result: CaseResult, *, target: str = "", reproduce: str = "", keep: Callable[[str], str] | None = None
+) -> str:
+    """Return the report of a failed case, with the culprit last.
+
+    The last lines name the case, the culprit and its error again where a long text stands between. A text of any length
+    has its head and tail in the report, and no character in it changes how a terminal shows the rest.
+
+    `target` is the label of the target, "" outside Bazel; `reproduce` a command that runs this case alone, "" for none.
+    `keep` keeps the whole report, if this one leaves something out, and returns a sentence that says where.
     """
+    text = printable(_report(result, target, reproduce, IN_LOG))
+    where = ""
+    if keep is not None:
+        whole = printable(_report(result, target, reproduce, WHOLE))
+        where = keep(whole) if result.text_files or whole != text else ""
+    end = text.rpartition(f"\n{_RULE}\n")[2]
+    if where or end.count("\n") > _END_LINES:
+        text = "\n".join(filter(None, [text, _RULE, f"In short: {_in_short(result)}.", where]))
+    return text
+
+
+def _report(result: CaseResult, target: str, reproduce: str, limits: Limits) -> str:
     verdict = result.verdict
     lines = [f"{target + ', case ' if target else ''}{failure_headline(result)}"]
     if verdict.cause is Cause.CRASH:
@@ -115,12 +134,13 @@ def failure_report(result: CaseResult, *, target: str = "", reproduce: str = "")
         lines.append(f"This case alone: {reproduce}")
     if result.stacks:
         lines += ["", _stacks(result.stacks)]
-    lines += _also_failed(result)
+    lines += _also_failed(result, limits)
     if verdict.culprit is not None:
-        part = "is what the others wait for" if verdict.cause is Cause.HANG and verdict.victims else "failed first"
-        lines += _section(result, [verdict.culprit], part)
+        is_awaited = verdict.cause is Cause.HANG and verdict.victims
+        part = "is the rank that the others wait for" if is_awaited else "failed first"
+        lines += _section(result, [verdict.culprit], part, limits, limits.lines)
     else:
-        lines += _logs(result, result.logs)
+        lines += _logs(result, result.logs, limits)
     return "\n".join(lines)
 
 
@@ -147,6 +167,11 @@ _EXPLANATIONS = {
     Cause.GPU_MEMORY: (
         "All ranks have ended, so the driver or a process that outlived them holds the memory. The next test would "
         "lack it."
+    ),
+    Cause.CALLS: (
+        "All ranks have passed, but a backend may as well wait for ever, or mix up the data, if the calls of a group "
+        "differ. Make the same calls on all members, or run the case without --dist-strict-collectives or "
+        "strict_collectives=True. See docs/hangs.md."
     ),
     Cause.LEAK: "A test must end the processes that it starts. They have been killed.",
 }
@@ -183,7 +208,8 @@ def _victims(result: CaseResult) -> str:
     for rank in result.verdict.victims:
         by_fate[result.outcomes[rank].describe()].append(str(rank))
     return "; ".join(
-        f"rank{'s' if len(ranks) > 1 else ''} {', '.join(ranks)} {fate}" for fate, ranks in by_fate.items()
+        f"ranks {', '.join(ranks)}: each {fate}" if len(ranks) > 1 else f"rank {ranks[0]} {fate}"
+        for fate, ranks in by_fate.items()
     )
 
 
@@ -214,42 +240,52 @@ def tidied(text: str) -> str:
     return _EMPTY_THREAD.sub("", "\n".join([*lines, ""])).strip()
 
 
-def _logs(result: CaseResult, ranks: Iterable[int]) -> list[str]:
+def _logs(result: CaseResult, ranks: Iterable[int], limits: Limits) -> list[str]:
     lines = []
     for rank in ranks:
         if tail := tidied(result.logs.get(rank, "")).splitlines():
             left_out = len(tail) - _LOG_TAIL_LINES
             first = f", last {_LOG_TAIL_LINES} lines" if left_out > 0 else ""
-            lines += [_RULE, f"output of rank {rank}{first}:", *tail[-_LOG_TAIL_LINES:]]
+            quoted = cut_lines("\n".join(tail[-_LOG_TAIL_LINES:]), None, line_chars=limits.line_chars)
+            lines += [_RULE, f"output of rank {rank}{first}:", *quoted]
     return lines
 
 
-def _also_failed(result: CaseResult) -> list[str]:
+def _also_failed(result: CaseResult, limits: Limits) -> list[str]:
     """Return one section for each group of ranks with the same failure, in the order of failing."""
     alike: dict[tuple[str, ...], list[int]] = defaultdict(list)
     for rank in result.verdict.failing:
         outcome = result.outcomes[rank]
         texts = (outcome.describe(), outcome.text, result.logs.get(rank, ""))
         alike[texts + tuple(failure.describe() for failure in outcome.further)].append(rank)
-    return [line for ranks in alike.values() for line in _section(result, ranks, "also failed", _OTHER_TEXT_LINES)]
+    return [
+        line
+        for ranks in alike.values()
+        for line in _section(result, ranks, "also failed", limits, limits.other_lines, is_culprit=False)
+    ]
 
 
-def _section(result: CaseResult, ranks: Sequence[int], part: str, text_lines: int | None = None) -> list[str]:
+def _section(
+    result: CaseResult,
+    ranks: Sequence[int],
+    part: str,
+    limits: Limits,
+    text_lines: int | None,
+    *,
+    is_culprit: bool = True,
+) -> list[str]:
     """Return the section about ranks with the same failure."""
     outcome = result.outcomes[ranks[0]]
     who = f"ranks {', '.join(map(str, ranks))}" if len(ranks) > 1 else f"rank {ranks[0]}"
     each = "each" if len(ranks) > 1 else "it"
-    lines = _logs(result, ranks[:1])
+    lines = _logs(result, ranks[:1], limits)
     lines += [_RULE, f"{who} of {result.case.world_size} {part}: {each} {outcome.describe()}"]
-    text = tidied(outcome.text).splitlines()
-    if text_lines is not None and len(text) > text_lines:
-        text = [f"... {len(text) - text_lines} lines left out ...", *text[-text_lines:]]
-    if text:
-        lines += ["", *text]
+    if text := tidied(outcome.text):
+        lines += ["", *cut_lines(text, text_lines, limits.chars, limits.line_chars, ends_only=not is_culprit)]
     for further in outcome.further:
         lines += ["", f"then it {further.describe()}"]
-        if text_lines is None:
-            lines += ["", *tidied(further.text).splitlines()]
+        if is_culprit and (text := tidied(further.text)):
+            lines += ["", *cut_lines(text, limits.further_lines, limits.chars, limits.line_chars)]
     if outcome.more_count:
         lines += ["", f"then it failed {outcome.more_count} more times like this"]
     return lines

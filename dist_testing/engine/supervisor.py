@@ -15,24 +15,23 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from dist_testing.case import CaseBody
+from dist_testing.engine.broken_worlds import no_such_rank, unkillable
 from dist_testing.engine.hang_story import HangStory
 from dist_testing.engine.hang_watch import HangWatch
 from dist_testing.engine.live_output import LiveOutput
+from dist_testing.engine.rank_logs import LogLimits
 from dist_testing.engine.rank_record import RankRecord
-from dist_testing.engine.stack_dumps import collect_stacks
-from dist_testing.engine.thread_stacks import stacks_by_rank
+from dist_testing.engine.stack_dumps import collect_stacks, stacks_by_rank
 from dist_testing.errors import LaunchError
 from dist_testing.launch.launcher import Launcher
-from dist_testing.outcomes import Kind, exit_name
+from dist_testing.outcomes import Kind
 from dist_testing.process.messages import RankEnded, WorldOver, WorldRefused, WorldStarted
 from dist_testing.process.rank_messages import FinishWorld, Instruction, LeaveWorld, NextCase
-from dist_testing.process.stacks import STACKS_SIGNAL
-from dist_testing.process.thread_idents import read_ranks
+from dist_testing.process.stacks import STACKS_SIGNAL, read_ranks
 
 __all__ = ["PEER_GRACE_S", "Supervisor"]
 
-# Limit from the request for ranks until all are ready. A fork is slow on a machine that swaps, and fresh interpreters
-# import torch at the same time. Seconds.
+# From the request for ranks until all are ready: on a machine that swaps, or while interpreters import torch. Seconds.
 _START_LIMIT_S = 120.0
 # Applies also when the run is out of time: otherwise such a case looks like a machine that cannot start ranks.
 _LEAST_START_S = 1.0
@@ -80,6 +79,7 @@ class Supervisor:
         stacks_fds: Mapping[int, int],
         threads_directory: Path | None = None,
         hang_watch: HangWatch | None = None,
+        log_limits: LogLimits | None = None,
     ) -> None:
         """Watch a world that was just asked for.
 
@@ -91,6 +91,7 @@ class Supervisor:
             threads_directory: Where ranks that are threads of one process note which of them they are; None for ranks
                 that are processes.
             hang_watch: Looks for hangs while a case runs; None to leave them to the deadline.
+            log_limits: Keeps the logs of the ranks within a limit; None if they have no logs.
         """
         self.records = records
         self.stacks: dict[int, str] = {}
@@ -101,6 +102,7 @@ class Supervisor:
         self._stacks_fds = stacks_fds
         self._threads_directory = threads_directory
         self._hang_watch = hang_watch
+        self._log_limits = log_limits
         self.hang: HangStory | None = None
         self._stage = _Stage.BETWEEN
         self._keep = False
@@ -180,14 +182,11 @@ class Supervisor:
             LaunchError: If the launcher ends, cannot start a rank, or cannot kill one.
         """
         self._wait(_Stage.BETWEEN)
-        if self._live is not None:
-            self._live.finish()
+        if self._hang_watch and any(record.waited_in_vain for record in self.records):
+            self.hang = self.hang or self._hang_watch.latest
 
     def finish(self, limit_s: float) -> None:
-        """End the waiting ranks of a worker pool, and wait until they are gone.
-
-        Args:
-            limit_s: Limit of their clean-up, in seconds.
+        """End the waiting ranks of a worker pool, and wait until they are gone. Their clean-up has `limit_s` seconds.
 
         Raises:
             LaunchError: As for `wait_case`.
@@ -195,15 +194,12 @@ class Supervisor:
         self._deadline_s = time.monotonic() + limit_s
         self._instruct(FinishWorld(), _Stage.FINISHING)
         self._wait(_Stage.OVER)
-        if self._live is not None:
-            self._live.finish()
 
     def abort(self, *, ask_where: bool = False) -> None:
         """Kill the ranks at once and wait until they are gone, because the run is interrupted.
 
-        Args:
-            ask_where: Whether to wait first for the reports of ranks that got the same Ctrl-C, and to ask the other
-                ranks for their stacks.
+        With `ask_where`, first wait for the reports of ranks that got the same Ctrl-C, and ask the others for their
+        stacks.
 
         Raises:
             LaunchError: As for `wait_case`.
@@ -220,14 +216,9 @@ class Supervisor:
             record.is_patient = True
 
     def wait_until(self, holds: Callable[[], bool], limit_s: float = math.inf) -> bool:
-        """Watch the case until a condition holds, or the case is over.
+        """Watch the case until a condition holds, or the case is over; return whether the condition holds.
 
-        Args:
-            holds: The condition, checked after every look.
-            limit_s: Limit in seconds; 0 to look once.
-
-        Returns:
-            Whether the condition holds.
+        It is checked after every look, for at most `limit_s` seconds; 0 looks once.
 
         Raises:
             LaunchError: As for `wait_case`.
@@ -256,18 +247,22 @@ class Supervisor:
             self._look(math.inf if watch is None else watch.next_s)
             if watch and watch is self._watch_now() and watch.look(time.monotonic()):
                 self.hang = watch.latest
-                # Where ranks have skipped, that is what is wrong; the others are stopped.
+                # If ranks have skipped, the skip is the failure, and the other ranks are only stopped.
                 skips = any(record.reported is Kind.SKIPPED for record in self.records)
                 self._stop(Kind.STOPPED if skips else Kind.HUNG, time.monotonic(), _HUNG_STACKS_S)
+        if self._live is not None:
+            self._live.finish()
 
     def _watch_now(self) -> HangWatch | None:
-        """What looks for hangs, while the ranks alone decide how the case goes on."""
+        """Return the hang watch while only the ranks decide how the case goes on; else None."""
         is_running = self._stage is _Stage.RUNNING and self._is_timed and self._debugged is None
         return self._hang_watch if is_running and self._hang_watch and self._hang_watch.is_on else None
 
     def _look(self, until_s: float) -> None:
         """Wait for the next message or limit, at most until `until_s`, and act on it."""
         limit_s = min(self._deadline_s, self._grace_end_s, until_s)
+        if self._log_limits is not None:
+            limit_s = min(limit_s, self._log_limits.next_look_s)
         left_s = min(max(0.0, limit_s - time.monotonic()), _LONGEST_POLL_S)
         events = self._poller.poll(math.ceil(1000 * left_s))
         # Messages that are seen together get the same time.
@@ -281,6 +276,11 @@ class Supervisor:
                 self._forget(fd)
         if self.on_look is not None:
             self.on_look(now_s)
+        if self._log_limits is not None and now_s >= self._log_limits.next_look_s:
+            if self._live is not None:
+                # What is not read now may be gone.
+                self._live.pump()
+            self._log_limits.look(now_s)
         if not self.is_over:
             self._decide(now_s)
 
@@ -297,7 +297,7 @@ class Supervisor:
                     for record, pid in zip(self.records, event.pids, strict=False):
                         record.pid = pid
                 case RankEnded() if event.rank >= len(self.records):
-                    raise LaunchError(_no_such_rank(event, len(self.records)))
+                    raise LaunchError(no_such_rank(event, len(self.records)))
                 case RankEnded():
                     record = self.records[event.rank]
                     fd = record.channel.fileno()
@@ -314,7 +314,7 @@ class Supervisor:
         records = self.records
         if self._stage is _Stage.KILLED:
             if now_s >= self._deadline_s:
-                raise LaunchError(self._unkillable())
+                raise LaunchError(unkillable(self.records, _KILL_LIMIT_S))
             return
         if self._stage is _Stage.RUNNING and not self._is_timed and all(record.is_ready for record in records):
             self._is_timed = True
@@ -330,7 +330,6 @@ class Supervisor:
             self._grace_end_s = self._deadline_s = math.inf
         if now_s >= self._grace_end_s:
             in_vain = any(record.waited_in_vain for record in records)
-            self.hang = self._hang_watch.latest if in_vain and self._hang_watch else None
             self._stop(Kind.STOPPED, now_s, _HUNG_STACKS_S if in_vain else _VICTIM_STACKS_S)
         elif now_s >= self._deadline_s:
             if watch := self._watch_now():
@@ -374,27 +373,11 @@ class Supervisor:
 
     def _stacks_of(self, records: Sequence[RankRecord], limit_s: float) -> dict[int, str]:
         states = {record.rank: record.kernel_state for record in records}
-        # A stopped process answers only after SIGCONT.
-        asked = [rank for rank, state in states.items() if not state.startswith("T")]
+        # A stopped process answers only after SIGCONT, and one that another process traces when that one lets it.
+        asked = [rank for rank, state in states.items() if not state.startswith(("T", "t"))]
         # If ranks are threads, rank 0 answers for all.
         fds = {rank: self._stacks_fds[rank] for rank in (asked if self._threads_directory is None else asked and [0])}
         stacks = collect_stacks(fds, lambda: self._launcher.signal(list(fds), STACKS_SIGNAL), limit_s) if fds else {}
         if self._threads_directory is not None:
             stacks = stacks_by_rank(stacks.get(0, ""), read_ranks(self._threads_directory))
         return {rank: stacks.get(rank) or f"no answer; its state is {state}" for rank, state in states.items()}
-
-    def _unkillable(self) -> str:
-        ranks = ", ".join(str(record.rank) for record in self.records if not record.has_ended)
-        return (
-            f"Rank(s) {ranks} could not be killed within {_KILL_LIMIT_S:.0f} s.\n"
-            "A process that survives SIGKILL is waiting inside the kernel, most often for a device or a network disk.\n"
-            "The machine may have to be restarted; see the process state with `ps -o pid,stat,wchan`."
-        )
-
-
-def _no_such_rank(event: RankEnded, size: int) -> str:
-    return (
-        f"Rank {event.rank} of world {event.world}, which has {size} ranks, ended by {exit_name(event.exit_code)}.\n"
-        "The launcher and the runner disagree about a world, so no outcome of it can be trusted.\n"
-        "This is a bug of dist_testing: please report it with this text."
-    )

@@ -10,13 +10,12 @@ from typing import NoReturn
 
 from dist_testing.errors import LaunchError
 from dist_testing.launch.fresh import command, load_tests, order_for, with_imports
-from dist_testing.process.board import PhaseBoard
-from dist_testing.process.frames import FrameWriter
+from dist_testing.process.files import log_name
 from dist_testing.process.lifetime import die_with_parent
 from dist_testing.process.messages import FreshRank, Loader, RankStart
 from dist_testing.process.refusal import refusal
 from dist_testing.process.stacks import answer_with_stacks
-from dist_testing.rank.bootstrap import FAILED_EXIT_CODE, RankContext, enter, take_over
+from dist_testing.rank.bootstrap import FAILED_EXIT_CODE, RankContext, enter, rank_reporter, take_over
 from dist_testing.rank.capture import own_streams, redirect_output
 from dist_testing.rank.environment import world_env
 from dist_testing.rank.reporter import Reporter
@@ -49,7 +48,7 @@ def main(text: str) -> NoReturn:
     start = order.start
     # The output of imports belongs to the rank, too.
     own_streams()
-    redirect_output(os.path.join(start.request.directory, f"rank-{start.rank}.log"))
+    redirect_output(os.path.join(start.request.directory, log_name(start.rank)))
     die_with_parent(start.fork_server_pid)
     for fd in start.fds:
         os.set_inheritable(fd, False)
@@ -73,7 +72,7 @@ def _reporter(start: RankStart) -> Iterator[Reporter]:
     """Report before `enter`, to which the descriptors belong."""
     channel = socket.socket(fileno=start.channel_fd)
     try:
-        yield Reporter(FrameWriter(channel), PhaseBoard(start.board_fd, start.request.size), start.rank)
+        yield rank_reporter(start, channel)
     finally:
         channel.detach()
 

@@ -2,6 +2,7 @@
 
 load("//backends:table.bzl", "BACKENDS")
 load("//dist_testing/private:backends.bzl", "resolve_backends")
+load("//dist_testing/private:gpu_archs.bzl", "gpu_archs_problems")
 load("//dist_testing/private:gpus.bzl", "gpus_of_world")
 load("//dist_testing/private:labels.bzl", "add_labels", "user_label")
 load("//dist_testing/private:one_backend.bzl", "one_backend")
@@ -54,6 +55,7 @@ def dist_py_test(
         world_size,
         gpus_per_rank = None,
         ranks_per_gpu = None,
+        gpu_archs = None,
         isolation = None,
         nodes = None,
         shard_count = None,
@@ -92,6 +94,8 @@ def dist_py_test(
         gpus_per_rank: GPUs that each rank owns alone, or a dict by backend. Default: the backend's own.
         ranks_per_gpu: Ranks that share a GPU, or a dict by backend. Each may allocate its part of the
             memory. Only for backends with `shares_gpus`, such as cuda_gloo. Default: 1, so each rank has its own.
+        gpu_archs: Architectures of GPUs that the tests can run on, such as ["sm_90", "sm_100"] or ["gfx942"], or a dict by
+            backend. All GPUs of a world have one of them. Default: any.
         isolation: How the library makes the ranks of a case, or a dict by backend. "fork": fresh processes for
             each case, forked from a clean fork server that has the test's imports; "pool": processes that the tests of
             a class or module reuse; "spawn": fresh interpreters; "thread": threads of one process. Default:
@@ -134,6 +138,7 @@ def dist_py_test(
     problems = world_size_problems(world_size, backends)
     problems += gpus_per_rank_problems(gpus_per_rank, backends, known)
     problems += ranks_per_gpu_problems(ranks_per_gpu, backends, known)
+    problems += gpu_archs_problems(gpu_archs, backends, known)
     problems += isolation_problems(isolation, backends, known)
     problems += nodes_problems(nodes)
     problems += by_backend("shard_count", shard_count, backends)[1]
@@ -165,6 +170,7 @@ def dist_py_test(
         tests.append(struct(
             name = test,
             backend = known[backend],
+            gpu_archs = _for_backend(gpu_archs, backend, []),
             gpus = gpus_of_world(max(world_sizes), rank_gpus, gpu_ranks),
             gpus_per_rank = rank_gpus,
             isolation = _for_backend(isolation, backend, isolations_of(known[backend])[0]),
@@ -206,6 +212,7 @@ def dist_py_test(
         name = name + ".spec",
         testonly = True,
         backends = [test.backend["name"] for test in tests],
+        gpu_archs = [json.encode(test.gpu_archs) for test in tests],
         gpus = [test.gpus for test in tests],
         gpus_per_rank = [test.gpus_per_rank for test in tests],
         isolations = [test.isolation for test in tests],

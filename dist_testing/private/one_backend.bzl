@@ -47,7 +47,7 @@ def one_backend(
     vendor = test.backend["vendor"] if test.gpus else ""
     if test.gpus:
         env_inherit = env_inherit + inherited_variables(vendor)
-        data = data + [_GPU_PROMISE] + pools_check(test.target, vendor, test.gpus, EXECUTORS["pools"])
+        data = data + [_GPU_PROMISE] + pools_check(test.target, vendor, test.gpus, test.gpu_archs, EXECUTORS["pools"])
         env = env | {"DIST_TESTING_GPU_PROMISE": "$(rlocationpath {})".format(_GPU_PROMISE)}
     py_test(
         name = test.name,
@@ -56,7 +56,7 @@ def one_backend(
         data = data,
         env = env,
         env_inherit = env_inherit,
-        exec_properties = test_exec_properties(EXECUTORS, vendor, test.gpus) | exec_properties,
+        exec_properties = test_exec_properties(EXECUTORS, vendor, test.gpus, test.gpu_archs) | exec_properties,
         # Without modules the library's repository is called dist_testing, and Python would import an `__init__.py` that
         # Bazel adds to its folder instead of the library.
         legacy_create_init = 0,
@@ -64,12 +64,14 @@ def one_backend(
         shard_count = test.shard_count,
         tags = dist_tags(
             backend = test.backend,
+            gpu_archs = test.gpu_archs,
             gpus = test.gpus,
             isolation = test.isolation,
             user_tags = tags,
             world_sizes = test.world_sizes,
         ),
-        target_compatible_with = target_compatible_with + gpu_compatibility(vendor, test.gpus, EXECUTORS["pools"]),
+        target_compatible_with = target_compatible_with +
+                                 gpu_compatibility(vendor, test.gpus, test.gpu_archs, EXECUTORS["pools"]),
         deps = chosen_libraries(
             name = test.name,
             deps = add_labels(deps, test.backend["deps"] + [_LIBRARY]),

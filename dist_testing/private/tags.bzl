@@ -7,6 +7,7 @@ load("//dist_testing/private:gpus.bzl", "CUMULATIVE_STEPS")
 _RESERVED = ["dist", "gpu", "multi_gpu"]
 _RESERVED_PREFIXES = [
     "backend:",
+    "gpu_arch:",
     "gpus:",
     "gpus_ge_",
     "requires-gpu-",
@@ -41,13 +42,14 @@ def is_reserved_tag(tag):
     """
     return tag in _RESERVED or any([tag.startswith(prefix) for prefix in _RESERVED_PREFIXES])
 
-def dist_tags(*, backend, world_sizes, gpus, isolation, user_tags):
+def dist_tags(*, backend, world_sizes, gpus, gpu_archs, isolation, user_tags):
     """Computes the tags of a target.
 
     Args:
         backend: Declaration of the backend.
         world_sizes: Ranks per case, one or more.
         gpus: GPUs of the largest world.
+        gpu_archs: Architectures of GPUs that the tests can run on; empty for any.
         isolation: Name of the isolation.
         user_tags: More tags. A number of CPUs or of megabytes among them replaces ours.
 
@@ -73,6 +75,7 @@ def dist_tags(*, backend, world_sizes, gpus, isolation, user_tags):
             "{}:{}".format(requires, gpus),
             "resources:gpu:{}".format(gpus),
         ]
+        tags += ["gpu_arch:" + arch for arch in gpu_archs]
         tags += ["gpus_ge_{}".format(step) for step in CUMULATIVE_STEPS if step <= gpus]
         if gpus >= 2:
             tags.append("multi_gpu")

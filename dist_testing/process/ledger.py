@@ -11,7 +11,7 @@ import enum
 from dataclasses import dataclass
 from typing import Annotated, TypeAlias
 
-from dist_testing.process.codec import Family
+from dist_testing.codec import Family
 
 __all__ = [
     "ANSWER_MARK",
@@ -45,6 +45,7 @@ class WaitKind(enum.Enum):
     SOME_COLLECTIVE = "some collective"  # one of the collectives that the rank has begun and not ended
     RECEIVE = "receive"
     SEND = "send"
+    HANDLE = "handle"  # the end of a send or a receive that the rank has begun; it is not known which
     MONITORED = "monitored barrier"  # the group's first member waits for all others, and they for it
     STORE = "store"  # a key of a store
     MEETING = "meeting"  # other ranks, all of them: a group is being made, or it is the world's own barrier
@@ -149,6 +150,8 @@ class Ledger:
         places: Where the main thread is, innermost first; the outermost are left out.
         others: What else on this rank runs the user's code, or could: other threads, child processes, RPC. Empty for
             nothing.
+        device_calls: The same as `calls`, of backends that run calls on a device, such as NCCL. The main thread does
+            not wait for them, so they prove nothing.
     """
 
     is_recording: bool
@@ -159,6 +162,7 @@ class Ledger:
     waits: tuple[Wait, ...]
     places: tuple[Place, ...]
     others: tuple[str, ...]
+    device_calls: tuple[Call, ...] = ()
 
     @property
     def wait(self) -> Wait | None:
@@ -182,4 +186,4 @@ class NoLedger:
 
 
 LedgerAnswer: TypeAlias = Ledger | NoLedger
-LEDGERS: Family[LedgerAnswer] = Family("ledger of a rank", 1, (Ledger, NoLedger), max_bytes=MAX_ANSWER_BYTES)
+LEDGERS: Family[LedgerAnswer] = Family("ledger of a rank", 2, (Ledger, NoLedger), max_bytes=MAX_ANSWER_BYTES)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import time
 from collections.abc import Sequence
 
@@ -11,8 +12,9 @@ import psutil
 
 from dist_testing.process.descent import descends_from
 from dist_testing.process.lifetime import is_helper
+from dist_testing.process.procfs import command_of, threads_of
 
-__all__ = ["Orphans", "is_dead", "kill_orphans"]
+__all__ = ["Orphans", "is_dead", "kill_orphans", "kill_tracer"]
 
 # Seconds until a process counts as left behind, because it may be about to end.
 _LEAVING_S = 0.5
@@ -74,6 +76,23 @@ def kill_orphans(temp: str, fork_server_pid: int) -> None:
         time.sleep(_LOOK_S)
 
 
+def kill_tracer(pid: int) -> None:
+    """Kill the descendant of this process that traces a child of it, if there is one.
+
+    The kernel tells the end of a traced process to its tracer first, and to its parent only after the tracer has looked
+    or ended. A debugger of the user is no descendant, and looks.
+    """
+    try:
+        with open(f"/proc/{pid}/status", encoding="utf-8") as status:
+            fields = dict(line.rstrip("\n").split(":\t", 1) for line in status if ":\t" in line)
+        tracer = int(fields.get("TracerPid", "0"))
+        if tracer and any(below.pid == tracer for below in psutil.Process().children(recursive=True)):
+            os.kill(tracer, signal.SIGKILL)
+    except (OSError, psutil.NoSuchProcess):
+        # One of the two has ended, or belongs to another user.
+        return
+
+
 def _orphans(temp: str, fork_server_pid: int) -> list[psutil.Process]:
     return [
         child
@@ -126,28 +145,9 @@ def _try_to_kill(process: psutil.Process) -> bool:
 
 def _command(process: psutil.Process) -> str:
     try:
-        return " ".join(process.cmdline()) or process.name()
-    except psutil.ZombieProcess:
-        # Its main thread has ended. The kernel keeps the command line for the other threads only.
-        return _command_of_a_thread(process.pid) or process.name()
+        return command_of(process.pid) or process.name()
     except psutil.AccessDenied:
         return "a process"
-
-
-def _command_of_a_thread(pid: int) -> str:
-    for thread in _threads(pid):
-        # The thread may end before it is read.
-        with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{thread}/cmdline", "rb") as cmdline:
-            if words := cmdline.read().rstrip(b"\0").split(b"\0"):
-                return b" ".join(words).decode(errors="replace")
-    return ""
-
-
-def _threads(pid: int) -> list[str]:
-    try:
-        return os.listdir(f"/proc/{pid}/task")
-    except OSError:
-        return []
 
 
 def is_dead(process: psutil.Process) -> bool:
@@ -156,7 +156,7 @@ def is_dead(process: psutil.Process) -> bool:
     A process whose main thread has ended is a zombie for the kernel, but its other threads go on.
     """
     try:
-        return process.status() == psutil.STATUS_ZOMBIE and len(_threads(process.pid)) <= 1
+        return process.status() == psutil.STATUS_ZOMBIE and len(threads_of(process.pid)) <= 1
     except psutil.NoSuchProcess:
         return True
     except psutil.AccessDenied:

@@ -16,18 +16,20 @@ from dist_testing.case import CaseBody
 from dist_testing.errors import MessageError
 from dist_testing.process import wire
 from dist_testing.process.board import PhaseBoard
-from dist_testing.process.frames import FrameWriter
+from dist_testing.process.files import log_name
 from dist_testing.process.lifetime import die_with_parent
 from dist_testing.process.messages import RankStart, WorldRequest
 from dist_testing.process.rank_messages import INSTRUCTIONS, Instruction, NextCase
 from dist_testing.process.stacks import answer_with_stacks
+from dist_testing.rank.call_record import CallRecord
 from dist_testing.rank.capture import flush_streams, redirect_output
 from dist_testing.rank.coverage import RankCoverage
 from dist_testing.rank.debugging import set_breakpoint_hook, take_terminal
 from dist_testing.rank.device import finish_device_work
 from dist_testing.rank.environment import become, world_env
 from dist_testing.rank.ledger import answer_with_ledger
-from dist_testing.rank.reporter import Reporter
+from dist_testing.rank.long_texts import LongTexts
+from dist_testing.rank.reporter import FrameWriter, Reporter
 from dist_testing.rank.state import RankState
 
 __all__ = [
@@ -38,6 +40,7 @@ __all__ = [
     "enter",
     "next_instruction",
     "own_channel",
+    "rank_reporter",
     "run_world",
     "take_over",
 ]
@@ -81,7 +84,7 @@ def enter(start: RankStart, context: RankContext) -> NoReturn:
     try:
         die_with_parent(start.fork_server_pid)
         channel = own_channel(start)
-        reporter = Reporter(FrameWriter(channel), PhaseBoard(start.board_fd, start.request.size), start.rank)
+        reporter = rank_reporter(start, channel)
         os.close(start.board_fd)
         coverage = RankCoverage()
         _run(start, reporter, channel, context)
@@ -100,6 +103,12 @@ def enter(start: RankStart, context: RankContext) -> NoReturn:
         traceback.print_exc()
     finally:
         os._exit(code)
+
+
+def rank_reporter(start: RankStart, channel: socket.socket) -> Reporter:
+    """Return the reporter of a rank that is a process."""
+    board = PhaseBoard(start.board_fd, start.request.size)
+    return Reporter(FrameWriter(channel), board, start.rank, fit=LongTexts(start.request.directory, start.rank).fit)
 
 
 def own_channel(start: RankStart) -> socket.socket:
@@ -136,18 +145,36 @@ def _run(start: RankStart, reporter: Reporter, channel: socket.socket, context: 
     except BaseException as error:
         reporter.never_started(error)
         return
-    run_world(start, reporter, channel, front_end)
+    run_world(start, reporter, channel, front_end, is_fresh=not start.request.pool)
 
 
-def run_world(start: RankStart, reporter: Reporter, channel: socket.socket, front_end: RankFrontEnd) -> None:
-    """Run the cases of a world in a process that already is its rank, and report every outcome to the runner."""
+def run_world(
+    start: RankStart, reporter: Reporter, channel: socket.socket, front_end: RankFrontEnd, *, is_fresh: bool
+) -> None:
+    """Run the cases of a world in a process that already is its rank, and report every outcome to the runner.
+
+    Args:
+        start: What the rank was started with.
+        reporter: Sends the outcomes.
+        channel: Brings the instructions.
+        front_end: Runs the cases.
+        is_fresh: Whether the process has run no case before and will run one only.
+    """
     reporter.ready()
     with _reporting(reporter):
         front_end.open(start, reporter)
-        _run_cases(start, reporter, channel, front_end)
+        _run_cases(
+            start,
+            reporter,
+            channel,
+            front_end,
+            CallRecord(is_fresh=is_fresh, is_strict=start.request.body.strict_calls),
+        )
 
 
-def _run_cases(start: RankStart, reporter: Reporter, channel: socket.socket, front_end: RankFrontEnd) -> None:
+def _run_cases(
+    start: RankStart, reporter: Reporter, channel: socket.socket, front_end: RankFrontEnd, calls: CallRecord
+) -> None:
     state = RankState.now() if start.request.pool else None
     body = start.request.body
     while True:
@@ -157,8 +184,9 @@ def _run_cases(start: RankStart, reporter: Reporter, channel: socket.socket, fro
                 finish_device_work()
                 if state is not None:
                     if not body.keeps_state:
-                        state.verify(keeps_groups=body.keeps_groups)
+                        state.verify(keeps_groups=body.keeps_groups, may_change=body.may_change)
                     state.rewind_generators()
+                reporter.calls_made(calls.end_case(is_strict=body.strict_calls))
         if reporter.is_forked:
             os._exit(FAILED_EXIT_CODE if reporter.failed else 0)
         reporter.case_over()
@@ -202,7 +230,7 @@ def become_rank_process(start: RankStart) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    redirect_output(os.path.join(start.request.directory, f"rank-{start.rank}.log"))
+    redirect_output(os.path.join(start.request.directory, log_name(start.rank)))
     set_breakpoint_hook(start.rank, start.request.debug_rank)
     if start.rank == start.request.debug_rank:
         take_terminal()

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import fnmatch
+import gc
+import logging
 import os
 import random
 import re
@@ -10,13 +13,19 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
+from dist_testing.case import ALL_ENV, ENV_PREFIX
 from dist_testing.errors import StateLeakError
-from dist_testing.process.lifetime import is_helper
+from dist_testing.process.lifetime import current_umask, is_helper
+from dist_testing.process.procfs import children_of, command_of
 
-__all__ = ["RankState", "child_processes"]
+__all__ = ["LOOKING", "RankState", "child_processes"]
+
+# Held while a rank lists its open files, and while the ledger's thread has files open: those are no leaks of a test.
+LOOKING = threading.Lock()
 
 # torch sets them at the first call of some functions that have nothing to do with them, above all in torch.compile.
 _SET_BY_TORCH = frozenset(
@@ -36,6 +45,8 @@ _SET_BY_TORCH = frozenset(
 _LEAVING_S = 2.0
 _LOOK_S = 0.01
 _GROUPS = "process groups"
+# Importing setuptools, which torch's extension builder does, adds this folder to sys.path and leaves it there.
+_ADDED_BY_SETUPTOOLS = os.path.join("setuptools", "_vendor")
 # Where the manager of torch's `file_system` sharing listens.
 _MANAGER = re.compile(r"/torch-shm-dir-[^/]+/manager\.sock$")
 # Modules that keep a helper process, each with the names of its object, of the helper's pid in it, and of the end of a
@@ -56,45 +67,54 @@ class RankState:
     """
 
     env: dict[str, str]
-    cwd: str
+    settings: dict[str, dict[str, Any]]
     descriptors: frozenset[int]
     threads: frozenset[int]
     children: frozenset[int]
-    torch: dict[str, Any]
     generators: dict[str, Any]
 
     @classmethod
     def now(cls) -> RankState:
         """Return the current state."""
+        with LOOKING:
+            descriptors = _descriptors()
         return cls(
             dict(os.environ),
-            os.getcwd(),
-            _descriptors(),
+            _settings(),
+            descriptors,
             frozenset(thread.ident or 0 for thread in threading.enumerate()),
             _children(_helpers()[0]),
-            _torch_state(),
             _generators(),
         )
 
-    def verify(self, *, keeps_groups: bool = False, are_threads: bool = False) -> None:
+    def verify(
+        self, *, keeps_groups: bool = False, are_threads: bool = False, may_change: Collection[str] = ()
+    ) -> None:
         """Compare the current state with this one.
 
         Args:
             keeps_groups: Whether a case may leave process groups to the next one.
             are_threads: Whether the ranks are threads of this process.
+            may_change: What a case may leave changed, by the names of `dist_testing.case.KEEPABLE`, and variables as
+                `env:NAME`, where `NAME` may be a pattern.
 
         Raises:
             StateLeakError: If a case has changed something; the text lists all of it. What can end by itself has two
                 seconds to do so.
         """
         until_s = time.monotonic() + _LEAVING_S
+        has_collected = False
         while True:
-            has_kept_groups = keeps_groups and _torch_state().get(_GROUPS) != self.torch.get(_GROUPS)
-            running, can_end = self._running(has_kept_groups)
-            if not can_end or time.monotonic() >= until_s:
+            has_kept_groups = keeps_groups and _count_groups() != self.settings["torch"].get(_GROUPS)
+            running, can_end = self._running(has_kept_groups, may_change)
+            if not running or time.monotonic() >= until_s or (has_collected and not can_end):
                 break
-            time.sleep(_LOOK_S)
-        changes = self._settings(has_kept_groups) + running
+            # Files may belong to objects that only refer to each other, such as a pool of processes that has ended.
+            gc.collect()
+            if has_collected:
+                time.sleep(_LOOK_S)
+            has_collected = True
+        changes = self._changes(has_kept_groups, may_change) + running
         if changes:
             if are_threads:
                 cause = (
@@ -118,41 +138,49 @@ class RankState:
         if "torch" in self.generators:
             sys.modules["torch"].set_rng_state(self.generators["torch"])
 
-    def _settings(self, has_kept_groups: bool) -> list[str]:
+    def _changes(self, has_kept_groups: bool, may_change: Collection[str]) -> list[str]:
         """Return the changes that stay as they are."""
         changes = []
         env = dict(os.environ)
         if env != self.env:
             names = {name for name in env.keys() | self.env.keys() if env.get(name) != self.env.get(name)}
-            if names := names - _SET_BY_TORCH:
+            patterns = [kept.removeprefix(ENV_PREFIX) for kept in may_change if kept.startswith(ENV_PREFIX)]
+            patterns += ["*"] if ALL_ENV in may_change else []
+            names = {name for name in names - _SET_BY_TORCH if not any(fnmatch.fnmatchcase(name, p) for p in patterns)}
+            if names:
                 changes.append(f"environment variable(s) {', '.join(sorted(names))}")
-        if (cwd := os.getcwd()) != self.cwd:
-            changes.append(f"working directory, now {cwd}")
-        now = _torch_state()
-        changes += [
-            f"{name}, from {self.torch.get(name)} to {now.get(name)}"
-            for name in sorted(self.torch.keys() | now.keys())
-            if self.torch.get(name) != now.get(name) and not (has_kept_groups and name == _GROUPS)
-        ]
+        for kind, now in _settings().items():
+            before = self.settings[kind]
+            changes += [
+                _described(name, before.get(name), now.get(name))
+                for name in sorted(before.keys() | now.keys())
+                if before.get(name) != now.get(name)
+                and kind not in may_change
+                and not (has_kept_groups and name == _GROUPS)
+            ]
         return changes
 
-    def _running(self, has_kept_groups: bool) -> tuple[list[str], bool]:
+    def _running(self, has_kept_groups: bool, may_change: Collection[str]) -> tuple[list[str], bool]:
         """Return the changes of descriptors, threads and processes, and whether they can still end by themselves."""
-        changes = []
-        descriptors = _descriptors()
+        changes: list[str] = []
         helpers, pipes = _helpers()
-        names_opened = [name for fd in descriptors - self.descriptors - pipes if (name := _descriptor_name(fd))]
+        with LOOKING:
+            descriptors = _descriptors()
+            names_opened = [name for fd in descriptors - self.descriptors - pipes if (name := _descriptor_name(fd))]
         # Sockets and pipes of a process group look like all others.
         allowed = ("socket:", "pipe:") if has_kept_groups else ()
-        if opened := [name for name in names_opened if not name.startswith(allowed)]:
+        opened = [name for name in names_opened if not name.startswith(allowed) and "files" not in may_change]
+        if opened:
             changes.append(f"open file(s) {', '.join(sorted(opened))}")
-        if closed := self.descriptors - descriptors:
+        if (closed := self.descriptors - descriptors) and "files" not in may_change:
             changes.append(f"closed descriptor(s) {', '.join(map(str, sorted(closed)))}")
         known = self.threads | _threads_of_torch()
         started = [thread.name for thread in threading.enumerate() if thread.ident not in known]
+        started = [] if "threads" in may_change else started
         if started:
             changes.append(f"running thread(s) {', '.join(sorted(started))}")
-        if left := _children(helpers) - self.children:
+        left = frozenset[int]() if "processes" in may_change else _children(helpers) - self.children
+        if left:
             changes.append(f"running process(es) {', '.join(map(str, sorted(left)))}")
         return changes, bool(started or left or any(name.startswith("pipe:") for name in opened))
 
@@ -210,28 +238,10 @@ def _children(helpers: frozenset[int]) -> frozenset[int]:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
         return frozenset()
-    children = _children_of(os.getpid())
-    left = (children - helpers).union(*map(_children_of, children & helpers))
+    children = children_of(os.getpid())
+    left = (children - helpers).union(*map(children_of, children & helpers))
     # torch has no word of its manager's pid.
-    return frozenset(pid for pid in left if not is_helper(pid, _command(pid)))
-
-
-def _command(pid: int) -> str:
-    """Return the command line of a process; "" if it has ended."""
-    try:
-        with open(f"/proc/{pid}/cmdline", "rb") as cmdline:
-            return cmdline.read().rstrip(b"\0").replace(b"\0", b" ").decode(errors="replace")
-    except OSError:
-        return ""
-
-
-def _children_of(pid: int) -> frozenset[int]:
-    children: set[int] = set()
-    with contextlib.suppress(OSError):
-        for thread in os.listdir(f"/proc/{pid}/task"):
-            with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{thread}/children", encoding="ascii") as listed:
-                children.update(map(int, listed.read().split()))
-    return frozenset(children)
+    return frozenset(pid for pid in left if not is_helper(pid, command_of(pid)))
 
 
 def _helpers() -> tuple[frozenset[int], frozenset[int]]:
@@ -246,20 +256,50 @@ def _helpers() -> tuple[frozenset[int], frozenset[int]]:
     return frozenset(pids), frozenset(descriptors)
 
 
-def _torch_state() -> dict[str, Any]:
+def _settings() -> dict[str, dict[str, Any]]:
+    """Return the settings of the process: by the name of their kind, each by the name that a report uses."""
+    return {
+        "cwd": {"working directory": os.getcwd()},
+        "umask": {"umask": f"{current_umask():#o}"},
+        "sys.path": {"sys.path": [entry for entry in sys.path if not entry.endswith(_ADDED_BY_SETUPTOOLS)]},
+        "logging": {"logging.disable": logging.root.manager.disable},
+        "torch": _torch_settings(),
+    }
+
+
+def _torch_settings() -> dict[str, Any]:
     torch = sys.modules.get("torch")
     if torch is None:
         return {}
-    dist = torch.distributed
     return {
         "default dtype": torch.get_default_dtype(),
         "default device": torch.get_default_device(),
         "gradient mode": torch.is_grad_enabled(),
+        "anomaly detection": torch.is_anomaly_enabled(),
         "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
+        "float32 matmul precision": torch.get_float32_matmul_precision(),
         "intra-op threads": torch.get_num_threads(),
-        # The public count does not decrease when a test destroys its groups.
-        _GROUPS: len(dist.distributed_c10d._world.pg_map) if dist.is_available() else 0,
+        _GROUPS: _count_groups(),
     }
+
+
+def _described(name: str, before: object, now: object) -> str:
+    if isinstance(before, list) and isinstance(now, list):
+        # Lists of folders are long.
+        new, gone = [
+            [repr(entry) for entry in one if entry not in other] for one, other in ((now, before), (before, now))
+        ]
+        how = [f"{word} {', '.join(entries)}" for word, entries in (("with", new), ("without", gone)) if entries]
+        return f"{name}, now {' and '.join(how) or 'in another order'}"
+    return f"{name}, from {before} to {now}"
+
+
+def _count_groups() -> int:
+    """Return the number of process groups; the public count does not decrease when a test destroys its groups."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.distributed.is_available():
+        return 0
+    return len(torch.distributed.distributed_c10d._world.pg_map)
 
 
 def _generators() -> dict[str, Any]:

@@ -17,12 +17,11 @@ from dist_testing.budget import MAX_TIMEOUT_S
 from dist_testing.case import CaseBody
 from dist_testing.errors import LaunchError
 from dist_testing.process.board import PhaseBoard
-from dist_testing.process.frames import FrameWriter
+from dist_testing.process.files import log_name
 from dist_testing.process.lifetime import die_with_parent
 from dist_testing.process.messages import RankStart
 from dist_testing.process.rank_messages import NextCase
-from dist_testing.process.stacks import stack_of
-from dist_testing.process.thread_idents import note_rank
+from dist_testing.process.stacks import note_rank, stack_of
 from dist_testing.rank.bootstrap import (
     FAILED_EXIT_CODE,
     RankContext,
@@ -32,7 +31,8 @@ from dist_testing.rank.bootstrap import (
 )
 from dist_testing.rank.capture import flush_streams, split_output
 from dist_testing.rank.coverage import RankCoverage
-from dist_testing.rank.reporter import Reporter
+from dist_testing.rank.long_texts import LongTexts
+from dist_testing.rank.reporter import FrameWriter, Reporter
 from dist_testing.rank.state import RankState
 from dist_testing.threaded.members import current_member
 from dist_testing.threaded.world import fail_world, run_on_threads
@@ -48,12 +48,7 @@ class _RankFailedError(Exception):
 
 
 def enter_together(starts: Sequence[RankStart], context: RankContext) -> NoReturn:
-    """Run the ranks and end the process. Never returns, never raises.
-
-    Args:
-        starts: One per rank, by rank.
-        context: Finds the tests.
-    """
+    """Run the ranks, one for each start, and end the process. Never returns, never raises."""
     code = FAILED_EXIT_CODE
     try:
         die_with_parent(starts[0].fork_server_pid)
@@ -81,7 +76,8 @@ class _Ranks:
         self._context = context
         self._channels = [own_channel(start) for start in starts]
         self._reporters = [
-            Reporter(FrameWriter(channel), board, rank, fail_world) for rank, channel in enumerate(self._channels)
+            Reporter(FrameWriter(channel), board, rank, fail_world, fit=LongTexts(self._request.directory, rank).fit)
+            for rank, channel in enumerate(self._channels)
         ]
         self._ending = threading.Lock()
         self._running = 0
@@ -121,7 +117,7 @@ class _Ranks:
         # A process whose threads are the ranks has no rank of its own.
         for name in ("RANK", "LOCAL_RANK"):
             os.environ.pop(name, None)
-        split_output([os.path.join(self._request.directory, f"rank-{start.rank}.log") for start in self._starts])
+        split_output([os.path.join(self._request.directory, log_name(start.rank)) for start in self._starts])
 
     def _run_case(self, body: CaseBody, state: RankState) -> None:
         front_ends = self._context.thread_front_ends(body, len(self._starts))
@@ -146,7 +142,7 @@ class _Ranks:
             self._has_ended(reporter)
 
         # The runner keeps the time; it kills this process at the case's deadline.
-        ended = run_on_threads(run, len(self._starts), timeout_s=MAX_TIMEOUT_S, init=False)
+        ended = run_on_threads(run, len(self._starts), timeout_s=MAX_TIMEOUT_S)
         for outcome in ended:
             if isinstance(outcome.error, LaunchError):
                 self._reporters[outcome.rank].never_started(outcome.error)
@@ -161,7 +157,7 @@ class _Ranks:
                 thread.join()
         # From now on no rank changes the process.
         try:
-            state.verify(are_threads=True)
+            state.verify(are_threads=True, may_change=body.may_change)
             state.rewind_generators()
         except BaseException as error:
             self._last.ended_by(error)

@@ -139,7 +139,9 @@ def test_leaked_state_fails_the_case_that_leaked_it(starter: Starter, tmp_path: 
         starter,
         tmp_path,
         """
+        import logging
         import os
+        import sys
         import threading
 
         import pytest
@@ -158,6 +160,10 @@ def test_leaked_state_fails_the_case_that_leaked_it(starter: Starter, tmp_path: 
         def switch_gradients_off(): torch.set_grad_enabled(False)
         def leave_group(): KEPT.append(dist.new_group())
         def become_deterministic(): torch.use_deterministic_algorithms(True)
+        def multiply_faster(): torch.set_float32_matmul_precision("medium")
+        def leave_umask(): os.umask(0o777)
+        def extend_path(): sys.path.append("/left/behind")
+        def silence_logging(): logging.disable(logging.ERROR)
 
 
         @pytest.mark.distributed(world_size=2, isolation="pool")
@@ -174,6 +180,10 @@ def test_leaked_state_fails_the_case_that_leaked_it(starter: Starter, tmp_path: 
                     switch_gradients_off,
                     leave_group,
                     become_deterministic,
+                    multiply_faster,
+                    leave_umask,
+                    extend_path,
+                    silence_logging,
                 ],
             )
             def test_leaves(self, world, change):
@@ -202,7 +212,7 @@ def test_leaked_state_fails_the_case_that_leaked_it(starter: Starter, tmp_path: 
     }
     for change, said in {
         "leave_environment": "environment variable(s) LEFT_BEHIND",
-        "change_directory": "working directory, now /",
+        "change_directory": " to /.",
         "leave_thread": "running thread(s) left",
         "change_dtype": "default dtype, from torch.float32 to torch.float64",
         "change_device": "default device, from cpu to meta",
@@ -210,10 +220,46 @@ def test_leaked_state_fails_the_case_that_leaked_it(starter: Starter, tmp_path: 
         "switch_gradients_off": "gradient mode, from True to False",
         "leave_group": "process groups, from 1 to 2",
         "become_deterministic": "deterministic algorithms, from False to True",
+        "multiply_faster": "float32 matmul precision, from highest to medium",
+        "leave_umask": "umask, from ",
+        "extend_path": "sys.path, now with '/left/behind'",
+        "silence_logging": "logging.disable, from 0 to 40",
     }.items():
         assert said in reports[change], change
         assert "StateLeakError: changed and not undone" in reports[change]
         assert "use the default isolation, which gives each test new ranks" in reports[change]
+
+
+def test_a_project_can_name_what_its_tests_leave_changed(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, a suite that has always set a variable of a library cannot use a worker pool."""
+    ended = run_cases(
+        starter,
+        tmp_path,
+        """
+        import os
+
+        import pytest
+
+
+        @pytest.mark.distributed(world_size=2, isolation="pool")
+        class TestState:
+            @pytest.mark.parametrize("name", ["TOKENIZERS_PARALLELISM", "OF_LIBRARY_A", "OTHER"])
+            def test_sets(self, world, name):
+                os.environ[name] = "1"
+
+            def test_moves(self, world):
+                os.chdir("/")
+        """,
+        "-o",
+        "dist_pool_keeps=cwd env:TOKENIZERS_PARALLELISM env:OF_LIBRARY_*",
+    )
+    assert ended.outcomes() == {
+        "test_sets[TOKENIZERS_PARALLELISM]": "PASSED",
+        "test_sets[OF_LIBRARY_A]": "PASSED",
+        "test_sets[OTHER]": "FAILED",
+        "test_moves": "PASSED",
+    }, ended.log
+    assert "changed and not undone: environment variable(s) OTHER." in ended.log
 
 
 def test_descriptors_left_open_or_closed_fail_the_case(starter: Starter, tmp_path: Path) -> None:

@@ -168,3 +168,97 @@ def test_a_test_that_is_only_set_up_has_not_passed(starter: Starter, tmp_path: P
     assert ended.code == 0, ended.log
     assert ended.outcomes() == {}, ended.log
     assert "passed" not in ended.log.splitlines()[-1], ended.log
+
+
+_JSON_REPORT = """
+    import pytest
+
+
+    class Report:
+        # As pytest-json-report does: a wrapper prepares what the other hooks use.
+        @pytest.hookimpl(hookwrapper=True)
+        def pytest_runtest_protocol(self, item, nextitem):
+            item.extra = {}
+            yield
+            del item.extra
+
+        @pytest.hookimpl(hookwrapper=True)
+        def pytest_runtest_setup(self, item):
+            item.extra["setup"] = {}
+            yield
+
+        @pytest.hookimpl(hookwrapper=True)
+        def pytest_runtest_makereport(self, item, call):
+            report = (yield).get_result()
+            assert item.extra == {"setup": {}}
+            report.extra = item.extra
+
+
+    def pytest_configure(config):
+        config.pluginmanager.register(Report())
+    """
+
+
+@pytest.mark.parametrize("isolation", ["fork", "pool", "spawn"])
+def test_wrappers_of_other_plugins_are_around_a_test_on_its_ranks(
+    starter: Starter, tmp_path: Path, isolation: str
+) -> None:
+    """If this fails, with pytest-json-report or pytest-retry every distributed test fails by an AttributeError."""
+    write_file(tmp_path, "json_report.py", _JSON_REPORT)
+    ended = run_cases(starter, tmp_path, _SPAWN, "-p", "json_report", f"--dist-isolation={isolation}")
+    assert ended.outcomes() == {"test_fails": "FAILED", "test_passes": "PASSED"}, ended.log
+    assert "rank 1 raised AssertionError" in ended.log
+
+
+def test_a_rank_does_not_repeat_a_failed_test_alone_and_a_line_says_so(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, one rank runs a test again while its peers have ended, or a mark of the user has no effect."""
+    write_file(
+        tmp_path,
+        "pytest_retry.py",
+        """
+        import pytest
+
+
+        def pytest_addoption(parser):
+            parser.addoption("--retries", type=int)
+
+
+        @pytest.hookimpl(hookwrapper=True, tryfirst=True)
+        def pytest_runtest_makereport(item, call):
+            report = (yield).get_result()
+            if report.when == "call" and report.failed and item.get_closest_marker("flaky"):
+                item.ihook.pytest_runtest_call(item=item)
+                report.outcome = "passed"
+
+
+        def pytest_configure(config):
+            config.addinivalue_line("markers", "flaky: run again")
+        """,
+    )
+    ended = run_cases(
+        starter,
+        tmp_path,
+        """
+        import pytest
+
+        tries = []
+
+
+        @pytest.mark.flaky
+        @pytest.mark.distributed(world_size=2, init=False)
+        def test_fails_once(world):
+            tries.append(1)
+            assert world.rank == 0 or len(tries) > 1
+
+
+        @pytest.mark.distributed(world_size=2, init=False)
+        def test_passes(world):
+            pass
+        """,
+        "-p",
+        "pytest_retry",
+    )
+    assert ended.outcomes() == {"test_fails_once": "FAILED", "test_passes": "PASSED"}, ended.log
+    (line,) = [line for line in ended.log.splitlines() if line.startswith("dist_testing: 1 test(s) on ranks")]
+    assert "test_cases.py::test_fails_once" in line
+    assert "Run the session again with --lf" in line

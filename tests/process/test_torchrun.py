@@ -277,7 +277,7 @@ def test_rank_that_dies_ends_the_run_with_a_report(agent: Agent, tmp_path: Path,
     first, *_ = agent.run(_DIES.format(death=death, wait=wait), f"--junitxml={tmp_path / 'out.xml'}")
     assert first.outcomes() == {"test_before": "PASSED", "test_dies": "FAILED"}, first.log
     assert first.code == pytest.ExitCode.TESTS_FAILED
-    assert "rank 1 of 2 failed first: it ended in call, and what started it knows how" in first.log
+    assert "rank 1 of 2 failed first: it ended in call; its exit status is known only to its parent" in first.log
     assert "last words" in first.log
     assert "Victims: rank 0" in first.log
     assert "Rank(s) 1 of torchrun's world have ended." in first.log
@@ -377,6 +377,27 @@ def test_rank_with_other_tests_is_reported(agent: Agent, tmp_path: Path) -> None
     assert codes == [1, 1], children[0].log
     assert "This rank has not collected test_cases.py::test_before." in children[0].log
     assert "No module named 'nothing_of_this_name'" in children[0].log
+
+
+def test_rank_that_exits_with_0_while_it_imports_ends_the_wait_for_it(agent: Agent) -> None:
+    """If this fails, rank 0 waits five minutes for a rank that has ended, and torchrun sees no failure in it."""
+    source = """
+    import os
+
+    import pytest
+
+    if os.environ["RANK"] == "1":
+        os._exit(0)
+
+
+    @pytest.mark.distributed
+    def test_nothing(world):
+        pass
+    """
+    rank_0, rank_1 = agent.run(source)
+    assert rank_1.code == 0
+    assert rank_0.code != 0
+    assert "Rank(s) 1 of 2 ended before they connected." in rank_0.log
 
 
 def test_plain_tests_are_left_alone(agent: Agent) -> None:

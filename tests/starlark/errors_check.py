@@ -331,7 +331,11 @@ COMMAND_CASES = (
     Command(
         "package of another lock",
         ("build", "--nobuild", "@right//only_cuda"),
-        ('The lock "cpu" of the hub "right" has no package "only_cuda".', 'Only "cuda" has it', "or choose another lock"),
+        (
+            'The lock "cpu" of the hub "right" has no package "only_cuda".',
+            'Only "cuda" has it',
+            "or choose another lock",
+        ),
     ),
     Command(
         "wrong hash",

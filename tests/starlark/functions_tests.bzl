@@ -26,9 +26,10 @@ def _suggestion_test_impl(ctx):
 
 suggestion_test = unittest.make(_suggestion_test_impl)
 
-def _tags(backend, *, world_sizes, gpus = 0, isolation = "fork", user_tags = []):
+def _tags(backend, *, world_sizes, gpu_archs = [], gpus = 0, isolation = "fork", user_tags = []):
     return dist_tags(
         backend = BACKENDS[backend],
+        gpu_archs = gpu_archs,
         gpus = gpus,
         isolation = isolation,
         user_tags = user_tags,
@@ -72,6 +73,8 @@ def _gpu_tags_test_impl(ctx):
             "cpu:1",
             "dist",
             "gpu",
+            "gpu_arch:sm_80",
+            "gpu_arch:sm_90",
             "gpus:1",
             "gpus_ge_1",
             "requires-gpu-nvidia",
@@ -80,7 +83,7 @@ def _gpu_tags_test_impl(ctx):
             "resources:memory:1420",
             "world_size:1",
         ],
-        _tags("nccl", gpus = 1, isolation = "spawn", world_sizes = [1]),
+        _tags("nccl", gpu_archs = ["sm_80", "sm_90"], gpus = 1, isolation = "spawn", world_sizes = [1]),
     )
     six = _tags("xccl", gpus = 6, world_sizes = [3])
     asserts.equals(

@@ -26,11 +26,12 @@ def _cpu_spec_test_impl(ctx):
         env,
         {
             "backends": ["gloo", "nccl"],
+            "gpu_archs": [],
             "gpus_per_rank": 0,
             "isolation": "fork",
             "nodes": 1,
             "ranks_per_gpu": 1,
-            "schema": 3,
+            "schema": 4,
             "srcs": ["//tests/starlark:cases.py"],
             "target": "//tests/starlark:subject_gloo",
             "world_sizes": [2, 4],

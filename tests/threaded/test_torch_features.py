@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 import threading
 from typing import Any
 
@@ -179,5 +181,30 @@ def test_a_dispatch_mode_of_a_rank_does_not_see_the_work_for_the_others() -> Non
             dist.all_reduce(tensor)
         assert [] == count.names
         assert 4 == tensor[0].item()
+
+    pass_on_threads(body)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed.nn.functional:FutureWarning")
+def test_a_module_that_a_rank_imports_keeps_no_rank_s_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If this fails, every rank but the one that imports torch.distributed.nn.functional first fails in its calls."""
+    monkeypatch.delitem(sys.modules, "torch.distributed.nn.functional", raising=False)
+
+    def body(rank: int) -> None:
+        calls = importlib.import_module("torch.distributed.nn.functional")
+        leaf = torch.tensor([float(rank)], requires_grad=True)
+        total = calls.all_reduce(leaf)
+        assert total.item() == 6
+        (gradient,) = torch.autograd.grad(total.sum(), leaf)
+        assert gradient.item() == 4
+
+        class OfTest:
+            def rank(self, group: Any = dist.group.WORLD) -> int:
+                return dist.get_rank(group)
+
+        assert OfTest().rank() == rank
+        # A function gets the rank's own group, as ever.
+        assert dist.get_rank(dist.group.WORLD) == rank
+        assert dist.group.WORLD is not None
 
     pass_on_threads(body)

@@ -49,7 +49,7 @@ def admit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., At
                     connection.connect(path)
                     visit(connection)
 
-            store = SimpleNamespace(set=connect)
+            store = SimpleNamespace(set=connect, check=lambda keys: False)
             rank_info: Any = SimpleNamespace(size=size, store=lambda: store)
             run: Any = SimpleNamespace(temp=str(folder), directories=[str(folder)])
             launcher = AttachedLauncher(rank_info, run)

@@ -156,3 +156,14 @@ def test_whatever_is_in_the_memory_the_answer_is_bounded(memory: bytes, count: i
         board.close()
     finally:
         os.close(fd)
+
+
+def test_no_rank_can_shorten_the_board() -> None:
+    """If this fails, a rank that truncates every file it can find kills the runner by SIGBUS."""
+    fd = PhaseBoard.create(2)
+    try:
+        with pytest.raises(PermissionError):
+            os.ftruncate(fd, 0)
+        PhaseBoard(fd, 2).close()
+    finally:
+        os.close(fd)

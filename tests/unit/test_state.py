@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import gc
+import logging
 import os
 import random
+import socket
 import sys
 import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from dist_testing.errors import StateLeakError
+from dist_testing.case import KEEPABLE, check_keepable
+from dist_testing.errors import StateLeakError, UsageError
+from dist_testing.process.ledger import ANSWER_MARK, NoLedger
+from dist_testing.rank.ledger import LedgerThread, answering
 from dist_testing.rank.state import RankState
 
 
@@ -79,3 +88,127 @@ def test_what_torch_compile_keeps_is_not_left_behind(monkeypatch: pytest.MonkeyP
     finally:
         pool().shutdown()
         pool.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("change", "undo", "said"),
+    [
+        (lambda: os.umask(0o777), os.umask, r"umask, from 0o\d+ to 0o777"),
+        (
+            lambda: logging.disable(logging.ERROR),
+            lambda _: logging.disable(logging.NOTSET),
+            r"logging\.disable, from 0 to 40",
+        ),
+        (lambda: sys.path.append("/left"), lambda _: sys.path.remove("/left"), r"sys\.path, now with '/left'"),
+        (
+            lambda: torch.set_float32_matmul_precision("medium"),
+            lambda _: torch.set_float32_matmul_precision("highest"),
+            "float32 matmul precision, from highest to medium",
+        ),
+    ],
+    ids=["umask", "logging", "sys.path", "torch"],
+)
+def test_settings_that_the_next_case_would_see_are_reported(
+    change: Callable[[], Any], undo: Callable[[Any], Any], said: str, request: pytest.FixtureRequest
+) -> None:
+    """If this fails, the case that changed the setting passes, and the next one fails for no reason of its own."""
+    state = RankState.now()
+    before = change()
+    try:
+        with pytest.raises(StateLeakError, match=said):
+            state.verify()
+        state.verify(may_change=[request.node.callspec.id])
+    finally:
+        undo(before)
+    state.verify()
+
+
+def test_a_folder_that_setuptools_adds_is_no_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If this fails, the first case of a pool that builds an extension of torch fails."""
+    state = RankState.now()
+    monkeypatch.setattr(sys, "path", [*sys.path, "/site-packages/setuptools/_vendor"])
+    state.verify()
+
+
+def test_variables_are_kept_by_name_or_pattern(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If this fails, a project has to give up all checks for one variable of a library."""
+    state = RankState.now()
+    monkeypatch.setenv("OF_LIBRARY_A", "1")
+    state.verify(may_change=["env:OF_LIBRARY_*"])
+    state.verify(may_change=["env"])
+    with pytest.raises(StateLeakError, match=r"environment variable\(s\) OF_LIBRARY_A\."):
+        state.verify(may_change=["env:OF_LIBRARY_B", "cwd", "torch"])
+
+
+def test_threads_files_and_processes_can_be_kept() -> None:
+    """If this fails, a name in the list of what a project keeps has no effect."""
+    state = RankState.now()
+    ends = os.pipe()
+    end = threading.Event()
+    thread = threading.Thread(target=end.wait)
+    thread.start()
+    try:
+        state.verify(may_change=["files", "threads", "processes"])
+    finally:
+        for fd in ends:
+            os.close(fd)
+        end.set()
+        thread.join()
+
+
+@pytest.mark.parametrize("names", ["everything", ["cwd", "environment"], [3], ["env:"]], ids=repr)
+def test_an_unknown_name_of_kept_state_is_refused(names: object) -> None:
+    """If this fails, a misspelt name keeps nothing, and its user looks for the reason in the test."""
+    with pytest.raises(UsageError, match=r"^dist_pool_keeps has .*; expected cwd, env, .*\n.*\nWrite cwd") as caught:
+        check_keepable("dist_pool_keeps", names)
+    assert len(str(caught.value).splitlines()) == 3
+
+
+def test_known_names_of_kept_state_are_returned() -> None:
+    """If this fails, no list of kept state is accepted."""
+    assert check_keepable("it", ["cwd", "env:A*"]) == ("cwd", "env:A*")
+    assert check_keepable("it", KEEPABLE) == KEEPABLE
+    assert check_keepable("it", "cwd") == ("cwd",)
+
+
+def test_a_file_that_the_ledger_reads_is_not_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If this fails, a good test of a worker pool fails now and then by a file that this library has open."""
+    is_open = threading.Event()
+
+    def read_slowly(*_: object) -> NoLedger:
+        with (tmp_path / "file").open("w"):
+            is_open.set()
+            time.sleep(0.1)
+        return NoLedger("")
+
+    monkeypatch.setattr("dist_testing.rank.ledger.read_ledger", read_slowly)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ledger = LedgerThread()
+    with ours, theirs, answering(ledger, theirs.fileno()):
+        state = RankState.now()
+        ours.send(b"\1")
+        assert is_open.wait(60)
+        state.verify()
+        assert ours.recv(1 << 16).startswith(ANSWER_MARK + b"\1")
+
+
+class _Holder:
+    """Holds a descriptor until the garbage collector finds it, because it refers to itself."""
+
+    def __init__(self, path: Path) -> None:
+        self._itself = self
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT)
+
+    def __del__(self) -> None:
+        os.close(self._fd)
+
+
+def test_a_file_of_garbage_is_not_left_behind(tmp_path: Path) -> None:
+    """If this fails, a test that has closed a pool of processes passes or fails by the time of a garbage collection."""
+    state = RankState.now()
+    gc.disable()
+    try:
+        _Holder(tmp_path / "file")
+        state.verify()
+    finally:
+        gc.enable()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import signal
@@ -78,8 +79,12 @@ def world(launcher: UnkillableLauncher, tmp_path: Path, monkeypatch: pytest.Monk
     os.close(fd)
     pairs = [socket.socketpair() for _ in range(_SIZE)]
     records = [RankRecord(rank, ours, board) for rank, (ours, _) in enumerate(pairs)]
+    resources = contextlib.ExitStack()
+    resources.callback(board.close)
+    for ours, _ in pairs:
+        resources.callback(ours.close)
     gpus = WorldGpus.take(1, limit_s=0.0, on_wait=lambda _: None)
-    world = RunningWorld("", Supervisor(launcher, 1, records, {}), tmp_path, {}, board, None, gpus, FORK)
+    world = RunningWorld("", Supervisor(launcher, 1, records, {}), tmp_path, board, gpus, FORK, resources)
     world.supervisor.begin_case(60.0, latest_s=math.inf, keep=False, expected_exits={}, body=None)
     yield world
     for _, theirs in pairs:
@@ -88,7 +93,11 @@ def world(launcher: UnkillableLauncher, tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_the_wait_for_unkillable_ranks_has_a_limit(world: RunningWorld, launcher: UnkillableLauncher) -> None:
     """If this fails, a rank in a broken device stops the run for ever, and the user does not learn which."""
-    with pytest.raises(LaunchError, match=r"Rank\(s\) 0, 1 could not be killed within") as caught:
+    world.supervisor.records[0].pid = os.getpid()
+    said = (
+        rf"Rank\(s\) 0 \(pid {os.getpid()}, R \(running\)\), 1 \(pid None, state unknown\) could not be killed within"
+    )
+    with pytest.raises(LaunchError, match=said) as caught:
         world.supervisor.abort()
     assert len(str(caught.value).splitlines()) == 3
     assert launcher.signals == [([0, 1], signal.SIGKILL)]

@@ -10,6 +10,7 @@ import pytest
 from dist_testing.attach.rank_info import RankInfo
 from dist_testing.backends import Backend, backend_named, backends, default_backend
 from dist_testing.budget import MAX_TIMEOUT_S
+from dist_testing.case import ENV_PREFIX, KEEPABLE, check_keepable
 from dist_testing.errors import UsageError
 from dist_testing.frontends.pytest.debugger import debug_rank
 from dist_testing.frontends.pytest.marker import MARKER_OPTION
@@ -19,6 +20,8 @@ from dist_testing.spec import DEFAULT_WORLD_SIZE, MAX_WORLD_SIZE, Spec, is_world
 
 __all__ = ["Options", "add_options", "check_plugins", "read_options"]
 
+# The ini option that lists what a worker pool lets a test leave changed.
+KEEPS_OPTION = "dist_pool_keeps"
 # Name of a plugin of pytest in `-p no:...`, to the name that it is registered under.
 _NEEDED_PLUGINS = {
     "capture": "capturemanager",
@@ -37,12 +40,16 @@ class Options:
         timeout_s: Limit of a case that sets none, in seconds.
         fail_on_missing: Whether missing hardware is a failure although the configuration does not promise it.
         debug_rank: The rank that gets the terminal; None for none.
+        strict_collectives: Whether a case fails if its ranks make different collective calls.
+        pool_keeps: The state that a test in a worker pool may leave changed, by the names of `case.KEEPABLE`.
     """
 
     spec: Spec
     timeout_s: float
     fail_on_missing: bool
     debug_rank: int | None
+    strict_collectives: bool
+    pool_keeps: tuple[str, ...]
 
 
 def add_options(parser: pytest.Parser) -> None:
@@ -52,6 +59,13 @@ def add_options(parser: pytest.Parser) -> None:
         "name of the marker that runs a test on ranks (default: distributed); set it if the project has a marker of "
         "that name",
         default="",
+    )
+    parser.addini(
+        KEEPS_OPTION,
+        f"state that a test in a worker pool may leave changed for the next test: {', '.join(KEEPABLE)}, "
+        f"{ENV_PREFIX}NAME (default: nothing)",
+        type="args",
+        default=[],
     )
     group = parser.getgroup("distributed", "distributed tests (dist_testing)")
     group.addoption("--dist-backend", metavar="NAME", help=f"backend of the worlds (default: {default_backend().name})")
@@ -77,6 +91,11 @@ def add_options(parser: pytest.Parser) -> None:
         help="for a test whose hardware the machine lacks (default: skip, or fail if it is promised)",
     )
     group.addoption(
+        "--dist-strict-collectives",
+        action="store_true",
+        help="fail a test whose ranks pass but make different collective calls (default: a warning)",
+    )
+    group.addoption(
         "--dist-debug-rank",
         metavar="RANK",
         help="give this rank the terminal, for breakpoint() and --pdb; no limit applies",
@@ -89,19 +108,22 @@ def add_options(parser: pytest.Parser) -> None:
 
 
 def read_options(config: pytest.Config, target: Spec | None, rank_info: RankInfo | None) -> Options:
-    """Read the options.
-
-    Args:
-        config: pytest's.
-        target: The spec of the Bazel target; None outside Bazel.
-        rank_info: Set if this process is a rank of an existing world.
+    """Read the options; they override the spec of the Bazel target, if there is one.
 
     Raises:
         UsageError: If a value is impossible.
     """
     spec = _spec(config, target, rank_info)
     on_missing = _choice(config, "--dist-on-missing", ("skip", "fail"))
-    return Options(spec, _timeout_s(config, spec), on_missing == "fail", debug_rank(config, rank_info))
+    keeps = check_keepable(f"The ini option {KEEPS_OPTION}", config.getini(KEEPS_OPTION))
+    return Options(
+        spec,
+        _timeout_s(config, spec),
+        on_missing == "fail",
+        debug_rank(config, rank_info),
+        bool(config.getoption("--dist-strict-collectives")),
+        keeps,
+    )
 
 
 def check_plugins(config: pytest.Config) -> None:
@@ -171,16 +193,13 @@ def _ranks_per_gpu(text: str, backend: Backend, gpus_per_rank: int) -> int:
         )
     count = int(text)
     if count > 1 and not (backend.shares_gpus and gpus_per_rank == 1):
+        sharing = [name for name, other in backends().items() if other.shares_gpus]
         raise UsageError(
             f"--dist-ranks-per-gpu={count} with backend {backend.name} and {gpus_per_rank} GPU(s) per rank.\n"
             "Ranks can share a GPU only if each needs one GPU and the backend allows it; NCCL does not.\n"
-            f"Use one of the backends {', '.join(_sharing())}, or leave the option out."
+            f"Use one of the backends {', '.join(sharing)}, or leave the option out."
         )
     return count
-
-
-def _sharing() -> list[str]:
-    return [name for name, backend in backends().items() if backend.shares_gpus]
 
 
 def _choice(config: pytest.Config, option: str, allowed: tuple[str, ...]) -> str | None:

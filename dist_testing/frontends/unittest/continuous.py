@@ -5,18 +5,20 @@ from __future__ import annotations
 import datetime
 import os
 import unittest
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NoReturn
 
 from dist_testing.backends import all_declared, parts_of
+from dist_testing.case import check_keepable
 from dist_testing.engine.needs import missing_backend
 from dist_testing.errors import UsageError
-from dist_testing.frontends.unittest.messages import UnittestCase
+from dist_testing.frontends.messages import UnittestCase
 from dist_testing.frontends.unittest.on_rank import RankPipe, seed_generators
 from dist_testing.frontends.unittest.plain import current_session
 from dist_testing.frontends.unittest.world_case import WorldCase, default_world_size
 from dist_testing.gpus.devices import NVIDIA, gpus_present, vendor_named, visible_gpus
 from dist_testing.launch.isolation import POOL
+from dist_testing.rank.groups import destroy_groups
 from dist_testing.skips import TEST_SKIPS
 
 __all__ = ["ContinuousCase"]
@@ -26,6 +28,8 @@ __unittest = True
 
 # torch's value for a class that sets no world_size.
 _UNSET = -2
+# unittest's own programs end with it if they run no test, from Python 3.12 on.
+_NO_TESTS_EXIT_CODE = 5
 # File in the world's folder, which all ranks share, and which is new for each world.
 _RENDEZVOUS = "rendezvous"
 
@@ -49,7 +53,8 @@ class ContinuousCase(WorldCase):
         timeout: Limit of each operation of the group; default: 120 seconds.
         poison_pill: If a test sets it, all later tests are skipped. The library never sets it.
         pg: On a rank, the group.
-        keeps_state: Whether a test may leave changes of its process, such as variables, to the next test.
+        keeps_state: What a test may leave changed in its process for the next test: False for nothing, True for
+            everything, or names such as `("cwd", "env:OMP_*")` (see docs/isolation.md).
     """
 
     isolation = POOL.name
@@ -59,7 +64,7 @@ class ContinuousCase(WorldCase):
     timeout: ClassVar[datetime.timedelta] = datetime.timedelta(seconds=120)
     poison_pill: ClassVar[bool] = False
     pg: ClassVar[Any] = None
-    keeps_state: ClassVar[bool] = False
+    keeps_state: ClassVar[bool | Sequence[str]] = False
     # Whether this process, which another launcher has started, is a rank.
     _is_attached: ClassVar[bool] = False
 
@@ -130,7 +135,7 @@ class ContinuousCase(WorldCase):
 
         Raises:
             UsageError: If `rank` is not below `world_size`.
-            SystemExit: At the end: 0 if all tests passed, else 1.
+            SystemExit: At the end: 0 if all tests passed, 5 if there was no test to run, else 1.
         """
         if not 0 <= rank < world_size:
             raise UsageError(
@@ -140,8 +145,10 @@ class ContinuousCase(WorldCase):
             )
         cls.rank, cls.world_size, cls.rdvz_file = rank, world_size, rdvz_file
         cls._is_attached = True
-        program = unittest.main(testLoader=_LoaderOf(cls), exit=False)
-        raise SystemExit(not program.result.wasSuccessful())
+        result = unittest.main(testLoader=_LoaderOf(cls), exit=False).result
+        if not (result.testsRun or result.skipped):
+            raise SystemExit(_NO_TESTS_EXIT_CODE)
+        raise SystemExit(not result.wasSuccessful())
 
     @classmethod
     def setUpClass(cls) -> None:
@@ -154,10 +161,7 @@ class ContinuousCase(WorldCase):
     def _let_ranks_go(cls) -> str:
         if not cls._is_attached:
             return super()._let_ranks_go()
-        import torch.distributed as dist
-
-        if dist.is_initialized():
-            dist.destroy_process_group()
+        destroy_groups()
         return ""
 
     def setUp(self) -> None:
@@ -171,15 +175,17 @@ class ContinuousCase(WorldCase):
             self.addCleanup(self.tearDownRank)
 
     def _join_processes(self, fn: Callable[[], Any]) -> None:
+        keeps = self.keeps_state
+        named = () if isinstance(keeps, bool) else check_keepable(f"{type(self).__qualname__}.keeps_state", keeps)
         self._ask_for_ranks(
             self._wanted_world_size(),
             self.isolation,
             lacking=_lacking(_called(self.backend_str)),
             keeps_groups=True,
-            keeps_state=bool(self.keeps_state),
+            keeps_state=keeps is True,
+            may_change=named,
         )
-        result = self._wait_for_ranks()
-        self._judge(result, result.verdict)
+        self._judge(self._wait_for_ranks())
 
     def _wanted_world_size(self) -> object:
         size: object = self.world_size

@@ -1,0 +1,97 @@
+"""Other plugins of pytest on ranks: those that wrap a test do so there, and those that repeat tests do not.
+
+In the runner the hook `pytest_runtest_protocol` belongs to this library, and its wrappers see a test that runs
+elsewhere. What a wrapper prepares for the other hooks of its plugin has to exist on the ranks, where these are called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from dist_testing.frontends.pytest.internals import runtestprotocol
+
+__all__ = ["leave_out_repeaters", "repeated", "run_item"]
+
+_HOOK = "pytest_runtest_protocol"
+# pytest's own wrappers have replacements on ranks, as has a limit of the time: the runner keeps it.
+_NOT_ON_RANKS = ("_pytest", "dist_testing", "pytest_timeout", "xdist")
+# They run a failed test again, in the process that failed: a rank would repeat it alone, while its peers wait.
+_REPEATERS = ("flaky", "pytest_rerunfailures", "pytest_retry")
+# Options and ini settings of these plugins that ask for it for all tests, and what they leave on a test.
+_OPTIONS = ("reruns", "retries", "force_reruns", "force_flaky")
+_MARK = "flaky"
+_ATTRIBUTE = "_flaky_max_runs"
+
+
+def leave_out_repeaters(config: pytest.Config) -> None:
+    """Switch off the plugins that run a failed test again; call it on a rank."""
+    manager = config.pluginmanager
+    for plugin in manager.get_plugins():
+        if _module(plugin) in _REPEATERS:
+            manager.unregister(plugin)
+
+
+def repeated(items: Iterable[pytest.Item]) -> str:
+    """Return one line about tests that another plugin is to run again if they fail; "" if there are none."""
+    names = [item.nodeid for item in items if _is_repeated(item)]
+    if not names:
+        return ""
+    return (
+        f"dist_testing: {len(names)} test(s) on ranks have a mark or an option of a plugin that runs failed tests "
+        f"again, such as {names[0]}. It has no effect on them: a rank cannot repeat a test alone. "
+        "Run the session again with --lf, or set flaky = True in the Bazel target."
+    )
+
+
+def run_item(item: pytest.Item, next_item: pytest.Item | None) -> None:
+    """Run setup, call and teardown of an item, inside the wrappers of other plugins.
+
+    Args:
+        item: The item.
+        next_item: Fixtures that this item shares stay set up; None for none.
+    """
+    manager = item.config.pluginmanager
+    wrappers = {
+        id(impl.plugin): impl.plugin for impl in item.ihook.pytest_runtest_protocol.get_hookimpls() if _wraps(impl)
+    }
+    if not wrappers:
+        runtestprotocol(item, log=False, nextitem=next_item)
+        return
+    body = _Body()
+    manager.register(body)
+    try:
+        others = [plugin for plugin in manager.get_plugins() if id(plugin) not in wrappers and plugin is not body]
+        manager.subset_hook_caller(_HOOK, others)(item=item, nextitem=next_item)
+    finally:
+        manager.unregister(body)
+
+
+class _Body:
+    """A plugin whose only hook runs the item."""
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool:
+        runtestprotocol(item, log=False, nextitem=nextitem)
+        return True
+
+
+def _wraps(impl: Any) -> bool:
+    return bool(impl.wrapper or impl.hookwrapper) and _module(impl.plugin) not in (*_NOT_ON_RANKS, *_REPEATERS)
+
+
+def _module(plugin: object) -> str:
+    """Return the name of the package of a plugin, which is a module or an object; "conftest" for a conftest."""
+    name: str = getattr(plugin, "__name__", "") or type(plugin).__module__
+    return name.partition(".")[0]
+
+
+def _is_repeated(item: pytest.Item) -> bool:
+    config = item.config
+    if not any(_module(plugin) in _REPEATERS for plugin in config.pluginmanager.get_plugins()):
+        return False
+    if any(config.getoption(option, None) for option in _OPTIONS):
+        return True
+    return item.get_closest_marker(_MARK) is not None or hasattr(getattr(item, "obj", None), _ATTRIBUTE)

@@ -1,0 +1,15 @@
+"""Names of the files that a rank writes into the folder of its world."""
+
+from __future__ import annotations
+
+__all__ = ["log_name", "text_name"]
+
+
+def log_name(rank: int) -> str:
+    """Return the name of the file that takes the output of a rank."""
+    return f"rank-{rank}.log"
+
+
+def text_name(rank: int) -> str:
+    """Return the name of the file that takes the texts of a rank that are too long for a message."""
+    return f"rank-{rank}.texts"

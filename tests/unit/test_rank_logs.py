@@ -1,0 +1,138 @@
+"""Logs of ranks: limited while they are written, and read whatever a test has put in their place."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dist_testing.engine import rank_logs
+from dist_testing.engine.live_output import LiveOutput
+from dist_testing.engine.rank_logs import LogLimits, open_regular, read_tail
+
+_MIB = 1 << 20
+
+
+def _on_disk(path: Path) -> int:
+    return os.stat(path).st_blocks * 512
+
+
+def _can_make_holes(folder: Path) -> bool:
+    with open(folder / "probe", "wb") as file:
+        file.write(b"x" * 2 * _MIB)
+        try:
+            rank_logs._punch(file.fileno(), 0, _MIB)
+        except OSError:
+            return False
+    return True
+
+
+def test_a_log_keeps_its_beginning_and_its_end_while_it_grows(tmp_path: Path) -> None:
+    """If this fails, a rank that prints in an endless loop fills the disk, and other tests fail by it."""
+    if not _can_make_holes(tmp_path):
+        pytest.skip("the file system makes no holes")
+    path = tmp_path / "rank-0.log"
+    # 128 ranks have the smallest limit for each.
+    limits = LogLimits([path, *(tmp_path / f"rank-{rank}.log" for rank in range(1, 128))])
+    assert limits.limit_bytes == 4 * _MIB
+    with open(path, "ab", buffering=0) as log:
+        log.write(b"first line\n")
+        for number in range(40):
+            log.write(b"%06d " % number * (_MIB // 7) + b"\n")
+            limits.look(1e9 + number)
+            assert _on_disk(path) <= 4 * _MIB
+        log.write(b"last line\n")
+    assert path.stat().st_size > 39 * _MIB
+    assert read_tail(path, 100).endswith("000039 \nlast line\n")
+    with open_regular(path) as file:
+        assert file.readline() == b"first line\n"
+    (note,) = limits.notes()
+    assert note == "Rank 0 has written 42 MB; of its output, only the first 1 MiB and the end were kept."
+
+
+def test_a_log_is_emptied_where_the_file_system_makes_no_holes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If this fails, endless output fills a disk of another kind."""
+
+    def refuse(*_: int) -> None:
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr(rank_logs, "_punch", refuse)
+    path = tmp_path / "rank-0.log"
+    limits = LogLimits([path] * 1)
+    monkeypatch.setattr(limits, "limit_bytes", 4 * _MIB)
+    monkeypatch.setattr(limits, "_kept_bytes", _MIB)
+    with open(path, "ab", buffering=0) as log:
+        for number in range(10):
+            log.write(b"x" * _MIB)
+            limits.look(1e9 + number)
+            assert path.stat().st_size <= 4 * _MIB
+        log.write(b"last line\n")
+    assert read_tail(path, 10) == "last line\n"
+    assert limits.notes() == ["Rank 0 has written 10 MB; of its output, only the end was kept."]
+
+
+def test_short_logs_stay_whole_and_without_a_note(tmp_path: Path) -> None:
+    """If this fails, ordinary output is lost."""
+    path = tmp_path / "rank-0.log"
+    limits = LogLimits([path])
+    limits.look(1e9)
+    path.write_bytes(b"x" * _MIB)
+    limits.look(2e9)
+    assert path.read_bytes() == b"x" * _MIB
+    assert limits.notes() == []
+
+
+def test_a_log_that_grows_fast_is_looked_at_more_often(tmp_path: Path) -> None:
+    """If this fails, a rank writes for a second at the speed of the memory before the runner looks again."""
+    path = tmp_path / "rank-0.log"
+    limits = LogLimits([path])
+    limits.look(1e9)
+    assert limits.next_look_s == 1e9 + 1.0
+    with open(path, "wb") as log:
+        log.truncate(20 * _MIB)
+    limits.look(2e9)
+    assert limits.next_look_s < 2e9 + 0.1
+    limits.look(2e9 + 0.01)
+    assert limits.next_look_s < 2e9 + 0.1
+
+
+def _fifo(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def _folder(path: Path) -> None:
+    path.mkdir()
+
+
+def _link_without_end(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+def _link_to_a_file(path: Path) -> None:
+    path.with_name("secret").write_text("of another test")
+    path.symlink_to(path.with_name("secret"))
+
+
+@pytest.mark.parametrize("replace", [_fifo, _folder, _link_without_end, _link_to_a_file])
+def test_what_a_test_puts_in_the_place_of_a_log_is_not_read(tmp_path: Path, replace: Callable[[Path], None]) -> None:
+    """If this fails, the runner waits for ever for a pipe, reads a device without an end, or ends by an error."""
+    path = tmp_path / "rank-0.log"
+    replace(path)
+    assert read_tail(path, 1000).startswith("(the output of this rank is lost: a test has replaced its log: ")
+    with pytest.raises(OSError, match=r"rank-0\.log"):
+        open_regular(path)
+    limits = LogLimits([path])
+    limits.look(1e9)
+    assert limits.notes() == []
+    told: list[str] = []
+    live = LiveOutput(tmp_path, 1, lambda rank, line: told.append(line))
+    live.finish()
+    live.close()
+    assert told == []
+
+
+def test_a_log_that_does_not_exist_is_empty(tmp_path: Path) -> None:
+    """If this fails, a rank that never started has an output."""
+    assert read_tail(tmp_path / "rank-0.log", 1000) == ""

@@ -1,0 +1,202 @@
+"""Texts of tests in reports: any size, any characters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dist_testing.case import Case, CaseBody, CaseResult
+from dist_testing.engine.kept_reports import ReportFolder, keep_report
+from dist_testing.engine.report import failure_headline, failure_report
+from dist_testing.engine.report_text import IN_LOG, cut_lines, printable
+from dist_testing.error_text import MAX_TEXT_CHARS, shorten
+from dist_testing.outcomes import Kind, RankOutcome, verdict
+from dist_testing.rank.long_texts import LongTexts
+
+# What a user sees of a log at first.
+_SCREEN = 40
+
+
+def failed(
+    text: str, *, summary: str = "ValueError: boom", further: int = 0, more: int = 0, log: str = ""
+) -> CaseResult:
+    """Return the result of a case whose rank 1 of 2 raised an error with this text."""
+    other = RankOutcome(1, Kind.RAISED, 101.0, summary=summary, text=text)
+    culprit = replace(other, further=(other,) * further, more_count=more)
+    outcomes = (RankOutcome(0, Kind.PASSED, 101.0), culprit)
+    return CaseResult(
+        case=Case("tests/test_a.py::test_b", 2, CaseBody("pytest"), 60.0, "fork"),
+        verdict=verdict(outcomes, world_size=2),
+        outcomes=outcomes,
+        started_s=100.0,
+        duration_s=2.0,
+        limit_s=60.0,
+        logs={1: log},
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "x" * 3_000_000,
+        "line\n" * 100_000,
+        "\0\x01\x1b[2J\x1b[1A\r\x7f\x9b" * 1000,
+        "\n" * 3000,
+        "\u2028".join("ab" * 2000),
+        "\ud800 \udcff" * 5000,
+    ],
+    ids=["one line of 3 MB", "many lines", "control", "line feeds", "separators", "no text"],
+)
+@pytest.mark.parametrize("further", [0, 20])
+def test_rank_case_and_first_line_are_on_the_last_screen(text: str, further: int) -> None:
+    """If this fails, the end of the log shows a part of a message, and not which rank of which test has failed."""
+    kept: list[str] = []
+
+    def keep(whole: str) -> str:
+        kept.append(whole)
+        return "The whole report: FILE"
+
+    if further:
+        # As a rank sends it.
+        text = shorten(text, 20_000)
+    result = failed(text, further=further, more=1000 * further, log=text)
+    report = failure_report(result, keep=keep)
+    screen = "\n".join(report.split("\n")[-_SCREEN:])
+    assert "tests/test_a.py::test_b (world of 2): rank 1 raised ValueError: boom in call" in screen
+    assert len(report) < 300_000 + 21 * (IN_LOG.chars or 0)
+    assert all(character in "\n\t" or character.isprintable() for character in report)
+    report.encode()
+    if len(text) > MAX_TEXT_CHARS:
+        assert screen.endswith("The whole report: FILE")
+        assert text.rstrip("\n") in kept[0]
+
+
+def test_a_short_report_ends_with_the_error_itself() -> None:
+    """If this fails, every report says the same thing twice, and the log names files of no use."""
+    report = failure_report(failed("Traceback\nValueError: boom"), keep=lambda whole: pytest.fail("kept"))
+    assert report.endswith("Traceback\nValueError: boom")
+    assert "In short" not in report
+
+
+def test_escape_sequences_of_a_message_do_not_reach_the_terminal() -> None:
+    """If this fails, a message can hide the verdict, or move the cursor into the text of another test."""
+    headline = failure_headline(failed("", summary="ValueError: \x1b[31mred\x1b[0m \x1b[2J\u202egnp"))
+    assert "rank 1 raised ValueError: red \\x1b[2J\\u202egnp in call" in headline
+
+
+def test_a_headline_is_one_line_whatever_the_reason_is() -> None:
+    """If this fails, a summary shows a part of a reason, and not the case."""
+    outcomes = (RankOutcome(0, Kind.PASSED, 101.0), RankOutcome(1, Kind.SKIPPED, 101.0, reason="a\nb\r" * 100_000))
+    result = replace(failed(""), outcomes=outcomes, verdict=verdict(outcomes, world_size=2))
+    headline = failure_headline(result)
+    assert len(headline.splitlines()) == 1
+    assert len(headline) < 1500
+
+
+@given(st.text())
+def test_printable_text_has_no_character_that_a_terminal_obeys(text: str) -> None:
+    """If this fails, a character of a message changes how the rest of the log is shown."""
+    shown = printable(text)
+    assert not any((ord(c) < 0x20 and c not in "\n\t") or 0x7F <= ord(c) < 0xA0 for c in shown)
+    assert printable(shown) == shown
+    if text.isprintable():
+        assert shown == text
+
+
+@given(st.lists(st.text("ab", max_size=30), max_size=60), st.integers(3, 20), st.integers(10, 200))
+def test_a_cut_text_keeps_its_ends_within_its_limits(lines: list[str], count: int, chars: int) -> None:
+    """If this fails, a long text fills the log, or its last line is not in it."""
+    text = "\n".join(lines)
+    cut = cut_lines(text, count, chars)
+    if cut == text.splitlines():
+        return
+    (mark,) = [number for number, line in enumerate(cut) if line.endswith(" lines left out ...")]
+    head, tail = cut[:mark], cut[mark + 1 :]
+    assert len(head) + len(tail) <= count
+    assert sum(map(len, head + tail)) <= chars
+    every = text.splitlines()
+    assert every[: len(head)] == head
+    assert every[len(every) - len(tail) :] == tail
+    assert int(cut[mark].split()[1]) == len(every) - len(head) - len(tail)
+
+
+def test_the_whole_text_of_a_rank_is_in_the_file_that_the_report_names(tmp_path: Path) -> None:
+    """If this fails, what a message of 3 MB says in its middle is lost."""
+    middle = "\n".join(f"line {number}" for number in range(400_000))
+    texts = LongTexts(str(tmp_path), 1)
+    assert texts.fit("short") == "short"
+    assert not list(tmp_path.iterdir())
+    sent = texts.fit(middle)
+    assert len(sent) < MAX_TEXT_CHARS + 100
+    (path,) = tmp_path.iterdir()
+    folder = tmp_path / "kept"
+    folder.mkdir()
+    result = replace(failed(sent), text_files={1: path})
+    report = failure_report(result, keep=lambda whole: ReportFolder(lambda: folder).keep(result, whole))
+    (kept,) = folder.iterdir()
+    assert report.endswith(f"\nThe whole report: {kept}")
+    whole = kept.read_text()
+    assert whole.startswith("tests/test_a.py::test_b (world of 2)")
+    assert middle in whole.partition("whole texts of rank 1:\n")[2]
+
+
+def test_texts_of_a_rank_do_not_fill_a_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If this fails, a loop of failing sub-tests with long messages fills the disk."""
+    monkeypatch.setattr("dist_testing.rank.long_texts._MAX_BYTES", 1_000_000)
+    texts = LongTexts(str(tmp_path), 0)
+    for _ in range(5):
+        texts.fit("x" * 400_000)
+    (path,) = tmp_path.iterdir()
+    assert path.stat().st_size == 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("limit", "value"), [("_MAX_REPORTS", 3), ("_MAX_FOLDER_BYTES", 3 * 2048)], ids=["files", "bytes"]
+)
+def test_kept_reports_do_not_fill_a_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, value: int
+) -> None:
+    """If this fails, the reports of a year of runs stay in the cache."""
+    monkeypatch.setattr(f"dist_testing.engine.kept_reports.{limit}", value)
+    result = failed("")
+    for number in range(5):
+        case = replace(result.case, name=f"test_{number}")
+        keep_report(replace(result, case=case), "x" * 2000, tmp_path)
+    assert {path.name.partition(".")[0] for path in tmp_path.iterdir()} == {"test_2", "test_3", "test_4"}
+
+
+def test_names_that_differ_in_strange_characters_have_different_files(tmp_path: Path) -> None:
+    """If this fails, the report of one case replaces that of another."""
+    result = failed("")
+    names = ["a[x]", "a(x)", "a" * 400 + "b", "c" + "a" * 399 + "b", "../../a"]
+    paths = [keep_report(replace(result, case=replace(result.case, name=name)), name, tmp_path) for name in names]
+    assert [path.read_text() for path in paths] == names
+    assert {path.parent for path in paths} == {tmp_path}
+    # A second run of the case replaces its report.
+    assert keep_report(replace(result, case=replace(result.case, name="a[x]")), "new", tmp_path) == paths[0]
+    assert paths[0].read_text() == "new"
+
+
+def test_a_report_that_cannot_be_kept_does_not_cost_the_report(tmp_path: Path) -> None:
+    """If this fails, a full disk turns a failure into an error of this library."""
+    result = failed("x\n" * 1000)
+    folder: Callable[[], Path] = lambda: tmp_path / "missing"  # noqa: E731
+    report = failure_report(result, keep=lambda whole: ReportFolder(folder).keep(result, whole))
+    assert "The whole report could not be kept: [Errno 2]" in report.splitlines()[-1]
+
+
+def test_without_pytest_reports_are_kept_for_this_user_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If this fails, another user of the machine can read a report, or replace it by a link to a file of this one."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    result = failed("")
+    sentence = ReportFolder().keep(result, "whole")
+    (folder,) = tmp_path.iterdir()
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert sentence.startswith(f"The whole report: {folder}/")
+    folder.chmod(0o755)
+    assert "could not be kept" in ReportFolder().keep(result, "whole")
