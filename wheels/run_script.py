@@ -16,7 +16,7 @@ def main() -> object:
         entry for entry in sys.path if os.path.realpath(entry) != os.path.dirname(os.path.realpath(__file__))
     ]
     try:
-        import _dist_testing_wheels as archive
+        import _dist_testing_wheels as archive  # type: ignore[import-not-found]
     except ModuleNotFoundError:
         # The packages are there as a directory.
         pass

@@ -26,7 +26,13 @@ from tests.support.nested_bazel import ROOT, nested_bazel, scratch_folder
 from tools.report.build_events import read_invocation
 
 # The second client reads this one from the cache, too.
-SUITE = ("//tests:all", "//tests/threaded:all", "//tests/unit:all", "//tests/bazel:counting_gloo", "//wheels:all")
+SUITE = (
+    "//tests:all",
+    "//tests/threaded:all",
+    "//tests/unit:all",
+    "//tests/bazel:counting_gloo",
+    "//wheels:test_archive",
+)
 POOLS = ("cpu=2", "gpu2=1:gpus=2", "gpu8=1:gpus=8,present=0")
 
 # Repositories of the extension //wheels that take long to make.

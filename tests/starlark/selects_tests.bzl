@@ -44,7 +44,7 @@ refused_test = analysistest.make(
     expect_failure = True,
 )
 
-# Of the arguments of `.run`, Bazel expands what they name before it writes its own file of them.
+# The analysis fails if `args` name something that `.run` does not have.
 def _located_test_impl(ctx):
     env = analysistest.begin(ctx)
     asserts.true(env, analysistest.target_under_test(env)[DefaultInfo].files_to_run.executable != None)
@@ -68,6 +68,11 @@ chosen_test = analysistest.make(
     },
     config_settings = {_TORCH_FLAG: str(Label("//tests/starlark:torch_of_the_command_line"))},
 )
+
+def _variables_impl(_ctx):
+    return [platform_common.TemplateVariableInfo({"MY_VARIABLE": "yes"})]
+
+_variables = rule(implementation = _variables_impl)
 
 _WRONG = {
     "env": ({"env": _always({"RANK": "0"})}, ["env: RANK = \"0\"", "Drop it."]),
@@ -114,15 +119,17 @@ def selects_test_suite(*, name):
         tests.append("wrong_{}_test".format(argument))
 
     # What only `deps` and `toolchains` bring.
+    _variables(name = "variables", tags = ["manual"])
     py_library(name = "located", srcs = ["consumer.py"], tags = ["manual"])
     dist_py_test(
         name = "locations",
         size = "small",
         srcs = ["cases.py"],
-        args = ["$(location :located)", "$(BINDIR)"],
+        args = ["$(location :located)", "$(MY_VARIABLE)"],
         backends = ["gloo"],
         deps = [":located"],
         tags = ["manual"],
+        toolchains = [":variables"],
         world_size = 2,
     )
     located_test(name = "located_test", size = "small", target_under_test = ":locations_gloo.run")

@@ -1,7 +1,7 @@
 """Repository rule: the labels of a hub, `@pypi//torch`, over one lock file or several."""
 
-load("//dist_testing/private:labels.bzl", "user_label")  # buildifier: disable=bzl-visibility
 load(":lock_file.bzl", "read_lock")
+load(":texts.bzl", "user_label")
 
 _REQUIREMENTS = """\
 \"\"\"Labels of this hub's packages, under the names that hubs of rules_python have.\"\"\"

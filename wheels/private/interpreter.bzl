@@ -1,6 +1,6 @@
 """The interpreter that wheels are installed for."""
 
-load("//dist_testing/private:labels.bzl", "user_label")  # buildifier: disable=bzl-visibility
+load(":texts.bzl", "user_label")
 
 # Prints what tells interpreters apart whose wheels differ. sys.executable may be a link or a script of a version manager.
 _DESCRIBE = """

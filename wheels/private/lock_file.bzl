@@ -1,6 +1,6 @@
 """Functions that read a lock file, for repository rules."""
 
-load("//dist_testing/private:problems.bzl", "problem")  # buildifier: disable=bzl-visibility
+load(":texts.bzl", "problem")
 
 _NAME_CHARACTERS = "abcdefghijklmnopqrstuvwxyz0123456789_"
 

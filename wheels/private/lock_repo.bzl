@@ -4,9 +4,9 @@ It is one directory, because a target per file costs 12,000 links each time a te
 compiled once, because a test cannot write bytecode into its inputs and would compile torch on every run.
 """
 
-load("//dist_testing/private:labels.bzl", "user_label")  # buildifier: disable=bzl-visibility
 load(":interpreter.bzl", "describe_interpreter")
 load(":lock_file.bzl", "read_lock")
+load(":texts.bzl", "user_label")
 
 # Seconds. The CUDA lock is several gigabytes, and the network may be slow.
 _TIMEOUT_S = 3600

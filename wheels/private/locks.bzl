@@ -1,6 +1,6 @@
 """Checks the locks that MODULE.bazel files declare."""
 
-load("//dist_testing/private:problems.bzl", "problem")  # buildifier: disable=bzl-visibility
+load(":texts.bzl", "problem")
 
 _NAME_CHARACTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-"
 
