@@ -232,8 +232,8 @@ class Conclusion:
     def _judge_forgiven_run(self, failed: Sequence[XmlCase]) -> int:
         # The XML has the failures, so the result must not be a pass.
         print(
-            f"{self._spec.target}: {len(failed)} case(s) failed, the first is {failed[0].name}, and the session ended with "
-            "exit code 0.\n"
+            f"{self._spec.target}: {len(failed)} case(s) failed, the first is {failed[0].name}, and the session ended "
+            "with exit code 0.\n"
             "A conftest.py or a plugin has set the exit code (session.exitstatus).\n"
             "Mark cases that may fail with xfail, or leave them out; the target fails."
         )
