@@ -36,6 +36,7 @@ BACKEND_KEYS = [
     "gpus_per_rank",
     "in_process",
     "name",
+    "records_calls",
     "register_module",
     "shares_gpus",
     "timeout_s",
@@ -60,6 +61,7 @@ def declare_backend(
         binds_device = False,
         aborts = False,
         ends_with_process = False,
+        records_calls = False,
         shares_gpus = False,
         uses_nccl = False,
         device_default = False):
@@ -92,6 +94,8 @@ def declare_backend(
         aborts: After a failure the library aborts the group. To destroy it could wait for ranks that never come.
         ends_with_process: A group is connections and threads of its process and nothing else, so a process
             that ends need not destroy it first.
+        records_calls: torch's flight recorder has each collective of the backend until it has ended, and no other thread of
+            the same rank can end it. Then the library can prove that a rank hangs in one (docs/hangs.md).
         shares_gpus: Several ranks may use one GPU if a target says so (`ranks_per_gpu`).
         uses_nccl: NCCL or RCCL moves the data. The library then switches on torch's flight recorder, looks for
             enough shared memory, and adds the record and the version to the report of a failure.
@@ -113,6 +117,7 @@ def declare_backend(
         "gpus_per_rank": gpus_per_rank,
         "in_process": in_process,
         "name": name,
+        "records_calls": records_calls,
         "register_module": register_module,
         "shares_gpus": shares_gpus,
         "timeout_s": timeout_s,

@@ -7,7 +7,6 @@ has the syntax of Python, so this module reads the call with `ast`. It executes 
 from __future__ import annotations
 
 import ast
-import difflib
 import os
 from collections.abc import Iterator
 from dataclasses import MISSING, fields
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dist_testing.backends import Backend
+from dist_testing.error_text import did_you_mean
 from dist_testing.errors import SpecError, UsageError
 
 __all__ = ["read_backend_file"]
@@ -25,13 +25,7 @@ _BUILD_ONLY = "deps"
 
 
 def read_backend_file(path: str | os.PathLike[str]) -> list[Backend]:
-    """Read the backends that a .bzl file declares.
-
-    Args:
-        path: The file.
-
-    Returns:
-        One backend for each call of `declare_backend` in the file, in their order.
+    """Return the backends that a .bzl file declares, one for each call of `declare_backend`, in their order.
 
     Raises:
         UsageError: If the file cannot be read, does not parse, declares no backend, or declares one wrongly.
@@ -86,8 +80,7 @@ def _backend(place: str, call: ast.Call) -> Backend:
     for keyword in call.keywords:
         name = str(keyword.arg)
         if name not in known and name != _BUILD_ONLY:
-            near = difflib.get_close_matches(name, known, n=1)
-            way_out = f"Did you mean {near[0]}?" if near else f"It takes {', '.join([*known, _BUILD_ONLY])}."
+            way_out = did_you_mean(name, known, f"It takes {', '.join([*known, _BUILD_ONLY])}.")
             raise _wrong(place, f"has no argument {name}", way_out)
         if name in known:
             entry[name] = _literal(place, name, keyword.value)

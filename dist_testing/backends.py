@@ -9,7 +9,6 @@ No other module compares the names of backends or torch backend strings. Modules
 
 from __future__ import annotations
 
-import difflib
 import functools
 import json
 import re
@@ -19,6 +18,7 @@ from importlib import resources
 from types import MappingProxyType
 from typing import Any
 
+from dist_testing.error_text import did_you_mean
 from dist_testing.errors import SpecError, UsageError
 
 __all__ = [
@@ -66,6 +66,8 @@ class Backend:
         binds_device: The library passes the rank's device to `init_process_group`.
         aborts: The library aborts the group after a failure, because destroying it could wait forever for other ranks.
         ends_with_process: A process may end without destroying the group.
+        records_calls: torch's flight recorder has each collective of the backend until it has ended, so the library can
+            prove that a rank hangs in it.
         shares_gpus: Several ranks may use one GPU, if a target says so.
         uses_nccl: NCCL or RCCL moves the data, so its flight recorder, checks and version apply.
         device_default: Tests that name only a device of this type use this backend.
@@ -84,6 +86,7 @@ class Backend:
     binds_device: bool = False
     aborts: bool = False
     ends_with_process: bool = False
+    records_calls: bool = False
     shares_gpus: bool = False
     uses_nccl: bool = False
     device_default: bool = False
@@ -221,11 +224,10 @@ def backend_named(name: str) -> Backend:
     table = backends()
     if name in table:
         return table[name]
-    near = difflib.get_close_matches(name, table, n=1)
     raise UsageError(
         f"Backend {name!r} is not declared.\n"
         f"The declared backends are {', '.join(sorted(table))}.\n"
-        f"{f'Did you mean {near[0]!r}? ' if near else ''}Name one of these, or declare your own (docs/backends.md)."
+        f"{did_you_mean(name, table, 'Name one of these.')} You can also declare your own (docs/backends.md)."
     )
 
 
@@ -248,11 +250,10 @@ def check_features(features: Iterable[str]) -> None:
     known = _table()["features"]
     for feature in features:
         if feature not in known:
-            near = difflib.get_close_matches(feature, known, n=1)
             raise UsageError(
                 f"Feature {feature!r} of a backend is not known.\n"
                 f"The known features are {', '.join(known)}.\n"
-                f"{f'Did you mean {near[0]!r}?' if near else 'Name one of them.'}"
+                f"{did_you_mean(feature, known, 'Name one of them.')}"
             )
 
 

@@ -35,26 +35,10 @@ class Budget:
     """The time that the cases of a run may use.
 
     Attributes:
-        end_s: When the last case has to end, in seconds on the monotonic clock; None without a limit.
+        end_s: When the last case has to end, in seconds on the monotonic clock; infinity without a limit.
     """
 
-    end_s: float | None = None
-
-    @classmethod
-    def starting_now(cls, total_s: float | None) -> Budget:
-        """Return a budget that starts now.
-
-        Args:
-            total_s: Time limit of the run in seconds, from which the reserve is subtracted; None for no limit.
-        """
-        if total_s is None:
-            return cls()
-        return cls(time.monotonic() + total_s - min(REPORT_RESERVE_S, _RESERVE_SHARE * total_s))
-
-    @property
-    def latest_s(self) -> float:
-        """`end_s`, or infinity without a limit, in seconds on the monotonic clock."""
-        return math.inf if self.end_s is None else self.end_s
+    end_s: float = math.inf
 
     def limit_s(self, own_limit_s: float, *, cases_after: int) -> float:
         """Return how long the next case may run, in seconds; 0 if the budget is used up.
@@ -66,8 +50,6 @@ class Budget:
             own_limit_s: Time limit of the case itself, in seconds.
             cases_after: Number of cases that follow it.
         """
-        if self.end_s is None:
-            return own_limit_s
         left = max(0.0, self.end_s - time.monotonic())
         return min(own_limit_s, left / 2 if cases_after else left)
 
@@ -88,24 +70,15 @@ class TimeShares:
 
     @classmethod
     def starting_now(cls, total_s: float | None) -> TimeShares:
-        """Divide a time limit that starts now.
-
-        Args:
-            total_s: Time limit of the run in seconds; None for no limit.
-        """
-        budget = Budget.starting_now(total_s)
-        if total_s is None or budget.end_s is None:
-            return cls(budget)
-        reserve_s = time.monotonic() + total_s - budget.end_s
-        stuck_s = budget.end_s + max(_REPORT_S, _STUCK_SHARE * reserve_s)
-        return cls(budget, budget.end_s + _LATE_SHARE * reserve_s, stuck_s)
+        """Divide a time limit of `total_s` seconds that starts now; None for no limit."""
+        if total_s is None:
+            return cls(Budget())
+        reserve_s = min(REPORT_RESERVE_S, _RESERVE_SHARE * total_s)
+        end_s = time.monotonic() + total_s - reserve_s
+        return cls(Budget(end_s), end_s + _LATE_SHARE * reserve_s, end_s + max(_REPORT_S, _STUCK_SHARE * reserve_s))
 
     def case_end_s(self, cases_after: int) -> float:
-        """Return when a part of a case that starts now has to end, in seconds on the monotonic clock.
-
-        Args:
-            cases_after: Number of cases that follow this one.
-        """
+        """Return when a part of a case that starts now has to end, in seconds on the monotonic clock."""
         now_s = time.monotonic()
         return max(
             now_s + self.budget.limit_s(math.inf, cases_after=cases_after),

@@ -62,6 +62,7 @@ class CaseBody:
             decides.
         keeps_state: On a worker pool: whether the case may leave state other than groups to the next case.
         keeps_groups: On a worker pool: whether the case may leave its groups to the next case.
+        strict_calls: Whether the case fails if the ranks pass, but have made different collective calls.
         may_change: On a worker pool: the state, by the names of `KEEPABLE`, that the case may leave changed.
     """
 
@@ -70,6 +71,7 @@ class CaseBody:
     only_test: str | None = None
     keeps_state: bool = False
     keeps_groups: bool = False
+    strict_calls: bool = False
     may_change: tuple[str, ...] = ()
 
 
@@ -106,15 +108,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class RankWarning:
-    """A warning, and the ranks that issued it.
-
-    Attributes:
-        category: Name of its class.
-        text: Its message.
-        filename: File that it points to.
-        line_number: Line in that file.
-        ranks: The ranks, ascending.
-    """
+    """A warning, with the place that it names, and the ranks that issued it, ascending."""
 
     category: str
     text: str

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import difflib
 import traceback
+from collections.abc import Iterable
 
 from dist_testing.errors import DistTestingError
 
-__all__ = ["MAX_TEXT_CHARS", "format_error", "message_of", "shorten", "summarise"]
+__all__ = ["MAX_TEXT_CHARS", "did_you_mean", "format_error", "message_of", "shorten", "summarise"]
 
 # Text of one rank report; the head and the tail are kept. JSON needs up to twelve bytes for a character, so that a
-# report of this size always fits into a frame (`dist_testing.process.frames.MAX_FRAME_BYTES`).
+# report of this size always fits into a frame (`dist_testing.process.rank_messages.MAX_FRAME_BYTES`).
 MAX_TEXT_CHARS = 256 * 1024
 # One line of a report; the whole text follows elsewhere.
 _SUMMARY_CHARS = 300
@@ -21,6 +23,12 @@ def shorten(text: str, limit: int = MAX_TEXT_CHARS) -> str:
         return text
     half = limit // 2
     return f"{text[:half]}\n... {len(text) - 2 * half} characters left out ...\n{text[len(text) - half :]}"
+
+
+def did_you_mean(name: str, known: Iterable[str], otherwise: str) -> str:
+    """Return "Did you mean 'gloo'?" with the nearest known name; if none is near, `otherwise`."""
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return f"Did you mean {near[0]!r}?" if near else otherwise
 
 
 def message_of(error: BaseException | str) -> str:

@@ -6,6 +6,7 @@ Their texts have three parts: the subject with the observed values; the likely c
 from __future__ import annotations
 
 __all__ = [
+    "CallsDifferWarning",
     "CollectiveError",
     "CollectiveMismatchError",
     "CollectiveTimeoutError",
@@ -28,6 +29,10 @@ __all__ = [
 
 class DistTestingError(Exception):
     """Base of the errors that are printed without a traceback, because their text is written for the user."""
+
+
+class CallsDifferWarning(UserWarning):
+    """Ranks have passed a case, but have made different collective calls on a group."""
 
 
 class SpecError(DistTestingError):

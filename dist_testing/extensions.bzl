@@ -4,6 +4,7 @@ load("//dist_testing/private:executors_repo.bzl", "declared_executors_problems",
 
 def _pool(tag):
     return {
+        "gpu_arch": tag.gpu_arch,
         "gpus": tag.gpus,
         "name": tag.name,
         "properties": tag.properties,
@@ -35,6 +36,7 @@ executors = module_extension(
         "pool": tag_class(
             doc = "A pool of identical workers.",
             attrs = {
+                "gpu_arch": attr.string(doc = "Architecture of the GPUs, such as sm_90 or gfx942. Without it no target with `gpu_archs` goes there."),
                 "gpus": attr.int(doc = "GPUs of one worker; 0 (the default) for a pool without GPUs."),
                 "name": attr.string(doc = "Name of the pool in the executor.", mandatory = True),
                 "properties": attr.string_dict(doc = "More properties that tests in this pool need, without a prefix."),

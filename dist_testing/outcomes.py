@@ -56,6 +56,7 @@ class Cause(enum.Enum):
     INFRASTRUCTURE = "infrastructure"
     DISAGREEMENT = "ranks disagree about a skip"
     LEAK = "children left behind"
+    CALLS = "the ranks made different calls"
     GPU_MEMORY = "GPU memory left behind"
     PROMISE = "promised hardware missing"
     INTERRUPTED = "interrupted"
@@ -154,7 +155,7 @@ class RankOutcome(ReportDetails):
             case Kind.EXITED | Kind.SIGNALLED if self.collateral:
                 return f"went down in {self.phase} with the process that all ranks share"
             case Kind.EXITED if self.exit_code == UNKNOWN_EXIT_CODE:
-                return f"ended in {self.phase}, and what started it knows how"
+                return f"ended in {self.phase}; its exit status is known only to its parent"
             case Kind.EXITED:
                 ended = "" if self.exit_code else ", without finishing the test"
                 return f"exited with code {self.exit_code} in {self.phase}{ended}"
@@ -195,11 +196,7 @@ class Verdict:
 
 
 def exit_name(exit_code: int) -> str:
-    """Return how a process ended, as text: `SIGSEGV (11)` for -11, `exit code 3` for 3.
-
-    Args:
-        exit_code: An exit code from 0, or a negative signal number.
-    """
+    """Return how a process ended, as text: `SIGSEGV (11)` for -11, `exit code 3` for 3."""
     if exit_code >= 0:
         return f"exit code {exit_code}"
     try:

@@ -4,6 +4,7 @@ DistTestInfo = provider(
     doc = "What a distributed test target needs. DistTestsInfo holds it; the test itself does not provide it.",
     fields = {
         "backend": "string: name of the backend, as tags and targets have it.",
+        "gpu_archs": "list of string: architectures of GPUs that the tests can run on; empty for any.",
         "gpus": "int: GPUs that the largest world of the target needs on one machine.",
         "gpus_per_rank": "int: GPUs that each rank needs.",
         "isolation": "string: how the library makes ranks: \"fork\", \"spawn\", \"pool\" or \"thread\".",
@@ -22,6 +23,7 @@ DistTestsInfo = provider(
 GpuCountInfo = provider(
     doc = "Value of //dist_testing/config:gpus.",
     fields = {
+        "archs": "dict of vendor to list of string: architectures of the counted GPUs; no entry where they are not known.",
         "available": "dict of vendor to int: GPUs of one machine: the counted ones, the promised ones, or those of the largest pool.",
         "is_promised": "bool: whether they are a promise, so a missing GPU is a failure.",
         "pools": "list of dict or None: the declared pools, if tests run there; None if they run on a known machine.",

@@ -33,11 +33,7 @@ _GPU_EXIT_CODES = (75, 77, 80, 81, 82, 83, 84, 85)
 
 
 def gpus_reason(gpus: int) -> str:
-    """Return the skip text for missing GPUs.
-
-    Args:
-        gpus: Number of GPUs that the test needs; any number from 1, not only those with an exit code.
-    """
+    """Return the skip text for missing GPUs: any number from 1, not only those with an exit code."""
     return f"Need at least {gpus} CUDA device{'s' if gpus > 1 else ''}"
 
 
@@ -99,9 +95,5 @@ def skip_for_exit_code(code: int) -> TestSkip | None:
 
 
 def is_about_hardware(reason: str) -> bool:
-    """Return whether a skip reason says that the machine lacks hardware or a backend.
-
-    Args:
-        reason: The text of the skip reason. Other reasons say that the test does not apply.
-    """
+    """Return whether the text of a skip reason says that the machine lacks hardware or a backend."""
     return reason.startswith(_HARDWARE_TEXTS) or _GPUS_REASON.match(reason) is not None

@@ -11,9 +11,10 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Annotated, Any, NoReturn
 
 from dist_testing.backends import Backend
+from dist_testing.codec import WrongValueError, shape_of
 from dist_testing.errors import SpecError, UsageError
 
 __all__ = [
@@ -31,7 +32,7 @@ __all__ = [
 
 # Name of the environment variable with the spec; the build rules set it.
 SPEC_VARIABLE = "DIST_TESTING_SPEC"
-SCHEMA = 3
+SCHEMA = 4
 # Schema of the file with the promise.
 _PROMISE_SCHEMA = 1
 # Promise value: as many GPUs as the target asks for.
@@ -40,6 +41,8 @@ ALL_GPUS = 1 << 30
 MAX_WORLD_SIZE = 1024
 # Ranks of a test that states no size; torch's default.
 DEFAULT_WORLD_SIZE = 4
+
+_Count = Annotated[int, range(1 << 31)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +59,7 @@ class Spec:
         promised_gpus: Number of GPUs that the configuration promises, which may be `ALL_GPUS`; None without a promise.
         text: The JSON text of the spec; "" outside Bazel.
         ranks_per_gpu: Number of ranks that share a GPU; 1 if each has its own.
+        gpu_archs: Architectures of GPUs that the ranks can use, such as "sm_90"; empty for any.
         backend_names: Backends of the `dist_py_test` that the target belongs to; empty outside Bazel.
     """
 
@@ -68,6 +72,7 @@ class Spec:
     promised_gpus: int | None = None
     text: str = ""
     ranks_per_gpu: int = 1
+    gpu_archs: tuple[str, ...] = ()
     backend_names: tuple[str, ...] = ()
 
     def gpus(self, world_size: int) -> int:
@@ -88,13 +93,8 @@ def is_world_size(value: object) -> bool:
 def check_world_size(subject: str, value: object, way_out: str) -> int:
     """Return `value`, if it is a possible number of ranks.
 
-    Args:
-        subject: What the error is about, such as the name of the case.
-        value: What the user gave.
-        way_out: Last line of the error: where the user corrects the value.
-
     Raises:
-        UsageError: If it is not.
+        UsageError: If it is not. Its text begins with `subject`, such as the name of the case, and ends with `way_out`.
     """
     if not is_world_size(value):
         raise UsageError(
@@ -107,48 +107,38 @@ def check_world_size(subject: str, value: object, way_out: str) -> int:
 
 
 def read_spec(text: str, promised_gpus: int | None = None) -> Spec:
-    """Read the spec of a target.
+    """Read the spec of a target from the JSON text that the build rules wrote.
 
-    Args:
-        text: The JSON text that the build rules wrote.
-        promised_gpus: Number of GPUs that the configuration promises; None without a promise.
+    `promised_gpus` is the number of GPUs that the configuration promises; None without a promise.
 
     Raises:
         SpecError: If the text is truncated, has another schema, or has a field that the build rules do not write so.
     """
     fields = _Fields.parse(SPEC_VARIABLE, text, SCHEMA)
-    fields.require("nodes", fields.number("nodes", 1) == 1, "1")
-    world_sizes = fields.items("world_sizes", int)
-    fields.require(
-        "world_sizes",
-        all(map(is_world_size, world_sizes)),
-        f"numbers from 1 to {MAX_WORLD_SIZE}",
-    )
+    fields.read("nodes", Annotated[int, range(1, 2)])
+    world_sizes = fields.read("world_sizes", tuple[Annotated[int, range(1, MAX_WORLD_SIZE + 1)], ...])
     backend = fields.backend()
-    gpus_per_rank = fields.number("gpus_per_rank", 0)
-    ranks_per_gpu = fields.number("ranks_per_gpu", 1)
-    is_possible = ranks_per_gpu == 1 or (backend.shares_gpus and gpus_per_rank == 1)
-    fields.require("ranks_per_gpu", is_possible, f"1, with backend {backend.name} and {gpus_per_rank} GPU(s) per rank")
+    gpus_per_rank = fields.read("gpus_per_rank", _Count)
+    ranks_per_gpu = fields.read("ranks_per_gpu", Annotated[int, range(1, MAX_WORLD_SIZE + 1)])
+    if ranks_per_gpu > 1 and not (backend.shares_gpus and gpus_per_rank == 1):
+        fields.refuse("ranks_per_gpu", f"1, with backend {backend.name} and {gpus_per_rank} GPU(s) per rank")
     return Spec(
-        target=fields.text("target"),
+        target=fields.read("target", str),
         backend=backend,
-        world_sizes=tuple(world_sizes),
+        world_sizes=world_sizes,
         gpus_per_rank=gpus_per_rank,
-        isolation=fields.text("isolation"),
-        srcs=tuple(fields.items("srcs", str)),
+        isolation=fields.read("isolation", str),
+        srcs=fields.read("srcs", tuple[str, ...]),
         promised_gpus=promised_gpus,
         text=text,
         ranks_per_gpu=ranks_per_gpu,
-        backend_names=tuple(fields.items("backends", str)),
+        gpu_archs=fields.read("gpu_archs", tuple[str, ...], may_be_empty=True),
+        backend_names=fields.read("backends", tuple[str, ...]),
     )
 
 
 def read_promise(path: Path, vendor: str) -> int | None:
-    """Read how many GPUs of a vendor the configuration promises.
-
-    Args:
-        path: The file that the build rules wrote.
-        vendor: Vendor of the GPUs, as in the backend table, such as "nvidia".
+    """Read how many GPUs of a vendor, such as "nvidia", the configuration promises.
 
     Returns:
         The number of GPUs, which may be `ALL_GPUS`; None if the configuration promises nothing.
@@ -171,20 +161,13 @@ def read_promise(path: Path, vendor: str) -> int | None:
         return None
     if not isinstance(promised, dict):
         fields.refuse("promised", "null, or a number of GPUs for each vendor")
-    return _Fields(f"{path}, promised", promised).number(vendor, 0)
-
-
-_Item = TypeVar("_Item", int, str)
+    count: int = _Fields(f"{path}, promised", promised).read(vendor, _Count)
+    return count
 
 
 @dataclass(frozen=True, slots=True)
 class _Fields:
-    """Reads the fields of a JSON object that the build rules wrote; checks the type of each.
-
-    Attributes:
-        source: Name of the object, for error texts.
-        content: The fields.
-    """
+    """Reads the fields of a JSON object that the build rules wrote; checks the type of each. Errors name `source`."""
 
     source: str
     content: Mapping[str, Any]
@@ -200,7 +183,7 @@ class _Fields:
                 "Build the target again."
             ) from error
         fields = cls(source, content if isinstance(content, dict) else {})
-        found = fields.number("schema", 1)
+        found = fields.read("schema", Annotated[int, range(1, 1 << 31)])
         if found > schema:
             raise SpecError(
                 f"{source} has schema {found}; this library reads schema {schema}.\n"
@@ -210,10 +193,6 @@ class _Fields:
         if found < schema:
             fields.refuse("schema", str(schema))
         return fields
-
-    def require(self, name: str, holds: bool, expected: str) -> None:
-        if not holds:
-            self.refuse(name, expected)
 
     def refuse(self, name: str, expected: str) -> NoReturn:
         raise SpecError(
@@ -228,21 +207,13 @@ class _Fields:
         except SpecError as error:
             self.refuse("backend", f"an entry of the backend table ({error})")
 
-    def number(self, name: str, smallest: int) -> int:
+    def read(self, name: str, annotation: Any, *, may_be_empty: bool = False) -> Any:
+        """Return a field that fits an annotation (`dist_testing.codec`), and is not empty unless it may be."""
         value = self.content.get(name)
-        # isinstance would accept a bool.
-        if not (type(value) is int and value >= smallest):
-            self.refuse(name, f"a whole number from {smallest}")
-        return value
-
-    def text(self, name: str) -> str:
-        value = self.content.get(name)
-        if not (isinstance(value, str) and value):
-            self.refuse(name, "a text")
-        return value
-
-    def items(self, name: str, kind: type[_Item]) -> list[_Item]:
-        value = self.content.get(name)
-        if not (isinstance(value, list) and value and all(type(item) is kind for item in value)):
-            self.refuse(name, f"a list of {kind.__name__}, not empty")
-        return value
+        shape = shape_of(annotation)
+        if value in ("", []) and not may_be_empty:
+            self.refuse(name, f"{shape.expected}, not empty")
+        try:
+            return shape.read(value)
+        except WrongValueError:
+            self.refuse(name, shape.expected)

@@ -14,6 +14,7 @@ CUDA_GLOO = declare_backend(
         "recv_any_source",
     ],
     gpus_per_rank = 1,
+    records_calls = True,
     shares_gpus = True,
     vendor = "nvidia",
 )

@@ -17,4 +17,5 @@ GLOO = declare_backend(
         "moves_data",
         "recv_any_source",
     ],
+    records_calls = True,
 )

@@ -8,6 +8,7 @@ import signal
 import threading
 import unittest
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import AbstractContextManager
 
 from dist_testing.attach.launcher import AttachedLauncher
@@ -85,10 +86,10 @@ class AttachedEngine(Engine):
 
     def finish(self, running: RunningCase) -> CaseResult:
         """Run rank 0's part in the main thread, while another thread watches all ranks."""
-        results: list[CaseResult | BaseException] = []
+        result: Future[CaseResult] = Future()
         is_back = threading.Event()
         watcher = threading.Thread(
-            target=self._watch, args=(running, results, is_back), name="dist_testing-runner", daemon=True
+            target=self._watch, args=(running, result, is_back), name="dist_testing-runner", daemon=True
         )
         watcher.start()
         assert self._rank is not None
@@ -97,14 +98,12 @@ class AttachedEngine(Engine):
         finally:
             is_back.set()
             watcher.join()
-        (result,) = results
-        if isinstance(result, BaseException):
-            raise result
+        found = result.result()
         assert self._launcher is not None
         if self._rank.is_terminated and not self._launcher.gone:
             # This is the cause, whatever the ranks report.
             raise InterruptedRunError("torchrun has stopped the run")
-        return result
+        return found
 
     def abandon(self, running: RunningCase) -> None:
         """End a case whose result is not needed."""
@@ -123,11 +122,11 @@ class AttachedEngine(Engine):
             self._launcher.own_end.close()
         os.close(self._stderr)
 
-    def _watch(self, running: RunningCase, results: list[CaseResult | BaseException], is_back: threading.Event) -> None:
+    def _watch(self, running: RunningCase, result: Future[CaseResult], is_back: threading.Event) -> None:
         try:
-            results.append(super().finish(running))
+            result.set_result(super().finish(running))
         except BaseException as error:
-            results.append(error)
+            result.set_exception(error)
             if not is_back.wait(_RETURN_LIMIT_S):
                 # The main thread is stuck in native code that waits for no connection. Only this thread can end the
                 # process with a report.
@@ -158,5 +157,5 @@ class AttachedEngine(Engine):
                 "See the first case that failed."
             )
         self._launcher = AttachedLauncher(self._rank_info, run)
-        self._rank = AttachedRank(self._launcher.own_end, self._context, self._as_rank)
+        self._rank = AttachedRank(self._launcher.own_end, run.ranks, self._as_rank)
         return self._launcher

@@ -119,8 +119,12 @@ class _Announced:
                     self._pidfds[rank] = os.pidfd_open(int(self._store.get(pid_key(rank))))
                 except ProcessLookupError:
                     self._gone.add(rank)
+        poller = select.poll()
+        for rank, fd in self._pidfds.items():
+            if rank in ranks:
+                poller.register(fd, select.POLLIN)
         # A pidfd is readable when its process has ended.
-        ready, _, _ = select.select([fd for rank, fd in self._pidfds.items() if rank in ranks], [], [], 0)
+        ready = {fd for fd, _ in poller.poll(0)}
         return [rank for rank in ranks if rank in self._gone or self._pidfds.get(rank) in ready]
 
     def close(self) -> None:
@@ -142,11 +146,7 @@ class AttachedLauncher:
     unclean_reasons: Sequence[str] = ()
 
     def __init__(self, rank_info: RankInfo, run: RunContext) -> None:
-        """Wait until every rank has connected.
-
-        Args:
-            rank_info: Rank info of this process.
-            run: Its folder holds the socket; the other ranks remove the folder if this process cannot.
+        """Wait until every rank has connected, by a socket in the folder of the run.
 
         Raises:
             LaunchError: If a rank does not connect in time.
@@ -239,11 +239,10 @@ class AttachedLauncher:
         if self.gone:
             raise LaunchError(self.exit_message())
         size = request.size
-        channels, stacks, (board, *stores) = fds[:size], fds[size : 2 * size], fds[2 * size :]
         self._world = request.world
         self._running = set(range(size))
         for rank, peer in self._peers.items():
-            own = [channels[rank], stacks[rank], board, *(stores if rank == 0 else ())]
+            own = request.start_of(rank, fds, os.getpid()).fds
             try:
                 wire.send(peer.connection, ATTACHED_ORDERS, TakePart(rank, request), own)
             except (BrokenPipeError, ConnectionResetError):
@@ -256,13 +255,11 @@ class AttachedLauncher:
     def signal(self, ranks: Sequence[int], number: int) -> None:
         """Send a signal to those of `ranks` that still run their part; instead of SIGKILL, GIVE_UP_SIGNAL."""
         for rank in self._running.intersection(ranks):
-            try:
+            # If it has ended, `events` will report that.
+            with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(
                     self._peers[rank].pidfd, GIVE_UP_SIGNAL if number == signal.SIGKILL else number
                 )
-            except ProcessLookupError:
-                # It has ended; `events` will report that.
-                continue
 
     def events(self) -> Iterator[LauncherEvent]:
         """Yield what has happened since the last call.
@@ -282,11 +279,9 @@ class AttachedLauncher:
         """Let the other ranks end with this exit code."""
         for rank, peer in self._peers.items():
             if rank and rank not in self.gone:
-                try:
+                # torchrun may have ended it already.
+                with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                     wire.send(peer.connection, ATTACHED_ORDERS, EndRun(exit_code))
-                except (BrokenPipeError, ConnectionResetError):
-                    # torchrun has ended it already.
-                    continue
 
     def close(self) -> None:
         """Close all descriptors. The other ranks then end."""

@@ -22,7 +22,6 @@ from dist_testing.outcomes import exit_name
 from dist_testing.process import wire
 from dist_testing.process.board import PhaseBoard
 from dist_testing.process.files import log_name
-from dist_testing.process.frames import FrameWriter
 from dist_testing.process.lifetime import check_platform, current_umask
 from dist_testing.process.messages import (
     ATTACHED_MESSAGES,
@@ -35,6 +34,7 @@ from dist_testing.process.messages import (
     TakePart,
     Welcome,
 )
+from dist_testing.process.procfs import open_files
 from dist_testing.process.refusal import refusal
 from dist_testing.process.stacks import answer_with_stacks
 from dist_testing.rank.bootstrap import (
@@ -51,7 +51,7 @@ from dist_testing.rank.environment import become
 from dist_testing.rank.groups import backends_in_use
 from dist_testing.rank.ledger import LedgerThread, answering
 from dist_testing.rank.long_texts import LongTexts
-from dist_testing.rank.reporter import Reporter
+from dist_testing.rank.reporter import FrameWriter, Reporter
 
 __all__ = ["AttachedRank", "connect"]
 
@@ -104,16 +104,12 @@ class AttachedRank:
     def __init__(
         self, connection: socket.socket, context: RankContext, as_rank: Callable[[], AbstractContextManager[None]]
     ):
-        """Install the signal handlers.
-
-        Args:
-            connection: Connection to rank 0.
-            context: The rank context.
-            as_rank: Entered around each part: makes the front end's changes in this process, and undoes them.
-        """
+        """Install the signal handlers."""
         self.is_terminated = False
+        # To rank 0.
         self._connection = connection
         self._context = context
+        # Entered around each part: makes the front end's changes in this process, and undoes them.
         self._as_rank = as_rank
         self._can_give_up = False
         self._sockets_before: frozenset[str] | None = None
@@ -156,11 +152,7 @@ class AttachedRank:
         )
 
     def take_part_once(self, *, gives_up: bool = False) -> None:
-        """Take part in the world that has just been asked for.
-
-        Args:
-            gives_up: Whether to only report the end of this rank's part, because the world is not needed.
-        """
+        """Take part in the world that has just been asked for; only report the end of the part if it `gives_up`."""
         received = self._next_order()
         assert received is not None
         order, fds = received
@@ -222,7 +214,7 @@ class AttachedRank:
         except BaseException as error:
             reporter.never_started(error)
             return
-        run_world(start, reporter, channel, front_end)
+        run_world(start, reporter, channel, front_end, is_fresh=False)
         del front_end
         flush_streams()
         _end_groups(failed=reporter.failed)
@@ -301,7 +293,12 @@ def _in_place_of_runner(start: RankStart, nowhere: int) -> Iterator[None]:
 def _end_groups(*, failed: bool) -> None:
     """End the groups that the case has made; after a failure without the other ranks, which may not respond."""
     torch = sys.modules.get("torch")
-    if torch is None or not torch.distributed.is_available() or not torch.distributed.is_initialized():
+    if torch is None or not torch.distributed.is_available():
+        return
+    if not torch.distributed.is_initialized():
+        # An init_process_group that was given up has counted its group, and the next one must have the same name on all
+        # ranks.
+        torch.distributed.distributed_c10d._world.group_count = 0
         return
     if failed and any(any_declared(name, lambda backend: backend.aborts) for name in backends_in_use()):
         torch.distributed.distributed_c10d._abort_process_group()
@@ -311,13 +308,7 @@ def _end_groups(*, failed: bool) -> None:
 
 def _sockets() -> frozenset[str]:
     """Return the descriptors that are sockets, each with the kernel's name of the socket."""
-    found = set()
-    for fd in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):
-            name = os.readlink(f"/proc/self/fd/{fd}")
-            if name.startswith("socket:"):
-                found.add(f"{fd} {name}")
-    return frozenset(found)
+    return frozenset(f"{fd} {name}" for fd, name in open_files().items() if name.startswith("socket:"))
 
 
 def _cut(sockets: frozenset[str], store_port: int) -> None:

@@ -20,6 +20,10 @@ __all__ = ["ATTACH_LIMIT_S", "RankInfo", "pid_key", "rank_info_in"]
 # Limit for every rank to collect the tests and connect: from a cold disk the import of torch takes a minute. Seconds.
 ATTACH_LIMIT_S = 300.0
 
+_CAUSE_AND_WAY_OUT = (
+    "With RANK set, this process is a rank of an existing world, as torchrun makes one.\n"
+    "Start it with torchrun; or unset RANK, and the library starts the ranks itself."
+)
 _NEEDED = ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -90,11 +94,7 @@ def rank_info_in(env: Mapping[str, str]) -> RankInfo | None:
     if "RANK" not in env:
         return None
     if missing := [name for name in _NEEDED if name not in env]:
-        raise UsageError(
-            f"RANK={env['RANK']} is set without {', '.join(missing)}.\n"
-            "With RANK set, this process is a rank of an existing world, as torchrun makes one.\n"
-            "Start it with torchrun; or unset RANK, and the library starts the ranks itself."
-        )
+        raise UsageError(f"RANK={env['RANK']} is set without {', '.join(missing)}.\n{_CAUSE_AND_WAY_OUT}")
     size = _number(env, "WORLD_SIZE", 1, MAX_WORLD_SIZE)
     local_size = _number(env, "LOCAL_WORLD_SIZE", 1, MAX_WORLD_SIZE) if "LOCAL_WORLD_SIZE" in env else size
     if local_size != size:
@@ -117,8 +117,4 @@ def _number(env: Mapping[str, str], name: str, least: int, most: int) -> int:
     text = env[name]
     if text.isascii() and text.isdecimal() and least <= int(text) <= most:
         return int(text)
-    raise UsageError(
-        f"{name}={text!r}: expected a number from {least} to {most}.\n"
-        "With RANK set, this process is a rank of an existing world, as torchrun makes one.\n"
-        "Start it with torchrun; or unset RANK, and the library starts the ranks itself."
-    )
+    raise UsageError(f"{name}={text!r}: expected a number from {least} to {most}.\n{_CAUSE_AND_WAY_OUT}")

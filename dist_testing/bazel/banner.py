@@ -19,12 +19,7 @@ class Banner:
     """
 
     def __init__(self, stream: TextIO, line: str) -> None:
-        """Write the start of the log.
-
-        Args:
-            stream: Takes the log.
-            line: The start of the first line.
-        """
+        """Write `line`, the start of the first line, to the log."""
         self._stream = stream
         self._waiting: list[str] | None = []
         stream.write(line)

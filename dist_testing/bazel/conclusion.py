@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dist_testing.bazel.banner import Banner
-from dist_testing.bazel.junit import EXPECTED, Outcome, XmlCase, write_xml
-from dist_testing.bazel.names import xml_name
+from dist_testing.bazel.junit import EXPECTED, Outcome, XmlCase, write_xml, xml_name
 from dist_testing.bazel.protocol import Protocol
 from dist_testing.errors import ReportError
 from dist_testing.events.event import Event
@@ -56,13 +55,7 @@ class Conclusion:
     kinds = (TestsCollected, TestBegan, TestReported, TestEnded)
 
     def __init__(self, spec: Spec, protocol: Protocol, head: Banner) -> None:
-        """Make a conclusion without results.
-
-        Args:
-            spec: What the target asks for.
-            protocol: What Bazel wants.
-            head: The first line of the log.
-        """
+        """Make a conclusion without results. It ends the first line of the log."""
         self.cases: list[XmlCase] = []
         self.running: tuple[str, str] | None = None
         self.to_come = 0
@@ -147,13 +140,7 @@ class Conclusion:
             self._write(path, f"dist_testing\n{message}\n")
 
     def conclude(self, code: int) -> int:
-        """Write all result files for Bazel.
-
-        Args:
-            code: Exit code of pytest.
-
-        Returns:
-            Exit code for Bazel: 0 for a pass.
+        """Write all result files for Bazel. Takes the exit code of pytest, and returns that for Bazel: 0 for a pass.
 
         Raises:
             ReportError: If the XML cannot be written.
@@ -245,8 +232,8 @@ class Conclusion:
     def _judge_forgiven_run(self, failed: Sequence[XmlCase]) -> int:
         # The XML has the failures, so the result must not be a pass.
         print(
-            f"{self._spec.target}: {len(failed)} case(s) failed, the first is {failed[0].name}, and the session ended with "
-            "exit code 0.\n"
+            f"{self._spec.target}: {len(failed)} case(s) failed, the first is {failed[0].name}, and the session ended "
+            "with exit code 0.\n"
             "A conftest.py or a plugin has set the exit code (session.exitstatus).\n"
             "Mark cases that may fail with xfail, or leave them out; the target fails."
         )
@@ -272,7 +259,7 @@ class Conclusion:
             raise ReportError(
                 f"{path}: the results cannot be written: {error}.\n"
                 "The disk is full, or a test has removed the folder.\n"
-                "Make room, and run the target again; what is in the log stays true."
+                "Make room, and run the target again. The results in the log are right."
             ) from error
 
     def _write(self, path: Path, text: str) -> None:

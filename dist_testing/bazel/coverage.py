@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
@@ -21,15 +22,9 @@ _LCOV_NAME = "dist_testing.dat"
 def start_coverage(
     request: CoverageRequest, rlocation: Callable[[str], str | None], workspace: str
 ) -> CoverageRun | None:
-    """Start to measure this process and its ranks.
+    """Start to measure this process and its ranks. Returns None if Bazel wants no file of this target.
 
-    Args:
-        request: The folder and the manifest from Bazel.
-        rlocation: Finds a file by its path in the runfiles.
-        workspace: Name of the main repository in the runfiles.
-
-    Returns:
-        The measurement; None if Bazel wants no file of this target.
+    `rlocation` finds a file by its path in the runfiles; `workspace` is the main repository's name there.
 
     Raises:
         ReportError: If coverage cannot be measured.
@@ -59,12 +54,7 @@ class CoverageRun:
     """Measures a run from its construction to `finish`."""
 
     def __init__(self, directory: Path, names: Mapping[str, str]) -> None:
-        """Start to measure.
-
-        Args:
-            directory: Folder of the LCOV file.
-            names: Bazel's name of each file to measure, by path.
-        """
+        """Start to measure the files that `names` maps to Bazel's names. The LCOV file goes into the folder."""
         from coverage import Coverage
 
         self._lcov_file = directory / _LCOV_NAME
@@ -114,10 +104,7 @@ class CoverageRun:
 def sources_wanted(manifest: str, rlocation: Callable[[str], str | None], workspace: str) -> Mapping[str, str]:
     """Return Bazel's name of each Python file of a manifest, by the file's real path.
 
-    Args:
-        manifest: Content of Bazel's manifest: paths relative to the execution root.
-        rlocation: Finds a file by its path in the runfiles.
-        workspace: Name of the main repository in the runfiles.
+    The manifest has paths relative to the execution root. The other arguments are those of `start_coverage`.
     """
     names = {}
     for name in manifest.split("\n"):
@@ -136,11 +123,9 @@ def _runfiles_path(name: str, workspace: str) -> str:
 
 
 def _with_bazels_names(lcov: str, names: Mapping[str, str]) -> str:
-    lines = []
-    for line in lcov.split("\n"):
-        if line.startswith("SF:"):
-            # The path is relative if the file is below the working directory.
-            path = os.path.realpath(line.removeprefix("SF:"))
-            line = f"SF:{names.get(path, path)}"
-        lines.append(line)
-    return "\n".join(lines)
+    def named(line: re.Match[str]) -> str:
+        # The path is relative if the file is below the working directory.
+        path = os.path.realpath(line[1])
+        return f"SF:{names.get(path, path)}"
+
+    return re.sub(r"^SF:(.*)$", named, lcov, flags=re.MULTILINE)

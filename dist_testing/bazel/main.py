@@ -34,6 +34,8 @@ __all__ = ["main"]
 # The build rules set these if a target has the file: its runfiles path, as `$(rlocationpath)` writes it.
 _PROMISE_VARIABLE = "DIST_TESTING_GPU_PROMISE"
 _TIMINGS_VARIABLE = "DIST_TESTING_TIMINGS"
+# Runfiles paths of the source files, if `srcs` is a select(): then the spec names a target that stands for them.
+_SOURCES_VARIABLE = "DIST_TESTING_SPEC_SRCS"
 _BLAS_THREADS = "OPENBLAS_NUM_THREADS"
 _EVENTS_NAME = "events.jsonl.gz"
 # A label as the rules write it: `//package:name`, after the canonical name of another repository.
@@ -41,10 +43,7 @@ _LABEL = re.compile(r"(?:@{1,2}(?P<repository>[^@/]+))?//(?P<package>[^:]*):(?P<
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the target that Bazel started.
-
-    Args:
-        arguments: Options for pytest, from the target's `args`; None for those of the command line.
+    """Run the target that Bazel started. The default arguments, options for pytest, are those of the command line.
 
     Returns:
         0 if every case passed or was skipped, and at least one was collected.
@@ -90,7 +89,8 @@ def _find_target() -> _Target:
     promise = _declared_file(_PROMISE_VARIABLE, runfiles.Rlocation)
     if promise is not None:
         spec = dataclasses.replace(spec, promised_gpus=read_promise(promise, spec.backend.vendor))
-    sources = [_source(spec, label, runfiles.Rlocation) for label in spec.srcs]
+    sources = _selected_sources(spec, runfiles.Rlocation)
+    sources = sources or [_source(spec, label, runfiles.Rlocation) for label in spec.srcs]
     return _Target(
         spec,
         [path for _, path in sources],
@@ -101,19 +101,44 @@ def _find_target() -> _Target:
 
 
 def _declared_file(variable: str, rlocation: Callable[[str], str | None]) -> Path | None:
-    value = os.environ.get(variable)
-    if not value:
+    locations = _locations(variable)
+    if not locations:
         return None
+    if len(locations) > 1:
+        raise _changed_variable(variable)
+    return Path(rlocation(locations[0]) or locations[0])
+
+
+def _locations(variable: str) -> list[str]:
+    """Return the runfiles paths in a variable; an empty list if it is not set."""
     try:
-        # Bazel quotes the value for a shell.
-        (location,) = shlex.split(value)
+        # Bazel quotes them for a shell.
+        return shlex.split(os.environ.get(variable, ""))
     except ValueError:
-        raise SpecError(
-            f"{variable}={value!r}: expected the runfiles path of one file, quoted as for a shell.\n"
-            "The build rules set it; a program between Bazel and the test has changed it.\n"
-            "Run the target with `bazel test`, and leave the variable alone."
-        ) from None
-    return Path(rlocation(location) or location)
+        raise _changed_variable(variable) from None
+
+
+def _changed_variable(variable: str) -> SpecError:
+    return SpecError(
+        f"{variable}={os.environ[variable]!r}: expected the runfiles path of one file, quoted as for a shell.\n"
+        "The build rules set it; a program between Bazel and the test has changed it.\n"
+        "Run the target with `bazel test`, and leave the variable alone."
+    )
+
+
+def _selected_sources(spec: Spec, rlocation: Callable[[str], str | None]) -> list[tuple[str, str]]:
+    """Return the repository and the path of each source file, if a `select()` chose them; else an empty list."""
+    found = []
+    for location in _locations(_SOURCES_VARIABLE):
+        path = rlocation(location)
+        if path is None or not os.path.exists(path):
+            raise SpecError(
+                f"{spec.target}: the source {location} is not in the runfiles (looked at {path}).\n"
+                "The runfiles belong to another build, or the file was removed after it.\n"
+                "Build the target again."
+            )
+        found.append((location.partition("/")[0], path))
+    return found
 
 
 def _source(spec: Spec, label: str, rlocation: Callable[[str], str | None]) -> tuple[str, str]:
@@ -155,13 +180,13 @@ def _limit_fork_server_threads() -> Callable[[], None]:
     if _BLAS_THREADS in os.environ:
         return lambda: None
     os.environ[_BLAS_THREADS] = "1"
-    return lambda: _unset(_BLAS_THREADS, "1")
 
+    def remove_limit() -> None:
+        # An import may have set another value.
+        if os.environ.get(_BLAS_THREADS) == "1":
+            del os.environ[_BLAS_THREADS]
 
-def _unset(variable: str, value: str) -> None:
-    # An import may have set another value.
-    if os.environ.get(variable) == value:
-        del os.environ[variable]
+    return remove_limit
 
 
 def _run(
@@ -175,7 +200,7 @@ def _run(
     import pytest
 
     from dist_testing.bazel import pytest_config
-    from dist_testing.bazel import session as bazel_session
+    from dist_testing.bazel.session import BazelSession
     from dist_testing.frontends.pytest import plugin as pytest_plugin
 
     spec = target.spec
@@ -194,8 +219,9 @@ def _run(
         if watchdog is not None:
             watch.remind = watchdog.remind
         coverage = _start_coverage(target, protocol, conclusion)
-        timing = bazel_session.Timing(shares, watch, target.timings)
-        session = bazel_session.BazelSession(spec, protocol, head, conclusion, timing, events)
+        session = BazelSession(
+            spec, protocol, head, conclusion, events, shares=shares, watch=watch, timings=target.timings
+        )
         session.on_collected = on_collected
         command = [
             *target.files,

@@ -24,9 +24,7 @@ _CONFIG_FILES = ("pytest.toml", ".pytest.toml", "pytest.ini", ".pytest.ini", "py
 def options(files: Sequence[str], repositories: Collection[str]) -> list[str]:
     """Return the options that tell pytest its root folder, its configuration, and the highest folder of a conftest.py.
 
-    Args:
-        files: The test files.
-        repositories: Their repositories, as the runfiles name them; "" for an unknown one.
+    `repositories` are those of the files, as the runfiles name them; "" stands for an unknown one.
     """
     tests = Path(os.path.commonpath([os.path.dirname(file) for file in files]))
     root = _root(tests, repositories)

@@ -5,15 +5,13 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from dist_testing.bazel.banner import Banner
 from dist_testing.bazel.conclusion import Conclusion
-from dist_testing.bazel.junit import XmlCase
-from dist_testing.bazel.names import module_of, name_parts, xml_name
+from dist_testing.bazel.junit import XmlCase, module_of, name_parts, xml_name
 from dist_testing.bazel.protocol import Protocol
 from dist_testing.bazel.sharding import ShardCase, assign_shards
 from dist_testing.bazel.timings import read_timings
@@ -22,19 +20,14 @@ from dist_testing.budget import TimeShares
 from dist_testing.errors import InterruptedRunError, ReportError
 from dist_testing.events.stream import EventStream
 from dist_testing.frontends.pytest import reports
-from dist_testing.frontends.pytest.collection import is_multi_process
+from dist_testing.frontends.pytest.in_runner import BUDGET_KEY, OUTPUTS_KEY, PAUSE_LIMIT_KEY, SPEC_KEY
 from dist_testing.frontends.pytest.internals import Failed, parse_expression
-from dist_testing.frontends.pytest.plugin import (
-    BUDGET_KEY,
-    EVENTS_KEY,
-    OUTPUTS_KEY,
-    PAUSE_LIMIT_KEY,
-    SPEC_KEY,
-    runner_plugin,
-)
+from dist_testing.frontends.pytest.marked_items import is_multi_process
+from dist_testing.frontends.pytest.plugin import runner_plugin
+from dist_testing.frontends.pytest.session_events import EVENTS_KEY
 from dist_testing.spec import Spec
 
-__all__ = ["BazelSession", "Timing"]
+__all__ = ["BazelSession"]
 
 # A filter that names a case: a path, classes and a function, joined by `::` or `.`, and parameters of any form.
 _NAME = re.compile(r"[\w./:+~@=-]*\w(?:\[.*\])?", re.DOTALL)
@@ -42,21 +35,6 @@ _NAME = re.compile(r"[\w./:+~@=-]*\w(?:\[.*\])?", re.DOTALL)
 
 class _TimeOverError(Failed):
     """Ends a part of a test in the runner. A subclass of pytest's `Failed`, so that pytest tears fixtures down."""
-
-
-@dataclass(frozen=True, slots=True)
-class Timing:
-    """The limits of a run, and the recorded durations of its cases.
-
-    Attributes:
-        shares: Shares of Bazel's time.
-        watch: Limits the time of code in the runner itself.
-        recorded: The file with the durations of cases; None if the target has none.
-    """
-
-    shares: TimeShares
-    watch: Watch
-    recorded: Path | None
 
 
 class BazelSession:
@@ -72,27 +50,21 @@ class BazelSession:
         protocol: Protocol,
         head: Banner,
         conclusion: Conclusion,
-        timing: Timing,
         events: EventStream,
+        *,
+        shares: TimeShares,
+        watch: Watch,
+        timings: Path | None,
     ) -> None:
-        """Make the plugin of a session.
-
-        Args:
-            spec: What the target asks for.
-            protocol: What Bazel wants.
-            head: The first line of the log, which ends when a test has run.
-            conclusion: Takes the results.
-            timing: Limits and durations.
-            events: Events of the run.
-        """
+        """Make the plugin of a session. The shard assignment reads the durations of cases in the file `timings`."""
         self._spec = spec
         self._protocol = protocol
         self._head = head
         self._conclusion = conclusion
         self._events = events
-        self._shares = timing.shares
-        self._watch = timing.watch
-        self._timings = timing.recorded
+        self._shares = shares
+        self._watch = watch
+        self._timings = timings
         self._doing = ""
         self._over = ""
         self._knows_all = True
@@ -107,7 +79,7 @@ class BazelSession:
         early_config.stash[OUTPUTS_KEY] = self._protocol.outputs
         early_config.stash[PAUSE_LIMIT_KEY] = self._watch.paused
         self._doing = "a conftest.py was being imported"
-        with self._watch.until(self._shares.budget.latest_s, self._collection_over):
+        with self._watch.until(self._shares.budget.end_s, self._collection_over):
             return (yield)
 
     def pytest_configure(self, config: pytest.Config) -> None:
@@ -120,7 +92,7 @@ class BazelSession:
     def pytest_collection(self) -> Generator[None, object, object]:
         """Limit the time of the import of test files."""
         try:
-            with self._watch.until(self._shares.budget.latest_s, self._collection_over):
+            with self._watch.until(self._shares.budget.end_s, self._collection_over):
                 return (yield)
         finally:
             self.on_collected()

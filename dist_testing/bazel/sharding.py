@@ -27,19 +27,13 @@ class ShardCase:
 
 
 def assign_shards(cases: Sequence[ShardCase], shards: int, durations: Mapping[str, float]) -> dict[str, int]:
-    """Assign every case to exactly one shard.
+    """Assign every case to exactly one shard, and return the shards by key.
 
     The longest case goes first, to the shard with the least work. Without durations all cases count the same, and go to
     the shards in turn. The result depends on the names of the cases and not on their order, because parameters from a
     `set` change the order from process to process.
 
-    Args:
-        cases: All cases of the target.
-        shards: Number of shards.
-        durations: Seconds by key. A case without a duration, such as a new one, counts as the median of the others.
-
-    Returns:
-        Shard by key.
+    Durations are seconds by key. A case without one, such as a new one, counts as the median of the others.
     """
     cases = sorted(cases, key=lambda case: case.key)
     known = [durations[case.key] for case in cases if case.key in durations]

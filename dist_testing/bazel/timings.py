@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -37,9 +37,8 @@ def read_timings(path: Path) -> Timings:
         if not isinstance(cases, dict):
             raise _unusable(path, f"{target} = {cases!r:.60}, and not an object")
         for case, seconds in cases.items():
-            # To `isinstance`, a bool is an int. Python's JSON reader accepts NaN.
-            is_number = type(seconds) in (int, float) and math.isfinite(seconds)
-            if not (is_number and seconds >= 0):
+            # To `isinstance`, a bool is an int. Python's JSON reader accepts NaN, infinity, and any number of digits.
+            if not (type(seconds) in (int, float) and 0 <= seconds <= sys.float_info.max):
                 raise _unusable(path, f"{target}, {case}: {seconds!r:.60}, and not a number of seconds")
     return targets
 

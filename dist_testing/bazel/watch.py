@@ -21,6 +21,7 @@ from types import FrameType, TracebackType
 
 from dist_testing.budget import LEAST_S
 from dist_testing.engine.report import tidied
+from dist_testing.process.stacks import stack_text
 
 __all__ = ["LIMIT_SIGNAL", "Watch"]
 
@@ -53,11 +54,9 @@ class Watch:
 
     @contextlib.contextmanager
     def until(self, end_s: float, error: Callable[[str], BaseException]) -> Iterator[None]:
-        """Limit the time of the body.
+        """Limit the time of the body to `end_s`, in seconds on the monotonic clock.
 
-        Args:
-            end_s: The limit on the monotonic clock, in seconds.
-            error: Takes the stacks of all threads, and returns the exception to raise.
+        `error` takes the stacks of all threads, and returns the exception to raise.
         """
         if os.getpid() != self._runner:
             # A rank has inherited this object, but the engine limits its time.
@@ -93,11 +92,7 @@ class Watch:
         if limit is None or time.monotonic() < limit.end_s or os.getpid() != self._runner:
             return
         self._limit = None
-        raise limit.error(_stacks(_frames_below(frame)))
-
-
-def _frames_below(frame: FrameType | None) -> Iterable[tuple[FrameType, int]]:
-    return traceback.walk_stack(frame) if frame is not None else ()
+        raise limit.error(_stacks(traceback.walk_stack(frame)))
 
 
 def _frames_of(found: TracebackType | None) -> Iterable[tuple[FrameType, int]]:
@@ -107,11 +102,7 @@ def _frames_of(found: TracebackType | None) -> Iterable[tuple[FrameType, int]]:
 
 
 def _stacks(frames: Iterable[tuple[FrameType, int]]) -> str:
-    """Return the stacks of all threads in faulthandler's format.
-
-    Args:
-        frames: The frames of the main thread where the exception came.
-    """
+    """Return the stacks of all threads in faulthandler's format; `frames` are those of the main thread."""
     texts = [_stack("the main thread", frames)]
     current = sys._current_frames()
     for thread in threading.enumerate():
@@ -121,7 +112,6 @@ def _stacks(frames: Iterable[tuple[FrameType, int]]) -> str:
 
 
 def _stack(name: str, frames: Iterable[tuple[FrameType, int]]) -> str:
-    lines = [f'  File "{frame.f_code.co_filename}", line {line} in {frame.f_code.co_name}' for frame, line in frames]
-    text = "\n".join([f"Thread {name} (most recent call first):", *lines])
+    text = stack_text(f"Thread {name}", frames)
     # Leave out the frames below the test, unless no frame remains.
     return tidied(text) or text

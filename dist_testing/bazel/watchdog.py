@@ -42,12 +42,10 @@ _OVER = math.nan
 
 
 def watchdog_for(conclusion: Conclusion, events: EventStream, end_s: float | None) -> Watchdog | None:
-    """Start a watchdog if there is a time limit and the system supports it.
+    """Start a watchdog that ends the run at `end_s`, on the monotonic clock.
 
-    Args:
-        conclusion: Conclusion of the run, without results yet.
-        events: Events of the run. The watchdog takes those that the conclusion needs.
-        end_s: When the watchdog ends the run, on the monotonic clock; None for never.
+    Returns None without such a time, or if the system is not Linux. The watchdog takes the events that the conclusion
+    needs; the conclusion must have no results yet.
     """
     if end_s is None or sys.platform != "linux":
         return None

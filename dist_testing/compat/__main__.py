@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from dist_testing import compat
-from dist_testing.errors import DistTestingError
+from dist_testing.errors import DistTestingError, UsageError
 from dist_testing.frontends.session import started_by
 
 _USAGE = "usage: python -m dist_testing.compat FILE [ARGUMENTS]"
@@ -26,23 +26,21 @@ def main() -> None:
         SystemExit: With code 2 and a text on stderr if no existing file is named, or torch's `TestCase` cannot be
             imported; else with the exit code of the file.
     """
-    if len(sys.argv) < 2 or sys.argv[1].startswith("-"):
-        given = f"got {sys.argv[1]!r} in its place" if sys.argv[1:] else "got none"
-        print(
-            f"python -m dist_testing.compat: expected a test file; {given}.\n"
-            "The file's own options follow the file.\n"
-            f"{_USAGE}",
-            file=sys.stderr,
-        )
-        raise SystemExit(2)
-    path = Path(sys.argv[1])
-    if not path.is_file():
-        print(
-            f"python -m dist_testing.compat: {path}: no such file.\nThe path is relative to {os.getcwd()}.\n{_USAGE}",
-            file=sys.stderr,
-        )
-        raise SystemExit(2)
     try:
+        if len(sys.argv) < 2 or sys.argv[1].startswith("-"):
+            given = f"got {sys.argv[1]!r} in its place" if sys.argv[1:] else "got none"
+            raise UsageError(
+                f"python -m dist_testing.compat: expected a test file; {given}.\n"
+                "The file's own options follow the file.\n"
+                f"{_USAGE}"
+            )
+        path = Path(sys.argv[1])
+        if not path.is_file():
+            raise UsageError(
+                f"python -m dist_testing.compat: {path}: no such file.\n"
+                f"The path is relative to {os.getcwd()}.\n"
+                f"{_USAGE}"
+            )
         compat.install()
     except DistTestingError as error:
         print(error, file=sys.stderr)

@@ -39,22 +39,16 @@ def _has(backend: str) -> bool:
     return bool(torchcomms.is_backend_built(backend))
 
 
-TORCHCOMM_HAS_GLOO = _has("gloo")
-TORCHCOMM_HAS_NCCL = _has("nccl")
-TORCHCOMM_HAS_NCCLX = _has("ncclx")
+_IS_BUILT = {backend: _has(backend) for backend in ("gloo", "nccl", "ncclx", "rcclx", "xccl")}
 # torch does not check for this backend.
-TORCHCOMM_HAS_RCCL = False
-TORCHCOMM_HAS_RCCLX = _has("rcclx")
-TORCHCOMM_HAS_XCCL = _has("xccl")
+_IS_BUILT["rccl"] = False
 
-_IS_BUILT = {
-    "gloo": TORCHCOMM_HAS_GLOO,
-    "nccl": TORCHCOMM_HAS_NCCL,
-    "ncclx": TORCHCOMM_HAS_NCCLX,
-    "rccl": TORCHCOMM_HAS_RCCL,
-    "rcclx": TORCHCOMM_HAS_RCCLX,
-    "xccl": TORCHCOMM_HAS_XCCL,
-}
+TORCHCOMM_HAS_GLOO = _IS_BUILT["gloo"]
+TORCHCOMM_HAS_NCCL = _IS_BUILT["nccl"]
+TORCHCOMM_HAS_NCCLX = _IS_BUILT["ncclx"]
+TORCHCOMM_HAS_RCCL = _IS_BUILT["rccl"]
+TORCHCOMM_HAS_RCCLX = _IS_BUILT["rcclx"]
+TORCHCOMM_HAS_XCCL = _IS_BUILT["xccl"]
 
 
 class C10dTorchCommsTestBase(MultiProcContinuousTest):
@@ -64,7 +58,7 @@ class C10dTorchCommsTestBase(MultiProcContinuousTest):
 
     @staticmethod
     def backend(device: str) -> str:
-        """The back end for a kind of device."""
+        """Return the name of the backend for a kind of device."""
         return torch_backend_for(device)
 
     @classmethod

@@ -1,33 +1,50 @@
-"""Stand-ins for names of torch's module that this library does not have, usually newer ones."""
+"""Names of torch's module that ours does not define: those that it imports, and stand-ins for newer ones."""
 
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import importlib.util
 import sys
-from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 from dist_testing.errors import UsageError
 
-__all__ = ["is_unknown", "torchs_own", "unknown_name"]
+__all__ = ["imported_names", "is_unknown", "name_of_torch", "torchs_own"]
 
 # The name under which torch's own module is loaded beside ours.
 _ALIAS = "dist_testing.compat._torchs_own"
 
+# Where a name is imported from: the module, and the name in it, or "" for the module itself. None: it is not imported.
+_Source: TypeAlias = "tuple[str, str] | None"
 
-def unknown_name(name: str) -> Any:
-    """Return a stand-in for a name that only torch's module has; every use of it raises a UsageError.
+
+def name_of_torch(name: str) -> Any:
+    """Return the object of a name that torch's module imports; for another name of it, a stand-in.
+
+    Every use of a stand-in raises a UsageError.
 
     Raises:
         AttributeError: If torch's module does not have the name either.
     """
     if name.startswith("__") or name not in _torchs_names():
         raise AttributeError(f"module 'dist_testing.compat.common_distributed' has no attribute {name!r}")
+    source = _torchs_names()[name]
+    if source is not None:
+        module_name, attribute = source
+        # A name of an optional package, such as torchcomms, is also unknown without the package.
+        with contextlib.suppress(ImportError):
+            module = importlib.import_module(module_name)
+            return getattr(module, attribute) if attribute else module
     return _Unknown(name)
+
+
+def imported_names() -> list[str]:
+    """Return the names that torch's module imports, from the standard library and from other modules of torch."""
+    return [name for name, source in _torchs_names().items() if source is not None]
 
 
 class _Unknown:
@@ -36,7 +53,7 @@ class _Unknown:
     def __init__(self, name: str) -> None:
         self._name = name
 
-    def _fail(self) -> NoReturn:
+    def _fail(self, *args: Any, **kwargs: Any) -> NoReturn:
         import torch
 
         raise UsageError(
@@ -45,25 +62,12 @@ class _Unknown:
             f"Use torch's own, dist_testing.compat.unknown.torchs_own().{self._name}, with torch's own classes."
         )
 
-    def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
-        self._fail()
+    __call__ = __mro_entries__ = __bool__ = __iter__ = __getitem__ = _fail
 
     def __getattr__(self, attribute: str) -> NoReturn:
         if attribute.startswith("__"):
             # Inspection reads such names, and works without them.
             raise AttributeError(attribute)
-        self._fail()
-
-    def __mro_entries__(self, bases: tuple[Any, ...]) -> NoReturn:
-        self._fail()
-
-    def __bool__(self) -> NoReturn:
-        self._fail()
-
-    def __iter__(self) -> NoReturn:
-        self._fail()
-
-    def __getitem__(self, key: Any) -> NoReturn:
         self._fail()
 
 
@@ -89,34 +93,33 @@ def torchs_own() -> ModuleType:
 
 
 def _torchs_file() -> Path:
-    spec: ModuleSpec | None = importlib.util.find_spec("torch.testing._internal")
-    assert spec is not None
-    assert spec.submodule_search_locations is not None
-    return Path(next(iter(spec.submodule_search_locations)), "common_distributed.py")
+    return Path(importlib.import_module("torch.testing._internal").__path__[0], "common_distributed.py")
 
 
 @functools.cache
-def _torchs_names() -> frozenset[str]:
-    """Return the names that torch's module defines or imports, from its source: its import takes a second."""
-    return frozenset(_bound(ast.parse(_torchs_file().read_text(encoding="utf-8")).body))
+def _torchs_names() -> dict[str, _Source]:
+    """Return the names that torch's module binds, from its source: its import takes a second."""
+    return _bound(ast.parse(_torchs_file().read_text(encoding="utf-8")).body)
 
 
-def _bound(statements: list[ast.stmt]) -> set[str]:
-    names: set[str] = set()
+def _bound(statements: list[ast.stmt]) -> dict[str, _Source]:
+    names: dict[str, _Source] = {}
     for statement in statements:
         match statement:
-            case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
-                names.add(name)
+            case ast.FunctionDef(name=name) | ast.ClassDef(name=name) | ast.AnnAssign(target=ast.Name(id=name)):
+                names[name] = None
             case ast.Assign(targets=targets):
-                names |= {target.id for target in targets if isinstance(target, ast.Name)}
-            case ast.AnnAssign(target=ast.Name(id=name)):
-                names.add(name)
-            case ast.Import(names=aliases) | ast.ImportFrom(names=aliases):
-                names |= {alias.asname or alias.name.partition(".")[0] for alias in aliases}
+                names |= {target.id: None for target in targets if isinstance(target, ast.Name)}
+            case ast.Import(names=aliases):
+                for alias in aliases:
+                    first = alias.name.partition(".")[0]
+                    names[alias.asname or first] = (alias.name if alias.asname else first, "")
+            case ast.ImportFrom(module=str(module), names=aliases):
+                names |= {alias.asname or alias.name: (module, alias.name) for alias in aliases}
             case ast.If(body=body, orelse=orelse):
-                names |= _bound(body) | _bound(orelse)
+                names |= _bound(orelse) | _bound(body)
             case ast.Try(body=body, handlers=handlers):
-                names |= _bound(body)
                 for handler in handlers:
                     names |= _bound(handler.body)
+                names |= _bound(body)
     return names

@@ -7,17 +7,18 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from dist_testing.case import Case, CaseResult
+from dist_testing.engine.hang_story import rank_ledgers
 from dist_testing.engine.live_output import LiveOutput
 from dist_testing.engine.running_world import RunningWorld
 from dist_testing.error_text import summarise
 from dist_testing.events.cases import (
-    CASE_KINDS,
     CaseAsked,
     CaseEnded,
     CaseJudged,
     CleanedUp,
     LeaseWaitBegan,
     LeaseWaitEnded,
+    RankLedgerRead,
     RankOutcomeKnown,
     RankOutput,
     RankPhases,
@@ -26,32 +27,22 @@ from dist_testing.events.cases import (
     RankWarned,
     WorldAsked,
 )
-from dist_testing.events.event import Phase
+from dist_testing.events.event import LedgerCall, Phase
 from dist_testing.events.stream import EventStream
 from dist_testing.gpus.world import WorldGpus
 
 __all__ = ["CaseEvents"]
 
-# `RankOutput` has a subscription of its own: the runner reads the logs only if a sink wants them.
-_KINDS = tuple(kind for kind in CASE_KINDS if kind is not RankOutput)
-
 
 class CaseEvents:
-    """Emits the events of one case. Makes no event that no sink wants."""
+    """Emits the events of one case. Does what costs time only for a sink that wants the event."""
 
     def __init__(self, stream: EventStream, number: int, case: Case) -> None:
-        """Make the emitter of a case. It emits nothing yet.
-
-        Args:
-            stream: Takes the events.
-            number: Number of the case in this run.
-            case: The case.
-        """
+        """Make the emitter of a case, the run's case number `number`. It emits nothing yet."""
         self._stream = stream
         self._number = number
         self._case = case
         self._is_open = False
-        self._is_told = stream.wants(*_KINDS)
         self._asked_s = 0.0
         self._world: RunningWorld | None = None
         # By rank: the changes of phase before the case began.
@@ -64,10 +55,9 @@ class CaseEvents:
         self._asked_s = time.monotonic()
         self._is_open = True
         case = self._case
-        if self._is_told:
-            self._stream.emit(
-                CaseAsked(self._asked_s, self._number, case.name, case.world_size, case.isolation, case.pool, limit_s)
-            )
+        self._stream.emit(
+            CaseAsked(self._asked_s, self._number, case.name, case.world_size, case.isolation, case.pool, limit_s)
+        )
 
     def lease(self, count: int, take: Callable[[], WorldGpus]) -> WorldGpus:
         """Call `take`, which waits for `count` GPUs, and return its result. Emits the begin and the end of the wait."""
@@ -91,8 +81,6 @@ class CaseEvents:
 
     def begun_on(self, world: RunningWorld, *, is_new: bool) -> None:
         """Note the ranks that the case is about to begin on. Reused ranks (`is_new=False`) have run another case."""
-        if not self._is_told:
-            return
         self._world = world
         self._changes_before = [0 if is_new else world.board.count(rank) for rank in range(world.size)]
         if not is_new:
@@ -128,8 +116,7 @@ class CaseEvents:
             return
         now_s = time.monotonic()
         for rank, before in enumerate(self._changes_before):
-            ended_s = world.supervisor.records[rank].ended_s
-            end_s = now_s if ended_s is None else ended_s
+            end_s = world.supervisor.records[rank].ended_s or now_s
             phases, lost = world.board.phases(rank, before, self._asked_s, end_s)
             self._stream.emit(RankPhases(now_s, self._number, rank, phases, lost))
 
@@ -141,11 +128,7 @@ class CaseEvents:
 
     def judged(self, result: CaseResult) -> None:
         """Emit the warnings, outcomes and verdict of the case."""
-        if not self._is_open:
-            return
         self._is_open = False
-        if not self._is_told:
-            return
         number, emit = self._number, self._stream.emit
         now_s = time.monotonic()
         for warning in result.warnings:
@@ -155,6 +138,7 @@ class CaseEvents:
                         now_s, number, rank, warning.category, warning.text, warning.filename, warning.line_number
                     )
                 )
+        self._tell_ledgers(now_s)
         for outcome in result.outcomes:
             emit(
                 RankOutcomeKnown(
@@ -187,6 +171,22 @@ class CaseEvents:
         if self._world is None or self._world.supervisor.is_over:
             emit(CleanedUp(now_s, number, result.leaked))
         emit(CaseEnded(now_s, number))
+
+    def _tell_ledgers(self, now_s: float) -> None:
+        story = self._world.supervisor.hang if self._world is not None else None
+        for rank, state, place, calls in rank_ledgers(story.analysis) if story is not None else ():
+            told = tuple(
+                LedgerCall(
+                    call.group,
+                    call.number,
+                    call.backend,
+                    call.operation,
+                    f"{call.sizes} {call.dtypes}".rstrip(),
+                    call.is_done,
+                )
+                for call in calls
+            )
+            self._stream.emit(RankLedgerRead(now_s, self._number, rank, state, place, told))
 
     @contextlib.contextmanager
     def ending_on_error(self) -> Iterator[None]:

@@ -12,37 +12,35 @@ import contextlib
 import dataclasses
 import itertools
 import math
-import os
 import shutil
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 from dist_testing.budget import Budget
 from dist_testing.case import Case, CaseResult
 from dist_testing.engine.case_events import CaseEvents
 from dist_testing.engine.gpu_checks import aftermath, preflight
-from dist_testing.engine.interruption import interruption_report
-from dist_testing.engine.judging import judged, with_operation
+from dist_testing.engine.judging import interrupted, judged, with_operation
 from dist_testing.engine.launchers import Launchers
+from dist_testing.engine.report import failure_report
 from dist_testing.engine.run_directory import RunDirectory
 from dist_testing.engine.running_case import RunningCase
 from dist_testing.engine.running_world import RunningWorld, check_world_size, start_world
-from dist_testing.engine.thread_stacks import blame_thread, waiting_for_skipped
+from dist_testing.engine.stack_dumps import blame_thread, waiting_for_skipped
 from dist_testing.engine.thread_world import ThreadBody, run_ranks
-from dist_testing.engine.time_left import check_time_left
 from dist_testing.errors import GpuError, LaunchError, UsageError
 from dist_testing.events.stream import EventStream
 from dist_testing.gpus.devices import vendor_named
 from dist_testing.gpus.gpu import Gpu
 from dist_testing.gpus.world import WorldGpus
 from dist_testing.launch.isolation import FORK, Isolation, check_isolation, isolation_named
-from dist_testing.launch.launcher import Launcher, RunContext
+from dist_testing.launch.launcher import Launcher
 from dist_testing.outcomes import Cause, Kind, Status, verdict
 from dist_testing.process.messages import Loader
 from dist_testing.process.refusal import refusal
-from dist_testing.process.thread_idents import read_ranks
+from dist_testing.process.stacks import read_ranks
 from dist_testing.rank.bootstrap import RankContext
 from dist_testing.spec import Spec
 
@@ -54,6 +52,8 @@ _POOL_END_LIMIT_S = 30.0
 _GPU_WAIT_SHARE = 0.5
 # Limit of a case in the debugger. Groups and stores need a finite limit. Seconds.
 _DEBUG_LIMIT_S = 7 * 24 * 3600.0
+# With less time no rank gets as far as its test, and a good test would look like one that hangs. Seconds.
+_LEAST_CASE_S = 0.1
 
 
 class Engine:
@@ -68,50 +68,30 @@ class Engine:
     """
 
     def __init__(self, spec: Spec, budget: Budget, context: RankContext, loader: Loader) -> None:
-        """Make an engine. It starts no process yet.
-
-        Args:
-            spec: What the target asks for.
-            budget: The time of the whole run.
-            context: The part of the run that ranks use.
-            loader: Finds the tests again in a fresh interpreter.
-        """
+        """Make an engine. It starts no process yet. `loader` finds the tests again in a fresh interpreter."""
         self.spec = spec
         self.cases_after = 0
         self.debug_rank: int | None = None
         self.events = EventStream()
         self.tell: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True)
         self._budget = budget
-        self._context = context
-        self._loader = loader
-        self._launchers = Launchers()
+        self._launchers = Launchers(context, loader)
         self._pool: RunningWorld | None = None
         self._worlds = 0
         self._numbers = itertools.count(1)
-        self._directory: RunDirectory | None = None
         self._settled_memory: dict[Gpu, int] = {}
         self._has_warned = False
 
-    def prepare(self, isolations: Iterable[Isolation] = ()) -> tuple[Sequence[Launcher], RunDirectory]:
-        """Make the launchers now, while this process is clean and may fork. Otherwise the first case makes them.
-
-        Args:
-            isolations: Isolations of the cases to come; by default the target's.
-
-        Returns:
-            The launchers, each once, and the folder of the run.
+    def prepare(self) -> tuple[Launcher, RunDirectory]:
+        """Make the launcher of the target's isolation and the run's folder now, while this process may still be forked.
 
         Raises:
             LaunchError: If the machine lacks the resources.
-            UsageError: If the target's isolation does not exist.
+            UsageError: If the isolation does not exist.
         """
-        wanted = list(isolations) or [self.isolation_named(self.spec.isolation)]
+        isolation = self.isolation_named(self.spec.isolation)
         try:
-            if self._directory is None:
-                self._directory = RunDirectory(os.environ)
-            directory = self._directory
-            run = RunContext(self._context, self._loader, directory.all_paths, str(directory.short))
-            return list(dict.fromkeys(self._launchers.of(isolation, run) for isolation in wanted)), directory
+            return self._launchers.of(isolation), self._launchers.directory
         except OSError as error:
             raise _no_room("the run", error) from error
 
@@ -147,60 +127,30 @@ class Engine:
         check_world_size(case.name, case.world_size)
         isolation = self.isolation_named(case.isolation)
         check_isolation(case.name, self.spec.backend, isolation)
-        if case.expected_exits and not isolation.has_exit_codes:
-            raise UsageError(
-                f'{case.name}: expected_exits = {case.expected_exits!r} with isolation "{isolation.name}".\n'
-                "The ranks are threads of one process, so a rank has no exit code of its own.\n"
-                f'Set isolation="{FORK.name}", with a backend that supports it.'
-            )
-        if any(rank >= case.world_size for rank in case.expected_exits):
-            raise UsageError(
-                f"{case.name}: expected_exits = {case.expected_exits!r} in a world of {case.world_size} ranks.\n"
-                "Of a rank that does not exist it can neither be met nor fail.\n"
-                "Name ranks of the world, from 0."
-            )
+        _check_expected_exits(case, isolation)
         if self.debug_rank is not None:
             case = dataclasses.replace(case, debug_rank=self.debug_rank)
         limit_s = self._limit_s(case)
-        check_time_left(case, limit_s)
+        _check_time_left(case, limit_s)
         started_s = time.monotonic()
         events.asked(limit_s)
         world, self._pool = self._pool, None
-        body = None
-        if world is not None and case.pool == world.pool and case.world_size == world.size:
-            body = case.body
-        else:
-            if world is not None and (trouble := self._end(world)):
+        if world is not None and (case.pool, case.world_size) != (world.pool, world.size):
+            if trouble := self._end(world):
                 warnings.warn(trouble, RuntimeWarning, stacklevel=2)
-            self._worlds += 1
-            if (warning := preflight(case.name, case.world_size, self.spec)) and not self._has_warned:
-                self._has_warned = True
-                self.tell(f"dist_testing: {case.name}: {warning}")
-            try:
-                (launcher,), directory = self.prepare([isolation])
-                gpus = self._take_gpus(case, _GPU_WAIT_SHARE * limit_s, events)
-                if gpus is not None:
-                    # The wait has used the run's budget, but not the case's own limit.
-                    limit_s = self._limit_s(case)
-                world = start_world(launcher, isolation, self._worlds, case, self.spec, directory, limit_s, gpus)
-                events.world_asked(self._worlds, world)
-            except (GpuError, UsageError):
-                raise
-            except OSError as error:
-                raise _no_room(case.name, error) from error
-            except BaseException:
-                # It can be a signal, as in `_finish`: the launcher may have begun a world that has no owner.
-                self._launchers.close()
-                raise
-        events.begun_on(world, is_new=body is None)
+            world = None
+        is_first = world is None
+        if world is None:
+            world, limit_s = self._new_world(case, isolation, limit_s, events)
+        events.begun_on(world, is_new=is_first)
         world.supervisor.begin_case(
             limit_s,
-            latest_s=math.inf if case.debug_rank is not None else self._budget.latest_s,
+            latest_s=math.inf if case.debug_rank is not None else self._budget.end_s,
             keep=bool(case.pool),
             expected_exits=case.expected_exits,
-            body=body,
+            body=None if is_first else case.body,
         )
-        return RunningCase(case, world, started_s, limit_s, is_first=body is None, events=events)
+        return RunningCase(case, world, started_s, limit_s, is_first, events)
 
     def finish(self, running: RunningCase) -> CaseResult:
         """Wait for the end of a case, at most until its deadline, and judge it.
@@ -224,7 +174,7 @@ class Engine:
             except BaseException:
                 # A signal raises it: Ctrl-C, or the time limit of a plugin. A second Ctrl-C ends this report, too.
                 with contextlib.suppress(LaunchError):
-                    self.tell(interruption_report(running, self.spec.target))
+                    self.tell(failure_report(interrupted(running), target=self.spec.target))
                 raise
             outcomes = tuple(
                 with_operation(record.outcome(), supervisor.stacks.get(record.rank, ""))
@@ -238,25 +188,22 @@ class Engine:
         if result.verdict.status is not Status.FAILED:
             for note in world.log_limits.notes():
                 self.tell(f"dist_testing: {running.case.name}: {note}")
-            if supervisor.is_over:
-                shutil.rmtree(world.directory, ignore_errors=True)
-            else:
-                self._pool = world
+        if not supervisor.is_over:
+            # Its ranks have passed, whatever else is wrong with the case.
+            self._pool = world
+        elif result.verdict.status is not Status.FAILED:
+            shutil.rmtree(world.directory, ignore_errors=True)
         return result
 
     def run_here(self, case: Case, body: ThreadBody) -> CaseResult:
-        """Run a case on threads of this process, and judge it.
-
-        Args:
-            case: The case.
-            body: Runs one rank.
+        """Run a case on threads of this process, and judge it. `body` runs one rank.
 
         Raises:
-            UsageError: If the world is too large.
+            UsageError: If the world is too large, or no time is left.
         """
         check_world_size(case.name, case.world_size, needs_files=False)
         limit_s = self._budget.limit_s(case.timeout_s, cases_after=self.cases_after)
-        check_time_left(case, limit_s)
+        _check_time_left(case, limit_s)
         events = CaseEvents(self.events, next(self._numbers), case)
         started_s = time.monotonic()
         events.asked(limit_s)
@@ -296,20 +243,44 @@ class Engine:
 
     def close(self) -> None:
         """End all processes of the run and remove its folder."""
-        with contextlib.ExitStack() as whatever_happens:
-            if self._directory is not None:
-                directory, self._directory = self._directory, None
-                whatever_happens.callback(directory.remove)
-            whatever_happens.callback(self._launchers.close)
-            if self._pool is not None:
-                world, self._pool = self._pool, None
+        world, self._pool = self._pool, None
+        try:
+            if world is not None:
                 with contextlib.suppress(LaunchError), self._closing_if_over(world):
                     world.supervisor.abort()
+        finally:
+            self._launchers.end()
 
     def _limit_s(self, case: Case) -> float:
         if case.debug_rank is not None:
             return _DEBUG_LIMIT_S
         return self._budget.limit_s(case.timeout_s, cases_after=self.cases_after)
+
+    def _new_world(
+        self, case: Case, isolation: Isolation, limit_s: float, events: CaseEvents
+    ) -> tuple[RunningWorld, float]:
+        """Return a new world, and the limit of its first case after the wait for GPUs, in seconds."""
+        self._worlds += 1
+        if (warning := preflight(case.name, case.world_size, self.spec)) and not self._has_warned:
+            self._has_warned = True
+            self.tell(f"dist_testing: {case.name}: {warning}")
+        try:
+            launcher, directory = self._launchers.of(isolation), self._launchers.directory
+            gpus = self._take_gpus(case, _GPU_WAIT_SHARE * limit_s, events)
+            if gpus is not None:
+                # The wait has used the run's budget, but not the case's own limit.
+                limit_s = self._limit_s(case)
+            world = start_world(launcher, isolation, self._worlds, case, self.spec, directory, limit_s, gpus)
+            events.world_asked(self._worlds, world)
+            return world, limit_s
+        except (GpuError, UsageError):
+            raise
+        except OSError as error:
+            raise _no_room(case.name, error) from error
+        except BaseException:
+            # It can be a signal, as in `_finish`: the launcher may have begun a world that has no owner.
+            self._launchers.close()
+            raise
 
     def _take_gpus(self, case: Case, limit_s: float, events: CaseEvents) -> WorldGpus | None:
         count = self.spec.gpus(case.world_size)
@@ -321,6 +292,7 @@ class Engine:
             lambda: WorldGpus.take(
                 count,
                 vendor,
+                archs=self.spec.gpu_archs,
                 limit_s=limit_s,
                 on_wait=lambda line: self.tell(f"dist_testing: {case.name}: {line}"),
                 settled=self._settled_memory,
@@ -362,3 +334,27 @@ class Engine:
 
 def _no_room(subject: str, error: OSError) -> LaunchError:
     return LaunchError(f"{subject}: no ranks could be started: {refusal(error)}")
+
+
+def _check_time_left(case: Case, limit_s: float) -> None:
+    if limit_s < min(_LEAST_CASE_S, case.timeout_s):
+        raise UsageError(
+            f"{case.name}: not run, because the target's time was over: {limit_s:.1f} s were left for it.\n"
+            "The cases before it have used the time; those that hang use the most.\n"
+            "Mend them, or give the target a larger timeout or size, or more shards. This test is not to blame."
+        )
+
+
+def _check_expected_exits(case: Case, isolation: Isolation) -> None:
+    if case.expected_exits and not isolation.has_exit_codes:
+        raise UsageError(
+            f'{case.name}: expected_exits = {case.expected_exits!r} with isolation "{isolation.name}".\n'
+            "The ranks are threads of one process, so a rank has no exit code of its own.\n"
+            f'Set isolation="{FORK.name}", with a backend that supports it.'
+        )
+    if any(rank >= case.world_size for rank in case.expected_exits):
+        raise UsageError(
+            f"{case.name}: expected_exits = {case.expected_exits!r} in a world of {case.world_size} ranks.\n"
+            "It names a rank that does not exist, so no exit could meet the expectation.\n"
+            "Name ranks of the world, from 0."
+        )

@@ -38,11 +38,6 @@ class Aftermath:
 def preflight(name: str, world_size: int, spec: Spec) -> str:
     """Check whether the backend can work on these GPUs.
 
-    Args:
-        name: Name of the case.
-        world_size: Number of its ranks.
-        spec: What the target asks for.
-
     Returns:
         A warning; "" if there is none.
 

@@ -13,6 +13,7 @@ rank runs the user's code. Such a rank can move as soon as the ranks that it wai
 | a send to a rank | that rank is about to receive from it, or can move |
 | a monitored barrier, a group that is made, the world's barrier | each member that is not in it can move |
 | a key of a store | any other rank can move |
+| a send or a receive that is not known | any other rank can move, or waits for one that may be its other end |
 
 The least solution of these rules is the set of ranks that can move. The hang is proven if the set is empty and at least
 one rank waits. No correct program is stopped: the ranks of a correct program that has not ended are on the way to a
@@ -28,10 +29,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from dist_testing.process.ledger import COLLECTIVE, RECORDED_BACKENDS, Call, Ledger, Wait, WaitKind
+from dist_testing.backends import all_declared
+from dist_testing.engine.call_rules import are_alike
+from dist_testing.process.ledger import COLLECTIVE, Call, Ledger, Wait, WaitKind
 
 __all__ = ["Analysis", "Mismatch", "RankView", "Waiting", "analyse"]
 
+# Why nothing is known of the collectives of a rank.
+NOT_RECORDED = "waits without a record of its collectives (TORCH_FR_BUFFER_SIZE=0, or torch before 2.12)"
 # Limits that torch gives to groups and stores for which the user has named none: gloo's, NCCL's, a store's.
 # Milliseconds.
 _TORCH_LIMITS_MS = frozenset({1_800_000, 600_000, 300_000})
@@ -167,7 +172,7 @@ def _in_collective(
     rank: int, ledger: Ledger, wait: Wait, views: Mapping[int, RankView], known_ms: frozenset[int]
 ) -> Waiting | str:
     if not ledger.is_recording:
-        return "runs without torch's flight recorder"
+        return NOT_RECORDED
     pending = [call for call in ledger.calls if not call.is_done]
     if wait.kind is WaitKind.COLLECTIVE:
         pending = [call for call in pending if call.group == wait.group][-1:]
@@ -177,7 +182,8 @@ def _in_collective(
     mismatches = []
     for call in pending:
         members = ledger.members(call.group)
-        if members is None or call.backend not in RECORDED_BACKENDS or not set(members) <= views.keys():
+        is_recorded = all_declared(call.backend, lambda declared: declared.records_calls)
+        if members is None or not is_recorded or not set(members) <= views.keys():
             return f"waits in a group that is not known ({call.group})"
         if call.limit_ms not in known_ms:
             return "waits with a limit of the test's own"
@@ -187,7 +193,7 @@ def _in_collective(
             missing.append(
                 frozenset(other for other in members if other != rank and not _has_begun(call, views[other], members))
             )
-    return Waiting(rank, wait, pending[-1], tuple(missing), mismatches[0] if mismatches else None)
+    return Waiting(rank, wait, pending[0], tuple(dict.fromkeys(missing)), mismatches[0] if mismatches else None)
 
 
 def _has_begun(call: Call, view: RankView, members: tuple[int, ...]) -> bool:
@@ -217,7 +223,7 @@ def _mismatch(rank: int, call: Call, members: tuple[int, ...], views: Mapping[in
         for theirs in ledger.calls:
             if (theirs.group, theirs.generation, theirs.number) == (call.group, call.generation, call.number):
                 calls[other] = theirs
-    if len({theirs.operation for theirs in calls.values()}) > 1:
+    if not are_alike(calls.values()):
         return Mismatch(call.group, call.number, calls)
     return None
 
@@ -226,6 +232,12 @@ def _missing(rank: int, ledger: Ledger, wait: Wait, views: Mapping[int, RankView
     """The sets of ranks that are enough for what is no collective; None if the group is not known."""
     if wait.kind is WaitKind.STORE:
         return tuple(frozenset({other}) for other in views if other != rank)
+    if wait.kind is WaitKind.HANDLE:
+        return tuple(
+            frozenset() if _may_meet(rank, view) else frozenset({other})
+            for other, view in views.items()
+            if other != rank
+        )
     members = wait.ranks or ledger.members(wait.group)
     if members is None or rank not in members or not set(members) <= views.keys():
         return None
@@ -249,8 +261,20 @@ def _is_in(view: RankView, wait: Wait) -> bool:
 def _meets(rank: int, wait: Wait, view: RankView) -> bool:
     """Whether a peer is in the send or receive that `wait` of `rank` is for."""
     theirs = view.ledger.wait if view.ledger is not None and not view.ended else None
+    if theirs is not None and theirs.kind is WaitKind.HANDLE:
+        return True
     if theirs is None or (theirs.group, theirs.tag) != (wait.group, wait.tag):
         return False
     if wait.kind is WaitKind.RECEIVE:
         return theirs.kind is WaitKind.SEND and theirs.peer == rank
     return theirs.kind is WaitKind.RECEIVE and theirs.peer in (rank, -1)
+
+
+def _may_meet(rank: int, view: RankView) -> bool:
+    """Whether a peer is in a send or receive that can be the other end of one of `rank`."""
+    theirs = view.ledger.wait if view.ledger is not None and not view.ended else None
+    if theirs is None:
+        return False
+    return theirs.kind is WaitKind.HANDLE or (
+        theirs.kind in (WaitKind.SEND, WaitKind.RECEIVE) and theirs.peer in (rank, -1)
+    )

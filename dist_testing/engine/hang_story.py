@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from dist_testing.engine.call_rules import described
 from dist_testing.engine.hang import Analysis, Mismatch, Waiting
 from dist_testing.outcomes import GOOD, Cause, Kind, RankOutcome, Verdict
-from dist_testing.process.ledger import Ledger, WaitKind
+from dist_testing.process.ledger import Call, Ledger, WaitKind
 
-__all__ = ["HangStory", "blame_by_ledger", "mark_stuck", "ranks_text", "tell"]
+__all__ = ["HangStory", "blame_by_ledger", "group_text", "listed", "mark_stuck", "rank_ledgers", "ranks_text", "tell"]
 
 # Files in whose lines a reader cannot see what their test does: torch's, this library's, Python's.
-_NOT_THE_TEST = (f"{os.sep}torch{os.sep}", f"{os.sep}dist_testing{os.sep}")
+_NOT_THE_TEST = (f"{os.sep}torch{os.sep}", f"{os.sep}dist_testing{os.sep}", "<frozen ")
 _STANDARD_LIBRARY = os.path.dirname(os.__file__) + os.sep
+_PACKAGES = "site-packages"
+# Of a rank's groups, or of its calls that have not ended, in a line of the report.
+_MAX_PENDING = 3
 _DEFAULT_GROUP = "0"
 # Instead of "at the deadline".
 _STUCK = "when no rank could go on any more"
@@ -27,10 +31,11 @@ class HangStory:
 
     Attributes:
         is_proven: Whether no rank could ever have gone on.
-        headline: One sentence: which ranks wait, for whom, where.
+        headline: One sentence: which ranks wait, for whom, where; "" if that is not known.
         lines: What each rank did, a line for ranks that did the same.
         culprits: The ranks that the others wait for; empty if they wait for each other.
         victims: The ranks that wait.
+        analysis: What the story was made from.
     """
 
     is_proven: bool
@@ -38,12 +43,18 @@ class HangStory:
     lines: tuple[str, ...]
     culprits: tuple[int, ...]
     victims: tuple[int, ...]
+    analysis: Analysis
+
+    @property
+    def waiting(self) -> frozenset[int]:
+        """The ranks that wait for others, culprits among them."""
+        return frozenset(self.analysis.waiting) | frozenset(self.victims)
 
 
 def tell(analysis: Analysis) -> HangStory | None:
-    """Tell what an analysis has found; None if no rank is known to wait for another."""
+    """Tell what an analysis has found; None if no rank is known to wait for another, itself or on a device."""
     if not analysis.waiting:
-        return None
+        return _of_devices(analysis)
     culprits: Sequence[int] = ()
     mismatch = next((waiting.mismatch for waiting in analysis.waiting.values() if waiting.mismatch), None)
     awaited = _awaited(analysis)
@@ -60,7 +71,49 @@ def tell(analysis: Analysis) -> HangStory | None:
     else:
         headline = _each(analysis, analysis.waiting)
     victims = tuple(rank for rank in analysis.waiting if rank not in culprits)
-    return HangStory(analysis.is_proven, headline, tuple(_lines(analysis)), tuple(culprits), victims)
+    return HangStory(analysis.is_proven, headline, tuple(_lines(analysis)), tuple(culprits), victims, analysis)
+
+
+def listed(analysis: Analysis) -> HangStory:
+    """List what each rank does, where that tells no story: a rank may have told nothing, or its recorder may be off."""
+    return HangStory(False, "", tuple(_lines(analysis)), (), (), analysis)
+
+
+def _of_devices(analysis: Analysis) -> HangStory | None:
+    """Tell which ranks have not begun what the devices of others wait for. It proves nothing: it names the culprit."""
+    ledgers = {rank: view.ledger for rank, view in analysis.views.items() if view.ledger is not None}
+    for _, ledger in sorted(ledgers.items()):
+        for call in ledger.device_calls:
+            members = ledger.members(call.group)
+            if call.is_done or members is None or not set(members) <= ledgers.keys():
+                continue
+            begun = {other: _begun(ledgers[other], call) for other in members}
+            if len({(theirs.operation, theirs.number) for theirs in begun.values() if theirs is not None}) > 1:
+                calls = {other: theirs for other, theirs in begun.items() if theirs is not None}
+                headline, culprits = _disagreement(analysis, Mismatch(call.group, call.number, calls))
+            elif absent := [other for other, theirs in begun.items() if theirs is None]:
+                waiting = [other for other in members if other not in absent]
+                fates: dict[str, list[int]] = {}
+                for other in absent:
+                    fate = analysis.views[other].ended or f"has not begun it{_at(_place(ledgers[other]))}"
+                    fates.setdefault(fate, []).append(other)
+                who = "; ".join(f"{ranks_text(ranks)} {fate}" for fate, ranks in fates.items())
+                verb = "wait" if len(waiting) > 1 else "waits"
+                headline = f"{who}; {ranks_text(waiting)} {verb} in {_call_text(call)} of {call.backend}"
+                culprits = absent
+            else:
+                continue
+            victims = tuple(other for other in members if other not in culprits)
+            return HangStory(False, headline, tuple(_lines(analysis)), tuple(culprits), victims, analysis)
+    return None
+
+
+def _begun(ledger: Ledger, call: Call) -> Call | None:
+    """A rank's own call of the same number; None if it has not begun it, as far as its record shows."""
+    own = [theirs for theirs in ledger.device_calls if (theirs.group, theirs.backend) == (call.group, call.backend)]
+    same = [theirs for theirs in own if theirs.number == call.number]
+    # What a rank has begun so long ago that its record has dropped it.
+    return same[-1] if same else (call if own and own[0].number > call.number else None)
 
 
 def ranks_text(ranks: Iterable[int]) -> str:
@@ -82,15 +135,16 @@ def _awaited(analysis: Analysis) -> dict[int, list[int]]:
 
 def _disagreement(analysis: Analysis, mismatch: Mismatch) -> tuple[str, Sequence[int]]:
     sides: dict[str, list[int]] = {}
+    with_inputs = len({theirs.operation for theirs in mismatch.calls.values()}) == 1
     for rank, theirs in sorted(mismatch.calls.items()):
-        sides.setdefault(theirs.operation, []).append(rank)
-    texts = [
-        f"{ranks_text(ranks)} {'call' if len(ranks) > 1 else 'calls'} {operation}{_at(_common_place(analysis, ranks))}"
-        for operation, ranks in sorted(sides.items(), key=lambda side: (len(side[1]), side[1]))
-    ]
+        sides.setdefault(described(theirs, with_inputs=with_inputs), []).append(rank)
+    texts = []
+    for operation, ranks in sorted(sides.items(), key=lambda side: (len(side[1]), side[1])):
+        place = _at(_common_place(analysis, mismatch, ranks))
+        texts.append(f"{ranks_text(ranks)} {'call' if len(ranks) > 1 else 'calls'} {operation}{place}")
     alone = [ranks[0] for ranks in sides.values() if len(ranks) == 1]
     culprits = alone if len(alone) == 1 else ()
-    call = f"call #{mismatch.number} of {_group(mismatch.group)}"
+    call = f"call #{mismatch.number} of {group_text(mismatch.group)}"
     return f"the ranks disagree about {call}: {', '.join(texts)}", culprits
 
 
@@ -137,22 +191,46 @@ def _lines(analysis: Analysis) -> Iterable[str]:
     for rank, view in sorted(analysis.views.items()):
         waiting = analysis.waiting.get(rank)
         if view.ended:
-            text = view.ended
+            text = f"{view.ended}, and {view.busy}" if view.busy else view.ended
         elif waiting is None:
             text = f"{analysis.free.get(rank, '')}{_at(_place(view.ledger))}"
         else:
-            sizes = f" {waiting.call.sizes} {waiting.call.dtypes}" if waiting.call is not None else ""
-            text = f"waits in {_what(waiting)}{sizes}{_at(_place(view.ledger))}"
+            inputs = f" {_inputs(waiting.call)}" if waiting.call is not None else ""
+            text = f"waits in {_what(waiting)}{inputs}{_at(_place(view.ledger))}"
         if last := _last_done(view.ledger):
             text += f"; the last collective that it ended: {last}"
+        if view.ledger is not None and (pending := [call for call in view.ledger.device_calls if not call.is_done]):
+            shown = ", ".join(f"{_call_text(call)} {_inputs(call)}" for call in pending[:_MAX_PENDING])
+            text += f"; not ended on {pending[0].backend}: {shown}"
         texts.setdefault(text, []).append(rank)
     for text, ranks in texts.items():
         yield f"Ledger of {ranks_text(ranks)}: {text}."
 
 
 def _last_done(ledger: Ledger | None) -> str:
-    done = [call for call in ledger.calls if call.is_done] if ledger is not None else []
-    return f"{done[-1].operation} #{done[-1].number} of {_group(done[-1].group)}" if done else ""
+    """The last call that a rank has ended on each group, the latest first."""
+    last: dict[str, str] = {}
+    for call in reversed((*ledger.device_calls, *ledger.calls) if ledger is not None else ()):
+        if call.is_done:
+            last.setdefault(call.group, _call_text(call))
+    return ", ".join(list(last.values())[:_MAX_PENDING])
+
+
+def _call_text(call: Call) -> str:
+    return f"{call.operation} #{call.number} of {group_text(call.group)}"
+
+
+def _inputs(call: Call) -> str:
+    return f"{call.sizes} {call.dtypes}".rstrip()
+
+
+def rank_ledgers(analysis: Analysis) -> Iterator[tuple[int, str, str, tuple[Call, ...]]]:
+    """Yield of each rank: its number, what it does in words, file and line of the test, and its last calls."""
+    for rank, view in sorted(analysis.views.items()):
+        waiting = analysis.waiting.get(rank)
+        state = view.ended or (f"waits in {_what(waiting)}" if waiting else analysis.free.get(rank, ""))
+        calls = (*view.ledger.calls, *view.ledger.device_calls) if view.ledger is not None else ()
+        yield rank, state, "" if view.ended else _place(view.ledger), calls
 
 
 def _what(waiting: Waiting) -> str:
@@ -165,19 +243,20 @@ def _what(waiting: Waiting) -> str:
         case WaitKind.STORE:
             return f"{wait.operation} of a store{f' for {wait.keys}' if wait.keys else ''}"
         case WaitKind.MONITORED:
-            return f"monitored_barrier of {_group(wait.group)}"
-        case WaitKind.MEETING:
+            return f"monitored_barrier of {group_text(wait.group)}"
+        case WaitKind.MEETING | WaitKind.HANDLE:
             return wait.operation
     if call is None:
         return wait.operation
     # A function of torch can consist of another collective, and some wait for what an earlier call has begun.
     name = call.operation
-    if wait.kind is WaitKind.COLLECTIVE and wait.operation != call.operation:
+    if wait.operation not in (call.operation, "wait", "wait_tensor"):
         name = f"{wait.operation} ({call.operation})"
-    return f"{name} #{call.number} of {_group(call.group)}"
+    return f"{name} #{call.number} of {group_text(call.group)}"
 
 
-def _group(name: str) -> str:
+def group_text(name: str) -> str:
+    """Return such as "the default group", or "group 1"."""
     return "the default group" if name == _DEFAULT_GROUP else f"group {name}"
 
 
@@ -185,15 +264,19 @@ def _place(ledger: Ledger | None) -> str:
     """File and line of the test that a rank is in."""
     if ledger is None:
         return ""
-    for place in ledger.places:
-        is_standard = place.file.startswith(_STANDARD_LIBRARY) and "site-packages" not in place.file
-        if not is_standard and not any(part in place.file for part in _NOT_THE_TEST):
-            return f"{os.path.basename(place.file)}:{place.line}"
-    return ""
+    found = [place for place in ledger.places if not any(part in place.file for part in _NOT_THE_TEST)]
+    own = [place for place in found if _PACKAGES not in place.file and not place.file.startswith(_STANDARD_LIBRARY)]
+    # Tests can be part of a package that is installed.
+    installed = [place for place in found if _PACKAGES in place.file]
+    return next((f"{os.path.basename(place.file)}:{place.line}" for place in (*own, *installed)), "")
 
 
-def _common_place(analysis: Analysis, ranks: Iterable[int]) -> str:
-    return _common([_place(analysis.views[rank].ledger) for rank in ranks if rank in analysis.waiting])
+def _common_place(analysis: Analysis, mismatch: Mismatch, ranks: Iterable[int]) -> str:
+    """Where ranks have made the call, if they still wait in it."""
+    waiting = {rank: analysis.waiting[rank] for rank in ranks if rank in analysis.waiting}
+    return _common(
+        [_place(analysis.views[rank].ledger) for rank, one in waiting.items() if one.call == mismatch.calls[rank]]
+    )
 
 
 def _common(texts: Sequence[str]) -> str:
@@ -221,15 +304,19 @@ def blame_by_ledger(found: Verdict, outcomes: Sequence[RankOutcome], story: Hang
         outcomes: One per rank.
         story: What the ledgers say; None if they were not read, or if no rank waited for another.
     """
-    if story is None:
+    if story is None or not story.headline:
         return found
     if found.cause is Cause.DISAGREEMENT and story.is_proven:
         return dataclasses.replace(found, reason=f"{found.reason}; {story.headline}")
     failed = [outcome for outcome in outcomes if outcome.kind not in GOOD and outcome.kind is not Kind.STOPPED]
-    is_hang = all(outcome.kind is Kind.HUNG or outcome.collateral == "late" for outcome in failed)
-    # A story of an earlier moment is none of ranks that have failed later.
-    in_vain = {outcome.rank for outcome in failed if outcome.collateral == "late"}
-    if found.cause not in (Cause.HANG, Cause.FAILURE) or not failed or not is_hang or not in_vain <= {*story.victims}:
+    late = [outcome for outcome in failed if outcome.collateral == "late"]
+    # A rank loses its peers when they give up, and one that they have waited for can then come too late itself.
+    is_hang = all(outcome.kind is Kind.HUNG or outcome.collateral for outcome in failed) and (
+        late or any(outcome.kind is Kind.HUNG for outcome in failed)
+    )
+    # A story of an earlier moment is none of a rank that has failed first.
+    is_story = not late or min(late, key=lambda outcome: outcome.at_s).rank in story.waiting
+    if found.cause not in (Cause.HANG, Cause.FAILURE) or not is_hang or not is_story:
         return found
     return dataclasses.replace(
         found,

@@ -18,11 +18,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from dist_testing.engine.hang import Analysis, RankView, analyse
-from dist_testing.engine.hang_story import HangStory, tell
+from dist_testing.engine.hang_story import HangStory, listed, tell
 from dist_testing.engine.rank_record import RankRecord
 from dist_testing.errors import MessageError
 from dist_testing.outcomes import Kind
 from dist_testing.process.ledger import ANSWER_MARK, LEDGERS, Ledger, NoLedger
+from dist_testing.process.procfs import stat_of, threads_of
 
 __all__ = ["HangWatch", "collect_ledgers"]
 
@@ -62,7 +63,7 @@ class HangWatch:
 
     Attributes:
         next_s: When to look again, on the monotonic clock.
-        latest: What the last look at the ledgers said, as long as the case runs; None if no rank was known to wait.
+        latest: What the last look at the ledgers said, as long as the case runs; None before the first look.
     """
 
     def __init__(self, records: Sequence[RankRecord], fds: Mapping[int, int], group_limit_s: float) -> None:
@@ -166,13 +167,16 @@ class HangWatch:
         self._asked_s = time.monotonic()
         self._requests = (self._requests + 1) % 256
         ledgers = collect_ledgers(self._fds, self._requests, limit_s)
-        views = [
-            RankView(record.rank, _how_ended(record), ledger if isinstance(ledger, Ledger) else None)
-            for record in self._records
-            for ledger in [ledgers.get(record.rank)]
-        ]
+        views = []
+        for record in self._records:
+            ledger = ledgers.get(record.rank)
+            if isinstance(ledger, Ledger):
+                views.append(RankView(record.rank, _how_ended(record), ledger))
+            else:
+                why = ledger.reason if ledger is not None else f"no answer; its state is {record.kernel_state or '?'}"
+                views.append(RankView(record.rank, _how_ended(record), None, f"did not tell its ledger ({why})"))
         analysis = analyse(views, self._limits_ms)
-        self.latest = tell(analysis)
+        self.latest = tell(analysis) or listed(analysis)
         return analysis
 
     def _idle(self, activity: Mapping[int, _Activity]) -> list[int]:
@@ -195,7 +199,7 @@ def collect_ledgers(fds: Mapping[int, int], number: int, limit_s: float) -> dict
         limit_s: For all ranks together, in seconds.
 
     Returns:
-        Rank to its answer, of ranks that gave one that can be read.
+        Rank to its answer, of ranks that gave one. One that cannot be read says so.
     """
     mark = bytes([number])
     poller = select.poll()
@@ -219,8 +223,10 @@ def collect_ledgers(fds: Mapping[int, int], number: int, limit_s: float) -> dict
             # Anything else is an answer that came too late, or a stack.
             is_answer = packet.startswith(ANSWER_MARK + mark)
             if is_answer:
-                with contextlib.suppress(MessageError):
+                try:
                     answers[waiting[fd]] = LEDGERS.from_wire(packet[len(ANSWER_MARK) + 1 :])
+                except MessageError as error:
+                    answers[waiting[fd]] = NoLedger(f"its answer cannot be read: {str(error).partition(chr(10))[0]}")
             if is_answer or not packet:
                 poller.unregister(fd)
                 del waiting[fd]
@@ -237,7 +243,7 @@ def _activity(records: Sequence[RankRecord]) -> dict[int, _Activity]:
     """Rank to what the kernel says of it, of ranks that it knows."""
     found = {}
     for record in records:
-        if stat := _stat(f"/proc/{record.pid}/stat"):
+        if stat := stat_of(record.pid):
             # proc(5): utime and stime are the 14th and the 15th field, the state is the third.
             found[record.rank] = _Activity(int(stat[11]) + int(stat[12]), stat[0])
     return found
@@ -245,25 +251,15 @@ def _activity(records: Sequence[RankRecord]) -> dict[int, _Activity]:
 
 def _awake(pid: int | None) -> Iterator[str]:
     """The threads of a process that run, are about to, or wait for a device."""
-    folder = f"/proc/{pid}/task"
-    try:
-        threads = os.listdir(folder)
-    except OSError:
-        threads = [""]
     # An attached rank can share its process with the runner.
     ours = str(threading.get_native_id()) if pid == os.getpid() else ""
+    threads = threads_of(pid)
+    if not threads:
+        # Unknown, so it counts as awake.
+        yield str(pid)
     for thread in threads:
         if thread == ours:
             continue
-        stat = _stat(f"{folder}/{thread}/stat")
+        stat = stat_of(pid, thread)
         if not stat or stat[0] != _ASLEEP:
-            yield f"{folder}/{thread}"
-
-
-def _stat(path: str) -> list[str]:
-    """The fields after the name, which may hold anything; empty if there is no such process."""
-    try:
-        with open(path, "rb") as file:
-            return file.read().rpartition(b")")[2].decode("ascii").split()
-    except OSError:
-        return []
+            yield f"{pid}/{thread}"

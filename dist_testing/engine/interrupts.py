@@ -49,11 +49,7 @@ class ExitGuard:
     """
 
     def __init__(self, failed: int) -> None:
-        """Replace `os._exit`.
-
-        Args:
-            failed: Exit code if the runner does not end by itself.
-        """
+        """Replace `os._exit`. `failed` is the exit code if the runner does not end by itself."""
         self.cause = ""
         self._failed = failed
         self._verdict: int | None = None

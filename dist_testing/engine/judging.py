@@ -1,4 +1,4 @@
-"""Makes the result of a case from its outcomes: the verdict, and the facts that a report needs to explain it."""
+"""Makes the result of a case: the verdict, and the facts that a report needs to explain it."""
 
 from __future__ import annotations
 
@@ -7,28 +7,23 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from dist_testing.case import CaseResult, RankWarning
+from dist_testing.case import Case, CaseResult, RankWarning
+from dist_testing.engine.call_compare import ADVICE, differences
 from dist_testing.engine.gpu_checks import Aftermath, notes
 from dist_testing.engine.hang_story import blame_by_ledger, mark_stuck
 from dist_testing.engine.rank_record import RankRecord
 from dist_testing.engine.running_case import RunningCase
 from dist_testing.engine.stack_dumps import operation_in
-from dist_testing.outcomes import Kind, RankOutcome, Status, blame_machine, verdict
+from dist_testing.errors import CallsDifferWarning
+from dist_testing.outcomes import Cause, Kind, RankOutcome, Status, Verdict, blame_machine, verdict
 from dist_testing.process.rank_messages import Warned
 from dist_testing.spec import Spec
 
-__all__ = ["judged", "with_operation"]
+__all__ = ["interrupted", "judged", "with_operation"]
 
 
 def judged(running: RunningCase, spec: Spec, outcomes: tuple[RankOutcome, ...], after: Aftermath) -> CaseResult:
-    """Return the result of a case that is over.
-
-    Args:
-        running: The case, and its world, whose folder still exists.
-        spec: What the target asks for.
-        outcomes: One per rank, by rank.
-        after: The state of the world's GPUs.
-    """
+    """Return the result of a case that is over, from one outcome per rank. The folder of its world still exists."""
     case, world = running.case, running.world
     supervisor = world.supervisor
     story = supervisor.hang
@@ -42,6 +37,9 @@ def judged(running: RunningCase, spec: Spec, outcomes: tuple[RankOutcome, ...], 
     )
     found = blame_by_ledger(found, outcomes, story)
     found = blame_machine(found, faults=after.faults, lost=after.lost_text)
+    differing = _differing_calls(supervisor.records) if found.status is Status.PASSED else ""
+    if differing and case.body.strict_calls:
+        found = Verdict(Status.FAILED, Cause.CALLS, f"{Cause.CALLS.value}: {differing}")
     has_failed = found.status is Status.FAILED
     log_files: dict[int, Path] = {}
     text_files: dict[int, Path] = {}
@@ -64,13 +62,40 @@ def judged(running: RunningCase, spec: Spec, outcomes: tuple[RankOutcome, ...], 
         stacks=supervisor.stacks,
         leaked=tuple(supervisor.leaked),
         gpu_memory=tuple(after.memory),
-        warnings=_warnings_of(supervisor.records),
+        warnings=(*_warnings_of(supervisor.records), *_warned(differing, case)),
         end_session=next((record.end_session for record in supervisor.records if record.end_session), ""),
         gpus=gpus.names if gpus is not None else "",
         gpu_wait_s=gpus.wait_s if gpus is not None and running.is_first else 0.0,
         notes=(*(story.lines if story is not None else ()), *notes(world, spec, after), *world.log_limits.notes())
         if has_failed
         else (),
+    )
+
+
+def interrupted(running: RunningCase) -> CaseResult:
+    """Kill the ranks of a case that the user stops, and return a result that says where each one was.
+
+    Raises:
+        LaunchError: If the ranks could not be killed.
+    """
+    duration_s = time.monotonic() - running.started_s
+    world = running.world
+    world.supervisor.abort(ask_where=True)
+    outcomes = tuple(record.outcome() for record in world.supervisor.records)
+    return CaseResult(
+        case=running.case,
+        verdict=Verdict(
+            Status.FAILED,
+            Cause.INTERRUPTED,
+            f"the run was stopped after {duration_s:.1f} s of this case",
+            failing=tuple(outcome.rank for outcome in outcomes if outcome.text),
+        ),
+        outcomes=outcomes,
+        started_s=running.started_s,
+        duration_s=duration_s,
+        limit_s=running.limit_s,
+        logs={rank: world.log_tail(rank) for rank in range(world.size)},
+        stacks=world.supervisor.stacks,
     )
 
 
@@ -91,3 +116,17 @@ def _warnings_of(records: Sequence[RankRecord]) -> tuple[RankWarning, ...]:
         RankWarning(warned.category, warned.text, warned.filename, warned.line_number, tuple(its_ranks))
         for warned, its_ranks in ranks.items()
     )
+
+
+def _differing_calls(records: Sequence[RankRecord]) -> str:
+    told = {record.rank: record.calls for record in records if record.calls is not None}
+    return "; ".join(differences(told))
+
+
+def _warned(differing: str, case: Case) -> tuple[RankWarning, ...]:
+    if not differing or case.body.strict_calls:
+        return ()
+    category = f"{CallsDifferWarning.__module__}.{CallsDifferWarning.__qualname__}"
+    text = f"{case.name} (world of {case.world_size}): the ranks made different calls: {differing}. {ADVICE}"
+    # The recorder knows no lines of calls that have ended.
+    return (RankWarning(category, text, case.name, 0, tuple(range(case.world_size))),)

@@ -1,25 +1,43 @@
-"""Makes the launchers of a run when a case needs them, and closes them together."""
+"""Makes what the worlds of a run share, when a case needs it: the run's folder and the launchers."""
 
 from __future__ import annotations
 
 import contextlib
 import importlib
+import os
 from collections.abc import Callable
 
+from dist_testing.engine.run_directory import RunDirectory
 from dist_testing.launch.isolation import Isolation
 from dist_testing.launch.launcher import Launcher, RunContext
+from dist_testing.process.messages import Loader
+from dist_testing.rank.bootstrap import RankContext
 
 __all__ = ["Launchers"]
 
 
 class Launchers:
-    """Holds one launcher for all isolations with the same `make_launcher`."""
+    """Holds the folder of a run, and one launcher for all isolations with the same `make_launcher`."""
 
-    def __init__(self) -> None:
+    def __init__(self, ranks: RankContext, loader: Loader) -> None:
+        self._ranks = ranks
+        self._loader = loader
         self._made: dict[Callable[[RunContext], Launcher], Launcher] = {}
+        self._directory: RunDirectory | None = None
 
-    def of(self, isolation: Isolation, run: RunContext) -> Launcher:
-        """Return the launcher of an isolation; make it if there is none.
+    @property
+    def directory(self) -> RunDirectory:
+        """The folder of the run.
+
+        Raises:
+            OSError: If it cannot be made.
+        """
+        if self._directory is None:
+            self._directory = RunDirectory(os.environ)
+        return self._directory
+
+    def of(self, isolation: Isolation) -> Launcher:
+        """Return the launcher of an isolation.
 
         Raises:
             LaunchError: If it cannot be made.
@@ -28,6 +46,7 @@ class Launchers:
         if (launcher := self._made.get(isolation.make_launcher)) is None:
             # Every rank needs it, even if the test file does not import it. The fork server loads it once for all.
             importlib.import_module("torch.distributed")
+            run = RunContext(self._ranks, self._loader, self.directory.all_paths, str(self.directory.short))
             launcher = self._made[isolation.make_launcher] = isolation.make_launcher(run)
         return launcher
 
@@ -37,3 +56,12 @@ class Launchers:
         with contextlib.ExitStack() as whatever_happens:
             for launcher in made.values():
                 whatever_happens.callback(launcher.close)
+
+    def end(self) -> None:
+        """Close all launchers, and remove the folder whatever happens."""
+        try:
+            self.close()
+        finally:
+            if self._directory is not None:
+                directory, self._directory = self._directory, None
+                directory.remove()

@@ -22,18 +22,12 @@ _MAX_LINE_BYTES = 1 << 16
 class LiveOutput:
     """Reads the logs of a world's ranks and passes on whole lines, those of each rank in order.
 
-    The kernel reports when a log grows, so this does not poll, and no rank waits for the terminal. Without such reports
-    (not on Linux, or no inotify watch is left) the lines come when the case is over.
+    The kernel reports when a log grows, so this does not poll, and no rank waits for the terminal. If it has no inotify
+    watch left, the lines come when the case is over.
     """
 
     def __init__(self, directory: Path, size: int, tell: Callable[[int, str], None]) -> None:
-        """Start to watch the logs.
-
-        Args:
-            directory: The world's folder, which holds the logs of its ranks.
-            size: Number of ranks.
-            tell: Takes the rank and the text of each line.
-        """
+        """Start to watch the logs in the folder of a world. `tell` takes the rank and the text of each line."""
         self._logs = [directory / log_name(rank) for rank in range(size)]
         self._read_bytes = [0] * size
         self._open_lines = [b""] * size
@@ -94,14 +88,10 @@ class LiveOutput:
 
 
 def _watch(directory: Path) -> int:
-    """Return a descriptor that becomes readable when a file in the folder grows; -1 if the system offers none."""
+    """Return a descriptor that becomes readable when a file in the folder grows; -1 if the kernel has none left."""
     libc = ctypes.CDLL(None, use_errno=True)
-    try:
-        descriptor: int = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
-        if descriptor >= 0 and libc.inotify_add_watch(descriptor, os.fsencode(directory), _IN_MODIFY) < 0:
-            os.close(descriptor)
-            descriptor = -1
-    except AttributeError:
-        # Not Linux.
+    descriptor: int = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+    if descriptor >= 0 and libc.inotify_add_watch(descriptor, os.fsencode(directory), _IN_MODIFY) < 0:
+        os.close(descriptor)
         return -1
     return descriptor

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+from collections.abc import Sequence
 
 from dist_testing.backends import Backend, any_declared, parts_of
 from dist_testing.errors import GpuError, UsageError
@@ -35,15 +36,11 @@ class Lack(str):
 def missing_need(spec: Spec, world_size: int) -> str | None:
     """Return why a world of this size cannot run here, as a `Lack` if there is a way out; None if it can run.
 
-    Args:
-        spec: What the target asks for.
-        world_size: Number of ranks.
-
     Raises:
         UsageError: If the import of the module that registers the backend fails.
     """
     backend = spec.backend
-    if (gpus := spec.gpus(world_size)) and (lack := _lacking_gpus(gpus, backend.vendor)):
+    if (gpus := spec.gpus(world_size)) and (lack := _lacking_gpus(gpus, backend.vendor, spec.gpu_archs)):
         return lack
 
     if backend.register_module and (lack := _lacking_module(backend)):
@@ -62,11 +59,9 @@ def missing_need(spec: Spec, world_size: int) -> str | None:
 
 
 def missing_backend(torch_backend: str, register_module: str = "") -> str:
-    """Return the skip reason for a backend that this torch does not have.
+    """Return the skip reason for a backend, one name as torch knows it, that this torch does not have.
 
-    Args:
-        torch_backend: One name, as torch knows it.
-        register_module: The imported module that should have registered the name; "" for none.
+    `register_module` is the imported module that should have registered the name; "" for none.
     """
     if any_declared(torch_backend, lambda declared: declared.uses_nccl):
         # torch's own text, which people search for.
@@ -116,7 +111,7 @@ def _has_device(device: str) -> bool:
         return False
 
 
-def _lacking_gpus(gpus: int, name: str) -> str:
+def _lacking_gpus(gpus: int, name: str, archs: Sequence[str]) -> str:
     """Return why this machine cannot give so many GPUs of the vendor; "" if it can. Leases of others do not count."""
     vendor = vendor_named(name)
     if vendor is None:
@@ -126,7 +121,7 @@ def _lacking_gpus(gpus: int, name: str) -> str:
     except GpuError as error:
         what, *_, way_out = str(error).splitlines()
         return Lack(f"{gpus_reason(gpus)} ({what} {way_out})", way_out)
-    visible = visible_gpus(found.gpus, vendor=vendor)
+    visible = visible_gpus(found.gpus, vendor=vendor, archs=archs)
     if len(visible.gpus) >= gpus:
         return ""
     remark, way_out = visible.remark, visible.way_out

@@ -35,7 +35,7 @@ _PROTOCOL = (
 # Collectives that torch's flight recorder keeps on each rank. It keeps the newest; a hang is told from the last ones.
 _RECORDED_CALLS = 256
 
-# What decides how many threads torch starts; a user who set one of them has decided.
+# Variables that set the number of threads of torch. If a user has set one of them, its value counts.
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 # Linux's name of the loopback interface.

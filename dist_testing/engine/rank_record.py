@@ -9,12 +9,14 @@ import socket
 from collections.abc import Callable
 
 from dist_testing.errors import FrameError
-from dist_testing.outcomes import GOOD, Kind, RankOutcome, ReportDetails, exit_name
+from dist_testing.outcomes import GOOD, Kind, RankOutcome, exit_name
 from dist_testing.process import wire
 from dist_testing.process.board import PhaseBoard
+from dist_testing.process.procfs import status_of
 from dist_testing.process.rank_messages import (
     INSTRUCTIONS,
     RANK_MESSAGES,
+    CallsMade,
     Done,
     EndSession,
     Importing,
@@ -41,10 +43,7 @@ _MAX_WARNINGS = 100
 def worst_of(known: RankOutcome | None, told: RankOutcome, weigh: Callable[[RankOutcome], int]) -> RankOutcome:
     """Combine the reports of a rank: return the worst, or the first of equals, with the other failures.
 
-    Args:
-        known: The combined reports until now; None if there are none.
-        told: The next report.
-        weigh: Returns how bad an outcome is; usually its place in `WORST_LAST`.
+    `weigh` returns how bad an outcome is; usually its place in `WORST_LAST`.
     """
     if known is None:
         return told
@@ -54,16 +53,13 @@ def worst_of(known: RankOutcome | None, told: RankOutcome, weigh: Callable[[Rank
     further = (*known.further, dataclasses.replace(other, further=(), more_count=0))
     more_count = known.more_count
     # Beyond the limit this keeps only failures of a new kind: the verdict may depend on them.
-    if len(further) > _MAX_FURTHER and any(_is_like(other, kept) for kept in known.further):
+    if len(further) > _MAX_FURTHER and _likeness(other) in map(_likeness, known.further):
         further, more_count = known.further, more_count + 1
     return dataclasses.replace(worst, further=further, more_count=more_count)
 
 
-def _is_like(outcome: RankOutcome, kept: RankOutcome) -> bool:
-    def key(of: RankOutcome) -> tuple[object, ...]:
-        return of.kind, of.phase, of.types, of.expected_by
-
-    return key(outcome) == key(kept)
+def _likeness(outcome: RankOutcome) -> tuple[object, ...]:
+    return outcome.kind, outcome.phase, outcome.types, outcome.expected_by
 
 
 # The test body has begun in these phases: an exit that a case expects must happen in one of them.
@@ -79,7 +75,8 @@ class RankRecord:
         channel: The runner's end of the channel; closed at the end of the stream.
         is_ready: Whether it is ready. The limit of the case starts when all ranks are.
         is_done: Whether it has sent its last message.
-        first_trouble_s: When the runner saw the first sign of a failure, on the monotonic clock.
+        first_trouble_s: When the runner saw the first sign of a failure, on the monotonic clock; None if it saw none.
+        ended_s: When the runner saw the end of the process, on the monotonic clock; None before that.
         warnings: The warnings of this case, in order, each once.
         end_session: Why the rank wants no further test to run; "" if it does not.
         is_patient: Whether no end of the process is a sign of a failure in this case. The outcome still says how it
@@ -101,10 +98,11 @@ class RankRecord:
         self._report: RankOutcome | None = None
         self._expected_exit: int | None = None
         self._exit_code: int | None = None
-        self._ended_s = 0.0
+        self.ended_s: float | None = None
         self._stopped_as: Kind | None = None
         self._stopped_in = ""
         self.warnings: dict[Warned, None] = {}
+        self.calls: CallsMade | None = None
         self.end_session = ""
         self._is_finishing = False
         self._has_hung_up = False
@@ -118,15 +116,12 @@ class RankRecord:
         """
         self._report = None
         self.warnings = {}
+        self.calls = None
         self._expected_exit = expected_exit
         self.is_patient = False
 
     def read(self, now_s: float) -> bool:
-        """Read the messages in the channel. Returns False at the end of the stream.
-
-        Args:
-            now_s: The monotonic clock, in seconds.
-        """
+        """Read the messages in the channel. Returns False at the end of the stream."""
         data = self._received()
         return data is None or self._digest(data, now_s)
 
@@ -162,7 +157,7 @@ class RankRecord:
     def ended(self, exit_code: int, now_s: float) -> None:
         """Note the end of the process. A negative code is a signal, as in `subprocess`."""
         self._exit_code = exit_code
-        self._ended_s = now_s
+        self.ended_s = now_s
         # The socket may still hold the last messages, but no end of stream: a child of the rank can keep it open.
         while self.channel.fileno() >= 0 and (data := self._received()) is not None:
             self._digest(data, now_s)
@@ -194,11 +189,6 @@ class RankRecord:
         return self._exit_code is not None
 
     @property
-    def ended_s(self) -> float | None:
-        """When the runner saw the end of the process, on the monotonic clock; None before that."""
-        return self._ended_s if self.has_ended else None
-
-    @property
     def ended_as_expected(self) -> bool:
         """Whether the process has ended in the way that the case expects."""
         return self._is_expected(self._exit_code, self.phase)
@@ -220,12 +210,7 @@ class RankRecord:
     @property
     def kernel_state(self) -> str:
         """The kernel's state of the process, such as "T (stopped)"; "" if it is not known."""
-        try:
-            with open(f"/proc/{self.pid}/status", encoding="utf-8") as status:
-                fields = dict(line.rstrip("\n").split(":\t", 1) for line in status if ":\t" in line)
-        except OSError:
-            return ""
-        return fields.get("State", "")
+        return status_of(self.pid).get("State", "")
 
     @property
     def has_told_all(self) -> bool:
@@ -240,7 +225,7 @@ class RankRecord:
     def outcome(self) -> RankOutcome:
         """Return the outcome of the rank. Call it when the case is over."""
         report = self._report
-        at_s = self.first_trouble_s if self.first_trouble_s is not None else self._ended_s
+        at_s = self.first_trouble_s or self.ended_s or 0.0
         if report is not None and report.kind is Kind.EXITED and self._is_expected(report.exit_code, report.phase):
             return RankOutcome(self.rank, Kind.PASSED, at_s, self.phase)
         if report is not None and report.kind not in GOOD:
@@ -266,7 +251,7 @@ class RankRecord:
         code = self._exit_code
         if code is not None and code < 0 and -code not in (signal.SIGKILL, STACKS_SIGNAL):
             # The rank crashed before the runner killed it.
-            return RankOutcome(self.rank, Kind.SIGNALLED, self._ended_s, self.phase, signal=-code)
+            return RankOutcome(self.rank, Kind.SIGNALLED, self.ended_s or at_s, self.phase, signal=-code)
         if self._has_hung_up:
             how = "it closed its channel to the runner and went on"
             return RankOutcome(self.rank, Kind.UNREADABLE, at_s, self.phase, summary=how)
@@ -301,14 +286,16 @@ class RankRecord:
                 if len(self.warnings) < _MAX_WARNINGS:
                     # Equal warnings, such as from a loop, count once.
                     self.warnings[message] = None
+            case CallsMade():
+                self.calls = message
             case EndSession():
                 self.end_session = message.reason
             case Done():
                 self.is_done = True
 
     def _note_unreadable(self, now_s: float, text: str) -> None:
-        details = ReportDetails(summary=text.partition("\n")[0], text=text)
-        self._note(RankOutcome.of(self.rank, Kind.UNREADABLE, now_s, self.phase, details))
+        summary = text.partition("\n")[0]
+        self._note(RankOutcome(self.rank, Kind.UNREADABLE, now_s, self.phase, summary=summary, text=text))
 
     def _note(self, told: RankOutcome) -> None:
         if self._stopped_as is not None:

@@ -49,11 +49,8 @@ _EMPTY_THREAD = re.compile(r"^Thread\b.*\n(?=\n|\Z)", re.MULTILINE)
 def missing_hardware(name: str, spec: Spec, missing: str, *, promised: bool) -> str:
     """Return the error text of a case that fails before any rank starts because hardware is missing.
 
-    Args:
-        name: Name of the case.
-        spec: What the target asks for.
-        missing: The skip reason.
-        promised: Whether the configuration promises the hardware; False if only `--dist-on-missing=fail` asks for it.
+    Either the configuration promises the hardware, or only `--dist-on-missing=fail` asks for a failure. `missing` is
+    the skip reason.
     """
     if promised:
         count = "all the GPUs that tests ask for" if spec.promised_gpus == ALL_GPUS else f"{spec.promised_gpus} GPU(s)"
@@ -92,11 +89,8 @@ def failure_report(
     The last lines name the case, the culprit and its error again where a long text stands between. A text of any length
     has its head and tail in the report, and no character in it changes how a terminal shows the rest.
 
-    Args:
-        result: A result whose verdict is a failure.
-        target: Label of the target; "" outside Bazel.
-        reproduce: A command that runs this case alone; "" if there is none.
-        keep: Keeps the whole report, if this one leaves something out, and returns a sentence that says where.
+    `target` is the label of the target, "" outside Bazel; `reproduce` a command that runs this case alone, "" for none.
+    `keep` keeps the whole report, if this one leaves something out, and returns a sentence that says where.
     """
     text = printable(_report(result, target, reproduce, IN_LOG))
     where = ""
@@ -146,7 +140,8 @@ def _report(result: CaseResult, target: str, reproduce: str, limits: Limits) -> 
         lines += ["", _stacks(result.stacks)]
     lines += _also_failed(result, limits)
     if verdict.culprit is not None:
-        part = "is what the others wait for" if verdict.cause is Cause.HANG and verdict.victims else "failed first"
+        is_awaited = verdict.cause is Cause.HANG and verdict.victims
+        part = "is the rank that the others wait for" if is_awaited else "failed first"
         lines += _section(result, [verdict.culprit], part, limits, limits.lines)
     else:
         lines += _logs(result, result.logs, limits)
@@ -176,6 +171,11 @@ _EXPLANATIONS = {
     Cause.GPU_MEMORY: (
         "All ranks have ended, so the driver or a process that outlived them holds the memory. The next test would "
         "lack it."
+    ),
+    Cause.CALLS: (
+        "All ranks have passed, but a backend may as well wait for ever, or mix up the data, if the calls of a group "
+        "differ. Make the same calls on all members, or run the case without --dist-strict-collectives or "
+        "strict_collectives=True. See docs/hangs.md."
     ),
     Cause.LEAK: "A test must end the processes that it starts. They have been killed.",
 }
@@ -215,7 +215,8 @@ def _victims(result: CaseResult) -> str:
     for rank in result.verdict.victims:
         by_fate[result.outcomes[rank].describe()].append(str(rank))
     return "; ".join(
-        f"rank{'s' if len(ranks) > 1 else ''} {', '.join(ranks)} {fate}" for fate, ranks in by_fate.items()
+        f"ranks {', '.join(ranks)}: each {fate}" if len(ranks) > 1 else f"rank {ranks[0]} {fate}"
+        for fate, ranks in by_fate.items()
     )
 
 

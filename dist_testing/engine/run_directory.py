@@ -35,19 +35,17 @@ class RunDirectory:
         Raises:
             OSError: If it cannot be made.
         """
+        self._folders: list[Path] = []
         self._lives: list[int] = []
-        self._private: Path | None = None
-        self.path = self._make(env.get("TEST_TMPDIR"))
-        self.short = self.path
-        if len(os.fsencode(self.path)) > _MAX_PATH_BYTES:
-            try:
+        try:
+            self.path = self.short = self._make(env.get("TEST_TMPDIR"))
+            if len(os.fsencode(self.path)) > _MAX_PATH_BYTES:
                 # Only this user can write to the private folder, so no other user can replace the link.
-                self._private = self._make("/tmp")
-                self.short = self._private / "t"
+                self.short = self._make("/tmp") / "t"
                 self.short.symlink_to(self.path)
-            except BaseException:
-                self.remove()
-                raise
+        except BaseException:
+            self.remove()
+            raise
 
     def _make(self, parent: str | None) -> Path:
         """Make a folder, after removing the folders of dead runs.
@@ -56,6 +54,7 @@ class RunDirectory:
         as Bazel does at the end of a test's time.
         """
         path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
+        self._folders.append(path)
         for other in path.parent.glob(f"{_PREFIX}*/{_LIFE}"):
             # The folder is another user's, or another run is removing it now.
             with contextlib.suppress(OSError):
@@ -71,7 +70,7 @@ class RunDirectory:
     @property
     def all_paths(self) -> list[str]:
         """The folders to remove at the end."""
-        return [str(path) for path in (self.path, self._private) if path is not None]
+        return list(map(str, self._folders))
 
     def remove(self) -> None:
         """Remove all folders."""

@@ -16,12 +16,9 @@ class RunningCase:
     """A case whose ranks have been asked for.
 
     Attributes:
-        case: The case.
-        world: Its ranks.
         started_s: When the ranks were asked for, on the runner's monotonic clock.
         limit_s: Limit of the case, in seconds.
         is_first: Whether it is the first case on these ranks.
-        events: Emits the events of the case.
     """
 
     case: Case

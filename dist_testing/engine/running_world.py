@@ -6,7 +6,6 @@ import contextlib
 import os
 import resource
 import socket
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -38,8 +37,7 @@ _FDS_PER_RANK = 4
 _FDS_SPARE = 64
 # Limit of a rank's output in a report.
 _LOG_TAIL_BYTES = 512 * 1024
-# Of the case's limit, for operations of the group: so that torch gives up before the runner does and says what it
-# waited for.
+# Share of the case's limit for operations of the group, so that torch gives up before the runner and reports its wait.
 _GROUP_SHARE = 0.9
 # A rank needs this long to tell the runner so, on a busy machine. Seconds; but at most this share of the limit.
 _TELLING_S = 0.75
@@ -52,21 +50,19 @@ class RunningWorld:
 
     Attributes:
         pool: Name of the worker pool; "" if the ranks live for one case.
-        supervisor: Watches the ranks.
         directory: The world's folder.
         gpus: The leased GPUs; None for none.
-        isolation: Isolation of the ranks.
         log_limits: Keeps the logs of the ranks within a limit.
+        resources: Closes the board, the channels and the other descriptors.
     """
 
     pool: str
     supervisor: Supervisor
     directory: Path
-    stacks_fds: Mapping[int, int]
     board: PhaseBoard
-    store: socket.socket | None
     gpus: WorldGpus | None
     isolation: Isolation
+    resources: contextlib.ExitStack
     log_limits: LogLimits = field(default_factory=lambda: LogLimits([]))
 
     @property
@@ -89,13 +85,7 @@ class RunningWorld:
     def close(self) -> None:
         """Release the runner's resources. The ranks must be gone; a rank that could not be killed keeps the GPUs."""
         self.supervisor.close()
-        for fd in self.stacks_fds.values():
-            os.close(fd)
-        for record in self.supervisor.records:
-            record.channel.close()
-        self.board.close()
-        if self.store is not None:
-            self.store.close()
+        self.resources.close()
         if self.gpus is not None and self.supervisor.is_over:
             self.gpus.release()
         elif self.gpus is not None:
@@ -112,17 +102,9 @@ def start_world(
     limit_s: float,
     gpus: WorldGpus | None = None,
 ) -> RunningWorld:
-    """Ask the launcher for the ranks of a case.
+    """Ask the launcher for the ranks of a case with a limit of `limit_s` seconds, the first one of the world.
 
-    Args:
-        launcher: Makes the ranks.
-        isolation: Isolation of the ranks.
-        number: Number of the world in this run.
-        case: Its first case.
-        spec: What the target asks for.
-        run: The folder that gets the world's folder.
-        limit_s: Limit of the case, in seconds.
-        gpus: GPUs leased for the world. They are released with it, also if it cannot start.
+    The leased GPUs are released with the world, also if it cannot start.
 
     Raises:
         LaunchError: If the launcher is gone.
@@ -130,9 +112,9 @@ def start_world(
     size = case.world_size
     together = isolation.in_process
     directory = run.path / str(number)
-    with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
+    with contextlib.ExitStack() as undo, contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
         if gpus is not None:
-            ours.callback(gpus.release)
+            undo.callback(gpus.release)
         (directory / "temp").mkdir(parents=True)
         fds = []
         channels = []
@@ -208,26 +190,22 @@ def start_world(
         supervisor = Supervisor(launcher, number, records, stacks_fds, directory if together else None, watch, limits)
         if case.debug_rank is not None:
             supervisor.wait_for_debugger(case.debug_rank)
-        ours.pop_all()
-    return RunningWorld(case.pool, supervisor, directory, stacks_fds, board, store, gpus, isolation, limits)
+        undo.pop_all()
+        return RunningWorld(case.pool, supervisor, directory, board, gpus, isolation, ours.pop_all(), limits)
 
 
 def group_limit_s(limit_s: float) -> float:
-    """The limit of a default group's operations, for a case with a limit of `limit_s`; both in seconds."""
+    """Return the limit of a default group's operations, for a case with a limit of `limit_s`; both in seconds."""
     before_s = min(max((1 - _GROUP_SHARE) * limit_s, _TELLING_S), _LARGEST_TELLING_SHARE * limit_s)
     return limit_s - before_s
 
 
 def check_world_size(name: str, value: object, *, needs_files: bool = True) -> int:
-    """Check the size of a world, and return it.
-
-    Args:
-        name: Name of the case.
-        value: The user's value.
-        needs_files: Whether this process keeps open files for each rank.
+    """Check the size of a world that a user gave for a case, and return it.
 
     Raises:
-        UsageError: If the size is not a number in range, or needs more files than this process may open.
+        UsageError: If the size is not a number in range, or needs more files than this process may open. Without
+            `needs_files` this process keeps no open files for ranks.
     """
     world_size = check_range(name, value, "Set world_size in the marker, the class or the BUILD file.")
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -21,20 +21,17 @@ from dist_testing.engine.hang_watch import HangWatch
 from dist_testing.engine.live_output import LiveOutput
 from dist_testing.engine.rank_logs import LogLimits
 from dist_testing.engine.rank_record import RankRecord
-from dist_testing.engine.stack_dumps import collect_stacks
-from dist_testing.engine.thread_stacks import stacks_by_rank
+from dist_testing.engine.stack_dumps import collect_stacks, stacks_by_rank
 from dist_testing.errors import LaunchError
 from dist_testing.launch.launcher import Launcher
 from dist_testing.outcomes import Kind
 from dist_testing.process.messages import RankEnded, WorldOver, WorldRefused, WorldStarted
 from dist_testing.process.rank_messages import FinishWorld, Instruction, LeaveWorld, NextCase
-from dist_testing.process.stacks import STACKS_SIGNAL
-from dist_testing.process.thread_idents import read_ranks
+from dist_testing.process.stacks import STACKS_SIGNAL, read_ranks
 
 __all__ = ["PEER_GRACE_S", "Supervisor"]
 
-# Limit from the request for ranks until all are ready. A fork is slow on a machine that swaps, and fresh interpreters
-# import torch at the same time. Seconds.
+# From the request for ranks until all are ready: on a machine that swaps, or while interpreters import torch. Seconds.
 _START_LIMIT_S = 120.0
 # Applies also when the run is out of time: otherwise such a case looks like a machine that cannot start ranks.
 _LEAST_START_S = 1.0
@@ -185,14 +182,11 @@ class Supervisor:
             LaunchError: If the launcher ends, cannot start a rank, or cannot kill one.
         """
         self._wait(_Stage.BETWEEN)
-        if self._live is not None:
-            self._live.finish()
+        if self._hang_watch and any(record.waited_in_vain for record in self.records):
+            self.hang = self.hang or self._hang_watch.latest
 
     def finish(self, limit_s: float) -> None:
-        """End the waiting ranks of a worker pool, and wait until they are gone.
-
-        Args:
-            limit_s: Limit of their clean-up, in seconds.
+        """End the waiting ranks of a worker pool, and wait until they are gone. Their clean-up has `limit_s` seconds.
 
         Raises:
             LaunchError: As for `wait_case`.
@@ -200,15 +194,12 @@ class Supervisor:
         self._deadline_s = time.monotonic() + limit_s
         self._instruct(FinishWorld(), _Stage.FINISHING)
         self._wait(_Stage.OVER)
-        if self._live is not None:
-            self._live.finish()
 
     def abort(self, *, ask_where: bool = False) -> None:
         """Kill the ranks at once and wait until they are gone, because the run is interrupted.
 
-        Args:
-            ask_where: Whether to wait first for the reports of ranks that got the same Ctrl-C, and to ask the other
-                ranks for their stacks.
+        With `ask_where`, first wait for the reports of ranks that got the same Ctrl-C, and ask the others for their
+        stacks.
 
         Raises:
             LaunchError: As for `wait_case`.
@@ -225,14 +216,9 @@ class Supervisor:
             record.is_patient = True
 
     def wait_until(self, holds: Callable[[], bool], limit_s: float = math.inf) -> bool:
-        """Watch the case until a condition holds, or the case is over.
+        """Watch the case until a condition holds, or the case is over; return whether the condition holds.
 
-        Args:
-            holds: The condition, checked after every look.
-            limit_s: Limit in seconds; 0 to look once.
-
-        Returns:
-            Whether the condition holds.
+        It is checked after every look, for at most `limit_s` seconds; 0 looks once.
 
         Raises:
             LaunchError: As for `wait_case`.
@@ -261,12 +247,14 @@ class Supervisor:
             self._look(math.inf if watch is None else watch.next_s)
             if watch and watch is self._watch_now() and watch.look(time.monotonic()):
                 self.hang = watch.latest
-                # Where ranks have skipped, that is what is wrong; the others are stopped.
+                # If ranks have skipped, the skip is the failure, and the other ranks are only stopped.
                 skips = any(record.reported is Kind.SKIPPED for record in self.records)
                 self._stop(Kind.STOPPED if skips else Kind.HUNG, time.monotonic(), _HUNG_STACKS_S)
+        if self._live is not None:
+            self._live.finish()
 
     def _watch_now(self) -> HangWatch | None:
-        """What looks for hangs, while the ranks alone decide how the case goes on."""
+        """Return the hang watch while only the ranks decide how the case goes on; else None."""
         is_running = self._stage is _Stage.RUNNING and self._is_timed and self._debugged is None
         return self._hang_watch if is_running and self._hang_watch and self._hang_watch.is_on else None
 
@@ -342,7 +330,6 @@ class Supervisor:
             self._grace_end_s = self._deadline_s = math.inf
         if now_s >= self._grace_end_s:
             in_vain = any(record.waited_in_vain for record in records)
-            self.hang = self._hang_watch.latest if in_vain and self._hang_watch else None
             self._stop(Kind.STOPPED, now_s, _HUNG_STACKS_S if in_vain else _VICTIM_STACKS_S)
         elif now_s >= self._deadline_s:
             if watch := self._watch_now():

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from dist_testing.engine.rank_record import WORST_LAST, worst_of
-from dist_testing.engine.thread_stacks import waiting_for_skipped
+from dist_testing.engine.stack_dumps import waiting_for_skipped
 from dist_testing.error_text import summarise
 from dist_testing.events.event import DIGITS, Phase
 from dist_testing.outcomes import GOOD, Kind, RankOutcome
@@ -37,13 +37,7 @@ __unittest = True
 
 @dataclass(frozen=True, slots=True)
 class ThreadsEnded:
-    """How the ranks of a world of threads ended.
-
-    Attributes:
-        outcomes: One per rank, by rank.
-        stacks: Rank to its stack, for ranks that were still running.
-        phases: Rank to its phases.
-    """
+    """How the ranks of a world of threads ended. Ranks that were still running have stacks."""
 
     outcomes: tuple[RankOutcome, ...]
     stacks: Mapping[int, str]
@@ -82,14 +76,9 @@ class _Account:
 
 
 def run_ranks(world_size: int, body: ThreadBody, *, limit_s: float) -> ThreadsEnded:
-    """Run a world of threads to its end, or to its deadline.
+    """Run a world of threads to its end, or to its deadline in `limit_s` seconds. `body` makes its own process groups.
 
     A thread cannot be killed. A thread that runs past the deadline goes on; it is a daemon, so the process can end.
-
-    Args:
-        world_size: Number of ranks.
-        body: Runs one rank. It makes its own process groups.
-        limit_s: Limit for the whole world, in seconds.
     """
     deadline_s = time.monotonic() + limit_s
     accounts = [_Account(rank) for rank in range(world_size)]
@@ -109,7 +98,7 @@ def run_ranks(world_size: int, body: ThreadBody, *, limit_s: float) -> ThreadsEn
             raise _RankFailedError
         reporter.case_over()
 
-    ended = run_on_threads(run, world_size, timeout_s=limit_s, init=False)
+    ended = run_on_threads(run, world_size, timeout_s=limit_s)
     seen_s = min(time.monotonic(), deadline_s)
     has_failed = any(account.outcome is not None and account.outcome.kind not in GOOD for account in accounts)
     outcomes = []

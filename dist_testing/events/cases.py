@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from dist_testing.events.event import Event, Phase
+from dist_testing.events.event import Event, LedgerCall, Phase
 
 __all__ = [
     "CASE_KINDS",
@@ -15,6 +15,7 @@ __all__ = [
     "CleanedUp",
     "LeaseWaitBegan",
     "LeaseWaitEnded",
+    "RankLedgerRead",
     "RankOutcomeKnown",
     "RankOutput",
     "RankPhases",
@@ -163,6 +164,28 @@ class RankWarned(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class RankLedgerRead(Event):
+    """What the runner has last read of a rank's collective ledger, in a case whose ranks wait for each other.
+
+    Attributes:
+        case: Number of the case.
+        rank: Which rank.
+        state: What it does, in words: "ended the test", "waits in all_reduce #1 of the default group", or why it can go
+            on.
+        place: File and line of the test that its main thread is in; "" if that is not known.
+        calls: Its last collective calls, in the order in which they began, and all that have not ended.
+    """
+
+    kind: ClassVar[str] = "rank_ledger"
+
+    case: int
+    rank: int
+    state: str
+    place: str
+    calls: tuple[LedgerCall, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class RankOutcomeKnown(Event):
     """The outcome of a rank is known.
 
@@ -254,6 +277,7 @@ CASE_KINDS: tuple[type[Event], ...] = (
     RankPhases,
     RankOutput,
     RankWarned,
+    RankLedgerRead,
     RankOutcomeKnown,
     CaseJudged,
     CleanedUp,

@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
-__all__ = ["DIGITS", "Event", "Phase"]
+__all__ = ["DIGITS", "Event", "LedgerCall", "Phase"]
 
 # Decimal places of times in an event: microseconds.
 DIGITS = 6
@@ -24,6 +24,26 @@ class Phase(NamedTuple):
     name: str
     begin_s: float
     end_s: float
+
+
+class LedgerCall(NamedTuple):
+    """One collective call of a rank, as torch's flight recorder knows it.
+
+    Attributes:
+        group: torch's name of the group, such as "0" for the default group.
+        number: Number of the call among those of its group, from 1.
+        backend: torch's backend that runs it, such as "gloo".
+        operation: Such as "all_reduce".
+        inputs: Shapes and types of its inputs, such as "[[3]] Float".
+        is_done: Whether it has ended.
+    """
+
+    group: str
+    number: int
+    backend: str
+    operation: str
+    inputs: str
+    is_done: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import json
 import os
 import stat
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from dist_testing.events.event import Event
 from dist_testing.events.runs import StreamCut, TestReported
 from dist_testing.events.wire import SCHEMA, event_of
 
-__all__ = ["MAX_FILE_BYTES", "EventFile", "read_events"]
+__all__ = ["MAX_FILE_BYTES", "EventFile", "iterate_events", "read_events"]
 
 # Limit before compression: about 10,000 cases on 8 ranks. A run without end must not fill a disk.
 MAX_FILE_BYTES = 64 * 1024 * 1024
@@ -139,9 +139,24 @@ def read_events(path: Path) -> list[Event]:
     Raises:
         ReportError: If the file cannot be read, is empty, is too large, has other content, or has a newer schema.
     """
-    events: list[Event] = []
+    return list(iterate_events(path))
+
+
+def iterate_events(path: Path, skipped: Sequence[type[Event]] = ()) -> Iterator[Event]:
+    """Yield the events of a file one by one. What stands before a damaged line is good.
+
+    Args:
+        path: The file, compressed or not.
+        skipped: Kinds to leave out. Their lines are not parsed, so a reader of some kinds takes less time.
+
+    Raises:
+        ReportError: As `read_events`, when it comes to the damage.
+    """
     is_first = True
+    starts = tuple(f'{{"event":"{kind.kind}",'.encode() for kind in skipped)
     for number, line in enumerate(_lines(path), 1):
+        if line.startswith(starts):
+            continue
         try:
             wire = json.loads(line)
             if is_first:
@@ -155,14 +170,13 @@ def read_events(path: Path) -> list[Event]:
                 "Name a file that dist_testing has written: events.jsonl.gz, or the file of pytest's --dist-events."
             ) from None
         if event is not None:
-            events.append(event)
+            yield event
     if is_first:
         raise ReportError(
             f"{path}: the file contains no event.\n"
             "The run was killed before it had written its first line.\n"
             "Run the target again, or leave the file out."
         )
-    return events
 
 
 def _check_schema(path: Path, wire: object) -> None:

@@ -44,11 +44,6 @@ class EventStream:
         self._pid = os.getpid()
         self._first: RunStarted | None = None
 
-    @property
-    def is_heard(self) -> bool:
-        """Whether there is a sink for any kind."""
-        return bool(self._by_kind)
-
     def wants(self, *kinds: type[Event]) -> bool:
         """Whether there is a sink for one of these kinds."""
         return not self._by_kind.keys().isdisjoint(kinds)

@@ -28,7 +28,8 @@ from dist_testing.frontends.requirements.accelerators import (
     skip_if_no_gpu,
     sm_is_or_higher_than,
 )
-from dist_testing.frontends.requirements.backends import (
+from dist_testing.frontends.requirements.platforms import (
+    import_transformers_or_skip,
     requires_accelerator_dist_backend,
     requires_gloo,
     requires_mpi,
@@ -36,9 +37,6 @@ from dist_testing.frontends.requirements.backends import (
     requires_nccl_shrink,
     requires_nccl_version,
     requires_ucc,
-)
-from dist_testing.frontends.requirements.platforms import (
-    import_transformers_or_skip,
     skip_if_rocm_arch_multiprocess,
     skip_if_rocm_multiprocess,
     skip_if_rocm_ver_lessthan_multiprocess,

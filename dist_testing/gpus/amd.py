@@ -14,12 +14,15 @@ from dist_testing.gpus.gpu import Found, Gpu, is_simulated, node_directory, node
 
 __all__ = ["find_amd"]
 
+_NUMBER = re.compile(r"[0-9]{1,9}")
 _NODE = re.compile(r"renderD([0-9]{1,4})")
 _PCI_VENDOR = "0x1002"
 # Every process and every container that computes on AMD's GPUs has it.
 _CONTROL_NODE = "kfd"
 # Holds a folder for each node, with a link to its PCI device. A folder of simulated nodes has the same path below it.
 _SYSTEM_DIRECTORY = "sys/class/drm"
+# Holds a folder with the properties of each processor and GPU.
+_TOPOLOGY = "sys/class/kfd/kfd/topology/nodes"
 
 
 def find_amd(env: Mapping[str, str] = os.environ) -> Found:
@@ -40,8 +43,10 @@ def find_amd(env: Mapping[str, str] = os.environ) -> Found:
     usable = sorted(
         (node for node in nodes if not lacks[node]), key=lambda node: os.path.realpath(system / node.name / "device")
     )
+    archs = _archs((folder if simulated else Path("/")) / _TOPOLOGY)
     gpus = tuple(
-        Gpu(index, node, is_simulated=simulated, control=folder / _CONTROL_NODE) for index, node in enumerate(usable)
+        Gpu(index, node, arch=archs.get(node.name, ""), is_simulated=simulated, control=folder / _CONTROL_NODE)
+        for index, node in enumerate(usable)
     )
     return Found(gpus, tuple(lack for lack in lacks.values() if lack))
 
@@ -52,3 +57,21 @@ def _vendor(system: Path, minor: int) -> str:
     except OSError:
         # The node belongs to no PCI device.
         return ""
+
+
+def _archs(topology: Path) -> dict[str, str]:
+    """Return the architectures of GPUs by the names of their nodes. Empty where the kernel's files are hidden."""
+    archs = {}
+    for file in topology.glob("*/properties"):
+        try:
+            lines = file.read_text("ascii", errors="replace").splitlines()
+        except OSError:
+            # The kernel shows the GPUs of other containers, without their content.
+            continue
+        values = {name: value for name, _, value in (line.strip().partition(" ") for line in lines)}
+        version = values.get("gfx_target_version", "")
+        if _NUMBER.fullmatch(version) and int(version):
+            number = int(version)
+            arch = f"gfx{number // 10000}{number // 100 % 100}{number % 100:x}"
+            archs[f"renderD{values.get('drm_render_minor', '')}"] = arch
+    return archs

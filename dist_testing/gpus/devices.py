@@ -5,11 +5,10 @@ device nodes -> the GPUs that are here        CUDA_VISIBLE_DEVICES -> the ones o
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 from dist_testing.gpus.amd import find_amd
@@ -30,7 +29,8 @@ class Vendor:
         name: As backends name it.
         visible_variable: The variable that says which GPUs a process sees, and in which order.
         find: Finds its GPUs, without touching them.
-        telemetry: Opens the library that reports memory; None if there is none.
+        open_telemetry: Opens the library that reports memory, for the length of a `with` block; gives None if there is
+            none.
         rank_env: Variables that ranks need beside `visible_variable`.
         remark: A warning for users; "" if there is none.
     """
@@ -38,13 +38,9 @@ class Vendor:
     name: str
     visible_variable: str
     find: Callable[[Mapping[str, str]], Found]
-    telemetry: Callable[[Mapping[str, str]], AbstractContextManager[Nvml | None]] | None = None
+    open_telemetry: Callable[[], AbstractContextManager[Nvml | None]] = nullcontext
     rank_env: Mapping[str, str] = field(default_factory=dict)
     remark: str = ""
-
-    def open_telemetry(self, env: Mapping[str, str] = os.environ) -> AbstractContextManager[Nvml | None]:
-        """Open the library that reports memory, for the length of the block; None if there is none."""
-        return self.telemetry(env) if self.telemetry is not None else contextlib.nullcontext()
 
 
 # GPUs without a known UUID are named by number, in this order, which CUDA uses only if this variable says so.
@@ -83,7 +79,13 @@ def gpus_present(env: Mapping[str, str] = os.environ, vendor: Vendor = NVIDIA) -
     return vendor.find(env).gpus
 
 
-def visible_gpus(present: Sequence[Gpu], env: Mapping[str, str] = os.environ, vendor: Vendor = NVIDIA) -> VisibleGpus:
+def visible_gpus(
+    present: Sequence[Gpu],
+    env: Mapping[str, str] = os.environ,
+    vendor: Vendor = NVIDIA,
+    *,
+    archs: Sequence[str] = (),
+) -> VisibleGpus:
     """Return the GPUs that `CUDA_VISIBLE_DEVICES`, or the variable of another vendor, allows, read as CUDA reads it.
 
     The list ends at the first entry that is not a device, and a list that names a device twice allows none (CUDA
@@ -93,6 +95,7 @@ def visible_gpus(present: Sequence[Gpu], env: Mapping[str, str] = os.environ, ve
         present: GPUs of the machine.
         env: Holds the variable.
         vendor: Of the GPUs.
+        archs: Architectures of GPUs that the caller can use, such as "sm_90"; empty for any.
     """
     variable = vendor.visible_variable
     value = env.get(variable)
@@ -103,9 +106,14 @@ def visible_gpus(present: Sequence[Gpu], env: Mapping[str, str] = os.environ, ve
     way_out = f"Correct {variable}, or unset it to have every GPU of the machine." if remark else ""
     if split := [gpu for gpu in chosen if gpu.is_mig]:
         chosen = [gpu for gpu in chosen if not gpu.is_mig]
-        which = ", ".join(f"GPU {gpu.index} ({gpu.node})" for gpu in split)
+        which = ", ".join(map(str, split))
         remark = "; ".join(filter(None, [remark, f"{which} in MIG mode, and MIG instances are not handed out"]))
         way_out = way_out or "Switch MIG mode off (`nvidia-smi -mig 0`), or use whole GPUs of another machine."
+    if archs and (unfit := [gpu for gpu in chosen if gpu.arch not in archs]):
+        chosen = [gpu for gpu in chosen if gpu.arch in archs]
+        which = ", ".join(f"GPU {gpu.index} is {gpu.arch or 'of an unknown architecture'}" for gpu in unfit)
+        remark = "; ".join(filter(None, [remark, f"{which}, and the target needs {' or '.join(archs)}"]))
+        way_out = way_out or "Run the target on a machine with such GPUs, or correct its gpu_archs."
     return VisibleGpus(tuple(chosen), remark, way_out)
 
 

@@ -47,33 +47,31 @@ def is_hardware_fault(summary: str) -> bool:
 
 
 class XidWatch:
-    """Notes the Xid errors of some GPUs until it is closed; none where the driver does not report them."""
+    """Notes the Xid errors of some GPUs until it is closed; none where the driver does not report them.
+
+    The library has to stay open as long as the watch: the driver forgets errors when it is closed.
+    """
 
     def __init__(self, gpus: Sequence[Gpu], nvml: Nvml | None) -> None:
-        """Begin.
-
-        Args:
-            gpus: The GPUs to watch.
-            nvml: The library, which has to stay open as long as this: the driver forgets errors when it is closed.
-        """
-        self._gpus = {gpu.minor: gpu for gpu in gpus}
-        self._events = None
-        if nvml is not None:
-            self._events = nvml.watch_xids([gpu for gpu in nvml.gpus() if gpu.minor in self._gpus])
+        by_minor = {gpu.minor: gpu for gpu in gpus}
+        shown = [gpu for gpu in nvml.gpus() if gpu.minor in by_minor] if nvml is not None else []
+        self._gpus = {gpu.handle: by_minor[gpu.minor] for gpu in shown}
+        self._nvml = nvml
+        self._watch = nvml.watch_xids(shown) if nvml is not None else 0
 
     def hardware_faults(self) -> list[str]:
         """Return one text for each kind of error since the last call that only the hardware or its driver can cause."""
-        if self._events is None:
+        if self._nvml is None or not self._watch:
             return []
-        found = [(self._gpus[gpu.minor], number) for gpu, number in self._events.read()]
+        found = self._nvml.read_xids(self._watch)
         return [
-            f"GPU {gpu.index} ({gpu.node}): Xid {number}, {_XID_FAULTS[number]}"
-            for gpu, number in dict.fromkeys(found)
-            if number in _XID_FAULTS
+            f"{self._gpus[handle]}: Xid {number}, {_XID_FAULTS[number]}"
+            for handle, number in dict.fromkeys(found)
+            if handle in self._gpus and number in _XID_FAULTS
         ]
 
     def close(self) -> None:
         """Stop watching."""
-        if self._events is not None:
-            self._events.close()
-        self._events = None
+        if self._nvml is not None and self._watch:
+            self._nvml.end_watch(self._watch)
+        self._watch = 0

@@ -29,6 +29,7 @@ class Gpu:
         node: Its device node, which a lease locks.
         uuid: As the vendor's variable takes it; "" if the driver does not report it.
         model: The vendor's name for it; "" if the driver does not report it.
+        arch: Its architecture as compilers name it, such as "sm_90" or "gfx942"; "" if the driver does not report it.
         is_simulated: Whether it stands for a GPU only in tests.
         control: The node on which processes queue for GPUs like this one.
         is_mig: Whether it is in MIG mode: divided into instances, so that no program can use it as a whole.
@@ -38,9 +39,13 @@ class Gpu:
     node: Path
     uuid: str = ""
     model: str = ""
+    arch: str = ""
     is_simulated: bool = False
     control: Path = Path()
     is_mig: bool = False
+
+    def __str__(self) -> str:
+        return f"GPU {self.index} ({self.node})"
 
     @property
     def minor(self) -> int:

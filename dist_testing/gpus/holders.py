@@ -6,45 +6,30 @@ import contextlib
 import fcntl
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from dist_testing.gpus.gpu import Gpu
 
-__all__ = ["Holder", "find_holders", "holders_of", "is_locked"]
+__all__ = ["find_holders", "holders_of", "is_locked"]
 
 _LOCKS = Path("/proc/locks")
 _COMMAND_CHARS = 80
-
-
-@dataclass(frozen=True, slots=True)
-class Holder:
-    """A process with a lease.
-
-    Attributes:
-        pid: Its number; 0 if this process cannot see it.
-        what: The test target that it runs, if its environment can be read, else its command line.
-    """
-
-    pid: int
-    what: str
-
-    def __str__(self) -> str:
-        return f"process {self.pid} ({self.what})" if self.pid else self.what
-
-
 # The kernel's list leaves out locks of processes in other PID namespaces.
-_UNSEEN = Holder(0, "a process that cannot be seen from here (another PID namespace, such as a sandbox)")
+_UNSEEN = "a process that cannot be seen from here (another PID namespace, such as a sandbox)"
 
 
-def find_holders(gpus: Sequence[Gpu]) -> dict[Gpu, Holder]:
-    """Return the holders of these GPUs, without GPUs that are free or whose holder cannot be found."""
+def find_holders(gpus: Sequence[Gpu]) -> dict[Gpu, str]:
+    """Return the processes that hold these GPUs, such as "process 12 (//tests:nccl)".
+
+    A GPU that is free, or whose holder cannot be found, is not in the result. The words are the test target that the
+    process runs, if its environment can be read, else its command line.
+    """
     nodes: dict[str, Gpu] = {}
     for gpu in gpus:
         with contextlib.suppress(OSError):
             status = os.stat(gpu.node)
             nodes[f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"] = gpu
-    holders: dict[Gpu, Holder] = {}
+    holders: dict[Gpu, str] = {}
     try:
         lines = _LOCKS.read_text("ascii").splitlines()
     except OSError:
@@ -82,7 +67,7 @@ def is_locked(node: Path) -> bool:
 
 def holders_of(gpus: Sequence[Gpu]) -> str:
     """Return one line that names the holder of each GPU."""
-    by_holder: dict[Holder, list[str]] = {}
+    by_holder: dict[str, list[str]] = {}
     for gpu, holder in sorted(find_holders(gpus).items(), key=lambda item: item[0].index):
         by_holder.setdefault(holder, []).append(str(gpu.index))
     if not by_holder:
@@ -90,15 +75,15 @@ def holders_of(gpus: Sequence[Gpu]) -> str:
     return "; ".join(f"GPU {', '.join(indices)}: {holder}" for holder, indices in by_holder.items())
 
 
-def _holder(pid: int) -> Holder:
+def _holder(pid: int) -> str:
     if pid <= 0:
         return _UNSEEN
     process = Path("/proc") / str(pid)
     with contextlib.suppress(OSError):
         for entry in (process / "environ").read_bytes().split(b"\0"):
             if entry.startswith(b"TEST_TARGET="):
-                return Holder(pid, entry.partition(b"=")[2].decode(errors="replace"))
+                return f"process {pid} ({entry.partition(b'=')[2].decode(errors='replace')})"
     with contextlib.suppress(OSError):
         command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-        return Holder(pid, command[:_COMMAND_CHARS] or "no command line")
-    return Holder(pid, "it has ended; a process that it started still has the lease")
+        return f"process {pid} ({command[:_COMMAND_CHARS] or 'no command line'})"
+    return f"process {pid} (it has ended; a process that it started still has the lease)"

@@ -22,8 +22,6 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from types import TracebackType
 
 from dist_testing.errors import GpuError, LeaseTimeoutError
 from dist_testing.gpus.gpu import Gpu
@@ -47,12 +45,10 @@ class Lease:
     Attributes:
         gpus: The GPUs, in the order of the machine.
         fds: Open device nodes that carry the locks. A process that inherits them keeps the lease alive.
-        waited_s: How long the wait for them took, in seconds.
     """
 
     gpus: tuple[Gpu, ...]
     fds: tuple[int, ...]
-    waited_s: float
 
     def release(self) -> None:
         """Give the GPUs back, also for processes that have inherited the descriptors."""
@@ -67,9 +63,7 @@ class Lease:
     def __enter__(self) -> Lease:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.release()
 
 
@@ -94,28 +88,29 @@ def lease_gpus(
             "No amount of waiting changes that.\n"
             "Ask for fewer, run on a larger machine, or let CUDA_VISIBLE_DEVICES name more."
         )
-    started_s = time.monotonic()
-    deadline_s = started_s + limit_s
+    deadline_s = time.monotonic() + limit_s
     control = pool[0].control
     try:
         place = Place.take(control, [gpu.minor for gpu in pool])
     except OSError as error:
-        raise _cannot_queue(control, error) from error
+        cause_and_way_out = _cause_and_way_out({error.errno})
+        raise GpuError(f"GPUs cannot be leased: {control}: {error.strerror}.\n{cause_and_way_out}") from error
     with contextlib.ExitStack() as leaving:
         leaving.callback(place.leave)
-        taking = leaving.enter_context(_Taking(pool, place, count))
+        taking = _Taking(pool, place, count)
+        leaving.callback(taking.close)
         was_behind = None
         while not taking.step():
             if taking.is_behind is not was_behind:
-                on_wait(f"waiting for {taking.lacking()}; {taking.whose()}")
+                on_wait(taking.waiting())
                 was_behind = taking.is_behind
             left_s = deadline_s - time.monotonic()
             if left_s <= 0:
-                raise _timed_out(count, limit_s, taking)
+                raise taking.timed_out(limit_s)
             time.sleep(min(_POLL_S, left_s))
         taken = taking.keep()
     chosen = sorted(taken, key=lambda gpu: gpu.index)
-    return Lease(tuple(chosen), tuple(taken[gpu] for gpu in chosen), time.monotonic() - started_s)
+    return Lease(tuple(chosen), tuple(taken[gpu] for gpu in chosen))
 
 
 class _Taking:
@@ -132,12 +127,8 @@ class _Taking:
         # Whether a process that came earlier may still take one of them.
         self.is_behind = False
 
-    def __enter__(self) -> _Taking:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """Give back the GPUs that were taken, without those that `keep` has handed over."""
         for fd in (*self._taken.values(), *self._busy.values()):
             _release(fd)
 
@@ -160,23 +151,35 @@ class _Taking:
                 self._try(gpu)
             else:
                 self.is_behind = True
-        if len(self._pool) - len(self._broken) < self._count:
-            raise _broken(self._count, len(self._pool), self._broken)
+        usable_count = len(self._pool) - len(self._broken)
+        if usable_count < self._count:
+            raise GpuError(
+                f"{self._count} GPU(s) were asked for, and {usable_count} of {len(self._pool)} can be leased: "
+                f"{'; '.join(self._troubles())}.\n"
+                f"{_cause_and_way_out({error.errno for error in self._broken.values()})}"
+            )
         return len(self._taken) == self._count
 
-    def lacking(self) -> str:
-        """Say how many GPUs are missing."""
+    def waiting(self) -> str:
+        """Return one line that says how many GPUs are missing, and which processes hold them."""
         where = " behind other processes" if self.is_behind else ""
-        return f"{self._count - len(self._taken)} of {self._count} GPU(s){where}"
+        return f"waiting for {self._count - len(self._taken)} of {self._count} GPU(s){where}; {self._whose()}"
 
-    def got(self) -> str:
-        """Say how many GPUs were free."""
-        return "other processes were first" if self.is_behind else f"{len(self._taken)} of them were free"
+    def timed_out(self, limit_s: float) -> LeaseTimeoutError:
+        """Return the error for a wait that has reached its limit."""
+        got = "other processes were first" if self.is_behind else f"{len(self._taken)} of them were free"
+        return LeaseTimeoutError(
+            f"{self._count} GPU(s) could not be had within {math.ceil(limit_s)} s: {got}; {self._whose()}.\n"
+            "Other tests, or another user of this machine, kept them all that time.\n"
+            "Wait for these processes or stop them, run fewer GPU tests at once, or give the test more time."
+        )
 
-    def whose(self) -> str:
-        """Name the holders of the other GPUs, and the GPUs that cannot be used."""
+    def _whose(self) -> str:
         rest = [gpu for gpu in self._pool if gpu not in self._taken and gpu not in self._broken]
-        return "; ".join([holders_of(rest), *(_trouble(gpu, error) for gpu, error in self._broken.items())])
+        return "; ".join([holders_of(rest), *self._troubles()])
+
+    def _troubles(self) -> list[str]:
+        return [f"{gpu} cannot be used: {error.strerror}" for gpu, error in self._broken.items()]
 
     def keep(self) -> Mapping[Gpu, int]:
         """Hand the GPUs that were taken over to the caller."""
@@ -201,30 +204,6 @@ def _release(fd: int) -> None:
     with contextlib.suppress(OSError):
         fcntl.flock(fd, fcntl.LOCK_UN)
     os.close(fd)
-
-
-def _trouble(gpu: Gpu, error: OSError) -> str:
-    return f"GPU {gpu.index} ({gpu.node}) cannot be used: {error.strerror}"
-
-
-def _broken(count: int, size: int, broken: Mapping[Gpu, OSError]) -> GpuError:
-    troubles = "; ".join(_trouble(gpu, error) for gpu, error in broken.items())
-    return GpuError(
-        f"{count} GPU(s) were asked for, and {size - len(broken)} of {size} can be leased: {troubles}.\n"
-        + _cause_and_way_out({error.errno for error in broken.values()})
-    )
-
-
-def _timed_out(count: int, limit_s: float, taking: _Taking) -> LeaseTimeoutError:
-    return LeaseTimeoutError(
-        f"{count} GPU(s) could not be had within {math.ceil(limit_s)} s: {taking.got()}; {taking.whose()}.\n"
-        "Other tests, or another user of this machine, kept them all that time.\n"
-        "Wait for these processes or stop them, run fewer GPU tests at once, or give the test more time."
-    )
-
-
-def _cannot_queue(node: Path, error: OSError) -> GpuError:
-    return GpuError(f"GPUs cannot be leased: {node}: {error.strerror}.\n" + _cause_and_way_out({error.errno}))
 
 
 def _cause_and_way_out(numbers: set[int | None]) -> str:

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 
 from dist_testing.errors import GpuError
 from dist_testing.gpus.devices import AMD, NVIDIA, visible_gpus
-from dist_testing.gpus.gpu import NODES_VARIABLE, NVML_VARIABLE, Gpu, is_simulated, node_directory
-from dist_testing.gpus.holders import Holder, find_holders, is_locked
+from dist_testing.gpus.gpu import NODES_VARIABLE, Gpu, is_simulated, node_directory
+from dist_testing.gpus.holders import find_holders, is_locked
 from dist_testing.gpus.nvml import Nvml, NvmlGpu, open_nvml, why_missing
 
-__all__ = ["listing"]
+__all__ = ["bazelrc", "listing"]
 
 _GIB = 1 << 30
 
@@ -31,30 +31,45 @@ def listing(env: Mapping[str, str] = os.environ) -> list[str]:
     if visible.remark:
         lines += [visible.remark, visible.way_out]
     if NVIDIA.visible_variable in env:
-        lines.append(f"this process may use {len(visible.gpus)}: {_numbers(visible.gpus)}")
+        numbers = ", ".join(str(gpu.index) for gpu in visible.gpus) or "none"
+        lines.append(f"this process may use {len(visible.gpus)}: {numbers}")
     with open_nvml(env) as nvml:
         shown = {gpu.minor: gpu for gpu in nvml.gpus()} if nvml is not None else {}
         lines += _about_library(nvml, env)
         holders = find_holders(present)
         for gpu in present:
-            lines += [
-                "",
-                f"GPU {gpu.index}: {gpu.model or 'model unknown'}, {gpu.uuid or 'UUID unknown'}, {gpu.node}",
-            ]
+            model, arch = gpu.model or "model unknown", gpu.arch or "architecture unknown"
+            lines += ["", f"GPU {gpu.index}: {model}, {arch}, {gpu.uuid or 'UUID unknown'}, {gpu.node}"]
             lines.append(f"  {_lease(gpu, holders)}")
             if nvml is not None and gpu.minor in shown:
                 lines += _from_library(nvml, shown[gpu.minor])
         if nvml is not None and len(shown) > 1:
             lines += ["", "between GPUs:", *_connections(nvml, [gpu for gpu in present if gpu.minor in shown], shown)]
     lines += _amd(env)
-    lines += ["", *_for_bazel(len(visible.gpus))]
-    return lines
+    if not visible.gpus:
+        return [*lines, "", "for Bazel: this machine has no GPU to promise; leave //dist_testing/config:gpus at auto"]
+    return [
+        *lines,
+        "",
+        f"for Bazel: --bazelrc writes `test --local_resources=gpu={len(visible.gpus)}` to a file that",
+        "dist_testing.bazelrc imports, so that as many tests run at once as the GPUs allow",
+    ]
+
+
+def bazelrc(env: Mapping[str, str] = os.environ) -> str:
+    """Return Bazel's flags for this machine: as many GPU tests at once as it has GPUs.
+
+    Raises:
+        GpuError: If the device nodes cannot be read.
+    """
+    counts = [len(visible_gpus(vendor.find(env).gpus, env, vendor).gpus) for vendor in (NVIDIA, AMD)]
+    flags = f"test --local_resources=gpu={max(counts)}\n" if any(counts) else "# No GPUs.\n"
+    return f"# Made by dist_testing's //tools/gpu for one machine. Make it again when its GPUs change.\n{flags}"
 
 
 def _about_library(nvml: Nvml | None, env: Mapping[str, str]) -> list[str]:
     if nvml is None:
-        why = "a real one does not know simulated GPUs" if is_simulated(env) and not env.get(NVML_VARIABLE) else ""
-        return [f"memory and connections are unknown: no management library ({why or why_missing(env)})"]
+        return [f"memory and connections are unknown: no management library ({why_missing(env)})"]
     lines = [f"driver {nvml.driver_version()}"]
     if nvml.lost_count:
         lines.append(f"the driver has lost {nvml.lost_count} GPU(s); it does not report which")
@@ -99,7 +114,7 @@ def _amd(env: Mapping[str, str]) -> list[str]:
     ]
 
 
-def _lease(gpu: Gpu, holders: Mapping[Gpu, Holder]) -> str:
+def _lease(gpu: Gpu, holders: Mapping[Gpu, str]) -> str:
     if gpu in holders:
         return f"leased by {holders[gpu]}"
     try:
@@ -107,16 +122,3 @@ def _lease(gpu: Gpu, holders: Mapping[Gpu, Holder]) -> str:
     except OSError as error:
         return f"cannot be used: {error.strerror}"
     return "free: not leased" if is_free else "leased just now"
-
-
-def _for_bazel(count: int) -> list[str]:
-    if not count:
-        return ["for Bazel: this machine has no GPU to promise; leave //dist_testing/config:gpus at auto"]
-    return [
-        "for user.bazelrc, so that Bazel runs as many tests at once as the GPUs allow:",
-        f"  test --local_resources=gpu={count}",
-    ]
-
-
-def _numbers(gpus: Sequence[Gpu]) -> str:
-    return ", ".join(str(gpu.index) for gpu in gpus) or "none"

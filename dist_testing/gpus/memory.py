@@ -14,7 +14,7 @@ import psutil
 
 from dist_testing.errors import GpuError
 from dist_testing.gpus.gpu import Gpu
-from dist_testing.gpus.nvml import Nvml, NvmlGpu, NvmlProcess, lost_error
+from dist_testing.gpus.nvml import Nvml, NvmlGpu, NvmlMemory, NvmlProcess, lost_error
 
 __all__ = ["MemoryUse", "memory_left", "wait_for_memory"]
 
@@ -76,43 +76,47 @@ def wait_for_memory(
     deadline_s = time.monotonic() + min(limit_s, _BEFORE_LIMIT_S)
     shown = _by_gpu(nvml, gpus)
     if nvml.lost_count and (missing := [gpu for gpu in gpus if gpu not in shown]):
-        raise lost_error(_nodes(missing))
-    known = {gpu: its for gpu, its in shown.items() if nvml.memory(its) is not None}
+        raise lost_error(", ".join(map(str, missing)))
     settled = {} if settled is None else settled
-    lowest = _used(nvml, known)
+    lowest = {gpu: its.used for gpu, its in _memory(nvml, shown).items()}
+    known = {gpu: shown[gpu] for gpu in lowest}
     fell_s = time.monotonic()
     has_reported = False
-    while busy := {gpu: free for gpu, free in _free_shares(nvml, known).items() if free < _WANTED_FREE}:
-        used = _used(nvml, known)
-        if any(used.get(gpu, size) < size - _TOLERANCE_BYTES for gpu, size in lowest.items()):
-            lowest, fell_s = {gpu: min(size, used.get(gpu, size)) for gpu, size in lowest.items()}, time.monotonic()
-        expected = {
-            gpu: free
-            for gpu, free in busy.items()
-            if free < _NEEDED_FREE or used.get(gpu, 0) > settled.get(gpu, 0) + _TOLERANCE_BYTES
-        }
+    while True:
+        memory = _memory(nvml, known)
+        busy = [gpu for gpu, its in memory.items() if its.free_share < _WANTED_FREE]
+        if not busy:
+            break
+        if any(its.used < lowest[gpu] - _TOLERANCE_BYTES for gpu, its in memory.items()):
+            lowest |= {gpu: min(its.used, lowest[gpu]) for gpu, its in memory.items()}
+            fell_s = time.monotonic()
+        expected = [
+            gpu
+            for gpu in busy
+            if memory[gpu].free_share < _NEEDED_FREE or memory[gpu].used > settled.get(gpu, 0) + _TOLERANCE_BYTES
+        ]
         now_s = time.monotonic()
         if is_steady := now_s - fell_s >= _STEADY_S:
-            settled |= {gpu: used[gpu] for gpu in expected if gpu in used}
+            settled |= {gpu: memory[gpu].used for gpu in expected}
         if is_steady or not expected or now_s >= deadline_s:
             break
         if not has_reported:
-            on_wait(f"waiting for memory; {_users(nvml, known, expected)}")
+            on_wait(f"waiting for memory; {_users(nvml, known, memory, expected)}")
             has_reported = True
         time.sleep(_POLL_S)
     for gpu in known:
         if gpu not in busy:
             settled.pop(gpu, None)
-    if full := {gpu: free for gpu, free in busy.items() if free < _NEEDED_FREE}:
+    if full := [gpu for gpu in busy if memory[gpu].free_share < _NEEDED_FREE]:
         raise GpuError(
-            f"{_users(nvml, known, full)}: less than half of the memory is free.\n"
+            f"{_users(nvml, known, memory, full)}: less than half of the memory is free.\n"
             "A program without a lease uses the GPU, or the driver has not taken back the memory of an ended one.\n"
             "Stop that program, give it another GPU, or leave this GPU out of CUDA_VISIBLE_DEVICES."
         )
-    # The total first: memory of a process that ends in between would otherwise count as left behind later.
+    # The total comes first: memory of a process that ends in between would otherwise count as left behind later.
     return {
-        gpu: MemoryUse(used, {process.pid: process.used for process in nvml.processes(known[gpu]) or ()})
-        for gpu, used in _used(nvml, known).items()
+        gpu: MemoryUse(its.used, {process.pid: process.used for process in nvml.processes(known[gpu]) or ()})
+        for gpu, its in memory.items()
     }
 
 
@@ -133,13 +137,13 @@ def memory_left(nvml: Nvml, before: Mapping[Gpu, MemoryUse], *, started_s: float
     known = _by_gpu(nvml, list(before))
     # Without an answer for the number of GPUs, a missing GPU is not known to be gone.
     if (missing := [gpu for gpu in before if gpu not in known]) and nvml.gpu_count() is not None:
-        raise lost_error(_nodes(missing), is_reported=nvml.lost_count > 0)
+        raise lost_error(", ".join(map(str, missing)), is_reported=nvml.lost_count > 0)
     deadline_s = time.monotonic() + _AFTER_LIMIT_S
     while True:
         more = {
             gpu: more
-            for gpu, used in _used(nvml, known).items()
-            if (more := _grown(before[gpu], used, nvml.processes(known[gpu]), started_s)) > _TOLERANCE_BYTES
+            for gpu, its in _memory(nvml, known).items()
+            if (more := _grown(before[gpu], its.used, nvml.processes(known[gpu]), started_s)) > _TOLERANCE_BYTES
         }
         if not more or time.monotonic() >= deadline_s:
             break
@@ -155,16 +159,8 @@ def _by_gpu(nvml: Nvml, gpus: Sequence[Gpu]) -> dict[Gpu, NvmlGpu]:
     return {gpu: by_minor[gpu.minor] for gpu in gpus if gpu.minor in by_minor}
 
 
-def _used(nvml: Nvml, known: Mapping[Gpu, NvmlGpu]) -> dict[Gpu, int]:
-    return {gpu: memory.used for gpu, its in known.items() if (memory := nvml.memory(its)) is not None}
-
-
-def _free_shares(nvml: Nvml, known: Mapping[Gpu, NvmlGpu]) -> dict[Gpu, float]:
-    return {
-        gpu: 1 - memory.used / memory.total
-        for gpu, its in known.items()
-        if (memory := nvml.memory(its)) is not None and memory.total
-    }
+def _memory(nvml: Nvml, known: Mapping[Gpu, NvmlGpu]) -> dict[Gpu, NvmlMemory]:
+    return {gpu: memory for gpu, its in known.items() if (memory := nvml.memory(its)) is not None}
 
 
 def _grown(before: MemoryUse, used: int, processes: Sequence[NvmlProcess] | None, started_s: float) -> int:
@@ -185,14 +181,10 @@ def _is_older(pid: int, before: MemoryUse, started_s: float) -> bool:
         return pid in before.by_process
 
 
-def _nodes(gpus: Sequence[Gpu]) -> str:
-    return ", ".join(f"GPU {gpu.index} ({gpu.node})" for gpu in gpus)
-
-
-def _users(nvml: Nvml, known: Mapping[Gpu, NvmlGpu], free: Mapping[Gpu, float]) -> str:
+def _users(nvml: Nvml, known: Mapping[Gpu, NvmlGpu], memory: Mapping[Gpu, NvmlMemory], gpus: Sequence[Gpu]) -> str:
     return "; ".join(
-        f"GPU {gpu.index} has {share:.0%} of its memory free ({_names(nvml.processes(known[gpu]))})"
-        for gpu, share in free.items()
+        f"GPU {gpu.index} has {memory[gpu].free_share:.0%} of its memory free ({_names(nvml.processes(known[gpu]))})"
+        for gpu in gpus
     )
 
 

@@ -45,12 +45,7 @@ _NOT_PLAIN = re.compile(r"[^\w .-]")
 
 
 def check_devices(name: str, world_size: int, ranks_per_gpu: int) -> None:
-    """Refuse a world that NCCL would refuse at its first collective ("Duplicate GPU detected").
-
-    Args:
-        name: Name of the case.
-        world_size: Number of its ranks.
-        ranks_per_gpu: How many of them share a GPU.
+    """Refuse the world of a case that NCCL would refuse at its first collective ("Duplicate GPU detected").
 
     Raises:
         UsageError: If two ranks share a GPU.
@@ -103,9 +98,7 @@ def nccl_version() -> str:
 def recorder_env(directory: Path, limit_s: float) -> dict[str, str]:
     """Return variables that have torch write its record where `recordings` finds it; the user's own take precedence.
 
-    Args:
-        directory: The world's folder.
-        limit_s: The case's limit, in seconds.
+    `directory` is the world's folder, `limit_s` the case's limit in seconds.
     """
     wait_s = min(_LONGEST_DUMP_WAIT_S, _DUMP_WAIT_SHARE * limit_s)
     return {

@@ -1,7 +1,7 @@
 """Finds NVIDIA's GPUs without creating a CUDA context, because a process with a context cannot fork ranks.
 
 The driver's files are enough to count, name and lease GPUs. Where these files are hidden, as in some containers, the
-management library gives the names. Only the library knows whether a GPU is divided (MIG).
+management library gives the names. Only the library knows the architecture, and whether a GPU is divided (MIG).
 """
 
 from __future__ import annotations
@@ -37,14 +37,16 @@ _DRIVER_DIRECTORY = Path("/proc/driver/nvidia/gpus")
 
 @dataclass(frozen=True, slots=True)
 class _Facts:
-    address: str
-    uuid: str
-    model: str
+    # Behind all addresses in the order of GPUs.
+    address: str = "~"
+    uuid: str = ""
+    model: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class _Library:
     facts: Mapping[int, _Facts]
+    archs: Mapping[int, str]
     mig_minors: frozenset[int]
     has_lost: bool
 
@@ -75,20 +77,19 @@ def find_nvidia(env: Mapping[str, str] = os.environ) -> Found:
         minor: why_closed(node) if minor in listed else f"{node}: the driver has no such GPU"
         for minor, node in nodes.items()
     }
-    usable = [minor for minor in minors if not lacks[minor]]
+    usable = {minor: facts.get(minor, _Facts()) for minor in minors if not lacks[minor]}
     gpus = tuple(
         Gpu(
             index,
             nodes[minor],
-            uuid=facts[minor].uuid if minor in facts else "",
-            model=facts[minor].model if minor in facts else "",
+            uuid=its.uuid,
+            model=its.model,
+            arch=library.archs.get(minor, ""),
             is_simulated=simulated,
             control=folder / _CONTROL_NODE,
             is_mig=minor in library.mig_minors,
         )
-        for index, minor in enumerate(
-            sorted(usable, key=lambda minor: (facts[minor].address if minor in facts else "~", minor))
-        )
+        for index, (minor, its) in enumerate(sorted(usable.items(), key=lambda item: (item[1].address, item[0])))
     )
     return Found(gpus, tuple(lack for lack in lacks.values() if lack))
 
@@ -122,10 +123,11 @@ def _facts_of_driver() -> dict[int, _Facts]:
 def _facts_of_library(nodes_variable: str, nvml_variable: str) -> _Library:
     with open_nvml({NODES_VARIABLE: nodes_variable, NVML_VARIABLE: nvml_variable}) as library:
         if library is None:
-            return _Library({}, frozenset(), has_lost=False)
+            return _Library({}, {}, frozenset(), has_lost=False)
         gpus = library.gpus()
         return _Library(
             {gpu.minor: _Facts(gpu.address, gpu.uuid, gpu.model) for gpu in gpus},
+            {gpu.minor: library.arch(gpu) for gpu in gpus},
             frozenset(gpu.minor for gpu in gpus if library.is_mig(gpu)),
             has_lost=library.lost_count > 0,
         )

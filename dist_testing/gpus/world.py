@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from dist_testing.gpus.devices import NVIDIA, Vendor, gpus_present, visible_gpus
@@ -50,6 +50,7 @@ class WorldGpus:
         count: int,
         vendor: Vendor = NVIDIA,
         *,
+        archs: Sequence[str] = (),
         limit_s: float,
         on_wait: Callable[[str], None],
         settled: dict[Gpu, int] | None = None,
@@ -59,6 +60,7 @@ class WorldGpus:
         Args:
             count: How many.
             vendor: Their vendor.
+            archs: Their possible architectures, such as "sm_90"; empty for any.
             limit_s: Limit of all waits together, in seconds.
             on_wait: Called with one line for each wait that begins.
             settled: Memory that stays in use, as earlier worlds have found; see `wait_for_memory`.
@@ -68,7 +70,7 @@ class WorldGpus:
             LeaseTimeoutError: If other processes kept them until the limit.
         """
         began_s = time.monotonic()
-        pool = visible_gpus(gpus_present(vendor=vendor), vendor=vendor).gpus
+        pool = visible_gpus(gpus_present(vendor=vendor), vendor=vendor, archs=archs).gpus
         lease = lease_gpus(count, pool, limit_s=limit_s, on_wait=on_wait)
         with contextlib.ExitStack() as undo:
             undo.callback(lease.release)
@@ -112,14 +114,7 @@ class WorldGpus:
         return self._xids.hardware_faults()
 
     def memory_left(self) -> list[str]:
-        """Return the memory that the world has not given back after its end. Waits for the driver, if needed.
-
-        Returns:
-            One text for each GPU; empty if all memory is back, or the driver does not report it.
-
-        Raises:
-            GpuError: If a GPU is gone.
-        """
+        """Return the memory that the world has not given back after its end; see `memory.memory_left`."""
         if not self._memory or self._nvml is None:
             return []
         return memory_left(self._nvml, self._memory, started_s=self._started_s)

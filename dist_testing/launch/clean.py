@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import os
 import sys
 import threading
+
+from dist_testing.process.procfs import open_files
 
 __all__ = ["spare_cuda", "unclean_reasons"]
 
@@ -20,15 +21,6 @@ def spare_cuda() -> None:
     Test files call that function at import. It would initialise CUDA, and a fork of such a process cannot use a GPU.
     """
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
-
-
-def _is_cuda_in_use() -> bool:
-    for fd in os.listdir("/proc/self/fd"):
-        # The descriptor that read the list is closed.
-        with contextlib.suppress(FileNotFoundError):
-            if os.readlink(f"/proc/self/fd/{fd}") == _CUDA_NODE:
-                return True
-    return False
 
 
 def _openblas_threads() -> int:
@@ -79,7 +71,7 @@ def unclean_reasons() -> list[str]:
     if torch is not None:
         if torch.cuda.is_initialized():
             reasons.append("CUDA is initialised")
-        elif _is_cuda_in_use():
+        elif _CUDA_NODE in open_files().values():
             reasons.append("CUDA's driver is in use (did an import count the devices?)")
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             reasons.append("a process group is initialised")

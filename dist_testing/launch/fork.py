@@ -48,9 +48,6 @@ class ForkServerLauncher:
     def __init__(self, run: RunContext) -> None:
         """Fork the fork server. If this process is unfit for that, start it as a fresh interpreter.
 
-        Args:
-            run: Facts of the run that the fork server needs.
-
         Raises:
             LaunchError: If the platform is not Linux.
             OSError: If the machine has no room for another process.

@@ -119,12 +119,6 @@ class _ForkServer:
             raise FORK_SERVER_ORDERS.refused(
                 f"world {request.world} came with {len(fds)} descriptors; expected {request.fd_count}"
             )
-        leases = tuple(fds[len(fds) - request.lease_fds :])
-        channels, stacks, (board, *stores) = (
-            fds[: request.size],
-            fds[request.size : 2 * request.size],
-            fds[2 * request.size : len(fds) - request.lease_fds],
-        )
         self._world = world = _World(request.world, {})
         fork_server_pid = os.getpid()
         try:
@@ -135,18 +129,14 @@ class _ForkServer:
         every = list(range(request.size))
         for ranks in [every] if request.together and every else [[rank] for rank in every]:
             try:
-                pid, pidfd = _fork()
+                pid = fork()
+                pidfd = watch_child(pid) if pid else -1
             except OSError as error:
                 self._refuse(request.world, ranks[0], error)
                 self.kill_ranks()
                 break
             if pid == 0:
-                starts = []
-                for rank in ranks:
-                    store = stores[0] if stores and rank == 0 else None
-                    starts.append(
-                        RankStart(request, rank, channels[rank], stacks[rank], board, store, fork_server_pid, leases)
-                    )
+                starts = [request.start_of(rank, fds, fork_server_pid) for rank in ranks]
                 mine = {fd for start in starts for fd in start.fds}
                 for fd in [*fds, *world.pidfds, self._control.detach()]:
                     if fd not in mine:
@@ -220,20 +210,11 @@ def _cut(command: str) -> str:
     return command if len(command) <= _COMMAND_CHARS else f"{command[:_COMMAND_CHARS]} ..."
 
 
-def _fork() -> tuple[int, int]:
-    """Return the pid and the pidfd of a child; in the child, 0 and -1."""
-    pid = fork()
-    return (pid, watch_child(pid)) if pid else (0, -1)
-
-
 def serve(control: socket.socket, context: RankContext, loader: Loader, run_directories: Sequence[str]) -> NoReturn:
     """Be the fork server until the runner is gone, then remove all descendants.
 
-    Args:
-        control: The fork server's end of the connection to the runner.
-        context: Finds the tests on the ranks.
-        loader: How a fresh interpreter finds the tests again.
-        run_directories: Folders to remove at the end if the runner cannot do it.
+    It also removes the folders of the run if the runner cannot do it. `control` is its end of the connection to the
+    runner.
     """
     code = 1
     try:

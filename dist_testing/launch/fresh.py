@@ -50,14 +50,9 @@ def with_imports(loader: Loader) -> Loader:
 
 
 def command(program: str, order: FreshProgram) -> tuple[list[str], int]:
-    """Return the command line of a fresh interpreter.
+    """Return the command line of a fresh interpreter, and the descriptor that it must inherit.
 
-    Args:
-        program: Module whose `main` the interpreter runs.
-        order: Argument of that `main`.
-
-    Returns:
-        The command, and the descriptor that the interpreter must inherit.
+    The interpreter calls `main` of the module `program` with the order.
     """
     descriptor = os.memfd_create("dist-testing-fresh", 0)
     text = FRESH_PROGRAMS.to_wire(order).decode()
@@ -83,12 +78,9 @@ def order_for(program: type[_Program], text: str) -> _Program:
 
 
 def load_tests(loader: Loader, then: ThenBe, test: str | None = None) -> NoReturn:
-    """Load the tests in a fresh interpreter.
+    """Load the tests in a fresh interpreter, and call `then` with the rank context.
 
-    Args:
-        loader: How to find the tests.
-        then: Called with the rank context when the tests are loaded.
-        test: Front end's name of the only test that this interpreter runs; None if it is not known yet.
+    `test` is the front end's name of the only test that this interpreter runs; None if it is not known yet.
     """
     for module in loader.import_first:
         importlib.import_module(module)

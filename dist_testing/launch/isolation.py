@@ -6,12 +6,12 @@ isolation, write its launcher and register it here, or in a conftest.py.
 
 from __future__ import annotations
 
-import difflib
 import enum
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from dist_testing.backends import Backend, backends, default_backend
+from dist_testing.error_text import did_you_mean
 from dist_testing.errors import UsageError
 from dist_testing.launch.fork import ForkServerLauncher
 from dist_testing.launch.launcher import Launcher, RunContext
@@ -71,10 +71,7 @@ _registered: dict[str, Isolation] = {}
 
 
 def register_isolation(isolation: Isolation) -> Isolation:
-    """Make an isolation known by its name, for markers, classes and `--dist-isolation`.
-
-    Returns:
-        The isolation.
+    """Make an isolation known by its name, for markers, classes and `--dist-isolation`, and return it.
 
     Raises:
         UsageError: If another isolation has the name.
@@ -116,11 +113,10 @@ def isolation_named(name: str) -> Isolation:
     """
     if (found := _registered.get(name)) is not None:
         return found
-    near = difflib.get_close_matches(name, _registered, n=1)
     raise UsageError(
         f"Isolation {name!r} does not exist.\n"
         f"The isolations are {', '.join(_registered)}.\n"
-        f"{f'Did you mean {near[0]!r}?' if near else 'Use one of them.'}"
+        f"{did_you_mean(name, _registered, 'Use one of them.')}"
     )
 
 
@@ -130,12 +126,7 @@ def default_isolation(backend: Backend) -> Isolation:
 
 
 def check_isolation(name: str, backend: Backend, isolation: Isolation) -> None:
-    """Refuse ranks that the backend cannot connect.
-
-    Args:
-        name: The case, or another subject of the error text.
-        backend: The backend.
-        isolation: How the ranks are made.
+    """Refuse ranks that the backend cannot connect. `name` is the subject of the error text, such as the case.
 
     Raises:
         UsageError: If the two do not fit.

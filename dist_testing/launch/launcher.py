@@ -17,7 +17,6 @@ class RunContext:
     """Facts of the run that launchers need.
 
     Attributes:
-        ranks: The rank context of the run.
         loader: How a fresh interpreter finds the tests again.
         directories: Folders of the run. A process that outlives the runner removes them.
         temp: Prefix of every rank's TMPDIR, by which the launcher recognises processes that ranks started.

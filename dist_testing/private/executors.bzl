@@ -23,20 +23,23 @@ KINDS = {
     "nativelink": struct(gpus = "gpu_count", pool = ""),
 }
 
-def pool_for(pools, vendor, gpus):
+def pool_for(pools, vendor, gpus, archs):
     """Chooses a pool.
 
     Args:
-        pools: Declared pools: dicts with "name", "gpus", "vendor" and "properties".
+        pools: Declared pools: dicts with "name", "gpus", "vendor", "gpu_arch" and "properties".
         vendor: Maker of the GPUs; "" for a target without.
         gpus: GPUs that the target needs.
+        archs: Architectures that the target can use; empty for any.
 
     Returns:
-        The smallest pool that has enough, so that larger ones stay free; None if there is none.
+        The smallest pool that has enough, so that larger ones stay free; the first declared one of equally small pools;
+        None if there is none.
     """
     best = None
     for pool in pools:
-        if pool["vendor"] == vendor and pool["gpus"] >= gpus and (best == None or pool["gpus"] < best["gpus"]):
+        fits = pool["vendor"] == vendor and pool["gpus"] >= gpus and (not archs or pool["gpu_arch"] in archs)
+        if fits and (best == None or pool["gpus"] < best["gpus"]):
             best = pool
     return best
 
@@ -55,18 +58,19 @@ def largest_pools(pools):
             largest[pool["vendor"]] = max(pool["gpus"], largest.get(pool["vendor"], 0))
     return largest
 
-def test_exec_properties(executors, vendor, gpus):
+def test_exec_properties(executors, vendor, gpus, archs):
     """Computes the properties by which the action of a test reaches its pool.
 
     Args:
         executors: The declarations of MODULE.bazel: a dict with "kind" and "pools".
         vendor: Maker of the GPUs; "" for a target without.
         gpus: GPUs that the target needs.
+        archs: Architectures that the target can use; empty for any.
 
     Returns:
         A dict whose keys begin with `test.`; empty if no declared pool fits.
     """
-    pool = pool_for(executors["pools"], vendor, gpus)
+    pool = pool_for(executors["pools"], vendor, gpus, archs)
     if pool == None:
         return {}
     names = KINDS[executors["kind"]]
@@ -77,24 +81,20 @@ def test_exec_properties(executors, vendor, gpus):
         properties[names.gpus] = str(gpus)
     return {"test." + name: value for name, value in properties.items()}
 
-def capacity_text(target, vendor, gpus, pools):
-    """Writes the error text for a target that needs more GPUs than any pool has.
-
-    Args:
-        target: Label of the target.
-        vendor: Maker of the GPUs.
-        gpus: GPUs that it needs.
-        pools: Declared pools.
-
-    Returns:
-        A text of three lines.
-    """
-    declared = ["\"{}\" ({} {})".format(pool["name"], pool["gpus"], pool["vendor"]) for pool in pools if pool["gpus"]]
-    return ("{}: needs {} GPU(s) of {}, and no declared pool has as many.\n" +
+def capacity_text(target, vendor, gpus, archs, pools):
+    """Writes the error text for a target that no pool can run."""
+    declared = [
+        "\"{}\" ({} {}{})".format(pool["name"], pool["gpus"], pool["vendor"], " " + pool["gpu_arch"] if pool["gpu_arch"] else "")
+        for pool in pools
+        if pool["gpus"]
+    ]
+    return ("{}: needs {} GPU(s) of {}{}, and no declared pool has them.\n" +
             "Declared in MODULE.bazel: {}. On a remote executor the test would wait for ever.\n" +
-            "Lower its world_size or gpus_per_rank, or declare a larger pool with executors.pool().").format(
+            "Lower its world_size or gpus_per_rank, or declare {} with executors.pool().").format(
         target,
         gpus,
         vendor,
+        " with architecture " + " or ".join(archs) if archs else "",
         ", ".join(declared) if declared else "no pool with GPUs",
+        "such a pool (gpus, gpu_arch)" if archs else "a larger pool",
     )

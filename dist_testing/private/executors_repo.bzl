@@ -2,6 +2,7 @@
 
 load("//backends:declare.bzl", "VENDORS")
 load("//dist_testing/private:executors.bzl", "KINDS")
+load("//dist_testing/private:gpu_archs.bzl", "GPU_ARCHS")
 load("//dist_testing/private:gpus.bzl", "MAX_GPUS")
 load("//dist_testing/private:problems.bzl", "choice_problems", "problem")
 
@@ -22,16 +23,7 @@ executors_repo = repository_rule(
 )
 
 def _pool_problems(pool, kind, others):
-    """Checks one pool.
-
-    Args:
-        pool: The pool.
-        kind: Kind of the executor.
-        others: Pools that are declared before it.
-
-    Returns:
-        A list of error texts.
-    """
+    """Checks one pool of an executor against the pools that are declared before it; returns error texts."""
     subject = "executors.pool(name = \"{}\")".format(pool["name"])
     problems = []
     if not pool["name"]:
@@ -55,6 +47,19 @@ def _pool_problems(pool, kind, others):
             VENDORS,
             "A target goes to a pool with GPUs of its backend's vendor.",
         )
+    elif pool["gpu_arch"] and not pool["gpus"]:
+        problems.append(problem(
+            "{}: gpu_arch = \"{}\" without gpus".format(subject, pool["gpu_arch"]),
+            "It is the architecture of the GPUs, and this pool has none.",
+            "Give the number of GPUs, or drop gpu_arch.",
+        ))
+    elif pool["gpu_arch"]:
+        problems += choice_problems(
+            "{}: gpu_arch".format(subject),
+            pool["gpu_arch"],
+            GPU_ARCHS[pool["vendor"]],
+            "A target whose gpu_archs has the name can go to the pool.",
+        )
     for other in others:
         if other["name"] == pool["name"]:
             problems.append(problem(
@@ -62,16 +67,16 @@ def _pool_problems(pool, kind, others):
                 "Executors tell pools by their names.",
                 "Drop or rename one.",
             ))
-        elif (other["gpus"], other["vendor"]) == (pool["gpus"], pool["vendor"]):
+        elif _need(other) == _need(pool):
             problems.append(problem(
                 "{} and \"{}\" both have {} GPU(s){}.".format(
                     subject,
                     other["name"],
                     pool["gpus"],
-                    " of " + pool["vendor"] if pool["vendor"] else "",
+                    " of " + " ".join([pool["vendor"], pool["gpu_arch"]]).strip() if pool["vendor"] else "",
                 ),
                 "A target goes to the smallest pool that fits, and here two are equally small.",
-                "Drop one. A target's own exec_properties may still name any pool.",
+                "Drop one, or tell them apart by gpu_arch. A target's own exec_properties may still name any pool.",
             ))
     names = KINDS[kind]
     for name in pool["properties"]:
@@ -88,6 +93,9 @@ def _pool_problems(pool, kind, others):
             "List the properties that the workers of the pool announce, for example properties = {\"Pool\": \"large\"}.",
         ))
     return problems
+
+def _need(pool):
+    return pool["gpus"], pool["vendor"], pool["gpu_arch"]
 
 def declared_executors_problems(kinds, pools):
     """Checks the declarations of MODULE.bazel.

@@ -3,22 +3,14 @@
 load("//backends:declare.bzl", "VENDORS")
 load("//dist_testing:providers.bzl", "GpuCountInfo")
 load("//dist_testing/private:executors.bzl", "capacity_text", "largest_pools", "pool_for")
+load("//dist_testing/private:gpu_archs.bzl", "arch_compatibility", "declare_arch_conditions")
 load("//dist_testing/private:labels.bzl", "user_label")
 
 # The most GPUs that one machine can have. Loading fails for a target that needs more.
 MAX_GPUS = 16
 
 def gpus_of_world(world_size, gpus_per_rank, ranks_per_gpu):
-    """Computes how many GPUs a world needs.
-
-    Args:
-        world_size: Its ranks.
-        gpus_per_rank: GPUs of each.
-        ranks_per_gpu: Ranks that share one; 1 if each has its own.
-
-    Returns:
-        Their number.
-    """
+    """Computes how many GPUs a world needs."""
     return (world_size + ranks_per_gpu - 1) // ranks_per_gpu * gpus_per_rank
 
 # Promise value: as many GPUs as the target asks for. The same as ALL_GPUS in spec.py.
@@ -27,17 +19,19 @@ ALL_GPUS = 1 << 30
 # Steps of the cumulative tags: a target with 4 GPUs has gpus_ge_1, gpus_ge_2 and gpus_ge_4.
 CUMULATIVE_STEPS = [1, 2, 4, 8, 16]
 
-def _machine(available, *, is_promised):
-    return GpuCountInfo(available = available, is_promised = is_promised, pools = None)
+def _machine(available, *, is_promised, archs = {}):
+    return GpuCountInfo(archs = archs, available = available, is_promised = is_promised, pools = None)
+
+_MACHINE = "gpus_of_a_machine"
 
 def _gpu_count_flag_impl(ctx):
     value = ctx.build_setting_value
     if value == "auto":
-        return _machine(json.decode(ctx.attr.detected), is_promised = False)
+        return _machine(json.decode(ctx.attr.detected), is_promised = False, archs = json.decode(ctx.attr.detected_archs))
     if value == "present":
         detected = json.decode(ctx.attr.detected)
         if any(detected.values()):
-            return _machine(detected, is_promised = True)
+            return _machine(detected, is_promised = True, archs = json.decode(ctx.attr.detected_archs))
 
         # The promise is broken already. Bazel skips no target: each one fails, and says why.
         return _machine({vendor: ALL_GPUS for vendor in VENDORS}, is_promised = True)
@@ -47,7 +41,7 @@ def _gpu_count_flag_impl(ctx):
             fail(("{}=pools: no pool is declared.\n" +
                   "With this value tests run in the pools of a remote executor, and MODULE.bazel declares them.\n" +
                   "Declare them (docs/executors.md), or use \"auto\", \"present\" or a number.").format(user_label(ctx.label)))
-        return GpuCountInfo(available = largest_pools(pools), is_promised = True, pools = pools)
+        return GpuCountInfo(archs = {}, available = largest_pools(pools), is_promised = True, pools = pools)
     if not value.isdigit():
         fail(("{}={}: not \"auto\", \"present\", \"pools\" or a number.\n" +
               "A number promises that the machine that runs the tests has that many GPUs; \"present\" that this machine " +
@@ -61,6 +55,10 @@ gpu_count_flag = rule(
     attrs = {
         "detected": attr.string(
             doc = "GPUs of the machine that Bazel runs on, by vendor, as JSON.",
+            mandatory = True,
+        ),
+        "detected_archs": attr.string(
+            doc = "Architectures of these GPUs, by vendor, as JSON.",
             mandatory = True,
         ),
         "pools": attr.string(
@@ -108,6 +106,16 @@ _has_gpus = rule(
     },
 )
 
+def _place_impl(ctx):
+    gpus = ctx.attr.flag[GpuCountInfo]
+    return config_common.FeatureFlagInfo(value = "machine" if gpus.pools == None else "pools")
+
+_place = rule(
+    doc = "Value for config_setting: \"machine\" if the GPUs are of a known machine, \"pools\" if they are of pools.",
+    implementation = _place_impl,
+    attrs = {"flag": attr.label(mandatory = True, providers = [GpuCountInfo])},
+)
+
 def _enough_name(vendor, count):
     return "has_{}_{}_gpus".format(count, vendor)
 
@@ -119,7 +127,7 @@ def _lacking_name(vendor, count):
     return "needs_{}_{}_gpu{}_but_this_machine_has_fewer".format(count, vendor, "" if count == 1 else "s")
 
 def declare_gpu_conditions(*, name, flag, vendors):
-    """Declares a condition for every vendor and count, and a constraint that is unmet without it.
+    """Declares a condition for every vendor, count and architecture, and constraints that are unmet without them.
 
     Args:
         name: Name of the constraint setting of all these constraints.
@@ -127,7 +135,19 @@ def declare_gpu_conditions(*, name, flag, vendors):
         vendors: Names of vendors.
     """
     native.constraint_setting(name = name)
+    _place(
+        name = _MACHINE + ".value",
+        flag = flag,
+        tags = ["manual"],
+        visibility = ["//visibility:private"],
+    )
+    native.config_setting(
+        name = _MACHINE,
+        flag_values = {_MACHINE + ".value": "machine"},
+        visibility = ["//visibility:public"],
+    )
     for vendor in vendors:
+        declare_arch_conditions(name = name, flag = flag, vendor = vendor)
         for count in range(1, MAX_GPUS + 1):
             enough = _enough_name(vendor, count)
             value = enough + ".value"
@@ -167,9 +187,6 @@ _VISIBLE_DEVICES = {
 def inherited_variables(vendor):
     """Lists the variables that a test with GPUs inherits from the environment of Bazel's client.
 
-    Args:
-        vendor: Maker of the GPUs.
-
     Returns:
         A select() of lists, empty for pools: their machines know their own GPUs.
     """
@@ -178,7 +195,7 @@ def inherited_variables(vendor):
         "//conditions:default": _VISIBLE_DEVICES[vendor],
     })
 
-def gpu_compatibility(vendor, count, pools):
+def gpu_compatibility(vendor, count, archs, pools):
     """Computes the value for `target_compatible_with` of a target that needs GPUs.
 
     Bazel skips the target on a machine with too few GPUs.
@@ -186,6 +203,7 @@ def gpu_compatibility(vendor, count, pools):
     Args:
         vendor: One of the vendors given to declare_gpu_conditions.
         count: GPUs that it needs, 0 to MAX_GPUS.
+        archs: Architectures that it can use; empty for any.
         pools: Declared pools.
 
     Returns:
@@ -193,34 +211,31 @@ def gpu_compatibility(vendor, count, pools):
     """
     if count == 0:
         return []
+    return _count_compatibility(vendor, count, archs, pools) + arch_compatibility(vendor, archs)
+
+def _count_compatibility(vendor, count, archs, pools):
     lacking = [_condition(_lacking_name(vendor, count))]
-    if _runs_nowhere(vendor, count, pools):
+    if _runs_nowhere(vendor, count, archs, pools):
         # With pools the target is not skipped; pools_check() makes it an error.
         return select({_condition(_too_few_name(vendor, count)): lacking, "//conditions:default": []})
     return select({_condition(_enough_name(vendor, count)): [], "//conditions:default": lacking})
 
-def pools_check(target, vendor, count, pools):
+def pools_check(target, vendor, count, archs, pools):
     """Refuses a target that no pool can run. If tests run in pools and Bazel skipped it, it would never run.
-
-    Args:
-        target: Label of the target, for the error text.
-        vendor: One of the vendors given to declare_gpu_conditions.
-        count: GPUs that it needs, 1 to MAX_GPUS.
-        pools: Declared pools.
 
     Returns:
         An empty list, or a select() of empty lists, for an attribute other than `target_compatible_with`: Bazel does not
         evaluate it for a target that the user's own condition excludes.
     """
-    if not _runs_nowhere(vendor, count, pools):
+    if not _runs_nowhere(vendor, count, archs, pools):
         return []
     return select(
-        {_condition(name(vendor, count)): [] for name in [_enough_name, _too_few_name]},
-        no_match_error = capacity_text(target, vendor, count, pools),
+        {_condition(_MACHINE): []},
+        no_match_error = capacity_text(target, vendor, count, archs, pools),
     )
 
-def _runs_nowhere(vendor, count, pools):
-    return bool(pools) and pool_for(pools, vendor, count) == None
+def _runs_nowhere(vendor, count, archs, pools):
+    return bool(pools) and pool_for(pools, vendor, count, archs) == None
 
 def _condition(name):
     return Label("//dist_testing/config:" + name)

@@ -3,6 +3,8 @@
 It reads device nodes and the kernel's files, so it runs no GPU program, and the machine needs none.
 """
 
+load("//dist_testing/private:gpu_archs.bzl", "UNKNOWN_ARCH", "nvidia_arch")
+
 # Replaces `/` if it is set: gives the facts of another machine, for tests and for builds without a test run.
 ROOT_VARIABLE = "DIST_TESTING_HOST_ROOT"
 
@@ -15,14 +17,7 @@ _INTEL_PCI_VENDOR = "0x8086"
 _INTEGRATED_PCI_PREFIX = "0000:00:"
 
 def nvidia_minors(node_names):
-    """Lists the GPUs of NVIDIA's driver.
-
-    Args:
-        node_names: Names of the files in a device folder.
-
-    Returns:
-        The numbers of the GPUs' device nodes.
-    """
+    """Lists the numbers of the device nodes of NVIDIA's GPUs among the names of files in a device folder."""
     suffixes = [name[len(_NVIDIA_NODE):] for name in node_names if name.startswith(_NVIDIA_NODE)]
     return [int(suffix) for suffix in suffixes if suffix.isdigit()]
 
@@ -64,14 +59,14 @@ def amd_model(properties):
         properties: The file's content.
 
     Returns:
-        The architecture in the form of compilers, such as "gfx942", or "unknown".
+        The architecture in the form of compilers, such as "gfx942", or UNKNOWN_ARCH.
     """
     for line in properties.splitlines():
         key, _, value = line.strip().partition(" ")
         if key == "gfx_target_version" and value.isdigit() and int(value):
             version = int(value)
             return "gfx{}{}{}".format(version // 10000, version // 100 % 100, "%x" % (version % 100))
-    return "unknown"
+    return UNKNOWN_ARCH
 
 def _names(folder):
     return sorted([entry.basename for entry in folder.readdir(watch = "no")]) if folder.exists else []
@@ -93,7 +88,8 @@ def _nvidia(repository_ctx, root):
         # A container may see GPUs that it may not use.
         if minor in models:
             models[minor] = model
-    return _facts(models.values(), driver_major(_text(repository_ctx, proc.get_child("version"))))
+    archs = [nvidia_arch(model) for model in models.values()]
+    return _facts(models.values(), archs, driver_major(_text(repository_ctx, proc.get_child("version"))))
 
 def _amd(repository_ctx, root):
     if "kfd" not in _names(root.get_child("dev")):
@@ -106,7 +102,7 @@ def _amd(repository_ctx, root):
         if _text(repository_ctx, nodes.get_child(name, "gpu_id")).strip() not in ("", "0")
     ]
     version = _text(repository_ctx, root.get_child("sys", "module", "amdgpu", "version"))
-    return _facts(models, driver_major(version)) if models else None
+    return _facts(models, models, driver_major(version)) if models else None
 
 def _intel(repository_ctx, root):
     devices = root.get_child("sys", "class", "drm")
@@ -122,10 +118,10 @@ def _intel(repository_ctx, root):
         drivers[device.get_child("driver").realpath.basename] = None
 
     # The driver is a part of the kernel and has no version of its own, so its name takes the place: "i915" or "xe".
-    return _facts(models, "+".join(sorted(drivers))) if models else None
+    return _facts(models, [UNKNOWN_ARCH], "+".join(sorted(drivers))) if models else None
 
-def _facts(models, driver):
-    return {"count": len(models), "driver": driver, "models": sorted(models)}
+def _facts(models, archs, driver):
+    return {"archs": sorted({arch: None for arch in archs}), "count": len(models), "driver": driver, "models": sorted(models)}
 
 def _root(repository_ctx):
     value = repository_ctx.getenv(ROOT_VARIABLE)
@@ -136,6 +132,13 @@ def _root(repository_ctx):
               "It replaces / for the search of GPUs; the folder holds dev, proc and sys.\n" +
               "Correct it, or drop it for the machine's own facts.").format(ROOT_VARIABLE, value))
     return repository_ctx.path(value)
+
+_FACTS_BZL = """\
+\"\"\"GPUs of this machine by vendor, and their architectures.\"\"\"
+
+HOST_GPUS = {counts}
+HOST_GPU_ARCHS = {archs}
+"""
 
 def _host_facts_repo_impl(repository_ctx):
     root = _root(repository_ctx)
@@ -149,8 +152,9 @@ def _host_facts_repo_impl(repository_ctx):
         if facts
     }
     repository_ctx.file("BUILD.bazel", """exports_files(["facts.bzl", "hardware.json"], visibility = ["//visibility:public"])\n""")
-    repository_ctx.file("facts.bzl", "\"\"\"GPUs of this machine by vendor.\"\"\"\n\nHOST_GPUS = {}\n".format(
-        repr({vendor: facts["count"] for vendor, facts in found.items()}),
+    repository_ctx.file("facts.bzl", _FACTS_BZL.format(
+        archs = repr({vendor: facts["archs"] for vendor, facts in found.items()}),
+        counts = repr({vendor: facts["count"] for vendor, facts in found.items()}),
     ))
     repository_ctx.file("hardware.json", json.encode_indent(found, indent = "  ") + "\n")
 

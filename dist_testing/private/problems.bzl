@@ -3,48 +3,20 @@
 load("//dist_testing/private:suggest.bzl", "suggestion")
 
 def problem(observed, cause, way_out):
-    """Builds one error text.
-
-    Args:
-        observed: The argument with its value.
-        cause: Why the value is wrong.
-        way_out: What the user can do.
-
-    Returns:
-        A text of three lines.
-    """
+    """Builds an error text of three lines: the argument with its value, why it is wrong, and what the user can do."""
     return "{}\n{}\n{}".format(observed, cause, way_out)
 
 def fail_on(subject, problems):
-    """Fails if there are problems.
-
-    Args:
-        subject: What the problems are about: a macro and its target.
-        problems: A list of error texts, which may be empty.
-    """
+    """Fails if the list of error texts is not empty. The subject is a macro and its target."""
     if problems:
         fail("{}: {}".format(subject, "\nand ".join(problems)))
 
 def shown(value):
-    """Formats a value for an error text.
-
-    Args:
-        value: The value.
-
-    Returns:
-        Its representation; of a select(), nothing but that it is one.
-    """
+    """Formats a value for an error text; of a select(), says nothing but that it is one."""
     return "select(...)" if type(value) == "select" else repr(value)
 
 def is_int(value):
-    """Says whether a value is a number.
-
-    Args:
-        value: The value.
-
-    Returns:
-        A bool; False for True, whose type is "bool".
-    """
+    """Says whether a value is a number. True and False are none."""
     return type(value) == "int"
 
 def choice_problems(argument, value, choices, cause):

@@ -3,7 +3,7 @@
 load("//dist_testing:providers.bzl", "DistTestInfo", "DistTestsInfo")
 
 # Version of the format. A runner refuses a newer one than its own.
-SPEC_SCHEMA = 3
+SPEC_SCHEMA = 4
 
 def spec_variable(test, *, backends, srcs, nodes):
     """Writes the spec of a target, for the attribute `env` of its test.
@@ -24,6 +24,7 @@ def spec_variable(test, *, backends, srcs, nodes):
         # Only the build needs the labels of a backend's libraries.
         "backend": {key: value for key, value in test.backend.items() if key != "deps"},
         "backends": backends,
+        "gpu_archs": test.gpu_archs,
         "gpus_per_rank": test.gpus_per_rank,
         "isolation": test.isolation,
         "nodes": nodes,
@@ -39,6 +40,7 @@ def _dist_test_spec_impl(ctx):
     return [DistTestsInfo(tests = [
         DistTestInfo(
             backend = backend,
+            gpu_archs = json.decode(attr.gpu_archs[index]),
             gpus = attr.gpus[index],
             gpus_per_rank = attr.gpus_per_rank[index],
             isolation = attr.isolations[index],
@@ -55,6 +57,7 @@ dist_test_spec = rule(
     implementation = _dist_test_spec_impl,
     attrs = {
         "backends": attr.string_list(doc = "Names of backends. The other lists are in the same order.", mandatory = True),
+        "gpu_archs": attr.string_list(doc = "For each backend a list of names, as JSON.", mandatory = True),
         "gpus": attr.int_list(doc = "GPUs of the largest world.", mandatory = True),
         "gpus_per_rank": attr.int_list(mandatory = True),
         "isolations": attr.string_list(mandatory = True),

@@ -9,11 +9,7 @@ load("//dist_testing/private:validate_names.bzl", "name_problems")
 _TAG = "backend:"
 
 def _used_backends():
-    """Lists the backends of the dist_py_test calls above, without those that are manual.
-
-    Returns:
-        A sorted list of names.
-    """
+    """Lists the backends of the dist_py_test calls above, sorted, without those that are manual."""
     return sorted({
         tag.removeprefix(_TAG): None
         for rule in native.existing_rules().values()

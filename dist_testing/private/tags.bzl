@@ -7,6 +7,7 @@ load("//dist_testing/private:gpus.bzl", "CUMULATIVE_STEPS")
 _RESERVED = ["dist", "gpu", "multi_gpu"]
 _RESERVED_PREFIXES = [
     "backend:",
+    "gpu_arch:",
     "gpus:",
     "gpus_ge_",
     "requires-gpu-",
@@ -16,6 +17,19 @@ _RESERVED_PREFIXES = [
 
 # Bazel reads a number of CPUs in these, and refuses two of them.
 _CPU_PREFIXES = ["cpu:", "resources:cpu:"]
+_MEMORY_PREFIX = "resources:memory:"
+
+# Memory of a test that does nothing but talk to its peers, in MB: of the runner with the fork server, and of each rank. Measured
+# with torch 2.13 on gloo, rounded up; what processes share counts once. A rank on a GPU has the context of its device beside
+# that, which is an estimate.
+_RUNNER_MB = 250
+_RANK_MB = {
+    "fork": 15,
+    "pool": 20,
+    "spawn": 170,
+    "thread": 1,
+}
+_GPU_RANK_MB = 1000
 
 def is_reserved_tag(tag):
     """Says whether dist_py_test sets a tag, so that a user may not.
@@ -28,14 +42,16 @@ def is_reserved_tag(tag):
     """
     return tag in _RESERVED or any([tag.startswith(prefix) for prefix in _RESERVED_PREFIXES])
 
-def dist_tags(*, backend, world_sizes, gpus, user_tags):
+def dist_tags(*, backend, world_sizes, gpus, gpu_archs, isolation, user_tags):
     """Computes the tags of a target.
 
     Args:
         backend: Declaration of the backend.
         world_sizes: Ranks per case, one or more.
         gpus: GPUs of the largest world.
-        user_tags: More tags. A number of CPUs among them replaces ours.
+        gpu_archs: Architectures of GPUs that the tests can run on; empty for any.
+        isolation: Name of the isolation.
+        user_tags: More tags. A number of CPUs or of megabytes among them replaces ours.
 
     Returns:
         A sorted list of strings without duplicates.
@@ -43,8 +59,12 @@ def dist_tags(*, backend, world_sizes, gpus, user_tags):
     tags = ["dist", "backend:" + backend["name"]] + user_tags
     tags += ["world_size:{}".format(size) for size in world_sizes]
     if not [tag for tag in user_tags if any([tag.startswith(prefix) for prefix in _CPU_PREFIXES])]:
-        # One CPU per rank. Bazel runs a target that asks for more CPUs than there are alone.
-        tags.append("cpu:{}".format(max(world_sizes)))
+        # One CPU per rank, and one for all threads of an interpreter. Bazel runs a target that asks for more than there are
+        # alone.
+        tags.append("cpu:{}".format(1 if isolation == "thread" else max(world_sizes)))
+    if not [tag for tag in user_tags if tag.startswith(_MEMORY_PREFIX)]:
+        rank_mb = _RANK_MB[isolation] + (_GPU_RANK_MB if gpus else 0)
+        tags.append("{}{}".format(_MEMORY_PREFIX, _RUNNER_MB + max(world_sizes) * rank_mb))
     if gpus:
         requires = "requires-gpu-" + backend["vendor"]
         tags += [
@@ -55,6 +75,7 @@ def dist_tags(*, backend, world_sizes, gpus, user_tags):
             "{}:{}".format(requires, gpus),
             "resources:gpu:{}".format(gpus),
         ]
+        tags += ["gpu_arch:" + arch for arch in gpu_archs]
         tags += ["gpus_ge_{}".format(step) for step in CUMULATIVE_STEPS if step <= gpus]
         if gpus >= 2:
             tags.append("multi_gpu")

@@ -18,33 +18,18 @@ _ISOLATIONS = {
     "thread": True,
 }
 
-# Of a backend's groups, by the fact `in_process`.
+# Text about a backend's groups, by its fact `in_process`.
 _GROUPS = {
     False: "connects processes, and threads of one process cannot be its ranks.",
     True: "lives inside one process, so its ranks are threads.",
 }
 
 def isolations_of(backend):
-    """Lists the isolations that fit a backend.
-
-    Args:
-        backend: Declaration of the backend.
-
-    Returns:
-        A list of names, the default first.
-    """
+    """Lists the names of the isolations that fit a backend declaration, the default first."""
     return [name for name, in_process in _ISOLATIONS.items() if in_process == backend["in_process"]]
 
 def _one_world_size_problems(argument, value):
-    """Checks the world sizes of one backend, or of all.
-
-    Args:
-        argument: Name of the argument, for error texts.
-        value: A number or a list of numbers.
-
-    Returns:
-        A list of error texts.
-    """
+    """Checks the world sizes of one backend, or of all: a number or a list of numbers."""
     sizes = value if type(value) == "list" else [value]
     if not sizes:
         return [problem(

@@ -1,7 +1,7 @@
-"""What every rank of a world is doing and has done, in memory that it shares with the runner.
+"""Keeps the current and the past phases of every rank of a world, in memory that the ranks share with the runner.
 
-A phase changes several times in a case. As messages these changes were most of what woke the runner up; on the board
-they cost a rank a microsecond, wake no process, and are still there when the rank is not.
+A phase changes several times in a case. Messages about these changes would wake the runner up more often than all
+others. On the board a change costs a rank a microsecond, wakes no process, and can be read after the rank has died.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from dist_testing.events.event import DIGITS, Phase
 
 __all__ = ["ENTRIES", "PhaseBoard"]
 
-# How many phases of a rank the board keeps.
+# Phases of a rank that the board keeps.
 ENTRIES = 32
-# How many the rank has written in all.
+# Number of phases that the rank has written in all.
 _COUNT = struct.Struct("<Q")
-# When, on the monotonic clock; and what.
+# Begin of a phase on the monotonic clock, and its name.
 _ENTRY = struct.Struct("<d32s")
 _RANK_BYTES = _COUNT.size + ENTRIES * _ENTRY.size
 _FIRST = "start"
-# A rank that claims more than that has scribbled over its count.
+# A larger number is not true: test code has overwritten the count.
 _MOST_LOST = 10**9
-# A rank can write what it likes, into any place. Only the wording of reports and the times in events depend on it.
+# Test code can write any bytes to the board. Only the wording of reports and the times in events depend on it.
 _PHASE = re.compile(rb"[a-z ]{1,31}")
 _UNKNOWN = "an unknown phase"
 
@@ -38,21 +38,12 @@ class PhaseBoard:
     """A log per rank: the last 32 changes of phase, with their times."""
 
     def __init__(self, fd: int, world_size: int) -> None:
-        """Map a board that `create` has made.
-
-        Args:
-            fd: Its descriptor; may be closed afterwards.
-            world_size: Ranks.
-        """
+        """Map a board that `create` has made. Its descriptor may be closed afterwards."""
         self._memory = mmap.mmap(fd, _RANK_BYTES * world_size)
 
     @staticmethod
     def create(world_size: int) -> int:
-        """Make the memory of a board: every rank is in "start", from now.
-
-        Returns:
-            A descriptor, for the runner and for every rank to map.
-        """
+        """Make the memory of a board, with every rank in "start" from now. Return a descriptor that processes map."""
         fd = os.memfd_create("dist-testing-phases", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         first = _COUNT.pack(1) + _ENTRY.pack(time.monotonic(), _FIRST.encode())
         os.write(fd, first.ljust(_RANK_BYTES, b"\0") * world_size)
@@ -61,12 +52,7 @@ class PhaseBoard:
         return fd
 
     def write(self, rank: int, phase: str) -> None:
-        """Note that a rank changes its phase.
-
-        Args:
-            rank: Which rank.
-            phase: What it does from now on: lower-case letters and spaces, at most 31; "" if nothing is left to do.
-        """
+        """Note that a rank begins a phase: lower-case letters and spaces, at most 31; "" if nothing is left to do."""
         begin = _RANK_BYTES * rank
         (count,) = _COUNT.unpack_from(self._memory, begin)
         at = begin + _COUNT.size + count % ENTRIES * _ENTRY.size
@@ -75,7 +61,7 @@ class PhaseBoard:
         _COUNT.pack_into(self._memory, begin, (count + 1) % 2**64)
 
     def read(self, rank: int) -> str:
-        """What rank `rank` is doing, or did last; "an unknown phase" if it wrote nonsense."""
+        """Return the current or last phase of a rank; "an unknown phase" if it wrote nonsense."""
         count = self.count(rank)
         for number in range(count - 1, count - 1 - ENTRIES, -1):
             at = _RANK_BYTES * rank + _COUNT.size + number % ENTRIES * _ENTRY.size
@@ -84,23 +70,20 @@ class PhaseBoard:
         return _UNKNOWN
 
     def count(self, rank: int) -> int:
-        """How many changes rank `rank` says that it has written."""
+        """Return the number of changes that a rank claims to have written."""
         (count,) = _COUNT.unpack_from(self._memory, _RANK_BYTES * rank)
         return int(count)
 
     def phases(self, rank: int, since: int, begin_s: float, end_s: float) -> tuple[tuple[Phase, ...], int]:
-        """What rank `rank` has done in a case that is over.
+        """Return the phases of a rank in a case that is over, in order, and the number of earlier ones that are lost.
 
-        Entries that cannot be true are left out: no name of a phase, a time outside the case, or one that goes back.
+        Leaves out entries that cannot be true: no name of a phase, a time outside the case, or one that goes back.
 
         Args:
-            rank: Which rank.
-            since: What `count` was when the case began.
+            rank: Number of the rank.
+            since: Result of `count` when the case began.
             begin_s: When that was, on the monotonic clock.
             end_s: When the case was over.
-
-        Returns:
-            The phases in order, and how many earlier ones the board no longer has.
         """
         count = self.count(rank)
         first = max(since, count - ENTRIES)
@@ -121,13 +104,13 @@ class PhaseBoard:
         return phases, min(first - since, _MOST_LOST)
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Release the memory."""
         self._memory.close()
 
 
-# Few names are written, and many times.
+# A few names are written many times.
 @functools.lru_cache(maxsize=256)
 def _name(padded: bytes) -> str:
-    """The name in an entry: "" for a rank that is done, or "an unknown phase"."""
+    """Return the name in an entry: "" for a rank that is done, or "an unknown phase"."""
     text = padded.rstrip(b"\0")
     return text.decode() if not text or _PHASE.fullmatch(text) else _UNKNOWN

@@ -29,12 +29,7 @@ def mark_descendants() -> None:
 def descends_from(pid: int, ancestor: int) -> bool:
     """Return whether a process descends from one that has called `mark_descendants`, or is that process.
 
-    Args:
-        pid: The process.
-        ancestor: Pid of the other, which may have ended.
-
-    Returns:
-        False also if the process has ended, or has a mark of its own.
+    The ancestor may have ended. Returns False also if the process itself has ended, or has a mark of its own.
     """
     try:
         with open(f"/proc/{pid}/limits", "rb") as limits:

@@ -11,14 +11,13 @@ import enum
 from dataclasses import dataclass
 from typing import Annotated, TypeAlias
 
-from dist_testing.process.codec import Family
+from dist_testing.codec import Family
 
 __all__ = [
     "ANSWER_MARK",
     "COLLECTIVE",
     "LEDGERS",
     "MAX_ANSWER_BYTES",
-    "RECORDED_BACKENDS",
     "Call",
     "Group",
     "Ledger",
@@ -33,9 +32,6 @@ __all__ = [
 ANSWER_MARK = b"\0"
 # One packet of a Unix socket takes some 200 kB by default. Bytes.
 MAX_ANSWER_BYTES = 60_000
-# torch's backends whose record is complete: a call without a recorded end has not ended, and no other thread of the
-# same rank can end it.
-RECORDED_BACKENDS = frozenset({"gloo"})
 
 _Count = Annotated[int, range(1 << 31)]
 _Rank = Annotated[int, range(-1, 1 << 20)]
@@ -49,6 +45,7 @@ class WaitKind(enum.Enum):
     SOME_COLLECTIVE = "some collective"  # one of the collectives that the rank has begun and not ended
     RECEIVE = "receive"
     SEND = "send"
+    HANDLE = "handle"  # the end of a send or a receive that the rank has begun; it is not known which
     MONITORED = "monitored barrier"  # the group's first member waits for all others, and they for it
     STORE = "store"  # a key of a store
     MEETING = "meeting"  # other ranks, all of them: a group is being made, or it is the world's own barrier
@@ -153,6 +150,8 @@ class Ledger:
         places: Where the main thread is, innermost first; the outermost are left out.
         others: What else on this rank runs the user's code, or could: other threads, child processes, RPC. Empty for
             nothing.
+        device_calls: The same as `calls`, of backends that run calls on a device, such as NCCL. The main thread does
+            not wait for them, so they prove nothing.
     """
 
     is_recording: bool
@@ -163,6 +162,7 @@ class Ledger:
     waits: tuple[Wait, ...]
     places: tuple[Place, ...]
     others: tuple[str, ...]
+    device_calls: tuple[Call, ...] = ()
 
     @property
     def wait(self) -> Wait | None:
@@ -186,4 +186,4 @@ class NoLedger:
 
 
 LedgerAnswer: TypeAlias = Ledger | NoLedger
-LEDGERS: Family[LedgerAnswer] = Family("ledger of a rank", 1, (Ledger, NoLedger), max_bytes=MAX_ANSWER_BYTES)
+LEDGERS: Family[LedgerAnswer] = Family("ledger of a rank", 2, (Ledger, NoLedger), max_bytes=MAX_ANSWER_BYTES)

@@ -12,6 +12,7 @@ import warnings
 from typing import Any
 
 from dist_testing.errors import LaunchError
+from dist_testing.process.procfs import stat_of, status_of
 
 __all__ = ["become_subreaper", "check_platform", "current_umask", "die_with_parent", "fork", "is_helper", "watch_child"]
 
@@ -62,9 +63,7 @@ def current_umask() -> int:
 
     `os.umask` has to set the mask to read it. Meanwhile all users could read the files of other threads.
     """
-    with open("/proc/self/status", "rb") as status:
-        fields = dict(line.split(b":", 1) for line in status)
-    return int(fields[b"Umask"], 8)
+    return int(status_of("self")["Umask"], 8)
 
 
 def watch_child(pid: int) -> int:
@@ -94,11 +93,7 @@ def die_with_parent(parent_pid: int) -> None:
 
 
 def become_subreaper() -> bool:
-    """Make this process adopt its orphaned descendants, also those with a session of their own.
-
-    Returns:
-        Whether the kernel agreed.
-    """
+    """Make this process adopt its orphaned descendants of all sessions. Return whether the kernel agreed."""
     return _set(_PR_SET_CHILD_SUBREAPER, 1)
 
 
@@ -107,19 +102,10 @@ def is_helper(pid: int, command: str) -> bool:
 
     That is the resource tracker, which unlinks the shared memory of processes that were killed; the manager of torch's
     `file_system` sharing, which does the same; and the fork server, but not what the fork server forks, which has the
-    same command line.
-
-    Args:
-        pid: A process that has not been reaped.
-        command: Its command line.
+    same command line. The process must not have been reaped.
     """
     if not _HELPER.search(command):
         return False
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as stat:
-            # The process's name, in parentheses, may contain any character.
-            flags = int(stat.read().rpartition(b")")[2].split()[6])
-    except (FileNotFoundError, ProcessLookupError):
-        # The process has ended.
-        return True
-    return not flags & _PF_FORKNOEXEC
+    # The flags are the ninth field of all. Without an answer the process has ended.
+    stat = stat_of(pid)
+    return not (stat and int(stat[6]) & _PF_FORKNOEXEC)

@@ -8,17 +8,18 @@
 
 The messages about a case, between the runner and a rank, are in `dist_testing.process.rank_messages`.
 
-A field is declared here once; `dist_testing.process.codec` derives its format and its checks from the annotation.
+A field is declared here once; `dist_testing.codec` derives its format and its checks from the annotation.
 Raise the schema number of a family with every change of one of its messages.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, TypeAlias
 
 from dist_testing.case import CaseBody
-from dist_testing.process.codec import Family
+from dist_testing.codec import Family
 from dist_testing.spec import MAX_WORLD_SIZE
 from dist_testing.world import WorldSettings
 
@@ -106,15 +107,25 @@ class WorldRequest:
         """Number of descriptors with the request: two per rank, the board, the store, and the leases."""
         return 2 * self.size + 1 + bool(self.store_port) + self.lease_fds
 
+    def start_of(self, rank: int, fds: Sequence[int], fork_server_pid: int) -> RankStart:
+        """Return the start parameters of a rank. The descriptors are in the order of `Launcher.start`."""
+        board, *rest = fds[2 * self.size :]
+        store = rest.pop(0) if self.store_port else None
+        return RankStart(
+            self,
+            rank,
+            fds[rank],
+            fds[self.size + rank],
+            board,
+            store if rank == 0 else None,
+            fork_server_pid,
+            tuple(rest),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class SignalRanks:
-    """Send a signal to those of the ranks that still run.
-
-    Attributes:
-        ranks: Ranks of the running world.
-        number: The signal.
-    """
+    """Send a signal to those of the ranks of the running world that still run."""
 
     ranks: tuple[_Rank, ...]
     number: Annotated[int, range(1, 65)]
@@ -125,7 +136,6 @@ class WorldStarted:
     """The ranks of a world have processes.
 
     Attributes:
-        world: Number of the world.
         pids: Pid of each rank, by rank; without the ranks that could not be started.
     """
 
@@ -138,7 +148,6 @@ class WorldRefused:
     """A rank could not be started.
 
     Attributes:
-        world: Number of the world.
         rank: The first rank without a process.
         text: Why: the system's error, its cause and the way out.
     """
@@ -153,8 +162,6 @@ class RankEnded:
     """The process of a rank has ended, or an attached rank has ended its part.
 
     Attributes:
-        world: Number of the world.
-        rank: The rank.
         exit_code: Its exit code; a negative number is a signal, as in `subprocess`.
     """
 
@@ -168,7 +175,6 @@ class WorldOver:
     """Nothing of a world is left.
 
     Attributes:
-        world: Number of the world.
         leaked: Command lines of orphan processes that the ranks left behind.
     """
 
@@ -178,22 +184,14 @@ class WorldOver:
 
 @dataclass(frozen=True, slots=True)
 class Unfit:
-    """The fork server cannot serve any world.
-
-    Attributes:
-        text: Why, for the user.
-    """
+    """The fork server cannot serve any world. The text says why, for the user."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """Tell rank 0 which rank this attached process is.
-
-    Attributes:
-        rank: The rank, from 1.
-    """
+    """Tell rank 0 which rank, from 1, this attached process is."""
 
     rank: _Rank
 
@@ -222,12 +220,7 @@ class Welcome:
 
 @dataclass(frozen=True, slots=True)
 class TakePart:
-    """Be a rank of a world.
-
-    Attributes:
-        rank: Number of the rank.
-        request: The world.
-    """
+    """Be this rank of a world."""
 
     rank: _Rank
     request: WorldRequest
@@ -235,11 +228,7 @@ class TakePart:
 
 @dataclass(frozen=True, slots=True)
 class EndRun:
-    """End this process: rank 0 will ask for no more worlds.
-
-    Attributes:
-        exit_code: Exit code of the process.
-    """
+    """End this process with this exit code: rank 0 will ask for no more worlds."""
 
     exit_code: _ExitCode
 
@@ -293,12 +282,7 @@ class RankStart:
 
 @dataclass(frozen=True, slots=True)
 class FreshRank:
-    """Be a rank, in a fresh interpreter.
-
-    Attributes:
-        start: The rank.
-        loader: How to find its test.
-    """
+    """Be a rank, in a fresh interpreter. The loader finds its test."""
 
     start: RankStart
     loader: Loader

@@ -12,6 +12,7 @@ import psutil
 
 from dist_testing.process.descent import descends_from
 from dist_testing.process.lifetime import is_helper
+from dist_testing.process.procfs import command_of, threads_of
 
 __all__ = ["Orphans", "is_dead", "kill_orphans", "kill_tracer"]
 
@@ -144,28 +145,9 @@ def _try_to_kill(process: psutil.Process) -> bool:
 
 def _command(process: psutil.Process) -> str:
     try:
-        return " ".join(process.cmdline()) or process.name()
-    except psutil.ZombieProcess:
-        # Its main thread has ended. The kernel keeps the command line for the other threads only.
-        return _command_of_a_thread(process.pid) or process.name()
+        return command_of(process.pid) or process.name()
     except psutil.AccessDenied:
         return "a process"
-
-
-def _command_of_a_thread(pid: int) -> str:
-    for thread in _threads(pid):
-        # The thread may end before it is read.
-        with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{thread}/cmdline", "rb") as cmdline:
-            if words := cmdline.read().rstrip(b"\0").split(b"\0"):
-                return b" ".join(words).decode(errors="replace")
-    return ""
-
-
-def _threads(pid: int) -> list[str]:
-    try:
-        return os.listdir(f"/proc/{pid}/task")
-    except OSError:
-        return []
 
 
 def is_dead(process: psutil.Process) -> bool:
@@ -174,7 +156,7 @@ def is_dead(process: psutil.Process) -> bool:
     A process whose main thread has ended is a zombie for the kernel, but its other threads go on.
     """
     try:
-        return process.status() == psutil.STATUS_ZOMBIE and len(_threads(process.pid)) <= 1
+        return process.status() == psutil.STATUS_ZOMBIE and len(threads_of(process.pid)) <= 1
     except psutil.NoSuchProcess:
         return True
     except psutil.AccessDenied:

@@ -5,34 +5,37 @@
 
 A rank that imports the tests itself sends `Importing` before it does. A rank sends `Ready` once, a `RankReport` as soon
 as an outcome is known (peers must not wait for a teardown to learn of a failure), and `Done` as the last message before
-it leaves; in between, `Warned` for warnings of test code, and `EndSession` if it wants no further test to run. The
-runner does not trust these: a rank runs test code, and test code goes wrong.
+it leaves; in between, `Warned` for warnings of test code, `EndSession` if it wants no further test to run, and
+`CallsMade` before a report that it has passed. The runner does not trust these: a rank runs test code, and test code
+goes wrong.
 
 When every rank has sent a good report, the runner sends an instruction: `NextCase`, with another case for the same
 world, or `FinishWorld`, which every rank answers with `Done`. The rank that serves the store then waits for
 `LeaveWorld`. So no rank closes its connections, or the store, while another rank still needs them.
 
-A field is declared here once; `dist_testing.process.codec` derives its format and its checks from the annotation.
+A field is declared here once; `dist_testing.codec` derives its format and its checks from the annotation.
 Raise the schema number of a family with every change of one of its messages.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 from dist_testing.case import CaseBody
+from dist_testing.codec import Family
 from dist_testing.errors import FrameError
 from dist_testing.outcomes import Kind, ReportDetails
-from dist_testing.process.codec import Family
 
 __all__ = [
     "INSTRUCTIONS",
     "MAX_FRAME_BYTES",
     "RANK_MESSAGES",
+    "CallsMade",
     "Done",
     "EndSession",
     "FinishWorld",
+    "GroupCalls",
     "Importing",
     "Instruction",
     "LeaveWorld",
@@ -57,10 +60,6 @@ class RankReport(ReportDetails):
 
     `ReportDetails` declares the other fields: they are the same in `dist_testing.outcomes.RankOutcome`.
 
-    Attributes:
-        kind: What happened.
-        phase: What the rank was doing.
-
     Raises:
         ValueError: If the rank exited without an exit code, or has one without an exit.
     """
@@ -77,7 +76,7 @@ class RankReport(ReportDetails):
 class Importing:
     """The rank begins to import the tests, so that from now on it runs test code.
 
-    The rank sends it before any test code could prevent that, and what has been sent cannot be taken back.
+    The rank sends it before any test code could prevent that, and a message that was sent cannot be taken back.
     """
 
 
@@ -88,14 +87,7 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Warned:
-    """Test code has issued a warning.
-
-    Attributes:
-        category: Name of the warning's class.
-        text: Text of the warning.
-        filename: The file that the warning names.
-        line_number: The line in that file.
-    """
+    """Test code has issued a warning: the name of its class, its text, and the place that it names."""
 
     category: str
     text: str
@@ -105,13 +97,42 @@ class Warned:
 
 @dataclass(frozen=True, slots=True)
 class EndSession:
-    """Test code wants no further test to run.
-
-    Attributes:
-        reason: Why.
-    """
+    """Test code wants no further test to run, for this reason."""
 
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class GroupCalls:
+    """The collective calls of a rank on one group, in one case.
+
+    Attributes:
+        group: torch's name of the group.
+        ranks: Its members, as ranks of the world.
+        count: How many calls the rank has made.
+        first: Number of the first of `calls`, from 1.
+        calls: Each as backend and operation, types and shapes of its inputs, such as "gloo:all_reduce Float [[3]]";
+            empty if they are not known.
+    """
+
+    group: str
+    ranks: tuple[Annotated[int, range(1 << 20)], ...]
+    count: Annotated[int, range(1 << 62)]
+    first: Annotated[int, range(1 << 62)]
+    calls: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CallsMade:
+    """The collective calls of a rank in a case that it has passed. The rank sends it before its report.
+
+    Attributes:
+        groups: Of the groups that exist at the end of the case.
+        is_complete: Whether the calls are told, and not only counted, and none is missing.
+    """
+
+    groups: tuple[GroupCalls, ...]
+    is_complete: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,11 +142,7 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class NextCase:
-    """Run another case.
-
-    Attributes:
-        body: The case.
-    """
+    """Run another case."""
 
     body: CaseBody
 
@@ -140,11 +157,11 @@ class LeaveWorld:
     """End: every rank has sent `Done`, so no rank needs the store."""
 
 
-RankMessage: TypeAlias = Importing | Ready | RankReport | Warned | EndSession | Done
+RankMessage: TypeAlias = Importing | Ready | RankReport | Warned | EndSession | CallsMade | Done
 RANK_MESSAGES: Family[RankMessage] = Family(
     "message of a rank",
-    2,
-    (Importing, Ready, RankReport, Warned, EndSession, Done),
+    3,
+    (Importing, Ready, RankReport, Warned, EndSession, CallsMade, Done),
     max_bytes=MAX_FRAME_BYTES,
     error=FrameError,
 )

@@ -1,13 +1,30 @@
-"""Makes a process write its stacks on a signal, even while it runs C code."""
+"""Makes a process write its stacks on a signal, even while it runs C code, and notes which thread is which rank."""
 
 from __future__ import annotations
 
 import faulthandler
+import os
+import re
 import signal
+import threading
+from collections.abc import Iterable
 from traceback import walk_stack
 from types import FrameType
 
-__all__ = ["STACKS_SIGNAL", "answer_with_stacks", "real_time_signal", "stack_of"]
+__all__ = [
+    "STACKS_SIGNAL",
+    "answer_with_stacks",
+    "note_rank",
+    "read_ranks",
+    "real_time_signal",
+    "stack_of",
+    "stack_text",
+]
+
+# In the folder of a world whose ranks are threads.
+_FILE = "thread-idents"
+# Test code can write anything into the file, so only the wording of a report depends on it.
+_LINE = re.compile(r"([0-9]{1,4}) ([0-9a-f]{1,16})")
 
 
 def real_time_signal(offset: int) -> int:
@@ -32,5 +49,29 @@ def answer_with_stacks(fd: int) -> None:
 
 def stack_of(frame: FrameType) -> str:
     """Return the stack that ends in `frame`, in faulthandler's format."""
-    frames = [f'  File "{f.f_code.co_filename}", line {line} in {f.f_code.co_name}' for f, line in walk_stack(frame)]
-    return "\n".join(["Stack (most recent call first):", *frames])
+    return stack_text("Stack", walk_stack(frame))
+
+
+def stack_text(name: str, frames: Iterable[tuple[FrameType, int]]) -> str:
+    """Return frames with their lines, the innermost first, in faulthandler's format."""
+    lines = [f'  File "{frame.f_code.co_filename}", line {line} in {frame.f_code.co_name}' for frame, line in frames]
+    return "\n".join([f"{name} (most recent call first):", *lines])
+
+
+def note_rank(directory: str, rank: int) -> None:
+    """Note that the calling thread is rank `rank` of the world whose folder `directory` is."""
+    fd = os.open(os.path.join(directory, _FILE), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    try:
+        os.write(fd, f"{rank} {threading.get_ident():x}\n".encode())
+    finally:
+        os.close(fd)
+
+
+def read_ranks(directory: str | os.PathLike[str]) -> dict[int, int]:
+    """Return the rank of each thread ident. A reused ident belongs to the last rank that had it."""
+    try:
+        with open(os.path.join(directory, _FILE), encoding="ascii", errors="replace") as file:
+            found = [_LINE.fullmatch(line.rstrip("\n")) for line in file]
+    except FileNotFoundError:
+        return {}
+    return {int(match[2], 16): int(match[1]) for match in found if match}

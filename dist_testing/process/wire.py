@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Generic, TypeVar
 
-from dist_testing.process.codec import Family
+from dist_testing.codec import Family
 
 __all__ = ["MessageReader", "receive", "send"]
 

@@ -17,12 +17,12 @@ from dist_testing.errors import MessageError
 from dist_testing.process import wire
 from dist_testing.process.board import PhaseBoard
 from dist_testing.process.files import log_name
-from dist_testing.process.frames import FrameWriter
 from dist_testing.process.lifetime import die_with_parent
 from dist_testing.process.messages import RankStart, WorldRequest
 from dist_testing.process.native_stacks import print_native_stacks
 from dist_testing.process.rank_messages import INSTRUCTIONS, Instruction, NextCase
 from dist_testing.process.stacks import answer_with_stacks
+from dist_testing.rank.call_record import CallRecord
 from dist_testing.rank.capture import flush_streams, redirect_output
 from dist_testing.rank.coverage import RankCoverage
 from dist_testing.rank.debugging import set_breakpoint_hook, take_terminal
@@ -30,7 +30,7 @@ from dist_testing.rank.device import finish_device_work
 from dist_testing.rank.environment import become, world_env
 from dist_testing.rank.ledger import answer_with_ledger
 from dist_testing.rank.long_texts import LongTexts
-from dist_testing.rank.reporter import Reporter
+from dist_testing.rank.reporter import FrameWriter, Reporter
 from dist_testing.rank.state import RankState
 
 __all__ = [
@@ -146,18 +146,36 @@ def _run(start: RankStart, reporter: Reporter, channel: socket.socket, context: 
     except BaseException as error:
         reporter.never_started(error)
         return
-    run_world(start, reporter, channel, front_end)
+    run_world(start, reporter, channel, front_end, is_fresh=not start.request.pool)
 
 
-def run_world(start: RankStart, reporter: Reporter, channel: socket.socket, front_end: RankFrontEnd) -> None:
-    """Run the cases of a world in a process that already is its rank, and report every outcome to the runner."""
+def run_world(
+    start: RankStart, reporter: Reporter, channel: socket.socket, front_end: RankFrontEnd, *, is_fresh: bool
+) -> None:
+    """Run the cases of a world in a process that already is its rank, and report every outcome to the runner.
+
+    Args:
+        start: What the rank was started with.
+        reporter: Sends the outcomes.
+        channel: Brings the instructions.
+        front_end: Runs the cases.
+        is_fresh: Whether the process has run no case before and will run one only.
+    """
     reporter.ready()
     with _reporting(reporter):
         front_end.open(start, reporter)
-        _run_cases(start, reporter, channel, front_end)
+        _run_cases(
+            start,
+            reporter,
+            channel,
+            front_end,
+            CallRecord(is_fresh=is_fresh, is_strict=start.request.body.strict_calls),
+        )
 
 
-def _run_cases(start: RankStart, reporter: Reporter, channel: socket.socket, front_end: RankFrontEnd) -> None:
+def _run_cases(
+    start: RankStart, reporter: Reporter, channel: socket.socket, front_end: RankFrontEnd, calls: CallRecord
+) -> None:
     state = RankState.now() if start.request.pool else None
     body = start.request.body
     while True:
@@ -169,6 +187,7 @@ def _run_cases(start: RankStart, reporter: Reporter, channel: socket.socket, fro
                     if not body.keeps_state:
                         state.verify(keeps_groups=body.keeps_groups, may_change=body.may_change)
                     state.rewind_generators()
+                reporter.calls_made(calls.end_case(is_strict=body.strict_calls))
         if reporter.is_forked:
             os._exit(FAILED_EXIT_CODE if reporter.failed else 0)
         reporter.case_over()

@@ -53,11 +53,8 @@ def flush_streams() -> None:
 def split_output(paths: Sequence[str]) -> None:
     """Give each rank that is a thread its own log of Python output, which includes the threads that it starts.
 
-    The log of rank 0 also gets the output of native code, whose descriptors belong to the process, and of threads
-    without a rank. Descriptors 1 and 2 must already point at this log.
-
-    Args:
-        paths: The ranks' logs, by rank.
+    The log of rank 0, the first of `paths`, also gets the output of native code, whose descriptors belong to the
+    process, and of threads without a rank. Descriptors 1 and 2 must already point at this log.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     logs = [_stream(os.open(path, flags, 0o600)) for path in paths[1:]]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import builtins
 import dis
 import os
+import traceback
 from types import TracebackType
 
 from dist_testing.errors import CollectiveTimeoutError, PeerFailedError
@@ -12,8 +14,10 @@ from dist_testing.outcomes import Collateral
 __all__ = ["collateral"]
 
 _TORCH_DISTRIBUTED = f"{os.sep}torch{os.sep}distributed{os.sep}"
-# Of a chain of causes, which may be a circle.
+# Limit for a chain of causes, which may be a circle.
 _MAX_CAUSES = 10
+# Of groups of exceptions in each other.
+_MAX_DEPTH = 5
 # Parts of the errors that torch 2.10 to 2.13 raises when another rank is gone or late. A rank with such an error is a
 # victim if another rank has a better reason for its failure; otherwise the error is still a failure.
 _TEXTS: tuple[tuple[Collateral, tuple[str, ...]], ...] = (
@@ -60,16 +64,27 @@ _TEXTS: tuple[tuple[Collateral, tuple[str, ...]], ...] = (
 def collateral(error: BaseException) -> Collateral:
     """Return what the error reports about a peer: "lost" or "late"; "" if it reports something else.
 
-    Only runtime and connection errors count: an assertion that quotes such a text is the test's own finding.
+    Only runtime and connection errors count: an assertion that quotes such a text is the test's own finding. A group of
+    exceptions counts if each of its members does.
     """
+    return _collateral(error, _MAX_DEPTH)
+
+
+def _collateral(error: BaseException, depth: int) -> Collateral:
+    members: tuple[BaseException, ...] = getattr(error, "exceptions", ()) if _is_group(type(error)) else ()
+    if members and depth > 0:
+        kinds = [_collateral(member, depth - 1) for member in members]
+        return "" if "" in kinds else "late" if "late" in kinds else "lost"
     for _ in range(_MAX_CAUSES):
         origin = _origin(error)
         if origin is None or not _is_raise(origin) or isinstance(error, PeerFailedError | CollectiveTimeoutError):
             break
-        # Python code has raised it, so its text is the author's; what it was raised from may come from a peer.
+        # Python code has raised it, so its author wrote the text. Its cause may still come from a peer.
         if not isinstance(error.__cause__, Exception):
             return ""
         error = error.__cause__
+        if _is_group(type(error)):
+            return _collateral(error, depth - 1) if depth > 0 else ""
     else:
         return ""
     if isinstance(error, PeerFailedError):
@@ -78,7 +93,8 @@ def collateral(error: BaseException) -> Collateral:
         return "late"
     if not isinstance(error, RuntimeError | ConnectionError):
         return ""
-    if isinstance(error, ConnectionError) and origin is not None and not _is_in_torch(error):
+    files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
+    if isinstance(error, ConnectionError) and files and not any(_TORCH_DISTRIBUTED in file for file in files):
         # A connection of the test's own, such as a pipe to a process that it has started.
         return ""
     try:
@@ -87,6 +103,11 @@ def collateral(error: BaseException) -> Collateral:
         # Only an error class of the test has a broken __str__, and it reports nothing about a peer.
         return ""
     return next((kind for kind, patterns in _TEXTS if any(pattern in text for pattern in patterns)), "")
+
+
+def _is_group(cls: type[BaseException]) -> bool:
+    base = getattr(builtins, "BaseExceptionGroup", None)
+    return base is not None and issubclass(cls, base)
 
 
 def _origin(error: BaseException) -> TracebackType | None:
@@ -101,12 +122,3 @@ def _is_raise(origin: TracebackType) -> bool:
     """Whether a `raise` outside torch.distributed has raised the error, and not native code that was called there."""
     code = origin.tb_frame.f_code
     return _TORCH_DISTRIBUTED not in code.co_filename and dis.opname[code.co_code[origin.tb_lasti]] == "RAISE_VARARGS"
-
-
-def _is_in_torch(error: BaseException) -> bool:
-    entry = error.__traceback__
-    while entry is not None:
-        if _TORCH_DISTRIBUTED in entry.tb_frame.f_code.co_filename:
-            return True
-        entry = entry.tb_next
-    return False

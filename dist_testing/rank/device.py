@@ -17,10 +17,7 @@ def finish_device_work(limit_s: float = _LIMIT_S) -> None:
     """Wait until this rank's devices have finished the queued work, so that its errors belong to this test.
 
     CUDA reports a failed kernel to the next caller. Without this call the error would be lost, or would fail the next
-    case of a worker pool.
-
-    Args:
-        limit_s: How long to wait, in seconds. Unfinished work then goes on.
+    case of a worker pool. After `limit_s` seconds, unfinished work goes on.
 
     Raises:
         RuntimeError: torch's error, if the work has failed.

@@ -7,44 +7,30 @@ from collections.abc import Mapping
 
 from dist_testing.world import LOOPBACK
 
-__all__ = ["become", "torchrun_env", "world_env"]
+__all__ = ["become", "world_env"]
 
 # Tells torch that another process than rank 0 serves every store, whatever its address.
 _AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 
 
-def torchrun_env(size: int, store_port: int) -> dict[str, str]:
-    """Return the variables that torchrun sets for one node, except RANK and LOCAL_RANK.
+def world_env(env: Mapping[str, str], size: int, store_port: int) -> dict[str, str]:
+    """Return `env` with the variables that torchrun sets for one node, except RANK and LOCAL_RANK.
 
-    Args:
-        size: Ranks in the world.
-        store_port: Port of the world's store. 0: a world without a store, and without MASTER_ADDR.
+    With `store_port` 0 the world has no store, and no MASTER_ADDR.
     """
-    env = {
+    result = {
+        **env,
         "WORLD_SIZE": str(size),
         "LOCAL_WORLD_SIZE": str(size),
         "GROUP_RANK": "0",
         "GROUP_WORLD_SIZE": "1",
     }
     if store_port:
-        env |= {
+        result |= {
             "MASTER_ADDR": LOOPBACK,
             "MASTER_PORT": str(store_port),
             "TORCHELASTIC_RESTART_COUNT": "0",
         }
-    return env
-
-
-def world_env(env: Mapping[str, str], size: int, store_port: int) -> dict[str, str]:
-    """Return the environment of a world's ranks, but for RANK and LOCAL_RANK.
-
-    Args:
-        env: What the runner gives to the ranks.
-        size: Ranks in the world.
-        store_port: As for `torchrun_env`.
-    """
-    result = {**env, **torchrun_env(size, store_port)}
-    if store_port:
         # Under torchrun the runner has it. With it, rank 0 would serve no store at a port that a test has chosen, and
         # all ranks would wait for one. With env://, rank 0 finds the store of the world in its own process.
         result.pop(_AGENT_STORE, None)

@@ -27,7 +27,7 @@ def end_groups() -> None:
 
 
 def backends_in_use() -> set[str]:
-    """torch's backend string of each group of this process, such as "nccl" or "cpu:gloo,cuda:nccl"."""
+    """Return torch's backend string of each group of this process, such as "nccl" or "cpu:gloo,cuda:nccl"."""
     import torch.distributed as dist
 
     # There is no public list of groups.

@@ -21,11 +21,11 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
+from dist_testing.backends import all_declared
 from dist_testing.errors import MessageError
 from dist_testing.process.ledger import (
     ANSWER_MARK,
     LEDGERS,
-    RECORDED_BACKENDS,
     Call,
     Group,
     Ledger,
@@ -33,14 +33,27 @@ from dist_testing.process.ledger import (
     NoLedger,
     Place,
 )
-from dist_testing.rank.state import child_processes
+from dist_testing.rank.state import LOOKING, child_processes
 from dist_testing.rank.waits import C10D, wait_of
 
-__all__ = ["LedgerThread", "answer_with_ledger", "answering", "read_ledger"]
+__all__ = [
+    "LedgerThread",
+    "answer_with_ledger",
+    "answering",
+    "is_record_complete",
+    "last_record",
+    "read_ledger",
+    "recorded_calls",
+]
 
 # Of the calls that have ended.
 _LAST_CALLS = 16
 _MAX_PLACES = 40
+# A GPU can have thousands of calls ahead of it; the newest are kept.
+_MAX_DEVICE_CALLS = 32
+# torch has a recorder for backends on the CPU, and one for NCCL.
+_CPU_DUMP = "_dump_fr_trace_json"
+_DEVICE_DUMP = "_dump_nccl_trace_json"
 _MAX_TEXT = 200
 # Threads of this library, by their names.
 _OUR_THREADS = "dist_testing"
@@ -81,6 +94,8 @@ class LedgerThread:
         self._main = 0
         self._ident = 0
         self._native_id = 0
+        # The last call before this thread was started: of another case, in a process that takes part in several worlds.
+        self._before = -1
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._ended = _thread.allocate_lock()
         self._pid = os.getpid()
@@ -94,6 +109,7 @@ class LedgerThread:
         """
         self._fd = fd
         self._main = threading.get_ident()
+        self._before = last_record()
         self._resume()
 
     def stop(self) -> None:
@@ -154,7 +170,9 @@ class LedgerThread:
                 request = channel.recv(1)
                 if not request:
                     return False
-                channel.send(ANSWER_MARK + request + encoded(read_ledger(self._main, {self._ident})))
+                with LOOKING:
+                    answer = read_ledger(self._main, {self._ident}, self._before)
+                channel.send(ANSWER_MARK + request + encoded(answer))
         except OSError:
             return False
         return True
@@ -178,50 +196,76 @@ def encoded(answer: LedgerAnswer) -> bytes:
         return LEDGERS.to_wire(NoLedger(str(error).partition("\n")[0]))
 
 
-def read_ledger(main: int, ours: set[int]) -> LedgerAnswer:
+def read_ledger(main: int, ours: set[int], before: int = -1) -> LedgerAnswer:
     """Read the ledger of this process.
 
     Args:
         main: The thread that runs the test.
         ours: Threads of this library.
+        before: torch's number of the last call that does not count, because another case has made it.
     """
     try:
-        return _read(main, ours)
+        return _read(main, ours, before)
     except Exception as error:
         # The test may have put anything in the places that are read here, and torch may have changed them.
         return NoLedger(f"{type(error).__name__}: {error}"[:_MAX_TEXT])
 
 
-def _read(main: int, ours: set[int]) -> Ledger:
+def recorded_calls(before: int) -> list[Call]:
+    """Return the calls that torch's flight recorder holds, in the order in which they began; none if it is off.
+
+    Args:
+        before: torch's number of the last call that does not count.
+    """
+    return list(_calls([entry for entry in _recorded() or [] if int(entry["record_id"]) > before]))
+
+
+def is_record_complete(count: int) -> bool:
+    """Return whether a recorder with this many calls has dropped none."""
+    return count < _recorder_size()
+
+
+def _read(main: int, ours: set[int], before: int) -> Ledger:
     frames = sys._current_frames()
     frame = frames[main]
     wait = wait_of(frame)
     c10d = sys.modules.get(C10D)
     recorded = _recorded()
     entries: list[dict[str, Any]] = [] if recorded is None else recorded
-    calls = list(_calls(entries))
-    kept = [call for number, call in enumerate(calls) if not call.is_done or number >= len(calls) - _LAST_CALLS]
+    has_dropped_none = is_record_complete(len(entries)) or (
+        bool(entries) and int(entries[0]["record_id"]) <= before + 1
+    )
+    calls = list(_calls([entry for entry in entries if int(entry["record_id"]) > before]))
     newest: dict[str, int] = {}
     for call in calls:
         newest[call.group] = call.generation
     return Ledger(
         is_recording=recorded is not None,
-        is_complete=len(entries) < _recorder_size(),
+        is_complete=has_dropped_none,
         groups=tuple(_groups(c10d)) if c10d is not None else (),
-        calls=tuple(kept),
+        calls=tuple(_kept(calls)),
         last={call.group: call.number for call in calls if call.generation == newest[call.group]},
         waits=() if wait is None else (wait,),
         places=tuple(_places(frame)),
         others=(*_others(frames, {main, *ours}), *_other_backends(c10d)),
+        device_calls=tuple(_kept(list(_calls(_recorded(_DEVICE_DUMP) or [])))[-_MAX_DEVICE_CALLS:]),
     )
 
 
-def _recorded() -> list[dict[str, Any]] | None:
-    """What torch's flight recorder has; None if it is off."""
+def _kept(calls: list[Call]) -> list[Call]:
+    return [call for number, call in enumerate(calls) if not call.is_done or number >= len(calls) - _LAST_CALLS]
+
+
+def _recorded(name: str = _CPU_DUMP) -> list[dict[str, Any]] | None:
+    """What a flight recorder of torch has; None if it is off, or if this torch has none.
+
+    Args:
+        name: torch's function that dumps it.
+    """
     torch = sys.modules.get("torch")
     if torch is None or _recorder_size() == 0:
         return None
-    dump = getattr(getattr(torch._C, "_distributed_c10d", None), "_dump_fr_trace_json", None)
+    dump = getattr(getattr(torch._C, "_distributed_c10d", None), name, None)
     if dump is None:
         return None
     entries: list[dict[str, Any]] | None = json.loads(dump(includeCollectives=True, onlyActive=False)).get("entries")
@@ -229,6 +273,16 @@ def _recorded() -> list[dict[str, Any]] | None:
         # It has recorded nothing yet; or the size in the environment is not the one that it began with.
         return []
     return sorted(entries, key=lambda entry: int(entry["record_id"]))
+
+
+def last_record() -> int:
+    """Return torch's number of the last call that it has recorded; -1 if there is none."""
+    try:
+        entries = _recorded()
+    except Exception:
+        # Each answer will say that the record cannot be read.
+        return -1
+    return int(entries[-1]["record_id"]) if entries else -1
 
 
 def _recorder_size() -> int:
@@ -254,7 +308,7 @@ def _calls(entries: list[dict[str, Any]]) -> Iterator[Call]:
             operation=operation[:_MAX_TEXT],
             sizes=str(entry["input_sizes"])[:_MAX_TEXT],
             dtypes=" ".join(dict.fromkeys(map(str, entry["input_dtypes"])))[:_MAX_TEXT],
-            is_done=bool(entry["retired"]),
+            is_done=bool(entry["retired"]) or entry.get("state") == "completed",
             limit_ms=int(entry["timeout_ms"]),
         )
 
@@ -269,7 +323,7 @@ def _groups(c10d: Any) -> Iterator[Group]:
 def _other_backends(c10d: Any) -> Iterator[str]:
     """Groups whose calls the recorder does not show, or that end without a rank."""
     for backend, _ in list(c10d._world.pg_map.values()) if c10d is not None else ():
-        if backend not in RECORDED_BACKENDS:
+        if not all_declared(str(backend), lambda declared: declared.records_calls):
             yield f"a group of the backend {str(backend)[:_MAX_TEXT]}"
 
 

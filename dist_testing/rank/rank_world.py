@@ -28,12 +28,9 @@ class RankWorld(World):
 
     @classmethod
     def of(cls, start: RankStart, store: Store | None = None, cases: int = 0) -> RankWorld:
-        """Return the world that a rank was started for.
+        """Return the world that a rank was started for. `cases` counts the cases that this process has run before.
 
-        Args:
-            start: The request for the world, and the rank's descriptors.
-            store: Store that the ranks share. None: a store at the world's port.
-            cases: How many cases this process has run before.
+        The ranks share the given store, or the one at the world's port.
         """
         request = start.request
         world = cls(

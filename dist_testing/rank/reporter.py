@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import socket
 import traceback
 import unittest
 import warnings
@@ -11,11 +13,22 @@ from typing import Protocol
 
 from dist_testing.error_text import format_error, message_of, shorten, summarise
 from dist_testing.outcomes import Kind
-from dist_testing.process.rank_messages import Done, EndSession, Importing, RankMessage, RankReport, Ready, Warned
+from dist_testing.process import wire
+from dist_testing.process.rank_messages import (
+    RANK_MESSAGES,
+    CallsMade,
+    Done,
+    EndSession,
+    Importing,
+    RankMessage,
+    RankReport,
+    Ready,
+    Warned,
+)
 from dist_testing.rank.collateral import collateral
 from dist_testing.skips import skip_for_exit_code
 
-__all__ = ["Board", "Frames", "Reporter"]
+__all__ = ["Board", "FrameWriter", "Frames", "Reporter"]
 
 # The file of torch's collectives.
 _COLLECTIVES = os.path.join("torch", "distributed", "distributed_c10d.py")
@@ -45,6 +58,18 @@ class Board(Protocol):
         """Rank `rank` is now doing `phase`; "" if it is done with the last one."""
 
 
+class FrameWriter:
+    """The rank's end of its channel. `send` blocks until the runner has room, and the runner always reads."""
+
+    def __init__(self, channel: socket.socket) -> None:
+        self._channel = channel
+
+    def send(self, message: RankMessage) -> None:
+        """Send one message. If the runner is gone, do nothing, because no process needs the message."""
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            wire.send(self._channel, RANK_MESSAGES, message)
+
+
 class Reporter:
     """Sends a front end's reports to the runner. The worst outcome counts: a later report never hides a failure."""
 
@@ -59,12 +84,8 @@ class Reporter:
     ) -> None:
         """Make the reporter of one rank.
 
-        Args:
-            frames: Takes the rank's messages.
-            board: Takes the rank's phases.
-            rank: Number of the rank.
-            on_failure: Called once, with the first failure, after its report.
-            fit: Makes a text short enough for a message.
+        It calls `on_failure` once, with the first failure, after its report. `fit` makes a text short enough for a
+        message.
         """
         self._frames = frames
         self._board = board
@@ -87,7 +108,7 @@ class Reporter:
         return os.getpid() != self._pid
 
     def importing(self) -> None:
-        """Say that the rank is about to import the tests, which runs test code."""
+        """Report that the rank is about to import the tests, which runs test code."""
         self.phase("import")
         self._frames.send(Importing())
 
@@ -101,8 +122,8 @@ class Reporter:
         self._board.write(self._rank, name)
 
     def case_over(self) -> None:
-        """The case has ended on this rank; if nothing was wrong with it until now, it has passed."""
-        # Before the runner is told: it may look at the board as soon as every rank has.
+        """Note the end of the case on this rank. Report a pass if nothing else was reported."""
+        # First, because the runner may read the board as soon as all ranks have reported.
         self._board.write(self._rank, "")
         if not self._has_reported:
             self._send(RankReport(Kind.PASSED, self._phase))
@@ -182,6 +203,11 @@ class Reporter:
         """Report that test code wants no further test to run. This test still has a report of its own."""
         if not self.is_forked:
             self._frames.send(EndSession(shorten(reason)))
+
+    def calls_made(self, calls: CallsMade) -> None:
+        """Tell which collective calls the rank has made in the case."""
+        if not self.is_forked:
+            self._frames.send(calls)
 
     def done(self) -> None:
         """Send the last message."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
+import gc
 import logging
 import os
 import random
@@ -19,8 +20,12 @@ from typing import Any
 from dist_testing.case import ALL_ENV, ENV_PREFIX
 from dist_testing.errors import StateLeakError
 from dist_testing.process.lifetime import current_umask, is_helper
+from dist_testing.process.procfs import children_of, command_of
 
-__all__ = ["RankState", "child_processes"]
+__all__ = ["LOOKING", "RankState", "child_processes"]
+
+# Held while a rank lists its open files, and while the ledger's thread has files open: those are no leaks of a test.
+LOOKING = threading.Lock()
 
 # torch sets them at the first call of some functions that have nothing to do with them, above all in torch.compile.
 _SET_BY_TORCH = frozenset(
@@ -71,10 +76,12 @@ class RankState:
     @classmethod
     def now(cls) -> RankState:
         """Return the current state."""
+        with LOOKING:
+            descriptors = _descriptors()
         return cls(
             dict(os.environ),
             _settings(),
-            _descriptors(),
+            descriptors,
             frozenset(thread.ident or 0 for thread in threading.enumerate()),
             _children(_helpers()[0]),
             _generators(),
@@ -96,12 +103,17 @@ class RankState:
                 seconds to do so.
         """
         until_s = time.monotonic() + _LEAVING_S
+        has_collected = False
         while True:
             has_kept_groups = keeps_groups and _count_groups() != self.settings["torch"].get(_GROUPS)
             running, can_end = self._running(has_kept_groups, may_change)
-            if not can_end or time.monotonic() >= until_s:
+            if not running or time.monotonic() >= until_s or (has_collected and not can_end):
                 break
-            time.sleep(_LOOK_S)
+            # Files may belong to objects that only refer to each other, such as a pool of processes that has ended.
+            gc.collect()
+            if has_collected:
+                time.sleep(_LOOK_S)
+            has_collected = True
         changes = self._changes(has_kept_groups, may_change) + running
         if changes:
             if are_threads:
@@ -151,9 +163,10 @@ class RankState:
     def _running(self, has_kept_groups: bool, may_change: Collection[str]) -> tuple[list[str], bool]:
         """Return the changes of descriptors, threads and processes, and whether they can still end by themselves."""
         changes: list[str] = []
-        descriptors = _descriptors()
         helpers, pipes = _helpers()
-        names_opened = [name for fd in descriptors - self.descriptors - pipes if (name := _descriptor_name(fd))]
+        with LOOKING:
+            descriptors = _descriptors()
+            names_opened = [name for fd in descriptors - self.descriptors - pipes if (name := _descriptor_name(fd))]
         # Sockets and pipes of a process group look like all others.
         allowed = ("socket:", "pipe:") if has_kept_groups else ()
         opened = [name for name in names_opened if not name.startswith(allowed) and "files" not in may_change]
@@ -225,28 +238,10 @@ def _children(helpers: frozenset[int]) -> frozenset[int]:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
         return frozenset()
-    children = _children_of(os.getpid())
-    left = (children - helpers).union(*map(_children_of, children & helpers))
+    children = children_of(os.getpid())
+    left = (children - helpers).union(*map(children_of, children & helpers))
     # torch has no word of its manager's pid.
-    return frozenset(pid for pid in left if not is_helper(pid, _command(pid)))
-
-
-def _command(pid: int) -> str:
-    """Return the command line of a process; "" if it has ended."""
-    try:
-        with open(f"/proc/{pid}/cmdline", "rb") as cmdline:
-            return cmdline.read().rstrip(b"\0").replace(b"\0", b" ").decode(errors="replace")
-    except OSError:
-        return ""
-
-
-def _children_of(pid: int) -> frozenset[int]:
-    children: set[int] = set()
-    with contextlib.suppress(OSError):
-        for thread in os.listdir(f"/proc/{pid}/task"):
-            with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{thread}/children", encoding="ascii") as listed:
-                children.update(map(int, listed.read().split()))
-    return frozenset(children)
+    return frozenset(pid for pid in left if not is_helper(pid, command_of(pid)))
 
 
 def _helpers() -> tuple[frozenset[int], frozenset[int]]:

@@ -18,12 +18,10 @@ from dist_testing.case import CaseBody
 from dist_testing.errors import LaunchError
 from dist_testing.process.board import PhaseBoard
 from dist_testing.process.files import log_name
-from dist_testing.process.frames import FrameWriter
 from dist_testing.process.lifetime import die_with_parent
 from dist_testing.process.messages import RankStart
 from dist_testing.process.rank_messages import NextCase
-from dist_testing.process.stacks import stack_of
-from dist_testing.process.thread_idents import note_rank
+from dist_testing.process.stacks import note_rank, stack_of
 from dist_testing.rank.bootstrap import (
     FAILED_EXIT_CODE,
     RankContext,
@@ -34,7 +32,7 @@ from dist_testing.rank.bootstrap import (
 from dist_testing.rank.capture import flush_streams, split_output
 from dist_testing.rank.coverage import RankCoverage
 from dist_testing.rank.long_texts import LongTexts
-from dist_testing.rank.reporter import Reporter
+from dist_testing.rank.reporter import FrameWriter, Reporter
 from dist_testing.rank.state import RankState
 from dist_testing.threaded.members import current_member
 from dist_testing.threaded.world import fail_world, run_on_threads
@@ -50,12 +48,7 @@ class _RankFailedError(Exception):
 
 
 def enter_together(starts: Sequence[RankStart], context: RankContext) -> NoReturn:
-    """Run the ranks and end the process. Never returns, never raises.
-
-    Args:
-        starts: One per rank, by rank.
-        context: Finds the tests.
-    """
+    """Run the ranks, one for each start, and end the process. Never returns, never raises."""
     code = FAILED_EXIT_CODE
     try:
         die_with_parent(starts[0].fork_server_pid)
@@ -149,7 +142,7 @@ class _Ranks:
             self._has_ended(reporter)
 
         # The runner keeps the time; it kills this process at the case's deadline.
-        ended = run_on_threads(run, len(self._starts), timeout_s=MAX_TIMEOUT_S, init=False)
+        ended = run_on_threads(run, len(self._starts), timeout_s=MAX_TIMEOUT_S)
         for outcome in ended:
             if isinstance(outcome.error, LaunchError):
                 self._reporters[outcome.rank].never_started(outcome.error)

@@ -17,11 +17,12 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from types import FrameType, ModuleType
+from types import FrameType, MethodType, ModuleType
 from typing import Any
 
 import dist_testing.world
 from dist_testing.process.ledger import Wait, WaitKind
+from dist_testing.rank.native_waits import native_wait
 from dist_testing.world import LOOPBACK
 
 __all__ = ["C10D", "call_in", "group_name", "wait_of"]
@@ -30,7 +31,8 @@ __all__ = ["C10D", "call_in", "group_name", "wait_of"]
 C10D = "torch.distributed.distributed_c10d"
 _LOGGER = "torch.distributed.c10d_logger"
 _FUNCTIONAL = "torch.distributed._functional_collectives"
-_OPS = "torch._ops"
+# Where torch calls an operator, and calls it again for autograd.
+_OPERATORS_OF_TORCH = ("torch._ops", "torch._library.")
 # c10d::OpType, the part that concerns one peer: SEND, RECV, RECVANYSOURCE.
 _POINT_TO_POINT = frozenset({12, 13, 14})
 _STORE_WAITS = frozenset({"wait", "get", "multi_get"})
@@ -70,6 +72,10 @@ def wait_of(frame: FrameType) -> Wait | None:
             return _wait_of_method(frame, call, call.func, c10d)
         if isinstance(call.func, ast.Name) and call.func.id == "ProcessGroupGloo" and _module_of(frame) == C10D:
             return _new_group(frame)
+        if isinstance(call.func, ast.Name):
+            method = _value(call.func, frame)
+            if type(method) is MethodType and type(method.__self__) is c10d.Work:
+                return _wait_of_work(frame, call, method.__name__, method.__self__, c10d)
     except (_UnknownError, RuntimeError):
         # RuntimeError: torch does not tell it of this object.
         pass
@@ -126,9 +132,9 @@ def group_name(group: object, c10d: ModuleType) -> str:
 
 
 def _functional_wait(frame: FrameType) -> Wait | None:
-    """Functional collectives wait in an operator of torch, which Python calls through `torch._ops`."""
+    """Functional collectives wait in an operator of torch."""
     inner: FrameType | None = frame
-    while inner is not None and _module_of(inner) == _OPS:
+    while inner is not None and _module_of(inner).startswith(_OPERATORS_OF_TORCH):
         inner = inner.f_back
     if inner is not None and _module_of(inner) == _FUNCTIONAL and inner.f_code.co_name == "wait_tensor":
         return Wait(WaitKind.SOME_COLLECTIVE, "wait_tensor")
@@ -137,6 +143,8 @@ def _functional_wait(frame: FrameType) -> Wait | None:
 
 def _wait_of_method(frame: FrameType, call: ast.Call, method: ast.Attribute, c10d: ModuleType) -> Wait | None:
     in_c10d = _module_of(frame) == C10D
+    if wait := native_wait(frame, method.attr):
+        return wait
     if in_c10d and method.attr == "monitored_barrier":
         timeout = frame.f_locals.get("timeout")
         group = group_name(frame.f_locals.get("group"), c10d)
@@ -146,13 +154,17 @@ def _wait_of_method(frame: FrameType, call: ast.Call, method: ast.Attribute, c10
     receiver = _value(method.value, frame)
     if isinstance(receiver, c10d.Store):
         return _store_wait(frame, call, method.attr, receiver)
-    if method.attr != "wait" or type(receiver) is not c10d.Work or call.args or call.keywords:
+    return _wait_of_work(frame, call, method.attr, receiver, c10d) if type(receiver) is c10d.Work else None
+
+
+def _wait_of_work(frame: FrameType, call: ast.Call, method: str, work: Any, c10d: ModuleType) -> Wait | None:
+    if method != "wait" or call.args or call.keywords or work.is_completed():
         return None
-    if receiver.is_completed():
-        return None
-    is_collective = receiver._get_op_type() not in _POINT_TO_POINT
-    if not in_c10d:
-        return Wait(WaitKind.SOME_COLLECTIVE, "wait") if is_collective else None
+    is_collective = work._get_op_type() not in _POINT_TO_POINT
+    if _module_of(frame) != C10D:
+        if is_collective:
+            return Wait(WaitKind.SOME_COLLECTIVE, "wait")
+        return Wait(WaitKind.HANDLE, "wait of a send or a receive", limit_ms=_common_limit(c10d))
     operation = frame.f_code.co_name
     variables = frame.f_locals
     if operation in ("send", "recv"):
@@ -216,13 +228,23 @@ def _point_to_point(
     is_send = operation in ("send", "isend")
     if is_send and peer is None:
         raise _UnknownError
-    torch = sys.modules["torch"]
-    try:
-        limit: object = group._get_backend(torch.device("cpu")).options._timeout
-    except AttributeError:
-        limit = None
     kind = WaitKind.SEND if is_send else WaitKind.RECEIVE
-    return Wait(kind, operation, name, -1 if peer is None else peer, tag, limit_ms=_milliseconds(limit))
+    return Wait(kind, operation, name, -1 if peer is None else peer, tag, limit_ms=_limit(group))
+
+
+def _limit(group: Any) -> int:
+    """The limit of a group's operations on the CPU, in milliseconds; 0 if that is not known."""
+    try:
+        return _milliseconds(group._get_backend(sys.modules["torch"].device("cpu")).options._timeout)
+    except (AttributeError, RuntimeError):
+        return 0
+
+
+def _common_limit(c10d: ModuleType) -> int:
+    """The limit of the default group; 0 if the limit of another group is neither that nor torch's own."""
+    own = {_limit(group) for group in list(c10d._world.pg_map)}
+    default = _limit(c10d.GroupMember.WORLD)
+    return default if own <= {default, _milliseconds(c10d.default_pg_timeout)} else 0
 
 
 def _store_wait(frame: FrameType, call: ast.Call, method: str, store: Any) -> Wait | None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeAlias
 
@@ -19,11 +18,9 @@ from torch import Tensor
 from dist_testing.threaded.data import tensor_text
 
 __all__ = [
-    "Reduction",
     "Tensors",
     "check_pairs",
     "check_same_size",
-    "innermost",
     "limit_of",
     "listed",
     "reduction_of",
@@ -33,20 +30,6 @@ __all__ = [
 ]
 
 Tensors: TypeAlias = Sequence[Tensor]
-
-
-@dataclass(frozen=True, slots=True)
-class Reduction:
-    """The reduce operation of one rank's call.
-
-    Attributes:
-        name: A name of `torch.distributed.ReduceOp`, such as "SUM"; the same on all ranks.
-        factor: For PREMUL_SUM, the factor of this rank's tensors: a number, or a tensor that broadcasts to each of
-            them. None for the other operations.
-    """
-
-    name: str
-    factor: float | Tensor | None = None
 
 
 def listed(tensors: Any) -> list[Tensor]:
@@ -66,21 +49,6 @@ def single(tensors: Any) -> Tensor:
         raise ValueError(f"{len(tensors)} tensors; expected one, because each rank has one device here")
     tensor: Tensor = tensors[0]
     return tensor
-
-
-def innermost(tensors: Any) -> list[Tensor]:
-    """Return a flat list of tensors from a list, or from a list of one list.
-
-    `torch.distributed`'s functions pass a list per device of the rank; the object-style API passes one plain list.
-
-    Raises:
-        ValueError: If there is more than one inner list.
-    """
-    if tensors and not isinstance(tensors[0], Tensor):
-        if len(tensors) != 1:
-            raise ValueError(f"{len(tensors)} lists of tensors; expected one, because each rank has one device here")
-        tensors = tensors[0]
-    return list(tensors)
 
 
 def check_pairs(outputs: Sequence[object], inputs: Sequence[object]) -> None:
@@ -118,7 +86,7 @@ def text_of(tensors: Tensors) -> str:
     return ", ".join(texts) if len(texts) <= 4 else f"{texts[0]} and {len(texts) - 1} more"
 
 
-def limit_of(opts: Any, timeout: timedelta | None) -> float | None:
+def limit_of(opts: Any, timeout: timedelta | None = None) -> float | None:
     """Return the time limit of a call in seconds, or None where the group's own limit applies.
 
     Args:
@@ -129,7 +97,7 @@ def limit_of(opts: Any, timeout: timedelta | None) -> float | None:
     return timeout.total_seconds() if timeout is not None and timeout > timedelta() else None
 
 
-def reduction_of(opts: Any, op: Any, tensors: Tensors) -> Reduction:
+def reduction_of(opts: Any, op: Any, tensors: Tensors) -> tuple[str, float | Tensor | None]:
     """Read a call's reduce operation and check that it is defined for its tensors.
 
     The rules come from `torch.distributed.ReduceOp`, which excludes MIN and MAX for complex tensors, and from c10d's
@@ -142,6 +110,10 @@ def reduction_of(opts: Any, op: Any, tensors: Tensors) -> Reduction:
         op: A `ReduceOp`, or one of its kinds (`ReduceOp.SUM`); it goes before that of `opts`. SUM if both are None.
         tensors: The tensors to reduce: at least one, dense, of any shape.
 
+    Returns:
+        The name of the operation in `torch.distributed.ReduceOp`, which is the same on all ranks, and for PREMUL_SUM
+        the factor of this rank's tensors: a number, or a tensor that broadcasts to each of them; else None.
+
     Raises:
         ValueError: If there is no tensor, if the operation is not defined for the dtype or layout of one of them, or
             if a PREMUL_SUM has no factor.
@@ -152,9 +124,9 @@ def reduction_of(opts: Any, op: Any, tensors: Tensors) -> Reduction:
         raise ValueError("no tensors to reduce; expected at least one")
     kind = int(getattr(op, "op", op))
     for tensor in tensors:
-        reduction = _defined(kind, tensor.dtype, tensor.layout)
-    if reduction.name != "PREMUL_SUM":
-        return reduction
+        name = _defined_name(kind, tensor.dtype, tensor.layout)
+    if name != "PREMUL_SUM":
+        return name, None
     if isinstance(op, dist.ReduceOp.RedOpType):
         raise ValueError(
             "ReduceOp.PREMUL_SUM without a factor.\n"
@@ -162,12 +134,12 @@ def reduction_of(opts: Any, op: Any, tensors: Tensors) -> Reduction:
             "Create the operation with torch.distributed._make_nccl_premul_sum(factor)."
         )
     # c10d shows Python the factor only in the pickled form.
-    return Reduction(reduction.name, op.__getstate__()[1])
+    return name, op.__getstate__()[1]
 
 
 # Every call asks for it, and comparing c10d's enum is slow.
 @functools.cache
-def _defined(kind: int, dtype: torch.dtype, layout: torch.layout) -> Reduction:
+def _defined_name(kind: int, dtype: torch.dtype, layout: torch.layout) -> str:
     name = dist.ReduceOp.RedOpType(kind).name
     if layout is not torch.strided:
         raise ValueError(
@@ -190,4 +162,4 @@ def _defined(kind: int, dtype: torch.dtype, layout: torch.layout) -> Reduction:
             "dtype but bool.\n"
             "Convert the tensor, or use another operation."
         )
-    return Reduction(name)
+    return name

@@ -16,7 +16,7 @@ from dist_testing.threaded import BACKEND, data
 from dist_testing.threaded.arguments import Tensors, single, text_of
 from dist_testing.threaded.meeting import Move, SharedGroup
 from dist_testing.threaded.members import ThreadWorld
-from dist_testing.threaded.operation import Call, call_site
+from dist_testing.threaded.operation import Call
 from dist_testing.threaded.pending import ANY_RANK, Transfer
 from dist_testing.threaded.work import JoinedWork, ThreadWork
 
@@ -97,7 +97,7 @@ class GroupBase(dist.ProcessGroup):
         self._description = desc
 
     def _get_sequence_number_for_group(self) -> int:
-        return self._shared.calls_made(self._rank)
+        return self._shared.calls_made[self._rank]
 
     def _set_sequence_number_for_group(self) -> None:
         pass
@@ -134,12 +134,7 @@ class GroupBase(dist.ProcessGroup):
             tag: Pairs the receive with sends of the same tag.
 
         Returns:
-            The work, done when the tensor has arrived. Its `wait` raises as that of `send`.
-
-        Raises:
-            ValueError: If the group has no rank `src`, or there is not exactly one tensor.
-            UsageError: If this rank has destroyed the group.
-            PeerFailedError: If a rank of the world has failed.
+            The work, done when the tensor has arrived. The errors are those of `send`.
         """
         return self._transfer("recv", tensors, src, tag, is_send=False)
 
@@ -161,8 +156,8 @@ class GroupBase(dist.ProcessGroup):
             whom = "any rank" if peer == ANY_RANK else f"rank {self._shared.label.ranks[peer]}"
             return f"{'to' if is_send else 'from'} {whom}, tag {tag}, {text_of([tensor])}"
 
-        call = Call(name, (), detail, call_site())
-        transfer = Transfer(self._shared.label, self._rank, peer, tag, tensor, call, is_send=is_send)
+        call = Call(name, (), detail)
+        transfer = Transfer(self._shared.label, self._rank, peer, tag, tensor, call, is_send)
         data.settle(data.accelerators([tensor]))
         self._shared.transfer(transfer)
         return self._begun(ThreadWork(self._world, transfer, call, [tensor], self._timeout_s))
@@ -172,19 +167,12 @@ class GroupBase(dist.ProcessGroup):
     def start_coalescing(self, device: object = None) -> None:
         """Begin to collect the works of calls; see `torch.distributed.distributed_c10d._coalescing_manager`.
 
-        Each call still starts at once.
-
-        Args:
-            device: Ignored; c10d passes it.
+        Each call still starts at once. c10d passes `device`, which changes nothing.
         """
         self._coalesced = []
 
     def end_coalescing(self, device: object = None) -> JoinedWork | None:
-        """Return one work for all calls since `start_coalescing`; None if there was no call.
-
-        Args:
-            device: Ignored; c10d passes it.
-        """
+        """Return one work for all calls since `start_coalescing`; None if there was no call. Ignores `device`."""
         works, self._coalesced = self._coalesced, None
         return JoinedWork(works) if works else None
 
@@ -217,7 +205,9 @@ class GroupBase(dist.ProcessGroup):
 
         Raises:
             ValueError: If `new_ranks` is empty, names a rank twice, or names a rank that this group does not have.
+            UsageError: If this rank has destroyed the group.
         """
+        self._check_is_usable("split_group")
         for rank in new_ranks:
             self._check_rank(rank)
         if not new_ranks or len(set(new_ranks)) < len(new_ranks):
@@ -259,7 +249,7 @@ class GroupBase(dist.ProcessGroup):
         move: Move,
         results: Tensors,
         limit_s: float | None,
-        held: Tensors | None = None,
+        inputs: Tensors = (),
     ) -> ThreadWork:
         """Make this rank's call of a collective.
 
@@ -271,20 +261,15 @@ class GroupBase(dist.ProcessGroup):
             move: Does the work for all ranks.
             results: The tensors that the call writes.
             limit_s: Time limit of the call in seconds; None for the group's.
-            held: A tensor on each device that the contribution uses; `results` by default.
-
-        Raises:
-            UsageError: If this rank has destroyed the group.
-            PeerFailedError: If a rank of the world has failed.
+            inputs: The tensors that the call only reads.
         """
         self._check_is_usable(name)
-        call = Call(name, (name, *signature), detail, call_site())
-        devices = data.accelerators(results if held is None else held)
+        call = Call(name, (name, *signature), detail)
+        devices = data.accelerators((*results, *inputs))
         data.settle(devices)
         collective = self._shared.meet(self._rank, call, contribution, move, devices)
-        return self._begun(
-            ThreadWork(self._world, collective, call, results, self._timeout_s if limit_s is None else limit_s)
-        )
+        limit_s = self._timeout_s if limit_s is None else limit_s
+        return self._begun(ThreadWork(self._world, collective, call, results, limit_s))
 
     def _begun(self, work: ThreadWork) -> ThreadWork:
         if self._coalesced is not None:
@@ -310,9 +295,17 @@ class GroupBase(dist.ProcessGroup):
         if not 0 <= rank < self._size:
             raise ValueError(f"rank {rank} of a group of {self._size}; its ranks are 0 to {self._size - 1}")
 
-    def _check_one_per_rank(self, tensors: Tensors, what: str) -> None:
+    def _one_per_rank(self, tensors: Any, what: str) -> list[Tensor]:
+        # torch.distributed's functions pass a list per device of the rank; the object-style API passes one plain list.
+        if tensors and not isinstance(tensors[0], Tensor):
+            if len(tensors) != 1:
+                raise ValueError(
+                    f"{len(tensors)} lists of tensors; expected one, because each rank has one device here"
+                )
+            tensors = tensors[0]
         if len(tensors) != self._size:
             raise ValueError(f"{len(tensors)} tensors in a group of {self._size}; expected {what} for each rank")
+        return list(tensors)
 
     def _check_is_whole(self, whole: Tensor, part: Tensor, whole_name: str, part_name: str) -> None:
         if whole.dtype != part.dtype or whole.numel() != part.numel() * self._size:

@@ -5,9 +5,11 @@ threads, unlike processes, can pass the same tensor on all ranks. Autograd does 
 c10d's own groups.
 
 The functions for collectives take `contributions`: one entry per rank of the group, in the order of ranks. n is the
-number of ranks. The caller has already checked each rank's arguments alone, and has compared `Call.signature` between
-the ranks. An output gets the elements of its value in row-major order; their shapes may differ. Outputs and inputs may
-lie on different devices.
+number of ranks, `op` the name of a reduce operation, `root` a rank of the group. The caller has already checked each
+rank's arguments alone, and has compared `Call.signature` between the ranks, so tensors at the same index have the same
+dtype and number of elements on all ranks. Where the signature does not say it, the function checks it, and raises
+`UnequalError`. An output gets the elements of its value in row-major order; their shapes may differ. Outputs and inputs
+may lie on different devices.
 """
 
 from __future__ import annotations
@@ -134,8 +136,7 @@ def copy(output: Tensor, value: Tensor) -> None:
     Raises:
         UnequalError: If the two differ in dtype or number of elements.
     """
-    _check_fits(value, output)
-    _write([output], [value])
+    _write_checked([output], [value])
 
 
 def meet_only(contributions: list[Any]) -> None:
@@ -143,34 +144,20 @@ def meet_only(contributions: list[Any]) -> None:
 
 
 def all_reduce(op: str, contributions: list[Reduced]) -> None:
-    """Reduce each tensor with the tensors at the same index on the other ranks, in place, on every rank.
-
-    Args:
-        op: Name of the reduce operation.
-        contributions: Of each rank, its tensors. At one index, all ranks have the same dtype and number of elements.
-    """
+    """Reduce each tensor with the tensors at the same index on the other ranks, in place, on every rank."""
     results = [_reduced(op, contributions, index) for index in range(len(contributions[0][0]))]
     _write([tensor for tensors, _ in contributions for tensor in tensors], results * len(contributions))
 
 
 def reduce(op: str, root: int, contributions: list[Reduced]) -> None:
-    """Reduce the first tensor of all ranks into that of the root; the tensors of the other ranks stay as they are.
-
-    Args:
-        op: Name of the reduce operation.
-        root: The rank of the group that gets the result.
-        contributions: Of each rank, a list of one tensor, of the same dtype and number of elements on all ranks.
-    """
+    """Reduce the only tensor of each rank into that of the root; the tensors of the other ranks stay as they are."""
     _write(contributions[root][0][:1], [_reduced(op, contributions, 0)])
 
 
 def reduce_scatter(op: str, contributions: list[tuple[Tensor, Reduced]]) -> None:
     """Reduce the inputs at index r of all ranks into the output of rank r.
 
-    Args:
-        op: Name of the reduce operation.
-        contributions: Of each rank, its output and its n inputs. The inputs at index r, and the output of rank r, have
-            the same dtype and number of elements.
+    A rank contributes its output and n inputs; the output has the dtype and number of elements of its own input.
     """
     inputs = [reduced for _, reduced in contributions]
     results = [_reduced(op, inputs, rank) for rank in range(len(contributions))]
@@ -180,10 +167,7 @@ def reduce_scatter(op: str, contributions: list[tuple[Tensor, Reduced]]) -> None
 def reduce_scatter_single(op: str, contributions: list[tuple[Sequence[Tensor], Reduced]]) -> None:
     """Reduce the inputs of all ranks, cut the result into n equal parts, and write part r to the output of rank r.
 
-    Args:
-        op: Name of the reduce operation.
-        contributions: Of each rank, k outputs and k inputs. An input has n times the elements of its output; at one
-            index, the inputs of all ranks have the same dtype and number of elements.
+    A rank contributes k outputs and k inputs. An input has n times the elements of its output.
     """
     inputs = [reduced for _, reduced in contributions]
     for index in range(len(contributions[0][0])):
@@ -192,12 +176,7 @@ def reduce_scatter_single(op: str, contributions: list[tuple[Sequence[Tensor], R
 
 
 def broadcast(root: int, contributions: list[Sequence[Tensor]]) -> None:
-    """Copy the root's tensors to the tensors of all other ranks.
-
-    Args:
-        root: The rank of the group that sends.
-        contributions: Of each rank, its tensors. At one index, all have the same dtype and number of elements.
-    """
+    """Copy the root's tensors to the tensors of all other ranks."""
     others = [tensors for rank, tensors in enumerate(contributions) if rank != root]
     _write([tensor for tensors in others for tensor in tensors], [*contributions[root]] * len(others))
 
@@ -205,9 +184,8 @@ def broadcast(root: int, contributions: list[Sequence[Tensor]]) -> None:
 def all_gather(contributions: list[tuple[Sequence[Sequence[Tensor]], Sequence[Tensor]]]) -> None:
     """Copy the inputs of all ranks to every rank.
 
-    Args:
-        contributions: Of each rank, k lists of n outputs, and k inputs. In list i, output r has the dtype and number
-            of elements of input i of rank r.
+    A rank contributes k lists of n outputs, and k inputs. In list i, output r has the dtype and number of elements of
+    input i of rank r.
     """
     for index in range(len(contributions[0][0])):
         values = [inputs[index] for _, inputs in contributions]
@@ -218,9 +196,7 @@ def all_gather(contributions: list[tuple[Sequence[Sequence[Tensor]], Sequence[Te
 def all_gather_single(contributions: list[tuple[Sequence[Tensor], Sequence[Tensor]]]) -> None:
     """Copy the inputs of all ranks to every rank, one after the other into one output.
 
-    Args:
-        contributions: Of each rank, k outputs and k inputs. An output has n times the elements of its input; at one
-            index, all ranks have the same dtype and number of elements.
+    A rank contributes k outputs and k inputs. An output has n times the elements of its input.
     """
     for index in range(len(contributions[0][0])):
         whole = torch.cat([inputs[index].detach().reshape(-1) for _, inputs in contributions])
@@ -230,45 +206,23 @@ def all_gather_single(contributions: list[tuple[Sequence[Tensor], Sequence[Tenso
 def gather(root: int, contributions: list[tuple[Sequence[Tensor], Tensor]]) -> None:
     """Copy the values of all ranks to the root.
 
-    Args:
-        root: The rank of the group that gets them.
-        contributions: Of each rank, its outputs (n on the root, ignored on the others) and its value.
-
-    Raises:
-        UnequalError: If a value and its output differ in dtype or number of elements.
+    A rank contributes its outputs (n on the root, none on the others) and its value.
     """
-    outputs = contributions[root][0]
-    values = [value for _, value in contributions]
-    for value, output in zip(values, outputs, strict=True):
-        _check_fits(value, output)
-    _write(outputs, values)
+    _write_checked(contributions[root][0], [value for _, value in contributions])
 
 
 def scatter(root: int, contributions: list[tuple[Tensor, Sequence[Tensor]]]) -> None:
     """Copy the value at index r of the root to the output of rank r.
 
-    Args:
-        root: The rank of the group that sends.
-        contributions: Of each rank, its output and its values (n on the root, ignored on the others).
-
-    Raises:
-        UnequalError: If a value and its output differ in dtype or number of elements.
+    A rank contributes its output and its values (n on the root, none on the others).
     """
-    values = contributions[root][1]
-    outputs = [output for output, _ in contributions]
-    for value, output in zip(values, outputs, strict=True):
-        _check_fits(value, output)
-    _write(outputs, values)
+    _write_checked([output for output, _ in contributions], contributions[root][1])
 
 
 def all_to_all(contributions: list[tuple[Sequence[Tensor], Sequence[Tensor]]]) -> None:
     """Copy the input at index r of rank p to the output at index p of rank r, for all ranks.
 
-    Args:
-        contributions: Of each rank, its n outputs and its n inputs.
-
-    Raises:
-        UnequalError: If an input and its output differ in dtype or number of elements.
+    A rank contributes n outputs and n inputs.
     """
     for rank, (outputs, _) in enumerate(contributions):
         values = [inputs[rank] for _, inputs in contributions]
@@ -319,6 +273,12 @@ def _reduced(op: str, contributions: Sequence[Reduced], index: int) -> Tensor:
 def _on_one_device(values: list[Tensor]) -> list[Tensor]:
     device = values[0].device
     return [value if value.device == device else value.to(device) for value in values]
+
+
+def _write_checked(outputs: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+    for value, output in zip(values, outputs, strict=True):
+        _check_fits(value, output)
+    _write(outputs, values)
 
 
 def _write(outputs: Sequence[Tensor], values: Sequence[Tensor]) -> None:

@@ -13,57 +13,34 @@ __all__ = ["deadlock", "peer_failed", "ranks_text", "sentence", "timed_out", "wa
 
 
 def deadlock(members: Collection[RankState], waits: Iterable[Wait]) -> Failure:
-    """Return the failure of all waits when no running thread is left that could complete one of them.
-
-    Args:
-        members: All ranks of the world.
-        waits: All waits of the world.
-    """
-    ranks = "the only rank of the world waits" if len(members) == 1 else f"all {len(members)} ranks of the world wait"
+    """Return the failure of all waits of a world when no running thread is left that could complete one of them."""
+    have_ended = "the only rank of the world waits or has ended"
+    if len(members) > 1:
+        have_ended = f"all {len(members)} ranks of the world wait or have ended"
     return Failure(
         DeadlockError,
-        "\n".join(
-            (
-                f"Deadlock: {ranks} or {'has' if len(members) == 1 else 'have'} ended, so no wait can be completed.",
-                *_activity_lines(members, waits),
-                "Most likely a call depends on the rank, or a send or receive has no counterpart.",
-                "Let all ranks of a group make the same collective calls in the same order, and pair each send with a "
-                "receive; a blocking send waits for its receive.",
-            )
-        ),
+        f"Deadlock: {have_ended}, so no wait can be completed.\n"
+        f"{_activity(members, waits)}\n"
+        "Most likely a call depends on the rank, or a send or receive has no counterpart.\n"
+        "Let all ranks of a group make the same collective calls in the same order, and pair each send with a "
+        "receive; a blocking send waits for its receive.",
     )
 
 
 def timed_out(members: Collection[RankState], waits: Iterable[Wait], wait: Wait, limit_s: float) -> Failure:
-    """Return the failure of a wait that has reached its time limit.
-
-    Args:
-        members: All ranks of the world.
-        waits: All waits of the world.
-        wait: The wait that has reached its limit.
-        limit_s: That limit, in seconds.
-    """
+    """Return the failure of one of a world's waits, which has reached its time limit in seconds."""
     waiting = _FOREIGN_THREAD if wait.member is None else f"rank {wait.member.rank}"
     return Failure(
         CollectiveTimeoutError,
-        "\n".join(
-            (
-                f"Time limit of {limit_s:.3g} s reached: {waiting} was {wait_text(wait)}.",
-                *_activity_lines(members, waits),
-                "Most likely a rank is stuck or slow in code outside of its process group.",
-                "Look at the ranks that are still running; if they only need more time, set a longer group timeout.",
-            )
-        ),
+        f"Time limit of {limit_s:.3g} s reached: {waiting} was {wait_text(wait)}.\n"
+        f"{_activity(members, waits)}\n"
+        "Most likely a rank is stuck or slow in code outside of its process group.\n"
+        "Look at the ranks that are still running; if they only need more time, set a longer group timeout.",
     )
 
 
 def peer_failed(rank: int, error: BaseException) -> Failure:
-    """Return the failure of all operations after a rank has failed.
-
-    Args:
-        rank: The rank that failed, by its number in the world.
-        error: The exception that it raised.
-    """
+    """Return the failure of all operations after a rank of the world has failed with an error."""
     return Failure(
         PeerFailedError,
         f"Rank {rank} has failed: {summarise(error)}\n"
@@ -79,11 +56,7 @@ def wait_text(wait: Wait) -> str:
 
 
 def ranks_text(ranks: Iterable[int]) -> str:
-    """Return ranks as text, such as "rank 1" or "ranks 0, 2 and 3".
-
-    Args:
-        ranks: At least one.
-    """
+    """Return one or more ranks as text, such as "rank 1" or "ranks 0, 2 and 3"."""
     *others, last = map(str, ranks)
     return f"ranks {', '.join(others)} and {last}" if others else f"rank {last}"
 
@@ -96,7 +69,7 @@ def sentence(text: str) -> str:
 _FOREIGN_THREAD = "a thread that belongs to no rank"
 
 
-def _activity_lines(members: Iterable[RankState], waits: Iterable[Wait]) -> list[str]:
+def _activity(members: Iterable[RankState], waits: Iterable[Wait]) -> str:
     """Return what the ranks do, in one line for all ranks that do the same."""
     doing: dict[str, list[int]] = {}
     of_foreign_threads = []
@@ -114,4 +87,4 @@ def _activity_lines(members: Iterable[RankState], waits: Iterable[Wait]) -> list
             frame = sys._current_frames().get(member.ident or 0)
             doing.setdefault(f"running {call_site(frame)}" if frame else "running", []).append(member.rank)
     lines = sorted((sorted(ranks), what) for what, ranks in doing.items())
-    return [f"  {ranks_text(ranks)}: {what}" for ranks, what in lines] + of_foreign_threads
+    return "\n".join([*(f"  {ranks_text(ranks)}: {what}" for ranks, what in lines), *of_foreign_threads])

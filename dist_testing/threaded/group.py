@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -17,7 +17,6 @@ from dist_testing.threaded.arguments import (
     Tensors,
     check_pairs,
     check_same_size,
-    innermost,
     limit_of,
     listed,
     single,
@@ -93,23 +92,27 @@ class ThreadedGroup(Reductions):
             opts: `AllgatherOptions`.
             timeout: Time limit of the call.
         """
-        return self._all_gather("all_gather", [innermost(outputs)], [single(inputs)], limit_of(opts, timeout))
+        return self._all_gather("all_gather", [outputs], [single(inputs)], limit_of(opts, timeout))
 
-    def allgather_coalesced(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> ThreadWork:
+    def allgather_coalesced(self, outputs: Any, inputs: Tensors, opts: Any = None) -> ThreadWork:
         """Do `allgather` for several inputs in one call; see `torch.distributed.all_gather_coalesced`.
 
-        Args:
-            outputs: One list of n tensors for each input; in it, output r has the dtype and number of elements of that
-                input of rank r.
-            inputs: The inputs.
-            opts: `AllgatherOptions`.
+        `outputs` has one list for each rank. In the list of rank r, output i has the dtype and number of elements of
+        the input at index i of rank r.
         """
-        return self._all_gather("all_gather_coalesced", outputs, inputs, limit_of(opts, None))
+        if len(outputs) != self.size():
+            raise ValueError(
+                f"{len(outputs)} lists of outputs in a group of {self.size()}; expected a list of outputs for each rank"
+            )
+        for of_rank in outputs:
+            check_pairs(of_rank, inputs)
+        by_input = [[of_rank[index] for of_rank in outputs] for index in range(len(inputs))]
+        return self._all_gather("all_gather_coalesced", by_input, inputs, limit_of(opts))
 
     def _all_gather(self, name: str, outputs: Sequence[Tensors], inputs: Tensors, limit_s: float | None) -> ThreadWork:
         check_pairs(outputs, inputs)
+        outputs = [self._one_per_rank(of_input, "an output") for of_input in outputs]
         for of_input, value in zip(outputs, inputs, strict=True):
-            self._check_one_per_rank(of_input, "an output")
             check_same_size(value, of_input[self._rank])
         return self._meet(
             name,
@@ -119,6 +122,7 @@ class ThreadedGroup(Reductions):
             data.all_gather,
             [output for of_input in outputs for output in of_input],
             limit_s,
+            inputs,
         )
 
     def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> ThreadWork:  # noqa: A002
@@ -133,13 +137,7 @@ class ThreadedGroup(Reductions):
         return self._all_gather_single("all_gather_into_tensor", [output], [input], opts)
 
     def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> ThreadWork:
-        """Do `all_gather_single` for several pairs in one call, as c10d's coalescing manager asks for.
-
-        Args:
-            outputs: At least one output.
-            inputs: One input for each output.
-            opts: `AllgatherOptions`.
-        """
+        """Do `all_gather_single` for one or more pairs in one call, as c10d's coalescing manager asks for."""
         return self._all_gather_single("all_gather_into_tensor_coalesced", outputs, inputs, opts)
 
     # torch's older names of the same methods.
@@ -157,7 +155,8 @@ class ThreadedGroup(Reductions):
             (outputs, inputs),
             data.all_gather_single,
             outputs,
-            limit_of(opts, None),
+            limit_of(opts),
+            inputs,
         )
 
     def gather(
@@ -176,9 +175,7 @@ class ThreadedGroup(Reductions):
         """
         root = self._root(opts, root)
         value = single(inputs)
-        outputs = innermost(outputs) if self._rank == root else []
-        if self._rank == root:
-            self._check_one_per_rank(outputs, "an output")
+        outputs = self._one_per_rank(outputs, "an output") if self._rank == root else []
         return self._meet(
             "gather",
             (root, value.dtype),
@@ -187,7 +184,7 @@ class ThreadedGroup(Reductions):
             partial(data.gather, root),
             outputs,
             limit_of(opts, timeout),
-            held=[value],
+            [value],
         )
 
     def scatter(
@@ -206,9 +203,7 @@ class ThreadedGroup(Reductions):
         """
         root = self._root(opts, root)
         output = single(outputs)
-        inputs = innermost(inputs) if self._rank == root else []
-        if self._rank == root:
-            self._check_one_per_rank(inputs, "an input")
+        inputs = self._one_per_rank(inputs, "an input") if self._rank == root else []
         return self._meet(
             "scatter",
             (root, output.dtype),
@@ -217,6 +212,7 @@ class ThreadedGroup(Reductions):
             partial(data.scatter, root),
             [output],
             limit_of(opts, timeout),
+            inputs,
         )
 
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None, timeout: Any = None) -> ThreadWork:
@@ -228,10 +224,17 @@ class ThreadedGroup(Reductions):
             opts: `AllToAllOptions`.
             timeout: Time limit of the call.
         """
-        self._check_one_per_rank(outputs, "an output")
-        self._check_one_per_rank(inputs, "an input")
-        return self._all_to_all(
-            "all_to_all", outputs, inputs, lambda: text_of(inputs), outputs, limit_of(opts, timeout)
+        outputs = self._one_per_rank(outputs, "an output")
+        inputs = self._one_per_rank(inputs, "an input")
+        return self._meet(
+            "all_to_all",
+            (inputs[0].dtype, outputs[0].dtype),
+            lambda: text_of(inputs),
+            (outputs, inputs),
+            data.all_to_all,
+            outputs,
+            limit_of(opts, timeout),
+            inputs,
         )
 
     def all_to_all_single(
@@ -256,36 +259,23 @@ class ThreadedGroup(Reductions):
         """
         outputs = self._cut(output, output_split_sizes, "output")
         inputs = self._cut(input, input_split_sizes, "input")
-        return self._all_to_all(
+        return self._meet(
             "all_to_all_single",
-            outputs,
-            inputs,
+            (input.dtype, output.dtype),
             lambda: f"{text_of([input])} as {[len(part) for part in inputs]}",
+            (outputs, inputs),
+            data.all_to_all,
             [output],
             limit_of(opts, timeout),
+            [input],
         )
 
     alltoall_base = all_to_all_single
 
-    def _all_to_all(
-        self,
-        name: str,
-        outputs: Tensors,
-        inputs: Tensors,
-        detail: Callable[[], str],
-        results: Tensors,
-        limit_s: float | None,
-    ) -> ThreadWork:
-        return self._meet(
-            name, (inputs[0].dtype, outputs[0].dtype), detail, (outputs, inputs), data.all_to_all, results, limit_s
-        )
-
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> ThreadWork:
         """Wait for all ranks: the work is done when every rank has called it; see `torch.distributed.barrier`.
 
-        Args:
-            opts: `BarrierOptions`, or the time limit.
-            timeout: Time limit of the call.
+        `opts` is `BarrierOptions`, or the time limit.
         """
         if isinstance(opts, timedelta):
             opts, timeout = None, opts
@@ -294,11 +284,6 @@ class ThreadedGroup(Reductions):
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """Block until every rank has called it; see `torch.distributed.monitored_barrier`, which works with gloo only.
 
-        Args:
-            timeout: Time limit of the call.
-            wait_all_ranks: Ignored: the error names all missing ranks in any case.
-
-        Raises:
-            CollectiveError: What the `wait` of a barrier raises.
+        Raises what the `wait` of a barrier raises. The error names all missing ranks, whatever `wait_all_ranks` says.
         """
         self._meet("monitored_barrier", (), str, None, data.meet_only, [], limit_of(None, timeout)).wait()

@@ -12,12 +12,13 @@ While at least one world of threads is alive, this module replaces, and afterwar
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -28,9 +29,9 @@ from torch.distributed import distributed_c10d
 
 from dist_testing.gpus.devices import gpus_present, visible_gpus
 from dist_testing.threaded import BACKEND, register
-from dist_testing.threaded.members import Member, current_member
+from dist_testing.threaded.members import Member, acting_as, current_member
 
-__all__ = ["destroy_groups", "enter_rank", "hold", "leave_rank", "release"]
+__all__ = ["hold", "rank_state", "release"]
 
 # Seconds between two looks of a rank that waits in a store.
 _LOOK_S = 0.001
@@ -40,67 +41,57 @@ _DEFAULT_GROUP = "default_pg"
 _DERIVED = {"pg_config_info"}
 
 
-class _Isolation:
-    """Counts the worlds that are alive, and keeps the functions that restore the process."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._holders = 0
-        self._undo: list[Callable[[], None]] = []
-
-    def hold(self) -> None:
-        with self._lock:
-            self._holders += 1
-            if self._holders == 1:
-                try:
-                    self._begin()
-                except BaseException:
-                    self._holders = 0
-                    self._end()
-                    raise
-
-    def release(self) -> None:
-        with self._lock:
-            self._holders -= 1
-            if self._holders == 0:
-                self._end()
-
-    def _end(self) -> None:
-        while self._undo:
-            self._undo.pop()()
-
-    def _begin(self) -> None:
-        _keep_cuda_stand_in()
-        world = distributed_c10d._world
-        before_class = type(world)
-        world.__class__ = _routed(before_class)  # type: ignore[arg-type]  # typeshed's Hashable and classes
-        self._undo.append(lambda: setattr(world, "__class__", before_class))
-
-        _distributed_c10d._set_thread_isolation_mode(True)  # type: ignore[attr-defined]  # not in torch's stubs
-        self._undo.append(lambda: _distributed_c10d._set_thread_isolation_mode(False))  # type: ignore[attr-defined]
-
-        plugins: dict[str, Any] = dist.Backend._plugins
-        before_plugin = plugins[BACKEND.upper()]
-        plugins[BACKEND.upper()] = dist.Backend._BackendPlugin(register.create_group, True)
-        self._undo.append(lambda: plugins.__setitem__(BACKEND.upper(), before_plugin))
-
-        before_barrier = distributed_c10d._store_based_barrier
-        distributed_c10d._store_based_barrier = _giving_way(before_barrier)
-        self._undo.append(lambda: setattr(distributed_c10d, "_store_based_barrier", before_barrier))
-
-        before_start = threading.Thread.start
-        start = _inheriting(before_start)
-        threading.Thread.start = start  # type: ignore[method-assign,assignment]
-        self._undo.append(lambda: _put_back_start(start, before_start))
-
-        # init_process_group wraps the hook once more for each rank.
-        before_hook = sys.excepthook
-        self._undo.append(lambda: setattr(sys, "excepthook", before_hook))
-        before_method = distributed_c10d._default_pg_init_method
-        self._undo.append(lambda: setattr(distributed_c10d, "_default_pg_init_method", before_method))
+_lock = threading.Lock()
+# Number of worlds that are alive. With the last one, `_undo` restores the process.
+_holders = 0
+_undo = contextlib.ExitStack()
 
 
-_isolation = _Isolation()
+def hold() -> None:
+    """Prepare the process for a world. Each call needs one later call of `release`."""
+    global _holders
+    with _lock:
+        if _holders == 0:
+            with contextlib.ExitStack() as undo:
+                _prepare(undo)
+                _undo.push(undo.pop_all())
+        _holders += 1
+
+
+def release() -> None:
+    """Restore the process if this was the last world; call it after all threads of the world have ended."""
+    global _holders
+    with _lock:
+        _holders -= 1
+        if _holders == 0:
+            _undo.close()
+
+
+def _prepare(undo: contextlib.ExitStack) -> None:
+    _keep_cuda_stand_in()
+    world = distributed_c10d._world
+    undo.callback(setattr, world, "__class__", type(world))
+    world.__class__ = _routed(type(world))  # type: ignore[arg-type]  # typeshed's Hashable and classes
+
+    undo.callback(_distributed_c10d._set_thread_isolation_mode, False)  # type: ignore[attr-defined]
+    _distributed_c10d._set_thread_isolation_mode(True)  # type: ignore[attr-defined]  # not in torch's stubs
+
+    plugins: dict[str, Any] = dist.Backend._plugins
+    undo.callback(plugins.__setitem__, BACKEND.upper(), plugins[BACKEND.upper()])
+    plugins[BACKEND.upper()] = dist.Backend._BackendPlugin(register.create_group, True)
+
+    barrier = distributed_c10d._store_based_barrier
+    undo.callback(setattr, distributed_c10d, "_store_based_barrier", barrier)
+    distributed_c10d._store_based_barrier = _giving_way(barrier)
+
+    before = threading.Thread.start
+    start = _inheriting(before)
+    undo.callback(_put_back_start, start, before)
+    threading.Thread.start = start  # type: ignore[method-assign,assignment]
+
+    # init_process_group wraps the hook once more for each rank, and sets its init method.
+    undo.callback(setattr, sys, "excepthook", sys.excepthook)
+    undo.callback(setattr, distributed_c10d, "_default_pg_init_method", distributed_c10d._default_pg_init_method)
 
 
 def _keep_cuda_stand_in() -> None:
@@ -113,37 +104,17 @@ def _keep_cuda_stand_in() -> None:
         torch._C._ensureCUDADeviceGuardSet()
 
 
-def hold() -> None:
-    """Prepare the process for a world. Each call needs one later call of `release`."""
-    _isolation.hold()
-
-
-def release() -> None:
-    """Restore the process if this was the last world; call it after all threads of the world have ended."""
-    _isolation.release()
-
-
-def enter_rank() -> None:
-    """Prepare the calling thread, a rank's own, before the rank's body runs."""
+@contextlib.contextmanager
+def rank_state(member: Member) -> Iterator[None]:
+    """Give the calling thread, a rank's own, the rank's `torch.distributed` state; remove the state at the end."""
     # The backward pass has to run on the rank's own thread, which sees the rank's groups. Applies to this thread only.
     torch._C._set_multithreading_enabled(False)
-
-
-def destroy_groups() -> None:
-    """Destroy the groups of the calling thread's rank that still exist; call it only if the rank has passed."""
-    if dist.is_initialized():
-        dist.destroy_process_group()
-
-
-def leave_rank(member: Member) -> None:
-    """Remove the `torch.distributed` state of a rank; call it on the rank's own thread, with or without success.
-
-    Args:
-        member: The rank.
-    """
-    # torch stores these by thread identifier, which a later thread may get.
-    _distributed_c10d._unregister_all_process_groups()
-    member.c10d.clear()
+    try:
+        yield
+    finally:
+        # torch stores these by thread identifier, which a later thread may get.
+        _distributed_c10d._unregister_all_process_groups()
+        member.c10d.clear()
 
 
 @functools.cache
@@ -222,26 +193,27 @@ def _inheriting(start: Callable[[threading.Thread], None]) -> Callable[[threadin
     @functools.wraps(start)
     def start_as_rank(thread: threading.Thread) -> None:
         member = current_member()
-        if member is not None and not getattr(thread, "is_rank", False):
-            run = thread.run
+        if member is None or getattr(thread, "is_rank", False):
+            start(thread)
+            return
+        run = thread.run
 
-            def run_as_rank() -> None:
-                member.world.enter(member, is_rank_thread=False)
+        def run_as_rank() -> None:
+            with acting_as(member):
                 try:
                     run()
                 finally:
                     member.world.leave(member, is_rank_thread=False)
 
-            thread.run = run_as_rank  # type: ignore[method-assign]
-            member.world.add_thread(member)
-            try:
-                start(thread)
-            except BaseException:
-                # The thread was started before, or the limit on threads is reached.
-                member.world.leave(member, is_rank_thread=False)
-                raise
-        else:
+        thread.run = run_as_rank  # type: ignore[method-assign]
+        member.world.add_thread(member)
+        try:
             start(thread)
+        except BaseException:
+            # The thread was started before, or the limit on threads is reached. In that case, the test may try again.
+            thread.run = run  # type: ignore[method-assign]
+            member.world.leave(member, is_rank_thread=False)
+            raise
 
     return start_as_rank
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dist_testing.errors import CollectiveError, UsageError
 from dist_testing.threaded.data import UnequalError, accelerators, copy, run_move
 from dist_testing.threaded.explain import ranks_text, sentence
-from dist_testing.threaded.members import Member, ThreadWorld, run_all
+from dist_testing.threaded.members import Member, ThreadWorld
 from dist_testing.threaded.operation import Call, Failure, Operation
 from dist_testing.threaded.pending import ANY_RANK, Collective, GroupLabel, Transfer
 
@@ -31,62 +32,45 @@ class SharedGroup:
         name: The key under which the world keeps it.
         label: How error texts name the group and its ranks.
         size: Number of ranks.
+        calls_made: How many collectives each rank has called: c10d's sequence numbers.
     """
 
     def __init__(self, world: ThreadWorld, name: str, label: GroupLabel) -> None:
-        """Create the state of a group that no rank has joined yet.
-
-        Args:
-            world: The world of the ranks.
-            name: The key under which the world keeps it.
-            label: How error texts name the group and its ranks.
-        """
         self.name = name
         self.label = label
         self.size = len(label.ranks)
+        self.calls_made = [0] * self.size
         self._world = world
-        self._members: list[Member | None] = [None] * self.size
+        self._members: dict[int, Member] = {}
         self._gone: set[int] = set()
-        self._calls_made = [0] * self.size
         self._splits_made = [0] * self.size
         self._collectives: dict[int, Collective] = {}
         # By receiver; in the order of the calls.
-        self._sends: dict[int, list[Transfer]] = {}
-        self._receives: dict[int, list[Transfer]] = {}
+        self._transfers: defaultdict[int, list[Transfer]] = defaultdict(list)
 
-    def calls_made(self, rank: int) -> int:
-        """Return how many collectives a rank has called: c10d's sequence number."""
-        return self._calls_made[rank]
-
-    def join(self, rank: int, member: Member | None) -> None:
-        """Add a rank that has created its process group object.
-
-        Args:
-            rank: Its number in the group.
-            member: The rank of the world; None if it is not known.
+    def join(self, rank: int, member: Member) -> None:
+        """Add a rank of the world, which has created its process group object for that rank of the group.
 
         Raises:
             UsageError: If another rank of the world already has that number.
         """
         with self._world.lock:
-            if self._members[rank] is not None and self._members[rank] is not member:
+            if self._members.setdefault(rank, member) is not member:
                 raise UsageError(
                     f"Two threads are rank {rank} of {self.label.title}.\n"
                     "Each rank of a group has its own number and creates the group once.\n"
                     "Pass a different rank to each init_process_group call that uses the same store."
                 )
-            self._members[rank] = member
 
     def leave(self, rank: int) -> None:
         """Remove a rank that has destroyed the group; fail the operations that still need it."""
-        callbacks: list[Callable[[], None]] = []
         with self._world.lock:
             self._gone.add(rank)
             for operation, failure in list(self._pending_on_rank(rank)):
-                self._world.finish(operation, failure, callbacks)
+                self._world.finish(operation, failure)
             if len(self._gone) == self.size:
                 self._world.groups.pop(self.name, None)
-        run_all(callbacks)
+        self._world.run_callbacks()
 
     def split(self, rank: int, ranks: Sequence[int]) -> SharedGroup | None:
         """Let a rank take part in a split.
@@ -113,11 +97,6 @@ class SharedGroup:
     def of(cls, world: ThreadWorld, name: str, label: GroupLabel) -> SharedGroup:
         """Return the group of that name; the first rank that asks creates it.
 
-        Args:
-            world: The world of the ranks.
-            name: The key under which the world keeps it.
-            label: How error texts name the group and its ranks.
-
         Raises:
             UsageError: If another rank has created the group with other ranks.
         """
@@ -138,12 +117,12 @@ class SharedGroup:
     def pending(self) -> Iterator[Operation]:
         """Yield the operations that are not done."""
         yield from self._collectives.values()
-        for transfers in (*self._sends.values(), *self._receives.values()):
+        for transfers in self._transfers.values():
             yield from transfers
 
     def pending_on(self, member: Member) -> Iterator[tuple[Operation, Failure]]:
         """Yield the operations that need a rank which has ended, each with the failure for the ranks that wait."""
-        for rank, of_rank in enumerate(self._members):
+        for rank, of_rank in self._members.items():
             if of_rank is member:
                 yield from self._pending_on_rank(rank)
 
@@ -153,7 +132,7 @@ class SharedGroup:
         """Make a rank's next collective call. Does not wait for other ranks; the last rank to call does the work.
 
         Args:
-            rank: The rank, by its number in the group.
+            rank: The calling rank.
             call: Its call.
             contribution: Its contribution to `move`.
             move: Does the work for all ranks; calls with equal signatures pass equivalent moves.
@@ -166,14 +145,13 @@ class SharedGroup:
             PeerFailedError: If a rank of the world has failed.
         """
         world = self._world
-        callbacks: list[Callable[[], None]] = []
         with world.lock:
-            number = self._calls_made[rank]
+            number = self.calls_made[rank]
             collective = self._collectives.get(number)
             # A collective that has already failed for other ranks gives this rank the same error, not its consequence.
             if world.failure is not None and (collective is None or not collective.is_done):
                 raise world.failure.error(call)
-            self._calls_made[rank] = number + 1
+            self.calls_made[rank] = number + 1
             if collective is None:
                 collective = self._collectives[number] = Collective(self.label, number, call.signature)
             collective.calls[rank] = call
@@ -191,12 +169,12 @@ class SharedGroup:
             elif not is_complete:
                 failure = self._failure_if_rank_is_gone(collective)
             if failure is not None:
-                world.finish(collective, failure, callbacks)
+                world.finish(collective, failure)
         if is_complete and failure is None:
             failure = _do_move(collective, move)
             with world.lock:
-                world.finish(collective, failure, callbacks)
-        run_all(callbacks)
+                world.finish(collective, failure)
+        world.run_callbacks()
         return collective
 
     def transfer(self, own: Transfer) -> None:
@@ -209,33 +187,29 @@ class SharedGroup:
             PeerFailedError: If a rank of the world has failed.
         """
         world = self._world
-        callbacks: list[Callable[[], None]] = []
         with world.lock:
             if world.failure is not None:
                 raise world.failure.error(own.call)
-            receiver = own.peer if own.is_send else own.rank
-            others, same = self._sends.setdefault(receiver, []), self._receives.setdefault(receiver, [])
-            if own.is_send:
-                others, same = same, others
-            # Transfers that failed, by a time limit or otherwise, are still on their list.
-            others[:] = [other for other in others if not other.is_done]
-            other = next((other for other in others if own.meets(other)), None)
+            waiting = self._transfers[own.peer if own.is_send else own.rank]
+            # Transfers that failed, by a time limit or otherwise, are still on the list.
+            waiting[:] = [other for other in waiting if not other.is_done]
+            other = next((other for other in waiting if own.meets(other)), None)
             if other is not None:
-                others.remove(other)
+                waiting.remove(other)
                 own.peer, other.peer = other.rank, own.rank
             elif own.peer != ANY_RANK and self._is_gone(own.peer):
-                world.finish(own, own.lost(), callbacks)
+                world.finish(own, own.lost())
             else:
-                same.append(own)
+                waiting.append(own)
         if other is not None:
             failure = _do_transfer(own, other)
             with world.lock:
-                world.finish(other, failure, callbacks)
-                world.finish(own, failure, callbacks)
-        run_all(callbacks)
+                world.finish(other, failure)
+                world.finish(own, failure)
+        world.run_callbacks()
 
     def _is_gone(self, rank: int) -> bool:
-        member = self._members[rank]
+        member = self._members.get(rank)
         return rank in self._gone or (member is not None and member.has_ended)
 
     def _failure_if_rank_is_gone(self, collective: Collective) -> Failure | None:
@@ -250,7 +224,7 @@ class SharedGroup:
         for collective in self._collectives.values():
             if collective.calls[rank] is None:
                 yield collective, collective.lost(rank)
-        for transfers in (*self._sends.values(), *self._receives.values()):
+        for transfers in self._transfers.values():
             for transfer in transfers:
                 if transfer.peer == rank:
                     yield transfer, transfer.lost()

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from dist_testing.threaded import explain
 from dist_testing.threaded.operation import Call, Failure, Operation, Wait
 from dist_testing.threaded.turns import Turns
 
-__all__ = ["GroupState", "Member", "ThreadWorld", "acting_as", "current_member", "run_all"]
+__all__ = ["GroupState", "Member", "ThreadWorld", "acting_as", "current_member"]
 
 
 class GroupState(Protocol):
@@ -25,6 +26,7 @@ class GroupState(Protocol):
         """Yield the operations that need a rank which has ended, each with the failure for the ranks that wait."""
 
 
+@dataclass(slots=True, eq=False)
 class Member:
     """One rank of a world of threads; the implementation of `operation.RankState`.
 
@@ -37,13 +39,12 @@ class Member:
         has_ended: Whether all its threads have ended, so that it makes no further call.
     """
 
-    def __init__(self, world: ThreadWorld, rank: int) -> None:
-        self.world = world
-        self.rank = rank
-        self.c10d: dict[str, Any] = {}
-        self.threads = 0
-        self.ident: int | None = None
-        self.has_ended = False
+    world: ThreadWorld
+    rank: int
+    c10d: dict[str, Any] = field(default_factory=dict)
+    threads: int = 0
+    ident: int | None = None
+    has_ended: bool = False
 
 
 class _Current(threading.local):
@@ -52,7 +53,6 @@ class _Current(threading.local):
 
 
 _current = _Current()
-_names = itertools.count()
 
 
 def current_member() -> Member | None:
@@ -62,11 +62,7 @@ def current_member() -> Member | None:
 
 @contextlib.contextmanager
 def acting_as(member: Member | None) -> Iterator[None]:
-    """Make the calling thread belong to a rank inside the `with` block.
-
-    Args:
-        member: The rank; None for no rank.
-    """
+    """Make the calling thread belong to a rank, or with None to no rank, inside the `with` block."""
     before, _current.member = _current.member, member
     try:
         yield
@@ -89,7 +85,7 @@ class ThreadWorld:
         ended: Number of ranks that have ended.
     """
 
-    def __init__(self, size: int, *, in_rank_order: bool = False, on_failure: Callable[[], None] | None = None) -> None:
+    def __init__(self, size: int, *, in_rank_order: bool, on_failure: Callable[[], None]) -> None:
         """Create a world whose ranks have not started.
 
         Args:
@@ -108,10 +104,8 @@ class ThreadWorld:
         self._waits: dict[Wait, None] = {}
         # Number of the ranks' threads that are in no wait of a group. At 0, no thread can complete a wait any more.
         self._busy = 0
-
-    def new_name(self) -> str:
-        """Return a name that is unique in this process, such as "threads-7"."""
-        return f"threads-{next(_names)}"
+        # Functions of operations that have ended; see `run_callbacks`.
+        self._callbacks: deque[Callable[[], None]] = deque()
 
     def add_thread(self, member: Member) -> None:
         """Count a thread of a rank that is about to start; `leave` takes it off."""
@@ -119,17 +113,10 @@ class ThreadWorld:
             member.threads += 1
             self._busy += 1
 
-    def enter(self, member: Member, *, is_rank_thread: bool) -> None:
-        """Make the calling thread belong to a rank. With turns, the rank's own thread waits for its turn.
-
-        Args:
-            member: The rank.
-            is_rank_thread: Whether it is the rank's own thread, not one that the rank started.
-        """
+    def enter(self, member: Member) -> None:
+        """Make the calling thread a rank's own thread. With turns, wait for the rank's first turn."""
         _current.member = member
-        _current.is_rank_thread = is_rank_thread
-        if not is_rank_thread:
-            return
+        _current.is_rank_thread = True
         member.ident = threading.get_ident()
         self._take_turn(member, has_one=False)
 
@@ -155,65 +142,53 @@ class ThreadWorld:
                     self._turns.pass_on()
         gate.acquire()
 
-    def leave(self, member: Member, error: BaseException | None = None, *, is_rank_thread: bool) -> None:
+    def leave(self, member: Member, *, is_rank_thread: bool) -> None:
         """Take off a thread of a rank that is about to end, and end the waits that this makes hopeless.
 
         Args:
             member: The rank.
-            error: The exception with which the rank failed; None if it did not fail.
             is_rank_thread: Whether it is the rank's own thread, not one that the rank started.
         """
-        callbacks: list[Callable[[], None]] = []
         with self.lock:
             self._busy -= 1
             member.threads -= 1
-            if error is not None:
-                self._fail(member, error, callbacks)
             if member.threads == 0:
                 member.has_ended = True
                 self.ended += 1
                 lost = [pair for group in self.groups.values() for pair in group.pending_on(member)]
                 for operation, failure in lost:
-                    self.finish(operation, failure, callbacks)
+                    self.finish(operation, failure)
             if self._busy == 0:
-                self._break_deadlock(callbacks)
+                self._break_deadlock()
             if is_rank_thread and self._turns is not None:
                 self._turns.pass_on()
-        run_all(callbacks)
+        self.run_callbacks()
 
     def fail(self, member: Member, error: BaseException) -> None:
-        """Record that a rank has failed before it ends: every wait ends, and later calls fail.
+        """Record that a rank has failed with an error: every wait ends, and later calls fail.
 
         Only the first failure of a world counts.
-
-        Args:
-            member: The rank.
-            error: The exception with which it failed.
         """
-        callbacks: list[Callable[[], None]] = []
         with self.lock:
-            self._fail(member, error, callbacks)
-        run_all(callbacks)
+            if self.failure is None:
+                self._fail_all(explain.peer_failed(member.rank, error))
+                self._callbacks.append(self._on_failure)
+        self.run_callbacks()
 
     def abort(self, failure: Failure) -> None:
-        """End every wait, refuse later calls, and end the turns.
-
-        Args:
-            failure: The failure of all those calls.
-        """
-        callbacks: list[Callable[[], None]] = []
+        """End every wait, refuse later calls, and end the turns. The waits and calls fail with `failure`."""
         with self.lock:
-            self._fail_all(failure, callbacks)
+            self._fail_all(failure)
             if self._turns is not None:
                 self._turns.stop()
                 self._turns = None
-        run_all(callbacks)
+        self.run_callbacks()
 
     def forget(self) -> None:
         """Drop the references that point back to the world after its end, so that it is freed at once."""
         self.members = ()
         self.groups = {}
-        self._on_failure = None
+        del self._on_failure
 
     def wait(self, operation: Operation, call: Call, limit_s: float, *, fails_operation: bool) -> None:
         """Block until an operation is done.
@@ -238,7 +213,6 @@ class ThreadWorld:
         if member is not None and member.world is not self:
             member = None
         wait = Wait(operation, call, member, takes_turns=member is not None and _current.is_rank_thread)
-        callbacks: list[Callable[[], None]] = []
         with self.lock:
             if operation.is_done:
                 return
@@ -247,11 +221,10 @@ class ThreadWorld:
             if member is not None:
                 self._busy -= 1
                 if self._busy == 0:
-                    self._break_deadlock(callbacks)
+                    self._break_deadlock()
                 if wait.takes_turns and self._turns is not None:
                     self._turns.pass_on()
-        if callbacks:
-            run_all(callbacks)
+        self.run_callbacks()
         failure = None
         if not wait.gate.acquire(timeout=min(limit_s, threading.TIMEOUT_MAX)):
             failure = self._give_up(wait, limit_s, fails_operation=fails_operation)
@@ -265,36 +238,45 @@ class ThreadWorld:
     def _give_up(self, wait: Wait, limit_s: float, *, fails_operation: bool) -> Failure | None:
         """End a wait at its limit; return the failure of this wait alone, or None if the operation has ended."""
         operation = wait.operation
-        callbacks: list[Callable[[], None]] = []
         failure = None
         with self.lock:
             if not operation.is_done:
                 failure = explain.timed_out(self.members, self._waits, wait, limit_s)
                 if fails_operation:
-                    self.finish(operation, failure, callbacks)
+                    self.finish(operation, failure)
                 else:
                     operation.waits.remove(wait)
                     self._wake([wait])
-        run_all(callbacks)
+        self.run_callbacks()
         return None if fails_operation else failure
 
-    def finish(self, operation: Operation, failure: Failure | None, callbacks: list[Callable[[], None]]) -> None:
-        """End an operation and wake the threads that wait for it. The caller holds the lock.
+    def finish(self, operation: Operation, failure: Failure | None) -> None:
+        """End an operation and wake the threads that wait for it.
+
+        The caller holds the lock; after it has released the lock, it has to call `run_callbacks`.
 
         Args:
             operation: The operation. Nothing happens if it is done already.
             failure: Why it failed; None for success.
-            callbacks: Gets the functions that the caller has to call after it has released the lock.
         """
         if operation.is_done:
             return
         operation.failure = failure
         operation.is_done = True
-        callbacks += operation.on_done
+        self._callbacks += operation.on_done
         operation.on_done = []
         if operation.waits:
             self._wake(operation.waits)
             operation.waits = []
+
+    def run_callbacks(self) -> None:
+        """Call the functions of operations that have ended, without the lock: they may make calls of their own."""
+        while self._callbacks:
+            try:
+                callback = self._callbacks.popleft()
+            except IndexError:
+                return  # Another thread has taken the last one.
+            callback()
 
     def describe_waits_of(self, rank: int) -> list[str]:
         """Return one text for each wait of a rank's threads in a group; an empty list if there is none."""
@@ -322,26 +304,14 @@ class ThreadWorld:
         if first is not None:
             first.gate.release()
 
-    def _fail(self, member: Member, error: BaseException, callbacks: list[Callable[[], None]]) -> None:
-        if self.failure is None:
-            self._fail_all(explain.peer_failed(member.rank, error), callbacks)
-            if self._on_failure is not None:
-                callbacks.append(self._on_failure)
-
-    def _fail_all(self, failure: Failure, callbacks: list[Callable[[], None]]) -> None:
+    def _fail_all(self, failure: Failure) -> None:
         self.failure = failure
         pending = [operation for group in self.groups.values() for operation in group.pending()]
         for operation in pending:
-            self.finish(operation, failure, callbacks)
+            self.finish(operation, failure)
 
-    def _break_deadlock(self, callbacks: list[Callable[[], None]]) -> None:
+    def _break_deadlock(self) -> None:
         if self._waits:
             failure = explain.deadlock(self.members, self._waits)
             for wait in list(self._waits):
-                self.finish(wait.operation, failure, callbacks)
-
-
-def run_all(callbacks: Iterable[Callable[[], None]]) -> None:
-    """Call the functions that `ThreadWorld.finish` has collected."""
-    for callback in callbacks:
-        callback()
+                self.finish(wait.operation, failure)

@@ -2,46 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Protocol
 
 from dist_testing.errors import CollectiveError
 
-__all__ = ["Call", "Failure", "Operation", "RankState", "Site", "Wait", "call_site"]
-
-_OWN_FOLDER = str(Path(__file__).parent)
-# Whether a code object belongs to the user. Code objects live as long as their modules do.
-_is_user_code: dict[CodeType, bool] = {}
+__all__ = ["Call", "Failure", "Operation", "RankState", "Wait", "call_site"]
 
 
-@dataclass(frozen=True, slots=True)
-class Site:
-    """A line of the user's code.
-
-    Attributes:
-        file: Path of the source file; "" if no Python code of the user is on the stack.
-        line: Line number, from 1; 0 without a file.
-        function: Name of the function; "" without a file.
-    """
-
-    file: str
-    line: int
-    function: str
-
-    def __str__(self) -> str:
-        return f"{self.file}:{self.line} in {self.function}" if self.file else "a call from outside of Python"
-
-
-_NOWHERE = Site("", 0, "")
-
-
-def call_site(frame: FrameType | None = None) -> Site:
-    """Return the line of the user's code that made a call.
+def call_site(frame: FrameType | None = None) -> str:
+    """Return the line of the user's code that made a call, such as "test_sum.py:12 in test_sum".
 
     That is the innermost frame that belongs neither to torch, nor to this package, nor to the standard library.
 
@@ -50,27 +26,24 @@ def call_site(frame: FrameType | None = None) -> Site:
     """
     if frame is None:
         frame = sys._getframe(1)
-    while True:
-        code = frame.f_code
-        is_user_code = _is_user_code.get(code)
-        if is_user_code is None:
-            is_user_code = _is_user_code.setdefault(code, _is_users(code.co_filename))
-        if is_user_code:
-            return Site(code.co_filename, frame.f_lineno, code.co_name)
+    while not _is_users(frame.f_code.co_filename):
         if frame.f_back is None:
-            return _NOWHERE
+            return "a call from outside of Python"
         frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
 
 
+@functools.cache
 def _is_users(file: str) -> bool:
-    torch_file = getattr(sys.modules.get("torch"), "__file__", None)
     # torch's decorators and context managers add frames of contextlib and functools.
-    library_folder = str(Path(threading.__file__).parent)
-    in_library = Path(file).parent == Path(library_folder)
-    folders = [_OWN_FOLDER, *([str(Path(torch_file).parent)] if torch_file else [])]
-    return not in_library and not file.startswith(("<frozen", "<string>", *(f"{folder}/" for folder in folders)))
+    if Path(file).parent == Path(threading.__file__).parent:
+        return False
+    torch_file = getattr(sys.modules.get("torch"), "__file__", None)
+    folders = [Path(path).parent for path in (__file__, torch_file) if path]
+    return not file.startswith(("<frozen", "<string>", *(f"{folder}/" for folder in folders)))
 
 
+@dataclass(slots=True, eq=False)
 class Call:
     """One call of one rank.
 
@@ -81,13 +54,10 @@ class Call:
         site: The line of the user's code that made it.
     """
 
-    __slots__ = ("detail", "name", "signature", "site")
-
-    def __init__(self, name: str, signature: tuple[object, ...], detail: Callable[[], str], site: Site) -> None:
-        self.name = name
-        self.signature = signature
-        self.detail = detail
-        self.site = site
+    name: str
+    signature: tuple[object, ...]
+    detail: Callable[[], str]
+    site: str = field(default_factory=call_site)
 
     def __str__(self) -> str:
         return f"{self.name}({self.detail()}) at {self.site}"
@@ -126,6 +96,7 @@ class RankState(Protocol):
     has_ended: bool
 
 
+@dataclass(slots=True, eq=False)
 class Operation:
     """An operation that threads can wait for: a collective, a send or a receive.
 
@@ -138,13 +109,10 @@ class Operation:
         on_done: Functions to call once, without the lock, when it has ended.
     """
 
-    __slots__ = ("failure", "is_done", "on_done", "waits")
-
-    def __init__(self) -> None:
-        self.is_done = False
-        self.failure: Failure | None = None
-        self.waits: list[Wait] = []
-        self.on_done: list[Callable[[], None]] = []
+    is_done: bool = field(default=False, init=False)
+    failure: Failure | None = field(default=None, init=False)
+    waits: list[Wait] = field(default_factory=list, init=False)
+    on_done: list[Callable[[], None]] = field(default_factory=list, init=False)
 
     def title(self) -> str:
         """Return its name for error texts, such as "collective #3 of the default group"."""
@@ -155,6 +123,13 @@ class Operation:
         raise NotImplementedError
 
 
+def _locked() -> threading.Lock:
+    gate = threading.Lock()
+    gate.acquire()
+    return gate
+
+
+@dataclass(slots=True, eq=False)
 class Wait:
     """One thread that waits for an operation.
 
@@ -168,13 +143,9 @@ class Wait:
             compete for Python's global interpreter lock.
     """
 
-    __slots__ = ("call", "gate", "member", "next", "operation", "takes_turns")
-
-    def __init__(self, operation: Operation, call: Call, member: RankState | None, *, takes_turns: bool) -> None:
-        self.operation = operation
-        self.call = call
-        self.member = member
-        self.takes_turns = takes_turns
-        self.next: Wait | None = None
-        self.gate = threading.Lock()
-        self.gate.acquire()
+    operation: Operation
+    call: Call
+    member: RankState | None
+    takes_turns: bool
+    gate: threading.Lock = field(default_factory=_locked, init=False)
+    next: Wait | None = field(default=None, init=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from dist_testing.errors import CollectiveMismatchError, DeadlockError
@@ -31,96 +31,79 @@ class GroupLabel:
     ranks: tuple[int, ...]
 
 
+@dataclass(slots=True, eq=False)
 class Collective(Operation):
     """One collective of a group; all its ranks share the object.
 
     Attributes:
+        label: The group.
+        number: How many collectives of the group came before.
+        signature: That of the first call.
         calls: The ranks' calls, by rank of the group; None for ranks that have not called yet.
         contributions: What the ranks contribute to the move, in the same order.
         missing_count: Number of ranks that have not called yet.
-        signature: That of the first call.
         devices: The accelerators that hold the contributions.
     """
 
-    __slots__ = ("_label", "_number", "calls", "contributions", "devices", "missing_count", "signature")
+    label: GroupLabel
+    number: int
+    signature: tuple[object, ...]
+    calls: list[Call | None] = field(init=False)
+    contributions: list[Any] = field(init=False)
+    missing_count: int = field(init=False)
+    devices: set[torch.device] = field(default_factory=set, init=False)
 
-    def __init__(self, label: GroupLabel, number: int, signature: tuple[object, ...]) -> None:
-        """Create the collective when the first rank calls it.
-
-        Args:
-            label: The group.
-            number: How many collectives of the group came before; see `Collective.title`.
-            signature: Of the first call.
-        """
-        super().__init__()
-        self._label = label
-        self._number = number
-        self.signature = signature
-        self.devices: set[torch.device] = set()
-        self.calls: list[Call | None] = [None] * len(label.ranks)
-        self.contributions: list[Any] = [None] * len(label.ranks)
-        self.missing_count = len(label.ranks)
+    def __post_init__(self) -> None:
+        self.missing_count = len(self.label.ranks)
+        self.calls = [None] * self.missing_count
+        self.contributions = [None] * self.missing_count
 
     def title(self) -> str:
         """Return its number and its group, such as "collective #3 of the default group"."""
-        return f"collective #{self._number} of {self._label.title}"
+        return f"collective #{self.number} of {self.label.title}"
 
     def missing(self) -> str:
         """Return the ranks that have not called yet, such as "ranks 1 and 3"."""
-        return ranks_text(self._label.ranks[rank] for rank, call in enumerate(self.calls) if call is None)
+        return ranks_text(self.label.ranks[rank] for rank, call in enumerate(self.calls) if call is None)
 
     def mismatch(self, reason: str) -> Failure:
-        """Return the failure of a collective for which the calls of the ranks do not fit together.
-
-        Args:
-            reason: The difference, in a few words.
-        """
+        """Return the failure of a collective whose calls do not fit together; `reason` says how they differ."""
         return Failure(
             CollectiveMismatchError,
-            "\n".join(
-                (
-                    f"{sentence(self.title())}: {reason}.",
-                    *self._lines(),
-                    "Most likely a call depends on the rank, or one rank is a call ahead of the others.",
-                    "Let all ranks of a group make the same collective calls in the same order.",
-                )
-            ),
+            f"{sentence(self.title())}: {reason}.\n"
+            f"{self._calls_text()}\n"
+            "Most likely a call depends on the rank, or one rank is a call ahead of the others.\n"
+            "Let all ranks of a group make the same collective calls in the same order.",
         )
 
     def lost(self, rank: int) -> Failure:
-        """Return the failure of a collective that one rank will never call.
-
-        Args:
-            rank: That rank, by its number in the group.
-        """
+        """Return the failure of a collective that one rank of the group will never call."""
         return Failure(
             DeadlockError,
-            "\n".join(
-                (
-                    f"{sentence(self.title())} can never complete: rank {self._label.ranks[rank]} has ended, or has "
-                    "destroyed the group, without this call.",
-                    *self._lines(),
-                    "Most likely that rank makes fewer calls than the others.",
-                    "Let all ranks of a group make the same collective calls in the same order.",
-                )
-            ),
+            f"{sentence(self.title())} can never complete: rank {self.label.ranks[rank]} has ended, or has "
+            "destroyed the group, without this call.\n"
+            f"{self._calls_text()}\n"
+            "Most likely that rank makes fewer calls than the others.\n"
+            "Let all ranks of a group make the same collective calls in the same order.",
         )
 
-    def _lines(self) -> list[str]:
+    def _calls_text(self) -> str:
         ranks_by_call: dict[str, list[int]] = {}
         for rank, call in enumerate(self.calls):
             if call is not None:
-                ranks_by_call.setdefault(str(call), []).append(self._label.ranks[rank])
+                ranks_by_call.setdefault(str(call), []).append(self.label.ranks[rank])
         lines = [f"  {ranks_text(ranks)}: {call}" for call, ranks in ranks_by_call.items()]
         if self.missing_count:
             lines.append(f"  no call yet: {self.missing()}")
-        return lines
+        return "\n".join(lines)
 
 
+@dataclass(slots=True, eq=False)
 class Transfer(Operation):
     """A send or a receive.
 
     Attributes:
+        label: The group.
         rank: The rank that made the call, by its number in the group.
         peer: The other rank; `ANY_RANK` for a receive from any rank until a send has been paired with it.
         tag: A send and a receive are paired only if their tags are equal.
@@ -129,51 +112,45 @@ class Transfer(Operation):
         is_send: Whether it is a send.
     """
 
-    __slots__ = ("_label", "call", "is_send", "peer", "rank", "tag", "tensor")
-
-    def __init__(
-        self, label: GroupLabel, rank: int, peer: int, tag: int, tensor: torch.Tensor, call: Call, *, is_send: bool
-    ) -> None:
-        super().__init__()
-        self._label = label
-        self.rank = rank
-        self.peer = peer
-        self.tag = tag
-        self.tensor = tensor
-        self.call = call
-        self.is_send = is_send
+    label: GroupLabel
+    rank: int
+    peer: int
+    tag: int
+    tensor: torch.Tensor
+    call: Call
+    is_send: bool
 
     def title(self) -> str:
         """Return the group's title."""
-        return self._label.title
+        return self.label.title
 
     def missing(self) -> str:
         """Return the missing counterpart, such as "rank 1 to send"."""
-        peer = "any rank" if self.peer == ANY_RANK else f"rank {self._label.ranks[self.peer]}"
+        peer = "any rank" if self.peer == ANY_RANK else f"rank {self.label.ranks[self.peer]}"
         return f"{peer} to {'receive' if self.is_send else 'send'}"
 
     def meets(self, other: Transfer) -> bool:
-        """Return whether a send and a receive, in either order, belong together: equal tags, and each other's ranks."""
-        return self.tag == other.tag and self.peer in (other.rank, ANY_RANK) and other.peer in (self.rank, ANY_RANK)
+        """Return whether one is a send, the other a receive, and they have equal tags and name each other's ranks."""
+        return (
+            self.is_send != other.is_send
+            and self.tag == other.tag
+            and self.peer in (other.rank, ANY_RANK)
+            and other.peer in (self.rank, ANY_RANK)
+        )
 
     def lost(self) -> Failure:
         """Return the failure of a transfer whose other rank has ended."""
         return Failure(
             DeadlockError,
-            f"Rank {self._label.ranks[self.peer]} has ended, or has destroyed {self.title()}; rank "
-            f"{self._label.ranks[self.rank]} waits for it in {self.call}.\n"
+            f"Rank {self.label.ranks[self.peer]} has ended, or has destroyed {self.title()}; rank "
+            f"{self.label.ranks[self.rank]} waits for it in {self.call}.\n"
             f"Most likely that rank makes one {'receive' if self.is_send else 'send'} too few, or uses another tag.\n"
             "Pair each send with a receive of the same tag.",
         )
 
     def mismatch(self, other: Transfer, reason: str) -> Failure:
-        """Return the failure of a send and a receive whose tensors do not fit together.
-
-        Args:
-            other: The counterpart.
-            reason: The difference, in a few words.
-        """
-        ranks = self._label.ranks
+        """Return the failure of a send and its receive whose tensors do not fit together; `reason` says why."""
+        ranks = self.label.ranks
         return Failure(
             CollectiveMismatchError,
             f"A send and its receive in {self.title()} do not fit together: {reason}.\n"

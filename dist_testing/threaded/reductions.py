@@ -15,7 +15,6 @@ from dist_testing.threaded.arguments import (
     Tensors,
     check_pairs,
     check_same_size,
-    innermost,
     limit_of,
     listed,
     reduction_of,
@@ -50,23 +49,17 @@ class Reductions(GroupBase):
         return self._all_reduce("all_reduce", listed(tensors), opts, timeout, op)
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> ThreadWork:
-        """Reduce several tensors in one call; see `torch.distributed.all_reduce_coalesced`.
-
-        Args:
-            tensors: Inputs and outputs, at least one. At one index, all ranks have the same dtype and number of
-                elements.
-            opts: `AllreduceCoalescedOptions`, or the reduce operation.
-        """
+        """Do `allreduce` for one or more tensors in one call; see `torch.distributed.all_reduce_coalesced`."""
         return self._all_reduce("all_reduce_coalesced", tensors, opts, None, None)
 
     def _all_reduce(self, name: str, tensors: Tensors, opts: Any, timeout: Any, op: Any) -> ThreadWork:
-        reduction = reduction_of(opts, op, tensors)
+        op_name, factor = reduction_of(opts, op, tensors)
         return self._meet(
             name,
-            (reduction.name, sizes_of(tensors)),
-            lambda: f"{reduction.name}, {text_of(tensors)}",
-            (tensors, reduction.factor),
-            partial(data.all_reduce, reduction.name),
+            (op_name, sizes_of(tensors)),
+            lambda: f"{op_name}, {text_of(tensors)}",
+            (tensors, factor),
+            partial(data.all_reduce, op_name),
             tensors,
             limit_of(opts, timeout),
         )
@@ -89,13 +82,13 @@ class Reductions(GroupBase):
         tensors = [single(tensors)]
         is_root = isinstance(opts, int)
         root = self._root(opts, root)
-        reduction = reduction_of(None if is_root else opts, op, tensors)
+        op_name, factor = reduction_of(None if is_root else opts, op, tensors)
         return self._meet(
             "reduce",
-            (root, reduction.name, sizes_of(tensors)),
-            lambda: f"{reduction.name} to rank {self._shared.label.ranks[root]}, {text_of(tensors)}",
-            (tensors, reduction.factor),
-            partial(data.reduce, reduction.name, root),
+            (root, op_name, sizes_of(tensors)),
+            lambda: f"{op_name} to rank {self._shared.label.ranks[root]}, {text_of(tensors)}",
+            (tensors, factor),
+            partial(data.reduce, op_name, root),
             tensors,
             limit_of(opts, timeout),
         )
@@ -114,18 +107,18 @@ class Reductions(GroupBase):
             timeout: Time limit of the call.
             op: The reduce operation; SUM by default.
         """
-        output, inputs = single(outputs), innermost(inputs)
-        self._check_one_per_rank(inputs, "an input")
+        output, inputs = single(outputs), self._one_per_rank(inputs, "an input")
         check_same_size(inputs[self._rank], output)
-        reduction = reduction_of(opts, op, inputs)
+        op_name, factor = reduction_of(opts, op, inputs)
         return self._meet(
             "reduce_scatter",
-            (reduction.name, sizes_of(inputs)),
-            lambda: f"{reduction.name}, {text_of(inputs)}",
-            (output, (inputs, reduction.factor)),
-            partial(data.reduce_scatter, reduction.name),
+            (op_name, sizes_of(inputs)),
+            lambda: f"{op_name}, {text_of(inputs)}",
+            (output, (inputs, factor)),
+            partial(data.reduce_scatter, op_name),
             [output],
             limit_of(opts, timeout),
+            inputs,
         )
 
     def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> ThreadWork:  # noqa: A002
@@ -140,13 +133,7 @@ class Reductions(GroupBase):
         return self._reduce_scatter_single("reduce_scatter_tensor", [output], [input], opts)
 
     def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> ThreadWork:
-        """Do `reduce_scatter_single` for several pairs in one call, as c10d's coalescing manager asks for.
-
-        Args:
-            outputs: At least one output.
-            inputs: One input for each output.
-            opts: `ReduceScatterOptions`, or the reduce operation; SUM by default.
-        """
+        """Do `reduce_scatter_single` for one or more pairs in one call, as c10d's coalescing manager asks for."""
         return self._reduce_scatter_single("reduce_scatter_tensor_coalesced", outputs, inputs, opts)
 
     # torch's older names of the same methods.
@@ -157,13 +144,14 @@ class Reductions(GroupBase):
         check_pairs(outputs, inputs)
         for output, whole in zip(outputs, inputs, strict=True):
             self._check_is_whole(whole, output, "input", "output")
-        reduction = reduction_of(opts, None, inputs)
+        op_name, factor = reduction_of(opts, None, inputs)
         return self._meet(
             name,
-            (reduction.name, sizes_of(inputs)),
-            lambda: f"{reduction.name}, {text_of(inputs)}",
-            (outputs, (inputs, reduction.factor)),
-            partial(data.reduce_scatter_single, reduction.name),
+            (op_name, sizes_of(inputs)),
+            lambda: f"{op_name}, {text_of(inputs)}",
+            (outputs, (inputs, factor)),
+            partial(data.reduce_scatter_single, op_name),
             outputs,
-            limit_of(opts, None),
+            limit_of(opts),
+            inputs,
         )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from typing import Any
+import itertools
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import _DistributedBackendOptions
@@ -24,6 +24,8 @@ __all__ = ["create_group", "register"]
 # torch's own test code registers a different group under the same name. `isolation.py` sets `create_group` as the
 # meaning of the name while a world of ours runs.
 _TORCH_MODULE = "torch.testing._internal.distributed.multi_threaded_pg"
+# Numbers for the names of groups, which are unique in this process.
+_numbers = itertools.count()
 
 
 def create_group(options: _DistributedBackendOptions, backend_options: object = None) -> ThreadedGroup:
@@ -58,7 +60,7 @@ def create_group(options: _DistributedBackendOptions, backend_options: object = 
     # Only the store identifies a group, because threads of one world may create several groups of the same name. The
     # first rank to arrive names the group; when a rank creates it again, that is a new group.
     turn = store.add(f"dist_testing/rank/{rank}", 1)
-    name = store.compare_set(f"dist_testing/group/{turn}", "", world.new_name()).decode()
+    name = store.compare_set(f"dist_testing/group/{turn}", "", f"threads-{next(_numbers)}").decode()
     ranks = list(options.global_ranks_in_group)
     title = f"group {options.group_id!r} of ranks {', '.join(map(str, ranks))}" if ranks else "the default group"
     shared = SharedGroup.of(world, name, GroupLabel(title, tuple(ranks or range(size))))
@@ -71,13 +73,8 @@ def register() -> None:
     # torch's module comes first, because in some versions of torch its import fails if the name is already registered.
     with contextlib.suppress(ImportError):
         importlib.import_module(_TORCH_MODULE)
-    if BACKEND.upper() not in _plugins():
+    if BACKEND.upper() not in dist.Backend._plugins:
         dist.Backend.register_backend(BACKEND, create_group, extended_api=True, devices=["cpu", "cuda"])
-
-
-def _plugins() -> dict[str, Any]:
-    plugins: dict[str, Any] = dist.Backend._plugins
-    return plugins
 
 
 register()

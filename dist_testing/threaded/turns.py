@@ -29,12 +29,7 @@ class Turns:
         self._ready: list[tuple[int, threading.Lock]] = []
 
     def add(self, rank: int, gate: threading.Lock) -> None:
-        """Add a rank that can continue.
-
-        Args:
-            rank: The rank, from 0.
-            gate: A locked lock, released when the rank gets its turn.
-        """
+        """Add a rank that can continue; `gate`, a locked lock, is released when the rank gets its turn."""
         self._ready.append((rank, gate))
         if not self._has_begun:
             self._has_begun = self._is_free = len(self._ready) == self._size

@@ -67,11 +67,7 @@ class ThreadWork(Work):
         return True
 
     def synchronize(self) -> None:
-        """Do the same as `wait()`, because the operation runs on no stream that could wait instead.
-
-        Raises:
-            CollectiveError: If the operation failed, or is not done in time.
-        """
+        """Do the same as `wait()`, because the operation runs on no stream that could wait instead."""
         self.wait()
 
     def is_completed(self) -> bool:
@@ -100,10 +96,6 @@ class ThreadWork(Work):
         Raises:
             UsageError: If the call is not a receive.
         """
-        return self._source_rank()
-
-    # The name that torch.distributed.recv calls.
-    def _source_rank(self) -> int:
         if not isinstance(self._operation, Transfer) or self._operation.is_send:
             raise UsageError(
                 f"source_rank() of the work of {self._call}.\n"
@@ -111,6 +103,9 @@ class ThreadWork(Work):
                 "Call it on the work of irecv, after its wait()."
             )
         return self._operation.peer
+
+    # The name that torch.distributed.recv calls.
+    _source_rank = source_rank
 
     def get_future(self) -> Future[Any]:
         """Return a future of the list of tensors that the call writes.
@@ -124,7 +119,10 @@ class ThreadWork(Work):
             def settle() -> None:
                 # The thread that ends the operation runs the functions chained to the future; they belong to this rank.
                 with acting_as(member):
-                    self._settle(future)
+                    if (error := self.exception()) is not None:
+                        future.set_exception(error)
+                    else:
+                        future.set_result(self.result())
 
             with self._world.lock:
                 is_over = self._operation.is_done
@@ -133,13 +131,6 @@ class ThreadWork(Work):
             if is_over:
                 settle()
         return self._future
-
-    def _settle(self, future: Future[Any]) -> None:
-        failure = self._operation.failure
-        if failure is None:
-            future.set_result(list(self._results))
-        else:
-            future.set_exception(failure.error(self._call))
 
 
 class JoinedWork(ThreadWork):
@@ -156,17 +147,7 @@ class JoinedWork(ThreadWork):
         self._works = works
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Block until all operations are done.
-
-        Args:
-            timeout: Time limit for each of the works; see `ThreadWork.wait`.
-
-        Returns:
-            True, always.
-
-        Raises:
-            CollectiveError: If an operation failed, or is not done in time.
-        """
+        """Block until all operations are done; `timeout` is the limit for each of them, as in `ThreadWork.wait`."""
         for work in self._works:
             work.wait(timeout)
         return True
@@ -197,10 +178,6 @@ class _WaitingFuture(Future[Any]):
         self._work = work
 
     def wait(self) -> Any:
-        """Block until the operation is done; return the future's value.
-
-        Raises:
-            CollectiveError: If the operation failed, or is not done in time.
-        """
+        """Block until the operation is done; return the future's value, or raise what `ThreadWork.wait` raises."""
         self._work.wait()
         return super().wait()

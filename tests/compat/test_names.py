@@ -160,7 +160,7 @@ def test_the_temporary_folder_is_always_the_current_one() -> None:
 @pytest.fixture
 def newer_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """A torch with one name that the library does not know."""
-    monkeypatch.setattr(unknown, "_torchs_names", lambda: frozenset({"brand_new"}))
+    monkeypatch.setattr(unknown, "_torchs_names", lambda: {"brand_new": None})
 
 
 @pytest.mark.usefixtures("newer_torch")
@@ -184,6 +184,19 @@ def test_a_name_that_only_torch_has_fails_when_it_is_used(use: object) -> None:
         use(name)
     assert len(str(error.value).splitlines()) == 3
     assert "torchs_own().brand_new" in str(error.value)
+
+
+def test_names_that_torchs_module_imports_are_the_same_objects(theirs: ModuleType) -> None:
+    """If this fails, `from torch.testing._internal.common_distributed import os` gives a stand-in."""
+    names = [name for name in unknown.imported_names() if hasattr(theirs, name)]
+    assert {"os", "c10d", "nn", "patch", "find_free_port", "TEST_CUDA"} <= set(names)
+    assert [] == [name for name in names if getattr(common_distributed, name) is not getattr(theirs, name)]
+
+
+def test_a_name_of_a_package_that_is_missing_is_a_stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If this fails, `dir()` with `getattr` on the module ends with the missing package's ImportError."""
+    monkeypatch.setattr(unknown, "_torchs_names", lambda: {"missing": ("no_such_package.of_torch", "missing")})
+    assert is_unknown(common_distributed.missing)
 
 
 def test_a_name_that_does_not_exist_is_an_import_error() -> None:

@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from dist_testing.errors import GpuError
 from dist_testing.gpus import nvidia
 from dist_testing.gpus.devices import gpus_present, visible_gpus
 from dist_testing.gpus.gpu import NODES_VARIABLE, NVML_VARIABLE
+from dist_testing.gpus.world import WorldGpus
 from tests.support.fake_nvml import STATE_VARIABLE, build_fake_nvml
 from tests.support.gpu_nodes import break_node, make_render_node
 
@@ -44,16 +46,21 @@ def machine(nodes: Path, library: Path, *ends: str) -> dict[str, str]:
     return {NODES_VARIABLE: str(nodes), NVML_VARIABLE: str(library), STATE_VARIABLE: str(state)}
 
 
-def listed(env: Mapping[str, str]) -> str:
-    """Output of the program, started as users start it."""
-    ended = subprocess.run(
-        [sys.executable, "-m", "dist_testing.gpus"],
+def start(env: Mapping[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Start the program as users start it."""
+    return subprocess.run(
+        [sys.executable, "-m", "dist_testing.gpus", *arguments],
         check=False,
         capture_output=True,
         text=True,
         timeout=_LIMIT_S,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **env},
     )
+
+
+def listed(env: Mapping[str, str], *arguments: str) -> str:
+    """Output of the program."""
+    ended = start(env, *arguments)
     assert (ended.returncode, ended.stderr) == (0, "")
     return ended.stdout
 
@@ -125,3 +132,48 @@ def test_amds_gpus_are_listed_with_a_warning(nodes: Path) -> None:
     text = listed({NODES_VARIABLE: str(nodes)})
     assert f"AMD GPU 0: {nodes}/dri/renderD128, free: not leased" in text
     assert "this has not been tried on hardware" in text
+
+
+def test_a_world_leases_only_gpus_of_its_architectures(
+    nodes: Path, library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a machine with two kinds of GPUs, a rank would run code on a GPU that it was not compiled for."""
+    env = machine(nodes, library, "", "")
+    with Path(env[STATE_VARIABLE]).open("a", encoding="ascii") as state:
+        state.write("\narch 0 8 0")
+    assert "GPU 0: simulated GPU, sm_80" in listed(env)
+    assert "GPU 1: simulated GPU, sm_90" in listed(env)
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(nvidia, "_facts_of_library", nvidia._facts_of_library.__wrapped__)
+    with pytest.raises(GpuError, match="2 GPU"):
+        WorldGpus.take(2, archs=("sm_90",), limit_s=0, on_wait=lambda _: None)
+    world = WorldGpus.take(1, archs=("sm_90", "sm_100"), limit_s=0, on_wait=lambda _: None)
+    try:
+        assert [gpu.minor for gpu in world.lease.gpus] == [1]
+    finally:
+        world.release()
+
+
+def test_bazels_flags_for_a_machine_are_written(nodes: Path, tmp_path: Path) -> None:
+    """GPU tests run one after the other on a machine with many GPUs, unless Bazel knows their number."""
+    env = {NODES_VARIABLE: str(nodes), "BUILD_WORKSPACE_DIRECTORY": str(tmp_path)}
+    written = tmp_path / "dist_testing_host.bazelrc"
+    listed(env, "--bazelrc")
+    assert written.read_text().splitlines()[1:] == ["test --local_resources=gpu=2"]
+    listed({**env, "CUDA_VISIBLE_DEVICES": "1"}, "--bazelrc=mine.bazelrc")
+    assert "gpu=1\n" in (tmp_path / "mine.bazelrc").read_text()
+    for node in nodes.iterdir():
+        node.unlink()
+    # The file of a larger machine must not stay.
+    listed(env, "--bazelrc")
+    assert "local_resources" not in written.read_text()
+
+
+def test_a_file_that_cannot_be_written_is_named(nodes: Path, tmp_path: Path) -> None:
+    """A traceback would hide that the workspace is read-only."""
+    file = tmp_path / "none" / "x.bazelrc"
+    ended = start({NODES_VARIABLE: str(nodes)}, f"--bazelrc={file}")
+    assert ended.returncode == 1
+    assert ended.stderr.startswith(f"{file} cannot be written: No such file or directory.\n")
+    assert len(ended.stderr.splitlines()) == 3

@@ -116,7 +116,7 @@ def test_the_listing_shows_leases_and_memory(
     assert "process 42: 7.0 GiB" in first
     assert f"leased by process {os.getpid()}" in second
     assert "  0 - 1: PIX" in second
-    assert "test --local_resources=gpu=2" in second
+    assert "--local_resources=gpu=2` to a file" in second
     text = "\n".join(listing({**env, NVML_VARIABLE: "/no/such/library"}))
     assert "memory and connections are unknown" in text
 

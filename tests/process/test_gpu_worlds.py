@@ -198,7 +198,7 @@ def test_the_gpus_are_free_if_the_world_cannot_be_started(
     """The next case would find them leased by its own runner, and wait for itself."""
     with engine() as worlds:
         run(worlds, "do_nothing", world_size=2)
-        (launcher,), _ = worlds.prepare()
+        launcher, _ = worlds.prepare()
 
         def start(*_: object) -> None:
             raise LaunchError("planted")

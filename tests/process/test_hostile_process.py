@@ -83,7 +83,7 @@ def _passes(engine: Engine) -> bool:
 
 
 def _fork_server_of(engine: Engine) -> int:
-    (launcher,), _ = engine.prepare()
+    launcher, _ = engine.prepare()
     assert isinstance(launcher, ForkServerLauncher)
     return launcher._pid
 

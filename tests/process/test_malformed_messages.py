@@ -50,7 +50,7 @@ def _framed(content: object, fds: int = 0) -> bytes:
 )
 def test_order_that_the_fork_server_cannot_read_costs_one_case(engine: Engine, sent: bytes, said: str) -> None:
     """A test may write to any descriptor; the error names the message, and shows no traceback of ours."""
-    (launcher,), _ = engine.prepare()
+    launcher, _ = engine.prepare()
     assert isinstance(launcher, ForkServerLauncher)
     launcher._control.sendall(sent)
     with pytest.raises(LaunchError, match=said) as caught:
@@ -64,7 +64,7 @@ def test_request_with_other_descriptors_than_it_needs_costs_one_case(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A rank would get another one's channel, or the store's socket for its board."""
-    (launcher,), _ = engine.prepare()
+    launcher, _ = engine.prepare()
     start = launcher.start
     monkeypatch.setattr(launcher, "start", lambda request, fds: start(request, fds[:-1]))
     with pytest.raises(LaunchError, match=r"world 1 came with 5 descriptors; expected 6\.\n"):

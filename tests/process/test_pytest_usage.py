@@ -217,6 +217,7 @@ def test_expected_exit_must_come_after_the_test_has_begun(starter: Starter, tmp_
             "@pytest.fixture\ndef size(world):\n    return world.size\n\ndef test_it(size):\n    pass\n",
             "uses the fixture `world` without the marker",
         ),
+        ("def test_it(world_size):\n    pass\n", "test_it uses the fixture `world_size` without the marker"),
     ],
 )
 def test_world_without_the_marker_is_a_clear_error(starter: Starter, tmp_path: Path, source: str, said: str) -> None:

@@ -51,6 +51,14 @@ _SOURCE = """
 
         def test_warns(self):
             warnings.warn("of a method")
+
+        @pytest.mark.filterwarnings("ignore:hidden text")
+        def test_filtered_method(self):
+            warnings.warn("hidden text this")
+
+        @pytest.mark.filterwarnings("error:refused here")
+        def test_error_in_method(self):
+            warnings.warn("refused here")
 """
 
 
@@ -64,6 +72,8 @@ def test_warnings_of_ranks_are_in_the_summary(starter: Starter, tmp_path: Path) 
         "test_error": "FAILED",
         "test_fixtures": "PASSED",
         "test_warns": "PASSED",
+        "test_filtered_method": "PASSED",
+        "test_error_in_method": "FAILED",
     }, ended.log
     summary = ended.log[ended.log.index("warnings summary") :]
     assert "UserWarning: of all of them [ranks 0, 1, 2]" in summary
@@ -74,13 +84,42 @@ def test_warnings_of_ranks_are_in_the_summary(starter: Starter, tmp_path: Path) 
     assert "hidden text" not in summary
     assert "the test has it" not in summary
     assert "rank 1 raised UserWarning: an error here in call" in ended.log
+    assert "raised UserWarning: refused here in call" in ended.log
 
 
 def test_warnings_can_be_errors_or_switched_off(starter: Starter, tmp_path: Path) -> None:
-    """If this fails, `-W` and `-p no:warnings` hold in the runner but not on ranks."""
-    ended = run_cases(starter, tmp_path, _SOURCE, "-W", "error", "-k", "all_warn or filtered or UnittestTest")
-    assert ended.outcomes() == {"test_all_warn": "FAILED", "test_filtered": "PASSED", "test_warns": "FAILED"}, ended.log
+    """If this fails, `-W` and `-p no:warnings` hold in the runner but not on ranks, or a warning hides a verdict."""
+    ended = run_cases(starter, tmp_path, _SOURCE, "-W", "error", "-k", "all_warn or filtered or warns")
+    assert ended.outcomes() == {
+        "test_all_warn": "FAILED",
+        "test_one_warns": "FAILED",
+        "test_filtered": "PASSED",
+        "test_warns": "FAILED",
+        "test_filtered_method": "PASSED",
+    }, ended.log
     assert "raised UserWarning: of all of them in call" in ended.log
+
+    # A test may allow what the session refuses.
+    source = """
+        import warnings
+
+        import dist_testing
+
+        class UnittestTest(dist_testing.MultiProcessTestCase):
+            world_size = 2
+
+            def test_passes(self):
+                warnings.simplefilter("always")
+                warnings.warn("allowed by the test")
+
+            def test_fails(self):
+                self.test_passes()
+                raise ValueError("the verdict")
+    """
+    ended = run_cases(starter, tmp_path, source, "-W", "error")
+    assert ended.outcomes() == {"test_passes": "PASSED", "test_fails": "FAILED"}, ended.log
+    assert "UserWarning: allowed by the test [ranks 0, 1]" in ended.log
+    assert "raised ValueError: the verdict in call" in ended.log
 
     source = """
         import warnings

@@ -277,7 +277,7 @@ def test_rank_that_dies_ends_the_run_with_a_report(agent: Agent, tmp_path: Path,
     first, *_ = agent.run(_DIES.format(death=death, wait=wait), f"--junitxml={tmp_path / 'out.xml'}")
     assert first.outcomes() == {"test_before": "PASSED", "test_dies": "FAILED"}, first.log
     assert first.code == pytest.ExitCode.TESTS_FAILED
-    assert "rank 1 of 2 failed first: it ended in call, and what started it knows how" in first.log
+    assert "rank 1 of 2 failed first: it ended in call; its exit status is known only to its parent" in first.log
     assert "last words" in first.log
     assert "Victims: rank 0" in first.log
     assert "Rank(s) 1 of torchrun's world have ended." in first.log

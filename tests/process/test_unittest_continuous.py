@@ -265,6 +265,8 @@ def test_process_that_is_already_a_rank_runs_the_tests_in_place(starter: Starter
     )
     assert first[0] == second[0] == 1, first
     assert "TestMissing" in first[1]
+    for code, log in run("-k", "matches_no_test"):
+        assert code == 5, log
     ended = run_cases(starter, tmp_path, _CASES + "\n    TestShared.run_rank(2, 2)\n")
     assert ended.code == pytest.ExitCode.INTERRUPTED
     assert "TestShared.run_rank: rank = 2 in a world of 2" in ended.log

@@ -477,3 +477,33 @@ def test_constructor_accepts_both_names_of_its_argument() -> None:
     assert Case().id().endswith("runTest")
     with pytest.raises(ValueError, match=r"no such test method in <class '.*Case'>: test_missing"):
         Case("test_missing")
+
+
+def test_a_plain_test_can_run_a_class_of_ranks(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, a project cannot test its own base classes: pytest has not collected the class."""
+    ended = run_cases(
+        starter,
+        tmp_path,
+        """
+        import unittest
+
+        import dist_testing
+
+        def test_outer():
+            class Inner(dist_testing.MultiProcessTestCase):
+                world_size = 2
+
+                def test_passes(self):
+                    pass
+
+                def test_fails(self):
+                    raise ValueError("planted")
+
+            result = unittest.TestResult()
+            unittest.defaultTestLoader.loadTestsFromTestCase(Inner).run(result)
+            assert result.testsRun == 2 and not result.errors
+            ((_, text),) = result.failures
+            assert "raised ValueError: planted in call" in text
+        """,
+    )
+    assert ended.outcomes() == {"test_outer": "PASSED"}, ended.log

@@ -5,8 +5,8 @@ load("@bazel_skylib//lib:unittest.bzl", "asserts", "unittest")
 load("//dist_testing/private:executors.bzl", "KINDS", "capacity_text", "largest_pools", "pool_for", "test_exec_properties")  # buildifier: disable=bzl-visibility
 load("//dist_testing/private:executors_repo.bzl", "declared_executors_problems")  # buildifier: disable=bzl-visibility
 
-def _pool(name, gpus = 0, vendor = "nvidia", properties = {}):
-    return {"gpus": gpus, "name": name, "properties": properties, "vendor": vendor if gpus else ""}
+def _pool(name, gpus = 0, vendor = "nvidia", properties = {}, gpu_arch = ""):
+    return {"gpu_arch": gpu_arch, "gpus": gpus, "name": name, "properties": properties, "vendor": vendor if gpus else ""}
 
 _POOLS = [_pool("cpu"), _pool("eight", 8), _pool("two", 2), _pool("amd4", 4, "amd")]
 
@@ -19,10 +19,21 @@ def _pool_for_test_impl(ctx):
         ("nvidia", 3, "eight"),
         ("amd", 4, "amd4"),
     ]:
-        asserts.equals(env, expected, pool_for(_POOLS, vendor, gpus)["name"])
-    asserts.equals(env, None, pool_for(_POOLS, "nvidia", 9))
-    asserts.equals(env, None, pool_for(_POOLS, "intel", 1))
-    asserts.equals(env, None, pool_for([_pool("two", 2)], "", 0))
+        asserts.equals(env, expected, pool_for(_POOLS, vendor, gpus, [])["name"])
+    asserts.equals(env, None, pool_for(_POOLS, "nvidia", 9, []))
+    asserts.equals(env, None, pool_for(_POOLS, "intel", 1, []))
+    asserts.equals(env, None, pool_for([_pool("two", 2)], "", 0, []))
+
+    # Pools of one size and different models.
+    models = [_pool("h100", 8, gpu_arch = "sm_90"), _pool("a100", 8, gpu_arch = "sm_80"), _pool("two", 2)]
+    for gpus, archs, expected in [
+        (8, [], "h100"),
+        (8, ["sm_80"], "a100"),
+        (1, ["sm_80", "sm_90"], "h100"),
+        (1, [], "two"),
+    ]:
+        asserts.equals(env, expected, pool_for(models, "nvidia", gpus, archs)["name"])
+    asserts.equals(env, None, pool_for(models, "nvidia", 1, ["sm_100"]))
     asserts.equals(env, {"amd": 4, "nvidia": 8}, largest_pools(_POOLS))
     return unittest.end(env)
 
@@ -40,26 +51,29 @@ def _properties_test_impl(ctx):
     asserts.equals(env, sorted(expected), sorted(KINDS))
     for kind, properties in expected.items():
         executors = {"kind": kind, "pools": [_pool("two", 2, properties = {"image": "cuda"})]}
-        asserts.equals(env, properties, test_exec_properties(executors, "nvidia", 1))
+        asserts.equals(env, properties, test_exec_properties(executors, "nvidia", 1, []))
 
         # A build action with one of these would wait for a GPU worker.
         for pools in [_POOLS, executors["pools"]]:
             for vendor, gpus in [("", 0), ("nvidia", 2), ("nvidia", 16)]:
-                for key in test_exec_properties({"kind": kind, "pools": pools}, vendor, gpus):
+                for key in test_exec_properties({"kind": kind, "pools": pools}, vendor, gpus, []):
                     asserts.true(env, key.startswith("test."), key)
-    asserts.equals(env, {}, test_exec_properties({"kind": "", "pools": []}, "nvidia", 1))
-    asserts.equals(env, {"test.Pool": "cpu"}, test_exec_properties({"kind": "engflow", "pools": _POOLS}, "", 0))
+    asserts.equals(env, {}, test_exec_properties({"kind": "", "pools": []}, "nvidia", 1, []))
+    asserts.equals(env, {"test.Pool": "cpu"}, test_exec_properties({"kind": "engflow", "pools": _POOLS}, "", 0, []))
     return unittest.end(env)
 
 properties_test = unittest.make(_properties_test_impl)
 
 def _capacity_test_impl(ctx):
     env = unittest.begin(ctx)
-    text = capacity_text("//a:b_nccl", "nvidia", 9, _POOLS)
+    text = capacity_text("//a:b_nccl", "nvidia", 9, [], _POOLS)
     asserts.equals(env, 3, len(text.split("\n")))
     for part in ["//a:b_nccl: needs 9 GPU(s) of nvidia", "\"eight\" (8 nvidia), \"two\" (2 nvidia), \"amd4\" (4 amd).", "wait for ever"]:
         asserts.true(env, part in text, text)
-    asserts.true(env, "no pool with GPUs" in capacity_text("//a:b", "nvidia", 1, [_pool("cpu")]))
+    asserts.true(env, "no pool with GPUs" in capacity_text("//a:b", "nvidia", 1, [], [_pool("cpu")]))
+    text = capacity_text("//a:b", "nvidia", 1, ["sm_90", "sm_100"], [_pool("old", 8, gpu_arch = "sm_70")])
+    for part in ["1 GPU(s) of nvidia with architecture sm_90 or sm_100", "\"old\" (8 nvidia sm_70)", "(gpus, gpu_arch)"]:
+        asserts.true(env, part in text, text)
     return unittest.end(env)
 
 capacity_test = unittest.make(_capacity_test_impl)
@@ -70,6 +84,8 @@ def _declaration_test_impl(ctx):
     asserts.equals(env, [], declared_executors_problems(["buildbuddy"], _POOLS))
     asserts.equals(env, [], declared_executors_problems(["nativelink"], [_pool("two", 2)]))
     asserts.equals(env, [], declared_executors_problems(["buildbarn"], [_pool("two", 2, properties = {"Pool": "a"})]))
+    models = [_pool("a", 8, gpu_arch = "sm_90"), _pool("b", 8, gpu_arch = "sm_80")]
+    asserts.equals(env, [], declared_executors_problems(["engflow"], models))
     negative = _pool("a", -1)
     for kinds, pools, parts in [
         (["engflow", "engflow"], [], ["executors.remote() is there 2 times", "Keep one"]),
@@ -78,6 +94,9 @@ def _declaration_test_impl(ctx):
         (["engflow"], [_pool("")], ["executors.pool(name = \"\")"]),
         (["engflow"], [_pool("a"), _pool("a", 2)], ["\"a\") is there twice"]),
         (["engflow"], [_pool("a", 2), _pool("b", 2)], ["\"b\") and \"a\" both have 2 GPU(s) of nvidia.", "equally small"]),
+        (["engflow"], [models[0], _pool("c", 8, gpu_arch = "sm_90")], ["both have 8 GPU(s) of nvidia sm_90."]),
+        (["engflow"], [_pool("a", gpu_arch = "sm_90")], ["gpu_arch = \"sm_90\" without gpus"]),
+        (["engflow"], [_pool("a", 2, gpu_arch = "sm90")], ["gpu_arch = \"sm90\". Did you mean \"sm_90\"?"]),
         (["engflow"], [_pool("a", 17)], ["gpus = 17", "up to 16"]),
         (["engflow"], [negative], ["gpus = -1"]),
         (["engflow"], [_pool("a", 2, "nvida")], ["vendor = \"nvida\". Did you mean \"nvidia\"?"]),

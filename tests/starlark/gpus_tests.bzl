@@ -87,15 +87,16 @@ def _flag_subject(name, pools, *, value = "pools", detected = {"nvidia": 2}):
         # The subject of an analysis test has this value; config_settings set only the real flag.
         build_setting_default = value,
         detected = json.encode(detected),
+        detected_archs = "{}",
         pools = json.encode(pools),
         tags = ["manual"],
     )
 
 _POOLS = [
-    {"gpus": 0, "name": "cpu", "properties": {}, "vendor": ""},
-    {"gpus": 4, "name": "four", "properties": {}, "vendor": "nvidia"},
-    {"gpus": 2, "name": "two", "properties": {}, "vendor": "nvidia"},
-    {"gpus": 8, "name": "eight", "properties": {}, "vendor": "amd"},
+    {"gpu_arch": "", "gpus": 0, "name": "cpu", "properties": {}, "vendor": ""},
+    {"gpu_arch": "", "gpus": 4, "name": "four", "properties": {}, "vendor": "nvidia"},
+    {"gpu_arch": "", "gpus": 2, "name": "two", "properties": {}, "vendor": "nvidia"},
+    {"gpu_arch": "", "gpus": 8, "name": "eight", "properties": {}, "vendor": "amd"},
 ]
 
 def _pools_flag_test_impl(ctx):
@@ -141,8 +142,8 @@ def gpus_test_suite(*, name):
     Args:
         name: Name of the suite.
     """
-    _constraints(name = "two_gpus", constraints = gpu_compatibility("nvidia", 2, []), tags = ["manual"])
-    _constraints(name = "intel_gpu", constraints = gpu_compatibility("intel", 1, []), tags = ["manual"])
+    _constraints(name = "two_gpus", constraints = gpu_compatibility("nvidia", 2, [], []), tags = ["manual"])
+    _constraints(name = "intel_gpu", constraints = gpu_compatibility("intel", 1, [], []), tags = ["manual"])
     enough_gpus_test(name = "enough_gpus_test", size = "small", target_under_test = ":two_gpus")
     lacking_gpus_test(name = "lacking_gpus_test", size = "small", target_under_test = ":two_gpus")
     no_such_gpus_test(name = "no_such_gpus_test", size = "small", target_under_test = ":intel_gpu")

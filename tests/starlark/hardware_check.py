@@ -25,7 +25,7 @@ executors = use_extension("@dist_testing//dist_testing:extensions.bzl", "executo
 executors.remote(kind = "buildbuddy")
 executors.pool(name = "cpus", properties = {"container-image": "docker://plain"})
 executors.pool(name = "pair", gpus = 2)
-executors.pool(name = "four", gpus = 4, properties = {"dockerRuntime": "nvidia"})
+executors.pool(name = "four", gpus = 4, gpu_arch = "sm_80", properties = {"dockerRuntime": "nvidia"})
 """
 
 _PACKAGES = {
@@ -34,6 +34,10 @@ dist_py_test(name = "case", srcs = ["a.py"], backends = ["gloo", "nccl"], world_
 MINE = {"test.Pool": "mine"}
 dist_py_test(name = "own", srcs = ["a.py"], backends = ["nccl"], world_size = 3, exec_properties = MINE)
 dist_test_suites()
+""",
+    "archs": """\
+dist_py_test(name = "old", srcs = ["a.py"], backends = ["nccl"], world_size = 2, gpu_archs = ["sm_80"])
+dist_py_test(name = "new", srcs = ["a.py"], backends = ["nccl"], world_size = 2, gpu_archs = ["sm_90", "sm_100"])
 """,
     "large": """\
 dist_py_test(name = "case", srcs = ["a.py"], backends = ["gloo", "nccl"], world_size = {"gloo": 2, "nccl": 8})
@@ -123,10 +127,25 @@ def _check_facts(checks: Checks, machine: NestedBazel, scratch: Path) -> None:
         (
             "two NVIDIA GPUs",
             _nvidia(scratch / "nvidia", models=("NVIDIA H200", "NVIDIA A2"), driver=580),
-            {"nvidia": {"count": 2, "driver": "580", "models": ["NVIDIA A2", "NVIDIA H200"]}},
+            {
+                "nvidia": {
+                    "archs": ["sm_86", "sm_90"],
+                    "count": 2,
+                    "driver": "580",
+                    "models": ["NVIDIA A2", "NVIDIA H200"],
+                }
+            },
         ),
-        ("an AMD GPU", _amd(scratch / "amd"), {"amd": {"count": 1, "driver": "6", "models": ["gfx942"]}}),
-        ("an Intel GPU", _intel(scratch / "intel"), {"intel": {"count": 1, "driver": "xe", "models": ["0x0bd5"]}}),
+        (
+            "an AMD GPU",
+            _amd(scratch / "amd"),
+            {"amd": {"archs": ["gfx942"], "count": 1, "driver": "6", "models": ["gfx942"]}},
+        ),
+        (
+            "an Intel GPU",
+            _intel(scratch / "intel"),
+            {"intel": {"archs": ["unknown"], "count": 1, "driver": "xe", "models": ["0x0bd5"]}},
+        ),
     ):
         checks.expect(f"facts of a machine with {what}", expected, _facts(machine, root))
     for value in ("relative", "/nowhere/at/all"):
@@ -229,17 +248,30 @@ def _check_pools(checks: Checks, machine: NestedBazel) -> None:
         # A target's own properties replace those of its pool.
         ("//right:own_nccl", {"test.Pool": "mine", "test.dockerRuntime": "nvidia", "test.resources:gpu": "3"}),
         ("//large:case_nccl", {}),
+        # The smaller pool has GPUs of an unknown architecture.
+        (
+            "//archs:old_nccl",
+            {"test.Pool": "four", "test.dockerRuntime": "nvidia", "test.resources:gpu": "2"},
+        ),
+        ("//archs:new_nccl", {}),
     ):
         checks.expect(f"exec_properties of {target}", expected, _exec_properties(machine, target))
     done = machine.run("build", "--nobuild", FLAG + "gpus=pools", "//large:case_nccl")
     for part in (
-        "//large:case_nccl: needs 8 GPU(s) of nvidia, and no declared pool has as many.",
-        'Declared in MODULE.bazel: "pair" (2 nvidia), "four" (4 nvidia).',
+        "//large:case_nccl: needs 8 GPU(s) of nvidia, and no declared pool has them.",
+        'Declared in MODULE.bazel: "pair" (2 nvidia), "four" (4 nvidia sm_80).',
     ):
         checks.expect(
             "a target that fits no pool fails", (True, True), (done.status != 0, part in done.output), done.output
         )
-    done = machine.run("build", "--nobuild", FLAG + "gpus=pools", "//large:case_gloo", "//right:all")
+    done = machine.run("build", "--nobuild", FLAG + "gpus=pools", "//archs:new_nccl")
+    part = (
+        "//archs:new_nccl: needs 2 GPU(s) of nvidia with architecture sm_90 or sm_100, and no declared pool has them."
+    )
+    checks.expect("no pool has the architecture", (True, True), (done.status != 0, part in done.output), done.output)
+    done = machine.run(
+        "build", "--nobuild", FLAG + "gpus=pools", "//large:case_gloo", "//right:all", "//archs:old_nccl"
+    )
     checks.expect("targets that fit are analysed", 0, done.status, done.output)
     # With its user's condition it is skipped, as on every other machine. A wildcard pattern ignores such targets.
     done = machine.run("cquery", "--config=skipped", FLAG + "gpus=pools", "tests(//large:mine_nccl)")
@@ -251,6 +283,19 @@ def _check_pools(checks: Checks, machine: NestedBazel) -> None:
         checks.expect(
             f"what a machine with {promise} GPUs skips", skipped, sorted(set(done.stdout.split())), done.output
         )
+
+
+def _check_archs(checks: Checks, machine: NestedBazel, scratch: Path) -> None:
+    for model, skipped in (
+        ("NVIDIA H200", ["//archs:old_nccl"]),
+        ("NVIDIA A100-SXM4-80GB", ["//archs:new_nccl"]),
+        ("Tesla T4", ["//archs:new_nccl", "//archs:old_nccl"]),
+        # The runner asks the driver.
+        ("NVIDIA Nameless", []),
+    ):
+        facts = _nvidia(scratch / model.replace(" ", "_"), models=(model,) * 2, driver=580)
+        done = machine.run("cquery", "--config=skipped", facts, "tests(//archs:all)")
+        checks.expect(f"what a machine with {model} skips", skipped, sorted(set(done.stdout.split())), done.output)
 
 
 def _check_suites(checks: Checks, machine: NestedBazel) -> None:
@@ -288,6 +333,7 @@ def main() -> int:
             _check_facts(checks, first, scratch)
             _check_suites(checks, first)
             _check_pools(checks, first)
+            _check_archs(checks, first, scratch)
             _check_cache(checks, first, second, scratch)
             _check_configurations(checks, first, scratch)
             _check_declaration(checks, first)

@@ -3,6 +3,7 @@
 load("@bazel_skylib//lib:partial.bzl", "partial")
 load("@bazel_skylib//lib:unittest.bzl", "asserts", "unittest")
 load("//backends:table.bzl", "BACKENDS")
+load("//dist_testing/private:gpu_archs.bzl", "UNKNOWN_ARCH", "gpu_archs_problems", "nvidia_arch")  # buildifier: disable=bzl-visibility
 load(
     "//dist_testing/private:validate_worlds.bzl",  # buildifier: disable=bzl-visibility
     "gpu_total_problems",
@@ -108,6 +109,34 @@ def _ranks_per_gpu_test_impl(ctx):
 
 ranks_per_gpu_test = unittest.make(_ranks_per_gpu_test_impl)
 
+def _gpu_archs_test_impl(ctx):
+    env = unittest.begin(ctx)
+    for right in [None, {}, ["sm_90"], {"nccl": ["sm_80", "sm_90"], "rccl": ["gfx942"]}]:
+        assert_accepted(env, gpu_archs_problems(right, ["nccl", "rccl"] if type(right) == "dict" else ["nccl"], BACKENDS))
+    for wrong in ["sm_90", [], 90, {"sm_90": 1}]:
+        problems = gpu_archs_problems({"nccl": wrong}, ["nccl"], BACKENDS)
+        assert_refused(env, problems, "gpu_archs[\"nccl\"] = {}\n".format(repr(wrong)), "[\"sm_90\"]")
+    for archs, backend, parts in [
+        (["sm90"], "nccl", ["\"sm90\" is no architecture of nvidia", "Did you mean \"sm_90\"?"]),
+        ([90], "nccl", ["90 is no architecture of nvidia"]),
+        (["sm_90"], "rccl", ["\"sm_90\" is no architecture of amd", "gfx942"]),
+        (["sm_90"], "xccl", ["is no architecture of intel", "Drop it"]),
+        (["sm_90"], "gloo", ["with backend \"gloo\"", "own no GPU", "use a dict"]),
+    ]:
+        assert_refused(env, gpu_archs_problems(archs, [backend], BACKENDS), *parts)
+    assert_refused(env, gpu_archs_problems({"nccl": ["sm_90"]}, ["gloo"], BACKENDS), "the key \"nccl\" is not in backends")
+    for model, arch in [
+        ("NVIDIA A100-SXM4-80GB", "sm_80"),
+        ("NVIDIA H100 80GB HBM3", "sm_90"),
+        ("NVIDIA GeForce RTX 4090", "sm_89"),
+        ("NVIDIA RTX 6000 Ada Generation", "sm_89"),
+        ("Quadro RTX 6000", UNKNOWN_ARCH),
+    ]:
+        asserts.equals(env, arch, nvidia_arch(model))
+    return unittest.end(env)
+
+gpu_archs_test = unittest.make(_gpu_archs_test_impl)
+
 def _gpu_total_test_impl(ctx):
     env = unittest.begin(ctx)
     assert_accepted(env, gpu_total_problems("nccl", 16, 1))
@@ -174,6 +203,7 @@ def validate_worlds_test_suite(*, name):
         name: Name of the suite.
     """
     tests = [
+        gpu_archs_test,
         gpu_total_test,
         gpus_per_rank_test,
         isolation_test,

@@ -174,6 +174,7 @@ class Target:
         fields = {
             "backend": table[backend],
             "backends": [backend],
+            "gpu_archs": [],
             "gpus_per_rank": table[backend]["gpus_per_rank"],
             "isolation": "fork",
             "nodes": 1,

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dist_testing.launch.isolation import Isolation, register_isolation
 from dist_testing.launch.launcher import RunContext
 from dist_testing.process.lifetime import fork, watch_child
-from dist_testing.process.messages import LauncherEvent, RankEnded, RankStart, WorldOver, WorldRequest, WorldStarted
+from dist_testing.process.messages import LauncherEvent, RankEnded, WorldOver, WorldRequest, WorldStarted
 from dist_testing.rank.bootstrap import enter, take_over
 
 __all__ = ["DIRECT", "DirectLauncher"]
@@ -60,9 +60,7 @@ class DirectLauncher:
 
     def _be_rank(self, request: WorldRequest, rank: int, fds: Sequence[int]) -> None:
         try:
-            size, store = request.size, fds[2 * request.size + 1] if request.store_port and rank == 0 else None
-            board = fds[2 * size]
-            start = RankStart(request, rank, fds[rank], fds[size + rank], board, store, os.getppid())
+            start = request.start_of(rank, fds, os.getppid())
             for fd in fds:
                 if fd not in start.fds:
                     os.close(fd)

@@ -7,6 +7,7 @@ process MINOR PID USED_BYTES                                          -1: not re
 xid MINOR NUMBER             an event, reported once to those that watched before the line was there
 link MINOR ADDRESS           an active NVLink to that address
 peers READ NVLINK            status of any two GPUs for each other; 0 is yes
+arch MINOR MAJOR MINOR       the compute capability of a GPU; 9 0 without the line, and unknown if MAJOR is 0
 mute                         the driver does not answer how many GPUs there are
 """
 
@@ -45,6 +46,8 @@ static struct { unsigned minor; unsigned long long number; } xids[64];
 static unsigned xid_count, reported_xids, event_sets, opened;
 static struct { unsigned minor; char address[32]; } links[64];
 static unsigned link_count;
+static struct { unsigned minor; int major, rest; } archs[16];
+static unsigned arch_count;
 static int peers[3], is_mute;
 typedef struct { Gpu *gpu; unsigned long long kind, data; unsigned gpu_instance, compute_instance; } Event;
 typedef struct { unsigned watched; } Events;
@@ -54,7 +57,7 @@ static void look(void) {
   char line[256], lost[16];
   FILE *file = fopen(getenv("FAKE_NVML_STATE"), "r");
   if (!file) abort();
-  gpu_count = process_count = xid_count = link_count = is_mute = 0;
+  gpu_count = process_count = xid_count = link_count = arch_count = is_mute = 0;
   peers[0] = peers[2] = 6;
   while (fgets(line, sizeof line, file)) {
     Gpu *gpu = &gpus[gpu_count];
@@ -69,6 +72,8 @@ static void look(void) {
     }
     else if (sscanf(line, "xid %u %llu", &xids[xid_count].minor, &xids[xid_count].number) == 2) xid_count++;
     else if (sscanf(line, "link %u %31s", &links[link_count].minor, links[link_count].address) == 2) link_count++;
+    else if (sscanf(line, "arch %u %d %d", &minor, &archs[arch_count].major, &archs[arch_count].rest) == 3)
+      archs[arch_count++].minor = minor;
     else if (!strncmp(line, "peers", 5)) sscanf(line, "peers %d %d", &peers[0], &peers[2]);
     else if (!strncmp(line, "mute", 4)) is_mute = 1;
   }
@@ -100,6 +105,12 @@ int nvmlDeviceGetPciInfo_v3(Gpu *gpu, Pci *pci) {
   memset(pci, 0, sizeof *pci);
   snprintf(pci->id_text, sizeof pci->id_text, "%s", gpu->address);
   return SUCCESS;
+}
+int nvmlDeviceGetCudaComputeCapability(Gpu *gpu, int *major, int *rest) {
+  *major = 9, *rest = 0;
+  for (unsigned i = 0; i < arch_count; i++)
+    if (archs[i].minor == gpu->minor) { *major = archs[i].major; *rest = archs[i].rest; }
+  return *major ? SUCCESS : UNKNOWN;
 }
 int nvmlDeviceGetMigMode(Gpu *gpu, unsigned *current, unsigned *pending) {
   *current = gpu->end == 'm';

@@ -15,7 +15,7 @@ from dist_testing.backends import Backend, backend_named
 from dist_testing.budget import Budget
 from dist_testing.case import Case, CaseBody, CaseResult
 from dist_testing.engine.engine import Engine
-from dist_testing.frontends.unittest.fresh import unittest_loader
+from dist_testing.frontends.unittest.plain import unittest_loader
 from dist_testing.launch.isolation import default_isolation
 from dist_testing.process.messages import RankStart
 from dist_testing.rank.bootstrap import RankFrontEnd

@@ -302,7 +302,7 @@ def test_the_object_style_api_takes_plain_arguments() -> None:
     pass_on_threads(body, 2)
 
 
-def test_a_rank_that_polls_gives_way_in_rank_order() -> None:
+def test_a_rank_that_polls_gives_way_in_rank_order(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise a rank that polls would keep the only turn for good."""
 
     def body(rank: int) -> None:
@@ -310,15 +310,13 @@ def test_a_rank_that_polls_gives_way_in_rank_order() -> None:
         while not work.is_completed():
             pass
 
-    outcomes = run_on_threads(body, 3, timeout_s=LIMIT_S, in_rank_order=True)
-    assert [None] * 3 == [outcome.error for outcome in outcomes]
+    monkeypatch.setenv(ORDER_VARIABLE, "ranks")
+    pass_on_threads(body, 3)
 
 
-@pytest.mark.parametrize("by_variable", [False, True])
-def test_ranks_can_run_one_at_a_time_in_order(by_variable: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_can_run_one_at_a_time_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     """A user who looks for an error that depends on the interleaving needs the same one in every run."""
-    if by_variable:
-        monkeypatch.setenv(ORDER_VARIABLE, "ranks")
+    monkeypatch.setenv(ORDER_VARIABLE, "ranks")
 
     def run() -> list[str]:
         notes: list[str] = []
@@ -333,8 +331,7 @@ def test_ranks_can_run_one_at_a_time_in_order(by_variable: bool, monkeypatch: py
                 tensor = torch.zeros(1, dtype=torch.int64)
                 notes.extend(f"from {dist.recv(tensor)}" for _ in range(3))
 
-        outcomes = run_on_threads(body, 4, timeout_s=LIMIT_S, in_rank_order=None if by_variable else True)
-        assert [None] * 4 == [outcome.error for outcome in outcomes]
+        pass_on_threads(body)
         return notes
 
     first = run()
@@ -344,7 +341,7 @@ def test_ranks_can_run_one_at_a_time_in_order(by_variable: bool, monkeypatch: py
         assert first == run()
 
 
-def test_a_failure_in_rank_order_still_frees_all_ranks() -> None:
+def test_a_failure_in_rank_order_still_frees_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also ranks that have not had their first turn."""
 
     def body(rank: int) -> None:
@@ -352,8 +349,8 @@ def test_a_failure_in_rank_order_still_frees_all_ranks() -> None:
             raise ValueError("the first of all")
         dist.barrier()
 
-    outcomes = run_on_threads(body, 3, timeout_s=LIMIT_S, in_rank_order=True)
-    assert [ValueError, PeerFailedError, PeerFailedError] == [type(outcome.error) for outcome in outcomes]
+    monkeypatch.setenv(ORDER_VARIABLE, "ranks")
+    assert [ValueError, PeerFailedError, PeerFailedError] == [type(error) for error in errors_of(body, 3)]
 
 
 def test_an_unknown_order_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,8 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import _make_nccl_premul_sum
 
-from tests.threaded.worlds_of_threads import pass_on_threads
+from dist_testing.threaded import data
+from tests.threaded.worlds_of_threads import default_group, pass_on_threads
 
 SIZE = 4
 DTYPES = [
@@ -255,11 +256,12 @@ def test_coalesced_collectives_move_every_tensor() -> None:
         same(torch.full((2,), 6.0), tensors[0])
         same(torch.full((3,), 4.0), tensors[1])
 
-        outputs = [[torch.zeros(2) for _ in range(SIZE)], [torch.zeros(1) for _ in range(SIZE)]]
+        # The outer list is by rank, as torch's documentation shows it.
+        outputs = [[torch.zeros(2), torch.zeros(1)] for _ in range(SIZE)]
         dist.all_gather_coalesced(outputs, [torch.full((2,), float(rank)), torch.tensor([rank * 10.0])])
         for sender in range(SIZE):
-            same(torch.full((2,), float(sender)), outputs[0][sender])
-            same(torch.tensor([sender * 10.0]), outputs[1][sender])
+            same(torch.full((2,), float(sender)), outputs[sender][0])
+            same(torch.tensor([sender * 10.0]), outputs[sender][1])
 
     pass_on_threads(body)
 
@@ -382,3 +384,36 @@ def test_tensors_of_inference_mode_can_be_used_outside_of_it() -> None:
         assert not mixed.requires_grad
 
     pass_on_threads(body)
+
+
+WITH_TWO_TENSORS: dict[str, Callable[[Any, torch.Tensor, torch.Tensor], Any]] = {
+    "all_gather": lambda group, output, source: group.allgather([output], source),
+    "all_gather_coalesced": lambda group, output, source: group.allgather_coalesced([[output]], [source]),
+    "all_gather_single": lambda group, output, source: group.all_gather_single(output, source),
+    "gather": lambda group, output, source: group.gather([output], source),
+    "scatter": lambda group, output, source: group.scatter(output, [source]),
+    "all_to_all": lambda group, output, source: group.alltoall([output], [source]),
+    "all_to_all_single": lambda group, output, source: group.all_to_all_single(output, source),
+    "reduce_scatter": lambda group, output, source: group.reduce_scatter(output, [source]),
+    "reduce_scatter_single": lambda group, output, source: group.reduce_scatter_single(output, source),
+}
+
+
+@pytest.mark.parametrize("name", WITH_TWO_TENSORS)
+def test_the_streams_of_outputs_and_inputs_are_waited_for(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They may lie on different devices. Another rank would read an input that its GPU has not computed yet."""
+    seen: list[torch.Tensor] = []
+
+    def note(tensors: Any) -> list[torch.device]:
+        seen.extend(tensors)
+        return []
+
+    monkeypatch.setattr(data, "accelerators", note)
+
+    def body(rank: int) -> None:
+        output, source = torch.zeros(2), torch.ones(2)
+        WITH_TWO_TENSORS[name](default_group(), output, source).wait()
+        same(source, output)
+        assert [True, True] == [any(tensor is other for other in seen) for tensor in (output, source)]
+
+    pass_on_threads(body, 1)

@@ -19,8 +19,9 @@ from dist_testing.errors import (
     PeerFailedError,
     UsageError,
 )
+from dist_testing.threaded import world
 from dist_testing.threaded.world import fail_world, run_on_threads
-from tests.threaded.worlds_of_threads import LIMIT_S, default_group, errors_of, pass_on_threads
+from tests.threaded.worlds_of_threads import LIMIT_S, default_group, errors_of, pass_on_threads, with_group
 
 HERE = Path(__file__).name
 
@@ -147,16 +148,14 @@ def test_a_rank_that_fails_wakes_the_others_and_is_named(culprit: int) -> None:
             raise KeyError("of the culprit")
         dist.all_reduce(torch.ones(2))
 
-    outcomes = run_on_threads(body, 4, timeout_s=LIMIT_S)
-    for outcome in outcomes:
-        if outcome.rank == culprit:
-            assert not outcome.is_victim
-            assert isinstance(outcome.error, KeyError)
-            assert outcome.error.__traceback__ is not None
+    for rank, error in enumerate(errors_of(body, 4)):
+        if rank == culprit:
+            assert isinstance(error, KeyError)
+            assert error.__traceback__ is not None
         else:
-            assert outcome.is_victim
-            assert f"Rank {culprit} has failed: KeyError: 'of the culprit'" in str(outcome.error)
-            assert "This rank's call: all_reduce(SUM, float32[2])" in str(outcome.error)
+            assert isinstance(error, PeerFailedError)
+            assert f"Rank {culprit} has failed: KeyError: 'of the culprit'" in str(error)
+            assert "This rank's call: all_reduce(SUM, float32[2])" in str(error)
 
 
 @pytest.mark.parametrize(
@@ -268,7 +267,7 @@ def test_a_rank_that_hangs_is_reported_with_its_stack() -> None:
             dist.barrier()
 
     started_s = time.monotonic()
-    outcomes = run_on_threads(body, 2, timeout_s=0.5)
+    outcomes = run_on_threads(with_group(body, 2), 2, timeout_s=0.5)
     assert [None, None] == [outcome.error for outcome in outcomes]
     assert "hang_here" in outcomes[0].stack
     assert "waiting for rank 0 in barrier()" in outcomes[1].stack
@@ -297,7 +296,7 @@ def test_a_rank_that_cannot_be_started_has_an_error(monkeypatch: pytest.MonkeyPa
     assert [PeerFailedError] * 2 == [type(error) for error in errors[:2]]
 
 
-def test_after_a_failure_the_other_ranks_have_little_time() -> None:
+def test_after_a_failure_the_other_ranks_have_little_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """A rank that never calls its group does not delay the verdict until the deadline."""
     go_on = threading.Event()
 
@@ -306,7 +305,8 @@ def test_after_a_failure_the_other_ranks_have_little_time() -> None:
             raise ValueError("at once")
         go_on.wait(LIMIT_S)
 
-    outcomes = run_on_threads(body, 2, timeout_s=LIMIT_S, grace_s=0.05)
+    monkeypatch.setattr(world, "_PEER_GRACE_S", 0.05)
+    outcomes = run_on_threads(body, 2, timeout_s=LIMIT_S)
     go_on.set()
     assert isinstance(outcomes[0].error, ValueError)
     assert "go_on.wait" in outcomes[1].stack or "in wait" in outcomes[1].stack
@@ -330,5 +330,7 @@ def test_a_group_that_was_destroyed_says_so() -> None:
         dist.destroy_process_group()
         with pytest.raises(UsageError, match=r"which rank \d has destroyed"):
             group.allreduce([torch.ones(1)])
+        with pytest.raises(UsageError, match=r"split_group on .*, which rank \d has destroyed"):
+            group.split_group([0])
 
     pass_on_threads(body, 2)

@@ -18,7 +18,7 @@ from torch.distributed import distributed_c10d
 from dist_testing.errors import UsageError
 from dist_testing.threaded.members import current_member
 from dist_testing.threaded.world import run_on_threads
-from tests.threaded.worlds_of_threads import LIMIT_S, default_group, pass_on_threads
+from tests.threaded.worlds_of_threads import LIMIT_S, default_group, pass_on_threads, with_group
 
 
 def process_state() -> list[Any]:
@@ -71,7 +71,7 @@ def test_the_process_is_as_before_after_a_failure_too() -> None:
             raise SystemExit(1)
         dist.barrier()
 
-    run_on_threads(body, 3, timeout_s=LIMIT_S)
+    run_on_threads(with_group(body, 3), 3, timeout_s=LIMIT_S)
     assert before == process_state()
 
 
@@ -82,15 +82,11 @@ def test_a_process_keeps_its_own_group_beside_a_world() -> None:
         own = default_group()
         seen: list[object] = []
 
-        def on_ready() -> None:
-            seen.append(dist.get_world_size())
-
         def body(rank: int) -> None:
             seen.append(dist.get_world_size())
 
-        outcomes = run_on_threads(body, 3, timeout_s=LIMIT_S, on_ready=on_ready)
-        assert [None] * 3 == [outcome.error for outcome in outcomes]
-        assert [3] * 4 == seen
+        pass_on_threads(body, 3)
+        assert [3] * 3 == seen
         assert own is dist.group.WORLD
         assert own is _resolve_process_group(default_group().group_name)
         dist.barrier()
@@ -129,7 +125,7 @@ def test_two_threads_that_are_both_rank_0_of_a_store_are_in_two_groups() -> None
         dist.init_process_group("threaded", store=other_store, rank=0, world_size=1)
         both_are_ready.wait(LIMIT_S)
 
-    outcomes = run_on_threads(body, 2, timeout_s=LIMIT_S, init=False)
+    outcomes = run_on_threads(body, 2, timeout_s=LIMIT_S)
     # When rank 0 of a store creates a group again, that is a new group: here, two groups of one rank each.
     assert [None, None] == [outcome.error for outcome in outcomes]
 
@@ -192,6 +188,7 @@ def test_torchs_own_threaded_group_works_as_before_and_after(order: str) -> None
         import torch.distributed as dist
         {first}
         from dist_testing.threaded.world import run_on_threads
+        from tests.threaded.worlds_of_threads import with_group
 
         def body(rank):
             {torchs}
@@ -200,7 +197,7 @@ def test_torchs_own_threaded_group_works_as_before_and_after(order: str) -> None
             dist.all_reduce(tensor)
             assert tensor.item() == 2
 
-        for outcome in run_on_threads(body, 2, timeout_s=60):
+        for outcome in run_on_threads(with_group(body, 2), 2, timeout_s=60):
             assert outcome.error is None, outcome
         {torchs}
 
@@ -226,7 +223,7 @@ def test_torchs_own_threaded_group_works_as_before_and_after(order: str) -> None
         torch._C._distributed_c10d._set_thread_isolation_mode(False)
         assert results == [2, 2], results
 
-        for outcome in run_on_threads(body, 2, timeout_s=60):
+        for outcome in run_on_threads(with_group(body, 2), 2, timeout_s=60):
             assert outcome.error is None, outcome
         print("all passed")
         """
@@ -274,6 +271,34 @@ def test_threads_that_a_rank_starts_belong_to_the_rank() -> None:
     pass_on_threads(body)
 
 
+def test_a_thread_that_starts_at_the_second_try_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If its end counted twice, the world would find a deadlock while a thread of it still runs."""
+    before = threading.Thread.start
+    is_full = True
+
+    def start(thread: threading.Thread) -> None:
+        if is_full and thread.name == "second try":
+            raise RuntimeError("can't start new thread")
+        before(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+
+    def body(rank: int) -> None:
+        nonlocal is_full
+        member = current_member()
+        assert member is not None
+        thread = threading.Thread(target=lambda: None, name="second try")
+        with pytest.raises(RuntimeError, match="can't start"):
+            thread.start()
+        assert 1 == member.threads
+        is_full = False
+        thread.start()
+        thread.join()
+        assert 1 == member.threads
+
+    pass_on_threads(body, 1)
+
+
 def test_a_world_can_run_inside_of_a_rank() -> None:
     """The test that runs on a rank may itself run a world of threads."""
 
@@ -282,7 +307,7 @@ def test_a_world_can_run_inside_of_a_rank() -> None:
             assert (inner_rank, 2) == (dist.get_rank(), dist.get_world_size())
             dist.barrier()
 
-        pass_on_threads_inside = run_on_threads(inner, 2, timeout_s=LIMIT_S)
+        pass_on_threads_inside = run_on_threads(with_group(inner, 2), 2, timeout_s=LIMIT_S)
         assert [None, None] == [outcome.error for outcome in pass_on_threads_inside]
         assert (rank, 3) == (dist.get_rank(), dist.get_world_size())
         dist.barrier()
@@ -300,7 +325,7 @@ def test_worlds_can_run_side_by_side() -> None:
                 dist.all_reduce(tensor)
                 assert size == tensor.item()
 
-        return [outcome.error for outcome in run_on_threads(body, size, timeout_s=LIMIT_S)]
+        return [outcome.error for outcome in run_on_threads(with_group(body, size), size, timeout_s=LIMIT_S)]
 
     with concurrent.futures.ThreadPoolExecutor(3) as pool:
         assert [[None] * size for size in (2, 3, 4)] == list(pool.map(run, (2, 3, 4)))

@@ -110,7 +110,8 @@ def test_parts_that_do_not_fit_are_an_error_on_every_rank() -> None:
         (lambda: default_group().allreduce(torch.ones(2), dist.ReduceOp.PREMUL_SUM), "PREMUL_SUM without a factor"),
         (lambda: default_group().all_gather_single_coalesced([torch.ones(4)], []), "1 outputs and 0 inputs"),
         (lambda: default_group().reduce_scatter_single_coalesced([], [torch.ones(4)]), "0 outputs and 1 inputs"),
-        (lambda: default_group().allgather_coalesced([], [torch.ones(4)]), "0 outputs and 1 inputs"),
+        (lambda: default_group().allgather_coalesced([], [torch.ones(4)]), "expected a list of outputs for each rank"),
+        (lambda: default_group().allgather_coalesced([[]] * 4, [torch.ones(4)]), "0 outputs and 1 inputs"),
     ],
 )
 def test_a_bad_call_is_an_error_of_the_rank_that_makes_it(call: Callable[[], object], text: str) -> None:

@@ -7,10 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
 
+from dist_testing.errors import PeerFailedError
 from dist_testing.threaded.world import ThreadOutcome, run_on_threads
 
-__all__ = ["LIMIT_S", "default_group", "errors_of", "pass_on_threads"]
+__all__ = ["LIMIT_S", "default_group", "errors_of", "pass_on_threads", "with_group"]
 
 # Time limit of a world that should end by itself, far above what it needs on a busy machine. Seconds.
 LIMIT_S = 60.0
@@ -22,10 +24,23 @@ def default_group() -> Any:
     return dist.group.WORLD
 
 
+def with_group(body: Callable[[int], None], world_size: int) -> Callable[[int], None]:
+    """Return a body that makes the default group, runs the given body, and destroys the group if that passes."""
+    store = HashStore()
+
+    def run(rank: int) -> None:
+        dist.init_process_group("threaded", store=store, rank=rank, world_size=world_size)
+        body(rank)
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+    return run
+
+
 def pass_on_threads(body: Callable[[int], None], world_size: int = 4, *, init: bool = True) -> None:
     """Run a body that should pass on every rank; raise the error of a rank that is not a victim, if there is one."""
     outcomes = _run(body, world_size, init=init)
-    for outcome in sorted(outcomes, key=lambda outcome: outcome.is_victim):
+    for outcome in sorted(outcomes, key=lambda outcome: isinstance(outcome.error, PeerFailedError)):
         if outcome.error is not None:
             raise outcome.error
 
@@ -37,7 +52,7 @@ def errors_of(body: Callable[[int], None], world_size: int = 4, *, init: bool = 
 
 def _run(body: Callable[[int], None], world_size: int, *, init: bool) -> list[ThreadOutcome]:
     before = set(threading.enumerate())
-    outcomes = run_on_threads(body, world_size, timeout_s=LIMIT_S, init=init)
+    outcomes = run_on_threads(with_group(body, world_size) if init else body, world_size, timeout_s=LIMIT_S)
     assert [""] * world_size == [outcome.stack for outcome in outcomes]
     for thread in set(threading.enumerate()) - before:
         # The outcomes are complete; only Python's own end of the threads may still run.

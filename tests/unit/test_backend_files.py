@@ -128,7 +128,7 @@ def test_a_wrong_file_says_where_and_what(file: Path, text: str, part: str) -> N
 def test_a_misspelt_argument_has_a_suggestion(file: Path) -> None:
     """Ignored, it would leave the default in force, silently."""
     file.write_text(LOAD + RING.format(', vendr = "amd"'), encoding="utf-8")
-    assert refusal(file).endswith("Did you mean vendor?")
+    assert refusal(file).endswith("Did you mean 'vendor'?")
 
 
 def test_a_file_that_is_not_there_says_how_to_name_it(file: Path) -> None:

@@ -37,6 +37,7 @@ ENTRY: dict[str, Any] = {
     "binds_device": False,
     "aborts": True,
     "ends_with_process": False,
+    "records_calls": False,
     "shares_gpus": False,
     "uses_nccl": False,
     "device_default": False,

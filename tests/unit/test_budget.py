@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dist_testing import budget
-from dist_testing.budget import REPORT_RESERVE_S, Budget
+from dist_testing.budget import REPORT_RESERVE_S, Budget, TimeShares
 
 SETTINGS = settings(
     derandomize=True, database=None, deadline=None, max_examples=100, suppress_health_check=[HealthCheck.too_slow]
@@ -35,7 +35,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 def test_without_a_total_limit_every_case_has_its_own_limit(clock: Clock) -> None:
     """If this fails, a run outside Bazel, which has no time limit, shortens its cases."""
-    unlimited = Budget.starting_now(None)
+    unlimited = TimeShares.starting_now(None).budget
     clock.now_s += 1e6
     assert unlimited.limit_s(300.0, cases_after=99) == 300.0
 
@@ -46,7 +46,7 @@ def test_without_a_total_limit_every_case_has_its_own_limit(clock: Clock) -> Non
 )
 def test_the_reserve_is_kept_and_leaves_most_of_a_short_timeout(clock: Clock, total_s: float, usable_s: float) -> None:
     """If this fails, Bazel kills the report, or a short timeout leaves no time for the test."""
-    assert Budget.starting_now(total_s).limit_s(1e9, cases_after=0) == pytest.approx(usable_s)
+    assert TimeShares.starting_now(total_s).budget.limit_s(1e9, cases_after=0) == pytest.approx(usable_s)
     assert total_s - usable_s <= REPORT_RESERVE_S
 
 
@@ -80,7 +80,7 @@ def test_every_case_gets_time_and_the_reserve_is_kept_however_many_hang(total_s:
     clock = Clock()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(budget, "time", clock)
-        shared = Budget.starting_now(total_s)
+        shared = TimeShares.starting_now(total_s).budget
         for position, own_limit_s in enumerate(own_s):
             limit_s = shared.limit_s(own_limit_s, cases_after=len(own_s) - position - 1)
             assert 0 < limit_s <= own_limit_s

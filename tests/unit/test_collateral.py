@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import builtins
 import os
+import sys
+from collections.abc import Callable
 
 import pytest
 
@@ -119,3 +122,26 @@ def test_any_other_error_is_the_ranks_own_failure(text: str) -> None:
 def test_an_error_without_a_text_is_the_ranks_own_failure() -> None:
     """If this fails, an error that cannot be printed breaks the report: printing runs test code."""
     assert collateral(Broken()) == ""
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python has no groups of exceptions before 3.11")
+@pytest.mark.parametrize(
+    ("texts", "expected"),
+    [
+        (["Timed out waiting 3000ms for recv"], "late"),
+        (["Timed out waiting 3000ms for recv", "Connection closed by peer"], "late"),
+        (["Broken pipe", "Connection closed by peer"], "lost"),
+        (["Timed out waiting 3000ms for recv", "the test's own"], ""),
+    ],
+)
+def test_a_group_of_exceptions_is_what_its_members_are(texts: list[str], expected: str) -> None:
+    """If this fails, the rank that waited is blamed where the test runs tasks in a group."""
+    make: Callable[..., Exception] = vars(builtins)["ExceptionGroup"]
+    group = make("tasks", [make("inner", [RuntimeError(text) for text in texts])])
+    assert collateral(group) == expected
+    with pytest.raises(type(group)) as raised:
+        raise group
+    assert collateral(raised.value) == expected
+    with pytest.raises(ValueError, match="a task failed") as outer:
+        raise ValueError("a task failed") from group
+    assert collateral(outer.value) == expected

@@ -7,7 +7,7 @@ from unittest import mock
 
 import pytest
 
-from dist_testing.rank.environment import become, torchrun_env, world_env
+from dist_testing.rank.environment import become, world_env
 from dist_testing.world import LOOPBACK
 
 # The rank itself sets RANK and LOCAL_RANK.
@@ -17,7 +17,7 @@ BASE = {"WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK"}
 @pytest.mark.parametrize("size", [1, 4, 64])
 def test_variables_are_those_of_torchrun_on_one_node(size: int) -> None:
     """If this fails, code under test that reads these variables learns a wrong rank or world size."""
-    env = torchrun_env(size, 29500)
+    env = world_env({}, size, 29500)
     assert (env["WORLD_SIZE"], env["LOCAL_WORLD_SIZE"]) == (str(size), str(size))
     assert (env["GROUP_RANK"], env["GROUP_WORLD_SIZE"]) == ("0", "1")
     assert (env["MASTER_ADDR"], env["MASTER_PORT"]) == (LOOPBACK, "29500")
@@ -29,12 +29,12 @@ def test_store_of_torchrun_is_not_the_store_of_a_world(store_port: int, is_told:
     env = world_env({"TORCHELASTIC_USE_AGENT_STORE": "True", "KEPT": "1"}, 2, store_port)
     assert ("TORCHELASTIC_USE_AGENT_STORE" in env) is is_told
     assert env["KEPT"] == "1"
-    assert env.items() >= torchrun_env(2, store_port).items()
+    assert env.items() >= world_env({}, 2, store_port).items()
 
 
 def test_a_world_without_a_store_has_no_address() -> None:
     """If this fails, env:// waits for an address at which no store listens."""
-    env = torchrun_env(2, 0)
+    env = world_env({}, 2, 0)
     assert env.keys() >= BASE
     assert not [name for name in env if name.startswith(("MASTER_", "TORCHELASTIC_"))]
 

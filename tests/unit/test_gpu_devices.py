@@ -156,3 +156,15 @@ def test_gpus_in_mig_mode_are_refused_and_keep_their_numbers(visible: str | None
     names_it = visible != "0"
     assert ("GPU 1 (/dev/nvidia1) in MIG mode" in found.remark) == names_it
     assert ("Switch MIG mode off" in found.way_out) == names_it
+
+
+def test_gpus_of_another_architecture_are_left_out_and_named() -> None:
+    """A kernel that was compiled for one architecture fails on another, and the report would blame the test."""
+    archs = ("sm_80", "sm_90", "", "sm_100")
+    present = tuple(replace(gpu, arch=arch) for gpu, arch in zip(gpus(*_UUIDS), archs, strict=True))
+    assert len(visible_gpus(present, {}).gpus) == 4
+    found = visible_gpus(present, {"CUDA_VISIBLE_DEVICES": "0,1,2"}, archs=("sm_90", "sm_100"))
+    assert [gpu.index for gpu in found.gpus] == [1]
+    assert found.remark == ("GPU 0 is sm_80, GPU 2 is of an unknown architecture, and the target needs sm_90 or sm_100")
+    assert "gpu_archs" in found.way_out
+    assert visible_gpus(present, {"CUDA_VISIBLE_DEVICES": "3"}, archs=("sm_100",)).remark == ""

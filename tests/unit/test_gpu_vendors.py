@@ -141,6 +141,24 @@ def test_amds_gpus_are_those_render_nodes_that_amd_made(tmp_path: Path) -> None:
     assert found.left_out == ()
 
 
+def test_amds_kernel_files_name_the_architecture(tmp_path: Path) -> None:
+    """A target for one architecture would run on another, or on none."""
+    make_render_node(tmp_path, 128, address="0000:03:00.0")
+    make_render_node(tmp_path, 129, address="0000:83:00.0")
+    topology = tmp_path / "sys/class/kfd/kfd/topology/nodes"
+    for node, text in enumerate(
+        (
+            "cpu_cores_count 64\ngfx_target_version 0\n",
+            "simd_count 304\ngfx_target_version 90402\ndrm_render_minor 129\n",
+            "gfx_target_version many\ndrm_render_minor 128\n",
+        )
+    ):
+        (topology / str(node)).mkdir(parents=True)
+        (topology / str(node) / "properties").write_text(text)
+    found = AMD.find({NODES_VARIABLE: str(tmp_path)})
+    assert [(gpu.minor, gpu.arch) for gpu in found.gpus] == [(128, ""), (129, "gfx942")]
+
+
 def test_a_machine_without_render_nodes_has_none(tmp_path: Path) -> None:
     """Most machines have none."""
     assert AMD.find({NODES_VARIABLE: str(tmp_path)}).gpus == ()
@@ -174,5 +192,5 @@ def test_worlds_lease_amds_gpus_and_set_hips_variable(tmp_path: Path, monkeypatc
 def test_ranks_get_all_uuids_or_all_numbers(uuids: tuple[str, str], expected: str) -> None:
     """In a mixed list CUDA ignores one kind, so a rank would lack its GPU."""
     gpus = tuple(Gpu(index, Path(f"/dev/nvidia{index}"), uuid) for index, uuid in enumerate(uuids))
-    world = WorldGpus(Lease(gpus, (), 0.0), 0.0, {}, XidWatch(gpus, None), 0.0, NVIDIA, None, contextlib.ExitStack())
+    world = WorldGpus(Lease(gpus, ()), 0.0, {}, XidWatch(gpus, None), 0.0, NVIDIA, None, contextlib.ExitStack())
     assert world.env() == {"CUDA_VISIBLE_DEVICES": expected, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}

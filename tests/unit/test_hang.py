@@ -223,6 +223,28 @@ def test_correct_program_is_never_stopped(
     assert all(machine.step(rank) is None for rank in range(len(machine.programs)))
 
 
+@SETTINGS
+@given(any_program(), st.lists(st.integers(0, 100), min_size=30, max_size=30), st.data())
+def test_unknown_handles_never_stop_a_world_that_can_go_on(
+    program: tuple[Program, Groups], choices: list[int], data: st.DataObject
+) -> None:
+    """A wait by a handle names no peer: it may prove less, and never more."""
+    machine = Machine(*program)
+    for _ in machine.run(iter(choices)):
+        unknown = data.draw(st.sets(st.integers(0, len(machine.programs) - 1)))
+        views = [
+            replace(view, ledger=replace(view.ledger, waits=(replace(view.ledger.waits[0], kind=WaitKind.HANDLE),)))
+            if view.rank in unknown
+            and (step := machine.step(view.rank))
+            and step.operation in ("send", "recv")
+            and view.ledger
+            else view
+            for view in machine.views()
+        ]
+        if machine.ready():
+            assert not analyse(views, LIMITS).is_proven
+
+
 def _two(wait: Wait | None = None, *, calls: Sequence[Call] = (call("0", 1),)) -> list[RankView]:
     """Rank 0 waits for rank 1, which has ended its test."""
     groups = {"0": (0, 1)}
@@ -244,9 +266,10 @@ RECEIVE = Wait(WaitKind.RECEIVE, "recv", "0", 1, limit_ms=LIMIT_MS)
 MEETING = Wait(WaitKind.MEETING, "new_group", "1", limit_ms=LIMIT_MS, ranks=(0, 1))
 MONITORED = Wait(WaitKind.MONITORED, "monitored_barrier", "0", limit_ms=1_800_000)
 SOME = Wait(WaitKind.SOME_COLLECTIVE, "wait")
+HANDLE = Wait(WaitKind.HANDLE, "wait of a send or a receive", limit_ms=LIMIT_MS)
 
 
-@pytest.mark.parametrize("wait", [None, STORE, RECEIVE, MEETING, MONITORED, SOME])
+@pytest.mark.parametrize("wait", [None, STORE, RECEIVE, MEETING, MONITORED, SOME, HANDLE])
 def test_wait_for_a_rank_that_has_ended_is_proven(wait: Wait | None) -> None:
     """The plain case of each kind; what follows takes one reason away at a time."""
     assert analyse(_two(wait), LIMITS).is_proven
@@ -259,11 +282,15 @@ def test_wait_for_a_rank_that_has_ended_is_proven(wait: Wait | None) -> None:
         (_changed(_two(), 0, others=("an RPC agent",)), "has an RPC agent"),
         ([_two()[0], replace(_two()[1], ledger=None)], "did not tell its ledger"),
         ([_two()[0], replace(_two()[1], busy="uses the CPU")], "uses the CPU"),
-        (_changed(_two(), 0, is_recording=False), "runs without torch's flight recorder"),
+        (
+            _changed(_two(), 0, is_recording=False),
+            "waits without a record of its collectives (TORCH_FR_BUFFER_SIZE=0, or torch before 2.12)",
+        ),
         (_changed(_two(), 0, groups=()), "waits in a group that is not known (0)"),
         (_changed(_two(), 0, waits=()), "has not come yet"),
         (_two(calls=[call("0", 1, is_done=True)]), "waits for a call that has just ended"),
         (_two(calls=[call("0", 1, limit_ms=2000)]), "waits with a limit of the test's own"),
+        (_two(replace(HANDLE, limit_ms=0)), "waits with a limit of the test's own"),
         (_two(replace(STORE, limit_ms=2000)), "waits with a limit of the test's own"),
         (_two(replace(RECEIVE, limit_ms=0)), "waits with a limit of the test's own"),
         (_two(replace(RECEIVE, group="9")), "waits in a group that is not known"),
@@ -329,6 +356,30 @@ def test_story_names_calls_that_differ() -> None:
         "rank 1 calls c2 (test_f.py:6), ranks 0, 2 call c1 (test_f.py:6)"
     )
     assert (story.culprits, story.victims) == ((1,), (0, 2))
+
+
+@pytest.mark.parametrize(
+    ("operation", "sizes", "dtypes", "is_proven"),
+    [
+        ("all_reduce", "[[4]]", "Float", True),
+        ("all_reduce", "[[3]]", "Double", True),
+        ("all_reduce", "[[1, 3]]", "Float", False),
+        ("all_reduce", "[[3", "Float", False),
+        ("scatter", "[]", "Float", False),
+        ("all_to_all", "[[4]]", "Float", False),
+    ],
+)
+def test_inputs_that_must_agree(operation: str, sizes: str, dtypes: str, is_proven: bool) -> None:
+    """Inputs that differ where they must not are no correct program; others can be."""
+    groups = {"0": (0, 1)}
+    wait = Wait(WaitKind.COLLECTIVE, operation, "0")
+    views = [
+        view(0, [call("0", 1, operation)], groups, wait),
+        view(1, [replace(call("0", 1, operation), sizes=sizes, dtypes=dtypes)], groups, wait),
+    ]
+    assert analyse(views, LIMITS).is_proven == is_proven
+    if is_proven:
+        assert f"rank 1 calls {operation} of {sizes} {dtypes} (test_f.py:6)" in _story(views).headline
 
 
 def test_story_of_a_cycle_blames_no_rank() -> None:

@@ -264,10 +264,16 @@ def test_an_error_that_ddp_has_logged_is_found_without_its_stack() -> None:
     dist_testing.verify_ddp_error_logged(model, "boom\nException raised from somewhere")
 
 
-def test_a_missing_program_means_no_efa(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Most machines have neither."""
+@pytest.mark.parametrize("content", [None, "not a program"])
+def test_no_program_that_runs_means_no_efa(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, content: str | None
+) -> None:
+    """Most machines have neither; a file that the system cannot run is not one."""
     environment.has_efa.cache_clear()
-    monkeypatch.setenv("PATH", "")
+    if content is not None:
+        (tmp_path / "fi_info").write_text(content, encoding="ascii")
+        (tmp_path / "fi_info").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
     assert not dist_testing.has_efa()
     assert dist_testing.tp_transports() is None
     environment.has_efa.cache_clear()

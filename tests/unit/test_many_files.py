@@ -6,14 +6,17 @@ import math
 import os
 import socket
 import struct
+import subprocess
 import time
+from types import SimpleNamespace
 
+from dist_testing.attach.launcher import _Announced
 from dist_testing.bazel import watchdog
 from dist_testing.engine.rank_record import RankRecord
 from dist_testing.outcomes import Kind
 from dist_testing.process.board import PhaseBoard
-from dist_testing.process.frames import FrameWriter
 from dist_testing.process.rank_messages import RankReport, Ready
+from dist_testing.rank.reporter import FrameWriter
 from tests.support.open_files import all_low_numbers_taken
 
 
@@ -58,3 +61,18 @@ def _has_to_end_run_that_is_over(limit_s: float) -> bool:
     finally:
         os.close(read)
         os.close(write)
+
+
+def test_a_rank_that_ended_before_it_connected_is_seen() -> None:
+    """If this fails, rank 0 of a large world under torchrun ends with an error of its own."""
+    child = subprocess.Popen(["true"])
+    store = SimpleNamespace(check=lambda keys: True, get=lambda key: str(child.pid))
+    with all_low_numbers_taken():
+        announced = _Announced(store)
+        try:
+            # The process exists until it is waited for.
+            os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+            assert announced.ended([1]) == [1]
+        finally:
+            announced.close()
+            child.wait()

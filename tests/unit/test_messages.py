@@ -15,13 +15,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dist_testing.case import CaseBody
+from dist_testing.codec import MAX_MESSAGE_BYTES, Family
 from dist_testing.error_text import MAX_TEXT_CHARS, shorten
 from dist_testing.errors import FrameError, MessageError
-from dist_testing.frontends.pytest.messages import PYTEST_CASES, PYTEST_SESSIONS
-from dist_testing.frontends.unittest.messages import MAIN_MODULES, UNITTEST_CASES
+from dist_testing.frontends.messages import MAIN_MODULES, PYTEST_CASES, PYTEST_SESSIONS, UNITTEST_CASES
 from dist_testing.outcomes import Kind, RankOutcome, ReportDetails
 from dist_testing.process import messages, rank_messages
-from dist_testing.process.codec import MAX_MESSAGE_BYTES, Family
 from dist_testing.process.rank_messages import MAX_FRAME_BYTES, RANK_MESSAGES, RankReport, Ready
 
 SETTINGS = settings(

@@ -26,6 +26,7 @@ def spec(
     register_module: str = "",
     ranks_per_gpu: int = 1,
     vendor: str = "nvidia",
+    gpu_archs: tuple[str, ...] = (),
 ) -> Spec:
     """Return the spec of a target for a backend with this name in torch."""
     env: Mapping[str, str] = {}
@@ -39,7 +40,7 @@ def spec(
         register_module=register_module,
         env=env,
     )
-    return Spec("//t", backend, (2,), gpus_per_rank, "fork", ranks_per_gpu=ranks_per_gpu)
+    return Spec("//t", backend, (2,), gpus_per_rank, "fork", ranks_per_gpu=ranks_per_gpu, gpu_archs=gpu_archs)
 
 
 @pytest.fixture
@@ -95,6 +96,16 @@ def test_ranks_that_share_a_gpu_need_fewer_gpus(machine: SimpleNamespace, ranks:
     machine.have(1)
     reason = missing_need(spec(gpus_per_rank=1, ranks_per_gpu=4), ranks)
     assert reason == ("Need at least 2 CUDA devices (found 1)" if missing else None)
+
+
+def test_gpus_of_another_architecture_are_a_reason(machine: SimpleNamespace) -> None:
+    """A promise of GPUs makes this reason a failure, so it counts as one about hardware."""
+    machine.have(1)
+    machine.backends = {"nccl"}
+    reason = missing_need(spec("nccl", gpus_per_rank=1, gpu_archs=("sm_90",)), 1)
+    assert reason is not None
+    assert "found 0; GPU 0 is of an unknown architecture, and the target needs sm_90" in reason
+    assert is_about_hardware(reason)
 
 
 def test_the_reason_explains_the_effect_of_the_variable(

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from dist_testing.process.lifetime import current_umask
+from dist_testing.process.procfs import children_of, command_of, open_files, stat_of, status_of, threads_of
 
 
 @pytest.fixture
@@ -31,3 +35,49 @@ def test_the_umask_is_read_without_a_change(umask: int, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(os, "umask", never)
     assert current_umask() == umask
+
+
+def test_a_name_in_any_bytes_is_no_error() -> None:
+    """If this fails, a rank that gives itself such a name ends the runner, which asks for the state of the rank."""
+    name = Path("/proc/thread-self/comm")
+    before = name.read_bytes()
+    name.write_bytes(b"\xff\xfe")
+    try:
+        assert status_of(f"self/task/{threading.get_native_id()}")["State"] == "R (running)"
+    finally:
+        name.write_bytes(before)
+
+
+def test_a_process_that_has_ended_has_no_answer() -> None:
+    """If this fails, a process that ends between two looks at it raises an error in the runner."""
+    pid = os.posix_spawn("/bin/true", ["true"], {})
+    os.waitpid(pid, 0)
+    assert (threads_of(pid), stat_of(pid), status_of(pid), command_of(pid)) == ([], [], {}, "")
+    assert children_of(pid) == frozenset()
+
+
+def test_a_command_is_known_while_the_process_runs() -> None:
+    """If this fails, the report of a process that was left behind does not say what it is."""
+    with subprocess.Popen(["cat", "-u", "-"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        # A process that has only just been started has no command line yet.
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+        process.stdout.read(1)
+        assert command_of(process.pid) == "cat -u -"
+        assert process.pid in children_of(os.getpid())
+        process.stdin.close()
+
+
+def test_open_files_are_known_by_name() -> None:
+    """If this fails, a descriptor that a case leaves open is not found."""
+    before = open_files()
+    read, write = os.pipe()
+    try:
+        added = {fd: name for fd, name in open_files().items() if fd not in before}
+    finally:
+        os.close(read)
+        os.close(write)
+    assert added.keys() == {read, write}
+    assert all(name.startswith("pipe:") for name in added.values())

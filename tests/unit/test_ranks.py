@@ -17,7 +17,6 @@ from dist_testing.engine.rank_record import RankRecord
 from dist_testing.outcomes import Kind, RankOutcome
 from dist_testing.process import wire
 from dist_testing.process.board import PhaseBoard
-from dist_testing.process.frames import FrameWriter
 from dist_testing.process.rank_messages import (
     INSTRUCTIONS,
     RANK_MESSAGES,
@@ -29,6 +28,7 @@ from dist_testing.process.rank_messages import (
     Warned,
 )
 from dist_testing.process.stacks import STACKS_SIGNAL
+from dist_testing.rank.reporter import FrameWriter
 
 # The best first.
 _BADNESS = (Kind.PASSED, Kind.SKIPPED, Kind.NEVER_STARTED, Kind.RAISED, Kind.EXITED)
@@ -215,9 +215,9 @@ def test_a_rank_that_could_not_start_reports_why(rank: Rank) -> None:
     [
         b"Hello, world, this is a print",
         b"\x00\x00\x00\x02\x00\x00{]",
-        b'\x00\x00\x00\x1d\x00\x00{"schema":2,"message":"What"}',
-        b'\x00\x00\x00\x1e\x00\x00{"schema":3,"message":"Ready"}',
-        b'\x00\x00\x00\x1e\x00\x01{"schema":2,"message":"Ready"}',
+        b'\x00\x00\x00\x1d\x00\x00{"schema":3,"message":"What"}',
+        b'\x00\x00\x00\x1e\x00\x00{"schema":4,"message":"Ready"}',
+        b'\x00\x00\x00\x1e\x00\x01{"schema":3,"message":"Ready"}',
     ],
     ids=["text", "not JSON", "unknown", "newer", "descriptors"],
 )

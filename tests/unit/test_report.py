@@ -106,7 +106,7 @@ def test_victims_get_one_line_and_no_quotation() -> None:
     outcomes = [raised(0, 102.0), lost(1, 101.0), lost(2, 102.0), RankOutcome(3, Kind.STOPPED, 103.0, "setup")]
     text = failure_report(result(outcomes))
     (line,) = lines_with(text, "Victims:")
-    assert "ranks 1, 2 lost a peer in call (RuntimeError)" in line
+    assert "ranks 1, 2: each lost a peer in call (RuntimeError)" in line
     assert "rank 3 was in setup and was stopped by the runner" in line
     assert "consequence, not cause" in line
     assert "victim's traceback" not in text

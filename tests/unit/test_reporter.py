@@ -16,10 +16,9 @@ import pytest
 from dist_testing.error_text import MAX_TEXT_CHARS, format_error, summarise
 from dist_testing.outcomes import Kind
 from dist_testing.process.board import PhaseBoard
-from dist_testing.process.frames import FrameWriter
 from dist_testing.process.rank_messages import RANK_MESSAGES, Done, RankMessage, RankReport, Ready, Warned
 from dist_testing.process.wire import MessageReader
-from dist_testing.rank.reporter import Reporter
+from dist_testing.rank.reporter import FrameWriter, Reporter
 from dist_testing.skips import TEST_SKIPS
 
 

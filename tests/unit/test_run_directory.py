@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import tempfile
 from pathlib import Path
@@ -30,3 +31,17 @@ def test_an_incomplete_folder_is_removed(tmp_path: Path, monkeypatch: pytest.Mon
         RunDirectory({"TEST_TMPDIR": str(long)})
     assert os.listdir("/proc/self/fd") == descriptors
     assert not list(long.iterdir())
+
+
+def test_a_folder_without_its_lock_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If this fails, each case leaves a folder and a descriptor behind on a network disk that has no locks."""
+
+    def refuse(fd: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    descriptors = os.listdir("/proc/self/fd")
+    with pytest.raises(OSError, match="No locks"):
+        RunDirectory({"TEST_TMPDIR": str(tmp_path)})
+    assert os.listdir("/proc/self/fd") == descriptors
+    assert not list(tmp_path.iterdir())

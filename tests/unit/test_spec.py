@@ -21,6 +21,7 @@ BACKEND: dict[str, Any] = {
     "binds_device": False,
     "aborts": False,
     "ends_with_process": True,
+    "records_calls": True,
     "shares_gpus": False,
     "uses_nccl": False,
     "device_default": True,
@@ -33,12 +34,13 @@ BACKEND: dict[str, Any] = {
 # As the build writes it.
 GOOD: dict[str, Any] = {
     "backend": BACKEND,
+    "gpu_archs": [],
     "gpus_per_rank": 0,
     "isolation": "fork",
     "nodes": 1,
     "ranks_per_gpu": 1,
     "backends": ["gloo", "ring"],
-    "schema": 3,
+    "schema": 4,
     "srcs": ["//tests:test_a.py"],
     "target": "//tests:a_gloo",
     "world_sizes": [2, 4],

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import random
+import socket
 import sys
 import threading
+import time
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -16,6 +20,8 @@ import torch
 
 from dist_testing.case import KEEPABLE, check_keepable
 from dist_testing.errors import StateLeakError, UsageError
+from dist_testing.process.ledger import ANSWER_MARK, NoLedger
+from dist_testing.rank.ledger import LedgerThread, answering
 from dist_testing.rank.state import RankState
 
 
@@ -163,3 +169,46 @@ def test_known_names_of_kept_state_are_returned() -> None:
     assert check_keepable("it", ["cwd", "env:A*"]) == ("cwd", "env:A*")
     assert check_keepable("it", KEEPABLE) == KEEPABLE
     assert check_keepable("it", "cwd") == ("cwd",)
+
+
+def test_a_file_that_the_ledger_reads_is_not_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If this fails, a good test of a worker pool fails now and then by a file that this library has open."""
+    is_open = threading.Event()
+
+    def read_slowly(*_: object) -> NoLedger:
+        with (tmp_path / "file").open("w"):
+            is_open.set()
+            time.sleep(0.1)
+        return NoLedger("")
+
+    monkeypatch.setattr("dist_testing.rank.ledger.read_ledger", read_slowly)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ledger = LedgerThread()
+    with ours, theirs, answering(ledger, theirs.fileno()):
+        state = RankState.now()
+        ours.send(b"\1")
+        assert is_open.wait(60)
+        state.verify()
+        assert ours.recv(1 << 16).startswith(ANSWER_MARK + b"\1")
+
+
+class _Holder:
+    """Holds a descriptor until the garbage collector finds it, because it refers to itself."""
+
+    def __init__(self, path: Path) -> None:
+        self._itself = self
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT)
+
+    def __del__(self) -> None:
+        os.close(self._fd)
+
+
+def test_a_file_of_garbage_is_not_left_behind(tmp_path: Path) -> None:
+    """If this fails, a test that has closed a pool of processes passes or fails by the time of a garbage collection."""
+    state = RankState.now()
+    gc.disable()
+    try:
+        _Holder(tmp_path / "file")
+        state.verify()
+    finally:
+        gc.enable()

@@ -9,12 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from dist_testing.engine.stack_dumps import operation_in
-from dist_testing.engine.thread_stacks import blame_thread, stacks_by_rank, waiting_for_skipped
+from dist_testing.engine.stack_dumps import blame_thread, operation_in, stacks_by_rank, waiting_for_skipped
 from dist_testing.errors import DeadlockError
 from dist_testing.outcomes import Kind, RankOutcome, Status, verdict
-from dist_testing.process.stacks import stack_of
-from dist_testing.process.thread_idents import note_rank, read_ranks
+from dist_testing.process.stacks import note_rank, read_ranks, stack_of
 
 # Output of faulthandler on request and at a crash, with Python 3.14's thread names.
 _DUMP = """Thread 0x00007f00000000a1 (most recent call first):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import signal
@@ -78,8 +79,12 @@ def world(launcher: UnkillableLauncher, tmp_path: Path, monkeypatch: pytest.Monk
     os.close(fd)
     pairs = [socket.socketpair() for _ in range(_SIZE)]
     records = [RankRecord(rank, ours, board) for rank, (ours, _) in enumerate(pairs)]
+    resources = contextlib.ExitStack()
+    resources.callback(board.close)
+    for ours, _ in pairs:
+        resources.callback(ours.close)
     gpus = WorldGpus.take(1, limit_s=0.0, on_wait=lambda _: None)
-    world = RunningWorld("", Supervisor(launcher, 1, records, {}), tmp_path, {}, board, None, gpus, FORK)
+    world = RunningWorld("", Supervisor(launcher, 1, records, {}), tmp_path, board, gpus, FORK, resources)
     world.supervisor.begin_case(60.0, latest_s=math.inf, keep=False, expected_exits={}, body=None)
     yield world
     for _, theirs in pairs:

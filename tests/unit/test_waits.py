@@ -11,9 +11,12 @@ from datetime import timedelta
 from types import FrameType, SimpleNamespace
 
 import pytest
+import torch
 from torch._C._distributed_c10d import FileStore, HashStore, PrefixStore, Store, TCPStore
 
 from dist_testing.process.ledger import Wait, WaitKind
+from dist_testing.rank import native_waits
+from dist_testing.rank.native_waits import native_wait
 from dist_testing.rank.waits import call_in, wait_of
 
 # Ends every wait of this file, should a test fail to end it. Seconds.
@@ -163,3 +166,45 @@ def test_lock_is_no_wait_for_a_rank() -> None:
     found, call = _observed(waits, lock.release)
     assert call is not None
     assert found is None
+
+
+class _Custom(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: object, given: torch.Tensor) -> torch.Tensor:
+        """Return the input."""
+        return given.clone()
+
+    @staticmethod
+    def backward(ctx: object, grad: torch.Tensor) -> torch.Tensor:
+        """Return the gradient."""
+        return grad
+
+
+def _in_backward(**variables: object) -> FrameType:
+    """A frame of torch's function that runs the backward pass, with these variables."""
+    namespace: dict[str, object] = {"__name__": "torch.autograd.graph", "sys": sys}
+    exec("def run(t_outputs):\n    return sys._getframe()", namespace)
+    run: Callable[..., FrameType] = namespace["run"]  # type: ignore[assignment]
+    return run(**variables)
+
+
+def test_backward_of_torchs_operators_waits_for_collectives() -> None:
+    """A model in a wrapper that reduces gradients waits there, and for nothing else."""
+    weights = torch.ones(3, 3, requires_grad=True)
+    loss = _Custom.apply((weights @ torch.ones(3)).relu()).sum()  # type: ignore[no-untyped-call]
+    found = native_wait(_in_backward(t_outputs=(loss,)), "run_backward")
+    assert found == Wait(WaitKind.SOME_COLLECTIVE, "backward")
+
+
+@pytest.mark.parametrize("outputs", [None, (torch.ones(1, device="meta"),), (object(),)])
+def test_backward_that_is_not_understood(outputs: object) -> None:
+    """Another device, or code of an extension, can wait for anything."""
+    assert native_wait(_in_backward(t_outputs=outputs), "run_backward") is None
+
+
+def test_backward_of_an_extension(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its node has no Python frame, and its code may wait for anything."""
+    cpp_node = type("CppFunction", (), {"next_functions": ()})
+    output = torch.ones(1)
+    monkeypatch.setattr(native_waits, "_roots", lambda _: [cpp_node()])
+    assert native_wait(_in_backward(t_outputs=(output,)), "run_backward") is None

@@ -17,11 +17,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dist_testing.codec import Family
 from dist_testing.errors import MessageError
-from dist_testing.process.codec import Family
-from dist_testing.process.frames import FrameWriter
 from dist_testing.process.rank_messages import Ready
 from dist_testing.process.wire import MessageReader, receive, send
+from dist_testing.rank.reporter import FrameWriter
 
 SETTINGS = settings(derandomize=True, database=None, deadline=None, max_examples=50)
 Ends = tuple[socket.socket, socket.socket]

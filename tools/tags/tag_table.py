@@ -36,6 +36,7 @@ OURS = (
     "backend:<word>",
     "dist",
     "gpu",
+    "gpu_arch:<word>",
     "gpus:<n>",
     "gpus_ge_<n>",
     "multi_gpu",

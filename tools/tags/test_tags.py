@@ -26,6 +26,7 @@ def _rule(name: str, tag_list: list[str], **properties: str) -> str:
         ("cpu:4", True),
         ("cpu:four", False),
         ("resources:gpu:2", True),
+        ("gpu_arch:sm_90", True),
         ("gpus_ge_16", True),
         ("gpus_ge_", False),
         ("backend:cuda_gloo", True),

@@ -18,6 +18,7 @@ __all__ = [
     "cleanup_temp_dir",
     "current_temp_dir",
     "default_timeout",
+    "environment",
     "get_timeout",
     "has_efa",
     "initialize_temp_directories",
@@ -36,7 +37,7 @@ _temp_dirs: list[tempfile.TemporaryDirectory[str]] = []
 
 
 @contextmanager
-def _environment(changes: Mapping[str, str | None]) -> Iterator[None]:
+def environment(changes: Mapping[str, str | None]) -> Iterator[None]:
     """Set variables, or remove those with None; afterwards restore all of them."""
     before = {name: os.environ.get(name) for name in changes}
     _apply(changes)
@@ -58,17 +59,8 @@ def with_nccl_blocking_wait(func: _Function) -> _Function:
     """Run a test with `TORCH_NCCL_BLOCKING_WAIT` set and `TORCH_NCCL_ASYNC_ERROR_HANDLING` not set.
 
     Both variables are restored afterwards, also when the test fails.
-
-    Args:
-        func: The test.
     """
-
-    @functools.wraps(func)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        with _environment({"TORCH_NCCL_BLOCKING_WAIT": "1", "TORCH_NCCL_ASYNC_ERROR_HANDLING": None}):
-            return func(*args, **kwargs)
-
-    return cast(_Function, wrapper)
+    return environment({"TORCH_NCCL_BLOCKING_WAIT": "1", "TORCH_NCCL_ASYNC_ERROR_HANDLING": None})(func)
 
 
 def with_dist_debug_levels(levels: Iterable[str]) -> Callable[[_Function], _Function]:
@@ -91,7 +83,7 @@ def with_dist_debug_levels(levels: Iterable[str]) -> Callable[[_Function], _Func
             result = None
             try:
                 for level in every:
-                    with _environment({_DEBUG_LEVEL: level}):
+                    with environment({_DEBUG_LEVEL: level}):
                         set_debug_level_from_env()
                         result = func(*args, **kwargs)
                         if dist.is_initialized():
@@ -188,16 +180,12 @@ def current_temp_dir() -> tempfile.TemporaryDirectory[str] | None:
 def has_efa() -> bool:
     """Return whether libfabric finds an Elastic Fabric Adapter.
 
-    Runs `fi_info -p efa -t FI_EP_RDM` once per process; False if there is no `fi_info`.
+    Runs `fi_info -p efa -t FI_EP_RDM` once per process; False if `fi_info` cannot be run.
     """
+    command = ["fi_info", "-p", "efa", "-t", "FI_EP_RDM"]
     try:
-        found = subprocess.run(
-            ["fi_info", "-p", "efa", "-t", "FI_EP_RDM"],
-            check=False,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-    except FileNotFoundError:
+        found = subprocess.run(command, check=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    except OSError:
         return False
     return found.returncode == 0
 

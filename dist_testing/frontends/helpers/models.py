@@ -33,12 +33,7 @@ class SaveForwardInputsModel(nn.Module):
     """Two `SaveForwardInputsModule` layers in sequence; the model keeps its own last input, too."""
 
     def __init__(self, forward_inputs: dict[nn.Module, Tensor], cast_forward_inputs: bool) -> None:
-        """Make the layers.
-
-        Args:
-            forward_inputs: Receives the last input of the model and of each layer, with the module as the key.
-            cast_forward_inputs: Whether each layer casts its input to the dtype of its weight.
-        """
+        """Make the layers; the arguments are those of `SaveForwardInputsModule`."""
         super().__init__()
         self.c1 = SaveForwardInputsModule(forward_inputs, cast_forward_inputs)
         self.c2 = SaveForwardInputsModule(forward_inputs, cast_forward_inputs)

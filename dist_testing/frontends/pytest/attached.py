@@ -6,11 +6,11 @@ distributed, and reports. The other ranks print nothing and end with rank 0's ex
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,17 +18,22 @@ import pytest
 from dist_testing.attach.engine import AttachedEngine
 from dist_testing.attach.rank import AttachedRank, connect
 from dist_testing.attach.rank_info import RankInfo
+from dist_testing.budget import Budget
 from dist_testing.errors import InterruptedRunError, LaunchError, UsageError
 from dist_testing.frontends.pytest.on_rank import PytestRankContext
+from dist_testing.process.messages import Loader
+from dist_testing.spec import Spec
 
-__all__ = ["Follower", "Leader", "check_options", "join"]
+__all__ = ["make_engine"]
 
 
-def check_options(config: pytest.Config) -> None:
-    """Refuse options that start other processes from a rank.
+def make_engine(
+    config: pytest.Config, spec: Spec, budget: Budget, context: PytestRankContext, loader: Loader, rank_info: RankInfo
+) -> AttachedEngine:
+    """Return the engine of this process, and register its plugin: the leader on rank 0, else a follower.
 
     Raises:
-        UsageError: If there is such an option.
+        UsageError: If an option starts other processes from a rank.
     """
     if hasattr(config, "workerinput") or config.getoption("numprocesses", None):
         raise UsageError(
@@ -36,12 +41,10 @@ def check_options(config: pytest.Config) -> None:
             "The ranks of the world exist already; a worker process of a rank is not a rank.\n"
             "Use torchrun without -n, or -n without torchrun."
         )
-
-
-def join(config: pytest.Config, rank_info: RankInfo, context: PytestRankContext, engine: AttachedEngine) -> None:
-    """Register the plugin of this process: the leader on rank 0, else a follower."""
     rank_info.announce()
+    engine = AttachedEngine(spec, budget, context, loader, rank_info, context.as_rank)
     config.pluginmanager.register(Follower(config, rank_info, context) if rank_info.rank else Leader(config, engine))
+    return engine
 
 
 def _own_temporary_folder(config: pytest.Config, rank: int) -> None:
@@ -94,7 +97,7 @@ class Follower:
         self._context = context
         # Rank 0's; None until rank 0 sends it.
         self._exit_code: int | None = None
-        self._undo: list[Callable[[], None]] = []
+        self._undo = contextlib.ExitStack()
         # Rank 0 writes the XML file for all ranks.
         config.option.xmlpath = None
 
@@ -102,13 +105,12 @@ class Follower:
     def pytest_sessionstart(self) -> None:
         """Leave the terminal and the cache to rank 0."""
         _own_temporary_folder(self._config, self._rank_info.rank)
-        cache: Any = getattr(self._config, "cache", None)
-        if cache is not None:
+        if (cache := getattr(self._config, "cache", None)) is not None:
             cache.set = lambda key, value: None
-            self._undo.append(lambda: delattr(cache, "set"))
+            self._undo.callback(delattr, cache, "set")
         writer = self._config.get_terminal_writer()
         terminal, writer._file = writer._file, open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
-        self._undo.append(lambda: setattr(writer, "_file", terminal))
+        self._undo.callback(setattr, writer, "_file", terminal)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """Keep errors: rank 0 may ask for a test that this rank could not collect."""
@@ -126,8 +128,7 @@ class Follower:
             return True
         if not self._context.has_tests and not self._context.collection_errors:
             # No test here is distributed: the user runs tests of another kind under torchrun.
-            for undo in self._undo:
-                undo()
+            self._undo.close()
             return None
         # Rank 0 judges skip marks, by its own copy of the condition.
         self._config.pluginmanager.unregister(name="skipping")

@@ -58,10 +58,7 @@ def debug_rank(config: pytest.Config, rank_info: RankInfo | None) -> int | None:
 def check_world(config: pytest.Config, rank: int | None, worlds: Iterable[tuple[str, int, Isolation]]) -> None:
     """Refuse a debugger prompt that would have no terminal.
 
-    Args:
-        config: pytest's.
-        rank: The rank that gets the terminal; None for none.
-        worlds: Name, world size and isolation of the cases that will run on ranks.
+    `rank` gets the terminal. `worlds` are name, world size and isolation of the cases that will run on ranks.
 
     Raises:
         UsageError: If a case has no such rank, or an option opens a prompt and no rank is named.

@@ -26,13 +26,7 @@ def expected_classes(item: pytest.Item) -> list[tuple[type, ...]]:
 
 
 def is_expected(item: pytest.Item, expected: Xfail, failure: RankOutcome) -> bool:
-    """Return whether a mark expects what a rank has raised.
-
-    Args:
-        item: The marked item.
-        expected: pytest's choice among the marks of the item.
-        failure: What the rank told.
-    """
+    """Return whether `expected`, pytest's choice among the marks of the item, expects what a rank has raised."""
     if expected.raises is None:
         return True
     chosen = {number for number, raises in enumerate(_raises(item)) if raises is expected.raises}

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import pytest
 
 from dist_testing.errors import LaunchError
+from dist_testing.frontends.messages import PYTEST_SESSIONS, PytestSession
 from dist_testing.frontends.pytest import plugin
 from dist_testing.frontends.pytest.in_runner import FRESH_KEY, SPEC_KEY
-from dist_testing.frontends.pytest.messages import PYTEST_SESSIONS, PytestSession
 from dist_testing.frontends.pytest.plugin import runner_plugin
 from dist_testing.launch.fresh import ThenBe
 from dist_testing.spec import read_spec
@@ -39,18 +39,17 @@ def load(state: str, then: ThenBe, test: str | None) -> NoReturn:
     """Collect the tests as the runner did, then be a rank or a fork server.
 
     Args:
-        state: Made by `in_runner`: arguments and directory of the runner's session, its spec and its promise.
-        then: Called at the end of the collection.
-        test: Node id of the only test to load; None if it is not known yet.
+        state: The runner's `PytestSession`.
+        then: Called with the rank context at the end of the collection; does not return.
+        test: Node id of the only test that the interpreter needs; None if it is not known yet.
 
     Raises:
         LaunchError: If the collection fails.
     """
     session = PYTEST_SESSIONS.from_wire(state)
-    arguments = [*session.arguments, "--no-header", "-qq"]
     os.chdir(session.directory)
     collecting = FreshSession(session, then, test)
-    code = pytest.main(arguments, plugins=[collecting, plugin])
+    code = pytest.main([*session.arguments, "--no-header", "-qq"], plugins=[collecting, plugin])
     if collecting.errors:
         raise LaunchError("\n".join(["The tests could not be imported in a fresh interpreter.", *collecting.errors]))
     raise LaunchError(
@@ -64,13 +63,6 @@ class FreshSession:
     """A pytest plugin for fresh interpreters: it collects as the runner did, and then runs no tests itself."""
 
     def __init__(self, session: PytestSession, then: ThenBe, nodeid: str | None) -> None:
-        """Make the plugin.
-
-        Args:
-            session: Arguments, directory, spec and promise of the runner's session.
-            then: Called after the collection, with the rank context; does not return.
-            nodeid: The only test that the interpreter needs; None if it is not known yet.
-        """
         self._session = session
         self._then = then
         self._nodeid = nodeid
@@ -88,8 +80,7 @@ class FreshSession:
 
     def pytest_sessionstart(self, session: pytest.Session) -> None:
         """Leave pytest's cache to the runner."""
-        cache: Any = getattr(session.config, "cache", None)
-        if cache is not None:
+        if (cache := getattr(session.config, "cache", None)) is not None:
             cache.set = lambda key, value: None
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:

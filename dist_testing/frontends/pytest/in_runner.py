@@ -7,7 +7,6 @@ pytest collects, selects, skips and reports tests in the runner. The test itself
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import unittest
 from collections.abc import Callable, Generator
@@ -16,7 +15,6 @@ from typing import Any, NoReturn
 
 import pytest
 
-from dist_testing.attach.engine import AttachedEngine
 from dist_testing.attach.rank_info import RankInfo, rank_info_in
 from dist_testing.backends import add_backends
 from dist_testing.budget import Budget
@@ -24,21 +22,26 @@ from dist_testing.case import Case, CaseBody
 from dist_testing.engine.engine import Engine
 from dist_testing.engine.interrupts import raise_on_termination
 from dist_testing.engine.kept_logs import keep_logs
+from dist_testing.engine.kept_reports import ReportFolder
 from dist_testing.engine.needs import missing_need
-from dist_testing.engine.report import missing_hardware
-from dist_testing.errors import DistTestingError, LaunchError, PromiseError, UsageError
+from dist_testing.errors import DistTestingError, LaunchError, UsageError
+from dist_testing.frontends.messages import PYTEST_CASES, PYTEST_SESSIONS, PytestCase, PytestSession
 from dist_testing.frontends.pytest import attached, reports
 from dist_testing.frontends.pytest.backend_hook import declared_backends
-from dist_testing.frontends.pytest.collection import function_of, is_multi_process
 from dist_testing.frontends.pytest.debugger import check_world, leave_ranks_to_ranks
-from dist_testing.frontends.pytest.marked_items import MARKER_KEY, is_marked, item_marker, world_size
+from dist_testing.frontends.pytest.marked_items import (
+    MARKER_KEY,
+    function_of,
+    is_marked,
+    is_multi_process,
+    item_marker,
+    world_size,
+)
 from dist_testing.frontends.pytest.marker import Distributed
 from dist_testing.frontends.pytest.marking import check_all_marked, mark_items
-from dist_testing.frontends.pytest.messages import PYTEST_CASES, PYTEST_SESSIONS, PytestCase, PytestSession
 from dist_testing.frontends.pytest.on_rank import EXPECTED, PytestRankContext
 from dist_testing.frontends.pytest.options import check_plugins, read_options
 from dist_testing.frontends.pytest.rank_plugins import repeated
-from dist_testing.frontends.pytest.report_folder import report_folder
 from dist_testing.frontends.pytest.session_events import SessionEvents
 from dist_testing.frontends.requirements.decision import unmet_requirement
 from dist_testing.frontends.session import Session, open_session
@@ -48,7 +51,6 @@ from dist_testing.launch.isolation import FORK, Isolation, Reuse, isolation_name
 from dist_testing.outcomes import Status
 from dist_testing.process.messages import Loader
 from dist_testing.rank.bootstrap import RankContext
-from dist_testing.skips import is_about_hardware
 from dist_testing.spec import MAX_WORLD_SIZE, Spec
 
 __all__ = ["BUDGET_KEY", "FRESH_KEY", "OUTPUTS_KEY", "PAUSE_LIMIT_KEY", "SPEC_KEY", "RunnerPlugin"]
@@ -61,6 +63,10 @@ OUTPUTS_KEY = pytest.StashKey[Path | None]()
 PAUSE_LIMIT_KEY = pytest.StashKey[Callable[[], contextlib.AbstractContextManager[None]]]()
 # Set in a fresh interpreter: called with the rank context after the collection, instead of running the tests.
 FRESH_KEY = pytest.StashKey[Callable[[RankContext], NoReturn]]()
+
+
+# Folder in pytest's cache for reports that are too long for the log.
+_REPORTS = "dist_testing-reports"
 
 
 class RunnerPlugin:
@@ -89,8 +95,6 @@ class RunnerPlugin:
             add_backends([(target.backend, target.target)], target.backend_names)
         options = read_options(config, target, self._rank_info)
         self._spec = options.spec
-        self._timeout_s = options.timeout_s
-        self._fail_on_missing = options.fail_on_missing
         self._pool_keeps = options.pool_keeps
         self._outputs = config.stash.get(OUTPUTS_KEY, None)
         self._items: dict[str, pytest.Item] = {}
@@ -98,17 +102,20 @@ class RunnerPlugin:
         self._cases_after: dict[str, int] = {}
         # A fresh interpreter, and every rank but the first under torchrun, run a part of another session.
         is_part = FRESH_KEY in config.stash or (self._rank_info is not None and self._rank_info.rank > 0)
-        self._events = SessionEvents(
-            config, self._spec, show_line=self._show_line, tell=self._tell, writes_file=not is_part
-        )
+        self._events = SessionEvents(config, self._spec, writes_file=not is_part)
         self._engine = self._make_engine()
         self._engine.debug_rank = options.debug_rank
         self._engine.events = self._events.stream
         if not hasattr(config, "workerinput"):
-            self._engine.tell = self._tell
-        self._session = Session(self._engine, self._timeout_s, self._fail_on_missing)
-        self._session.reports = report_folder(config, self._outputs)
-        self._session.pause_limit = config.stash.get(PAUSE_LIMIT_KEY, contextlib.nullcontext)
+            self._engine.tell = self._events.tell
+        self._session = Session(
+            self._engine,
+            options.timeout_s,
+            options.fail_on_missing,
+            options.strict_collectives,
+            pause_limit=config.stash.get(PAUSE_LIMIT_KEY, contextlib.nullcontext),
+            reports=_report_folder(config, self._outputs),
+        )
         open_session(self._session)
 
     def _make_engine(self) -> Engine:
@@ -127,24 +134,8 @@ class RunnerPlugin:
         # By name: the module that collects the tests again imports this one.
         loader = Loader(f"{__package__}.fresh", PYTEST_SESSIONS.to_wire(session).decode())
         if self._rank_info is not None:
-            attached.check_options(config)
-            engine = AttachedEngine(self._spec, budget, self.context, loader, self._rank_info, self.context.as_rank)
-            attached.join(config, self._rank_info, self.context, engine)
-            return engine
+            return attached.make_engine(config, self._spec, budget, self.context, loader, self._rank_info)
         return Engine(self._spec, budget, self.context, loader)
-
-    def _show_line(self, line: str) -> None:
-        """Print a line below the unfinished line of pytest."""
-        reporter: Any = self._config.pluginmanager.getplugin("terminalreporter")
-        reporter.ensure_newline()
-        reporter._tw.line(line)
-        reporter._tw.flush()
-
-    def _tell(self, line: str) -> None:
-        """Print a line at once, also inside a unittest class, whose output pytest captures."""
-        capture: Any = self._config.pluginmanager.getplugin("capturemanager")
-        with capture.global_and_fixture_disabled() if capture is not None else contextlib.nullcontext():
-            self._show_line(line)
 
     def world_sizes(self, nodeid: str, marker: Distributed) -> tuple[int, ...]:
         """Return the sizes of the worlds that a marked test runs on."""
@@ -157,7 +148,7 @@ class RunnerPlugin:
         """Read the markers, also those that a conftest has just added, and deselect tests for other backends."""
         yield
         mark_items(self._config, items, self.world_sizes)
-        other = {item for item in items if is_marked(item) and not self._is_for_backend(item.stash[MARKER_KEY])}
+        other = {item for item in items if is_marked(item) and not item.stash[MARKER_KEY].is_for(self._spec.backend)}
         if other:
             items[:] = [item for item in items if item not in other]
             self._config.hook.pytest_deselected(items=list(other))
@@ -175,28 +166,24 @@ class RunnerPlugin:
         if self._config.option.collectonly or (self._rank_info and self._rank_info.rank):
             return
         # All tests share the time of the run, also those that are not distributed.
-        every = [item.nodeid for item in session.items]
-        self._cases_after = dict(zip(every, itertools.count(len(every) - 1, -1), strict=False))
+        self._cases_after = {item.nodeid: after for after, item in enumerate(reversed(session.items))}
         # If this rank has collected nothing because of an error, its peers still wait for it.
         if not ours and not (self._rank_info and session.testsfailed):
             return
-        if self._attach_error is not None:
-            raise pytest.UsageError(str(self._attach_error))
-        self._check_pools()
         try:
+            if self._attach_error is not None:
+                raise self._attach_error
+            self._check_pools()
             check_plugins(self._config)
             check_world(self._config, self._engine.debug_rank, map(self._world_of, ours))
-        except UsageError as error:
-            raise pytest.UsageError(str(error)) from error
-        leave_ranks_to_ranks(self._config)
-        raise_on_termination()
-        try:
-            launchers, _ = self._engine.prepare()
-        except LaunchError as error:
+            leave_ranks_to_ranks(self._config)
+            raise_on_termination()
+            launcher, _ = self._engine.prepare()
+        except (LaunchError, UsageError) as error:
             raise pytest.UsageError(str(error)) from error
         if line := repeated(item for item in ours if is_marked(item)):
             self._config.get_terminal_writer().line(line)
-        if reasons := [reason for launcher in launchers for reason in launcher.unclean_reasons]:
+        if reasons := launcher.unclean_reasons:
             self._config.get_terminal_writer().line(
                 f"dist_testing: ranks are forked from a fresh interpreter and not from this one: {'; '.join(reasons)}"
             )
@@ -232,18 +219,20 @@ class RunnerPlugin:
             return reports.expected_failure(item, f"[NOTRUN] {expected.reason}", 0.0)
         size = world_size(item)
         if missing := self._missing(getattr(item, "obj", None), size):
-            if self._may_not_be_missing(missing, size):
-                text = missing_hardware(item.nodeid, self._spec, missing, promised=self._spec.promises(size))
-                return reports.not_run(item, PromiseError(text))
-            return reports.skipped(item, missing)
+            refused = self._session.promise_error(item.nodeid, missing, size)
+            return reports.skipped(item, missing) if refused is None else reports.not_run(item, refused)
         content = PytestCase(item.nodeid, nextitem.nodeid if self._rank_info and nextitem else None)
         case = Case(
             name=item.nodeid,
             world_size=size,
             body=CaseBody(
-                "pytest", PYTEST_CASES.to_wire(content).decode(), only_test=item.nodeid, may_change=self._pool_keeps
+                "pytest",
+                PYTEST_CASES.to_wire(content).decode(),
+                only_test=item.nodeid,
+                strict_calls=self._session.is_strict(marker.strict_collectives),
+                may_change=self._pool_keeps,
             ),
-            timeout_s=marker.timeout or self._timeout_s,
+            timeout_s=marker.timeout or self._session.timeout_s,
             isolation=self._isolation_of(item).name,
             pool=self._pool_of(item),
             init=marker.init,
@@ -276,13 +265,9 @@ class RunnerPlugin:
 
     def runs_on_ranks(self, item: pytest.Item) -> bool:
         """Return whether the item runs on ranks, processes or threads, if it runs at all."""
-        marker = item_marker(item)
-        if marker is not None:
-            return self._is_for_backend(marker)
+        if (marker := item_marker(item)) is not None:
+            return marker.is_for(self._spec.backend)
         return is_multi_process(item) or starts_threads(function_of(item), item.path)
-
-    def _is_for_backend(self, marker: Distributed) -> bool:
-        return marker.is_for(self._spec.backend)
 
     def skips_by_mark(self, item: pytest.Item) -> bool:
         """Return whether the item will certainly skip; False if that is unknown."""
@@ -305,15 +290,12 @@ class RunnerPlugin:
         except Exception:
             # The error is reported when the item runs.
             return False
-        return missing is not None and not self._may_not_be_missing(missing, size)
+        return bool(missing) and self._session.promise_error(item.nodeid, str(missing), size) is None
 
     def _missing(self, function: Any, size: int) -> str | None:
         """Return what the machine lacks for a test, by its spec or its requirements; None if nothing is known."""
         unmet = function and unmet_requirement(function, os.environ | {"WORLD_SIZE": str(size)})
         return missing_need(self._spec, size) or unmet
-
-    def _may_not_be_missing(self, missing: str, size: int) -> bool:
-        return is_about_hardware(missing) and (self._fail_on_missing or self._spec.promises(size))
 
     def _isolation_of(self, item: pytest.Item) -> Isolation:
         """Return how the ranks of the item are made: by its marker or its class, else by the target."""
@@ -349,7 +331,7 @@ class RunnerPlugin:
             if pool := self._pool_of(item):
                 size = world_size(item)
                 if sizes.setdefault(pool, size) != size:
-                    raise pytest.UsageError(
+                    raise UsageError(
                         f"{item.nodeid}: world_size = {size}, but the pool of {pool} has {sizes[pool]} ranks.\n"
                         "The tests of a class, or of a module outside classes, share the ranks of one pool.\n"
                         f'Give the test a class of its own, or isolation="{FORK.name}".'
@@ -385,3 +367,11 @@ class RunnerPlugin:
         """Close the engine, then print the failures at the end of the log."""
         self._engine.close()
         self._events.end()
+
+
+def _report_folder(config: pytest.Config, outputs: Path | None) -> ReportFolder:
+    """Return the folder of long reports: Bazel's outputs of the test, else in pytest's cache, else a temporary one."""
+    if outputs is not None:
+        return ReportFolder(lambda: outputs, "in test.outputs, beside the log (bazel-testlogs)")
+    cache: Any = getattr(config, "cache", None)
+    return ReportFolder() if cache is None else ReportFolder(lambda: Path(cache.mkdir(_REPORTS)))

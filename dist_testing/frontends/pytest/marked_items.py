@@ -1,27 +1,30 @@
-"""Finds out which tests have the library's marker: a project may have another marker of the same name."""
+"""Finds out which tests run on ranks, and why: a project may have another marker of the library's name."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 import pytest
 
 from dist_testing.errors import UsageError
 from dist_testing.frontends.pytest.marker import MARKER_OPTION, Distributed, marker_name, read_marker
+from dist_testing.frontends.unittest.world_case import WorldCase
 
 __all__ = [
     "MARKER_KEY",
     "PLUGIN",
     "SIZE_KEY",
     "USES_LIBRARY_KEY",
+    "check_one_meaning",
     "describe_own_marks",
     "fixture_module",
+    "function_of",
     "is_marked",
+    "is_multi_process",
     "item_marker",
     "library_marker",
-    "two_meanings",
     "world_size",
 ]
 
@@ -36,17 +39,17 @@ USES_LIBRARY_KEY = pytest.StashKey[bool]()
 _ARGUMENTS = frozenset(field.name for field in fields(Distributed))
 
 
+@dataclass(slots=True)
 class _OwnMarks:
     """The tests whose marker has no arguments, in a session whose project declares a marker of this name.
 
     Attributes:
-        theirs: Node ids of tests that are taken for the project's own.
+        theirs: Node id of the first test that is taken for the project's own; "" if there is none.
         ours: Node id of a test that certainly uses the library; "" if there is none.
     """
 
-    def __init__(self) -> None:
-        self.theirs: dict[str, None] = {}
-        self.ours = ""
+    theirs: str = ""
+    ours: str = ""
 
 
 _OWN_MARKS_KEY = pytest.StashKey[_OwnMarks]()
@@ -71,7 +74,7 @@ def library_marker(definition: pytest.Function) -> Distributed | None:
             own_marks.ours = definition.nodeid
         else:
             if not any(mark.args or mark.kwargs for mark in marks):
-                own_marks.theirs[definition.nodeid] = None
+                own_marks.theirs = own_marks.theirs or definition.nodeid
             return None
     return read_marker(definition)
 
@@ -84,24 +87,26 @@ def item_marker(item: pytest.Item) -> Distributed | None:
         raise pytest.UsageError(str(error)) from error
 
 
-def two_meanings(config: pytest.Config) -> UsageError | None:
-    """Return the error of a session in which a marker without arguments can be the library's or the project's."""
-    own_marks = config.stash.get(_OWN_MARKS_KEY, None)
-    if own_marks is None or not own_marks.ours or not own_marks.theirs:
-        return None
-    name = marker_name(config)
-    return UsageError(
-        f"{next(iter(own_marks.theirs))}: @pytest.mark.{name} has two possible meanings.\n"
-        f"The project declares a marker `{name}`, but {own_marks.ours} uses the library's.\n"
-        f"Set the library's marker in pytest's ini file: {MARKER_OPTION} = {name} if the two are the same, or another "
-        f"name, as {MARKER_OPTION} = ranks."
-    )
+def check_one_meaning(config: pytest.Config) -> None:
+    """Refuse a session in which a marker without arguments can be the library's or the project's.
+
+    Raises:
+        pytest.UsageError: If it is such a session.
+    """
+    own_marks = config.stash.get(_OWN_MARKS_KEY, _OwnMarks())
+    if own_marks.ours and own_marks.theirs:
+        name = marker_name(config)
+        raise pytest.UsageError(
+            f"{own_marks.theirs}: @pytest.mark.{name} has two possible meanings.\n"
+            f"The project declares a marker `{name}`, but {own_marks.ours} uses the library's.\n"
+            f"Set the library's marker in pytest's ini file: {MARKER_OPTION} = {name} if the two are the same, or "
+            f"another name, as {MARKER_OPTION} = ranks."
+        )
 
 
 def describe_own_marks(config: pytest.Config) -> str:
     """Return a line about tests that are taken for the project's own; "" if there are none."""
-    own_marks = config.stash.get(_OWN_MARKS_KEY, None)
-    if own_marks is None or not own_marks.theirs:
+    if not config.stash.get(_OWN_MARKS_KEY, _OwnMarks()).theirs:
         return ""
     name = marker_name(config)
     return (
@@ -120,12 +125,23 @@ def world_size(item: pytest.Item) -> int:
     return item.stash[SIZE_KEY]
 
 
-def fixture_module(definition: pytest.Function, name: str) -> str | None:
-    """Return the module of the fixture that a test gets under a name; None if it does not use one.
+def is_multi_process(item: pytest.Item) -> bool:
+    """Return whether the item is a method of a unittest class that runs on ranks."""
+    cls = getattr(item, "cls", None)
+    return isinstance(cls, type) and issubclass(cls, WorldCase)
 
-    Args:
-        definition: The test function, or one of its items.
-        name: `world` or `world_size`; a marked test gets the second one even if it does not name it.
+
+def function_of(item: pytest.Item) -> Any:
+    """Return the test function of an item, not bound to an instance; None if it has none."""
+    # Not `item.obj`: for that pytest makes an instance of a unittest class.
+    owner = getattr(item, "cls", None) or getattr(item.getparent(pytest.Module), "obj", None)
+    return getattr(owner, getattr(item, "originalname", item.name), None)
+
+
+def fixture_module(definition: pytest.Function, name: str) -> str | None:
+    """Return the module of the fixture `world` or `world_size` that a test or item gets; None if it does not use it.
+
+    A marked test gets `world_size` even if it does not name it.
     """
     internals: Any = definition
     info = internals._fixtureinfo
@@ -139,7 +155,8 @@ def _has_other_meaning(config: pytest.Config) -> bool:
     """Return whether the marker's name may be the project's: it declares it, and nothing says that it is ours."""
     if config.getini(MARKER_OPTION) or config.stash.get(USES_LIBRARY_KEY, False):
         return False
-    if any(value is not None for option, value in vars(config.option).items() if option.startswith("dist_")):
+    # An option that is not given is None, or False if it takes no value.
+    if any(value not in (None, False) for option, value in vars(config.option).items() if option.startswith("dist_")):
         return False
     name = marker_name(config)
     declared = [line for line in config.getini("markers") if line.partition(":")[0].partition("(")[0].strip() == name]

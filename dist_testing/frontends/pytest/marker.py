@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pytest
@@ -30,7 +31,7 @@ _OTHER_PROJECT = (
 # Follows the marker's name.
 MARKER_HELP = (
     "(world_size=None, init=True, timeout=None, isolation=None, expected_exits=None, backends=None, "
-    "features=None): "
+    "features=None, strict_collectives=None): "
     "run the test on every rank of a world. "
     "world_size: a number, or a list of numbers of which each makes a case; default: the target's. "
     "init=False: the test makes its own groups. "
@@ -39,7 +40,8 @@ MARKER_HELP = (
     "the tests of a class or module share a worker pool. "
     "expected_exits: rank to the exit code that its process must end with, as {1: -9}; a negative one is a signal. "
     "backends: names of the backends that the test is for; with others it is deselected. "
-    "features: features that a backend must have; with others the test is deselected."
+    "features: features that a backend must have; with others the test is deselected. "
+    "strict_collectives: whether the test fails if its ranks pass but make different collective calls."
 )
 
 
@@ -55,6 +57,7 @@ class Distributed:
         expected_exits: Rank to the exit code that its process must end with; a negative one is a signal.
         backends: Backends that the test is for; empty for all.
         features: Features that a backend must have for the test.
+        strict_collectives: Whether different collective calls fail the test; None for the command line's choice.
     """
 
     world_size: tuple[int, ...] = ()
@@ -64,6 +67,7 @@ class Distributed:
     expected_exits: Mapping[int, int] = field(default_factory=dict)
     backends: tuple[str, ...] = ()
     features: tuple[str, ...] = ()
+    strict_collectives: bool | None = None
 
     def is_for(self, backend: Backend) -> bool:
         """Whether the test is for a backend."""
@@ -107,97 +111,84 @@ def read_marker(definition: pytest.Function | Any) -> Distributed | None:
                 f"Write world_size=4, for example. {_OTHER_PROJECT}",
             )
         arguments |= mark.kwargs
-    known = [known.name for known in fields(Distributed)]
-    if unknown := sorted(arguments.keys() - set(known)):
-        near = difflib.get_close_matches(unknown[0], known, n=1)
+    if unknown := sorted(arguments.keys() - _READERS.keys()):
+        near = difflib.get_close_matches(unknown[0], _READERS, n=1)
         raise _wrong(
             definition,
             f"{unknown[0]} = {arguments[unknown[0]]!r}",
-            f"It takes {', '.join(known)}",
+            f"It takes {', '.join(_READERS)}",
             f"Did you mean {near[0]}?" if near else f"Leave it out. {_OTHER_PROJECT}",
         )
-    return Distributed(
-        world_size=_world_sizes(definition, arguments.get("world_size")),
-        init=_checked(definition, arguments, "init", bool, True, "True or False"),
-        timeout=_timeout(definition, arguments.get("timeout")),
-        isolation=_isolation(definition, arguments.get("isolation")),
-        expected_exits=_exits(definition, arguments.get("expected_exits")),
-        backends=_names(definition, "backends", arguments.get("backends"), check_backend_name),
-        features=_names(definition, "features", arguments.get("features"), lambda name: check_features([name])),
-    )
+    given = {
+        name: _READERS[name](definition, f"{name} = {value!r}", value)
+        for name, value in arguments.items()
+        if value is not None
+    }
+    return Distributed(**given)
 
 
-def _world_sizes(definition: Any, value: object) -> tuple[int, ...]:
-    if value is None:
-        return ()
+def _world_sizes(definition: Any, given: str, value: object) -> tuple[int, ...]:
     sizes: list[Any] = list(value) if isinstance(value, list | tuple) else [value]
     if not sizes or not all(map(is_world_size, sizes)):
-        raise _wrong(
-            definition,
-            f"world_size = {value!r}",
-            f"It is a number from 1 to {MAX_WORLD_SIZE}, or a list of such numbers",
-        )
+        raise _wrong(definition, given, f"It is a number from 1 to {MAX_WORLD_SIZE}, or a list of such numbers")
     if len(set(sizes)) < len(sizes):
-        raise _wrong(definition, f"world_size = {value!r}", "Each size makes one case", "Name each once.")
+        raise _wrong(definition, given, "Each size makes one case", "Name each once.")
     return tuple(sizes)
 
 
-def _timeout(definition: Any, value: object) -> float | None:
-    if value is None:
-        return None
+def _true_or_false(definition: Any, given: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise _wrong(definition, given, "It is True or False")
+    return value
+
+
+def _timeout(definition: Any, given: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= MAX_TIMEOUT_S:
-        raise _wrong(definition, f"timeout = {value!r}", f"It is a number of seconds above 0, up to {MAX_TIMEOUT_S}")
+        raise _wrong(definition, given, f"It is a number of seconds above 0, up to {MAX_TIMEOUT_S}")
     return float(value)
 
 
-def _isolation(definition: Any, value: object) -> str:
-    if value is None:
-        return ""
+def _isolation(definition: Any, given: str, value: object) -> str:
     if not isinstance(value, str) or value not in isolation_names():
-        raise _wrong(definition, f"isolation = {value!r}", f"It is one of {', '.join(isolation_names())}")
+        raise _wrong(definition, given, f"It is one of {', '.join(isolation_names())}")
     return value
 
 
-def _exits(definition: Any, value: object) -> dict[int, int]:
-    if value is None:
-        return {}
+def _exits(definition: Any, given: str, value: object) -> dict[int, int]:
     if not isinstance(value, dict) or not all(
         type(rank) is int and type(code) is int and rank >= 0 for rank, code in value.items()
     ):
-        raise _wrong(
-            definition, f"expected_exits = {value!r}", "It maps ranks to exit codes; a negative code is a signal"
-        )
+        raise _wrong(definition, given, "It maps ranks to exit codes; a negative code is a signal")
     return value
 
 
-def _names(definition: Any, argument: str, value: object, check: Callable[[str], object]) -> tuple[str, ...]:
-    if value is None:
-        return ()
-    if (
-        not isinstance(value, Sequence)
-        or isinstance(value, str)
-        or not value
-        or not all(isinstance(n, str) for n in value)
-    ):
-        raise _wrong(definition, f"{argument} = {value!r}", "It is a list of names")
-    for name in value:
+def _names(definition: Any, given: str, value: object, check: Callable[[str], object]) -> tuple[str, ...]:
+    names = list(value) if isinstance(value, Sequence) and not isinstance(value, str) else []
+    if not names or not all(isinstance(name, str) for name in names):
+        raise _wrong(definition, given, "It is a list of names")
+    for name in names:
         try:
             check(name)
         except UsageError as error:
             raise UsageError(
-                f"{definition.nodeid}: @pytest.mark.{marker_name(definition.config)} "
-                f"with {argument} = {value!r}.\n{error}"
+                f"{definition.nodeid}: @pytest.mark.{marker_name(definition.config)} with {given}.\n{error}"
             ) from error
-    return tuple(value)
+    return tuple(names)
 
 
-def _checked(definition: Any, arguments: dict[str, Any], name: str, wanted: type, default: Any, expected: str) -> Any:
-    value = arguments.get(name, default)
-    if type(value) is not wanted:
-        raise _wrong(definition, f"{name} = {value!r}", f"It is {expected}")
-    return value
-
-
-def _wrong(definition: Any, what: str, rule: str, way_out: str = "Correct it, or leave it out.") -> UsageError:
+def _wrong(definition: Any, given: str, rule: str, way_out: str = "Correct it, or leave it out.") -> UsageError:
     name = marker_name(definition.config)
-    return UsageError(f"{definition.nodeid}: @pytest.mark.{name} with {what}.\n{rule}.\n{way_out}")
+    return UsageError(f"{definition.nodeid}: @pytest.mark.{name} with {given}.\n{rule}.\n{way_out}")
+
+
+# Argument to the function that checks its value, and returns it as `Distributed` has it.
+_READERS: dict[str, Callable[[Any, str, object], Any]] = {
+    "world_size": _world_sizes,
+    "init": _true_or_false,
+    "timeout": _timeout,
+    "isolation": _isolation,
+    "expected_exits": _exits,
+    "backends": partial(_names, check=check_backend_name),
+    "features": partial(_names, check=lambda name: check_features([name])),
+    "strict_collectives": _true_or_false,
+}

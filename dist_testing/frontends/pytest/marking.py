@@ -1,4 +1,4 @@
-"""Marks the items of a session that run on ranks, when the collection is complete.
+"""Finds errors of marked tests before a rank is started, and marks the items of a session that run on ranks.
 
 A marker can come late: from a parameter (`pytest.param(1, marks=...)`), or from a hook of a conftest. Such a test has
 one world size, because its parameters exist already.
@@ -6,27 +6,52 @@ one world size, because its parameters exist already.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import inspect
+import unittest
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import pytest
 
 from dist_testing.errors import UsageError
-from dist_testing.frontends.pytest.collection import check_function, check_item
 from dist_testing.frontends.pytest.marked_items import (
     MARKER_KEY,
     PLUGIN,
     SIZE_KEY,
+    check_one_meaning,
     fixture_module,
     is_marked,
     item_marker,
-    two_meanings,
+    library_marker,
 )
 from dist_testing.frontends.pytest.marker import Distributed, marker_name
+from dist_testing.frontends.unittest.world_case import WorldCase
 
-__all__ = ["check_all_marked", "mark_items"]
+__all__ = ["check_all_marked", "mark_items", "parametrize_world_size"]
 
 # Set when `mark_items` has read all markers.
 _IS_COMPLETE_KEY = pytest.StashKey[bool]()
+
+
+def parametrize_world_size(metafunc: pytest.Metafunc, sizes_of: Callable[[str, Distributed], tuple[int, ...]]) -> None:
+    """Make one case per world size, if the test is marked.
+
+    `sizes_of` returns the world sizes of a marked test, from its node id and its marker.
+
+    Raises:
+        UsageError: If the test cannot run on ranks.
+    """
+    name = metafunc.definition.nodeid
+    marker = library_marker(metafunc.definition)
+    if marker is None:
+        # The marker may come later: from a parameter, or from a conftest.
+        return
+    _check_function(metafunc.definition)
+    sizes = sizes_of(name, marker)
+    if "world_size" not in metafunc.fixturenames:
+        metafunc.fixturenames.append("world_size")
+    ids: list[Any] = [f"world_size={size}" for size in sizes] if len(sizes) > 1 else [pytest.HIDDEN_PARAM]
+    metafunc.parametrize("world_size", sizes, indirect=True, ids=ids)
 
 
 def mark_items(
@@ -34,10 +59,7 @@ def mark_items(
 ) -> None:
     """Mark the items that have the library's marker. Take out those with an error, which pytest then reports.
 
-    Args:
-        config: pytest's.
-        items: The items of the session; changed in place.
-        sizes_of: Returns the world sizes of a marked item, from its node id and its marker.
+    `sizes_of` returns the world sizes of a marked item, from its node id and its marker.
 
     Raises:
         pytest.UsageError: If a marker is wrong, is on a method of a unittest class, or has two meanings.
@@ -48,28 +70,26 @@ def mark_items(
             continue
         marker = item_marker(item)
         if marker is None:
-            if fixture_module(item, "world") == PLUGIN:
-                wrong[item] = _world_without_marker(item)
+            if name := _world_fixture(item):
+                wrong[item] = UsageError(
+                    f"{item.nodeid} uses the fixture `{name}` without the marker.\n"
+                    "Only a test that runs on ranks has a world.\n"
+                    f"Mark it with @pytest.mark.{marker_name(item.config)}."
+                )
             continue
+        _check_owner(item)
         try:
-            check_item(item)
-        except UsageError as error:
-            raise pytest.UsageError(str(error)) from error
-        try:
-            check_function(item)
+            _check_function(item)
             size = _world_size(item, sizes_of(item.nodeid, marker))
         except UsageError as error:
             wrong[item] = error
         else:
             item.stash[MARKER_KEY], item.stash[SIZE_KEY] = marker, size
-    if (clash := two_meanings(config)) is not None:
-        raise pytest.UsageError(str(clash))
+    check_one_meaning(config)
     config.stash[_IS_COMPLETE_KEY] = True
-    if wrong:
-        items[:] = [item for item in items if item not in wrong]
+    items[:] = [item for item in items if item not in wrong]
     for item, reason in wrong.items():
-        report = pytest.CollectReport(item.nodeid, "failed", str(reason), [])
-        item.ihook.pytest_collectreport(report=report)
+        item.ihook.pytest_collectreport(report=pytest.CollectReport(item.nodeid, "failed", str(reason), []))
 
 
 def check_all_marked(config: pytest.Config, items: Iterable[pytest.Item]) -> None:
@@ -92,17 +112,61 @@ def check_all_marked(config: pytest.Config, items: Iterable[pytest.Item]) -> Non
             )
 
 
-def _world_without_marker(item: pytest.Item) -> UsageError:
-    return UsageError(
-        f"{item.nodeid} uses the fixture `world` without the marker.\n"
-        "Only a test that runs on ranks has a world.\n"
-        f"Mark it with @pytest.mark.{marker_name(item.config)}."
-    )
+def _check_owner(item: pytest.Function) -> None:
+    cls = item.cls
+    if cls is not None and issubclass(cls, unittest.TestCase):
+        way_out = (
+            "Take the marker off, also from the module: attributes of the class, such as world_size, say the same."
+            if issubclass(cls, WorldCase)
+            else "Derive the class from dist_testing.MultiProcessTestCase, or make it a class without a base."
+        )
+        raise pytest.UsageError(
+            f"{item.nodeid}: @pytest.mark.{marker_name(item.config)} on a method of a unittest class.\n"
+            "The marker is for functions and for classes that pytest runs; unittest has its own way to run a method.\n"
+            f"{way_out}"
+        )
+
+
+def _check_function(definition: pytest.Function) -> None:
+    """Refuse a marked function, or an item of one, that cannot run on the ranks of its world."""
+    name = definition.nodeid
+    if inspect.iscoroutinefunction(definition.function) or inspect.isasyncgenfunction(definition.function):
+        raise UsageError(
+            f"{name}: the distributed test is an `async def`.\n"
+            "A rank only calls the test, and the call of a coroutine function does not run its body.\n"
+            "Make it a plain function; asyncio.run() in it runs a coroutine."
+        )
+    marker = marker_name(definition.config)
+    for mark in definition.iter_markers("parametrize"):
+        names = mark.args[0] if mark.args else mark.kwargs.get("argnames", ())
+        if "world_size" in ([part.strip() for part in names.split(",")] if isinstance(names, str) else names):
+            raise UsageError(
+                f"{name}: parametrize sets `world_size`.\n"
+                "This is the size of the test's world, and only the marker sets it.\n"
+                f"List the sizes there, each makes a case: @pytest.mark.{marker}(world_size=[2, 4])."
+            )
+    if fixture_module(definition, "world_size") != PLUGIN:
+        raise UsageError(
+            f"{name}: there is a fixture `world_size` that is not the library's.\n"
+            "Its value and the real size of the world could differ.\n"
+            f"Rename the fixture, and set the size in the marker: @pytest.mark.{marker}(world_size=2)."
+        )
+
+
+def _world_fixture(item: pytest.Function) -> str:
+    """Return the fixture of ours that a test uses, and that only ranks have; "" if there is none."""
+    names = [name for name in ("world", "world_size") if name in item.fixturenames]
+    # A plain test may give `world_size` a value.
+    return next((name for name in names if fixture_module(item, name) == PLUGIN and name not in _parameters(item)), "")
+
+
+def _parameters(item: pytest.Function) -> Mapping[str, Any]:
+    callspec = getattr(item, "callspec", None)
+    return callspec.params if callspec is not None else {}
 
 
 def _world_size(item: pytest.Function, sizes: tuple[int, ...]) -> int:
-    callspec = getattr(item, "callspec", None)
-    size: int | None = callspec.params.get("world_size") if callspec is not None else None
+    size: int | None = _parameters(item).get("world_size")
     if size in sizes and size is not None:
         return size
     name = marker_name(item.config)

@@ -15,6 +15,7 @@ import pytest
 
 from dist_testing.case import CaseBody
 from dist_testing.errors import UsageError
+from dist_testing.frontends.messages import PYTEST_CASES, UNITTEST_CASES
 from dist_testing.frontends.pytest.expectations import expected_classes
 from dist_testing.frontends.pytest.internals import (
     CaptureManager,
@@ -23,14 +24,13 @@ from dist_testing.frontends.pytest.internals import (
     assertion_module,
     runtestprotocol,
 )
-from dist_testing.frontends.pytest.messages import PYTEST_CASES
-from dist_testing.frontends.pytest.rank_log import log_to_output
+from dist_testing.frontends.pytest.rank_output import log_to_output, print_warnings, recording_warnings
 from dist_testing.frontends.pytest.rank_plugins import leave_out_repeaters, run_item
-from dist_testing.frontends.pytest.rank_warnings import print_warnings, recording_warnings
+from dist_testing.frontends.pytest.reports import skip_reason
 from dist_testing.frontends.pytest.thread_items import REFUSED_FIXTURES, ThreadItems
 from dist_testing.frontends.session import current_session
+from dist_testing.frontends.unittest.lookup import find_class
 from dist_testing.frontends.unittest.on_rank import UnittestRankContext, UnittestRankFrontEnd
-from dist_testing.launch.isolation import FORK
 from dist_testing.process.messages import RankStart
 from dist_testing.rank.bootstrap import RankFrontEnd
 from dist_testing.rank.debugging import debug_by
@@ -45,6 +45,11 @@ __all__ = ["EXPECTED", "PytestRankContext", "PytestRankFrontEnd", "current_world
 
 # Prefix of the reason of a test that called `pytest.xfail`, so that the runner can tell it from a skip.
 EXPECTED = "expected failure: "
+_NO_LOG_CAPTURE = (
+    "A rank calls request.getfixturevalue for `caplog`, but pytest's log capture is off.\n"
+    "It is on only if a collected test, or a fixture of one, names `caplog` as an argument.\n"
+    "Name it as an argument."
+)
 
 
 class _ThisRank(threading.local):
@@ -72,13 +77,8 @@ class PytestRankContext:
     """
 
     def __init__(self, config: pytest.Config, items: Mapping[str, pytest.Item]) -> None:
-        """Keep the session's parts.
-
-        Args:
-            config: Config of the session.
-            items: By node id; filled when the tests have been collected.
-        """
         self._config = config
+        # By node id; filled when the tests have been collected.
         self._items = items
         self._reporting = _RankReporting()
         self._thread_items: ThreadItems | None = None
@@ -111,7 +111,7 @@ class PytestRankContext:
         if not any("caplog" in getattr(item, "fixturenames", ()) for item in self._items.values()):
             # The plugin adds handlers to each of torch's 42 loggers, three times per test.
             config.pluginmanager.unregister(name="logging-plugin")
-            self._reporting.has_caplog = False
+            self._reporting.refused = {"caplog": _NO_LOG_CAPTURE}
 
     @contextlib.contextmanager
     def as_rank(self) -> Iterator[None]:
@@ -136,18 +136,14 @@ class PytestRankContext:
     def front_end(self, body: CaseBody) -> RankFrontEnd:
         """Return pytest's, or unittest's for a method of a unittest class, which brings its own rules."""
         if body.front_end == "unittest":
-            return _UnittestInPytest(next(iter(self._items.values())))
+            return _UnittestInPytest(self._config, self._items)
         if (nodeid := PYTEST_CASES.from_wire(body.content).nodeid) not in self._items:
-            raise UsageError(
-                "\n".join(
-                    [
-                        f"This rank has not collected {nodeid}.",
-                        "The test files, or modules that they import, differ from the runner's.",
-                        "Give all ranks the same files, and collect the same tests in every process.",
-                        *self.collection_errors,
-                    ]
-                )
+            text = (
+                f"This rank has not collected {nodeid}.\n"
+                "The test files, or modules that they import, differ from the runner's.\n"
+                "Give all ranks the same files, and collect the same tests in every process."
             )
+            raise UsageError("\n".join([text, *self.collection_errors]))
         return PytestRankFrontEnd(self._config, self._items, stays=self._is_attached)
 
     def thread_front_ends(self, body: CaseBody, world_size: int) -> Sequence[RankFrontEnd]:
@@ -155,10 +151,11 @@ class PytestRankContext:
         from torch._C._distributed_c10d import HashStore
 
         if self._thread_items is None:
+            any_item = next(iter(self._items.values()))
             self._reporting.refused = REFUSED_FIXTURES
-            self._thread_items = ThreadItems(self._config, next(iter(self._items.values())).session)
+            self._thread_items = ThreadItems(self._config, any_item.session)
             # For all threads, until the process ends.
-            self._explaining = explain_assertions(next(iter(self._items.values())))
+            self._explaining = explain_assertions(any_item)
             self._explaining.__enter__()
         store = HashStore()
         front_ends = [
@@ -186,21 +183,15 @@ class PytestRankFrontEnd:
         *,
         stays: bool = False,
     ) -> None:
-        """Make the front end of one rank.
-
-        Args:
-            config: Config of the session.
-            items: By node id.
-            thread_items: Makes a rank's own items, where ranks are threads.
-            store: Store that the ranks share; None for the one at the world's port.
-            cases: How many cases the process has run before.
-            stays: Whether the process exists before and after the world, as an attached rank does.
-        """
         self._config = config
         self._items = items
+        # Makes a rank's own items, where ranks are threads.
         self._thread_items = thread_items
+        # Shared by the ranks; None for the store at the world's port.
         self._store = store
+        # How many cases the process has run before.
         self._cases = cases
+        # Whether the process exists before and after the world, as an attached rank does.
         self._stays = stays
         self._world: RankWorld | None = None
 
@@ -257,41 +248,35 @@ class PytestRankFrontEnd:
 class _UnittestInPytest(UnittestRankFrontEnd):
     """The unittest front end on a rank of a pytest session."""
 
-    def __init__(self, item: pytest.Item) -> None:
-        """Make the front end.
-
-        Args:
-            item: Any item of the session.
-        """
-        super().__init__(shows_locals=bool(item.config.option.showlocals))
-        self._item = item
+    def __init__(self, config: pytest.Config, items: Mapping[str, pytest.Item]) -> None:
+        super().__init__(shows_locals=bool(config.option.showlocals))
+        self._config = config
+        self._items = items
 
     def run(self, body: CaseBody, reporter: Reporter) -> None:
         """Run a method, with pytest's warnings."""
-        with recording_warnings(self._item.config, reporter, None), explain_assertions(self._item):
+        case = UNITTEST_CASES.from_wire(body.content)
+        cls = find_class(case.cls)
+        methods = [item for item in self._items.values() if isinstance(item, TestCaseFunction) and item.cls is cls]
+        # A test may also run, by unittest, a class that pytest has not collected.
+        item = next((item for item in methods if item.name == case.method), None)
+        with (
+            recording_warnings(self._config, reporter, item),
+            explain_assertions(item) if item is not None else contextlib.nullcontext(),
+        ):
             super().run(body, reporter)
 
 
 class _RankReporting:
     """A pytest plugin that reports phases and outcomes to the runner."""
 
-    has_caplog = True
+    # Fixture to the error of a rank that uses it.
     refused: Mapping[str, str] = {}
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any]) -> None:
-        if reason := self.refused.get(fixturedef.argname):
-            raise UsageError(
-                f"A rank that is a thread uses the fixture `{fixturedef.argname}`.\n"
-                f"{reason}\n"
-                f'Give the test ranks that are processes: isolation="{FORK.name}" and a backend for them.'
-            )
-        if fixturedef.argname == "caplog" and not self.has_caplog:
-            raise UsageError(
-                "A rank calls request.getfixturevalue for `caplog`, but pytest's log capture is off.\n"
-                "It is on only if a collected test, or a fixture of one, names `caplog` as an argument.\n"
-                "Name it as an argument."
-            )
+        if (text := self.refused.get(fixturedef.argname)) is not None:
+            raise UsageError(text)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self) -> None:
@@ -356,10 +341,8 @@ def _report_without_exception(report: pytest.TestReport) -> None:
 def _report_skip(report: pytest.TestReport) -> None:
     if hasattr(report, "wasxfail"):
         _this.reporter.skipped(f"{EXPECTED}{report.wasxfail}")
-        return
-    # A skip's representation is (file, line, "Skipped: reason").
-    text = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
-    _this.reporter.skipped(text.removeprefix("Skipped: "))
+    else:
+        _this.reporter.skipped(skip_reason(report))
 
 
 def _capture_nothing(config: pytest.Config) -> None:

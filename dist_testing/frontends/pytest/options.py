@@ -40,6 +40,7 @@ class Options:
         timeout_s: Limit of a case that sets none, in seconds.
         fail_on_missing: Whether missing hardware is a failure although the configuration does not promise it.
         debug_rank: The rank that gets the terminal; None for none.
+        strict_collectives: Whether a case fails if its ranks make different collective calls.
         pool_keeps: The state that a test in a worker pool may leave changed, by the names of `case.KEEPABLE`.
     """
 
@@ -47,6 +48,7 @@ class Options:
     timeout_s: float
     fail_on_missing: bool
     debug_rank: int | None
+    strict_collectives: bool
     pool_keeps: tuple[str, ...]
 
 
@@ -89,6 +91,11 @@ def add_options(parser: pytest.Parser) -> None:
         help="for a test whose hardware the machine lacks (default: skip, or fail if it is promised)",
     )
     group.addoption(
+        "--dist-strict-collectives",
+        action="store_true",
+        help="fail a test whose ranks pass but make different collective calls (default: a warning)",
+    )
+    group.addoption(
         "--dist-debug-rank",
         metavar="RANK",
         help="give this rank the terminal, for breakpoint() and --pdb; no limit applies",
@@ -101,12 +108,7 @@ def add_options(parser: pytest.Parser) -> None:
 
 
 def read_options(config: pytest.Config, target: Spec | None, rank_info: RankInfo | None) -> Options:
-    """Read the options.
-
-    Args:
-        config: pytest's.
-        target: The spec of the Bazel target; None outside Bazel.
-        rank_info: Set if this process is a rank of an existing world.
+    """Read the options; they override the spec of the Bazel target, if there is one.
 
     Raises:
         UsageError: If a value is impossible.
@@ -114,7 +116,14 @@ def read_options(config: pytest.Config, target: Spec | None, rank_info: RankInfo
     spec = _spec(config, target, rank_info)
     on_missing = _choice(config, "--dist-on-missing", ("skip", "fail"))
     keeps = check_keepable(f"The ini option {KEEPS_OPTION}", config.getini(KEEPS_OPTION))
-    return Options(spec, _timeout_s(config, spec), on_missing == "fail", debug_rank(config, rank_info), keeps)
+    return Options(
+        spec,
+        _timeout_s(config, spec),
+        on_missing == "fail",
+        debug_rank(config, rank_info),
+        bool(config.getoption("--dist-strict-collectives")),
+        keeps,
+    )
 
 
 def check_plugins(config: pytest.Config) -> None:
@@ -184,16 +193,13 @@ def _ranks_per_gpu(text: str, backend: Backend, gpus_per_rank: int) -> int:
         )
     count = int(text)
     if count > 1 and not (backend.shares_gpus and gpus_per_rank == 1):
+        sharing = [name for name, other in backends().items() if other.shares_gpus]
         raise UsageError(
             f"--dist-ranks-per-gpu={count} with backend {backend.name} and {gpus_per_rank} GPU(s) per rank.\n"
             "Ranks can share a GPU only if each needs one GPU and the backend allows it; NCCL does not.\n"
-            f"Use one of the backends {', '.join(_sharing())}, or leave the option out."
+            f"Use one of the backends {', '.join(sharing)}, or leave the option out."
         )
     return count
-
-
-def _sharing() -> list[str]:
-    return [name for name, backend in backends().items() if backend.shares_gpus]
 
 
 def _choice(config: pytest.Config, option: str, allowed: tuple[str, ...]) -> str | None:

@@ -6,22 +6,15 @@ import pytest
 
 from dist_testing.errors import DistTestingError, UsageError
 from dist_testing.frontends.pytest import backend_hook
-from dist_testing.frontends.pytest.collection import parametrize_world_size
-from dist_testing.frontends.pytest.in_runner import (
-    BUDGET_KEY,
-    OUTPUTS_KEY,
-    PAUSE_LIMIT_KEY,
-    SPEC_KEY,
-    RunnerPlugin,
-)
+from dist_testing.frontends.pytest.in_runner import SPEC_KEY, RunnerPlugin
 from dist_testing.frontends.pytest.marked_items import USES_LIBRARY_KEY, describe_own_marks
 from dist_testing.frontends.pytest.marker import MARKER_HELP, marker_name
+from dist_testing.frontends.pytest.marking import parametrize_world_size
 from dist_testing.frontends.pytest.on_rank import current_world
 from dist_testing.frontends.pytest.options import add_options
-from dist_testing.frontends.pytest.session_events import EVENTS_KEY
 from dist_testing.world import World
 
-__all__ = ["BUDGET_KEY", "EVENTS_KEY", "OUTPUTS_KEY", "PAUSE_LIMIT_KEY", "SPEC_KEY", "runner_plugin"]
+__all__ = ["runner_plugin"]
 
 _RUNNER = "dist_testing_runner"
 
@@ -70,19 +63,22 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.fixture
 def world_size(request: pytest.FixtureRequest) -> int:
     """Return the number of ranks in this case's world."""
-    # A marker that comes after the parametrization has set no parameter.
-    world = current_world()
-    size: int = request.param if world is None else world.size
+    # A plain test may give a value. A marker that comes after the parametrization has set none.
+    size: int = request.param if hasattr(request, "param") else _world_of_rank(request).size
     return size
 
 
 @pytest.fixture
 def world(request: pytest.FixtureRequest) -> World:
     """Return this rank's view of its world, a `dist_testing.World`."""
+    return _world_of_rank(request)
+
+
+def _world_of_rank(request: pytest.FixtureRequest) -> World:
     world = current_world()
     if world is None:
         raise UsageError(
-            "A test that runs in the runner uses the fixture `world`.\n"
+            f"A test that runs in the runner uses the fixture `{request.fixturename}`.\n"
             "Only ranks have a world, and request.getfixturevalue does not start ranks.\n"
             f"Mark the test with @pytest.mark.{marker_name(request.config)}."
         )

@@ -23,8 +23,7 @@ from dist_testing.frontends.pytest.internals import (
     evaluate_skip_marks,
     evaluate_xfail_marks,
 )
-from dist_testing.frontends.session import current_session
-from dist_testing.frontends.warned import warnings_of
+from dist_testing.frontends.session import current_session, warnings_of
 from dist_testing.launch.isolation import isolation_named
 from dist_testing.outcomes import Cause, Status
 from dist_testing.spec import Spec
@@ -45,6 +44,7 @@ __all__ = [
     "point_to_end",
     "properties",
     "skip_mark",
+    "skip_reason",
     "skipped",
     "xfail_mark",
 ]
@@ -86,6 +86,13 @@ def skip_mark(item: pytest.Item) -> str | None:
     except (pytest.fail.Exception, TypeError) as error:
         raise _unjudged(item, error) from error
     return skip.reason if skip is not None else None
+
+
+def skip_reason(report: pytest.TestReport | pytest.CollectReport) -> str:
+    """Return the reason in a report of a skip."""
+    # Its representation is (file, line, "Skipped: reason"), or a text that a hook has set.
+    text = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+    return text.removeprefix("Skipped: ")
 
 
 def xfail_mark(item: pytest.Item) -> Xfail | None:
@@ -134,28 +141,17 @@ def properties(result: CaseResult) -> Properties:
 
 
 def failure_text(name: str, result: CaseResult, spec: Spec) -> str:
-    """Return the report of a failed case, with the command that runs it alone.
-
-    Args:
-        name: pytest's name for the case.
-        result: The case's result.
-        spec: What the target asks for.
-    """
-    pytest_command = "pytest"
-    if _COMPAT_PLUGIN in sys.modules:
-        # Without the plugin the test would run on torch's own class.
-        pytest_command += f" -p {_COMPAT_PLUGIN}"
+    """Return the report of a failed case, with the command that runs it alone; `name` is pytest's for the case."""
     if spec.target:
         # Without the path, which differs between machines.
         reproduce = f"bazel test {spec.target} --test_filter={shlex.quote(name.partition('::')[2])}"
-    elif not isolation_named(result.case.isolation).fits(spec.backend):
-        # A class of threads always uses the threaded backend, whatever the backend of this run.
-        reproduce = f"{pytest_command} {shlex.quote(name)}"
     else:
-        reproduce = (
-            f"{pytest_command} {shlex.quote(name)}"
-            f" --dist-backend={spec.backend.name} --dist-world-size={result.case.world_size}"
-        )
+        # Without the plugin the test would run on torch's own class.
+        plugin = f"-p {_COMPAT_PLUGIN} " if _COMPAT_PLUGIN in sys.modules else ""
+        reproduce = f"pytest {plugin}{shlex.quote(name)}"
+        # A class of threads always uses the threaded backend, whatever the backend of this run.
+        if isolation_named(result.case.isolation).fits(spec.backend):
+            reproduce += f" --dist-backend={spec.backend.name} --dist-world-size={result.case.world_size}"
     session = current_session()
     keep = None if session is None else lambda whole: session.reports.keep(result, whole)
     return failure_report(result, target=spec.target, reproduce=reproduce, keep=keep)
@@ -219,13 +215,14 @@ def failed(
     item: pytest.Item, text: str, duration_s: float, values: Properties | None = None
 ) -> list[pytest.TestReport]:
     """Return the reports of a failed case."""
-    report = _report(item, "failed", _Pointer(text, item.location), duration_s, values or [])
-    report.dist_failure = text  # type: ignore[attr-defined]  # extra attributes travel with a report, also under xdist
+    report = _report(item, "failed", None, duration_s, values or [])
+    point_to_end(report, text)
     return _three(item, report)
 
 
 def point_to_end(report: pytest.TestReport, text: str) -> None:
     """Make the terminal point to the end of the log, where `text` stands; under xdist reports arrive as plain text."""
+    report.dist_failure = text  # type: ignore[attr-defined]  # extra attributes travel with a report, also under xdist
     report.longrepr = _Pointer(text, report.location)
 
 
@@ -234,15 +231,14 @@ def fail(report: pytest.TestReport, text: str) -> None:
     report.outcome = "failed"
     # Otherwise it would be an expected failure.
     vars(report).pop("wasxfail", None)
-    report.dist_failure = text  # type: ignore[attr-defined]  # as in `failed`
     point_to_end(report, text)
 
 
 def failed_teardown(item: pytest.Item, text: str, error: DistTestingError | None = None) -> pytest.TestReport:
     """Return the report of a failure after the end of the test; `error` gives the cause if it is one of ours."""
     values = _cause_of(error) if error is not None else []
-    report = _report(item, "failed", _Pointer(text, item.location), 0.0, values, when="teardown")
-    report.dist_failure = text  # type: ignore[attr-defined]  # as in `failed`
+    report = _report(item, "failed", None, 0.0, values, when="teardown")
+    point_to_end(report, text)
     return report
 
 
@@ -274,8 +270,7 @@ def judge_expected(item: pytest.Item, expected: Xfail, result: CaseResult, spec:
 
 def add_error(report: pytest.TestReport, error: DistTestingError) -> None:
     """Replace the report's text by the error's, which is written for the user."""
-    report.dist_failure = str(error)  # type: ignore[attr-defined]  # as above
-    report.longrepr = _Pointer(str(error), report.location)
+    point_to_end(report, str(error))
     report.user_properties += _cause_of(error)
 
 
@@ -286,12 +281,10 @@ def add_result(
     if excinfo is None or not isinstance(excinfo.value, CaseFailedError):
         return
     result = excinfo.value.result
-    text = failure_text(report.nodeid, result, spec)
-    report.longrepr = _Pointer(text, report.location)
+    point_to_end(report, failure_text(report.nodeid, result, spec))
     report.user_properties += properties(result)
     if outputs is not None:
         keep_logs(result, outputs)
-    report.dist_failure = text  # type: ignore[attr-defined]  # as above
 
 
 def _three(item: pytest.Item, call: pytest.TestReport) -> list[pytest.TestReport]:

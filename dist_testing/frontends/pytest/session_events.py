@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +17,14 @@ from dist_testing.events.cases import RankOutput
 from dist_testing.events.file import EventFile
 from dist_testing.events.runs import RunEnded, TestBegan, TestEnded, TestReported, TestsCollected
 from dist_testing.events.stream import EventStream
+from dist_testing.frontends.pytest.reports import skip_reason
 from dist_testing.spec import Spec
 
-__all__ = ["EVENTS_KEY", "OPTION", "FailureReport", "SessionEvents"]
+__all__ = ["EVENTS_KEY", "OPTION", "SessionEvents"]
 
 # The Bazel main sets this, because its own sinks need the events of the session, too.
 EVENTS_KEY = pytest.StashKey[EventStream]()
 OPTION = "--dist-events"
-_SKIPPED = "Skipped: "
 # Limits of the list of failures at the end of the log.
 _MAX_HEADLINES = 30
 _HEADLINE_CHARS = 500
@@ -71,22 +71,12 @@ class SessionEvents:
         stream: The stream of the session.
     """
 
-    def __init__(
-        self,
-        config: pytest.Config,
-        spec: Spec,
-        *,
-        show_line: Callable[[str], None],
-        tell: Callable[[str], None],
-        writes_file: bool,
-    ) -> None:
+    def __init__(self, config: pytest.Config, spec: Spec, *, writes_file: bool) -> None:
         """Find the stream, or make it, and subscribe the sinks of a session.
 
         Args:
-            config: Configuration of pytest.
+            config: Config of the session.
             spec: What the target asks for.
-            show_line: Prints a line on the terminal if pytest captures nothing.
-            tell: Prints a line on the terminal, also during capture.
             writes_file: Whether this process writes the event file of the command line.
 
         Raises:
@@ -107,12 +97,26 @@ class SessionEvents:
         self.stream.subscribe(self._failures, TestReported, name="the report of failures")
         if not hasattr(config, "workerinput"):
             if self._is_own:
-                self.stream.warn = tell
+                self.stream.warn = self.tell
             if config.getoption("capture", "no") == "no":
-                self.stream.subscribe(
-                    lambda event: show_line(f"[rank {event.rank}] {event.line}"), RankOutput, name="the ranks' output"
-                )
+                self.stream.subscribe(self._show_output, RankOutput, name="the ranks' output")
         config.pluginmanager.register(self)
+
+    def tell(self, line: str) -> None:
+        """Print a line at once, also inside a unittest class, whose output pytest captures."""
+        capture: Any = self._config.pluginmanager.getplugin("capturemanager")
+        with capture.global_and_fixture_disabled() if capture is not None else contextlib.nullcontext():
+            self._show_line(line)
+
+    def _show_output(self, event: RankOutput) -> None:
+        self._show_line(f"[rank {event.rank}] {event.line}")
+
+    def _show_line(self, line: str) -> None:
+        """Print a line below the unfinished line of pytest."""
+        reporter: Any = self._config.pluginmanager.getplugin("terminalreporter")
+        reporter.ensure_newline()
+        reporter._tw.line(line)
+        reporter._tw.flush()
 
     def end(self) -> None:
         """Emit the last event, close the event file, and print the failures at the end of the log."""
@@ -192,8 +196,7 @@ def _reported(report: pytest.TestReport | pytest.CollectReport, when: str, durat
         outcome = "xfailed" if report.skipped else "xpassed"
         message = expected
     elif report.skipped:
-        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
-        message = reason.removeprefix(_SKIPPED)
+        message = skip_reason(report)
     properties = tuple(getattr(report, "user_properties", ()))
     return TestReported(
         time.monotonic(), report.nodeid, when, outcome, duration_s, message, text, own is not None, properties

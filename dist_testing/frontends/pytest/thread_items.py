@@ -17,6 +17,7 @@ import pytest
 
 from dist_testing.errors import CollectiveError
 from dist_testing.frontends.pytest.internals import SetupState, runner_module
+from dist_testing.launch.isolation import FORK
 
 __all__ = ["REFUSED_FIXTURES", "ThreadItems"]
 
@@ -24,11 +25,18 @@ _Definitions = Sequence[pytest.FixtureDef[Any]]
 
 _OUTPUT = "It captures the output of the whole process, and all ranks share one process."
 # Fixture to the reason why ranks that are threads cannot use it.
-REFUSED_FIXTURES = {
+_REASONS = {
     **dict.fromkeys(("capsys", "capsysbinary", "capteesys", "capfd", "capfdbinary"), _OUTPUT),
     "caplog": "It captures the log records of the whole process, and all ranks share one process.",
     "recwarn": "It records the warnings of the whole process, and all ranks share one process.",
     "monkeypatch": "It changes the process that all ranks share, and each rank would undo changes of another one.",
+}
+# Fixture to the text of the error.
+REFUSED_FIXTURES = {
+    name: f"A rank that is a thread uses the fixture `{name}`.\n"
+    f"{reason}\n"
+    f'Give the test ranks that are processes: isolation="{FORK.name}" and a backend for them.'
+    for name, reason in _REASONS.items()
 }
 
 
@@ -64,12 +72,7 @@ class ThreadItems:
     """Makes items for threads. It changes the session for good: the process runs only threads from then on."""
 
     def __init__(self, config: pytest.Config, session: pytest.Session) -> None:
-        """Make pytest use the calling thread's state.
-
-        Args:
-            config: Config of the session.
-            session: The session with the items.
-        """
+        """Make pytest use the calling thread's state."""
         self._own = _Own()
         internals: Any = session
         internals._setupstate = _SetupStateOfThread(self._own)
@@ -84,11 +87,7 @@ class ThreadItems:
                 config.pluginmanager.unregister(name=name)
 
     def own(self, item: pytest.Item) -> pytest.Item:
-        """Return the calling thread's own copy of an item; call it once per thread.
-
-        Args:
-            item: The collected item.
-        """
+        """Return the calling thread's own copy of a collected item; call it once per thread."""
         mine: Any = copy.copy(item)
         mine.config = copy.copy(item.config)
         if hasattr(item.config, "_tmp_path_factory"):

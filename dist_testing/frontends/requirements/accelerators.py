@@ -66,11 +66,7 @@ def at_least_x_gpu(x: int) -> bool:
 
 
 def skip_if_no_gpu(func: _Function) -> _Function:
-    """Skip a test without an accelerator, or with fewer accelerators than ranks in the world.
-
-    Args:
-        func: The test.
-    """
+    """Skip a test without an accelerator, or with fewer accelerators than ranks in the world."""
 
     def decide(environment: Mapping[str, str]) -> str | None:
         count = accelerator_count()
@@ -112,25 +108,16 @@ def nccl_skip_if_lt_x_gpu(backend: str, x: int) -> Callable[[_Function], _Functi
         UsageError: If `x` is not such a number.
     """
     check_count(f"nccl_skip_if_lt_x_gpu({backend!r}, x)", x, "GPUs")
-    return requirement(
-        lambda environment: gpus_reason(x) if _uses_nccl(backend) and _cuda_count() < x else None,
-    )
 
+    def decide(environment: Mapping[str, str]) -> str | None:
+        uses_nccl = any_declared(backend, lambda declared: declared.uses_nccl)
+        return gpus_reason(x) if uses_nccl and _cuda_count() < x else None
 
-def _uses_nccl(backend: str) -> bool:
-    return any_declared(backend, lambda declared: declared.uses_nccl)
+    return requirement(decide)
 
 
 def require_n_gpus_for_nccl_backend(n: int, backend: str) -> Callable[[_Function], _Function]:
-    """Do the same as `nccl_skip_if_lt_x_gpu`, with the arguments in the other order.
-
-    Args:
-        n: Number of CUDA devices that the test needs, from 0.
-        backend: Name of the test's backend.
-
-    Raises:
-        UsageError: If `n` is not such a number.
-    """
+    """Do the same as `nccl_skip_if_lt_x_gpu`, with the arguments in the other order."""
     return nccl_skip_if_lt_x_gpu(backend, n)
 
 
@@ -174,11 +161,7 @@ def sm_is_or_higher_than(device: torch.device, major: int, minor: int) -> bool:
 
 
 def requires_ddp_rank(device: str) -> bool:
-    """Return whether DistributedDataParallel uses the rank as the device index on this kind of device.
-
-    Args:
-        device: Kind of device, such as "cuda".
-    """
+    """Return whether DistributedDataParallel uses the rank as the index on a kind of device, such as "cuda"."""
     return device in DDP_RANK_DEVICES
 
 
@@ -192,7 +175,6 @@ def init_multigpu_helper(world_size: int, backend: str) -> dict[int, list[int]]:
     Returns:
         Rank to the list of its accelerators' indices: one each, or none if there are fewer accelerators than ranks.
     """
-    count = accelerator_count()
+    has_enough = accelerator_count() >= world_size
     # As in torch, whose suites rely on the first index being the rank.
-    each = 1 if count >= world_size else 0
-    return {rank: list(range(rank * each, (rank + 1) * each)) for rank in range(world_size)}
+    return {rank: [rank] if has_enough else [] for rank in range(world_size)}

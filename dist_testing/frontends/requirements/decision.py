@@ -72,12 +72,7 @@ def requirement(decide: Decide, *, on_rank_only: bool = False) -> Callable[[_Fun
 
 
 def unmet_requirement(function: Callable[..., Any], environment: Mapping[str, str]) -> str | None:
-    """Return why `function` would skip on ranks with this environment; None if nothing is known to be missing.
-
-    Args:
-        function: A test function or method, decorated or not.
-        environment: `os.environ` of the ranks.
-    """
+    """Return why a test would skip on ranks with this environment; None if nothing is known to be missing."""
     if getattr(function, "__unittest_skip__", False):
         return str(getattr(function, "__unittest_skip_why__", ""))
     decisions: tuple[Decide, ...] = getattr(function, _MARK, ())
@@ -85,17 +80,13 @@ def unmet_requirement(function: Callable[..., Any], environment: Mapping[str, st
 
 
 def check_count(decorator: str, count: object, what: str) -> None:
-    """Check the argument of a decorator that takes a number; a function shows that it was used without arguments.
-
-    Args:
-        decorator: Name of the decorator, for the error.
-        count: The argument.
-        what: What it counts, such as "GPUs".
+    """Check the argument of a decorator that takes a number of `what`, such as "GPUs".
 
     Raises:
         UsageError: If `count` is not a number from 0. Raised at the import of the test file.
     """
     if type(count) is not int or count < 0:
+        # A function shows that the decorator was used without arguments.
         given = f"the function {count.__qualname__}" if hasattr(count, "__qualname__") else repr(count)
         raise UsageError(
             f"@{decorator}: {given} where the number of {what} belongs.\n"

@@ -39,8 +39,15 @@ def world_size_in(environment: Mapping[str, str]) -> int | None:
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else None
 
 
-def _backend_in(environment: Mapping[str, str]) -> str:
-    return environment.get("BACKEND", "").lower()
+def _skip_unless(fits: Callable[[int], bool], reason: str) -> Callable[[_Function], _Function]:
+    """Skip a test in a world of another size, unless `BACKEND` is mpi: mpirun chooses the size then."""
+
+    def decide(environment: Mapping[str, str]) -> str | None:
+        size = world_size_in(environment)
+        may_run = size is None or fits(size) or environment.get("BACKEND", "").lower() == "mpi"
+        return None if may_run else TEST_SKIPS[reason].message
+
+    return requirement(decide)
 
 
 def skip_below_world_size(minimum: int) -> Callable[[_Function], _Function]:
@@ -53,42 +60,20 @@ def skip_below_world_size(minimum: int) -> Callable[[_Function], _Function]:
         UsageError: If `minimum` is not such a number.
     """
     check_count("skip_below_world_size", minimum, "ranks")
-
-    def decide(environment: Mapping[str, str]) -> str | None:
-        size = world_size_in(environment)
-        if size is None or size >= minimum or _backend_in(environment) == "mpi":
-            return None
-        return TEST_SKIPS["small_worldsize"].message
-
-    return requirement(decide)
+    return _skip_unless(lambda size: size >= minimum, "small_worldsize")
 
 
 def skip_if_small_worldsize(func: _Function) -> _Function:
     """Skip a test in a world of one or two ranks, where every rank is a neighbour of every other.
 
     With `BACKEND=mpi` it never skips.
-
-    Args:
-        func: The test.
     """
-    decorated: _Function = skip_below_world_size(3)(func)
-    return decorated
+    return skip_below_world_size(3)(func)
 
 
 def skip_if_odd_worldsize(func: _Function) -> _Function:
-    """Skip a test in a world with an odd number of ranks, unless `BACKEND` is mpi.
-
-    Args:
-        func: The test.
-    """
-
-    def decide(environment: Mapping[str, str]) -> str | None:
-        size = world_size_in(environment)
-        if size is None or size % 2 == 0 or _backend_in(environment) == "mpi":
-            return None
-        return TEST_SKIPS["odd_worldsize"].message
-
-    return requirement(decide)(func)
+    """Skip a test in a world with an odd number of ranks, unless `BACKEND` is mpi."""
+    return _skip_unless(lambda size: size % 2 == 0, "odd_worldsize")(func)
 
 
 def requires_world_size(n: int) -> Callable[[_Function], _Function]:
@@ -115,12 +100,7 @@ def requires_world_size(n: int) -> Callable[[_Function], _Function]:
 
 
 def get_required_world_size(obj: unittest.TestCase, default: int) -> int:
-    """Return the world size that `requires_world_size` declares for the test method of an instance.
-
-    Args:
-        obj: The instance of the test class.
-        default: World size of a method without the decorator.
-    """
+    """Return the world size that `requires_world_size` declares for the test method of `obj`; else the default."""
     method = getattr(obj, obj._testMethodName, None)
     size: int = getattr(method, _MARK, default)
     return size

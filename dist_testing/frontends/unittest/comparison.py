@@ -98,17 +98,10 @@ class TensorComparisons(unittest.TestCase):
             elif difference := _difference(first, second, rules, ""):
                 raise self.failureException(difference)
         except self.failureException as error:
-            text = str(error)
-            raise self.failureException(msg(text) if callable(msg) else self._formatMessage(msg, text)) from None
+            raise self.failureException(_text(self, msg, str(error))) from None
 
     def assertNotEqual(self, first: Any, second: Any, msg: _Message = None, **rules: Any) -> None:
-        """Fail if the two values are equal.
-
-        Args:
-            first: Any value.
-            second: Any value.
-            msg: As for `assertEqual`.
-            **rules: The keyword arguments of `assertEqual`.
+        """Fail if the two values are equal; the arguments are those of `assertEqual`.
 
         Raises:
             AssertionError: If they are equal.
@@ -120,8 +113,11 @@ class TensorComparisons(unittest.TestCase):
             self.assertEqual(first, second, **rules)
         except self.failureException:
             return
-        text = f"{safe_repr(first)} == {safe_repr(second)}"
-        raise self.failureException(msg(text) if callable(msg) else self._formatMessage(msg, text))
+        raise self.failureException(_text(self, msg, f"{safe_repr(first)} == {safe_repr(second)}"))
+
+
+def _text(case: unittest.TestCase, msg: _Message, text: str) -> str:
+    return msg(text) if callable(msg) else case._formatMessage(msg, text)
 
 
 def _is_tensor(value: object) -> bool:
@@ -160,13 +156,13 @@ def _difference(first: Any, second: Any, rules: _Rules, place: str) -> str:
         text = _tensor_difference(first, second, rules)
     elif isinstance(first, Mapping) and isinstance(second, Mapping):
         if first.keys() == second.keys():
-            pairs = ((first[key], second[key], f"{place}[{key!r}]") for key in first)
-            return next((text for pair in pairs if (text := _difference(pair[0], pair[1], rules, pair[2]))), "")
+            parts = (_difference(first[key], second[key], rules, f"{place}[{key!r}]") for key in first)
+            return next(filter(None, parts), "")
         text = f"the keys differ: {list(first)} != {list(second)}"
     elif _is_sequence(first) and _is_sequence(second):
         if len(first) == len(second):
-            triples = ((one, other, f"{place}[{i}]") for i, (one, other) in enumerate(zip(first, second, strict=True)))
-            return next((text for item in triples if (text := _difference(item[0], item[1], rules, item[2]))), "")
+            parts = (_difference(first[i], second[i], rules, f"{place}[{i}]") for i in range(len(first)))
+            return next(filter(None, parts), "")
         text = f"the lengths differ: {len(first)} != {len(second)}"
     elif _is_number(first) and _is_number(second) and rules.atol is not None and rules.rtol is not None:
         text = "" if _are_close(first, second, rules) else f"{first!r} and {second!r} are not close"

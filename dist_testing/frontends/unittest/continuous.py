@@ -12,12 +12,13 @@ from dist_testing.backends import all_declared, parts_of
 from dist_testing.case import check_keepable
 from dist_testing.engine.needs import missing_backend
 from dist_testing.errors import UsageError
-from dist_testing.frontends.unittest.messages import UnittestCase
+from dist_testing.frontends.messages import UnittestCase
 from dist_testing.frontends.unittest.on_rank import RankPipe, seed_generators
 from dist_testing.frontends.unittest.plain import current_session
 from dist_testing.frontends.unittest.world_case import WorldCase, default_world_size
 from dist_testing.gpus.devices import NVIDIA, gpus_present, vendor_named, visible_gpus
 from dist_testing.launch.isolation import POOL
+from dist_testing.rank.groups import destroy_groups
 from dist_testing.skips import TEST_SKIPS
 
 __all__ = ["ContinuousCase"]
@@ -27,6 +28,8 @@ __unittest = True
 
 # torch's value for a class that sets no world_size.
 _UNSET = -2
+# unittest's own programs end with it if they run no test, from Python 3.12 on.
+_NO_TESTS_EXIT_CODE = 5
 # File in the world's folder, which all ranks share, and which is new for each world.
 _RENDEZVOUS = "rendezvous"
 
@@ -132,7 +135,7 @@ class ContinuousCase(WorldCase):
 
         Raises:
             UsageError: If `rank` is not below `world_size`.
-            SystemExit: At the end: 0 if all tests passed, else 1.
+            SystemExit: At the end: 0 if all tests passed, 5 if there was no test to run, else 1.
         """
         if not 0 <= rank < world_size:
             raise UsageError(
@@ -142,8 +145,10 @@ class ContinuousCase(WorldCase):
             )
         cls.rank, cls.world_size, cls.rdvz_file = rank, world_size, rdvz_file
         cls._is_attached = True
-        program = unittest.main(testLoader=_LoaderOf(cls), exit=False)
-        raise SystemExit(not program.result.wasSuccessful())
+        result = unittest.main(testLoader=_LoaderOf(cls), exit=False).result
+        if not (result.testsRun or result.skipped):
+            raise SystemExit(_NO_TESTS_EXIT_CODE)
+        raise SystemExit(not result.wasSuccessful())
 
     @classmethod
     def setUpClass(cls) -> None:
@@ -156,10 +161,7 @@ class ContinuousCase(WorldCase):
     def _let_ranks_go(cls) -> str:
         if not cls._is_attached:
             return super()._let_ranks_go()
-        import torch.distributed as dist
-
-        if dist.is_initialized():
-            dist.destroy_process_group()
+        destroy_groups()
         return ""
 
     def setUp(self) -> None:
@@ -183,8 +185,7 @@ class ContinuousCase(WorldCase):
             keeps_state=keeps is True,
             may_change=named,
         )
-        result = self._wait_for_ranks()
-        self._judge(result, result.verdict)
+        self._judge(self._wait_for_ranks())
 
     def _wanted_world_size(self) -> object:
         size: object = self.world_size

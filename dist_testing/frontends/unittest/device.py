@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import os
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 from dist_testing.backends import all_declared, default_backend, device_backend
 from dist_testing.errors import UsageError
+from dist_testing.frontends.helpers.environment import environment
 from dist_testing.frontends.unittest.process import ProcessCase
 
 if TYPE_CHECKING:
@@ -31,9 +32,9 @@ class DeviceCase(ProcessCase):
     def setUp(self) -> None:
         """Start the ranks, in the runner, and set `WORLD_SIZE` for the time of the test."""
         super().setUp()
-        before = os.environ.get("WORLD_SIZE")
-        self.addCleanup(_restore, "WORLD_SIZE", before)
-        os.environ["WORLD_SIZE"] = str(self.world_size)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(environment({"WORLD_SIZE": str(self.world_size)}))
+            self.addCleanup(stack.pop_all().close)
         self._spawn_processes()
 
     def backend(self, device: str | torch.device) -> str:
@@ -97,10 +98,3 @@ def _device_count(name: str, device: str | torch.device) -> int:
             "Skip the test where there is none, for example by @skip_if_lt_x_gpu(1)."
         )
     return count
-
-
-def _restore(name: str, value: str | None) -> None:
-    if value is None:
-        os.environ.pop(name, None)
-    else:
-        os.environ[name] = value

@@ -30,10 +30,9 @@ def expected_exits(exits: Mapping[int, int]) -> Callable[[_Function], _Function]
     Raises:
         UsageError: If `exits` is not such a table, or empty.
     """
-    if (
-        not isinstance(exits, Mapping)
-        or not exits
-        or not all(isinstance(rank, int) and rank >= 0 and _can_be(code) for rank, code in exits.items())
+    if not (isinstance(exits, Mapping) and exits) or not all(
+        isinstance(rank, int) and rank >= 0 and isinstance(code, int) and -signal.NSIG < code <= 255
+        for rank, code in exits.items()
     ):
         raise UsageError(
             f"@expected_exits({exits!r}): expected a table of one or more ranks, each with an exit code.\n"
@@ -46,10 +45,6 @@ def expected_exits(exits: Mapping[int, int]) -> Callable[[_Function], _Function]
         return function
 
     return decorator
-
-
-def _can_be(code: object) -> bool:
-    return isinstance(code, int) and -signal.NSIG < code <= 255
 
 
 def declared_exits(function: Callable[..., Any]) -> Mapping[int, int]:
@@ -76,12 +71,7 @@ def exit_code(outcome: RankOutcome) -> int:
 
 
 def forgiven(outcome: RankOutcome, required: int | None) -> RankOutcome:
-    """Return the outcome, or a pass if the rank's end is allowed.
-
-    Args:
-        outcome: A rank's outcome.
-        required: The code that is allowed; None for any code or signal.
-    """
+    """Return the outcome, or a pass if the rank ended by the required code; None stands for any code or signal."""
     ended = outcome.kind in (Kind.EXITED, Kind.SIGNALLED)
     if ended and (required is None or exit_code(outcome) == required):
         return dataclasses.replace(outcome, kind=Kind.PASSED)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import signal
+from collections.abc import Callable
 
 from dist_testing.engine.rank_record import RankRecord
 from dist_testing.engine.running_case import RunningCase
@@ -39,19 +40,15 @@ class RankHandle:
     @property
     def pid(self) -> int | None:
         """The process id; waits until it is known. None if the process was never started."""
-        if self._running is not None:
-            record = self._record(self._running)
-            self._running.world.supervisor.wait_until(lambda: record.pid is not None)
-            return record.pid
-        return self._pid
+        record = self._wait(lambda record: record.pid is not None)
+        return self._pid if record is None else record.pid
 
     @property
     def exitcode(self) -> int | None:
         """The exit code with which the rank ended its test; a negative one is a signal. None while it runs."""
-        if self._running is not None:
-            record = self._record(self._running)
-            self._running.world.supervisor.wait_until(lambda: record.is_settled or record.has_ended, 0.0)
-            return exit_code(record.outcome()) if record.is_settled or record.has_ended else None
+        record = self._wait(_has_ended, 0.0)
+        if record is not None:
+            return exit_code(record.outcome()) if _has_ended(record) else None
         return exit_code(self._outcome) if self._outcome is not None else None
 
     def is_alive(self) -> bool:
@@ -64,11 +61,7 @@ class RankHandle:
         Args:
             timeout: Seconds to wait at most; None for the limit of the case.
         """
-        if self._running is not None:
-            record = self._record(self._running)
-            self._running.world.supervisor.wait_until(
-                lambda: record.is_settled or record.has_ended, math.inf if timeout is None else timeout
-            )
+        self._wait(_has_ended, math.inf if timeout is None else timeout)
 
     def terminate(self) -> None:
         """Send SIGTERM, if the case is not over. The rank's end then counts as one by that signal."""
@@ -82,8 +75,18 @@ class RankHandle:
         if self._running is not None:
             self._running.world.supervisor.signal(self.rank, number)
 
-    def _record(self, running: RunningCase) -> RankRecord:
-        return running.world.supervisor.records[self.rank]
+    def _wait(self, holds: Callable[[RankRecord], bool], limit_s: float = math.inf) -> RankRecord | None:
+        """Wait until a condition holds for the rank's record; return the record. None if the case is over."""
+        if self._running is None:
+            return None
+        supervisor = self._running.world.supervisor
+        record = supervisor.records[self.rank]
+        supervisor.wait_until(lambda: holds(record), limit_s)
+        return record
+
+
+def _has_ended(record: RankRecord) -> bool:
+    return record.is_settled or record.has_ended
 
 
 class StackPipe:

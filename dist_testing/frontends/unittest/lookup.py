@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from dist_testing.errors import UsageError
-from dist_testing.frontends.unittest.messages import ClassName
+from dist_testing.frontends.messages import ClassName
 from dist_testing.launch.isolation import FORK
 
 __all__ = ["class_name", "find_class"]

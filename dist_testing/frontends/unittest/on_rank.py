@@ -12,8 +12,8 @@ from types import TracebackType
 from typing import Any
 
 from dist_testing.case import CaseBody
+from dist_testing.frontends.messages import UNITTEST_CASES
 from dist_testing.frontends.unittest.lookup import find_class
-from dist_testing.frontends.unittest.messages import UNITTEST_CASES
 from dist_testing.process.messages import RankStart
 from dist_testing.rank.bootstrap import RankFrontEnd
 from dist_testing.rank.groups import destroy_groups, end_groups
@@ -56,11 +56,7 @@ class UnittestRankFrontEnd:
     """
 
     def __init__(self, *, shows_locals: bool = False) -> None:
-        """Make the front end of one rank.
-
-        Args:
-            shows_locals: Whether tracebacks show local variables, also if the runner's result does not ask for them.
-        """
+        # Whether tracebacks show local variables, also if the runner's result does not ask for them.
         self._shows_locals = shows_locals
         self._rank = -1
         self._destroys_groups = True
@@ -75,12 +71,7 @@ class UnittestRankFrontEnd:
         cls._open_rank(start.rank, start.request.size, start.request.directory)
 
     def run(self, body: CaseBody, reporter: Reporter) -> None:
-        """Make the instance anew and run the method.
-
-        Args:
-            body: The message of `WorldCase`.
-            reporter: Sends the outcomes.
-        """
+        """Make the instance anew and run the method."""
         reporter.phase("setup")
         case = UNITTEST_CASES.from_wire(body.content)
         cls = find_class(case.cls)
@@ -108,18 +99,13 @@ class RankPipe:
     """The way from a test to the runner: a class's `_run` receives it and passes it on to `run_test`."""
 
     def __init__(self, reporter: Reporter, *, exit_0_passes: bool, tb_locals: bool, seeds: bool = True) -> None:
-        """Make the pipe of one test.
-
-        Args:
-            reporter: Sends the outcomes.
-            exit_0_passes: Whether `sys.exit(0)` in the test is a pass.
-            tb_locals: Whether tracebacks show local variables.
-            seeds: Whether the rank has its own random generators, which this seeds for the test.
-        """
         self._reporter = reporter
-        self._seeds = seeds
+        # Whether `sys.exit(0)` in the test is a pass.
         self._exit_0_passes = exit_0_passes
+        # Whether tracebacks show local variables.
         self._tb_locals = tb_locals
+        # Whether the rank has its own random generators, which the pipe seeds for the test.
+        self._seeds = seeds
         self.has_run = False
         self.has_passed = False
         self.destroys_groups = True
@@ -161,9 +147,8 @@ class _TestEnded(SystemExit):
 def seed_generators(*, is_fresh: bool = True) -> None:
     """Seed the random generators, so that every test gets the same numbers on all ranks.
 
-    Args:
-        is_fresh: Whether the process runs only this test. If not, unused devices are left out: for each call torch
-            keeps a note, for ever, to seed them at their first use.
+    A process that runs more than this test is not fresh. Then unused devices are left out: for each call torch keeps a
+    note, for ever, to seed them at their first use.
     """
     random.seed(_SEED)
     if (numpy_random := sys.modules.get("numpy.random")) is not None:
@@ -190,8 +175,7 @@ class _RankResult(unittest.TestResult):
     def addError(self, test: unittest.TestCase, err: _ExcInfo) -> None:
         self._report(test, err)
 
-    def addFailure(self, test: unittest.TestCase, err: _ExcInfo) -> None:
-        self._report(test, err)
+    addFailure = addError
 
     def addSubTest(self, test: unittest.TestCase, subtest: unittest.TestCase, err: _ExcInfo | None) -> None:
         if err is not None:

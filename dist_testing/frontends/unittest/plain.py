@@ -1,9 +1,13 @@
-"""The session of a unittest class: the pytest plugin's, or, under plain unittest, one that is made at first use."""
+"""Plain unittest: the session that is made at first use, and the loader of its tests in a fresh interpreter."""
 
 from __future__ import annotations
 
 import atexit
 import os
+import runpy
+import sys
+import types
+from typing import NoReturn
 
 from dist_testing.attach.rank_info import RankInfo, rank_info_in
 from dist_testing.backends import default_backend
@@ -11,13 +15,15 @@ from dist_testing.budget import Budget
 from dist_testing.engine.engine import Engine
 from dist_testing.errors import UsageError
 from dist_testing.frontends import session
+from dist_testing.frontends.messages import MAIN_MODULES, MainModule
 from dist_testing.frontends.session import Session, open_session
-from dist_testing.frontends.unittest.fresh import unittest_loader
 from dist_testing.frontends.unittest.on_rank import UnittestRankContext
+from dist_testing.launch.fresh import ThenBe
 from dist_testing.launch.isolation import default_isolation
+from dist_testing.process.messages import Loader
 from dist_testing.spec import DEFAULT_WORLD_SIZE, Spec
 
-__all__ = ["current_session"]
+__all__ = ["current_session", "load", "unittest_loader"]
 
 
 def current_session() -> Session:
@@ -38,3 +44,35 @@ def _rank_info() -> RankInfo | None:
     except UsageError:
         # RANK without the other variables, or an impossible one: there is no world.
         return None
+
+
+def unittest_loader() -> Loader:
+    """Return the loader for this process's tests: they are imported by name, except those of the main module."""
+    main = sys.modules["__main__"]
+    spec = getattr(main, "__spec__", None)
+    module = MainModule(
+        name=spec.name if spec is not None else None,
+        path=getattr(main, "__file__", None) if spec is None else None,
+    )
+    return Loader(__name__, MAIN_MODULES.to_wire(module).decode())
+
+
+def load(state: str, then: ThenBe, test: str | None) -> NoReturn:
+    """Import the main module; a rank imports the module of its class when it looks for it."""
+    del test
+    _import(MAIN_MODULES.from_wire(state))
+    then(UnittestRankContext())
+
+
+def _import(main: MainModule) -> None:
+    """Import the main module as multiprocessing does: not under the name that makes it run its tests."""
+    if main.name is not None and not main.name.endswith("__main__"):
+        content = runpy.run_module(main.name, run_name="__mp_main__", alter_sys=True)
+    elif main.path is not None:
+        content = runpy.run_path(main.path, run_name="__mp_main__")
+    else:
+        # `python -m unittest`: its main module has no tests, and its import would start a run.
+        return
+    module = types.ModuleType("__mp_main__")
+    module.__dict__.update(content)
+    sys.modules["__main__"] = sys.modules["__mp_main__"] = module

@@ -14,14 +14,14 @@ from typing import Any
 
 from dist_testing.case import CaseResult
 from dist_testing.errors import UsageError
+from dist_testing.frontends.messages import UnittestCase
 from dist_testing.frontends.unittest.exits import exit_code, forgiven, names_of
 from dist_testing.frontends.unittest.handles import RankHandle, StackPipe
-from dist_testing.frontends.unittest.messages import UnittestCase
 from dist_testing.frontends.unittest.on_rank import RankPipe
 from dist_testing.frontends.unittest.plain import current_session
 from dist_testing.frontends.unittest.world_case import WorldCase, default_world_size
 from dist_testing.launch.isolation import FORK, SPAWN
-from dist_testing.outcomes import RankOutcome, exit_name, verdict
+from dist_testing.outcomes import exit_name, verdict
 
 __all__ = ["ProcessCase"]
 
@@ -133,11 +133,7 @@ class ProcessCase(WorldCase):
         self.processes = [RankHandle(running, rank) for rank in range(running.case.world_size)]
 
     def _join_processes(self, fn: Callable[[], Any]) -> None:
-        """Wait for the ranks, in the runner, and judge the test.
-
-        Args:
-            fn: The test method.
-        """
+        """Wait for the ranks, in the runner, and judge the test, whose method is `fn`."""
         if not self.processes:
             self._spawn_processes()
         if self._running is None:
@@ -181,30 +177,28 @@ class ProcessCase(WorldCase):
         elif special:
             self._judge_special(result, int(special))
         else:
-            self._judge(result, result.verdict)
+            self._judge(result)
 
     def _check_no_test_errors(self, elapsed_time: float) -> None:
-        """Fail if a rank raised or did not end; any exit code is a pass. For classes that check codes themselves.
-
-        Args:
-            elapsed_time: Duration of the test in seconds.
-        """
+        """Fail if a rank raised or did not end; any exit code is a pass. For classes that check codes themselves."""
         if self._result is not None:
-            self._judge_outcomes(self._result, [forgiven(outcome, None) for outcome in self._result.outcomes])
+            self._judge_forgiving(self._result, None)
 
     def _judge_special(self, result: CaseResult, required: int) -> None:
-        first = exit_code(result.outcomes[0])
-        self._judge_outcomes(result, [forgiven(outcome, required) for outcome in result.outcomes])
-        if first != required:
+        self._judge_forgiving(result, required)
+        if (first := exit_code(result.outcomes[0])) != required:
             self.fail(
                 f"{self.id()}: rank 0 ended by {exit_name(first)}; expected {exit_name(required)}.\n"
                 "special_return_code_checks of the class requires it."
             )
 
-    def _judge_outcomes(self, result: CaseResult, outcomes: list[RankOutcome]) -> None:
-        promised = current_session().engine.spec.promises(result.case.world_size)
-        judged = verdict(outcomes, world_size=result.case.world_size, promised=promised, leaked=result.leaked)
-        self._judge(dataclasses.replace(result, verdict=judged, outcomes=tuple(outcomes)), judged)
+    def _judge_forgiving(self, result: CaseResult, allowed: int | None) -> None:
+        """Judge the test as if the ranks that ended by this code had passed; None for any code or signal."""
+        outcomes = tuple(forgiven(outcome, allowed) for outcome in result.outcomes)
+        size = result.case.world_size
+        promised = current_session().engine.spec.promises(size)
+        judged = verdict(outcomes, world_size=size, promised=promised, leaked=result.leaked)
+        self._judge(dataclasses.replace(result, verdict=judged, outcomes=outcomes))
 
     def _get_timedout_process_traceback(self) -> None:
         """Print, in the runner, the stacks of the ranks that still run the test. The test goes on."""
@@ -214,15 +208,7 @@ class ProcessCase(WorldCase):
 
     @classmethod
     def _run(cls, rank: int, test_name: str, file_name: str, parent_pipe: RankPipe, **kwargs: Any) -> None:
-        """Make the instance and run its test, on a rank.
-
-        Args:
-            rank: This rank.
-            test_name: Name of the method.
-            file_name: The file that the ranks share.
-            parent_pipe: The argument for `run_test`.
-            **kwargs: Settings of other libraries' classes.
-        """
+        """Make the instance and run its test, on a rank; `kwargs` are settings of other libraries' classes."""
         self = cls(test_name)
         self.rank = rank
         self.file_name = file_name
@@ -230,10 +216,6 @@ class ProcessCase(WorldCase):
 
     def run_test(self, test_name: str, parent_pipe: RankPipe) -> None:
         """Run the method between `setUpRank` and `tearDownRank`, on a rank, with freshly seeded random generators.
-
-        Args:
-            test_name: Name of the method.
-            parent_pipe: The argument of `_run`.
 
         Raises:
             SystemExit: If the test did not pass, so that the code after it does not run.

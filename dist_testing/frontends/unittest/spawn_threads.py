@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import unittest
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -15,7 +14,6 @@ from dist_testing.engine.running_world import group_limit_s
 from dist_testing.errors import UsageError
 from dist_testing.frontends.unittest.plain import current_session
 from dist_testing.launch.isolation import THREAD
-from dist_testing.outcomes import Status
 from dist_testing.rank.reporter import Reporter
 from dist_testing.spec import DEFAULT_WORLD_SIZE, check_world_size
 from dist_testing.threaded import BACKEND
@@ -81,12 +79,8 @@ def spawn_threads_and_init_comms(
 
 
 def starts_threads(function: object, file: Path) -> bool:
-    """Return whether a test may run ranks on threads: it has the decorator, or its file names the decorator.
-
-    Args:
-        function: The test.
-        file: The test file. A test can also decorate functions while it runs, which only the file's text shows before.
-    """
+    """Return whether a test may run ranks on threads: it has the decorator, or its file names the decorator."""
+    # A test can also decorate functions while it runs, which only the file's text shows before.
     return hasattr(function, _MARK) or _names_decorator(file)
 
 
@@ -119,11 +113,7 @@ def _run(call: Callable[[], Any], name: str, timeout: float | None, world_size: 
     case = Case(name, world_size, CaseBody("unittest"), timeout_s, isolation=THREAD.name)
     with session.pause_limit():
         result = session.engine.run_here(case, run_rank)
-    match result.verdict.status:
-        case Status.SKIPPED:
-            raise unittest.SkipTest(result.verdict.reason)
-        case Status.FAILED:
-            raise ThreadsFailedError(session.failure_report(result), result)
+    session.judge(result, ThreadsFailedError)
 
 
 def _name(func: Callable[..., Any]) -> str:

@@ -5,22 +5,20 @@ from __future__ import annotations
 import os
 import queue
 import threading
-import unittest
 from collections import ChainMap
 from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dist_testing.case import Case, CaseBody, CaseFailedError
-from dist_testing.errors import DistTestingError, UsageError
+from dist_testing.errors import UsageError
 from dist_testing.frontends.requirements.decision import unmet_requirement
 from dist_testing.frontends.unittest.exits import declared_exits
 from dist_testing.frontends.unittest.failed_ranks import ExcInfo, FailedRanks, check_entries
 from dist_testing.frontends.unittest.plain import current_session
 from dist_testing.frontends.unittest.rank_threads import RankThreads, joined, this_rank
 from dist_testing.frontends.unittest.world_case import WorldCase, default_world_size
-from dist_testing.launch.isolation import THREAD
-from dist_testing.outcomes import Status
+from dist_testing.launch.isolation import THREAD, Isolation
 from dist_testing.threaded import BACKEND
 
 if TYPE_CHECKING:
@@ -58,15 +56,6 @@ class ThreadCase(WorldCase):
     global_store: ClassVar[Store]
 
     def __init__(self, method_name: str = "runTest", methodName: str = "runTest") -> None:
-        """Make the instance for one test method.
-
-        Args:
-            method_name: torch's name for the argument.
-            methodName: unittest's name for it.
-
-        Raises:
-            ValueError: If the class has no such method.
-        """
         super().__init__(method_name if methodName == "runTest" else methodName)
         self.threads: list[Any] = []
 
@@ -107,27 +96,12 @@ class ThreadCase(WorldCase):
                 "Each test has one world.\n"
                 "Call it once, at the end of setUp, or not at all: then the ranks start when the method begins."
             )
-        session = current_session()
         method = getattr(type(self), self._testMethodName, None)
-        try:
-            world_size = self._checked_size(session, self.world_size)
-            timeout_s = self._checked_timeout(session)
-            if self.isolation not in ("", THREAD.name):
-                raise self._wrong("isolation", self.isolation, f'"{THREAD.name}": the ranks of this class are threads')
-            self._check_method(method)
-            if method is not None and declared_exits(method):
-                raise UsageError(
-                    f"{self.id()}: @expected_exits on a test whose ranks are threads.\n"
-                    "A thread has no exit code, and a signal that kills it kills the runner.\n"
-                    "Derive the class from MultiProcessTestCase."
-                )
-        except DistTestingError as error:
-            # The text is for the user; a traceback through this library does not help.
-            raise error.with_traceback(None) from None
+        world_size, timeout_s, isolation = self._checked(method, self.world_size, self.isolation)
         environment = ChainMap({"WORLD_SIZE": str(world_size)}, os.environ)
         if reason := method and unmet_requirement(method, environment):
             self.skipTest(reason)
-        case = Case(self.id(), world_size, CaseBody("unittest"), timeout_s, isolation=THREAD.name)
+        case = Case(self.id(), world_size, CaseBody("unittest"), timeout_s, isolation=isolation.name)
         self.threads = RankThreads(
             type(self),
             self._testMethodName,
@@ -135,6 +109,20 @@ class ThreadCase(WorldCase):
             tb_locals=self._shows_locals,
             must_run=type(self).run_test_with_threaded_pg is ThreadCase.run_test_with_threaded_pg,
         )
+
+    def _checked_isolation(self, name: object) -> Isolation:
+        if name not in ("", THREAD.name):
+            raise self._wrong("isolation", name, f'"{THREAD.name}": the ranks of this class are threads')
+        return THREAD
+
+    def _check_method(self, method: Any) -> None:
+        super()._check_method(method)
+        if method is not None and declared_exits(method):
+            raise UsageError(
+                f"{self.id()}: @expected_exits on a test whose ranks are threads.\n"
+                "A thread has no exit code, and a signal that kills it kills the runner.\n"
+                "Derive the class from MultiProcessTestCase."
+            )
 
     def _join_processes(self, fn: Callable[[], Any]) -> None:
         if not self.threads:
@@ -182,26 +170,14 @@ class ThreadCase(WorldCase):
             CaseFailedError: If the test failed; its text is the report.
             RuntimeError: If the test failed by a list that the class has changed.
         """
-        if not isinstance(failed_ranks, FailedRanks) or failed_ranks.is_changed:
+        if isinstance(failed_ranks, FailedRanks) and not failed_ranks.is_changed:
+            current_session().judge(failed_ranks.result)
+        else:
             check_entries(failed_ranks, timeout)
-            return
-        result = failed_ranks.result
-        match result.verdict.status:
-            case Status.SKIPPED:
-                raise unittest.SkipTest(result.verdict.reason)
-            case Status.FAILED:
-                raise CaseFailedError(current_session().failure_report(result), result)
 
     @classmethod
     def _run(cls, test_name: str, rank: int, world_size: int, **kwargs: Any) -> None:
-        """Make the instance and run its test, on a rank.
-
-        Args:
-            test_name: Name of the method.
-            rank: This rank.
-            world_size: Ranks in the world.
-            **kwargs: For classes that override it.
-        """
+        """Make the instance and run its test, on a rank."""
         self = cls(test_name)
         self.rank = rank
         if hasattr(self, "_tls"):
@@ -212,11 +188,6 @@ class ThreadCase(WorldCase):
 
     def run_test_with_threaded_pg(self, test_name: str, rank: int, world_size: int) -> None:
         """Run the method between `setUpRank` and `tearDownRank`, on a rank, with a default group.
-
-        Args:
-            test_name: Name of the method.
-            rank: This rank.
-            world_size: Ranks in the world.
 
         Raises:
             SystemExit: If the test did not pass, so that the code after it does not run.
@@ -236,12 +207,6 @@ class ThreadCase(WorldCase):
         """Call `assertEqual` on one rank only.
 
         The ranks share a random generator, so each rank draws other numbers.
-
-        Args:
-            x: Any value.
-            y: Any value.
-            msg: As for `assertEqual`.
-            rank: The rank that compares; default: 0.
         """
         if self.rank == rank:
             self.assertEqual(x, y, msg)

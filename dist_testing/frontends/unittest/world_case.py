@@ -13,27 +13,23 @@ import types
 import unittest
 import warnings
 from collections.abc import Callable
-from typing import Any, ClassVar, NoReturn, cast
+from typing import Any, ClassVar, NoReturn
 
 from dist_testing.budget import MAX_TIMEOUT_S
 from dist_testing.case import Case, CaseBody, CaseFailedError, CaseResult
 from dist_testing.engine.needs import missing_need
-from dist_testing.engine.report import missing_hardware
 from dist_testing.engine.running_case import RunningCase
 from dist_testing.engine.running_world import check_world_size
-from dist_testing.errors import DistTestingError, PromiseError, UsageError
+from dist_testing.errors import DistTestingError, UsageError
+from dist_testing.frontends.messages import UNITTEST_CASES, UnittestCase
 from dist_testing.frontends.requirements.decision import unmet_requirement
-from dist_testing.frontends.session import Session
+from dist_testing.frontends.session import warnings_of
 from dist_testing.frontends.unittest.exits import declared_exits
 from dist_testing.frontends.unittest.lookup import class_name
-from dist_testing.frontends.unittest.messages import UNITTEST_CASES, UnittestCase
 from dist_testing.frontends.unittest.on_rank import RankPipe
 from dist_testing.frontends.unittest.plain import current_session
-from dist_testing.frontends.warned import warnings_of
 from dist_testing.launch.isolation import Isolation, Reuse, isolation_named, isolation_names
-from dist_testing.outcomes import Status, Verdict
 from dist_testing.rank.bootstrap import FAILED_EXIT_CODE
-from dist_testing.skips import is_about_hardware
 
 __all__ = ["WorldCase", "default_world_size"]
 
@@ -50,6 +46,8 @@ class WorldCase(unittest.TestCase):
     isolation: ClassVar[str] = ""
     # Limit of each test in seconds; None for the target's or the command line's.
     case_timeout_s: ClassVar[float | None] = None
+    # Whether a test fails if its ranks pass but make different collective calls; None for the command line's choice.
+    strict_collectives: ClassVar[bool | None] = None
 
     # Whether `sys.exit(0)` in a test is a pass of that rank, as with torch's classes. Otherwise it ended too early.
     exit_0_passes: ClassVar[bool] = False
@@ -58,16 +56,8 @@ class WorldCase(unittest.TestCase):
     TEST_ERROR_EXIT_CODE: ClassVar[int] = FAILED_EXIT_CODE
 
     def __init__(self, methodName: str = "runTest", method_name: str | None = None) -> None:
-        """Make the instance for one test method.
-
-        Args:
-            methodName: unittest's name for the argument.
-            method_name: torch's name for it.
-
-        Raises:
-            ValueError: If the class has no such method.
-        """
-        # Classes pass both on, in torch's order or in unittest's; one of the two then has the default value.
+        # The second name is torch's. Classes pass both on, in torch's order or in unittest's; one then has the default
+        # value.
         name = methodName if method_name in (None, "runTest") else method_name
         super().__init__(name)
         self.rank = self.MAIN_PROCESS_RANK
@@ -110,20 +100,12 @@ class WorldCase(unittest.TestCase):
         """Runs on every rank after the method, also if the method failed. Does nothing by default."""
 
     def run(self, result: unittest.TestResult | None = None) -> unittest.TestResult | None:
-        """Run the test, in the runner. The ranks get the result's setting for local variables in tracebacks.
-
-        Args:
-            result: As for `unittest.TestCase.run`.
-        """
+        """Run the test, in the runner. The ranks get the result's setting for local variables in tracebacks."""
         self._shows_locals = bool(getattr(result, "tb_locals", False))
         return super().run(result)
 
     def join_or_run(self, fn: Callable[[], Any]) -> Callable[[], Any]:
-        """Return the replacement of a test method: in the runner it waits for the ranks, on a rank it calls the method.
-
-        Args:
-            fn: The test method, bound.
-        """
+        """Return the replacement of a bound test method: it waits for the ranks, or, on a rank, calls the method."""
 
         @functools.wraps(fn)
         def wrapper(self: WorldCase) -> Any:
@@ -176,15 +158,9 @@ class WorldCase(unittest.TestCase):
         environment = os.environ | {"WORLD_SIZE": str(size)}
         if method and (unmet := unmet_requirement(method, environment)):
             self._skip_or_fail(unmet, max(spec.world_sizes))
-        try:
-            world_size = self._checked_size(session, size)
-            timeout_s = self._checked_timeout(session)
-            how = self._checked_isolation(session, isolation)
-            self._check_method(method)
-            session.check_not_attached(self.id())
-        except DistTestingError as error:
-            # The text is for the user; a traceback through this library does not help.
-            raise error.with_traceback(None) from None
+        session.check_not_attached(self.id())
+        world_size, timeout_s, how = self._checked(method, size, isolation)
+        strict_calls = session.is_strict(self._checked_strict())
         if missing := missing_need(spec, world_size) or lacking:
             self._skip_or_fail(missing, world_size)
         cls = type(self)
@@ -197,6 +173,7 @@ class WorldCase(unittest.TestCase):
                 UNITTEST_CASES.to_wire(content).decode(),
                 keeps_state=keeps_state,
                 keeps_groups=keeps_groups,
+                strict_calls=strict_calls,
                 may_change=may_change,
             ),
             timeout_s=timeout_s,
@@ -213,20 +190,20 @@ class WorldCase(unittest.TestCase):
 
     def _skip_or_fail(self, missing: str, world_size: int) -> NoReturn:
         """Skip the test for something missing; fail if it is hardware that is promised, or that may not be missing."""
-        session = current_session()
-        spec = session.engine.spec
-        promised = spec.promises(world_size)
-        if is_about_hardware(missing) and (promised or session.fail_on_missing):
+        if (error := current_session().promise_error(self.id(), missing, world_size)) is not None:
             self._expect_no_failure()
-            raise PromiseError(missing_hardware(self.id(), spec, missing, promised=promised))
+            raise error
         self.skipTest(missing)
 
     def _wait_for_ranks(self) -> CaseResult:
         running, self._running = self._running, None
         assert running is not None
         result = current_session().engine.finish(running)
-        for warning in warnings_of(result):
-            warnings.warn_explicit(str(warning.message), warning.category, warning.filename, warning.lineno)
+        with warnings.catch_warnings():
+            # The ranks have applied the filters. Here they could turn a warning into an error, in place of the verdict.
+            warnings.simplefilter("always")
+            for warning in warnings_of(result):
+                warnings.warn_explicit(str(warning.message), warning.category, warning.filename, warning.lineno)
         return result
 
     def _stop_ranks(self) -> None:
@@ -234,19 +211,13 @@ class WorldCase(unittest.TestCase):
             running, self._running = self._running, None
             current_session().engine.abandon(running)
 
-    def _judge(self, result: CaseResult, verdict: Verdict) -> None:
-        """Report the ranks' verdict to unittest.
-
-        Raises:
-            unittest.SkipTest: If all ranks skip for the same reason.
-            CaseFailedError: If the test failed; its text is the report.
-        """
-        match verdict.status:
-            case Status.SKIPPED:
-                self.skipTest(verdict.reason)
-            case Status.FAILED:
-                self._expect_nothing_but_failures(result)
-                raise CaseFailedError(current_session().failure_report(result), result)
+    def _judge(self, result: CaseResult) -> None:
+        """Report the ranks' verdict to unittest; see `Session.judge`."""
+        try:
+            current_session().judge(result)
+        except CaseFailedError:
+            self._expect_nothing_but_failures(result)
+            raise
 
     def _expect_nothing_but_failures(self, result: CaseResult) -> None:
         # `expectedFailure` means an exception in the method. A crash, a hang or a broken machine is never expected,
@@ -258,22 +229,42 @@ class WorldCase(unittest.TestCase):
         if (outcome := self._outcome) is not None:  # type: ignore[attr-defined]  # unittest's own, not in typeshed
             outcome.expecting_failure = False
 
-    def _checked_size(self, session: Session, size: object) -> int:
-        """Return the size as a number; torch's suites also give it as a text."""
+    def _checked(self, method: object, size: object, isolation: object) -> tuple[int, float, Isolation]:
+        """Return the world size, the limit in seconds and the isolation of a test.
+
+        Raises:
+            UsageError: If one of them is impossible, the world is larger than declared, or the method cannot run on
+                ranks.
+        """
+        try:
+            self._check_method(method)
+            return self._checked_size(size), self._checked_timeout(), self._checked_isolation(isolation)
+        except DistTestingError as error:
+            # The text is for the user; a traceback through this library does not help.
+            raise error.with_traceback(None) from None
+
+    def _checked_size(self, size: object) -> int:
+        # torch's suites also give it as a text.
         if isinstance(size, str) and size.isascii() and size.isdecimal():
             size = int(size)
         world_size = check_world_size(self.id(), size)
-        session.check_declared(self.id(), world_size)
+        current_session().check_declared(self.id(), world_size)
         return world_size
 
-    def _checked_timeout(self, session: Session) -> float:
-        timeout_s: object = self.case_timeout_s if self.case_timeout_s is not None else session.timeout_s
-        if type(timeout_s) not in (int, float) or not 0 < cast(float, timeout_s) <= MAX_TIMEOUT_S:
-            raise self._wrong("case_timeout_s", timeout_s, f"a number of seconds above 0, up to {MAX_TIMEOUT_S}")
-        return float(cast(float, timeout_s))
+    def _checked_timeout(self) -> float:
+        value: object = self.case_timeout_s if self.case_timeout_s is not None else current_session().timeout_s
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= MAX_TIMEOUT_S:
+            raise self._wrong("case_timeout_s", value, f"a number of seconds above 0, up to {MAX_TIMEOUT_S}")
+        return float(value)
 
-    def _checked_isolation(self, session: Session, name: object) -> Isolation:
-        name = name or session.engine.spec.isolation
+    def _checked_strict(self) -> bool | None:
+        value: object = self.strict_collectives
+        if value is not None and not isinstance(value, bool):
+            raise self._wrong("strict_collectives", value, "True, False or None")
+        return value
+
+    def _checked_isolation(self, name: object) -> Isolation:
+        name = name or current_session().engine.spec.isolation
         if name not in isolation_names():
             raise self._wrong("isolation", name, f"one of {', '.join(isolation_names())}")
         isolation = isolation_named(str(name))
@@ -304,23 +295,11 @@ class WorldCase(unittest.TestCase):
 
     @classmethod
     def _open_rank(cls, rank: int, world_size: int, directory: str) -> None:
-        """Make, once per rank, the objects that the tests of this class share there.
-
-        Args:
-            rank: This rank.
-            world_size: Ranks in the world.
-            directory: The world's folder, which all ranks share.
-        """
+        """Make, once per rank, the objects that the tests of this class share. All ranks share the `directory`."""
 
     @classmethod
     def _run_on_rank(cls, rank: int, case: UnittestCase, pipe: RankPipe) -> None:
-        """On a rank: make an instance and have it run its method.
-
-        Args:
-            rank: This rank.
-            case: The message of the runner; see `_ask_for_ranks`.
-            pipe: Runs the method.
-        """
+        """On a rank: make an instance and have it run its method by the pipe."""
         raise NotImplementedError
 
 

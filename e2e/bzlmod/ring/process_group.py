@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from datetime import timedelta
 from typing import Any
@@ -44,8 +45,8 @@ class RingGroup(dist.ProcessGroup):
         return _done(tensors)
 
     def broadcast(self, tensors: Any, opts: Any = None) -> dist.Work:
-        """The root's tensor for every rank."""
-        root = opts.rootRank if opts is not None else 0
+        """The root's tensor for every rank; with RING_BUG, rank 0's."""
+        root = opts.rootRank if opts is not None and not os.environ.get("RING_BUG") else 0
         for tensor in tensors:
             tensor.copy_(self._exchange("broadcast", tensor)[root])
         return _done(tensors)

@@ -1,0 +1,136 @@
+"""Runs the conformance kit from the command line: `python -m dist_testing.conformance --backend=gloo`."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from dist_testing.backend_files import read_backend_file
+from dist_testing.backends import Backend, add_backends, backend_named, backends
+from dist_testing.conformance.catalogue import all_cells
+from dist_testing.conformance.cell import Status
+from dist_testing.conformance.choice import chosen_cells
+from dist_testing.conformance.expectations import Expectations, read_expectations, torch_version
+from dist_testing.conformance.features import feature_problems
+from dist_testing.conformance.matrix import Matrix, read_matrix
+from dist_testing.conformance.output import write_matrix
+from dist_testing.conformance.plug_in import plug_in
+from dist_testing.conformance.session import CELL_LIMIT_S, CellSession, cell_limit
+from dist_testing.errors import DistTestingError, InterruptedRunError, UsageError
+
+__all__ = ["main"]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the kit.
+
+    Args:
+        arguments: The command line; by default that of the process.
+
+    Returns:
+        The exit code: 0 if every cell ended as expected, 1 if one did not, 2 for a bad command line.
+    """
+    options = _parser().parse_args(arguments)
+    try:
+        return _run(options)
+    except InterruptedRunError as error:
+        print(f"The run was stopped: {error}.", file=sys.stderr)
+        return 130
+    except DistTestingError as error:
+        print(error, file=sys.stderr)
+        return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m dist_testing.conformance",
+        description="Check what torch.distributed promises on a backend, and write its capability matrix.",
+    )
+    parser.add_argument("--backend", help="name of the backend: a declared one, or torch's name of a plug-in")
+    parser.add_argument("--import", dest="module", metavar="MODULE", help="module whose import registers the backend")
+    parser.add_argument("--declared-in", metavar="FILE", help="the .bzl file that declares the backend")
+    parser.add_argument("--device", metavar="TYPE", help="type of the tensors' device (default: the backend's first)")
+    parser.add_argument(
+        "--cells", action="append", metavar="PATTERN", help="cells to run, such as 'broadcast/*' (repeat)"
+    )
+    parser.add_argument("--world-sizes", metavar="N[,N...]", help="world sizes to run (default: 1,2,3,4,5,7)")
+    parser.add_argument("--expectations", metavar="FILE", help="expectation file of the backend")
+    parser.add_argument("--out", metavar="DIR", help="folder for matrix.json, matrix.md and matrix.html")
+    parser.add_argument(
+        "--cell-limit",
+        metavar="SECONDS",
+        help=f"limit of one cell (default: {CELL_LIMIT_S:.0f}); raise it on a busy machine",
+    )
+    parser.add_argument("--list", action="store_true", help="print the names of the chosen cells, and run none")
+    parser.add_argument("--compare", metavar="FILE", help="matrix.json to compare with, in matrix.html")
+    parser.add_argument("--merge", nargs="+", metavar="FILE", help="make one matrix of these, such as those of shards")
+    return parser
+
+
+def _run(options: argparse.Namespace) -> int:
+    before = read_matrix(options.compare) if options.compare else None
+    if options.merge:
+        merged = read_matrix(options.merge[0])
+        for file in options.merge[1:]:
+            merged.merge(read_matrix(file))
+        write_matrix(merged, Path(options.out or "."), before)
+        return 0
+    cells = chosen_cells(all_cells(), options.cells or [], options.world_sizes)
+    if options.list:
+        print("\n".join(cell.name for cell in cells))
+        return 0
+    backend = _backend(options)
+    expectations = Expectations()
+    if options.expectations:
+        expectations = read_expectations(options.expectations, backend.name)
+        expectations.check_cells(all_cells())
+    matrix = Matrix(backend.name, torch_version())
+    problems = []
+    started_s = time.monotonic()
+    preloads = any("functional" in cell.operation for cell in cells)
+    with CellSession(backend, preloads=preloads, limit_s=cell_limit("--cell-limit", options.cell_limit)) as session:
+        try:
+            for cell in cells:
+                result = session.run(cell, expectations.status_of(cell))
+                matrix.add(result, expectations)
+                if problem := expectations.problem(result):
+                    problems.append(problem)
+                    print(f"FAILED {problem}\n", flush=True)
+        finally:
+            # Also after Ctrl-C: what is known stays known.
+            if options.out:
+                write_matrix(matrix, Path(options.out), before)
+    # A backend without a declaration has no features that could be untrue.
+    notes = [] if options.module else feature_problems(matrix, backend)
+    problems += notes
+    for note in notes:
+        print(f"FAILED {note}\n")
+    counts = ", ".join(f"{count} {name}" for name, count in sorted(matrix.counts().items()))
+    print(f"{len(matrix.cells)} cells of {backend.name} in {time.monotonic() - started_s:.1f} s: {counts}.")
+    print(f"{len(matrix.deviations())} deviate from the contract; {len(problems)} end otherwise than expected.")
+    if not_run := next((e for e in matrix.cells.values() if e["status"] == Status.NOT_RUN.value), None):
+        print(f"Not run: {not_run.get('detail', '')}")
+    return 1 if problems else 0
+
+
+def _backend(options: argparse.Namespace) -> Backend:
+    if not options.backend:
+        raise UsageError(
+            "--backend is missing.\n"
+            "The kit tests one backend at a time.\n"
+            f"Name one of {', '.join(sorted(backends()))}, or a plug-in with --import=MODULE."
+        )
+    if options.declared_in:
+        add_backends((backend, options.declared_in) for backend in read_backend_file(options.declared_in))
+    if options.module:
+        return plug_in(options.backend, options.module, options.device)
+    backend = backend_named(options.backend)
+    return dataclasses.replace(backend, device=options.device) if options.device else backend
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,97 @@
+"""The cells as pytest tests: one node id per cell. `backend_conformance_test` and `pytest --pyargs` run this file.
+
+The backend is that of the target or of `--dist-backend`. The environment variable `CONFORMANCE_EXPECTATIONS` names the
+expectation file, and `CONFORMANCE_CELLS` chooses cells by patterns that are separated by spaces.
+`CONFORMANCE_CELL_LIMIT` is the limit of one cell, in seconds; `CONFORMANCE_WORLD_SIZES` are the sizes to run.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dist_testing.conformance.catalogue import all_cells
+from dist_testing.conformance.cell import Cell, Status
+from dist_testing.conformance.choice import chosen_cells
+from dist_testing.conformance.expectations import Expectations, read_expectations, torch_version
+from dist_testing.conformance.features import FEATURE_CELLS, feature_problems
+from dist_testing.conformance.matrix import Matrix
+from dist_testing.conformance.output import write_matrix
+from dist_testing.conformance.session import CellSession, cell_limit
+from dist_testing.errors import UsageError
+from dist_testing.frontends.pytest.in_runner import BUDGET_KEY
+from dist_testing.frontends.session import current_session
+
+_LIMIT = "CONFORMANCE_CELL_LIMIT"
+_CELLS = chosen_cells(
+    all_cells(), os.environ.get("CONFORMANCE_CELLS", "").split(), os.environ.get("CONFORMANCE_WORLD_SIZES") or None
+)
+
+
+def _expectations_file() -> str:
+    """Return the path of the expectation file; "" for none. Under Bazel the variable names a runfile."""
+    name = os.environ.get("CONFORMANCE_EXPECTATIONS", "")
+    if not name or os.path.isabs(name) or "TEST_SRCDIR" not in os.environ:
+        return name
+    from runfiles import Runfiles
+
+    runfiles = Runfiles.Create()
+    found: str | None = runfiles.Rlocation(name) if runfiles is not None else None
+    if found is None or not Path(found).is_file():
+        raise UsageError(
+            f"CONFORMANCE_EXPECTATIONS={name}: there is no such runfile.\n"
+            "backend_conformance_test sets the variable to the location of its file.\n"
+            "Give the file as the argument expectations."
+        )
+    return found
+
+
+class _Kit:
+    """The session of the kit, its expectations, and the matrix of the cells that have run."""
+
+    def __init__(self, session: CellSession) -> None:
+        self.session = session
+        self.expectations = Expectations()
+        if file := _expectations_file():
+            self.expectations = read_expectations(file, session.backend.name)
+            self.expectations.check_cells(all_cells())
+        self.matrix = Matrix(session.backend.name, torch_version())
+
+
+@pytest.fixture(scope="session")
+def kit(request: pytest.FixtureRequest) -> Iterator[_Kit]:
+    """The running kit."""
+    session = current_session()
+    assert session is not None, "the pytest plugin of dist_testing is not loaded"
+    limit_s = cell_limit(_LIMIT, os.environ.get(_LIMIT))
+    budget = request.config.stash.get(BUDGET_KEY, None)
+    with CellSession(session.engine.spec.backend, budget, limit_s=limit_s) as running:
+        one = _Kit(running)
+        yield one
+        if outputs := os.environ.get("TEST_UNDECLARED_OUTPUTS_DIR"):
+            write_matrix(one.matrix, Path(outputs))
+
+
+def test_features(kit: _Kit) -> None:
+    """The features in the declaration of the backend are what its cells show."""
+    matrix = Matrix(kit.session.backend.name, torch_version())
+    for cell in _CELLS:
+        if any(fnmatch.fnmatchcase(cell.name, pattern) for pattern in FEATURE_CELLS.values()):
+            matrix.add(kit.session.run(cell, kit.expectations.status_of(cell)), kit.expectations)
+    problems = feature_problems(matrix, kit.session.backend)
+    assert not problems, "\n\n".join(problems)
+
+
+@pytest.mark.parametrize("cell", _CELLS, ids=[cell.name for cell in _CELLS])
+def test_cell(kit: _Kit, cell: Cell) -> None:
+    """The cell ends as the contract asks for, or as the expectation file says."""
+    result = kit.session.run(cell, kit.expectations.status_of(cell))
+    kit.matrix.add(result, kit.expectations)
+    if result.status is Status.NOT_RUN:
+        pytest.skip(result.detail)
+    if problem := kit.expectations.problem(result):
+        pytest.fail(problem, pytrace=False)

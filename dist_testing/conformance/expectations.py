@@ -1,0 +1,232 @@
+"""Reads the expectation file of a backend: the cells that end otherwise than the contract asks for, and why.
+
+The file is JSON in the backend's own repository:
+
+    {"schema": 1, "backend": "gloo", "rows": [{
+        "cells": ["broadcast/*/strided/*"], "except": ["*/w1"], "status": "wrong",
+        "reason": "ignores the strides of the tensor", "link": "pytorch#192920", "until": "2027-06-30",
+        "torch": ">=2.13"}]}
+
+It is strict both ways: a cell that ends otherwise than its row says fails, also if it works.
+"""
+
+from __future__ import annotations
+
+import datetime
+import fnmatch
+import importlib.metadata
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dist_testing.conformance.cell import Cell, Result, Status
+from dist_testing.errors import UsageError
+
+__all__ = ["SCHEMA", "Expectations", "Row", "read_expectations", "torch_version"]
+
+SCHEMA = 1
+_REQUIRED = ("cells", "status", "reason", "link", "until")
+_OPTIONAL = ("except", "torch")
+_STATUSES = (Status.WORKS, Status.REFUSES, Status.WRONG, Status.HANGS, Status.CRASHES)
+_CONDITION = re.compile(r"(>=|<=|==|<|>)(\d+)\.(\d+)")
+# A reason has to say something.
+_LEAST_REASON = 10
+
+
+def torch_version() -> str:
+    """Return the version of the installed torch, without importing it."""
+    return importlib.metadata.version("torch")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row of an expectation file.
+
+    Attributes:
+        number: Its number in the file, from 1.
+        cells: Patterns of names of cells; "*" stands for any text.
+        excluded: Patterns of cells that the row does not cover.
+        status: How its cells end.
+        reason: Why.
+        link: A public thread such as "pytorch#192920", or "new: ..." with the place of a reproduction.
+        until: Date by which somebody looks at the row again.
+        is_active: Whether it holds for the installed torch.
+    """
+
+    number: int
+    cells: tuple[str, ...]
+    excluded: tuple[str, ...]
+    status: Status
+    reason: str
+    link: str
+    until: datetime.date
+    is_active: bool = True
+
+    def covers(self, name: str) -> bool:
+        """Return whether the row is about the cell of this name."""
+        return _matches(name, self.cells) and not _matches(name, self.excluded)
+
+
+def _matches(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+
+@dataclass(frozen=True, slots=True)
+class Expectations:
+    """What is expected of one backend.
+
+    Attributes:
+        rows: The rows of its file; the first one that covers a cell counts.
+        source: Name of the file, for errors.
+    """
+
+    rows: tuple[Row, ...] = ()
+    source: str = "no expectation file"
+
+    def row_of(self, cell: Cell) -> Row | None:
+        """Return the row that covers a cell; None if the contract alone counts."""
+        name = cell.name
+        return next((row for row in self.rows if row.is_active and row.covers(name)), None)
+
+    def status_of(self, cell: Cell) -> Status:
+        """Return how a cell is expected to end."""
+        row = self.row_of(cell)
+        return cell.contract if row is None else row.status
+
+    def problem(self, result: Result) -> str:
+        """Return what is wrong with a result, in three parts; "" if it ended as expected, or was not run."""
+        cell, row = result.cell, self.row_of(result.cell)
+        if result.status in (Status.NOT_RUN, self.status_of(cell)):
+            return ""
+        seen = f"{cell.name}: {result.status.value}{f': {result.detail}' if result.detail else ''}."
+        if row is None:
+            return (
+                f"{seen}\n"
+                f"Row {cell.row} of the contract asks for {cell.contract.value}.\n"
+                "Correct the backend, or declare the deviation in its expectation file with reason, link and date "
+                "(docs/conformance.md)."
+            )
+        way_out = "Remove the row, or exclude the cell." if result.status is cell.contract else "Correct the row."
+        return (
+            f"{seen}\n"
+            f"Row {row.number} of {self.source} expects {row.status.value}: {row.reason} ({row.link}).\n"
+            f"The backend has changed, or the row covers too much. {way_out}"
+        )
+
+    def check_cells(self, cells: Sequence[Cell]) -> None:
+        """Check that every row counts for a cell.
+
+        Args:
+            cells: All cells of the kit, not only those of this run.
+
+        Raises:
+            UsageError: If a row covers none, or only cells that earlier rows cover.
+        """
+        used = {row.number for cell in cells if (row := self.row_of(cell)) is not None}
+        for row in self.rows:
+            if row.is_active and row.number not in used:
+                raise UsageError(
+                    f"{self.source}: row {row.number} covers no cell: {', '.join(row.cells)}.\n"
+                    "There is no such cell, or an earlier row covers each of them.\n"
+                    "Correct the patterns (--list shows all cells), or remove the row."
+                )
+
+
+def read_expectations(path: str | Path, backend: str, today: datetime.date | None = None) -> Expectations:
+    """Read the expectation file of a backend.
+
+    Args:
+        path: The file.
+        backend: Name of the backend that is tested.
+        today: The date that counts; today by default.
+
+    Raises:
+        UsageError: If the file cannot be read, is of another backend, or has a row without reason, link or date, past
+            its date, or with an unknown key or status.
+    """
+    try:
+        content = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"{path}: the expectation file cannot be read: {error}.\n"
+            "It is a JSON file with the keys schema, backend and rows.\n"
+            "Correct it (docs/conformance.md shows one)."
+        ) from error
+    if not isinstance(content, dict) or content.get("schema") != SCHEMA or not isinstance(content.get("rows"), list):
+        raise _bad(path, "it is no object with schema = 1 and a list rows")
+    if content.get("backend") != backend:
+        raise _bad(path, f"it is for backend {content.get('backend')!r}, and the run tests {backend!r}")
+    today = today or datetime.date.today()
+    return Expectations(
+        tuple(_row(path, number, entry, today) for number, entry in enumerate(content["rows"], 1)), str(path)
+    )
+
+
+def _row(path: str | Path, number: int, entry: Any, today: datetime.date) -> Row:
+    where = f"row {number}"
+    if not isinstance(entry, dict):
+        raise _bad(path, f"{where} is {entry!r}; expected an object")
+    if unknown := sorted(entry.keys() - {*_REQUIRED, *_OPTIONAL}):
+        raise _bad(
+            path, f"{where} has the unknown key {unknown[0]!r}; the keys are {', '.join((*_REQUIRED, *_OPTIONAL))}"
+        )
+    if missing := [key for key in _REQUIRED if not entry.get(key)]:
+        raise _bad(path, f"{where} has no {missing[0]}")
+    for key in ("cells", "except"):
+        patterns = entry.get(key, [])
+        if not isinstance(patterns, list) or not all(isinstance(pattern, str) and pattern for pattern in patterns):
+            raise _bad(path, f"{where}: {key} = {patterns!r}; expected a list of patterns")
+    for key in ("status", "reason", "link", "until", "torch"):
+        if not isinstance(entry.get(key, ""), str):
+            raise _bad(path, f"{where}: {key} = {entry[key]!r}; expected a text")
+    if entry["status"] not in [status.value for status in _STATUSES]:
+        known = ", ".join(status.value for status in _STATUSES)
+        raise _bad(path, f"{where}: status = {entry['status']!r}; expected one of {known}")
+    if len(entry["reason"].strip()) < _LEAST_REASON or entry["reason"].strip().upper().startswith("TODO"):
+        raise _bad(path, f"{where}: reason = {entry['reason']!r} says nothing")
+    try:
+        until = datetime.date.fromisoformat(entry["until"])
+    except ValueError:
+        raise _bad(path, f"{where}: until = {entry['until']!r}; expected a date such as 2027-06-30") from None
+    if until < today:
+        raise _bad(path, f"{where} ({', '.join(entry['cells'])}) was to be looked at again by {until}")
+    return Row(
+        number,
+        tuple(entry["cells"]),
+        tuple(entry.get("except", [])),
+        Status(entry["status"]),
+        entry["reason"],
+        entry["link"],
+        until,
+        _holds(path, where, entry.get("torch", "")),
+    )
+
+
+def _holds(path: str | Path, where: str, conditions: str) -> bool:
+    """Return whether all conditions, such as ">=2.13,<2.15", hold for the installed torch."""
+    major, minor = (int(part) for part in torch_version().split(".")[:2])
+    holds = True
+    for condition in filter(None, conditions.split(",")):
+        if (found := _CONDITION.fullmatch(condition.strip())) is None:
+            raise _bad(path, f"{where}: torch = {conditions!r}; expected conditions such as >=2.13,<2.15")
+        ours, other = (major, minor), (int(found[2]), int(found[3]))
+        holds &= {
+            ">=": ours >= other,
+            "<=": ours <= other,
+            "==": ours == other,
+            "<": ours < other,
+            ">": ours > other,
+        }[found[1]]
+    return holds
+
+
+def _bad(path: str | Path, fault: str) -> UsageError:
+    return UsageError(
+        f"{path}: {fault}.\n"
+        "An expectation file says of each deviation which cells, how they end, why, where to read about it, and until "
+        "when the row counts.\n"
+        "Correct the row (docs/conformance.md)."
+    )

@@ -1,0 +1,56 @@
+"""Compares the declared features of a backend with what its cells did."""
+
+from __future__ import annotations
+
+import fnmatch
+
+from dist_testing.backends import Backend
+from dist_testing.conformance.cell import Status
+from dist_testing.conformance.matrix import Matrix
+
+__all__ = ["FEATURE_CELLS", "feature_problems"]
+
+# Feature to the cells that show it. `needs_no_gloo` is about builds of torch, so no cell shows it.
+FEATURE_CELLS = {
+    "coalesced_all_reduce": "_coalescing_manager/all_reduce_*/w2",
+    "coalescing": "_coalescing_manager/with_device/w2",
+    "cpu_tensors": "broadcast/int64/contiguous/odd/*/w2",
+    "monitored_barrier": "monitored_barrier/*/w[23]",
+    "moves_data": "all_gather/*/contiguous/odd/*/w2",
+    "recv_any_source": "recv/from_anybody/w2",
+}
+
+
+def feature_problems(matrix: Matrix, backend: Backend) -> list[str]:
+    """Return what is wrong with the declared features, each in three parts.
+
+    A feature whose cells did not run is neither right nor wrong.
+
+    Args:
+        matrix: The results.
+        backend: The declaration.
+    """
+    problems = []
+    for feature, pattern in FEATURE_CELLS.items():
+        statuses = {
+            name: entry["status"]
+            for name, entry in matrix.cells.items()
+            if fnmatch.fnmatchcase(name, pattern) and entry["status"] != Status.NOT_RUN.value
+        }
+        # The cells move CPU tensors only where the backend's device is the CPU.
+        if not statuses or (feature == "cpu_tensors" and backend.device != "cpu"):
+            continue
+        failed = sorted(name for name, status in statuses.items() if status != Status.WORKS.value)
+        if feature in backend.features and failed:
+            problems.append(
+                f"Backend {backend.name} declares the feature {feature}, but {failed[0]} {statuses[failed[0]]}.\n"
+                "Tests that ask for the feature would fail on this backend.\n"
+                "Correct the backend, or drop the feature from its declaration."
+            )
+        if feature not in backend.features and not failed:
+            problems.append(
+                f"Backend {backend.name} does not declare the feature {feature}, but its cells work.\n"
+                "Tests that ask for the feature leave this backend out.\n"
+                "Add the feature to its declaration."
+            )
+    return problems

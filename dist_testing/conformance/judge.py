@@ -1,0 +1,100 @@
+"""Turns what the ranks observed, and what the engine found, into the status of a cell."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from dist_testing.case import CaseResult
+from dist_testing.conformance.cell import Cell, Observation, Result, Seen, Status
+from dist_testing.outcomes import CRASHES, Cause, Kind, RankOutcome, exit_name
+
+__all__ = ["judge"]
+
+# A call that fails after this share of its limit has waited for something that never came.
+_LATE_SHARE = 0.6
+
+
+def judge(cell: Cell, result: CaseResult, observed: Mapping[int, Observation], limit_s: float) -> Result:
+    """Return how a cell ended.
+
+    Args:
+        cell: The cell.
+        result: What the engine found.
+        observed: What ranks observed, by rank; a rank that did not come to its end is not there.
+        limit_s: Limit of the group of the world, in seconds.
+    """
+    seconds = round(result.duration_s, 3)
+    crashed = [outcome for outcome in result.outcomes if outcome.kind in CRASHES and not outcome.collateral]
+    if crashed:
+        return Result(cell, Status.CRASHES, "; ".join(map(_crash, crashed)), seconds)
+    missing = [outcome for outcome in result.outcomes if outcome.rank not in observed]
+    if missing:
+        return _not_observed(cell, result, missing, seconds)
+    every = [observed[rank] for rank in sorted(observed)]
+    status, detail = _status(cell, every, limit_s)
+    lives = None if all(one.seen is Seen.RIGHT for one in every) else all(one.lives for one in every)
+    if status is Status.WORKS and (trouble := _trouble(result)):
+        # Every rank saw the right thing, and the ranks did not survive the cell.
+        return Result(cell, Status.WRONG, trouble, seconds, lives=False)
+    return Result(cell, status, detail, seconds, lives)
+
+
+def _crash(outcome: RankOutcome) -> str:
+    how = exit_name(-(outcome.signal or 0)) if outcome.kind is Kind.SIGNALLED else f"exit code {outcome.exit_code}"
+    return f"rank {outcome.rank}: {how}"
+
+
+def _not_observed(cell: Cell, result: CaseResult, missing: Sequence[RankOutcome], seconds: float) -> Result:
+    if result.verdict.cause is Cause.HANG or any(outcome.kind in (Kind.HUNG, Kind.STOPPED) for outcome in missing):
+        return Result(cell, Status.HANGS, _hang(missing), seconds)
+    ranks = ", ".join(str(outcome.rank) for outcome in missing)
+    details = "; ".join(dict.fromkeys(outcome.summary for outcome in missing if outcome.summary))
+    return Result(cell, Status.WRONG, f"rank(s) {ranks} did not come to the end of the cell: {details}", seconds)
+
+
+def _hang(missing: Sequence[RankOutcome]) -> str:
+    """Return who waits where, by the collective ledger."""
+    places: dict[str, list[str]] = {}
+    for outcome in missing:
+        places.setdefault(outcome.operation or outcome.phase, []).append(str(outcome.rank))
+    return "; ".join(f"rank(s) {', '.join(ranks)} in {place}" for place, ranks in places.items())
+
+
+def _status(cell: Cell, every: Sequence[Observation], limit_s: float) -> tuple[Status, str]:
+    wrong = [one for one in every if one.seen is Seen.WRONG]
+    errors = [one for one in every if one.seen is Seen.ERROR]
+    if wrong:
+        return Status.WRONG, _told(wrong)
+    if any(one.seen is Seen.ABSENT for one in every):
+        return Status.NOT_RUN, every[0].text
+    if not errors:
+        return Status.WORKS, ""
+    if late := [one for one in errors if one.seconds >= _LATE_SHARE * limit_s]:
+        return Status.HANGS, f"until the limit of the group: {_told(late)}"
+    told = _told(errors)
+    if cell.group and len(errors) < len(every):
+        # Ranks outside of the group have nothing to refuse.
+        from dist_testing.conformance.groups import members
+
+        inside = members(cell.group, cell.world_size)
+        if {one.rank for one in errors} >= set(inside):
+            return Status.REFUSES, told
+    if len(errors) < len(every):
+        return Status.WRONG, f"only some ranks refuse: {told}"
+    return Status.REFUSES, told
+
+
+def _told(some: Sequence[Observation]) -> str:
+    """Return the texts of ranks, each text once."""
+    texts: dict[str, list[str]] = {}
+    for one in some:
+        texts.setdefault(one.text, []).append(str(one.rank))
+    first, *others = texts.items()
+    more = f" ({len(others)} other text(s))" if others else ""
+    return f"rank(s) {', '.join(first[1])}: {first[0]}{more}"
+
+
+def _trouble(result: CaseResult) -> str:
+    if result.verdict.cause in (Cause.NONE, Cause.INTERRUPTED):
+        return ""
+    return f"after the cell: {result.verdict.reason}"

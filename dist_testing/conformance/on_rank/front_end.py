@@ -1,0 +1,181 @@
+"""Runs cells on a rank, and writes what the rank observed."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import time
+import warnings
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dist_testing.case import CaseBody
+from dist_testing.conformance.catalogue import cell_named
+from dist_testing.conformance.cell import WHOLE, Observation, Seen
+from dist_testing.conformance.groups import members
+from dist_testing.conformance.kit import AbsentError, Groups, Kit, WrongError, first_line
+from dist_testing.conformance.rows.registry import script_of
+from dist_testing.process.messages import RankStart
+from dist_testing.rank.bootstrap import RankFrontEnd
+from dist_testing.rank.rank_world import RankWorld
+from dist_testing.rank.reporter import Reporter
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
+__all__ = ["CellContext", "PoisonedError"]
+
+
+_FUNCTIONAL = (
+    "torch._dynamo",
+    "torch.distributed._dist2",
+    "torch.distributed._functional_collectives",
+    "torch.distributed.nn.functional",
+)
+
+
+class PoisonedError(Exception):
+    """The group does not work any more after the cell, so the runner has to throw the ranks away."""
+
+
+class CellContext:
+    """The rank context of a run of the kit."""
+
+    def __init__(self, preloads: bool) -> None:
+        """Make the context.
+
+        Args:
+            preloads: Whether cells use functional collectives, whose first call imports modules for a second.
+        """
+        self._preloads = preloads
+        self._cases = 0
+
+    def prepare(self) -> None:
+        """Import what all ranks need, once."""
+        import torch.distributed  # noqa: F401
+
+        from dist_testing.conformance.on_rank import table  # noqa: F401
+
+        # Filters of the runner, such as pytest's, must not turn a warning of torch into an error of the backend.
+        warnings.resetwarnings()
+        warnings.simplefilter("ignore")
+
+        if self._preloads:
+            # Otherwise each rank would import it in the middle of a cell.
+            for name in _FUNCTIONAL:
+                with contextlib.suppress(ImportError):
+                    importlib.import_module(name)
+
+    def front_end(self, body: CaseBody) -> RankFrontEnd:
+        """Return the front end of a rank that is a process."""
+        return CellFrontEnd()
+
+    def thread_front_ends(self, body: CaseBody, world_size: int) -> Sequence[RankFrontEnd]:
+        """Return the front ends of ranks that are threads; they share a store in memory."""
+        from torch._C._distributed_c10d import HashStore
+
+        store = HashStore()
+        self._cases += 1
+        return [CellFrontEnd(store, self._cases) for _ in range(world_size)]
+
+
+class CellFrontEnd:
+    """Runs one cell after the other on one rank."""
+
+    def __init__(self, store: Store | None = None, cases: int = 0) -> None:
+        """Make the front end of a rank.
+
+        Args:
+            store: Store that the ranks share; None for the one at the world's port.
+            cases: How many cells this process has run before.
+        """
+        self._store = store
+        self._cases = cases
+        self._world: RankWorld | None = None
+        self._groups = Groups()
+        self._number = 0
+
+    def open(self, start: RankStart, reporter: Reporter) -> None:
+        """Make the world, with its default group if the cell wants one."""
+        reporter.phase("init")
+        self._world = RankWorld.of(start, self._store, self._cases)
+        self._world.prepare()
+
+    def run(self, body: CaseBody, reporter: Reporter) -> None:
+        """Run one cell and write the observation.
+
+        Raises:
+            PoisonedError: If the group does not work any more.
+        """
+        assert self._world is not None
+        order = json.loads(body.content)
+        self._world.begin_case()
+        self._number += 1
+        reporter.phase("call")
+        kit = Kit(cell_named(order["cell"]), self._world, self._groups, self._number)
+        observation = _observe(kit)
+        write_observation(Path(order["directory"]), observation)
+        if not observation.lives:
+            raise PoisonedError(observation.text)
+        if observation.seen is Seen.RIGHT:
+            kit.end()
+
+    def finish(self) -> None:
+        """Destroy the groups that do not end with the process."""
+        assert self._world is not None
+        self._world.finish()
+
+
+def write_observation(directory: Path, observation: Observation) -> None:
+    """Write a rank's observation where the runner reads it, in one step."""
+    partial = directory / f"rank-{observation.rank}.partial"
+    partial.write_text(json.dumps(asdict(observation)), encoding="utf-8")
+    os.replace(partial, directory / f"rank-{observation.rank}.json")
+
+
+def _observe(kit: Kit) -> Observation:
+    cell = kit.cell
+    script = script_of(cell)
+    started_s = time.monotonic()
+    seen, text = Seen.RIGHT, ""
+    try:
+        if script is not None:
+            script(kit)
+        else:
+            from dist_testing.conformance.on_rank.table import run_table_cell
+
+            run_table_cell(kit)
+    except WrongError as error:
+        seen, text = Seen.WRONG, str(error)
+    except AbsentError as error:
+        seen, text = Seen.ABSENT, str(error)
+    except Exception as error:
+        seen, text = Seen.ERROR, f"{type(error).__name__}: {first_line(error)}"
+    seconds = time.monotonic() - started_s
+    lives = cell.fresh or _lives(kit, seen)
+    return Observation(kit.rank, seen, text, seconds, lives)
+
+
+def _lives(kit: Kit, seen: Seen) -> bool:
+    """Return whether a good call works after a cell in which a rank did not see what it should; True if all did."""
+    store, key = kit.world.store, kit.key("trouble")
+    if seen in (Seen.ERROR, Seen.WRONG):
+        store.add(key, 1)
+    try:
+        # A rank that is still in the call does not come; the runner then tells who waits for whom.
+        kit.meet()
+        if not store.add(key, 0):
+            return True
+        group = kit.group(kit.cell.group or WHOLE)
+        ranks = members(kit.cell.group, kit.size)
+        if kit.rank not in ranks:
+            return True
+        tensor = kit.torch.full((3,), float(kit.rank + 1), device=kit.device)
+        kit.dist.all_reduce(tensor, group=group)
+        return bool((tensor == sum(rank + 1 for rank in ranks)).all())
+    except Exception:
+        return False

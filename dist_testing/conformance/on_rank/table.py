@@ -1,0 +1,332 @@
+"""Runs a cell of the table: prepares guarded tensors, calls the operation twice, and compares with the oracle."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from dist_testing.conformance.cell import Status
+from dist_testing.conformance.groups import members, root_of
+from dist_testing.conformance.kit import Kit, WrongError
+from dist_testing.conformance.layouts import SHAPES, part_length
+from dist_testing.conformance.on_rank.oracle import FACTOR, contribution, moved, reduced
+from dist_testing.conformance.on_rank.tensors import Guarded, check_same, guarded
+from dist_testing.conformance.reductions import is_defined
+
+__all__ = ["run_table_cell"]
+
+
+@dataclass(slots=True)
+class _Call:
+    """One call: what to run, and what to compare when it is over."""
+
+    run: Callable[[bool], Any]
+    inputs: dict[str, Guarded] = field(default_factory=dict)
+    outputs: dict[str, tuple[Guarded, Tensor | None]] = field(default_factory=dict)
+
+
+class _Site:
+    """A call's place: the group with its ranks, and the tensors of the cell."""
+
+    def __init__(self, kit: Kit, call: int) -> None:
+        cell = kit.cell
+        self.kit = kit
+        self.cell = cell
+        self.call = call
+        self.ranks = members(cell.group, kit.size)
+        self.group = kit.group(cell.group)
+        self.me = kit.rank
+        self.place = self.ranks.index(self.me) if self.me in self.ranks else -1
+        self.shape = SHAPES[cell.size]
+        self.dtype = cell.dtype
+        self.made = _Call(lambda _: None)
+
+    @property
+    def roots(self) -> dict[str, int]:
+        """The root as the arguments of a call without direction: {"": global} or {"group_": rank in the group}."""
+        root = self.root
+        return {"group_": self.ranks.index(root)} if self.cell.root.endswith("_in_group") else {"": root}
+
+    @property
+    def root(self) -> int:
+        return root_of(self.cell.root, self.ranks)
+
+    def src(self) -> dict[str, int]:
+        return {f"{prefix}src": rank for prefix, rank in self.roots.items()}
+
+    def dst(self) -> dict[str, int]:
+        return {f"{prefix}dst": rank for prefix, rank in self.roots.items()}
+
+    def _new(self, shape: Sequence[int]) -> Guarded:
+        return guarded(shape, self.dtype, self.cell.layout, self.kit.device)
+
+    def input(self, name: str, value: Tensor) -> Tensor:
+        """Return a tensor that the backend may only read."""
+        made = self._new(value.shape).fill(value)
+        self.made.inputs[name] = made
+        return made.view
+
+    def output(self, name: str, expected: Tensor) -> Tensor:
+        """Return a tensor that the backend has to write."""
+        made = self._new(expected.shape).unlike(expected)
+        self.made.outputs[name] = (made, expected)
+        return made.view
+
+    def in_place(self, name: str, value: Tensor, expected: Tensor | None) -> Tensor:
+        """Return a tensor that the backend reads and writes. Its result is undefined without an expected value."""
+        made = self._new(value.shape).fill(value)
+        self.made.outputs[name] = (made, expected)
+        return made.view
+
+    def moved(self, source: int, part: int, shape: Sequence[int] | None = None) -> Tensor:
+        return moved(self.dtype, source, part, self.shape if shape is None else shape, self.call)
+
+    def given(self, part: int, source: int | None = None) -> Tensor:
+        return contribution(
+            self.cell.op, self.dtype, self.ranks, self.me if source is None else source, part, self.shape, self.call
+        )
+
+    def reduced(self, part: int) -> Tensor:
+        if not is_defined(self.cell.op, self.dtype):
+            # Nothing is right, so nothing is compared: a call that returns is wrong.
+            return self.given(part)
+        return reduced(self.cell.op, self.dtype, self.ranks, part, self.shape, self.call)
+
+    @property
+    def op(self) -> Any:
+        if self.cell.op == "premul_sum":
+            return self.kit.dist._make_nccl_premul_sum(float(FACTOR))
+        return getattr(self.kit.dist.ReduceOp, self.cell.op.upper())
+
+    def numbered(self, name: str) -> Callable[[int], str]:
+        return lambda number: f"{name}[{number}]"
+
+
+def _all_reduce(site: _Site) -> Callable[[bool], Any]:
+    tensor = site.in_place("tensor", site.given(0), site.reduced(0))
+    return lambda a: site.kit.dist.all_reduce(tensor, op=site.op, group=site.group, async_op=a)
+
+
+def _all_reduce_coalesced(site: _Site) -> Callable[[bool], Any]:
+    tensors = [site.in_place(f"tensor[{part}]", site.given(part), site.reduced(part)) for part in range(2)]
+    return lambda a: site.kit.dist.all_reduce_coalesced(tensors, op=site.op, group=site.group, async_op=a)
+
+
+def _reduce(site: _Site) -> Callable[[bool], Any]:
+    # The tensors of other ranks are undefined; a script looks at what becomes of them.
+    expected = site.reduced(0) if site.me == site.root else None
+    tensor = site.in_place("tensor", site.given(0), expected)
+    return lambda a: site.kit.dist.reduce(tensor, **site.dst(), op=site.op, group=site.group, async_op=a)
+
+
+def _reduce_scatter(site: _Site) -> Callable[[bool], Any]:
+    inputs = [site.input(f"input[{part}]", site.given(part)) for part in range(len(site.ranks))]
+    output = site.output("output", site.reduced(site.place))
+    return lambda a: site.kit.dist.reduce_scatter(output, inputs, op=site.op, group=site.group, async_op=a)
+
+
+def _reduce_scatter_tensor(site: _Site) -> Callable[[bool], Any]:
+    whole = _joined(site, [site.given(part) for part in range(len(site.ranks))])
+    source = site.input("input", whole)
+    output = site.output("output", site.reduced(site.place))
+    call = site.kit.need(site.cell.operation)
+    return lambda a: call(output, source, op=site.op, group=site.group, async_op=a)
+
+
+def _broadcast(site: _Site) -> Callable[[bool], Any]:
+    value = site.moved(site.root, 0)
+    tensor = site.input("tensor", value) if site.me == site.root else site.output("tensor", value)
+    return lambda a: site.kit.dist.broadcast(tensor, **site.src(), group=site.group, async_op=a)
+
+
+def _all_gather(site: _Site) -> Callable[[bool], Any]:
+    outputs = [site.output(f"output[{index}]", site.moved(rank, 0)) for index, rank in enumerate(site.ranks)]
+    source = site.input("input", site.moved(site.me, 0))
+    return lambda a: site.kit.dist.all_gather(outputs, source, group=site.group, async_op=a)
+
+
+def _all_gather_coalesced(site: _Site) -> Callable[[bool], Any]:
+    outputs = [
+        [site.output(f"output[{index}][{part}]", site.moved(rank, part)) for part in range(2)]
+        for index, rank in enumerate(site.ranks)
+    ]
+    sources = [site.input(f"input[{part}]", site.moved(site.me, part)) for part in range(2)]
+    return lambda a: site.kit.dist.all_gather_coalesced(outputs, sources, group=site.group, async_op=a)
+
+
+def _all_gather_into_tensor(site: _Site) -> Callable[[bool], Any]:
+    output = site.output("output", _joined(site, [site.moved(rank, 0) for rank in site.ranks]))
+    source = site.input("input", site.moved(site.me, 0))
+    call = site.kit.need(site.cell.operation)
+    return lambda a: call(output, source, group=site.group, async_op=a)
+
+
+def _gather(site: _Site) -> Callable[[bool], Any]:
+    outputs = None
+    if site.me == site.root:
+        outputs = [site.output(f"output[{index}]", site.moved(rank, 0)) for index, rank in enumerate(site.ranks)]
+    source = site.input("input", site.moved(site.me, 0))
+    return lambda a: site.kit.dist.gather(source, outputs, **site.dst(), group=site.group, async_op=a)
+
+
+def _scatter(site: _Site) -> Callable[[bool], Any]:
+    inputs = None
+    if site.me == site.root:
+        inputs = [site.input(f"input[{index}]", site.moved(site.root, rank)) for index, rank in enumerate(site.ranks)]
+    output = site.output("output", site.moved(site.root, site.me))
+    return lambda a: site.kit.dist.scatter(output, inputs, **site.src(), group=site.group, async_op=a)
+
+
+def _lengths(site: _Site, source: int, target: int) -> tuple[int, ...]:
+    length = part_length(source, target, site.call)
+    return (length, *site.shape[1:])
+
+
+def _all_to_all(site: _Site) -> Callable[[bool], Any]:
+    uneven = site.cell.variant == "uneven"
+    sent = [site.moved(site.me, to, _lengths(site, site.me, to) if uneven else None) for to in site.ranks]
+    got = [site.moved(by, site.me, _lengths(site, by, site.me) if uneven else None) for by in site.ranks]
+    inputs = [site.input(f"input[{index}]", value) for index, value in enumerate(sent)]
+    outputs = [site.output(f"output[{index}]", value) for index, value in enumerate(got)]
+    return lambda a: site.kit.dist.all_to_all(outputs, inputs, group=site.group, async_op=a)
+
+
+def _all_to_all_single(site: _Site) -> Callable[[bool], Any]:
+    import torch
+
+    uneven = site.cell.variant == "uneven"
+    sent = [site.moved(site.me, to, _lengths(site, site.me, to) if uneven else None) for to in site.ranks]
+    got = [site.moved(by, site.me, _lengths(site, by, site.me) if uneven else None) for by in site.ranks]
+    sizes = ([len(part) for part in got], [len(part) for part in sent]) if uneven else (None, None)
+    source = site.input("input", torch.cat(sent))
+    output = site.output("output", torch.cat(got))
+    return lambda a: site.kit.dist.all_to_all_single(output, source, *sizes, group=site.group, async_op=a)
+
+
+def _ring(site: _Site) -> Callable[[bool], Any]:
+    """Send to the next rank of the group and receive from the one before it."""
+    count = len(site.ranks)
+    after, before = site.ranks[(site.place + 1) % count], site.ranks[(site.place - 1) % count]
+    source = site.input("input", site.moved(site.me, after))
+    output = site.output("output", site.moved(before, site.me))
+    dist, group, by_place = site.kit.dist, site.group, site.cell.root.endswith("_in_group")
+    to: dict[str, int] = {"group_dst": site.ranks.index(after)} if by_place else {"dst": after}
+    by: dict[str, int] = {"group_src": site.ranks.index(before)} if by_place else {"src": before}
+
+    def run(is_async: bool) -> Any:
+        if is_async:
+            # Messages of one pair of ranks arrive in their order, so the handles need no tags.
+            return [dist.isend(source, **to, group=group), dist.irecv(output, **by, group=group)]
+        if site.place % 2 == 0 and not (site.place == count - 1 and count > 1):
+            dist.send(source, **to, group=group)
+            sender = dist.recv(output, **by, group=group)
+        else:
+            sender = dist.recv(output, **by, group=group)
+            dist.send(source, **to, group=group)
+        site.kit.equal(sender, before, "the sender that recv() returns")
+        return None
+
+    return run
+
+
+def _batch(site: _Site) -> Callable[[bool], Any]:
+    count = len(site.ranks)
+    dist = site.kit.dist
+    by_place = site.cell.root.endswith("_in_group")
+    receives, sends = [], []
+    for step in range(1, count) if count > 1 else range(1):
+        to, by = site.ranks[(site.place + step) % count], site.ranks[(site.place - step) % count]
+        output = site.output(f"output from {by}", site.moved(by, site.me))
+        source = site.input(f"input to {to}", site.moved(site.me, to))
+
+        def peer(rank: int) -> dict[str, int]:
+            return {"group_peer": site.ranks.index(rank)} if by_place else {"peer": rank}
+
+        receives.append(dist.P2POp(dist.irecv, output, group=site.group, **peer(by)))
+        sends.append(dist.P2POp(dist.isend, source, group=site.group, **peer(to)))
+    # Receives first: a backend that starts one after the other would wait forever.
+    return lambda _: dist.batch_isend_irecv([*receives, *sends])
+
+
+_OPERATIONS: dict[str, Callable[[_Site], Callable[[bool], Any]]] = {
+    "all_gather": _all_gather,
+    "all_gather_coalesced": _all_gather_coalesced,
+    "all_gather_into_tensor": _all_gather_into_tensor,
+    "all_gather_single": _all_gather_into_tensor,
+    "all_reduce": _all_reduce,
+    "all_reduce_coalesced": _all_reduce_coalesced,
+    "all_to_all": _all_to_all,
+    "all_to_all_single": _all_to_all_single,
+    "batch_isend_irecv": _batch,
+    "broadcast": _broadcast,
+    "gather": _gather,
+    "reduce": _reduce,
+    "reduce_scatter": _reduce_scatter,
+    "reduce_scatter_single": _reduce_scatter_tensor,
+    "reduce_scatter_tensor": _reduce_scatter_tensor,
+    "scatter": _scatter,
+    "send_recv": _ring,
+}
+
+
+def _joined(site: _Site, parts: list[Tensor]) -> Tensor:
+    import torch
+
+    if site.cell.variant == "stack" or not site.shape:
+        return torch.stack(parts)
+    return torch.cat(parts)
+
+
+def run_table_cell(kit: Kit) -> None:
+    """Run one cell of the table on this rank.
+
+    Raises:
+        WrongError: If the backend gave something else than the oracle.
+        Exception: If the backend refused the call.
+    """
+    cell = kit.cell
+    calls = []
+    for number in range(2):
+        site = _Site(kit, number)
+        if site.place < 0:
+            return
+        site.made.run = _OPERATIONS[cell.operation](site)
+        calls.append(site.made)
+    with warnings.catch_warnings():
+        # Scripts check the warnings of deprecated functions.
+        warnings.simplefilter("ignore", FutureWarning)
+        if cell.mode == "async" or cell.operation == "batch_isend_irecv":
+            started = [_handles(call.run(True)) for call in calls]
+            for handles in reversed(started):
+                for handle in reversed(handles):
+                    handle.wait()
+        else:
+            for call in calls:
+                found = call.run(False)
+                kit.check(found is None, f"the call without async_op returned {type(found).__name__}; expected None")
+    if kit.device.type != "cpu":
+        kit.torch.get_device_module(kit.device.type).synchronize(kit.device)
+    if cell.contract is Status.REFUSES and not is_defined(cell.op, cell.dtype):
+        raise WrongError(f"returned a result, but {cell.op} of {cell.dtype} has no value")
+    for number, call in enumerate(calls):
+        _compare(call, f"call {number}: ")
+
+
+def _handles(found: Any) -> list[Any]:
+    handles = found if isinstance(found, list) else [found]
+    if not handles or any(handle is None for handle in handles):
+        raise WrongError(f"the asynchronous call returned {found!r}; expected a handle")
+    return handles
+
+
+def _compare(call: _Call, prefix: str) -> None:
+    for name, (made, expected) in call.outputs.items():
+        if expected is not None:
+            check_same(prefix + name, made.view, expected)
+        made.check_guards(prefix + name)
+    for name, made in call.inputs.items():
+        made.check_unchanged(prefix + name)

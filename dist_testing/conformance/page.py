@@ -1,0 +1,96 @@
+"""Makes one HTML page of a matrix, or of the difference between two. It needs no other file and no script."""
+
+from __future__ import annotations
+
+from html import escape
+from string import Template
+
+from dist_testing.conformance.cell import Status
+from dist_testing.conformance.matrix import Matrix, difference, operations
+
+__all__ = ["page"]
+
+_PAGE = Template("""<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"><title>$title</title><style>
+body{font:14px/1.4 system-ui,sans-serif;margin:2em;max-width:100em}
+table{border-collapse:collapse;margin:1em 0}
+td,th{border:1px solid #ccc;padding:2px 8px;text-align:left;vertical-align:top}
+td.n{text-align:right}.works{background:#e3f6e3}.refuses{background:#fff3cd}.wrong,.crashes{background:#f8d0d0}
+.hangs{background:#f3d3f3}.not-run{background:#eee}code{font-size:12px}summary{cursor:pointer}
+</style></head><body><h1>$title</h1><p>$counts</p>$difference
+<h2>Deviations</h2>$deviations<h2>By operation</h2>$operations<h2>All cells</h2>$cells</body></html>
+""")
+
+
+def page(matrix: Matrix, before: Matrix | None = None) -> str:
+    """Return the page of a matrix.
+
+    Args:
+        matrix: The matrix.
+        before: Another matrix, of another torch or backend; the page then begins with the difference. Default: none.
+    """
+    title = f"Capability matrix of {matrix.backend}, torch {matrix.torch}"
+    counts = ", ".join(f"{count} {name}" for name, count in sorted(matrix.counts().items()))
+    return _PAGE.substitute(
+        title=escape(title),
+        counts=escape(f"{len(matrix.cells)} cells: {counts}"),
+        difference="" if before is None else _difference(before, matrix),
+        deviations=_deviations(matrix),
+        operations=_operations(matrix),
+        cells=_cells(matrix),
+    )
+
+
+def _table(header: list[str], rows: list[list[str]]) -> str:
+    head = "".join(f"<th>{escape(name)}</th>" for name in header)
+    return f"<table><tr>{head}</tr>{''.join(f'<tr>{chr(10).join(row)}</tr>' for row in rows)}</table>"
+
+
+def _status(status: str) -> str:
+    return f'<td class="{escape(status.replace(" ", "-"))}">{escape(status)}</td>'
+
+
+def _text(text: str) -> str:
+    return f"<td>{escape(text)}</td>"
+
+
+def _name(text: str) -> str:
+    return f"<td><code>{escape(text)}</code></td>"
+
+
+def _difference(before: Matrix, after: Matrix) -> str:
+    rows = [[_name(name), _status(old), _status(new)] for name, (old, new) in difference(before, after).items()]
+    names = [f"{matrix.backend}, torch {matrix.torch}" for matrix in (before, after)]
+    body = _table(["cell", *names], rows) if rows else "<p>No cell differs.</p>"
+    return f"<h2>Difference: {len(rows)} cells</h2>{body}"
+
+
+def _deviations(matrix: Matrix) -> str:
+    rows = [
+        [_name(name), _status(entry["status"]), *(_text(entry.get(key, "")) for key in ("reason", "link", "detail"))]
+        for name, entry in sorted(matrix.deviations().items())
+    ]
+    return _table(["cell", "status", "reason", "where to read", "observed"], rows) if rows else "<p>None.</p>"
+
+
+def _operations(matrix: Matrix) -> str:
+    statuses = [status.value for status in Status]
+    rows = [
+        [_name(operation), *(f'<td class="n">{counts[status] or ""}</td>' for status in [*statuses, "deviations"])]
+        for operation, counts in operations(matrix).items()
+    ]
+    return _table(["operation", *statuses, "deviations"], rows)
+
+
+def _cells(matrix: Matrix) -> str:
+    parts = []
+    for operation in operations(matrix):
+        rows = [
+            [_name(name), _status(entry["status"])]
+            for name, entry in sorted(matrix.cells.items())
+            if name.partition("/")[0] == operation
+        ]
+        parts.append(
+            f"<details><summary>{escape(operation)} ({len(rows)})</summary>{_table(['cell', 'status'], rows)}</details>"
+        )
+    return "".join(parts)

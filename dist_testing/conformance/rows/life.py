@@ -1,0 +1,236 @@
+"""Section 3 of the contract: init_process_group, destroy, abort."""
+
+from __future__ import annotations
+
+import sys
+import time
+import warnings
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from dist_testing.conformance.rows.registry import script
+
+if TYPE_CHECKING:
+    from dist_testing.conformance.kit import Kit
+
+__all__: list[str] = []
+
+
+def _init(k: Kit, name: str = "", **more: Any) -> None:
+    """Make the default group with a part of the world's store that no other call uses."""
+    store = k.dist.PrefixStore(k.key(name), k.world.store)
+    k.dist.init_process_group(k.backend, **{"store": store, "rank": k.rank, "world_size": k.size, **more})
+
+
+def _sum(k: Kit, group: Any = None) -> None:
+    tensor = k.tensor(k.rank + 1)
+    k.dist.all_reduce(tensor, group=group)
+    k.equal(tensor, [float(k.size * (k.size + 1) // 2)], "the sum")
+
+
+@script("3.1", "init_process_group/twice", fresh=True)
+def _twice(k: Kit) -> None:
+    _init(k)
+    with k.raises(ValueError, "initialize the default process group twice"):
+        _init(k, "again")
+
+
+@script("3.1", "init_process_group/bad_arguments", fresh=True)
+def _bad(k: Kit) -> None:
+    """Contradicting arguments are refused, and a good call works afterwards."""
+    with k.raises(AssertionError):
+        _init(k, init_method="env://")
+    with k.raises((AssertionError, ValueError), "world_size"):
+        _init(k, world_size=-1)
+    with k.raises((AssertionError, ValueError), "rank"):
+        _init(k, rank=-1)
+    for limit in (5, 5.0):
+        with k.raises(TypeError, "timeout"):
+            _init(k, timeout=limit)
+    _init(k)
+    _sum(k)
+
+
+def _by_store(k: Kit, store: Any) -> None:
+    k.dist.init_process_group(k.backend, store=store, rank=k.rank, world_size=k.size)
+    _sum(k)
+
+
+@script("3.2", "init_process_group/prefix_store", (1, 3), fresh=True)
+def _prefix(k: Kit) -> None:
+    _by_store(k, k.dist.PrefixStore("kit", k.world.store))
+
+
+@script("3.2", "init_process_group/file_store", (1, 3), fresh=True)
+def _file(k: Kit) -> None:
+    _by_store(k, k.dist.FileStore(str(k.world.tmp_path / "store"), k.size))
+
+
+@script("3.2", "init_process_group/file_method", (2,), fresh=True)
+def _file_method(k: Kit) -> None:
+    url = f"file://{k.world.tmp_path / 'method'}"
+    k.dist.init_process_group(k.backend, init_method=url, rank=k.rank, world_size=k.size)
+    _sum(k)
+
+
+@script("3.2", "init_process_group/hash_store", fresh=True)
+def _hash(k: Kit) -> None:
+    _by_store(k, k.dist.HashStore())
+
+
+@script("3.2", "init_process_group/env_names_missing_variable", fresh=True)
+def _env(k: Kit) -> None:
+    """A missing variable of env:// is an error that names it."""
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        values: dict[str, str | None] = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+        with k.environment(**{**values, name: None}), k.raises(ValueError, name):
+            k.dist.init_process_group(k.backend)
+
+
+@script("3.3", "init_process_group/bad_device_id", fresh=True)
+def _device_id(k: Kit) -> None:
+    """The CPU is no accelerator, and a device without an index is none in particular."""
+    with k.raises(ValueError, "accelerator"):
+        _init(k, device_id=k.torch.device("cpu"))
+    if not k.torch.accelerator.is_available():
+        with k.raises(ValueError):
+            _init(k, device_id=0)
+
+
+@script("3.4", "init_process_group/unknown_backend", fresh=True)
+def _unknown(k: Kit) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with k.raises((AssertionError, ValueError, RuntimeError), "[Uu]nknown|unheard_of"):
+            k.dist.init_process_group("unheard_of", store=k.world.store, rank=0, world_size=1)
+
+
+@script("3.4", "init_process_group/not_built_in", fresh=True)
+def _not_built(k: Kit) -> None:
+    """A backend that torch was built without says so."""
+    for name, ask in (("mpi", k.dist.is_mpi_available), ("nccl", k.dist.is_nccl_available)):
+        if not ask():
+            with k.raises(RuntimeError, "MPI|NCCL|built|available"):
+                k.dist.init_process_group(name, store=k.world.store, rank=0, world_size=1)
+
+
+@script("3.4", "init_process_group/fake_needs_no_store", fresh=True)
+def _fake(k: Kit) -> None:
+    """The backend "fake" makes a group of any size without a store, once its module is imported."""
+    __import__("torch.testing._internal.distributed.fake_pg")
+    k.dist.init_process_group("fake", store=k.dist.HashStore(), rank=0, world_size=64)
+    k.equal(k.dist.get_world_size(), 64, "the size")
+
+
+@script("3.6", "init_process_group/excepthook", fresh=True)
+def _hook(k: Kit) -> None:
+    """The exception hook prefixes the lines with the rank, and calls the former hook."""
+    seen: list[Any] = []
+    sys.excepthook = lambda *error: seen.append(error)
+    _init(k)
+    error = ValueError("boom")
+    sys.excepthook(ValueError, error, None)
+    k.equal(len(seen), 1, "the calls of the former hook")
+
+
+@script("3.7", "init_process_group/barrier_at_the_end", (2,), fresh=True)
+def _init_barrier(k: Kit) -> None:
+    """With TORCH_DIST_INIT_BARRIER, init returns on no rank before all have called it."""
+    if k.rank == 1:
+        time.sleep(0.3)
+        k.world.store.set(k.key("called"), "1")
+    with k.environment(TORCH_DIST_INIT_BARRIER="1"):
+        _init(k)
+        k.meet()
+    k.check(k.world.store.check([k.key("called")]), "init returned before the other rank had called it")
+
+
+@script("3.9", "new_group/same_name_twice", fresh=True)
+def _same_name(k: Kit) -> None:
+    _init(k)
+    name = k.dist.group.WORLD.group_name
+    with k.raises((ValueError, RuntimeError), "group name|already"):
+        k.c10d._new_process_group_helper(k.size, k.rank, [0], k.dist.Backend(k.backend), k.world.store, group_name=name)
+
+
+@script("3.10", "destroy_process_group/nothing_to_destroy", fresh=True)
+def _nothing(k: Kit) -> None:
+    """The handle of a non-member does nothing; without a default group there is an error."""
+    k.dist.destroy_process_group(k.dist.GroupMember.NON_GROUP_MEMBER)
+    with k.raises(AssertionError):
+        k.dist.destroy_process_group()
+
+
+@script("3.10", "destroy_process_group/a_part", (2, 3), fresh=True)
+def _part(k: Kit) -> None:
+    """Only the part is gone; the second time is an error."""
+    _init(k)
+    part = k.dist.new_group(list(range(k.size)))
+    other = k.dist.new_group(list(range(k.size)))
+    _sum(k, part)
+    k.dist.destroy_process_group(part)
+    with k.raises(ValueError, "Invalid process group"):
+        k.dist.destroy_process_group(part)
+    _sum(k, other)
+    _sum(k)
+
+
+@script("3.10", "destroy_process_group/init_again_three_times", (1, 2, 3), fresh=True)
+def _again(k: Kit) -> None:
+    """Init works again in the same process, with a part of the store that is new."""
+    for number in range(3):
+        _init(k, str(number))
+        _sum(k)
+        k.dist.destroy_process_group()
+        k.equal(k.dist.get_pg_count(), 0, "get_pg_count()")
+
+
+@script("3.10", "destroy_process_group/pending_work", (2,), fresh=True)
+def _pending(k: Kit) -> None:
+    """Work that is pending is finished or failed, and destroy does not wait forever."""
+    _init(k)
+    tensors = [k.tensor(k.rank + 1) for _ in range(8)]
+    works = [k.dist.all_reduce(tensor, async_op=True) for tensor in tensors]
+    k.dist.destroy_process_group()
+    for work in works:
+        try:
+            work.wait()
+        except Exception:
+            continue
+
+
+@script("3.10", "destroy_process_group/kept_handle", (2,), fresh=True)
+def _kept(k: Kit) -> None:
+    """A handle that was kept is an error, not a crash."""
+    _init(k)
+    group = k.dist.new_group()
+    k.dist.destroy_process_group(group)
+    with k.raises((ValueError, RuntimeError)):
+        k.dist.get_backend(group)
+
+
+@script("3.8", "new_group/debug_wrapper", (2,), fresh=True)
+def _debug(k: Kit) -> None:
+    """Under TORCH_DISTRIBUTED_DEBUG=DETAIL calls that differ are an error on every rank, at the call."""
+    k.dist.set_debug_level(k.dist.DebugLevel.DETAIL)
+    try:
+        _init(k, timeout=timedelta(seconds=2))
+        _sum(k)
+        with k.raises(RuntimeError):
+            if k.rank == 0:
+                k.dist.all_reduce(k.tensor(1))
+            else:
+                k.dist.broadcast(k.tensor(1), src=0)
+    finally:
+        k.dist.set_debug_level(k.dist.DebugLevel.OFF)
+
+
+@script("3.11", "_abort_process_group/bookkeeping", fresh=True)
+def _abort(k: Kit) -> None:
+    """An aborted group is gone: the second time is an error."""
+    abort = k.need("_abort_process_group")
+    _init(k)
+    group = k.dist.new_group()
+    abort(group)
+    with k.raises(ValueError, "Invalid process group|has been destroyed"):
+        abort(group)

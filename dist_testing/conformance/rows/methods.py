@@ -1,0 +1,197 @@
+"""Section 11 of the contract: object-style methods, and functional collectives."""
+
+from __future__ import annotations
+
+import warnings
+from datetime import timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from dist_testing.conformance.rows.registry import script
+
+if TYPE_CHECKING:
+    from dist_testing.conformance.kit import Kit
+
+__all__: list[str] = []
+
+
+def _dist2(k: Kit) -> Any:
+    import importlib
+
+    return importlib.import_module("torch.distributed._dist2")
+
+
+@script("11.1", "dist2/current_process_group", (2,))
+def _current(k: Kit) -> None:
+    """None before and after, the same object inside."""
+    dist2 = _dist2(k)
+    group = k.dist.group.WORLD
+    k.equal(dist2.current_process_group(), None, "the group before")
+    with dist2.process_group(group):
+        k.check(dist2.current_process_group() is group, "another group inside")
+        with k.raises(KeyError), dist2.process_group(k.new_group()):
+            raise KeyError("user code")
+        k.check(dist2.current_process_group() is group, "another group after an error")
+    k.equal(dist2.current_process_group(), None, "the group after")
+
+
+@script("11.1", "dist2/unknown_backend", fresh=True)
+def _unknown(k: Kit) -> None:
+    dist2 = _dist2(k)
+    with k.environment(RANK="0", WORLD_SIZE="1"), k.raises((ValueError, RuntimeError, KeyError)):
+        dist2.new_group("unheard_of", timedelta(seconds=5), "cpu")
+
+
+def _method(name: str, k: Kit) -> None:
+    """A method with plain tensors and a limit."""
+    group, limit = k.dist.group.WORLD, timedelta(seconds=4)
+    mine, total = k.tensor(k.rank + 1), float(k.size * (k.size + 1) // 2)
+    others = [k.tensor(0) for _ in range(k.size)]
+    output = k.tensor(0)
+    match name:
+        case "allreduce":
+            group.allreduce(mine, timeout=limit).wait()
+            k.equal(mine, [total], "the sum")
+        case "allreduce_op":
+            group.allreduce(mine, op=k.dist.ReduceOp.MAX).wait()
+            k.equal(mine, [float(k.size)], "the largest")
+        case "barrier":
+            group.barrier(timeout=limit).wait()
+        case "broadcast":
+            group.broadcast(mine, root=k.size - 1, timeout=limit).wait()
+            k.equal(mine, [float(k.size)], "the root's tensor")
+        case "allgather":
+            group.allgather(others, mine, timeout=limit).wait()
+            k.equal(k.torch.cat(others), [rank + 1.0 for rank in range(k.size)], "the tensors")
+        case "gather":
+            group.gather(others if k.rank == 0 else [], mine, root=0, timeout=limit).wait()
+            if k.rank == 0:
+                k.equal(k.torch.cat(others), [rank + 1.0 for rank in range(k.size)], "the tensors")
+        case "scatter":
+            group.scatter(output, [k.tensor(r + 5) for r in range(k.size)] if k.rank == 0 else [], root=0).wait()
+            k.equal(output, [k.rank + 5.0], "the part")
+        case "reduce":
+            group.reduce(mine, root=0, op=k.dist.ReduceOp.SUM, timeout=limit).wait()
+            if k.rank == 0:
+                k.equal(mine, [total], "the sum")
+        case "reduce_scatter":
+            group.reduce_scatter(output, [k.tensor(r) for r in range(k.size)], timeout=limit).wait()
+            k.equal(output, [float(k.size * k.rank)], "the part")
+        case _:
+            whole = k.torch.arange(float(k.size), device=k.device) + 10 * k.rank
+            got = k.torch.zeros(k.size, device=k.device)
+            group.alltoall_base(got, whole, [], [], timeout=limit).wait()
+            k.equal(got, [10.0 * rank + k.rank for rank in range(k.size)], "the parts")
+
+
+for _name in (
+    "allreduce",
+    "allreduce_op",
+    "barrier",
+    "broadcast",
+    "allgather",
+    "gather",
+    "scatter",
+    "reduce",
+    "reduce_scatter",
+    "alltoall_base",
+):
+    script("11.2", f"method/{_name}", (2, 3))(partial(_method, _name))
+
+
+@script("11.3", "method/split_group", (4,))
+def _split(k: Kit) -> None:
+    """Every rank makes every split; None elsewhere; the limit and the name are the split's."""
+    group = k.dist.group.WORLD
+    if not hasattr(group, "split_group"):
+        k.need("split_group")
+    for number, ranks in enumerate(([0, 2], [1, 3])):
+        made = group.split_group(ranks, timeout=timedelta(seconds=9), group_name=k.key(f"split{number}"))
+        k.equal(made is None, k.rank not in ranks, "whether there is no group")
+        if made is not None:
+            k.equal((made.rank(), made.size()), (ranks.index(k.rank), 2), "rank and size")
+            tensor = k.tensor(k.rank + 1)
+            made.allreduce(tensor).wait()
+            k.equal(tensor, [float(sum(rank + 1 for rank in ranks))], "the sum")
+
+
+@script("11.4", "method/merge_remote_group", (2,), fresh=True)
+def _merge(k: Kit) -> None:
+    """Two groups of one rank become a group of two."""
+    k.dist.init_process_group(k.backend, store=k.world.store, rank=k.rank, world_size=k.size)
+    group = k.dist.group.WORLD
+    if not hasattr(group, "split_group"):
+        k.need("split_group")
+    mine = group.split_group([k.rank], group_name=f"alone{k.rank}")
+    shared = k.dist.PrefixStore("merged", k.world.store)
+    merged = mine.merge_remote_group(shared, 2, timedelta(seconds=4), group_name="merged")
+    k.equal((merged.size(), merged.group_name), (2, "merged"), "size and name")
+    tensor = k.tensor(k.rank + 1)
+    merged.allreduce([tensor]).wait()
+    k.equal(tensor, [3.0], "the sum")
+
+
+@script("11.5", "method/shutdown_twice", fresh=True)
+def _shutdown(k: Kit) -> None:
+    k.dist.init_process_group(k.backend, store=k.world.store, rank=k.rank, world_size=k.size)
+    group = k.dist.group.WORLD
+    group.shutdown()
+    group.shutdown()
+
+
+def _functional(name: str, k: Kit) -> None:
+    """The functional collectives give the values of c10d's functions, by group and by name."""
+    import importlib
+
+    functional: Any = importlib.import_module("torch.distributed._functional_collectives")
+    for group in (k.dist.group.WORLD, k.dist.group.WORLD.group_name):
+        mine = k.tensor(k.rank + 1, 2)
+        match name:
+            case "all_reduce":
+                found = functional.wait_tensor(functional.all_reduce(mine, "sum", group))
+                k.equal(found, [float(k.size * (k.size + 1) // 2), 2.0 * k.size], "the sum")
+                k.equal(mine, [k.rank + 1.0, 2.0], "the input")
+            case "all_gather_tensor":
+                found = functional.wait_tensor(functional.all_gather_tensor(mine, 0, group))
+                k.equal(found, [v for rank in range(k.size) for v in (rank + 1.0, 2.0)], "the tensors")
+            case "reduce_scatter_tensor":
+                whole = k.torch.arange(float(k.size), device=k.device)
+                found = functional.wait_tensor(functional.reduce_scatter_tensor(whole, "sum", 0, group))
+                k.equal(found, [float(k.size * k.rank)], "the part")
+            case _:
+                found = functional.wait_tensor(functional.broadcast(mine, k.size - 1, group))
+                k.equal(found, [float(k.size), 2.0], "the root's tensor")
+
+
+for _name in ("all_reduce", "all_gather_tensor", "reduce_scatter_tensor", "broadcast"):
+    script("11.7", f"functional/{_name}", (2, 3))(partial(_functional, _name))
+
+
+@script("11.7", "functional/backward", (2, 3))
+def _backward(k: Kit) -> None:
+    """The backward passes of all_gather_tensor and reduce_scatter_tensor."""
+    import importlib
+
+    functional: Any = importlib.import_module("torch.distributed._functional_collectives")
+    group = k.dist.group.WORLD
+    mine = k.tensor(k.rank + 1).requires_grad_()
+    functional.all_gather_tensor_autograd(mine, 0, group).sum().backward()
+    k.equal(mine.grad, [float(k.size)], "the gradient of all_gather_tensor")
+    whole = k.torch.ones(k.size, device=k.device, requires_grad=True)
+    (functional.reduce_scatter_tensor_autograd(whole, "sum", 0, group) * (k.rank + 1)).sum().backward()
+    k.equal(whole.grad, [rank + 1.0 for rank in range(k.size)], "the gradient of reduce_scatter_tensor")
+
+
+@script("11.7", "nn.functional/gradient_in_a_part", (4,), group="part")
+def _gradient(k: Kit) -> None:
+    """The gradient of the source of a broadcast in a part is the sum of the members'."""
+    import importlib
+
+    functional: Any = importlib.import_module("torch.distributed.nn.functional")
+    if k.rank % 2 == 0:
+        return
+    source = k.tensor(k.rank).requires_grad_()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        functional.broadcast(source, src=1, group=k.group("part")).sum().backward()
+    k.equal(source.grad, [2.0 if k.rank == 1 else 0.0], "the gradient")

@@ -1,0 +1,331 @@
+"""Sections 6 and 7 of the contract: values at the edges, and the tables of the docstrings."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from dist_testing.conformance.rows.registry import script
+
+if TYPE_CHECKING:
+    from dist_testing.conformance.kit import Kit
+
+__all__: list[str] = []
+
+
+def _nan(op: str, k: Kit) -> None:
+    """A NaN of one rank arrives on all, and so does an infinity."""
+    first = [math.nan, math.inf, -math.inf] if k.rank == k.size - 1 else [1.0, 2.0, 3.0]
+    tensor = k.tensor(*first)
+    k.dist.all_reduce(tensor, op=getattr(k.dist.ReduceOp, op))
+    values = tensor.tolist()
+    k.check(math.isnan(values[0]), f"a NaN became {values[0]}")
+    if op == "SUM":
+        k.equal(values[1:], [math.inf, -math.inf], "the infinities")
+
+
+for _op in ("SUM", "MIN", "MAX"):
+    script("6", f"all_reduce/nan_through_{_op.lower()}", (2, 3))(partial(_nan, _op))
+
+
+@script("6", "all_reduce/integers_wrap", (2, 3))
+def _wraps(k: Kit) -> None:
+    """Integer overflow wraps, alike on all ranks."""
+    tensor = k.tensor(100, -100, dtype="int8")
+    k.dist.all_reduce(tensor)
+    wrapped = [((sign * 100 * k.size + 128) % 256) - 128 for sign in (1, -1)]
+    k.equal(tensor, k.torch.tensor(wrapped, dtype=k.torch.int8), "the wrapped sum")
+
+
+@script("6.1", "all_reduce/same_bits_on_all_ranks", (3, 5, 7))
+def _same_bits(k: Kit) -> None:
+    """Rounding differs by order, and all ranks get the same bits."""
+    generator = k.torch.Generator().manual_seed(k.rank)
+    tensor = (k.torch.rand(1001, generator=generator) * 1e3).to(k.device)
+    k.dist.all_reduce(tensor)
+    bits = tensor.cpu().view(k.torch.int32).tolist()
+    digest = str(hash(tuple(bits)))
+    k.world.store.set(k.key(f"bits/{k.rank}"), digest)
+    k.meet()
+    digests = {k.world.store.get(k.key(f"bits/{rank}")).decode() for rank in range(k.size)}
+    k.equal(len(digests), 1, "the number of different results")
+
+
+@script("6", "all_reduce/average_of_integers_is_truncated", (2, 3))
+def _truncated(k: Kit) -> None:
+    tensor = k.tensor(*([1, -1] if k.rank == 0 else [2, -2]), dtype="int32")
+    k.dist.all_reduce(tensor, op=k.dist.ReduceOp.AVG)
+    total = 1 + 2 * (k.size - 1)
+    k.equal(tensor, [total // k.size, -(total // k.size)], "the average")
+
+
+@script("6", "all_reduce/average_is_divided_by_ranks", (1, 3))
+def _average(k: Kit) -> None:
+    """By the number of ranks, not of elements."""
+    tensor = k.torch.full((5,), float(3 * (k.rank + 1)), device=k.device)
+    k.dist.all_reduce(tensor, op=k.dist.ReduceOp.AVG)
+    k.equal(tensor, [3.0 * (k.size + 1) / 2] * 5, "the average")
+
+
+@script("6", "all_reduce/group_of_one_keeps_values")
+def _alone(k: Kit) -> None:
+    """In a world of one the result is the input, for lengths around the sizes of blocks."""
+    for length in (1, 3, 5, 7, 31, 33, 127):
+        tensor = k.torch.arange(1.0, length + 1, device=k.device)
+        k.dist.all_reduce(tensor)
+        k.equal(tensor, [float(value) for value in range(1, length + 1)], f"the result of {length} elements")
+
+
+@script("6", "all_reduce/average_of_many", (2, 3))
+def _large_average(k: Kit) -> None:
+    """Above any threshold of a fast path."""
+    tensor = k.torch.full((300_001,), float(2 * k.rank), device=k.device)
+    k.dist.all_reduce(tensor, op=k.dist.ReduceOp.AVG)
+    k.check(bool((tensor == float(k.size - 1)).all()), f"the average is {tensor[0].item()}")
+
+
+@script("6.3", "reduce/keeps_tensors_of_others", (2, 3, 4, 5))
+def _keeps(k: Kit) -> None:
+    """c10d leaves the tensors of ranks other than the root undefined; a backend that keeps them is easier to use."""
+    tensor = k.tensor(k.rank + 1, 2)
+    k.dist.reduce(tensor, dst=0)
+    if k.rank:
+        k.equal(tensor, [k.rank + 1.0, 2.0], "the tensor of a rank that is not the root")
+
+
+@script("6.3", "reduce/premul_sum_factor", (2, 3))
+def _factor(k: Kit) -> None:
+    tensor = k.tensor(k.rank + 1)
+    k.dist.reduce(tensor, dst=0, op=k.dist._make_nccl_premul_sum(3.0))
+    if k.rank == 0:
+        k.equal(tensor, [3.0 * k.size * (k.size + 1) / 2], "the sum")
+
+
+def _other_sizes(name: str, k: Kit) -> None:
+    """Tensors of other lengths on another rank: an error on every rank, no crash, no hang."""
+    k.dist.init_process_group(k.backend, store=k.world.store, rank=k.rank, world_size=k.size, timeout=_seconds(2))
+    tensor = k.torch.ones(4 + 3 * k.rank, device=k.device)
+    call: Any = {
+        "all_reduce": lambda: k.dist.all_reduce(tensor),
+        "broadcast": lambda: k.dist.broadcast(tensor, src=0),
+        "all_gather_into_tensor": lambda: k.dist.all_gather_into_tensor(
+            k.torch.zeros(k.size * len(tensor), device=k.device), tensor
+        ),
+    }[name]
+    k.refused(call)
+
+
+def _seconds(count: float) -> Any:
+    from datetime import timedelta
+
+    return timedelta(seconds=count)
+
+
+for _name in ("all_reduce", "broadcast", "all_gather_into_tensor"):
+    script("6.1" if _name == "all_reduce" else "7.1", f"{_name}/other_lengths_are_refused", (2,), fresh=True)(
+        partial(_other_sizes, _name)
+    )
+
+
+def _wrong_lists(name: str, k: Kit) -> None:
+    """A list of another length than the group, or a tensor of another size than the parts: an error."""
+    one = k.tensor(1, 2)
+    more = [k.tensor(1, 2) for _ in range(k.size + 1)]
+    wide = k.torch.zeros(2 * k.size + 1, device=k.device)
+    call: Any = {
+        "all_gather": lambda: k.dist.all_gather(more, one),
+        "all_gather_into_tensor": lambda: k.dist.all_gather_into_tensor(wide, one),
+        "all_to_all": lambda: k.dist.all_to_all(more, more),
+        "all_to_all_single": lambda: k.dist.all_to_all_single(wide, wide.clone()),
+        "gather": lambda: k.dist.gather(one, more if k.rank == 0 else None, dst=0),
+        "reduce_scatter": lambda: k.dist.reduce_scatter(one, more),
+        "reduce_scatter_tensor": lambda: k.dist.reduce_scatter_tensor(one, wide),
+        "scatter": lambda: k.dist.scatter(one, more if k.rank == 0 else None, src=0),
+    }[name]
+    if name in ("gather", "scatter") and k.rank:
+        return
+    k.refused(call)
+
+
+for _name, _row in {
+    "all_gather": "7.2",
+    "all_gather_into_tensor": "7.3",
+    "all_to_all": "7.8",
+    "reduce_scatter": "6.4",
+    "reduce_scatter_tensor": "6.5",
+    "gather": "7.5",
+    "scatter": "7.6",
+}.items():
+    # Only the root of gather and scatter has a list, so a world of one is enough.
+    _worlds = (1,) if _name in ("gather", "scatter") else (1, 2, 3)
+    script(_row, f"{_name}/wrong_sizes_are_refused", _worlds)(partial(_wrong_lists, _name))
+script("7.7", "all_to_all_single/indivisible_length_is_refused", (2, 3))(partial(_wrong_lists, "all_to_all_single"))
+
+
+def _list_elsewhere(name: str, k: Kit) -> None:
+    """A list is needed on the root, and refused elsewhere; an empty list passes."""
+    tensor = k.tensor(k.rank + 1)
+    lists = [k.tensor(0) for _ in range(k.size)]
+    call = partial(k.dist.gather, tensor) if name == "gather" else partial(k.dist.scatter, tensor)
+    root: dict[str, int] = {"dst": 0} if name == "gather" else {"src": 0}
+    k.meet()
+    with k.raises(ValueError, "must be specified" if k.rank == 0 else "must NOT be specified"):
+        call(None if k.rank == 0 else lists, **root)
+    call(lists if k.rank == 0 else [], **root)
+
+
+for _name, _row in {"gather": "7.5", "scatter": "7.6"}.items():
+    script(_row, f"{_name}/list_on_the_root_only", (2, 3))(partial(_list_elsewhere, _name))
+
+
+@script("7.5", "gather/default_root_is_global_rank_0", (4,), group="part")
+def _gather_default(k: Kit) -> None:
+    """The default root is an error in a group without it."""
+    group = k.group("part")
+    if k.rank in (1, 3):
+        with k.raises(ValueError, "not part of group"):
+            k.dist.gather(k.tensor(1), [k.tensor(0), k.tensor(0)], group=group)
+
+
+@script("7.2", "all_gather/outputs_are_views_of_one_tensor", (2, 3, 5))
+def _views(k: Kit) -> None:
+    whole = k.torch.zeros(3 * k.size, device=k.device)
+    k.dist.all_gather(list(whole.chunk(k.size)), k.torch.full((3,), float(k.rank + 1), device=k.device))
+    k.equal(whole, [float(rank + 1) for rank in range(k.size) for _ in range(3)], "the whole")
+
+
+@script("7.6", "scatter/inputs_are_views_of_one_tensor", (2, 3, 5))
+def _scatter_views(k: Kit) -> None:
+    whole = k.torch.arange(3.0 * k.size, device=k.device)
+    output = k.torch.zeros(3, device=k.device)
+    k.dist.scatter(output, list(whole.chunk(k.size)) if k.rank == 0 else None, src=0)
+    k.equal(output, [3.0 * k.rank + n for n in range(3)], "the part")
+
+
+@script("7.3", "all_gather_into_tensor/in_place", (2, 3))
+def _in_place(k: Kit) -> None:
+    """The input is a view of the output at its place."""
+    whole = k.torch.zeros(2 * k.size, device=k.device)
+    mine = whole[2 * k.rank : 2 * k.rank + 2]
+    mine.fill_(k.rank + 1)
+    k.dist.all_gather_into_tensor(whole, mine)
+    k.equal(whole, [float(rank + 1) for rank in range(k.size) for _ in range(2)], "the whole")
+
+
+def _old_names(name: str, k: Kit) -> None:
+    """A deprecated name warns, and gives the same result."""
+    part, whole = k.tensor(0, 0), k.torch.arange(2.0 * k.size, device=k.device)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        if name == "_reduce_scatter_base":
+            k.c10d._reduce_scatter_base(part, whole)
+            k.equal(part, [k.size * 2.0 * k.rank, k.size * (2.0 * k.rank + 1)], "the part")
+        elif name == "_all_gather_base":
+            k.c10d._all_gather_base(whole, k.tensor(k.rank, k.rank))
+            k.equal(whole, [float(rank) for rank in range(k.size) for _ in range(2)], "the whole")
+        elif name == "all_reduce_coalesced":
+            k.dist.all_reduce_coalesced([part])
+        else:
+            k.dist.all_gather_coalesced([[k.tensor(0, 0)] for _ in range(k.size)], [part])
+    k.check(any(one.category is FutureWarning for one in caught), "no FutureWarning")
+
+
+for _name, _row in {
+    "_reduce_scatter_base": "6.6",
+    "_all_gather_base": "7.3",
+    "all_reduce_coalesced": "6.2",
+    "all_gather_coalesced": "7.4",
+}.items():
+    script(_row, f"{_name}/warns")(partial(_old_names, _name))
+
+
+@script("6.7", "all_reduce/sparse", (1, 2, 3))
+def _sparse(k: Kit) -> None:
+    indices = k.torch.tensor([[k.rank]], device=k.device)
+    tensor = k.torch.sparse_coo_tensor(indices, k.torch.ones(1, device=k.device), (k.size,))
+    k.dist.all_reduce(tensor)
+    k.equal(tensor.to_dense(), [1.0] * k.size, "the sum")
+
+
+@script("7.7", "all_to_all_single/sizes_of_many_kinds", (2, 3))
+def _kinds(k: Kit) -> None:
+    """Sizes on one side, an empty list for none, zeros."""
+    ones = [1] * k.size
+    source = k.torch.arange(float(k.size), device=k.device) + 10 * k.rank
+    for sizes in ((None, ones), (ones, None), ([], []), (ones, ones)):
+        output = k.torch.zeros(k.size, device=k.device)
+        k.dist.all_to_all_single(output, source, *sizes)
+        k.equal(output, [10.0 * rank + k.rank for rank in range(k.size)], f"the output with sizes {sizes}")
+    # Only the first rank sends, and to all.
+    sends = [2] * k.size if k.rank == 0 else [0] * k.size
+    gets = [2] + [0] * (k.size - 1)
+    output = k.torch.zeros(2, device=k.device)
+    k.dist.all_to_all_single(output, k.torch.arange(float(sum(sends)), device=k.device), gets, sends)
+    k.equal(output, [2.0 * k.rank, 2.0 * k.rank + 1], "what the only sender sent")
+
+
+@script("7.7", "all_to_all_single/sizes_that_do_not_fit", (1, 2))
+def _sums(k: Kit) -> None:
+    wrong = [3] * k.size
+    output = k.torch.zeros(k.size, device=k.device)
+    k.refused(lambda: k.dist.all_to_all_single(output, output.clone(), wrong, wrong))
+
+
+@script("7.9", "all_reduce/table_of_the_docs", (2,))
+def _golden_reduce(k: Kit) -> None:
+    tensor = k.torch.arange(2, dtype=k.torch.int64, device=k.device) + 1 + 2 * k.rank
+    k.dist.all_reduce(tensor)
+    k.equal(tensor, [4, 6], "the sum")
+    tensor = k.torch.tensor([1 + 1j, 2 + 2j], device=k.device) + 2 * k.rank * (1 + 1j)
+    k.dist.all_reduce(tensor)
+    k.equal(tensor, k.torch.tensor([4 + 4j, 6 + 6j]), "the complex sum")
+
+
+@script("7.9", "all_to_all/uneven_table_of_the_docs", (4,))
+def _golden_uneven(k: Kit) -> None:
+    """Golden values: the uneven tables of all_to_all and of all_to_all_single."""
+    sends = [[2, 2, 1, 1], [3, 2, 2, 2], [2, 1, 1, 1], [2, 2, 2, 1]]
+    values = [
+        [0, 1, 2, 3, 4, 5],
+        [10, 11, 12, 13, 14, 15, 16, 17, 18],
+        [20, 21, 22, 23, 24],
+        [30, 31, 32, 33, 34, 35, 36],
+    ]
+    expected = [
+        [0, 1, 10, 11, 12, 20, 21, 30, 31],
+        [2, 3, 13, 14, 22, 32, 33],
+        [4, 15, 16, 23, 34, 35],
+        [5, 17, 18, 24, 36],
+    ]
+    source = k.tensor(*values[k.rank], dtype="int64")
+    gets = [sends[rank][k.rank] for rank in range(4)]
+    output = k.torch.zeros(sum(gets), dtype=k.torch.int64, device=k.device)
+    k.dist.all_to_all_single(output, source, gets, sends[k.rank])
+    k.equal(output, expected[k.rank], "the output of all_to_all_single")
+    outputs = [k.torch.zeros(count, dtype=k.torch.int64, device=k.device) for count in gets]
+    k.dist.all_to_all(outputs, list(source.split(sends[k.rank])))
+    k.equal(k.torch.cat(outputs), expected[k.rank], "the output of all_to_all")
+
+
+@script("7.9", "reduce_scatter_tensor/table_of_the_docs", (2,))
+def _golden_scatter(k: Kit) -> None:
+    source = k.torch.arange(4, dtype=k.torch.int64, device=k.device)
+    for shape in ((4,), (2, 2)):
+        output = k.torch.zeros(2, dtype=k.torch.int64, device=k.device)
+        k.dist.reduce_scatter_tensor(output, source.reshape(shape))
+        k.equal(output, [[0, 2], [4, 6]][k.rank], f"the part of the input of shape {shape}")
+
+
+@script("7.4", "all_gather_coalesced/example_of_the_docs", (2,))
+def _golden_coalesced(k: Kit) -> None:
+    """Three shapes, the outer list by rank."""
+    sources = [k.torch.full(shape, float(10 * k.rank + n)) for n, shape in enumerate([(2, 2), (1,), (2,)])]
+    outputs = [[k.torch.full_like(source, -1) for source in sources] for _ in range(2)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        k.dist.all_gather_coalesced(outputs, sources)
+    for rank in range(2):
+        for number, output in enumerate(outputs[rank]):
+            k.equal(output, k.torch.full_like(output, 10 * rank + number), f"output {number} of rank {rank}")

@@ -1,0 +1,177 @@
+"""Runs cells on the engine: on worker pools, each cell with its own limit, and doubtful cells once more alone."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import TracebackType
+
+from dist_testing.backends import Backend
+from dist_testing.budget import MAX_TIMEOUT_S, Budget
+from dist_testing.case import Case, CaseBody
+from dist_testing.conformance.cell import Cell, Observation, Result, Seen, Status
+from dist_testing.conformance.judge import judge
+from dist_testing.conformance.on_rank.front_end import CellContext
+from dist_testing.engine.engine import Engine
+from dist_testing.engine.interrupts import raise_on_termination
+from dist_testing.engine.needs import missing_need
+from dist_testing.errors import UsageError
+from dist_testing.launch.isolation import POOL, THREAD, Isolation
+from dist_testing.process.messages import Loader
+from dist_testing.spec import Spec
+
+__all__ = ["CELL_LIMIT_S", "CellSession", "cell_limit"]
+
+# Default limit of one cell. Seconds.
+CELL_LIMIT_S = 5.0
+
+
+def cell_limit(name: str, text: str | None) -> float:
+    """Return the limit of a cell that a user gave, in seconds; the default for None or "".
+
+    Args:
+        name: Name of the option or variable, for the error.
+        text: Its value.
+
+    Raises:
+        UsageError: If it is no number of seconds from 1.
+    """
+    try:
+        seconds = float(text or CELL_LIMIT_S)
+    except ValueError:
+        seconds = -1.0
+    if not 1 <= seconds <= MAX_TIMEOUT_S:
+        raise UsageError(
+            f"{name}={text}: expected a number of seconds from 1.\n"
+            "It is the limit of each cell, and what a cell that hangs costs.\n"
+            f"Write {name}=20, for example; the default is {CELL_LIMIT_S:.0f}."
+        )
+    return seconds
+
+
+class CellSession:
+    """Runs cells of one backend. Use it as a context manager.
+
+    Attributes:
+        backend: The backend.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        budget: Budget | None = None,
+        tell: Callable[[str], None] | None = None,
+        *,
+        preloads: bool = True,
+        limit_s: float = CELL_LIMIT_S,
+    ) -> None:
+        """Make a session. It starts no process yet.
+
+        Args:
+            backend: The backend.
+            budget: The time of the whole run; None for no limit.
+            tell: Takes lines for the log; by default they go to the standard error.
+            limit_s: Limit of one cell, in seconds: what a hang costs at most.
+            preloads: Whether the cells to come use functional collectives, whose modules then load before the ranks.
+        """
+        # Cells compute little, and threads that wait for each other's turn on a busy machine would cost their limit.
+        self.backend = dataclasses.replace(backend, env={"OMP_NUM_THREADS": "1", **backend.env})
+        self._limit_s = limit_s
+        isolation = self._isolation
+        self._spec = Spec("", self.backend, (1,), backend.gpus_per_rank, isolation.name)
+        loader = Loader(f"{__package__}.fresh", "preload" if preloads else "")
+        self._engine = Engine(self._spec, budget or Budget(), CellContext(preloads), loader)
+        if tell is not None:
+            self._engine.tell = tell
+        self._directory = Path(tempfile.mkdtemp(prefix="dist-testing-cells-"))
+        self._numbers = itertools.count(1)
+        self._missing: dict[int, str | None] = {}
+
+    @property
+    def _isolation(self) -> Isolation:
+        return THREAD if self.backend.in_process else POOL
+
+    def __enter__(self) -> CellSession:
+        raise_on_termination()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with contextlib.ExitStack() as stack:
+            stack.callback(shutil.rmtree, self._directory, ignore_errors=True)
+            stack.callback(self._engine.close)
+
+    def run(self, cell: Cell, expected: Status | None = None) -> Result:
+        """Run a cell. If it ends otherwise than expected, run it again on ranks of its own, and return that result.
+
+        Args:
+            cell: The cell.
+            expected: The status that the expectation file names; by default the contract's.
+
+        Raises:
+            LaunchError: If ranks could not be started.
+            UsageError: If the import of the backend's module fails, or the world is too large.
+        """
+        if missing := self._missing_need(cell.world_size):
+            return Result(cell, Status.NOT_RUN, missing)
+        first = self._once(cell)
+        if first.status is (expected or cell.contract) or first.status is Status.NOT_RUN:
+            return first
+        alone = self._once(cell, alone=True)
+        if alone.status is first.status:
+            return alone
+        remark = f"(among other cells: {first.status.value}, {first.detail})"
+        return dataclasses.replace(alone, detail=f"{alone.detail} {remark}".strip())
+
+    def run_all(self, cells: Iterable[Cell], expected: Callable[[Cell], Status]) -> Iterable[Result]:
+        """Run cells one after the other, and yield each result."""
+        for cell in cells:
+            yield self.run(cell, expected(cell))
+
+    def _missing_need(self, world_size: int) -> str | None:
+        if world_size not in self._missing:
+            self._missing[world_size] = missing_need(self._spec, world_size)
+        return self._missing[world_size]
+
+    def _once(self, cell: Cell, *, alone: bool = False) -> Result:
+        directory = self._directory / str(next(self._numbers))
+        directory.mkdir()
+        pool = "" if cell.fresh or alone else "cells"
+        if not pool:
+            # A new world, but not before the ranks of the last one are gone.
+            self._engine.end_pool()
+        case = Case(
+            name=cell.name,
+            world_size=cell.world_size,
+            body=CaseBody(
+                "conformance",
+                json.dumps({"cell": cell.name, "directory": str(directory)}),
+                # Groups stay for the next cell, and the kit puts back everything else.
+                keeps_state=True,
+                keeps_groups=True,
+            ),
+            timeout_s=self._limit_s,
+            isolation=self._isolation.name,
+            pool=pool,
+            init=not cell.fresh,
+        )
+        result = self._engine.run(case)
+        observed = _read(directory)
+        shutil.rmtree(directory, ignore_errors=True)
+        return judge(cell, result, observed, self._limit_s)
+
+
+def _read(directory: Path) -> dict[int, Observation]:
+    found = {}
+    for file in directory.glob("rank-*.json"):
+        fields = json.loads(file.read_text(encoding="utf-8"))
+        one = Observation(**{**fields, "seen": Seen(fields["seen"])})
+        found[one.rank] = one
+    return found

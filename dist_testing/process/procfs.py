@@ -1,0 +1,59 @@
+"""Reads what the kernel tells about processes in /proc. The answer about a process that has ended is empty."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+__all__ = ["children_of", "command_of", "open_files", "stat_of", "status_of", "threads_of"]
+
+
+def threads_of(pid: int | None) -> list[str]:
+    """Return the ids of all threads of a process."""
+    with contextlib.suppress(OSError):
+        return os.listdir(f"/proc/{pid}/task")
+    return []
+
+
+def children_of(pid: int) -> frozenset[int]:
+    """Return the pids of the children of a process, zombies included."""
+    children: set[int] = set()
+    for thread in threads_of(pid):
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{thread}/children", encoding="ascii") as listed:
+            children.update(map(int, listed.read().split()))
+    return frozenset(children)
+
+
+def command_of(pid: int) -> str:
+    """Return the command line of a process. If the main thread has ended, only the other threads still know it."""
+    for folder in (f"/proc/{pid}", *(f"/proc/{pid}/task/{thread}" for thread in threads_of(pid))):
+        with contextlib.suppress(OSError), open(f"{folder}/cmdline", "rb") as cmdline:
+            if command := cmdline.read().rstrip(b"\0"):
+                return command.replace(b"\0", b" ").decode(errors="replace")
+    return ""
+
+
+def stat_of(pid: int | None, thread: str = "") -> list[str]:
+    """Return the fields of proc(5)'s `stat` that follow the name, the state first. For one thread, if it is given."""
+    folder = f"/proc/{pid}/task/{thread}" if thread else f"/proc/{pid}"
+    with contextlib.suppress(OSError), open(f"{folder}/stat", "rb") as stat:
+        # The name, in parentheses, may contain any character.
+        return stat.read().rpartition(b")")[2].decode("ascii").split()
+    return []
+
+
+def status_of(pid: int | str | None) -> dict[str, str]:
+    """Return the fields of proc(5)'s `status` by name."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as status:
+        return dict(line.rstrip("\n").split(":\t", 1) for line in status if ":\t" in line)
+    return {}
+
+
+def open_files() -> dict[int, str]:
+    """Return the open descriptors of this process with the kernel's names of their files, such as "socket:[4711]"."""
+    names = {}
+    for fd in os.listdir("/proc/self/fd"):
+        # The descriptor that read the list is closed by now.
+        with contextlib.suppress(OSError):
+            names[int(fd)] = os.readlink(f"/proc/self/fd/{fd}")
+    return names

@@ -1,0 +1,124 @@
+"""Expectation files: strict both ways, and bad ones refused with three parts."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dist_testing.conformance.catalogue import all_cells, cell_named
+from dist_testing.conformance.cell import Result, Status
+from dist_testing.conformance.expectations import Expectations, read_expectations
+from dist_testing.errors import UsageError
+
+NAME = "broadcast/from_the_wrong/w2"
+CELL = next(cell for cell in all_cells() if cell.operation == "broadcast" and cell.layout == "strided")
+ROW = {
+    "cells": ["broadcast/*/strided/*"],
+    "status": "wrong",
+    "reason": "ignores the strides of the tensor",
+    "link": "pytorch#192920",
+    "until": "2999-01-01",
+}
+
+
+def read(folder: Path, *rows: Any, **more: Any) -> Expectations:
+    """Write and read a file with these rows."""
+    file = folder / "conformance.json"
+    file.write_text(json.dumps({"schema": 1, "backend": "mine", "rows": list(rows), **more}), encoding="utf-8")
+    return read_expectations(file, "mine")
+
+
+def test_a_row_is_strict_both_ways(tmp_path: Path) -> None:
+    """The expected deviation passes; a pass and another deviation fail, and the text says what to do."""
+    expectations = read(tmp_path, ROW)
+    assert expectations.problem(Result(CELL, Status.WRONG, "7 for 8")) == ""
+    assert "Remove the row" in expectations.problem(Result(CELL, Status.WORKS))
+    assert "Correct the row" in expectations.problem(Result(CELL, Status.HANGS))
+
+
+def test_without_a_row_the_contract_counts(tmp_path: Path) -> None:
+    """A deviation that no row declares fails."""
+    expectations = read(tmp_path)
+    assert expectations.problem(Result(CELL, Status.WORKS)) == ""
+    assert "declare the deviation" in expectations.problem(Result(CELL, Status.WRONG, "7 for 8"))
+    assert expectations.problem(Result(CELL, Status.NOT_RUN, "no GPU")) == ""
+
+
+def test_a_refusal_that_the_contract_asks_for_is_none(tmp_path: Path) -> None:
+    """Bitwise operations on floats have no value."""
+    cell = cell_named(next(cell.name for cell in all_cells() if cell.op == "band" and cell.dtype == "float32"))
+    expectations = read(tmp_path)
+    assert expectations.problem(Result(cell, Status.REFUSES, "RuntimeError")) == ""
+    assert expectations.problem(Result(cell, Status.WRONG, "returned")) != ""
+
+
+def test_a_row_of_another_torch_does_not_count(tmp_path: Path) -> None:
+    """It is neither expected nor told as unused."""
+    expectations = read(tmp_path, {**ROW, "torch": "<2.0"})
+    expectations.check_cells(all_cells())
+    assert expectations.status_of(CELL) is Status.WORKS
+    assert read(tmp_path, {**ROW, "torch": ">=2.0,<99.0"}).status_of(CELL) is Status.WRONG
+
+
+def test_excluded_cells(tmp_path: Path) -> None:
+    """A row leaves them to the contract."""
+    assert read(tmp_path, {**ROW, "except": [CELL.name]}).status_of(CELL) is Status.WORKS
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"reason": ""}, "has no reason"),
+        ({"reason": "TODO later on"}, "says nothing"),
+        ({"reason": "short"}, "says nothing"),
+        ({"link": ""}, "has no link"),
+        ({"until": ""}, "has no until"),
+        ({"until": "soon"}, "expected a date"),
+        ({"until": "2020-01-01"}, "looked at again by 2020-01-01"),
+        ({"status": "fails"}, "expected one of works, refuses"),
+        ({"cells": []}, "has no cells"),
+        ({"cells": "broadcast/*"}, "expected a list of patterns"),
+        ({"torch": "new"}, "expected conditions such as"),
+        ({"issue": "x"}, "unknown key 'issue'"),
+    ],
+)
+def test_bad_rows_are_refused(tmp_path: Path, change: dict[str, Any], text: str) -> None:
+    """Each error has three lines, and names the file."""
+    with pytest.raises(UsageError, match=text) as caught:
+        read(tmp_path, {**ROW, **change})
+    assert len(str(caught.value).splitlines()) == 3
+    assert "conformance.json" in str(caught.value)
+
+
+def test_a_file_of_another_backend_is_refused(tmp_path: Path) -> None:
+    """A copied file with the old name would expect another backend's bugs."""
+    with pytest.raises(UsageError, match="'other'"):
+        read(tmp_path, ROW, backend="other")
+
+
+def test_rows_for_cells_that_do_not_exist_are_refused(tmp_path: Path) -> None:
+    """Also those that an earlier row covers."""
+    for rows in ([{**ROW, "cells": ["no_such/*"]}], [ROW, ROW]):
+        with pytest.raises(UsageError, match="covers no cell"):
+            read(tmp_path, *rows).check_cells(all_cells())
+
+
+def test_unreadable_files_are_refused(tmp_path: Path) -> None:
+    """No traceback of the JSON module."""
+    file = tmp_path / "conformance.json"
+    file.write_text("{", encoding="utf-8")
+    with pytest.raises(UsageError, match="cannot be read"):
+        read_expectations(file, "mine")
+    with pytest.raises(UsageError, match="cannot be read"):
+        read_expectations(tmp_path / "absent.json", "mine")
+
+
+@pytest.mark.parametrize("backend", ["gloo", "threaded"])
+def test_our_own_files_hold(backend: str) -> None:
+    """Every row has reason, link and date, and covers a cell. In the repository's `backends/`."""
+    file = Path(__file__).resolve().parents[2] / "backends" / backend / "conformance.json"
+    read_expectations(file, backend, datetime.date(2026, 12, 1)).check_cells(all_cells())

@@ -1,0 +1,130 @@
+"""The matrix: written, read, merged, compared, shown."""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+from pathlib import Path
+
+import pytest
+
+from dist_testing.backends import Backend, check_features
+from dist_testing.conformance.catalogue import all_cells
+from dist_testing.conformance.cell import Cell, Result, Status
+from dist_testing.conformance.expectations import Expectations
+from dist_testing.conformance.features import FEATURE_CELLS, feature_problems
+from dist_testing.conformance.matrix import Matrix, difference, markdown, read_matrix
+from dist_testing.conformance.output import write_matrix
+from dist_testing.conformance.page import page
+from dist_testing.errors import ReportError, UsageError
+
+
+def matrix_of(*results: Result, torch: str = "2.13.0") -> Matrix:
+    """Return a matrix with these results."""
+    matrix = Matrix("mine", torch)
+    for result in results:
+        matrix.add(result, Expectations())
+    return matrix
+
+
+WORKS = Result(Cell("7.1", "broadcast", 2), Status.WORKS)
+WRONG = Result(Cell("6.1", "all_reduce", 2), Status.WRONG, "<7> & 8", 0.5, True)
+
+
+def test_what_is_written_can_be_read(tmp_path: Path) -> None:
+    """`cells` maps a name to an object; the file has a schema number."""
+    matrix = matrix_of(WORKS, WRONG)
+    write_matrix(matrix, tmp_path / "out")
+    content = json.loads((tmp_path / "out" / "matrix.json").read_text(encoding="utf-8"))
+    assert content["schema"] == 1
+    assert content["counts"] == {"works": 1, "wrong": 1}
+    assert content["cells"]["all_reduce/w2"] == {
+        "status": "wrong",
+        "contract": "works",
+        "row": "6.1",
+        "seconds": 0.5,
+        "as_expected": False,
+        "detail": "<7> & 8",
+        "group_lives": True,
+    }
+    assert read_matrix(tmp_path / "out" / "matrix.json") == matrix
+    assert {file.name for file in (tmp_path / "out").iterdir()} == {"matrix.json", "matrix.md", "matrix.html"}
+
+
+def test_shards_merge_and_other_runs_do_not() -> None:
+    """Parts of one run become one matrix."""
+    whole = matrix_of(WORKS)
+    whole.merge(matrix_of(WRONG))
+    assert len(whole.cells) == 2
+    with pytest.raises(ReportError, match="not parts of one run"):
+        whole.merge(matrix_of(WRONG, torch="2.12.0"))
+
+
+def test_the_difference_names_cells_that_changed() -> None:
+    """Also those that one side lacks."""
+    before = matrix_of(WORKS, WRONG)
+    after = matrix_of(Result(WRONG.cell, Status.WORKS))
+    assert difference(before, after) == {"all_reduce/w2": ("wrong", "works"), "broadcast/w2": ("works", "")}
+    assert difference(before, before) == {}
+
+
+def test_the_page_escapes_and_stands_alone() -> None:
+    """One file, no script, nothing from elsewhere; texts of a backend cannot become markup."""
+    text = page(matrix_of(WORKS, WRONG), matrix_of(WORKS))
+    assert "&lt;7&gt; &amp; 8" in text
+    assert "<7>" not in text
+    assert "Difference: 1 cells" in text
+    for outside in ("<script", "http://", "https://", "src="):
+        assert outside not in text
+
+
+def test_markdown_counts_and_lists() -> None:
+    """One line per operation, and the deviations."""
+    text = markdown(matrix_of(WORKS, WRONG))
+    assert "2 cells: 1 works, 1 wrong" in text
+    assert "| wrong | not declared |" in text
+
+
+def test_features_are_checked_both_ways() -> None:
+    """A declared feature that fails, and an undeclared one that works."""
+    cell = next(cell for cell in all_cells() if cell.name == "recv/from_anybody/w2")
+    declares = Backend("mine", "mine", "cpu", features=("recv_any_source",))
+    for backend, status, text in (
+        (declares, Status.WORKS, None),
+        (declares, Status.HANGS, "declares the feature recv_any_source"),
+        (Backend("mine", "mine", "cpu"), Status.WORKS, "does not declare the feature recv_any_source"),
+        (Backend("mine", "mine", "cpu"), Status.REFUSES, None),
+    ):
+        found = feature_problems(matrix_of(Result(cell, status)), backend)
+        assert [text is not None and text in problem for problem in found] == ([True] if text else [])
+
+
+def test_every_feature_has_cells() -> None:
+    """Of the features that a declaration may name, all but one show in cells."""
+    check_features(FEATURE_CELLS)
+    for pattern in FEATURE_CELLS.values():
+        assert any(fnmatch.fnmatchcase(cell.name, pattern) for cell in all_cells()), pattern
+
+
+def test_a_page_of_all_cells_is_small() -> None:
+    """At most 300 kB, so that it opens at once and can be attached anywhere."""
+    matrix = matrix_of(*(Result(cell, Status.WORKS) for cell in all_cells()))
+    assert len(page(matrix).encode()) <= 300_000
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "[]", '{"schema": 99}', '{"schema": 1, "backend": "x", "torch": "y", "cells": {"a": {}}}']
+)
+def test_other_files_are_refused(tmp_path: Path, text: str) -> None:
+    """No traceback of ours."""
+    file = tmp_path / "matrix.json"
+    file.write_text(text, encoding="utf-8")
+    with pytest.raises(ReportError, match="no capability matrix"):
+        read_matrix(file)
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    """The error names it."""
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    with pytest.raises(UsageError, match="cannot be written"):
+        write_matrix(matrix_of(WORKS), tmp_path / "file" / "out")

@@ -1,0 +1,161 @@
+"""Ranks that make different calls and pass all the same: a warning, or a failure where the user asks for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.children import run_cases, run_pytest, write_file
+from tests.support.starter import Starter
+
+# A broadcast of more numbers than a rank expects aborts it; of fewer, it passes.
+_SOURCE = """
+    import pytest
+    import torch
+    import torch.distributed as dist
+
+    import dist_testing
+
+
+    def differs(rank):
+        dist.broadcast(torch.ones(4 if rank == 1 else 3), 0)
+
+
+    @pytest.mark.distributed(world_size=2)
+    def test_differs(world):
+        differs(world.rank)
+
+
+    @pytest.mark.distributed(world_size=2, strict_collectives=True)
+    def test_strict(world):
+        differs(world.rank)
+
+
+    @pytest.mark.distributed(world_size=2, strict_collectives=False)
+    def test_lenient(world):
+        differs(world.rank)
+
+
+    @pytest.mark.distributed(world_size=2)
+    def test_agrees(world):
+        dist.broadcast(torch.ones(3), 0)
+        group = dist.new_group([0])
+        if world.rank == 0:
+            dist.all_reduce(torch.ones(3), group=group)
+            dist.send(torch.ones(3), 1)
+        else:
+            dist.recv(torch.ones(3), 0)
+
+
+    class TestPool:
+        @pytest.mark.distributed(world_size=2, isolation="pool")
+        @pytest.mark.parametrize("number", range(3))
+        def test_pool(self, world, number):
+            if number == 1 and world.rank == 0:
+                dist.all_reduce(torch.ones(3), async_op=True)
+            world.barrier()
+
+
+    class TestStrictPool:
+        @pytest.mark.distributed(world_size=2, isolation="pool", strict_collectives=True)
+        @pytest.mark.parametrize("number", range(3))
+        def test_strict_pool(self, world, number):
+            if number == 1:
+                differs(world.rank)
+            else:
+                dist.barrier()
+
+
+    class TestUnittest(dist_testing.MultiProcessTestCase):
+        world_size = 2
+        strict_collectives = True
+
+        def setUp(self):
+            super().setUp()
+            self._spawn_processes()
+
+        def test_method(self):
+            store = dist.FileStore(self.file_name, 2)
+            dist.init_process_group("gloo", store=store, rank=self.rank, world_size=2)
+            differs(self.rank)
+            dist.destroy_process_group()
+"""
+_SAID = (
+    "the ranks made different calls: rank 0 made broadcast of [[3]] Float, rank 1 made broadcast of [[4]] Float as "
+    "call #1 of the default group"
+)
+
+
+def test_calls_that_differ_are_told(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, a test that passes by luck hangs on another backend, and no report says why."""
+    ended = run_cases(starter, tmp_path, _SOURCE)
+    assert ended.outcomes() == {
+        "test_differs": "PASSED",
+        "test_strict": "FAILED",
+        "test_lenient": "PASSED",
+        "test_agrees": "PASSED",
+        **{f"test_pool[{number}]": "PASSED" for number in range(3)},
+        "test_strict_pool[0]": "PASSED",
+        "test_strict_pool[1]": "FAILED",
+        "test_strict_pool[2]": "PASSED",
+        "test_method": "FAILED",
+    }, ended.log
+    assert f"test_differs (world of 2): {_SAID}" in ended.log
+    assert f"test_strict (world of 2): {_SAID}" in ended.log
+    assert "CallsDifferWarning" in ended.log
+    # The worker pool counts calls, and each case for itself.
+    assert "test_pool[1] (world of 2): the ranks made different calls: rank 0 made 1 call, rank 1 made 0 calls" in (
+        ended.log
+    )
+    assert "test_pool[0] (world" not in ended.log
+    assert "test_pool[2] (world" not in ended.log
+    assert "test_agrees (world" not in ended.log
+
+
+def test_option_makes_failures(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, a team cannot ask for it once for all its tests."""
+    write_file(tmp_path, "test_cases.py", _SOURCE)
+    options = ("-rA", "--dist-strict-collectives", "test_cases.py", "-k", "differs or lenient or agrees")
+    ended = run_pytest(starter, tmp_path, *options)
+    assert ended.outcomes() == {"test_differs": "FAILED", "test_lenient": "PASSED", "test_agrees": "PASSED"}, ended.log
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        (
+            """
+            import pytest
+
+            @pytest.mark.distributed(strict_collectives="yes")
+            def test_marker(world):
+                pass
+            """,
+            "with strict_collectives = 'yes'.\nIt is True or False",
+        ),
+        (
+            """
+            import dist_testing
+
+            class TestUnittest(dist_testing.MultiProcessTestCase):
+                strict_collectives = 1
+
+                def setUp(self):
+                    super().setUp()
+                    self._spawn_processes()
+
+                def test_method(self):
+                    pass
+            """,
+            "strict_collectives = 1; expected True, False or None",
+        ),
+    ],
+    ids=["marker", "class"],
+)
+def test_impossible_values(starter: Starter, tmp_path: Path, source: str, said: str) -> None:
+    """If this fails, a mistake is a silent default or a traceback."""
+    ended = run_cases(starter, tmp_path, source)
+    assert ended.code != 0
+    assert said in ended.log
+    assert "INTERNALERROR" not in ended.log

@@ -1,0 +1,138 @@
+"""Runs kinds of hangs as a user would, with each way to make ranks, and reads what was said from the events."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dist_testing.events.cases import CaseAsked, CaseJudged, RankPhases
+from dist_testing.events.event import Event
+from dist_testing.events.file import read_events
+from tests.support.hang_kinds import KINDS, WORLD_SIZE, HangKind
+
+__all__ = ["ISOLATIONS", "LIMIT_S", "Told", "complaint", "run_kinds"]
+
+# "torchrun" is no isolation: the ranks exist already.
+ISOLATIONS = ("fork", "pool", "spawn", "torchrun")
+# Of a case whose hang is proven. Seconds.
+LIMIT_S = 300.0
+# A case whose hang cannot be proven ends here, so that a table takes minutes and not hours. Seconds.
+SHORT_LIMIT_S = 8.0
+_SOURCE = """
+import pytest
+
+from tests.support.hang_kinds import KINDS
+
+
+class TestKinds:
+    @pytest.mark.parametrize(
+        "name",
+        [
+            pytest.param(name, marks=pytest.mark.distributed(world_size={size}, timeout=limit))
+            for name, limit in {limits}
+        ],
+    )
+    def test_hang(self, world, name):
+        KINDS[name].body(world)
+"""
+_OPTIONS = ("-p", "dist_testing.frontends.pytest.plugin", "-q", "--tb=no", "--color=no", "-p", "no:cacheprovider")
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What was said of one hang.
+
+    Attributes:
+        status: Of the verdict.
+        cause: Of the verdict.
+        reason: Of the verdict.
+        culprit: The rank that it blames.
+        after_s: From the begin of the last rank's test to the verdict, in seconds: no less than from its last block.
+    """
+
+    status: str
+    cause: str
+    reason: str
+    culprit: int | None
+    after_s: float
+
+
+def run_kinds(
+    names: Sequence[str], isolation: str, folder: Path, *, env: Mapping[str, str] | None = None
+) -> dict[str, Told]:
+    """Run kinds of hangs, one after the other.
+
+    Args:
+        names: Of the kinds.
+        isolation: One of `ISOLATIONS`.
+        folder: Takes the test file, the events and the output.
+        env: Additions to the environment.
+
+    Returns:
+        Name of a kind to what was said; kinds for which nothing was said are left out.
+    """
+    if isolation == "pool":
+        names = [name for name in names if not KINDS[name].not_on_pools]
+    limits = [(name, SHORT_LIMIT_S if KINDS[name].why_not else LIMIT_S) for name in names]
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
+    (folder / "test_kinds.py").write_text(_SOURCE.format(size=WORLD_SIZE, limits=limits), encoding="utf-8")
+    events = folder / "events.jsonl"
+    pytest_command = ["-m", "pytest", *_OPTIONS, f"--dist-events={events}", "test_kinds.py"]
+    if isolation == "torchrun":
+        launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={WORLD_SIZE}"]
+        command = [sys.executable, *launcher, *pytest_command]
+    else:
+        command = [sys.executable, *pytest_command, f"--dist-isolation={isolation}"]
+    with (folder / "output.txt").open("wb") as output:
+        subprocess.run(
+            command,
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **(env or {})},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            check=False,
+            timeout=60.0 + sum(min(limit_s, 30.0) for _, limit_s in limits),
+        )
+    return _told(read_events(events))
+
+
+def _told(events: Sequence[Event]) -> dict[str, Told]:
+    names: dict[int, str] = {}
+    begun_s: dict[int, float] = {}
+    told = {}
+    for event in events:
+        match event:
+            case CaseAsked():
+                names[event.case] = event.name.partition("[")[2].rstrip("]")
+            case RankPhases():
+                for phase in event.phases:
+                    if phase.name == "call":
+                        begun_s[event.case] = max(begun_s.get(event.case, 0.0), phase.begin_s)
+            case CaseJudged():
+                after_s = event.at_s - begun_s.get(event.case, event.at_s)
+                told[names[event.case]] = Told(event.status, event.cause, event.reason, event.culprit, after_s)
+    return told
+
+
+def complaint(kind: HangKind, isolation: str, told: Told | None) -> str:
+    """Return what is wrong with what was said of a hang; "" if it is right."""
+    if isolation == "pool" and kind.not_on_pools:
+        return ""
+    if told is None:
+        return "nothing was said"
+    if (told.status, told.cause) != ("failed", "hang") and not (kind.why_not and told.status == "failed"):
+        return f"{told.status} ({told.cause}): {told.reason}"
+    if kind.said not in told.reason:
+        return f"not said: {kind.said!r}; but {told.reason!r}"
+    if told.culprit != kind.culprit and not (kind.why_not and told.culprit is None):
+        return f"blamed: {told.culprit}; {told.reason}"
+    # The next limit after the proof is that of the case.
+    if not kind.why_not and told.after_s > LIMIT_S / 2:
+        return f"only told at the deadline: {told.reason}"
+    return ""

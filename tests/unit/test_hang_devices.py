@@ -1,0 +1,175 @@
+"""What is told of calls that run on a device: the record of NCCL, as torch dumps it, and who has not come."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from dist_testing.engine.hang import RankView, analyse
+from dist_testing.engine.hang_story import HangStory, blame_by_ledger, rank_ledgers, tell
+from dist_testing.outcomes import Cause, Kind, RankOutcome, verdict
+from dist_testing.process.ledger import Call, Group, Ledger, Place
+from dist_testing.rank.ledger import read_ledger
+
+# A dump by torch's `_dump_nccl_trace_json`, of two calls of which one has not ended.
+_ENTRY: Mapping[str, Any] = {
+    "collective_seq_id": 1,
+    "input_dtypes": ["Float"],
+    "input_sizes": [[3, 4]],
+    "is_p2p": False,
+    "op_id": 1,
+    "output_dtypes": ["Float"],
+    "output_sizes": [[3, 4]],
+    "p2p_seq_id": 0,
+    "pg_id": 0,
+    "process_group": ["0", "default_pg"],
+    "profiling_name": "nccl:all_reduce",
+    "record_id": 0,
+    "retired": False,
+    "state": "completed",
+    "thread_id": "140348732959616",
+    "thread_name": "python",
+    "time_created_ns": 1795358564972419942,
+    "time_discovered_completed_ns": 1795358564972619942,
+    "time_discovered_started_ns": 1795358564972519942,
+    "timeout_ms": 600000,
+}
+_DUMP = {
+    "comm_lib_version": "2.27.5",
+    "entries": [
+        {**_ENTRY, "collective_seq_id": 2, "op_id": 2, "record_id": 1, "state": "started"},
+        dict(_ENTRY),
+        {**_ENTRY, "is_p2p": True, "record_id": 2, "profiling_name": "nccl:send 0->1"},
+    ],
+    "nccl_comm_state": {},
+    "pg_config": {"0": {"desc": "default_pg", "name": "0", "ranks": "[0, 1]"}},
+    "pg_status": {"0": {"last_completed_collective": "1", "last_enqueued_collective": "2"}},
+    "version": "2.10",
+}
+
+
+def _call(number: int, operation: str = "all_reduce", *, is_done: bool) -> Call:
+    return Call("0", 0, number, "nccl", operation, "[[3, 4]]", "Float", is_done, 600_000)
+
+
+def test_record_of_nccl_is_in_the_ledger(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a GPU has not ended is what its rank waits for, sooner or later."""
+    monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", "256")
+    native = torch._C._distributed_c10d
+    monkeypatch.setattr(native, "_dump_nccl_trace_json", lambda **_: json.dumps(_DUMP).encode(), raising=False)
+    ledger = read_ledger(threading.get_ident(), set())
+    assert isinstance(ledger, Ledger)
+    assert ledger.device_calls == (_call(1, is_done=True), _call(2, is_done=False))
+    assert not any(call.backend == "nccl" for call in ledger.calls)
+
+
+@pytest.mark.parametrize("dump", [b"", b"no JSON", b'{"entries": [{}]}', b'{"entries": 3}'])
+def test_garbage_is_no_ledger(monkeypatch: pytest.MonkeyPatch, dump: bytes) -> None:
+    """A later torch may write something else: the rank says so, and the runner goes on without it."""
+    monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", "256")
+    monkeypatch.setattr(torch._C._distributed_c10d, "_dump_nccl_trace_json", lambda **_: dump, raising=False)
+    assert not isinstance(read_ledger(threading.get_ident(), set()), Ledger)
+
+
+def test_torch_without_a_recorder_for_gloo(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Older versions of torch record NCCL only: the ledger then says that no record is kept."""
+    monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", "256")
+    monkeypatch.setattr(torch._C, "_distributed_c10d", SimpleNamespace())
+    ledger = read_ledger(threading.get_ident(), set())
+    assert isinstance(ledger, Ledger)
+    assert not ledger.is_recording
+
+
+def _view(rank: int, calls: Sequence[Call], *, ended: str = "") -> RankView:
+    ledger = Ledger(
+        is_recording=True,
+        is_complete=True,
+        groups=(Group("0", (0, 1, 2)),),
+        calls=(),
+        last={},
+        waits=(),
+        places=(Place("f", "/x/test_f.py", 6 + rank, 4),),
+        others=("a group of the backend nccl",),
+        device_calls=tuple(calls),
+    )
+    return RankView(rank, ended, ledger)
+
+
+def _story(views: Sequence[RankView]) -> HangStory | None:
+    return tell(analyse(views))
+
+
+def test_rank_that_has_not_begun_is_the_culprit() -> None:
+    """At the deadline the record names it, and not the stack that happens to differ."""
+    waits = [_call(1, is_done=True), _call(2, is_done=False)]
+    story = _story([_view(0, waits), _view(1, waits[:1]), _view(2, waits)])
+    assert story is not None
+    assert not story.is_proven
+    assert story.headline == (
+        "rank 1 has not begun it (test_f.py:7); ranks 0, 2 wait in all_reduce #2 of the default group of nccl"
+    )
+    assert (story.culprits, story.victims) == ((1,), (0, 2))
+    assert story.lines[0] == (
+        "Ledger of rank 0: has a group of the backend nccl (test_f.py:6); the last collective that it ended: "
+        "all_reduce #1 of the default group; not ended on nccl: all_reduce #2 of the default group [[3, 4]] Float."
+    )
+    outcomes = [RankOutcome(rank, Kind.HUNG) for rank in range(3)]
+    found = blame_by_ledger(verdict(outcomes, world_size=3), outcomes, story)
+    assert (found.cause, found.culprit, found.victims, found.is_proven) == (Cause.HANG, 1, (0, 2), False)
+
+
+def test_rank_that_ended_is_the_culprit() -> None:
+    """The plain case of an early return."""
+    story = _story([_view(0, [_call(1, is_done=False)]), _view(1, [], ended="ended the test"), _view(2, [])])
+    assert story is not None
+    assert story.headline.startswith("rank 1 ended the test; rank 2 has not begun it (test_f.py:8); rank 0 waits in")
+    assert story.culprits == (1, 2)
+
+
+def test_calls_that_differ_on_a_device() -> None:
+    """One rank calls something else at the same number."""
+    views = [_view(rank, [_call(1, "barrier" if rank == 2 else "all_reduce", is_done=False)]) for rank in range(3)]
+    story = _story(views)
+    assert story is not None
+    assert story.headline == (
+        "the ranks disagree about call #1 of the default group: rank 2 calls barrier, ranks 0, 1 call all_reduce"
+    )
+    assert story.culprits == (2,)
+
+
+@pytest.mark.parametrize(
+    "calls",
+    [
+        [],
+        [_call(1, is_done=True)],
+        # All have begun it: it runs.
+        [_call(1, is_done=False)],
+    ],
+)
+def test_nothing_is_said_of_devices_that_work(calls: list[Call]) -> None:
+    """A rank that waits for its own device waits for no other rank."""
+    assert _story([_view(rank, calls) for rank in range(3)]) is None
+
+
+def test_record_that_has_dropped_the_call() -> None:
+    """A rank that is far ahead has begun it long ago."""
+    views = [
+        _view(0, [_call(1, is_done=False)]),
+        _view(1, [_call(9, is_done=False)]),
+        _view(2, [_call(1, is_done=True)]),
+    ]
+    story = _story(views)
+    assert story is not None
+    assert 1 not in story.culprits
+
+
+def test_events_get_the_calls_of_both_records() -> None:
+    """Tools that read events see what the report tells."""
+    (first, *_) = rank_ledgers(analyse([_view(0, [_call(1, is_done=False)]), _view(1, []), _view(2, [])]))
+    assert first == (0, "has a group of the backend nccl", "test_f.py:6", (_call(1, is_done=False),))
