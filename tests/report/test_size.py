@@ -19,7 +19,7 @@ def _case(number: int, chance: random.Random, *, fails: bool) -> CaseRecord:
     for rank in range(8):
         marks = [begin + 0.01 + chance.random() * 0.01]
         for seconds in (0.1, 0.05, 0.01, 1.0, 0.01, 0.02):
-            marks.append(marks[-1] + seconds * chance.lognormvariate(0, 0.5))
+            marks.append(marks[-1] + seconds * (0.5 + chance.random()))
         phases = tuple(Phase(name, marks[index], marks[index + 1]) for index, name in enumerate(_PHASES))
         outcome = ("raised" if rank == 3 else "stopped") if fails else "passed"
         ranks.append(RankRecord(rank, outcome, outcome, "call", "", seen_at_s=marks[4], phases=phases))
