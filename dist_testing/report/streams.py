@@ -311,7 +311,7 @@ def _test_record(test: _Test, tries: Sequence[_Ranked]) -> CaseRecord:
     if status == "failed" and cause in INFRASTRUCTURE:
         status = "error"
     if last is not None and status not in BAD and verdict is not None:
-        # Nobody is to blame for a failure that was expected.
+        # No rank is to blame for a failure that was expected.
         last.verdict = verdict = replace(verdict, culprit=None, failing=(), victims=(), status="passed")
     blamed = verdict is not None and verdict.status == "failed"
     return CaseRecord(

@@ -263,7 +263,7 @@ def test_a_foreign_text_is_one_head() -> None:
     ],
 )
 def test_durations_read_well(value: float, text: str) -> None:
-    """If it fails, the page has a number that nobody can read, or none."""
+    """If it fails, the page has a number that no reader understands, or none."""
     assert seconds(value) == text
 
 

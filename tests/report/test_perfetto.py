@@ -129,7 +129,7 @@ def test_a_world_of_64_ranks_with_a_thousand_events_each_is_small() -> None:
 
 
 def test_the_command_writes_one_trace_or_one_for_each_target(tmp_path: Path) -> None:
-    """If it fails, the trace of one target cannot be sent to somebody."""
+    """If it fails, the trace of one target cannot be sent to a colleague."""
     for name in ("a", "b"):
         write_stream(tmp_path / name / "e.jsonl", [_BAD], target=f"//{name}:{name}")
     given = [str(tmp_path / "a"), str(tmp_path / "b"), f"--out={tmp_path / 'page.html'}"]

@@ -116,7 +116,7 @@ def program(seed: int, *, is_quick: bool = False) -> Program:
             steps.insert(chance.randint(0, len(steps)), _pause(chance, ranks))
         if chance.random() < 0.25:
             steps.append(Step(chance.choice(("limited", "thread", "thread")), ranks))
-    # So that a group has as many calls on each of its members, or somebody waits.
+    # So that a group has as many calls on each of its members, or a rank waits.
     ends = [Step("barrier", members, number) for number, members in enumerate(groups)]
     return Program(seed, size, groups, (*steps, *ends, Step("barrier", ranks)))
 

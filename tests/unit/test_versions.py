@@ -56,7 +56,7 @@ def test_bazelw_and_the_module_take_the_same_bazels() -> None:
 
 
 def test_the_registry_runs_every_bazel() -> None:
-    """If it fails, a release is published for a Bazel that nobody tried."""
+    """If it fails, a release is published for an untried Bazel."""
     lists = re.findall(r"bazel:\n((?: +- [\d.]+\n)+)", _text(".bcr/presubmit.yml"))
     assert len(lists) == 2
     wanted = sorted({row["bazel"] for row in TABLE["combinations"]})
