@@ -105,6 +105,7 @@ def _split(k: Kit) -> None:
     group = k.dist.group.WORLD
     if not hasattr(group, "split_group"):
         k.need("split_group")
+    kept = []
     for number, ranks in enumerate(([0, 2], [1, 3])):
         made = group.split_group(ranks, timeout=timedelta(seconds=9), group_name=k.key(f"split{number}"))
         k.equal(made is None, k.rank not in ranks, "whether there is no group")
@@ -113,6 +114,10 @@ def _split(k: Kit) -> None:
             tensor = k.tensor(k.rank + 1)
             made.allreduce(tensor).wait()
             k.equal(tensor, [float(sum(rank + 1 for rank in ranks))], "the sum")
+            kept.append(made)
+    # A group that nothing refers to is gone, while its other rank may still be in the call.
+    k.meet()
+    kept.clear()
 
 
 @script("11.4", "method/merge_remote_group", (2,), fresh=True)
@@ -122,13 +127,15 @@ def _merge(k: Kit) -> None:
     group = k.dist.group.WORLD
     if not hasattr(group, "split_group"):
         k.need("split_group")
-    mine = group.split_group([k.rank], group_name=f"alone{k.rank}")
+    (mine,) = [made for rank in range(2) if (made := group.split_group([rank], group_name=f"alone{rank}")) is not None]
     shared = k.dist.PrefixStore("merged", k.world.store)
     merged = mine.merge_remote_group(shared, 2, timedelta(seconds=4), group_name="merged")
     k.equal((merged.size(), merged.group_name), (2, "merged"), "size and name")
     tensor = k.tensor(k.rank + 1)
     merged.allreduce([tensor]).wait()
     k.equal(tensor, [3.0], "the sum")
+    # As above.
+    k.meet()
 
 
 @script("11.5", "method/shutdown_twice", fresh=True)
