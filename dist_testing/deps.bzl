@@ -11,6 +11,7 @@ load("@bazel_tools//tools/build_defs/repo:http.bzl", "http_archive")
 load("@bazel_tools//tools/build_defs/repo:utils.bzl", "maybe")
 load("//dist_testing/private:executors_repo.bzl", "executors_repo")
 load("//dist_testing/private:host_facts.bzl", "host_facts_repo")
+load("//wheels/private:hub_repo.bzl", "names_repo")  # buildifier: disable=bzl-visibility
 
 def dist_testing_deps():
     """Declares every repository that dist_testing needs, if no other one of that name is declared.
@@ -45,3 +46,6 @@ def dist_testing_deps():
     )
     maybe(executors_repo, name = "dist_testing_executors")
     maybe(host_facts_repo, name = "dist_testing_host")
+
+    # The extension for wheels needs modules; the flags exist without them, too.
+    maybe(names_repo, name = "dist_testing_wheels")

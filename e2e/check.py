@@ -4,6 +4,7 @@ Each folder beside this file is a workspace of its own that uses the library lik
 
 bzlmod      With modules: its own toolchain and hub, and its own packages with the names of the library's folders.
 workspace   Without modules; Bazel 7 is the last release that allows this.
+wheels      Hubs of locked wheels: two locks in one invocation, the archive for workers, programs of packages.
 queries     Only for queries: every command of docs/queries.md runs here. Its tests are never run.
 mine        Has no folder: its files are pasted from docs/consumers.md.
 
@@ -30,6 +31,7 @@ TORCH = "torch==2.13.0+cpu"
 
 CONSUMERS = ROOT / "docs" / "consumers.md"
 BACKENDS = ROOT / "docs" / "backends.md"
+WHEELS = ROOT / "docs" / "wheels.md"
 
 # Bazel's output that a complaint shows. Characters.
 SHOWN = 6000
@@ -133,6 +135,36 @@ def check_workspace(bazel: NestedBazel) -> list[str]:
     return problems("workspace: everything", done, status=TESTS_FAILED, parts=(*verdicts, *report))
 
 
+def check_wheels(bazel: NestedBazel) -> list[str]:
+    """Check a consumer of the extension for wheels alone."""
+    archive = "--@dist_testing//wheels:form=archive"
+    passed = [rf"^//:{name} +PASSED" for name in ("default", "own_lock", "by_requirement")]
+    both = [rf"^//:{name} +PASSED" for name in ("default", "own_lock")]
+    found = []
+    for what, arguments, status, parts in (
+        ("two locks in one invocation", ("test", "--test_output=errors", "//..."), 0, [*passed, "3 tests pass"]),
+        ("as an archive", ("test", "--test_output=errors", archive, "//..."), 0, [*passed, "3 tests pass"]),
+        ("the other lock for everything", ("test", "--config=cuda", "//:default", "//:own_lock"), 0, both),
+        (
+            "a package of one lock alone",
+            ("build", "--config=cuda", "//:pyflakes"),
+            1,
+            ['The lock "cuda" of the hub "pypi" has no package "pyflakes"', 'Only "cpu" has it'],
+        ),
+        ("the metadata", ("cquery", "--output=files", "//:metadata"), 0, [r"iniconfig/dist_info/METADATA$"]),
+        ("a program", ("run", "//:pyflakes", "--", "--version"), 0, [r"^3\.2\.0 Python 3\.11"]),
+        ("a program in the archive", ("run", archive, "//:pyflakes", "--", "--version"), 0, [r"^3\.2\.0 Python 3\.11"]),
+        (
+            "a program that no package has",
+            ("run", "//:unknown_script"),
+            1,
+            ["no package has a program 'nothing'", r"The programs are: .*pyflakes"],
+        ),
+    ):
+        found += problems(f"wheels: {what}", bazel.run(*arguments), status=status, parts=parts)
+    return found
+
+
 def check_queries(bazel: NestedBazel) -> list[str]:
     """Check the commands of docs/queries.md."""
     return answers_problems(bazel, ROOT / "docs" / "queries.md")
@@ -196,6 +228,7 @@ def paste_mine(page: Path, folder: Path) -> Path:
 CHECKS: dict[str, Callable[[NestedBazel], list[str]]] = {
     "bzlmod": check_bzlmod,
     "workspace": check_workspace,
+    "wheels": check_wheels,
     "queries": check_queries,
     "mine": check_mine,
 }
@@ -235,7 +268,7 @@ def main() -> int:
     options = parser.parse_args()
     if unknown := sorted(set(options.names) - set(CHECKS)):
         parser.error(f"no consumer is named {', '.join(unknown)}; there are {', '.join(CHECKS)}")
-    found = page_problems(CONSUMERS) + page_problems(BACKENDS)
+    found = [text for page in (CONSUMERS, BACKENDS, WHEELS) for text in page_problems(page)]
     with ExitStack() as stack:
         output = options.output.absolute() if options.output else stack.enter_context(scratch_folder("e2e"))
         index = index_options()

@@ -10,6 +10,7 @@ import math
 import operator
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -38,12 +39,15 @@ def broadcast_object_list() -> None:
 
 
 def all_to_all_single_with_tensor_sizes() -> None:
-    """Exchange rows with sizes that are items of tensors; each rank sends one, two, ... rows."""
+    """Exchange rows with sizes that are tensors; each rank sends one, two, ... rows."""
     size, rank = _size(), _rank()
     rows = torch.arange(1, size + 1)
     sent = torch.repeat_interleave(torch.arange(size), rows).float() + 10 * rank
     output = torch.empty(size * (rank + 1))
-    dist.all_to_all_single(output, sent, [int(rows[rank].item())] * size, [int(count.item()) for count in rows])
+    # The annotation says lists; torch's own suite passes tensors.
+    sizes_out: Any = rows[rank].repeat(size)
+    sizes_in: Any = rows
+    dist.all_to_all_single(output, sent, sizes_out, sizes_in)
     assert_close(output, torch.cat([_full(rank + 10 * source, rank + 1) for source in range(size)]))
 
 

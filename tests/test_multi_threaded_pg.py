@@ -71,7 +71,8 @@ class TestThroughTheDecorator:
         for rank in ranks:
             assert f"planted on rank {rank}" in str(caught.value)
         victims = [str(rank) for rank in range(WORLD_SIZE) if rank not in ranks]
-        assert f"{', '.join(victims)} lost a peer in all_reduce" in str(caught.value)
+        each = ": each" if len(victims) > 1 else ""
+        assert f"{', '.join(victims)}{each} lost a peer in all_reduce" in str(caught.value)
 
     def test_skip_of_all_is_a_skip_with_its_reason(self) -> None:
         """If this fails, the list of skipped tests lacks the reason that the test gave."""

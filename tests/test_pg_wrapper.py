@@ -48,7 +48,8 @@ def assert_absence_is_reported(world: World, make_group: MakeGroup, missing: lis
     group = make_group(world, timeout_s=HANG_TIMEOUT_S)
     if world.rank not in missing:
         with pytest.raises(RuntimeError) as caught:
-            calls.all_reduce(torch.ones(20, 10, device=world.device)).start(group).wait()
+            # At the call: a user who starts it and waits later needs the line of the call.
+            calls.all_reduce(torch.ones(20, 10, device=world.device)).start(group)
         if world.rank == 0:
             assert_names_missing_ranks(str(caught.value), missing, timeout_s=HANG_TIMEOUT_S)
         else:
@@ -73,9 +74,12 @@ def test_every_rank_that_stays_away_is_named(world: World, make_group: MakeGroup
 def test_other_operation_is_reported_after_many_good_ones(world: World, make_group: MakeGroup) -> None:
     """If this fails, ranks that drift apart late in a run hang, or the count in the report is wrong."""
     group = make_group(world)
-    one = torch.zeros(1, device=world.device)
-    for _ in range(GOOD_COLLECTIVES_COUNT):
-        calls.all_reduce(one).start(group).wait()
+    ones = [torch.ones(1, device=world.device) for _ in range(GOOD_COLLECTIVES_COUNT)]
+    # All of them are in flight before the first wait.
+    works = [calls.all_reduce(one).start(group) for one in ones]
+    for work in works:
+        work.wait()
+    assert {one.item() for one in ones} == {float(world.size)}
 
     tensor = torch.ones(20, 10, device=world.device)
     gathered = [torch.zeros_like(tensor) for _ in range(world.size)]

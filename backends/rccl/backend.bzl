@@ -13,6 +13,7 @@ RCCL = declare_backend(
         "coalescing",
         "moves_data",
         "needs_no_gloo",
+        "uneven_gather",
     ],
     gpus_per_rank = 1,
     uses_nccl = True,

@@ -13,6 +13,7 @@ THREADED = declare_backend(
         "moves_data",
         "needs_no_gloo",
         "recv_any_source",
+        "uneven_gather",
     ],
     in_process = True,
     register_module = "dist_testing.threaded.register",

@@ -131,7 +131,10 @@ class AttachedEngine(Engine):
                 # The main thread is stuck in native code that waits for no connection. Only this thread can end the
                 # process with a report.
                 stacks = "\n".join(f"rank {rank}:\n{text}" for rank, text in running.world.supervisor.stacks.items())
-                os.write(self._stderr, f"{running.case.name}: {error}\n{stacks}\n".encode(errors="replace"))
+                hang = running.world.supervisor.hang
+                why = f"The case had to be ended: {hang.headline}.\n" if hang is not None and hang.headline else ""
+                text = f"{running.case.name}: {error}\n{why}{stacks}\n"
+                os.write(self._stderr, text.encode(errors="replace"))
                 os._exit(1)
 
     def _take_gpus(self, case: Case, limit_s: float, events: CaseEvents) -> WorldGpus | None:

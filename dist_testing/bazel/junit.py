@@ -14,7 +14,18 @@ from xml.etree import ElementTree
 
 from dist_testing.errors import ReportError
 
-__all__ = ["EXPECTED", "XmlCase", "XmlSuite", "module_of", "name_parts", "read_xml", "write_xml", "xml_name"]
+__all__ = [
+    "EXPECTED",
+    "Outcome",
+    "XmlCase",
+    "XmlSuite",
+    "module_of",
+    "name_parts",
+    "read_xml",
+    "write_suites",
+    "write_xml",
+    "xml_name",
+]
 
 # Prefix of the message of an expected failure, for which JUnit's format has only <skipped>.
 EXPECTED = "xfail: "
@@ -98,22 +109,14 @@ def xml_name(nodeid: str) -> tuple[str, str]:
 
 def write_xml(path: Path, suite: str, cases: Sequence[XmlCase], properties: Sequence[tuple[str, object]] = ()) -> None:
     """Write the file in one step: a reader sees all of it or nothing. The name of the suite is the target's label."""
-    counts = {
-        "tests": len(cases),
-        "failures": sum(case.outcome == "failed" for case in cases),
-        "errors": sum(case.outcome == "error" for case in cases),
-        "skipped": sum(case.outcome == "skipped" for case in cases),
-    }
-    attributes = {
-        "name": _clean(suite),
-        **{name: str(count) for name, count in counts.items()},
-        "time": f"{sum(case.duration_s for case in cases):.3f}",
-    }
+    write_suites(path, [XmlSuite(suite, cases, properties)])
+
+
+def write_suites(path: Path, suites: Sequence[XmlSuite]) -> None:
+    """Write a file of several suites, in one step as `write_xml` does."""
     root = ElementTree.Element("testsuites")
-    element = ElementTree.SubElement(root, "testsuite", attributes)
-    _add_properties(element, properties)
-    for case in cases:
-        _add_case(element, case)
+    for suite in suites:
+        _add_suite(root, suite)
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -124,6 +127,25 @@ def write_xml(path: Path, suite: str, cases: Sequence[XmlCase], properties: Sequ
     except BaseException:
         os.unlink(temporary)
         raise
+
+
+def _add_suite(root: ElementTree.Element, suite: XmlSuite) -> None:
+    cases = suite.cases
+    counts = {
+        "tests": len(cases),
+        "failures": sum(case.outcome == "failed" for case in cases),
+        "errors": sum(case.outcome == "error" for case in cases),
+        "skipped": sum(case.outcome == "skipped" for case in cases),
+    }
+    attributes = {
+        "name": _clean(suite.name),
+        **{name: str(count) for name, count in counts.items()},
+        "time": f"{sum(case.duration_s for case in cases):.3f}",
+    }
+    element = ElementTree.SubElement(root, "testsuite", attributes)
+    _add_properties(element, suite.properties)
+    for case in cases:
+        _add_case(element, case)
 
 
 def _add_case(suite: ElementTree.Element, case: XmlCase) -> None:

@@ -21,6 +21,7 @@ from dist_testing.bazel.watch import Watch
 from dist_testing.bazel.watchdog import watchdog_for
 from dist_testing.budget import TimeShares
 from dist_testing.engine.interrupts import ExitGuard, ignore_termination, raise_on_termination
+from dist_testing.engine.rank_env import show_cpp_stacks
 from dist_testing.engine.run_events import run_started
 from dist_testing.errors import DistTestingError, InterruptedRunError, ReportError, SpecError
 from dist_testing.events.file import EventFile
@@ -33,6 +34,8 @@ __all__ = ["main"]
 # The build rules set these if a target has the file: its runfiles path, as `$(rlocationpath)` writes it.
 _PROMISE_VARIABLE = "DIST_TESTING_GPU_PROMISE"
 _TIMINGS_VARIABLE = "DIST_TESTING_TIMINGS"
+# Runfiles paths of the source files, if `srcs` is a select(): then the spec names a target that stands for them.
+_SOURCES_VARIABLE = "DIST_TESTING_SPEC_SRCS"
 _BLAS_THREADS = "OPENBLAS_NUM_THREADS"
 _EVENTS_NAME = "events.jsonl.gz"
 # A label as the rules write it: `//package:name`, after the canonical name of another repository.
@@ -53,6 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise_on_termination()
             target = _find_target()
             let_threads_be = _limit_fork_server_threads()
+            show_cpp_stacks(os.environ)
             given = list(sys.argv[1:] if arguments is None else arguments)
             return guard.conclude(_run(target, protocol, given, guard, let_threads_be))
     except (DistTestingError, InterruptedRunError) as error:
@@ -85,7 +89,8 @@ def _find_target() -> _Target:
     promise = _declared_file(_PROMISE_VARIABLE, runfiles.Rlocation)
     if promise is not None:
         spec = dataclasses.replace(spec, promised_gpus=read_promise(promise, spec.backend.vendor))
-    sources = [_source(spec, label, runfiles.Rlocation) for label in spec.srcs]
+    sources = _selected_sources(spec, runfiles.Rlocation)
+    sources = sources or [_source(spec, label, runfiles.Rlocation) for label in spec.srcs]
     return _Target(
         spec,
         [path for _, path in sources],
@@ -96,19 +101,44 @@ def _find_target() -> _Target:
 
 
 def _declared_file(variable: str, rlocation: Callable[[str], str | None]) -> Path | None:
-    value = os.environ.get(variable)
-    if not value:
+    locations = _locations(variable)
+    if not locations:
         return None
+    if len(locations) > 1:
+        raise _changed_variable(variable)
+    return Path(rlocation(locations[0]) or locations[0])
+
+
+def _locations(variable: str) -> list[str]:
+    """Return the runfiles paths in a variable; an empty list if it is not set."""
     try:
-        # Bazel quotes the value for a shell.
-        (location,) = shlex.split(value)
+        # Bazel quotes them for a shell.
+        return shlex.split(os.environ.get(variable, ""))
     except ValueError:
-        raise SpecError(
-            f"{variable}={value!r}: expected the runfiles path of one file, quoted as for a shell.\n"
-            "The build rules set it; a program between Bazel and the test has changed it.\n"
-            "Run the target with `bazel test`, and leave the variable alone."
-        ) from None
-    return Path(rlocation(location) or location)
+        raise _changed_variable(variable) from None
+
+
+def _changed_variable(variable: str) -> SpecError:
+    return SpecError(
+        f"{variable}={os.environ[variable]!r}: expected the runfiles path of one file, quoted as for a shell.\n"
+        "The build rules set it; a program between Bazel and the test has changed it.\n"
+        "Run the target with `bazel test`, and leave the variable alone."
+    )
+
+
+def _selected_sources(spec: Spec, rlocation: Callable[[str], str | None]) -> list[tuple[str, str]]:
+    """Return the repository and the path of each source file, if a `select()` chose them; else an empty list."""
+    found = []
+    for location in _locations(_SOURCES_VARIABLE):
+        path = rlocation(location)
+        if path is None or not os.path.exists(path):
+            raise SpecError(
+                f"{spec.target}: the source {location} is not in the runfiles (looked at {path}).\n"
+                "The runfiles belong to another build, or the file was removed after it.\n"
+                "Build the target again."
+            )
+        found.append((location.partition("/")[0], path))
+    return found
 
 
 def _source(spec: Spec, label: str, rlocation: Callable[[str], str | None]) -> tuple[str, str]:

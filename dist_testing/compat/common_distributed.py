@@ -6,9 +6,12 @@ module imports, such as `os`, or else an object that raises an error at its firs
 
 from __future__ import annotations
 
+import abc
 import importlib
 import logging
-from typing import Any, Optional, Union
+
+# Names that torch's module imported until torch 2.5.
+from typing import Any, Dict, List, Optional, Tuple, Union  # noqa: UP035
 
 from dist_testing.compat import torchcomms as _torchcomms
 from dist_testing.compat.classes import (
@@ -39,6 +42,9 @@ HAS_ACCELERATOR: bool = common_utils.TEST_CUDA or common_utils.TEST_HPU or commo
 # A boolean that is computed at its first use. torch's class is not fully typed.
 PLATFORM_SUPPORTS_SYMM_MEM: Any = common_utils.LazyVal(evaluate_platform_supports_symm_mem)  # type: ignore[call-arg]
 
+# Until torch 2.5, the cached result of `has_efa`; None before its first call.
+EFA_PROBE_RESULT: bool | None = None
+
 # The older spelling.
 MultiProcContinousTest = MultiProcContinuousTest
 
@@ -54,11 +60,14 @@ __all__ = [
     "ACCELERATOR_DIST_BACKENDS",
     "DDP_RANK_DEVICES",
     "DEFAULT_WORLD_SIZE",
+    "EFA_PROBE_RESULT",
     "HAS_ACCELERATOR",
     "PLATFORM_SUPPORTS_SYMM_MEM",
     "TIMEOUT_DEFAULT",
     "TIMEOUT_OVERRIDE",
+    "Dict",
     "DistributedTestBase",
+    "List",
     "MultiProcContinousTest",
     "MultiProcContinuousTest",
     "MultiProcessTestCase",
@@ -67,8 +76,10 @@ __all__ = [
     "SaveForwardInputsModel",
     "SaveForwardInputsModule",
     "TestCase",
+    "Tuple",
     "Union",
     "_dynamo_dist_per_rank_init",
+    "abc",
     "evaluate_platform_supports_symm_mem",
     "logger",
     "retrieve_result_from_completion_queue",

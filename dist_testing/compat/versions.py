@@ -1,16 +1,14 @@
-"""The versions of torch that this library is tested with."""
+"""The versions of torch that this library is tested with; `dist_testing/versions.json` has them."""
 
 from __future__ import annotations
 
 import functools
+import json
 import re
 import warnings
+from importlib import resources
 
-__all__ = ["NEWEST", "OLDEST", "warn_if_untested"]
-
-# (major, minor) of the oldest and of the newest tested version.
-OLDEST = (2, 10)
-NEWEST = (2, 13)
+__all__ = ["is_tested", "tested_range", "warn_if_untested"]
 
 
 @functools.cache
@@ -20,7 +18,7 @@ def warn_if_untested() -> None:
 
     version = str(torch.__version__)
     if not is_tested(version):
-        oldest, newest = (".".join(map(str, end)) for end in (OLDEST, NEWEST))
+        oldest, newest = (".".join(map(str, end)) for end in tested_range())
         warnings.warn(
             f"torch {version}: dist_testing is tested with torch {oldest} to {newest}.\n"
             "Names and behaviour of torch's shared test library change from version to version.\n"
@@ -33,4 +31,13 @@ def warn_if_untested() -> None:
 def is_tested(version: str) -> bool:
     """Return whether a version, such as "2.13.0+cpu", is in the range."""
     number = re.match(r"(\d+)\.(\d+)", version)
-    return number is not None and OLDEST <= (int(number[1]), int(number[2])) <= NEWEST
+    oldest, newest = tested_range()
+    return number is not None and oldest <= (int(number[1]), int(number[2])) <= newest
+
+
+@functools.cache
+def tested_range() -> tuple[tuple[int, int], tuple[int, int]]:
+    """Return the oldest and the newest tested version, each as (major, minor)."""
+    torch = json.loads(resources.files("dist_testing").joinpath("versions.json").read_text(encoding="utf-8"))["torch"]
+    oldest, newest = ([int(part) for part in torch[end].split(".")] for end in ("oldest", "newest"))
+    return (oldest[0], oldest[1]), (newest[0], newest[1])

@@ -52,7 +52,7 @@ class Row:
         status: How its cells end.
         reason: Why.
         link: A public thread such as "pytorch#192920", or "new: ..." with the place of a reproduction.
-        until: Date by which somebody looks at the row again.
+        until: Date by which the owners of the file look at the row again.
         is_active: Whether it holds for the installed torch.
     """
 

@@ -10,7 +10,7 @@ from dist_testing.conformance.matrix import Matrix
 
 __all__ = ["FEATURE_CELLS", "feature_problems"]
 
-# Feature to the cells that show it. `needs_no_gloo` is about builds of torch, so no cell shows it.
+# Feature to the cells that show it. No cell shows `needs_no_gloo`, which is about builds of torch, and `uneven_gather`.
 FEATURE_CELLS = {
     "coalesced_all_reduce": "_coalescing_manager/all_reduce_*/w2",
     "coalescing": "_coalescing_manager/with_device/w2",

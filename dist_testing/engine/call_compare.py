@@ -54,8 +54,8 @@ def _differences(of_ranks: Mapping[int, GroupCalls], complete: set[int]) -> Iter
     counts: dict[int, list[int]] = {}
     for rank, group in of_ranks.items():
         counts.setdefault(group.count, []).append(rank)
-    # Of a group that is gone the recorder knows the calls, if it has dropped none, and not the members.
-    if len(counts) > 1 and (next(iter(of_ranks.values())).ranks or complete == set(of_ranks)):
+    # A record that has dropped calls may have dropped all of a group.
+    if len(counts) > 1 and complete == set(of_ranks):
         sides = [f"{ranks_text(ranks)} made {count} call{'s' if count != 1 else ''}" for count, ranks in counts.items()]
         yield ", ".join(sides)
 

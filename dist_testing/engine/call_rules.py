@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Iterable
 
+from dist_testing.backends import all_declared
 from dist_testing.process.ledger import Call
 
 __all__ = ["are_alike", "described"]
@@ -13,8 +14,8 @@ __all__ = ["are_alike", "described"]
 # Operations whose inputs must have one type and one count of elements on all ranks. A scatter has an input on its root
 # only, and all_to_all may split its input as the ranks agree.
 _EQUAL_INPUTS = frozenset({"all_reduce", "broadcast", "reduce"})
-# NCCL can gather tensors of different sizes.
-_EQUAL_INPUTS_OF_GLOO = _EQUAL_INPUTS | {"all_gather", "gather"}
+# Some backends can gather tensors of different sizes.
+_GATHERS = frozenset({"all_gather", "gather"})
 
 
 def are_alike(calls: Iterable[Call]) -> bool:
@@ -25,10 +26,16 @@ def are_alike(calls: Iterable[Call]) -> bool:
     every = list(calls)
     if len({call.operation for call in every}) > 1:
         return False
-    if not every or every[0].operation not in (_EQUAL_INPUTS_OF_GLOO if every[0].backend == "gloo" else _EQUAL_INPUTS):
+    if not every or not _needs_equal_inputs(every[0]):
         return True
     counts = {count for call in every if (count := _elements(call)) is not None}
     return len(counts) <= 1 and len({call.dtypes for call in every}) <= 1
+
+
+def _needs_equal_inputs(call: Call) -> bool:
+    if call.operation in _GATHERS:
+        return all_declared(call.backend, lambda declared: "uneven_gather" not in declared.features)
+    return call.operation in _EQUAL_INPUTS
 
 
 def described(call: Call, *, with_inputs: bool) -> str:

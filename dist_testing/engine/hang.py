@@ -31,15 +31,12 @@ from dataclasses import dataclass
 
 from dist_testing.backends import all_declared
 from dist_testing.engine.call_rules import are_alike
-from dist_testing.process.ledger import COLLECTIVE, Call, Ledger, Wait, WaitKind
+from dist_testing.process.ledger import COLLECTIVE, TORCH_LIMITS_MS, Call, Ledger, Wait, WaitKind
 
 __all__ = ["Analysis", "Mismatch", "RankView", "Waiting", "analyse"]
 
 # Why nothing is known of the collectives of a rank.
 NOT_RECORDED = "waits without a record of its collectives (TORCH_FR_BUFFER_SIZE=0, or torch before 2.12)"
-# Limits that torch gives to groups and stores for which the user has named none: gloo's, NCCL's, a store's.
-# Milliseconds.
-_TORCH_LIMITS_MS = frozenset({1_800_000, 600_000, 300_000})
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +122,7 @@ def analyse(views: Sequence[RankView], limits_ms: frozenset[int] = frozenset()) 
             than these and torch's defaults ends by itself: the user chose it.
     """
     by_rank = {view.rank: view for view in views}
-    known_ms = limits_ms | _TORCH_LIMITS_MS
+    known_ms = limits_ms | TORCH_LIMITS_MS
     waiting: dict[int, Waiting] = {}
     free: dict[int, str] = {}
     for view in views:

@@ -191,7 +191,7 @@ def _lines(analysis: Analysis) -> Iterable[str]:
     for rank, view in sorted(analysis.views.items()):
         waiting = analysis.waiting.get(rank)
         if view.ended:
-            text = view.ended
+            text = f"{view.ended}, and {view.busy}" if view.busy else view.ended
         elif waiting is None:
             text = f"{analysis.free.get(rank, '')}{_at(_place(view.ledger))}"
         else:

@@ -6,7 +6,7 @@ import os
 import re
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 
 __all__ = ["cpu_count", "rank_env", "threads_per_rank"]
 
@@ -47,6 +47,16 @@ _CACHES = {
     "TRITON_CACHE_DIR": "triton",
     "TORCH_EXTENSIONS_DIR": "extensions",
 }
+
+
+def show_cpp_stacks(env: MutableMapping[str, str]) -> None:
+    """Have errors of native code contain the native stack, as with torch's own classes, unless the user has decided.
+
+    torch reads the variables while it is imported. The stack has the names of functions: by default torch also looks up
+    lines of source files, in another program, which takes seconds to minutes for the first error of a process.
+    """
+    env.setdefault("TORCH_SHOW_CPP_STACKTRACES", "1")
+    env.setdefault("TORCH_DISABLE_ADDR2LINE", "1")
 
 
 def cpu_count() -> int:
@@ -102,6 +112,9 @@ def rank_env(
     for name, value in backend_env.items():
         result.setdefault(name, value)
     result.setdefault("TORCH_FR_BUFFER_SIZE", str(_RECORDED_CALLS))
+    show_cpp_stacks(result)
+    # Older C libraries write their last words to the terminal.
+    result.setdefault("LIBC_FATAL_STDERR_", "1")
     if scratch is not None:
         for name, folder in _CACHES.items():
             result.setdefault(name, os.path.join(scratch, "cache", folder))

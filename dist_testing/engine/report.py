@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from dist_testing.budget import LEAST_S
 from dist_testing.case import CaseResult
+from dist_testing.engine.native_stacks import fatal_block, native_reason, shorten_native_stacks
 from dist_testing.engine.needs import Lack
 from dist_testing.engine.report_text import IN_LOG, WHOLE, Limits, cut_lines, printable
 from dist_testing.error_text import shorten
@@ -21,6 +22,9 @@ from dist_testing.spec import ALL_GPUS, Spec
 __all__ = ["failure_headline", "failure_report", "missing_hardware", "tidied"]
 
 _LOG_TAIL_LINES = 40
+# If a native stack is longer: lines before it, and a limit.
+_BEFORE_NATIVE_LINES = 10
+_MOST_LOG_LINES = 120
 # Characters of the reason in a headline: it may contain a message of the test, such as the reason of a skip.
 _REASON_CHARS = 1000
 # If the culprit's section has more lines, its headline is repeated at the end.
@@ -35,7 +39,7 @@ _INTERPRETER_FRAME = re.compile(r'  Binary file "[^"]*/(python[\d.]*|libpython[^
 _BELOW_TEST = re.compile(
     r"[/](_pytest/(python|fixtures)|unittest/case|dist_testing/("
     r"frontends/pytest/(on_rank|rank_\w+|in_runner)|"
-    r"frontends/unittest/(continuous|on_rank|process|spawn_threads|threads|world_case)|"
+    r"frontends/unittest/(continuous|on_rank|process|rank_threads|spawn_threads|threads|world_case)|"
     r"(attach|bazel|engine|launch|rank)/\w+))\.py\""
 )
 # A thread of this library only: no frames are left of it.
@@ -190,6 +194,9 @@ def _cut_limit(result: CaseResult) -> str:
 def _crash_explanation(result: CaseResult) -> str:
     assert result.verdict.culprit is not None
     first = result.outcomes[result.verdict.culprit]
+    log = result.logs.get(first.rank, "")
+    if said := native_reason(log):
+        return f"Native code ended the process: {said}. Its last output is below."
     if first.kind is Kind.EXITED and tidied(first.text):
         return "The test, or code that it calls, ended the process instead of returning. The stack is below."
     if first.exit_code == UNKNOWN_EXIT_CODE:
@@ -200,7 +207,7 @@ def _crash_explanation(result: CaseResult) -> str:
         text = "The kernel sends SIGKILL when the machine or container lacks memory; else a process sent it."
     else:
         text = "Native code that faults or aborts ends its process by a signal; else a process sent it."
-    return f"{text} Its last output is below." if tidied(result.logs.get(first.rank, "")) else text
+    return f"{text} Its last output is below." if tidied(log) else text
 
 
 def _victims(result: CaseResult) -> str:
@@ -243,10 +250,12 @@ def tidied(text: str) -> str:
 def _logs(result: CaseResult, ranks: Iterable[int], limits: Limits) -> list[str]:
     lines = []
     for rank in ranks:
-        if tail := tidied(result.logs.get(rank, "")).splitlines():
-            left_out = len(tail) - _LOG_TAIL_LINES
-            first = f", last {_LOG_TAIL_LINES} lines" if left_out > 0 else ""
-            quoted = cut_lines("\n".join(tail[-_LOG_TAIL_LINES:]), None, line_chars=limits.line_chars)
+        if tail := shorten_native_stacks(tidied(result.logs.get(rank, ""))).splitlines():
+            # The words before a native stack say why, and the stack says where.
+            block = fatal_block(tail)
+            count = max(_LOG_TAIL_LINES, min(block + _BEFORE_NATIVE_LINES, _MOST_LOG_LINES) if block else 0)
+            first = f", last {count} lines" if len(tail) > count else ""
+            quoted = cut_lines("\n".join(tail[-count:]), None, line_chars=limits.line_chars)
             lines += [_RULE, f"output of rank {rank}{first}:", *quoted]
     return lines
 

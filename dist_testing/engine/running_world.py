@@ -36,7 +36,7 @@ _FDS_PER_RANK = 4
 # Other descriptors: log files, those of pytest and Python.
 _FDS_SPARE = 64
 # Limit of a rank's output in a report.
-_LOG_TAIL_BYTES = 64 * 1024
+_LOG_TAIL_BYTES = 512 * 1024
 # Share of the case's limit for operations of the group, so that torch gives up before the runner and reports its wait.
 _GROUP_SHARE = 0.9
 # A rank needs this long to tell the runner so, on a busy machine. Seconds; but at most this share of the limit.

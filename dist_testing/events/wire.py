@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import get_type_hints
 
-from dist_testing.codec import WrongValueError, shape_of
+from dist_testing.codec import Shape, WrongValueError, shape_of
 from dist_testing.events.cases import CASE_KINDS
 from dist_testing.events.event import Event
 from dist_testing.events.runs import (
@@ -54,7 +54,12 @@ def event_of(wire: object) -> Event | None:
     known = _FIELDS.get(wire["event"])
     if known is None:
         return None
-    kind, fields = known
+    kind, fields, readers = known
+    try:
+        # Most events have all fields, and values that fit.
+        return kind(*[read(wire[name]) for name, read in readers])
+    except (KeyError, WrongValueError):
+        pass
     values = {}
     for name, shape, is_needed in fields:
         if name in wire:
@@ -67,15 +72,17 @@ def event_of(wire: object) -> Event | None:
     return kind(**values)
 
 
-# Name of a kind to its class, and for each field: name, shape, and whether it has no default.
+def _fields(kind: type[Event]) -> list[tuple[str, Shape, bool]]:
+    hints = get_type_hints(kind)
+    return [
+        (item.name, shape_of(hints[item.name]), item.default is dataclasses.MISSING)
+        for item in dataclasses.fields(kind)
+    ]
+
+
+# Name of a kind to its class; for each field: name, shape, and whether it has no default; and name and reader of each.
 _FIELDS = {
-    kind.kind: (
-        kind,
-        [
-            (item.name, shape_of(hints[item.name]), item.default is dataclasses.MISSING)
-            for hints in [get_type_hints(kind)]
-            for item in dataclasses.fields(kind)
-        ],
-    )
+    kind.kind: (kind, fields, [(name, shape.read) for name, shape, _ in fields])
     for kind in KINDS
+    for fields in [_fields(kind)]
 }

@@ -19,7 +19,7 @@ import errno
 import fcntl
 import os
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 __all__ = ["Place"]
@@ -75,6 +75,23 @@ class Place:
             return False
         return True
 
+    def is_behind_stopped(self, lane: int, stopped: Sequence[tuple[int, int, int]]) -> bool:
+        """Whether all places before this one in a lane belong to processes that are stopped.
+
+        Args:
+            lane: The lane.
+            stopped: The locks of such processes, as `stopped_locks` returns them.
+        """
+        begin, at = lane * _LANE, 0
+        while (found := _first_lock(self._fd, begin + at, self._number - at)) is not None:
+            first, last = found
+            if not any(begin_s <= first and last <= end_s for begin_s, end_s, _ in stopped):
+                return False
+            at = last + 1 - begin
+            if at >= self._number:
+                break
+        return True
+
     def leave(self) -> None:
         """Leave all lanes."""
         _close(self._fd)
@@ -93,6 +110,15 @@ def _close(fd: int) -> None:
     with contextlib.suppress(OSError):
         _unlock(fd)
     os.close(fd)
+
+
+def _first_lock(fd: int, start: int, length: int) -> tuple[int, int] | None:
+    """The first and last byte of a lock of another file on these bytes; None if there is none."""
+    if length <= 0:
+        return None
+    asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, start, length, 0)
+    kind, _, first, count, _ = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_OFD_GETLK, asked))
+    return None if kind == fcntl.F_UNLCK else (int(first), int(first) + int(count) - 1)
 
 
 def _first_free(fd: int, lane: int, number: int) -> int:

@@ -1,17 +1,14 @@
 """The macro dist_py_test."""
 
-load("@dist_testing_executors//:executors.bzl", "EXECUTORS")
-load("@rules_python//python:py_test.bzl", "py_test")
 load("//backends:table.bzl", "BACKENDS")
 load("//dist_testing/private:backends.bzl", "resolve_backends")
-load("//dist_testing/private:executors.bzl", "test_exec_properties")
 load("//dist_testing/private:gpu_archs.bzl", "gpu_archs_problems")
-load("//dist_testing/private:gpus.bzl", "gpu_compatibility", "gpus_of_world", "inherited_variables", "pools_check")
+load("//dist_testing/private:gpus.bzl", "gpus_of_world")
 load("//dist_testing/private:labels.bzl", "add_labels", "user_label")
+load("//dist_testing/private:one_backend.bzl", "one_backend")
 load("//dist_testing/private:problems.bzl", "by_backend", "fail_on")
-load("//dist_testing/private:run.bzl", "dist_test_run")
+load("//dist_testing/private:select_check.bzl", "select_check")
 load("//dist_testing/private:spec.bzl", "dist_test_spec", "spec_variable")
-load("//dist_testing/private:tags.bzl", "dist_tags")
 load("//dist_testing/private:validate_environment.bzl", "env_inherit_problems", "env_problems", "spec_problems")
 load("//dist_testing/private:validate_names.bzl", "name_problems", "srcs_problems", "timings_problems", "wildcard_problems")
 load(
@@ -19,6 +16,7 @@ load(
     "attributes_problems",
     "exec_properties_problems",
     "lists_problems",
+    "packages_problems",
     "tags_problems",
 )
 load(
@@ -31,13 +29,6 @@ load(
     "ranks_per_gpu_problems",
     "world_size_problems",
 )
-
-# Main program of every test: starts pytest with the library's plugin on the files of the spec.
-_MAIN = Label("//dist_testing:bazel_main.py")
-_LIBRARY = Label("//dist_testing")
-
-# The results of tests with GPUs depend on it, and no other results.
-_GPU_PROMISE = Label("//dist_testing/config:gpu_promise")
 
 def _for_backend(value, backend, default):
     """Selects the part of an argument that applies to one backend.
@@ -69,6 +60,8 @@ def dist_py_test(
         nodes = None,
         shard_count = None,
         timings = None,
+        lock = None,
+        torch = None,
         size = None,
         timeout = None,
         tags = None,
@@ -111,10 +104,15 @@ def dist_py_test(
         shard_count: Number of shards that share the cases, 1 to 50, or a dict by backend. Default: one shard.
         timings: Label of one file with the durations of cases, by which shards are balanced (docs/sharding.md).
             Default: shards get the cases in turn.
+        lock: Name of the lock (docs/wheels.md) that all packages of the test come from, or a dict by backend. Default: the
+            lock of the command line.
+        torch: Label of the torch that the library uses in this test, or a dict by backend; `deps` name the same one. Default:
+            the flag //dist_testing/config:torch.
         size: Bazel's test size. Default: Bazel's, which is "medium".
         timeout: Bazel's named timeout. Default: Bazel's for the size.
-        tags: More tags, besides those that follow from the other arguments. A `cpu:<n>` or `resources:cpu:<n>`
-            replaces ours, which is one CPU per rank of the largest world.
+        tags: More tags, besides those that follow from the other arguments. A `cpu:<n>` or `resources:cpu:<n>` replaces
+            ours, which is one CPU per rank of the largest world, or one if the ranks are threads; a `resources:memory:<MB>`
+            replaces ours, which is what the ranks need to import torch and talk to each other.
         deps: Libraries that the cases import. The macro adds dist_testing, torch, and the `deps` of the backend.
         data: Files that the cases read.
         env: Environment of the tests, without the variables that dist_testing or Bazel sets.
@@ -157,6 +155,7 @@ def dist_py_test(
     problems += env_problems(env)
     problems += env_inherit_problems(env_inherit)
     problems += exec_properties_problems(exec_properties)
+    problems += packages_problems("lock", lock, backends) + packages_problems("torch", torch, backends)
     problems += attributes_problems(kwargs)
     fail_on("dist_py_test " + suite, problems)
 
@@ -175,16 +174,39 @@ def dist_py_test(
             gpus = gpus_of_world(max(world_sizes), rank_gpus, gpu_ranks),
             gpus_per_rank = rank_gpus,
             isolation = _for_backend(isolation, backend, isolations_of(known[backend])[0]),
+            lock = _for_backend(lock, backend, None),
             ranks_per_gpu = gpu_ranks,
             shard_count = _for_backend(shard_count, backend, None),
             target = "{}_{}".format(suite, backend),
+            torch = _for_backend(torch, backend, None),
             world_sizes = world_sizes,
         ))
 
-    src_labels = [user_label(native.package_relative_label(src)) for src in srcs]
+    data = data + select_check(
+        name = name + ".check",
+        suite = suite,
+        env = env,
+        env_inherit = env_inherit,
+        exec_properties = exec_properties,
+        srcs = srcs,
+    )
+    if type(srcs) == "select":
+        # Bazel knows the files when it analyses the target, and tells the runner.
+        native.filegroup(
+            name = name + ".srcs",
+            testonly = True,
+            srcs = srcs,
+            tags = ["manual"],
+            visibility = ["//visibility:private"],
+        )
+        src_labels = [suite + ".srcs"]
+        env = env | {"DIST_TESTING_SPEC_SRCS": "$(rlocationpaths :{}.srcs)".format(name)}
+        data = data + [":" + name + ".srcs"]
+    else:
+        src_labels = [user_label(native.package_relative_label(src)) for src in srcs]
     spec_texts = [spec_variable(test, backends = backends, nodes = nodes, srcs = src_labels) for test in tests]
     for spec_text in spec_texts:
-        fail_on("dist_py_test " + suite, spec_problems(spec_text, srcs))
+        fail_on("dist_py_test " + suite, spec_problems(spec_text, src_labels))
 
     dist_test_spec(
         name = name + ".spec",
@@ -215,7 +237,7 @@ def dist_py_test(
         env = env | {"DIST_TESTING_TIMINGS": "$(rlocationpath {})".format(timings)}
         data = add_labels(data, [timings])
     for test, spec_text in zip(tests, spec_texts):
-        _one_backend(
+        one_backend(
             test = test,
             srcs = srcs,
             args = args,
@@ -237,74 +259,4 @@ def dist_py_test(
         tags = ["manual"],
         tests = [":" + test.name for test in tests],
         visibility = visibility,
-    )
-
-def _one_backend(
-        *,
-        test,
-        srcs,
-        tags,
-        deps,
-        data,
-        env,
-        env_inherit,
-        args,
-        exec_properties,
-        target_compatible_with,
-        **kwargs):
-    """Declares the test of one backend, and the program to debug it with.
-
-    Args:
-        test: Struct: the name, the label and what the spec says.
-        srcs: As in dist_py_test; so are all other arguments.
-        tags: See srcs.
-        deps: See srcs.
-        data: See srcs.
-        env: With the variable of the spec.
-        env_inherit: See srcs.
-        args: See srcs.
-        exec_properties: See srcs.
-        target_compatible_with: See srcs.
-        **kwargs: More attributes of py_test.
-    """
-    vendor = test.backend["vendor"] if test.gpus else ""
-    if test.gpus:
-        env_inherit = env_inherit + inherited_variables(vendor)
-        data = data + [_GPU_PROMISE] + pools_check(test.target, vendor, test.gpus, test.gpu_archs, EXECUTORS["pools"])
-        env = env | {"DIST_TESTING_GPU_PROMISE": "$(rlocationpath {})".format(_GPU_PROMISE)}
-    py_test(
-        name = test.name,
-        srcs = srcs + [_MAIN],
-        args = args,
-        data = data,
-        env = env,
-        env_inherit = env_inherit,
-        exec_properties = test_exec_properties(EXECUTORS, vendor, test.gpus, test.gpu_archs) | exec_properties,
-        # Without modules the library's repository is called dist_testing, and Python would import an `__init__.py` that
-        # Bazel adds to its folder instead of the library.
-        legacy_create_init = 0,
-        main = _MAIN,
-        shard_count = test.shard_count,
-        tags = dist_tags(
-            backend = test.backend,
-            gpu_archs = test.gpu_archs,
-            gpus = test.gpus,
-            user_tags = tags,
-            world_sizes = test.world_sizes,
-        ),
-        target_compatible_with = target_compatible_with +
-                                 gpu_compatibility(vendor, test.gpus, test.gpu_archs, EXECUTORS["pools"]),
-        deps = add_labels(deps, test.backend["deps"] + [_LIBRARY]),
-        **kwargs
-    )
-    dist_test_run(
-        name = test.name + ".run",
-        testonly = True,
-        # Live output, because a person reads it.
-        args = ["-s"] + args,
-        data = srcs + data if args else [],
-        tags = ["manual"],
-        target = test.target,
-        test = ":" + test.name,
-        visibility = ["//visibility:private"],
     )

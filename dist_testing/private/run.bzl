@@ -51,6 +51,7 @@ dist_test_run = rule(
     implementation = _dist_test_run_impl,
     attrs = {
         "data": attr.label_list(allow_files = True, doc = "Targets that `args` may name with $(location)."),
+        "deps": attr.label_list(doc = "More targets that `args` may name."),
         "target": attr.string(doc = "Label of the test, as a user writes it.", mandatory = True),
         "test": attr.label(
             doc = "The test.",

@@ -43,10 +43,13 @@ def env_problems(env):
     Returns:
         A list of error texts.
     """
+    if type(env) == "select":
+        # Checked when the target is analysed (select_check.bzl).
+        return []
     if type(env) != "dict":
         return [problem(
             "env = {}".format(shown(env)),
-            "It is a dict from names of variables to strings; a select() could hide a reserved name.",
+            "It is a dict from names of variables to strings, or a select() of dicts.",
             "Use, for example, env = {\"NCCL_DEBUG\": \"INFO\"}.",
         )]
     problems = []

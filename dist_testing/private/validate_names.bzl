@@ -49,11 +49,15 @@ def srcs_problems(srcs):
     Returns:
         A list of error texts.
     """
+    if type(srcs) == "select":
+        # Checked when the target is analysed (select_check.bzl).
+        return []
     if type(srcs) != "list" or not srcs:
         return [problem(
             "srcs = {}".format(shown(srcs)),
-            "A list of at least one Python file is needed: the cases come from these files and no others.",
-            "Name the test files. What differs by platform belongs in deps or data, which may be a select().",
+            "A list of at least one Python file is needed, or a select() of such lists: the cases come from these files and " +
+            "no others.",
+            "Name the test files.",
         )]
     return [
         problem(

@@ -4,7 +4,7 @@ Every function returns a list of error texts (see problems.bzl). Bazel itself ch
 of CPUs, and the types of the elements of lists.
 """
 
-load("//dist_testing/private:problems.bzl", "problem", "shown")
+load("//dist_testing/private:problems.bzl", "by_backend", "problem", "shown")
 load("//dist_testing/private:tags.bzl", "is_reserved_tag")
 
 # The execution group of the action that runs a test. Without it a property applies to every action of the target.
@@ -62,6 +62,31 @@ def tags_problems(tags):
         if is_reserved_tag(tag)
     ]
 
+def packages_problems(argument, value, backends):
+    """Checks the argument `lock` or `torch`.
+
+    Args:
+        argument: Name of the argument.
+        value: The argument: None, a name or a label, or a dict of them by backend.
+        backends: Names of the target's backends.
+
+    Returns:
+        A list of error texts.
+    """
+    if value == None:
+        return []
+    values, problems = by_backend(argument, value, backends)
+    kinds = ["string"] if argument == "lock" else ["string", "Label"]
+    return problems + [
+        problem(
+            "{} = {}".format(name, shown(one)),
+            "It chooses the packages of the test: the name of a lock." if argument == "lock" else "It is the label of torch.",
+            "Write, for example, {}.".format("lock = \"cuda\"" if argument == "lock" else "torch = \"@pypi//torch\""),
+        )
+        for name, one, _ in values
+        if one != None and (type(one) not in kinds or not one)
+    ]
+
 def exec_properties_problems(exec_properties):
     """Checks the argument `exec_properties`: each property must be one of the test action alone.
 
@@ -71,10 +96,13 @@ def exec_properties_problems(exec_properties):
     Returns:
         A list of error texts.
     """
+    if type(exec_properties) == "select":
+        # Checked when the target is analysed (select_check.bzl).
+        return []
     if type(exec_properties) != "dict":
         return [problem(
             "exec_properties = {}".format(shown(exec_properties)),
-            "It is a dict of properties for remote executors; a select() could hide a property of other actions.",
+            "It is a dict of properties for remote executors, or a select() of dicts.",
             "Use, for example, exec_properties = {\"test.Pool\": \"large\"}.",
         )]
     return [

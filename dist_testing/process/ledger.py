@@ -18,6 +18,7 @@ __all__ = [
     "COLLECTIVE",
     "LEDGERS",
     "MAX_ANSWER_BYTES",
+    "TORCH_LIMITS_MS",
     "Call",
     "Group",
     "Ledger",
@@ -32,6 +33,9 @@ __all__ = [
 ANSWER_MARK = b"\0"
 # One packet of a Unix socket takes some 200 kB by default. Bytes.
 MAX_ANSWER_BYTES = 60_000
+# Limits that torch gives to groups and stores for which the user has named none: gloo's, NCCL's, a store's.
+# Milliseconds.
+TORCH_LIMITS_MS = frozenset({1_800_000, 600_000, 300_000})
 
 _Count = Annotated[int, range(1 << 31)]
 _Rank = Annotated[int, range(-1, 1 << 20)]

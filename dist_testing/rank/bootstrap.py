@@ -19,6 +19,7 @@ from dist_testing.process.board import PhaseBoard
 from dist_testing.process.files import log_name
 from dist_testing.process.lifetime import die_with_parent
 from dist_testing.process.messages import RankStart, WorldRequest
+from dist_testing.process.native_stacks import print_native_stacks
 from dist_testing.process.rank_messages import INSTRUCTIONS, Instruction, NextCase
 from dist_testing.process.stacks import answer_with_stacks
 from dist_testing.rank.call_record import CallRecord
@@ -168,8 +169,13 @@ def run_world(
             reporter,
             channel,
             front_end,
-            CallRecord(is_fresh=is_fresh, is_strict=start.request.body.strict_calls),
+            _call_record(start, is_fresh=is_fresh),
         )
+
+
+def _call_record(start: RankStart, *, is_fresh: bool) -> CallRecord:
+    request = start.request
+    return CallRecord(is_fresh=is_fresh, is_strict=request.body.strict_calls, limit_s=request.settings.timeout_s)
 
 
 def _run_cases(
@@ -186,7 +192,8 @@ def _run_cases(
                     if not body.keeps_state:
                         state.verify(keeps_groups=body.keeps_groups, may_change=body.may_change)
                     state.rewind_generators()
-                reporter.calls_made(calls.end_case(is_strict=body.strict_calls))
+                if (made := calls.end_case(is_strict=body.strict_calls)) is not None:
+                    reporter.calls_made(made)
         if reporter.is_forked:
             os._exit(FAILED_EXIT_CODE if reporter.failed else 0)
         reporter.case_over()
@@ -235,6 +242,7 @@ def become_rank_process(start: RankStart) -> None:
     if start.rank == start.request.debug_rank:
         take_terminal()
     answer_with_stacks(start.stacks_fd)
+    print_native_stacks()
     if not start.request.together:
         # Threads find out themselves who waits for whom.
         answer_with_ledger(start.stacks_fd)

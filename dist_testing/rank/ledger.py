@@ -122,7 +122,9 @@ class LedgerThread:
         if self._fd < 0 or os.getpid() != self._pid or not self._ended.acquire(blocking=False):
             return
         # A signal to the process must never find a thread of ours to take it, also not between two lines of this.
-        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        # When the process crashes, torch asks every thread for its native stack by SIGUSR2, and waits seconds for one
+        # that blocks it. Such a signal to the process goes to the main thread.
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - {signal.SIGUSR2})
         try:
             self._ident = _thread.start_new_thread(self._serve, ())
         except RuntimeError:
@@ -230,7 +232,9 @@ def _read(main: int, ours: set[int], before: int) -> Ledger:
     c10d = sys.modules.get(C10D)
     recorded = _recorded()
     entries: list[dict[str, Any]] = [] if recorded is None else recorded
-    has_dropped_none = is_record_complete(len(entries)) or int(entries[0]["record_id"]) <= before + 1
+    has_dropped_none = is_record_complete(len(entries)) or (
+        bool(entries) and int(entries[0]["record_id"]) <= before + 1
+    )
     calls = list(_calls([entry for entry in entries if int(entry["record_id"]) > before]))
     newest: dict[str, int] = {}
     for call in calls:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
+import gc
 import logging
 import os
 import random
@@ -102,12 +103,17 @@ class RankState:
                 seconds to do so.
         """
         until_s = time.monotonic() + _LEAVING_S
+        has_collected = False
         while True:
             has_kept_groups = keeps_groups and _count_groups() != self.settings["torch"].get(_GROUPS)
             running, can_end = self._running(has_kept_groups, may_change)
-            if not can_end or time.monotonic() >= until_s:
+            if not running or time.monotonic() >= until_s or (has_collected and not can_end):
                 break
-            time.sleep(_LOOK_S)
+            # Files may belong to objects that only refer to each other, such as a pool of processes that has ended.
+            gc.collect()
+            if has_collected:
+                time.sleep(_LOOK_S)
+            has_collected = True
         changes = self._changes(has_kept_groups, may_change) + running
         if changes:
             if are_threads:

@@ -97,12 +97,12 @@ class ThreadedGroup(Reductions):
     def allgather_coalesced(self, outputs: Any, inputs: Tensors, opts: Any = None) -> ThreadWork:
         """Do `allgather` for several inputs in one call; see `torch.distributed.all_gather_coalesced`.
 
-        `outputs` has one list of tensors for each rank, as torch documents it; in the list of rank r, output i takes
+        `outputs` has one list for each rank. In the list of rank r, output i has the dtype and number of elements of
         the input at index i of rank r.
         """
-        if len(outputs) != self._size:
+        if len(outputs) != self.size():
             raise ValueError(
-                f"{len(outputs)} lists in a group of {self._size}; expected a list of outputs for each rank"
+                f"{len(outputs)} lists of outputs in a group of {self.size()}; expected a list of outputs for each rank"
             )
         for of_rank in outputs:
             check_pairs(of_rank, inputs)

@@ -6,6 +6,7 @@ While at least one world of threads is alive, this module replaces, and afterwar
 - torch's registry of groups by name, which becomes per thread;
 - the meaning of the backend name "threaded", which torch's own test code also uses;
 - `Thread.start`, so that threads which a rank starts belong to the rank;
+- the barrier of a new group (`TORCH_DIST_INIT_BARRIER=1`), if the ranks run one at a time;
 - what `torch.distributed.init_process_group` leaves in the process: an exception hook, and its init method.
 """
 
@@ -16,7 +17,9 @@ import functools
 import inspect
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -30,6 +33,8 @@ from dist_testing.threaded.members import Member, acting_as, current_member
 
 __all__ = ["hold", "rank_state", "release"]
 
+# Seconds between two looks of a rank that waits in a store.
+_LOOK_S = 0.001
 # What `dist.group.WORLD` returns.
 _DEFAULT_GROUP = "default_pg"
 # Properties that c10d derives from the others.
@@ -74,6 +79,10 @@ def _prepare(undo: contextlib.ExitStack) -> None:
     plugins: dict[str, Any] = dist.Backend._plugins
     undo.callback(plugins.__setitem__, BACKEND.upper(), plugins[BACKEND.upper()])
     plugins[BACKEND.upper()] = dist.Backend._BackendPlugin(register.create_group, True)
+
+    barrier = distributed_c10d._store_based_barrier
+    undo.callback(setattr, distributed_c10d, "_store_based_barrier", barrier)
+    distributed_c10d._store_based_barrier = _giving_way(barrier)
 
     before = threading.Thread.start
     start = _inheriting(before)
@@ -153,6 +162,31 @@ def _is_for_all_ranks() -> bool:
     return caller.f_code.co_name == "WORLD" and not (
         caller.f_back is None or caller.f_back.f_code.co_flags & inspect.CO_OPTIMIZED
     )
+
+
+def _giving_way(barrier: Callable[..., None]) -> Callable[..., None]:
+    """Return torch's barrier of a new group, which waits in the store, for ranks that run one at a time.
+
+    A rank that waits in a store keeps the turn, and no other rank could come.
+    """
+
+    @functools.wraps(barrier)
+    def wait_for_all(rank: int, store: Any, group_name: str, count: int, timeout: timedelta, *others: Any) -> None:
+        member = current_member()
+        if member is None or not member.world.has_turns:
+            barrier(rank, store, group_name, count, timeout, *others)
+            return
+        until_s = time.monotonic() + timeout.total_seconds()
+        key = f"arrived/{group_name}"
+        store.add(key, 1)
+        while (arrived := store.add(key, 0)) < count:
+            if time.monotonic() > until_s:
+                raise dist.DistStoreError(f"{arrived} of {count} ranks have come to the barrier of {group_name}")
+            member.world.give_way()
+            # If all others wait, too, this rank has the turn again at once.
+            time.sleep(_LOOK_S)
+
+    return wait_for_all
 
 
 def _inheriting(start: Callable[[threading.Thread], None]) -> Callable[[threading.Thread], None]:

@@ -120,6 +120,11 @@ class ThreadWorld:
         member.ident = threading.get_ident()
         self._take_turn(member, has_one=False)
 
+    @property
+    def has_turns(self) -> bool:
+        """Whether one rank runs at a time."""
+        return self._turns is not None
+
     def give_way(self) -> None:
         """With turns, let the other ranks run before the calling rank continues; else do nothing."""
         if _current.member is not None and _current.is_rank_thread:

@@ -24,6 +24,8 @@ DIFFERENCES = {
     "test skips, as with torch's.",
     "DynamoDistributedSingleProcTestCase": "Skips without an accelerator, where torch's raises an AttributeError. "
     "No fixed port.",
+    "IS_SANDCASTLE": "Does not turn a skip into a pass here, as it does in torch's classes: a test that has not run "
+    "counts as skipped.",
     "MultiProcContinuousTest": "A failure costs one test, and the next gets fresh ranks; `skipTest` on a rank is a "
     "skip; on the CPU an unset `world_size` is 4, where torch's is 1.",
     "MultiProcessTestCase": "All ranks count, a crash ends the test at once, cleanups run on ranks, no spawn is "
@@ -34,6 +36,7 @@ DIFFERENCES = {
     "TEST_SKIPS": 'Has a row for any number of GPUs: `TEST_SKIPS["multi-gpu-9"]` is a KeyError in torch.',
     "TIMEOUT_DEFAULT": "An invalid value is an error with three parts.",
     "cleanup_temp_dir": "Removes the folders of all calls.",
+    "skip_if_rocm_multiprocess": "Also skips where torch was built for ROCm and `PYTORCH_TEST_WITH_ROCM` is not set.",
     "create_tcp_store": "The port is bound once, so no other process can take it; the server listens on loopback only; "
     "`timeout` has an effect. `is_master=False` and `jit_class=True`, which cannot work, are errors.",
     "get_required_world_size": "An error in the class is reported, not replaced by the default.",
@@ -69,6 +72,50 @@ Written by `tests/compat/names_page.py`. Do not edit.
 """
 
 
+# Private names and members that test files use, and older names, to what differs.
+_MEMBERS = {
+    "`_dynamo_dist_per_rank_init`": (
+        "Sets no `MASTER_ADDR` and no `MASTER_PORT`: torch's port 6789 can belong to another test of the "
+        "machine. The ranks find each other by a file that only they share."
+    ),
+    "`MultiProcessTestCase._check_return_codes`": (
+        "An override gets `(fn, elapsed_time)`, or `(elapsed_time)` if it takes one argument, as until torch "
+        "2.5; both forms of a `super()` call work. All ranks have ended, and `self.processes` has their "
+        "codes."
+    ),
+    "`MultiProcessTestCase._check_no_test_errors`": (
+        "Called for a test in `skip_return_code_checks`, as until torch 2.5; an override decides."
+    ),
+    "`MultiProcessTestCase._start_processes`": (
+        "Takes a process class of `multiprocessing`. Any other callable is refused: the engine makes the "
+        "ranks, and a function of the test would make processes that nothing watches."
+    ),
+    "`MultiThreadedTestCase._spawn_threads`, `threads`": (
+        "`self.threads` has one object per rank, with `join`, `is_alive` and `name`. The ranks run when the "
+        "method begins, or at the first `join`. A class may put threads of its own into the list."
+    ),
+    "`MultiThreadedTestCase._join_threads`": (
+        "An override gets `(threads, fn)`; a `super()` call runs the ranks and judges."
+    ),
+    "`MultiThreadedTestCase._check_return_codes`": (
+        "An override gets `(failed_ranks, timeout, fn)`: pairs of a rank and a `sys.exc_info()`, of every "
+        "rank that did not pass. What an override removes from the list does not count."
+    ),
+    "`EFA_PROBE_RESULT`, `MultiProcContinousTest`, `run_tests`, `abc`, `Dict`, `List`, `Optional`, `Tuple`, `Union`": (
+        "Names of older releases of torch; still here."
+    ),
+}
+
+_MORE = """
+## Which private names and members work, and what do they do?
+
+Test files of torch also use names that begin with an underscore, and classes override members. These work:
+
+| name | what differs |
+| --- | --- |
+"""
+
+
 def public_names(module: ModuleType) -> list[str]:
     """Return the names of a module that do not begin with an underscore, sorted."""
     return sorted((name for name in dir(module) if not name.startswith("_")), key=lambda name: (name.lower(), name))
@@ -82,7 +129,11 @@ def page() -> str:
     names = public_names(theirs)
     version = str(torch.__version__).partition("+")[0]
     rows = [f"| `{name}` | {_here(theirs, name)} | {DIFFERENCES.get(name, '')} |" for name in names]
-    return _HEAD.format(version=version, count=len(names)) + "\n".join(rows) + "\n"
+    return _HEAD.format(version=version, count=len(names)) + "\n".join(rows) + "\n" + _more()
+
+
+def _more() -> str:
+    return _MORE + "".join(f"| {name} | {text} |\n" for name, text in _MEMBERS.items())
 
 
 def _here(theirs: ModuleType, name: str) -> str:

@@ -9,6 +9,7 @@ import sys
 import unittest
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -230,3 +231,24 @@ def test_an_untested_torch_causes_one_warning(monkeypatch: pytest.MonkeyPatch) -
     # Here a warning is an error.
     versions.warn_if_untested()
     versions.warn_if_untested.cache_clear()
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["EFA_PROBE_RESULT", "MultiProcContinousTest", "run_tests", "abc", "Dict", "List", "Optional", "Tuple", "Union"],
+)
+def test_names_of_older_releases_of_torch_are_here(name: str) -> None:
+    """If this fails, a file that was written for an older torch cannot be imported."""
+    assert name in common_distributed.__all__
+    assert not is_unknown(getattr(common_distributed, name))
+
+
+def test_rocm_skips_also_where_a_variable_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If this fails, torch's own way to switch tests of ROCm off has no effect."""
+
+    def test() -> None: ...
+
+    skip: Any = common_distributed.skip_if_rocm_multiprocess
+    assert not hasattr(skip(test), "__unittest_skip__")
+    monkeypatch.setenv("PYTORCH_TEST_WITH_ROCM", "1")
+    assert skip(test).__unittest_skip_why__ == "Test skipped for ROCm"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-# A backend of somebody else's: torch's own gloo under another name, whose broadcast can forget the root.
+# A backend of another project: torch's own gloo under another name, whose broadcast can forget the root.
 PLUG_IN = """
 import os
 import torch.distributed as dist

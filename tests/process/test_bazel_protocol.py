@@ -269,6 +269,33 @@ def test_missing_source_is_a_clear_error(starter: Starter, tmp_path: Path) -> No
     assert "the source //pkg:test_gone.py is not in the runfiles" in _refused(starter, target)
 
 
+def test_selected_sources_run(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, a `select()` in srcs runs other files than Bazel chose."""
+    source = "import pytest\n\ndef test_{}():\n    pass\n"
+    files = {"test_one.py": source.format("one"), "test_other name.py": source.format("other")}
+    target = Target(tmp_path, files, spec={"srcs": ["//pkg:cases.srcs"]})
+    ended = target.run(starter, env={"DIST_TESTING_SPEC_SRCS": "'_main/pkg/test_other name.py'"})
+    assert ended.code == 0, ended.log
+    assert re.search(r"^collected 1 item$", ended.log, re.MULTILINE)
+    assert "test_other name.py" in ended.log
+
+
+@pytest.mark.parametrize(
+    ("variable", "said"),
+    [
+        ("_main/pkg/test_gone.py", "the source _main/pkg/test_gone.py is not in the runfiles"),
+        ("'_main/pkg/test_many.py", "DIST_TESTING_SPEC_SRCS="),
+    ],
+    ids=["missing", "half a quote"],
+)
+def test_selected_sources_that_are_not_there_are_a_clear_error(
+    starter: Starter, tmp_path: Path, variable: str, said: str
+) -> None:
+    """If this fails, runfiles and an environment from two builds cause a traceback, or run nothing."""
+    target = Target(tmp_path, {"test_many.py": _MANY})
+    assert said in _refused(starter, target, DIST_TESTING_SPEC_SRCS=variable)
+
+
 @pytest.mark.parametrize("label", ["test_many.py", "//pkg", "", "@@//pkg:test_many.py"])
 def test_source_that_is_not_a_label_is_a_clear_error(starter: Starter, tmp_path: Path, label: str) -> None:
     """If this fails, a spec that the rules did not write causes a traceback."""

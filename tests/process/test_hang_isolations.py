@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from tests.support.children import run_pytest, write_file
+from tests.support.hang_kinds import KINDS
+from tests.support.hang_runs import ISOLATIONS, complaint, run_kinds
 from tests.support.starter import Starter
 
 _ISOLATIONS = """
@@ -43,3 +46,18 @@ def test_other_isolations_prove_it_too(starter: Starter, tmp_path: Path) -> None
     assert "rank 0 ended the test; ranks 1, 2 wait for it in barrier #6 of the default group" in ended.log
     assert "3 passed" in ended.log
     assert "2 failed" in ended.log
+
+
+# Interpreters take seconds of CPU to start, so an ordinary run starts those of torchrun only. A stress run takes all.
+_IS_STRESS = "DIST_TESTING_STRESS_CASES" in os.environ
+_KINDS = (
+    tuple(KINDS) if _IS_STRESS else ("early return", "barrier in finally", "missing init_process_group", "other tag")
+)
+
+
+@pytest.mark.parametrize("isolation", ISOLATIONS if _IS_STRESS else ["torchrun"])
+def test_kinds_of_hangs(tmp_path: Path, isolation: str) -> None:
+    """If this fails, what a user learns of a hang depends on how the ranks were started, or on the hangs before it."""
+    told = run_kinds(_KINDS, isolation, tmp_path)
+    wrong = {name: text for name in _KINDS if (text := complaint(KINDS[name], isolation, told.get(name)))}
+    assert not wrong, (tmp_path / "output.txt").read_text(encoding="utf-8", errors="replace")

@@ -14,14 +14,13 @@ import sys
 import threading
 import time
 import unittest
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed import _functional_collectives as functional
 
 from dist_testing.engine.engine import Engine
 from dist_testing.engine.report import failure_report
@@ -29,110 +28,13 @@ from dist_testing.outcomes import Cause, Kind, Status
 from dist_testing.process.ledger import ANSWER_MARK, MAX_ANSWER_BYTES
 from dist_testing.rank.ledger import LedgerThread
 from dist_testing.world import World
+from tests.support.hang_kinds import KINDS
 from tests.support.worlds import engine_for, run
 
 _LIMIT_S = 300.0
 # Longer than two looks at the ledgers take. Seconds.
 _LONG_S = 2.5
 _Arguments = dict[str, Any]
-
-
-def _returns_early(world: World, _: _Arguments) -> None:
-    if world.rank != 3:
-        dist.all_reduce(torch.ones(3))
-
-
-def _swallows_an_error(world: World, _: _Arguments) -> None:
-    try:
-        if world.rank == 2:
-            raise ValueError("planted")
-        dist.all_reduce(torch.ones(3))
-    except ValueError:
-        pass
-
-
-def _calls_another_collective(world: World, _: _Arguments) -> None:
-    dist.all_reduce(torch.ones(3))
-    if world.rank == 3:
-        dist.barrier()
-    else:
-        dist.all_reduce(torch.ones(3))
-
-
-def _swaps_two_groups(world: World, _: _Arguments) -> None:
-    groups = [dist.new_group(), dist.new_group()]
-    for group in reversed(groups) if world.rank == 0 else groups:
-        dist.all_reduce(torch.ones(3), group=group)
-
-
-def _forgets_a_subgroup(world: World, _: _Arguments) -> None:
-    pair = dist.new_group([1, 2])
-    if world.rank == 1:
-        dist.broadcast(torch.ones(3), 1, group=pair)
-    dist.barrier()
-
-
-def _receives_what_is_not_sent(world: World, _: _Arguments) -> None:
-    if world.rank == 0:
-        dist.recv(torch.ones(3), 1)
-
-
-def _receives_by_a_handle(world: World, _: _Arguments) -> None:
-    if world.rank == 0:
-        dist.irecv(torch.ones(3), src=world.rank + 1).wait()  # type: ignore[union-attr]
-
-
-def _sends_with_another_tag(world: World, _: _Arguments) -> None:
-    if world.rank == 0:
-        dist.send(torch.ones(3), 1, tag=5)
-    elif world.rank == 1:
-        dist.recv(torch.ones(3), 0, tag=6)
-
-
-def _all_receive_in_a_ring(world: World, _: _Arguments) -> None:
-    dist.recv(torch.ones(3), (world.rank + 1) % world.size)
-
-
-def _forgets_a_barrier(world: World, _: _Arguments) -> None:
-    if world.rank != 1:
-        dist.barrier()
-
-
-def _forgets_the_worlds_barrier(world: World, _: _Arguments) -> None:
-    if world.rank != 1:
-        world.barrier()
-
-
-def _forgets_a_monitored_barrier(world: World, _: _Arguments) -> None:
-    if world.rank != 1:
-        dist.monitored_barrier()
-
-
-def _forgets_a_new_group(world: World, _: _Arguments) -> None:
-    if world.rank != 1:
-        dist.new_group()
-
-
-def _waits_for_a_key(world: World, _: _Arguments) -> None:
-    if world.rank == 1:
-        world.store.get("never set")
-
-
-def _leaves_a_handle(world: World, _: _Arguments) -> None:
-    if world.rank != 2:
-        work = dist.all_reduce(torch.ones(3), async_op=True)
-        assert work is not None
-        work.wait()
-
-
-def _leaves_a_functional_one(world: World, _: _Arguments) -> None:
-    if world.rank != 2:
-        functional.wait_tensor(functional.all_reduce(torch.ones(3), "sum", dist.group.WORLD))  # type: ignore[no-untyped-call]
-
-
-def _skips_an_object(world: World, _: _Arguments) -> None:
-    if world.rank != 0:
-        dist.all_gather_object([None] * world.size, world.rank)
 
 
 def _one_skips(world: World, _: _Arguments) -> None:
@@ -303,26 +205,40 @@ def _forks_and_hangs(world: World, _: _Arguments) -> None:
         world.barrier()
 
 
-# What is said of a hang, and the rank that it comes from; None where ranks wait for each other.
-_HANGS = {
-    _returns_early: ("rank 3 ended the test; ranks 0, 1, 2 wait for it in all_reduce #1 of the default group", 3),
-    _swallows_an_error: ("rank 2 ended the test; ranks 0, 1, 3 wait for it in all_reduce #1 of the default group", 2),
-    _calls_another_collective: ("the ranks disagree about call #2 of the default group: rank 3 calls barrier", 3),
-    _swaps_two_groups: ("wait for each other: rank 0 in all_reduce #1 of group", None),
-    _forgets_a_subgroup: ("ranks 1, 2 wait for each other: rank 1 in broadcast #1 of group", None),
-    _receives_what_is_not_sent: ("rank 1 ended the test; rank 0 waits for it in recv from rank 1", 1),
-    _receives_by_a_handle: ("rank 1 ended the test; rank 0 waits for it in irecv from rank 1", 1),
-    _sends_with_another_tag: ("wait for each other: rank 0 in send to rank 1", None),
-    _all_receive_in_a_ring: ("ranks 0, 1, 2, 3 wait for each other: rank 0 in recv from rank 1", None),
-    _forgets_a_barrier: ("rank 1 ended the test; ranks 0, 2, 3 wait for it in barrier #1 of the default group", 1),
-    _forgets_the_worlds_barrier: ("rank 1 ended the test; ranks 0, 2, 3 wait for it in world.barrier", 1),
-    _forgets_a_monitored_barrier: ("rank 1 ended the test; ranks 0, 2, 3 wait for it in monitored_barrier", 1),
-    _forgets_a_new_group: ("rank 1 ended the test; ranks 0, 2, 3 wait for it in new_group", 1),
-    _waits_for_a_key: ("rank 1 in get of a store for 'never set'", None),
-    _leaves_a_handle: ("rank 2 ended the test; ranks 0, 1, 3 wait for it in all_reduce #1 of the default group", 2),
-    _leaves_a_functional_one: ("rank 2 ended the test; ranks 0, 1, 3 wait for it in all_reduce #1", 2),
-    _skips_an_object: ("rank 0 ended the test; ranks 1, 2, 3 wait for it in all_gather_object (all_gather) #1", 0),
-}
+# Small, for every run: each kind of wait once, and the parallel models. A stress run takes all.
+_FEW = (
+    "early return",
+    "barrier in finally",
+    "one batch more",
+    "other collective",
+    "other order of two groups",
+    "sub-group forgotten",
+    "coalesced against plain",
+    "missing world.barrier",
+    "missing monitored_barrier",
+    "missing new_group",
+    "missing init_process_group",
+    "missing all_gather_object",
+    "receive without send",
+    "receive from any rank",
+    "ring of receives",
+    "other tag",
+    "irecv in a variable",
+    "batch without a peer",
+    "several async calls",
+    "functional collective",
+    "store key never set",
+    "full_tensor on rank 0",
+    "DDP made on some ranks",
+    "DDP, unused branch",
+    "FSDP2, one forward less",
+    "pipeline without a stage",
+)
+_HANGS = [
+    name
+    for name, kind in KINDS.items()
+    if not kind.why_not and (name in _FEW or "DIST_TESTING_STRESS_CASES" in os.environ)
+]
 _NO_HANGS = (
     _sleeps,
     _computes,
@@ -336,25 +252,33 @@ _NO_HANGS = (
 _OTHERS = (_meets_no_helper, _forks_and_hangs, _one_skips, _is_stopped, _writes_garbage, _closes_everything)
 
 
+def _kind(name: str) -> Callable[[World, _Arguments], None]:
+    def body(world: World, _: _Arguments) -> None:
+        KINDS[name].body(world)
+
+    return body
+
+
 @pytest.fixture(scope="module")
 def engine() -> Iterator[Engine]:
     """One engine for all cases: each gets ranks of its own."""
-    with engine_for({function.__name__: function for function in (*_HANGS, *_NO_HANGS, *_OTHERS)}) as engine:
+    others = {function.__name__: function for function in (*_NO_HANGS, *_OTHERS)}
+    with engine_for({name: _kind(name) for name in KINDS} | others) as engine:
         yield engine
 
 
-@pytest.mark.parametrize("function", _HANGS, ids=lambda function: function.__name__.strip("_"))
-def test_hang_is_proven(engine: Engine, function: Any) -> None:
+@pytest.mark.parametrize("name", _HANGS)
+def test_hang_is_proven(engine: Engine, name: str) -> None:
     """Minutes of waiting for a limit, and then a guess: what a hang costs everywhere else."""
-    said, culprit = _HANGS[function]
-    result = run(engine, function.__name__, timeout_s=_LIMIT_S)
-    assert result.verdict.is_proven, result
-    assert result.verdict.cause is Cause.HANG
-    assert said in result.verdict.reason
-    assert result.verdict.culprit == culprit
-    assert culprit not in result.verdict.victims
-    assert "test_hang_proof.py:" in "\n".join([result.verdict.reason, *result.notes])
+    kind = KINDS[name]
+    result = run(engine, name, timeout_s=_LIMIT_S)
     report = failure_report(result)
+    assert result.verdict.is_proven, report
+    assert result.verdict.cause is Cause.HANG
+    assert kind.said in result.verdict.reason
+    assert result.verdict.culprit == kind.culprit
+    assert kind.culprit not in result.verdict.victims
+    assert "hang_" in "\n".join([result.verdict.reason, *result.notes]), "no line of the test is told"
     assert "It is proven that no rank could ever go on" in report
     assert "at the deadline" not in report
 
@@ -395,8 +319,8 @@ def test_skip_of_one_rank_ends_the_wait_of_the_others(engine: Engine) -> None:
             "rank 1 did not tell its ledger (no answer; its state is T (stopped)); ranks 0, 2, 3 wait",
             id="stopped by a signal",
         ),
-        pytest.param("_writes_garbage", "", id="garbage in the place of ledgers"),
-        pytest.param("_closes_everything", "", id="socket closed by the test"),
+        pytest.param("_writes_garbage", "its answer cannot be read", id="garbage in the place of ledgers"),
+        pytest.param("_closes_everything", "no answer", id="socket closed by the test"),
     ],
 )
 def test_rank_without_a_ledger_leaves_it_to_the_deadline(engine: Engine, function: str, said: str) -> None:
@@ -404,16 +328,17 @@ def test_rank_without_a_ledger_leaves_it_to_the_deadline(engine: Engine, functio
     result = run(engine, function, timeout_s=5)
     assert result.verdict.cause is Cause.HANG, result
     assert not result.verdict.is_proven
-    assert said in result.verdict.reason
+    assert said in failure_report(result)
     assert "1" in result.verdict.reason.partition(";")[0]
 
 
 def test_recorder_that_is_off_leaves_it_to_the_deadline(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """A user may switch torch's recorder off; a hang then is what it was before."""
     monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", "0")
-    result = run(engine, "_returns_early", timeout_s=4)
+    result = run(engine, "early return", timeout_s=4)
     assert result.verdict.cause is Cause.HANG
     assert not result.verdict.is_proven
     assert "rank 3" in result.verdict.reason
+    assert "without a record of its collectives (TORCH_FR_BUFFER_SIZE=0" in failure_report(result)
     # The limit of the group, which is below that of the case, has ended the wait.
     assert {result.outcomes[rank].collateral for rank in range(3)} == {"late"}

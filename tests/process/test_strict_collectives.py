@@ -11,6 +11,8 @@ from tests.support.starter import Starter
 
 # A broadcast of more numbers than a rank expects aborts it; of fewer, it passes.
 _SOURCE = """
+    from datetime import timedelta
+
     import pytest
     import torch
     import torch.distributed as dist
@@ -48,13 +50,31 @@ _SOURCE = """
             dist.recv(torch.ones(3), 0)
 
 
+    @pytest.mark.distributed(world_size=2)
+    def test_limits(world):
+        group = dist.new_group(timeout=timedelta(seconds=1))
+        if world.rank == 0:
+            with pytest.raises(RuntimeError):
+                dist.all_reduce(torch.ones(3), group=group)
+            world.store.set("over", "1")
+        else:
+            world.store.get("over")
+
+
+    @pytest.mark.distributed(world_size=2)
+    def test_counts(world):
+        if world.rank == 0:
+            dist.all_reduce(torch.ones(3), async_op=True)
+        world.barrier()
+
+
     class TestPool:
         @pytest.mark.distributed(world_size=2, isolation="pool")
         @pytest.mark.parametrize("number", range(3))
         def test_pool(self, world, number):
-            if number == 1 and world.rank == 0:
-                dist.all_reduce(torch.ones(3), async_op=True)
-            world.barrier()
+            # Only a test that asks for it pays for the comparison.
+            differs(world.rank)
+            dist.barrier()
 
 
     class TestStrictPool:
@@ -95,6 +115,8 @@ def test_calls_that_differ_are_told(starter: Starter, tmp_path: Path) -> None:
         "test_strict": "FAILED",
         "test_lenient": "PASSED",
         "test_agrees": "PASSED",
+        "test_limits": "PASSED",
+        "test_counts": "PASSED",
         **{f"test_pool[{number}]": "PASSED" for number in range(3)},
         "test_strict_pool[0]": "PASSED",
         "test_strict_pool[1]": "FAILED",
@@ -104,13 +126,10 @@ def test_calls_that_differ_are_told(starter: Starter, tmp_path: Path) -> None:
     assert f"test_differs (world of 2): {_SAID}" in ended.log
     assert f"test_strict (world of 2): {_SAID}" in ended.log
     assert "CallsDifferWarning" in ended.log
-    # The worker pool counts calls, and each case for itself.
-    assert "test_pool[1] (world of 2): the ranks made different calls: rank 0 made 1 call, rank 1 made 0 calls" in (
-        ended.log
-    )
-    assert "test_pool[0] (world" not in ended.log
-    assert "test_pool[2] (world" not in ended.log
+    assert "rank 0 made 1 call, rank 1 made 0 calls of the default group" in ended.log
+    assert "TestPool::test_pool" not in ended.log.partition("= PASSES =")[0]
     assert "test_agrees (world" not in ended.log
+    assert "test_limits (world" not in ended.log
 
 
 def test_option_makes_failures(starter: Starter, tmp_path: Path) -> None:

@@ -169,7 +169,7 @@ _FAILED = {
 }
 _SAID = (
     "rank 1 raised ValueError: planted on 1 in call",
-    "ranks 0, 2 lost a peer in barrier (PeerFailedError)",
+    "ranks 0, 2: each lost a peer in barrier (PeerFailedError)",
     "raised ValueError: planted on all but 0 in call",
     "rank 1 raised ValueError: planted beside a sleeper in call",
     "rank 2 was in call and was left behind: a thread cannot be stopped",

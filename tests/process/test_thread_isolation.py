@@ -124,10 +124,10 @@ def test_failure_costs_one_case_and_never_the_runner(starter: Starter, tmp_path:
     assert len([name for name, outcome in outcomes.items() if outcome == "FAILED"]) == 11
     for said in (
         "rank 1 raised ValueError: planted in call",
-        "ranks 0, 2 lost a peer in barrier (PeerFailedError)",
+        "ranks 0, 2: each lost a peer in barrier (PeerFailedError)",
         "hello from rank 1",
         "rank 2 was killed by SIGSEGV (11) in call",
-        "ranks 0, 1 went down in call with the process that all ranks share",
+        "ranks 0, 1: each went down in call with the process that all ranks share",
         "in test_segfault",
         "rank 1 exited with code 74 in call",
         "in test_hard_exit",
@@ -143,7 +143,7 @@ def test_failure_costs_one_case_and_never_the_runner(starter: Starter, tmp_path:
         "stacks of rank(s) 0, 1, 2:",
         "in test_all_hang",
         "rank 0 raised ValueError: planted beside a sleeper in call",
-        "ranks 1, 2 was in call and was stopped by the runner",
+        "ranks 1, 2: each was in call and was stopped by the runner",
         "changed and not undone: running thread(s) leaked.",
         "changed and not undone: environment variable(s) LEAKED.",
         "put the test into a class or module of its own.",

@@ -26,10 +26,17 @@ from tests.support.nested_bazel import ROOT, nested_bazel, scratch_folder
 from tools.report.build_events import read_invocation
 
 # The second client reads this one from the cache, too.
-SUITE = ("//tests:all", "//tests/threaded:all", "//tests/unit:all", "//tests/bazel:counting_gloo", "//tools/python:all")
+SUITE = (
+    "//tests:all",
+    "//tests/threaded:all",
+    "//tests/unit:all",
+    "//tests/bazel:counting_gloo",
+    "//wheels:test_archive",
+)
 POOLS = ("cpu=2", "gpu2=1:gpus=2", "gpu8=1:gpus=8,present=0")
 
-WHEELS = ("pypi", "pypi_archive", "pypi_rbe", "pypi_unit", "pypi_unit_archive")
+# Repositories of the extension //wheels that take long to make.
+WHEELS = ("pypi.cpu", "pypi.cpu.archive", "pypi_rbe.default", "pypi_unit.default", "pypi_unit.default.archive")
 
 # Bazel's exit statuses.
 TESTS_FAILED = 3
@@ -342,10 +349,10 @@ def _bazelw(*arguments: str) -> str:
 
 def _shared_wheels() -> list[str]:
     """Return options that make a server use the wheels of this workspace's own server."""
-    _bazelw("build", "--//tools/python:wheels=archive", "@pypi//pytest", "@pypi_unit//hypothesis")
+    _bazelw("build", "--//wheels:form=archive", "@pypi//pytest", "@pypi_unit//hypothesis")
     _bazelw("build", "@pypi_rbe//buildgrid")
     external = Path(_bazelw("info", "output_base"), "external")
-    return [f"--override_repository=+python_env+{name}={external}/+python_env+{name}" for name in WHEELS]
+    return [f"--override_repository=+wheels+{name}={external}/+wheels+{name}" for name in WHEELS]
 
 
 def _say(text: str) -> None:

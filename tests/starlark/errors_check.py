@@ -15,17 +15,16 @@ from tests.starlark.consumer import write_workspace
 from tests.support.nested_bazel import Done, NestedBazel, nested_bazel, scratch_folder
 
 MODULE = """\
-python_env.wheels(
-    name = "wheels",
-    default = "cpu",
-    locks = {
-        "//:bad.txt": "bad",
-        "//:cpu.txt": "cpu",
-        "//:unknown.txt": "unknown",
-        "//:wrong_hash.txt": "wrong_hash",
-    },
-)
-use_repo(python_env, "wheels")
+wheels = use_extension("@dist_testing//wheels:extensions.bzl", "wheels")
+wheels.lock(hub = "right", name = "cpu", file = "//:cpu.txt", interpreter = "@local_python//:python3")
+wheels.lock(hub = "right", name = "cuda", file = "//:cuda.txt", interpreter = "@local_python//:python3")
+wheels.lock(hub = "bad", file = "//:bad.txt", interpreter = "@local_python//:python3")
+wheels.lock(hub = "without_hash", file = "//:without_hash.txt", interpreter = "@local_python//:python3")
+wheels.lock(hub = "unknown", file = "//:unknown.txt", interpreter = "@local_python//:python3")
+wheels.lock(hub = "wrong_hash", file = "//:wrong_hash.txt", interpreter = "@local_python//:python3")
+wheels.lock(hub = "vanished", file = "//:cpu.txt", interpreter = "//:python_that_vanished")
+wheels.lock(hub = "old", file = "//:cpu.txt", interpreter = "//:python_too_old")
+use_repo(wheels, "bad", "old", "right", "unknown", "vanished", "without_hash", "wrong_hash")
 """
 
 NO_HASH = "0" * 64
@@ -311,54 +310,76 @@ COMMAND_CASES = (
         ("python_too_old: it is Python 3.9.2",),
     ),
     Command(
-        "interpreter without pip",
-        ("query", "--repo_env=DIST_TESTING_PYTHON={workspace}/python_without_pip", "@wheels//:all"),
-        ("this interpreter has no pip", "apt-get install python3-pip"),
+        "wheels for an interpreter that vanished",
+        ("build", "--nobuild", "@vanished//iniconfig"),
+        (
+            "//:python_that_vanished: this interpreter does not run (",
+            "it was removed, or it is for another machine.",
+            "or name another one: wheels.lock(interpreter = ",
+        ),
     ),
     Command(
-        "unknown lock file",
-        ("query", "--repo_env=DIST_TESTING_LOCK=rocm", "@wheels//:all"),
-        ("DIST_TESTING_LOCK=rocm: no lock file has that name", "bad, cpu, unknown, wrong_hash"),
+        "wheels for an interpreter that is too old",
+        ("build", "--nobuild", "@old//iniconfig"),
+        ("//:python_too_old: Python 3.9.2 is too old.", "3.10 is the oldest"),
+    ),
+    Command(
+        "unknown lock",
+        ("build", "--nobuild", "--@dist_testing//wheels:lock=rocm", "@right//iniconfig"),
+        ("//wheels:lock: invalid value 'rocm'", '["", "cpu", "cuda", "default"]'),
+    ),
+    Command(
+        "package of another lock",
+        ("build", "--nobuild", "@right//only_cuda"),
+        (
+            'The lock "cpu" of the hub "right" has no package "only_cuda".',
+            'Only "cuda" has it',
+            "or choose another lock",
+        ),
     ),
     Command(
         "wrong hash",
-        ("query", "--repo_env=DIST_TESTING_LOCK=wrong_hash", "@wheels//:all"),
-        ("The wheels of wrong_hash.txt could not be installed", "A wheel is not the file that was locked"),
+        ("build", "--nobuild", "@wrong_hash//iniconfig"),
+        ("The wheels of //:wrong_hash.txt could not be installed", "A wheel is not the file that was locked"),
     ),
     Command(
         "no such version",
-        ("query", "--repo_env=DIST_TESTING_LOCK=unknown", "@wheels//:all"),
+        ("build", "--nobuild", "@unknown//iniconfig"),
         ("No index that pip knows has that version", "Choose another interpreter"),
     ),
     Command(
         "package index out of reach",
         (
-            "query",
-            "--repo_env=DIST_TESTING_LOCK=unknown",
+            "build",
+            "--nobuild",
             # Nothing listens on this port. pip reports that only when it tries again.
             "--repo_env=PIP_INDEX_URL=http://127.0.0.1:9/simple",
             "--repo_env=PIP_CONFIG_FILE=/dev/null",
             "--repo_env=PIP_RETRIES=1",
-            "@wheels//:all",
+            "@unknown//iniconfig",
         ),
         ("The package index could not be reached.",),
     ),
     Command(
         "lock file that is none",
-        ("query", "--repo_env=DIST_TESTING_LOCK=bad", "@wheels//:all"),
-        ("could not be installed", "pip's own words are above"),
+        ("query", "@bad//:all"),
+        ('//:bad.txt: "this is not a requirement" is not a pinned requirement.', "Lock it again: uv pip compile"),
+    ),
+    Command(
+        "lock file without hashes",
+        ("query", "@without_hash//:all"),
+        ("//:without_hash.txt: There is no hash for iniconfig.", "--generate-hashes"),
     ),
 )
 
 # Stand-ins for interpreters that this machine does not have.
 TOO_OLD = """\
 #!/bin/sh
-echo '{"executable": "/old/python3", "found": "/old/python3", "implementation": "cpython", "version": [3, 9, 2]}'
+echo '{"executable": "/bin/sh", "found": "/bin/sh", "implementation": "cpython", "version": [3, 9, 2]}'
 """
-WITHOUT_PIP = """\
+VANISHED = """\
 #!/bin/sh
-if [ "$2" = pip ]; then exit 1; fi
-echo '{"executable": "'"$0"'", "found": "'"$0"'", "implementation": "cpython", "version": [3, 12, 0]}'
+exec /nowhere/python3 "$@"
 """
 
 
@@ -376,8 +397,10 @@ def write_files(folder: Path) -> None:
     (folder / "cpu.txt").write_text(hashed.format(version="2.0.0"), encoding="utf-8")
     (folder / "wrong_hash.txt").write_text(hashed.format(version="2.0.0"), encoding="utf-8")
     (folder / "unknown.txt").write_text(hashed.format(version="999.0"), encoding="utf-8")
+    (folder / "cuda.txt").write_text(f"only-cuda==1 --hash=sha256:{NO_HASH}\n", encoding="utf-8")
+    (folder / "without_hash.txt").write_text("iniconfig==2.0.0\n", encoding="utf-8")
     (folder / "bad.txt").write_text("this is not a requirement\n", encoding="utf-8")
-    for name, script in (("python_too_old", TOO_OLD), ("python_without_pip", WITHOUT_PIP)):
+    for name, script in (("python_too_old", TOO_OLD), ("python_that_vanished", VANISHED)):
         (folder / name).write_text(script, encoding="utf-8")
         (folder / name).chmod(0o755)
 

@@ -1,4 +1,4 @@
-"""Small functions without targets: suggestions, tags, lock files, device names."""
+"""Small functions without targets: suggestions, tags, device names."""
 
 load("@bazel_skylib//lib:partial.bzl", "partial")
 load("@bazel_skylib//lib:unittest.bzl", "asserts", "unittest")
@@ -6,7 +6,6 @@ load("//backends:table.bzl", "BACKENDS")
 load("//dist_testing/private:host_facts.bzl", "amd_model", "driver_major", "nvidia_information", "nvidia_minors")  # buildifier: disable=bzl-visibility
 load("//dist_testing/private:suggest.bzl", "edit_distance", "suggestion")  # buildifier: disable=bzl-visibility
 load("//dist_testing/private:tags.bzl", "dist_tags")  # buildifier: disable=bzl-visibility
-load("//tools/python/private:lock_file.bzl", "locked_names", "normalized_name")  # buildifier: disable=bzl-visibility
 
 def _edit_distance_test_impl(ctx):
     env = unittest.begin(ctx)
@@ -27,22 +26,39 @@ def _suggestion_test_impl(ctx):
 
 suggestion_test = unittest.make(_suggestion_test_impl)
 
+def _tags(backend, *, world_sizes, gpu_archs = [], gpus = 0, isolation = "fork", user_tags = []):
+    return dist_tags(
+        backend = BACKENDS[backend],
+        gpu_archs = gpu_archs,
+        gpus = gpus,
+        isolation = isolation,
+        user_tags = user_tags,
+        world_sizes = world_sizes,
+    )
+
 def _cpu_tags_test_impl(ctx):
     env = unittest.begin(ctx)
     asserts.equals(
         env,
-        ["backend:gloo", "cpu:4", "dist", "mine", "world_size:2", "world_size:4"],
-        dist_tags(backend = BACKENDS["gloo"], gpu_archs = [], gpus = 0, user_tags = ["mine"], world_sizes = [2, 4]),
+        ["backend:gloo", "cpu:4", "dist", "mine", "resources:memory:310", "world_size:2", "world_size:4"],
+        _tags("gloo", user_tags = ["mine"], world_sizes = [2, 4]),
     )
     asserts.equals(
         env,
-        ["backend:gloo", "cpu:1", "dist", "world_size:64"],
-        dist_tags(backend = BACKENDS["gloo"], gpu_archs = [], gpus = 0, user_tags = ["cpu:1"], world_sizes = [64]),
+        ["backend:gloo", "cpu:1", "dist", "resources:memory:1210", "world_size:64"],
+        _tags("gloo", user_tags = ["cpu:1"], world_sizes = [64]),
     )
     asserts.equals(
         env,
-        ["backend:gloo", "dist", "resources:cpu:0.5", "world_size:64"],
-        dist_tags(backend = BACKENDS["gloo"], gpu_archs = [], gpus = 0, user_tags = ["resources:cpu:0.5"], world_sizes = [64]),
+        ["backend:gloo", "dist", "resources:cpu:0.5", "resources:memory:7", "world_size:64"],
+        _tags("gloo", user_tags = ["resources:cpu:0.5", "resources:memory:7"], world_sizes = [64]),
+    )
+
+    # Threads take turns in one interpreter: a target of 128 would otherwise run alone.
+    asserts.equals(
+        env,
+        ["backend:threaded", "cpu:1", "dist", "resources:memory:378", "world_size:128"],
+        _tags("threaded", isolation = "thread", world_sizes = [128]),
     )
     return unittest.end(env)
 
@@ -64,11 +80,12 @@ def _gpu_tags_test_impl(ctx):
             "requires-gpu-nvidia",
             "requires-gpu-nvidia:1",
             "resources:gpu:1",
+            "resources:memory:1420",
             "world_size:1",
         ],
-        dist_tags(backend = BACKENDS["nccl"], gpu_archs = ["sm_80", "sm_90"], gpus = 1, user_tags = [], world_sizes = [1]),
+        _tags("nccl", gpu_archs = ["sm_80", "sm_90"], gpus = 1, isolation = "spawn", world_sizes = [1]),
     )
-    six = dist_tags(backend = BACKENDS["xccl"], gpu_archs = [], gpus = 6, user_tags = [], world_sizes = [3])
+    six = _tags("xccl", gpus = 6, world_sizes = [3])
     asserts.equals(
         env,
         ["gpus:6", "gpus_ge_1", "gpus_ge_2", "gpus_ge_4", "multi_gpu", "requires-gpu-intel", "requires-gpu-intel:6"],
@@ -77,28 +94,6 @@ def _gpu_tags_test_impl(ctx):
     return unittest.end(env)
 
 gpu_tags_test = unittest.make(_gpu_tags_test_impl)
-
-def _locked_names_test_impl(ctx):
-    env = unittest.begin(ctx)
-    asserts.equals(env, "bazel_runfiles_2", normalized_name("Bazel.-Runfiles_2"))
-    lock = """\
-# A comment.
---no-binary :none:
-numpy==2.4.6 ; python_full_version < '3.12' \\
-    --hash=sha256:00
-    # via -r requirements.in
-numpy==2.5.5 ; python_full_version >= '3.12' \\
-    --hash=sha256:01
-Jinja2[i18n]==3.1.6 \\
-    --hash=sha256:02 \\
-    --hash=sha256:03
-torch==2.13.0+cpu ; sys_platform == 'linux' \\
-    --hash=sha256:04
-"""
-    asserts.equals(env, ["jinja2", "numpy", "torch"], locked_names(lock))
-    return unittest.end(env)
-
-locked_names_test = unittest.make(_locked_names_test_impl)
 
 def _nvidia_facts_test_impl(ctx):
     env = unittest.begin(ctx)
@@ -149,7 +144,6 @@ def functions_test_suite(*, name):
         driver_major_test,
         edit_distance_test,
         gpu_tags_test,
-        locked_names_test,
         nvidia_facts_test,
         suggestion_test,
     ]

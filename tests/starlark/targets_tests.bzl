@@ -249,7 +249,7 @@ def targets_test_suite(*, name):
         name = "largest_world_counts_test",
         size = "small",
         actual = [tag for tag in _declared("subject_nccl", "tags") if tag.startswith(("cpu", "gpus:", "resources", "world"))],
-        expected = ["cpu:3", "gpus:6", "resources:gpu:6", "world_size:3"],
+        expected = ["cpu:3", "gpus:6", "resources:gpu:6", "resources:memory:3295", "world_size:3"],
     )
 
     quoted_run_test(name = "quoted_run_test", size = "small", target_under_test = ":it's `$dollars`_gloo.run")

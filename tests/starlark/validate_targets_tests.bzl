@@ -7,6 +7,7 @@ load(
     "attributes_problems",
     "exec_properties_problems",
     "lists_problems",
+    "packages_problems",
     "tags_problems",
 )
 load(":problem_asserts.bzl", "assert_accepted", "assert_refused")
@@ -35,7 +36,7 @@ def _exec_properties_test_impl(ctx):
         )
     assert_refused(env, exec_properties_problems({"test.": "large"}), "exec_properties: \"test.\" = \"large\"\n", "Write \"test.Pool\"")
     assert_refused(env, exec_properties_problems(["test.Pool"]), "It is a dict")
-    assert_refused(env, exec_properties_problems(select({"//conditions:default": {}})), "= select(...)\n")
+    assert_accepted(env, exec_properties_problems(select({"//conditions:default": {"Pool": "checked later"}})))
     return unittest.end(env)
 
 exec_properties_test = unittest.make(_exec_properties_test_impl)
@@ -73,6 +74,19 @@ def _attributes_test_impl(ctx):
 
 attributes_test = unittest.make(_attributes_test_impl)
 
+def _packages_test_impl(ctx):
+    env = unittest.begin(ctx)
+    for right in [None, "cuda", {"nccl": "cuda"}, {"gloo": None, "nccl": "cuda"}]:
+        assert_accepted(env, packages_problems("lock", right, ["gloo", "nccl"]))
+    assert_accepted(env, packages_problems("torch", Label("//a"), ["gloo"]))
+    assert_refused(env, packages_problems("lock", {"ncl": "cuda"}, ["nccl"]), "the key \"ncl\" is not in backends")
+    for wrong in ["", 3, Label("//a")]:
+        assert_refused(env, packages_problems("lock", wrong, ["gloo"]), "lock = ", "Write, for example, lock = \"cuda\".")
+    assert_refused(env, packages_problems("torch", {"gloo": ["//a"]}, ["gloo"]), "torch[\"gloo\"] = [\"//a\"]")
+    return unittest.end(env)
+
+packages_test = unittest.make(_packages_test_impl)
+
 def validate_targets_test_suite(*, name):
     """Declares the tests of this file and a suite of them.
 
@@ -83,6 +97,7 @@ def validate_targets_test_suite(*, name):
         attributes_test,
         exec_properties_test,
         lists_test,
+        packages_test,
         tags_test,
     ]
     unittest.suite(name, *[partial.make(test, size = "small") for test in tests])

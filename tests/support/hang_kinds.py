@@ -6,8 +6,8 @@ Every kind needs a world of four ranks with a default group. Tests and `tools/be
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
@@ -33,14 +33,14 @@ class HangKind:
         said: Part of the verdict's reason.
         culprit: The rank that the hang comes from; None where no single rank is to blame.
         why_not: Why the hang cannot be proven, so that the deadline decides; "" if it can.
-        not_on_pools: Why it is another failure on a worker pool; "" if it is the same.
+        otherwise: How ranks are made (`tests.support.hang_runs.ISOLATIONS`), to why the case ends in another way there.
     """
 
     body: Callable[[World], object]
     said: str
     culprit: int | None = None
     why_not: str = ""
-    not_on_pools: str = ""
+    otherwise: Mapping[str, str] = field(default_factory=dict)
 
 
 def _ones(count: int = 3) -> torch.Tensor:
@@ -225,6 +225,8 @@ def _left_out(rank: int, where: str) -> str:
     return f"rank {rank} ended the test; ranks {others} wait for it in {where}"
 
 
+_STOPPED = {"torchrun": "a stopped rank cannot be told to give up, and the run ends"}
+
 KINDS: dict[str, HangKind] = {
     "early return": HangKind(_all_but(3, lambda _: dist.all_reduce(_ones())), _left_out(3, "all_reduce #1"), 3),
     "exception swallowed": HangKind(_swallows_an_error, _left_out(2, "all_reduce #1"), 2),
@@ -249,7 +251,7 @@ KINDS: dict[str, HangKind] = {
         _makes_the_default_group,
         _left_out(1, "init_process_group"),
         1,
-        not_on_pools="a test must not leave a worker pool without its default group",
+        otherwise={"pool": "a test must not leave a worker pool without its default group"},
     ),
     "missing device mesh": HangKind(_all_but(3, hang_models.makes_a_mesh), "rank 3 ended the test; ranks", 3),
     "missing all_gather": HangKind(_all_but(3, _all_gathers), _left_out(3, "all_gather #1"), 3),
@@ -279,7 +281,9 @@ KINDS: dict[str, HangKind] = {
         _one(0, lambda _: dist.send(_ones(), 1)), "rank 1 ended the test; rank 0 waits for it in send to rank 1", 1
     ),
     "receive from any rank": HangKind(
-        _one(0, lambda _: dist.recv(_ones())), "no rank can go on: rank 0 in recv from any rank"
+        _one(0, lambda _: dist.recv(_ones())),
+        "no rank can go on: rank 0 in recv from any rank",
+        otherwise={"torchrun": "gloo does not return when the connections are closed, and the run ends"},
     ),
     "objects without send": HangKind(
         _one(0, lambda _: dist.recv_object_list([None], 1)), "rank 1 ended the test; rank 0 waits for it in recv", 1
@@ -314,5 +318,5 @@ KINDS: dict[str, HangKind] = {
     "endless loop": HangKind(hang_outside.loops, "rank 1", 1, "a rank that computes can end"),
     "file lock": HangKind(hang_outside.waits_for_a_lock, "rank 1", 1, "the ledger does not know locks of files"),
     "child process": HangKind(hang_outside.waits_for_a_child, "rank 1", 1, "a child process can end, and the wait too"),
-    "stopped rank": HangKind(hang_outside.is_stopped, "rank 1", 1, "a stopped rank tells nothing"),
+    "stopped rank": HangKind(hang_outside.is_stopped, "rank 1", 1, "a stopped rank tells nothing", _STOPPED),
 }

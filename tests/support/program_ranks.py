@@ -18,8 +18,10 @@ __all__ = ["run_correct", "run_faulty"]
 
 # Elements of each tensor: equal ones, so that a call that meets a later one is no error of its own.
 _COUNT = 3
-# Limits that a program sets itself. Seconds.
-_OWN_LIMIT_S = 1.4
+# Longer than the runner needs to prove a hang. Seconds.
+_OWN_PAUSE_S = 1.4
+# A limit that a program sets itself, in which all ranks must make a group, also on a busy machine. Seconds.
+_OWN_LIMIT_S = 6.0
 _Wait = Callable[[], object]
 
 
@@ -161,11 +163,12 @@ class _Runner:
 
     def _run_into_limits(self) -> None:
         """Wait for what never comes, with limits of the program's own, while the others wait for that."""
+        self._world.barrier()
         group = dist.new_group(timeout=timedelta(seconds=_OWN_LIMIT_S))
         key = f"{self._program.seed}/over"
         if self._world.rank == 0:
             with pytest.raises(dist.DistStoreError):
-                self._world.store.wait(["never set"], timedelta(seconds=_OWN_LIMIT_S))
+                self._world.store.wait(["never set"], timedelta(seconds=_OWN_PAUSE_S))
             work = dist.all_reduce(torch.ones(_COUNT), group=group, async_op=True)
             assert work is not None
             with pytest.raises(RuntimeError, match="imed out"):
@@ -176,7 +179,7 @@ class _Runner:
 
     def _leave_it_to_a_thread(self) -> None:
         def send_later() -> None:
-            pause(_OWN_LIMIT_S, computes=False, compute=lambda: None)
+            pause(_OWN_PAUSE_S, computes=False, compute=lambda: None)
             dist.send(torch.ones(_COUNT), 1, tag=998)
 
         if self._world.rank == 0:

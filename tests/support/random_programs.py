@@ -115,8 +115,8 @@ def program(seed: int, *, is_quick: bool = False) -> Program:
         for _ in range(chance.choice((0, 1, 1, 2))):
             steps.insert(chance.randint(0, len(steps)), _pause(chance, ranks))
         if chance.random() < 0.25:
-            steps.append(Step(chance.choice(("limited", "thread")), ranks))
-    # So that a group has as many calls on each of its members, or somebody waits.
+            steps.append(Step(chance.choice(("limited", "thread", "thread")), ranks))
+    # So that a group has as many calls on each of its members, or a rank waits.
     ends = [Step("barrier", members, number) for number, members in enumerate(groups)]
     return Program(seed, size, groups, (*steps, *ends, Step("barrier", ranks)))
 

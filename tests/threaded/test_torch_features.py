@@ -208,3 +208,20 @@ def test_a_module_that_a_rank_imports_keeps_no_rank_s_group(monkeypatch: pytest.
         assert dist.group.WORLD is not None
 
     pass_on_threads(body)
+
+
+@pytest.mark.parametrize("order", ["", "ranks"], ids=["free", "ordered"])
+def test_the_barrier_of_a_new_group_ends_also_in_rank_order(order: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If this fails, a world with TORCH_DIST_INIT_BARRIER=1 hangs until its deadline where one rank runs at a time."""
+    monkeypatch.setenv("TORCH_DIST_INIT_BARRIER", "1")
+    monkeypatch.setenv("DIST_TESTING_THREAD_ORDER", order)
+
+    def body(rank: int) -> None:
+        pair = dist.new_group([rank // 2 * 2, rank // 2 * 2 + 1], use_local_synchronization=True)
+        everyone = dist.new_group()
+        total = torch.tensor([float(rank)])
+        dist.all_reduce(total, group=pair)
+        assert total.item() == [1, 1, 5, 5][rank]
+        dist.barrier(group=everyone)
+
+    pass_on_threads(body)

@@ -165,3 +165,21 @@ def test_a_warning_that_comes_while_a_test_runs_is_told_at_the_end(
     conclusion.conclude(_NOTHING_RAN)
     assert "WARNING: no more events\n" in capsys.readouterr().out
     assert file.read_text(encoding="utf-8") == "no more events\n"
+
+
+@pytest.mark.parametrize("outcome", ["failed", "error"])
+def test_a_plugin_cannot_turn_failures_into_a_pass(outcome: Outcome, capsys: pytest.CaptureFixture[str]) -> None:
+    """If this fails, a conftest that sets the session's exit code to 0 makes a target green that has failures."""
+    conclusion = _conclusion(Protocol())
+    conclusion.add(XmlCase("a", "good", "passed", 0.1))
+    conclusion.add(XmlCase("a", "bad", outcome, 0.1, "boom"))
+    assert conclusion.conclude(0) == 1
+    assert "1 case(s) failed, the first is bad, and the session ended with exit code 0" in capsys.readouterr().out
+
+
+def test_cases_that_pass_or_skip_pass() -> None:
+    """If this fails, a good target is red."""
+    conclusion = _conclusion(Protocol())
+    conclusion.add(XmlCase("a", "good", "passed", 0.1))
+    conclusion.add(XmlCase("a", "other", "skipped", 0.1, "not here"))
+    assert conclusion.conclude(0) == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import random
@@ -189,3 +190,25 @@ def test_a_file_that_the_ledger_reads_is_not_left_behind(tmp_path: Path, monkeyp
         assert is_open.wait(60)
         state.verify()
         assert ours.recv(1 << 16).startswith(ANSWER_MARK + b"\1")
+
+
+class _Holder:
+    """Holds a descriptor until the garbage collector finds it, because it refers to itself."""
+
+    def __init__(self, path: Path) -> None:
+        self._itself = self
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT)
+
+    def __del__(self) -> None:
+        os.close(self._fd)
+
+
+def test_a_file_of_garbage_is_not_left_behind(tmp_path: Path) -> None:
+    """If this fails, a test that has closed a pool of processes passes or fails by the time of a garbage collection."""
+    state = RankState.now()
+    gc.disable()
+    try:
+        _Holder(tmp_path / "file")
+        state.verify()
+    finally:
+        gc.enable()

@@ -43,6 +43,7 @@ def report(results: _Results, names: Sequence[str]) -> str:
     lines = [table(["kind of hang", *results], rows)]
     lines += [f"{isolation}, {name}: {text}\n" for isolation, name, text in complaints(results, names)]
     lines += [f"not proven, {name}: {KINDS[name].why_not}\n" for name in names if KINDS[name].why_not]
+    lines += [f"left out with {how}, {name}: {why}\n" for name in names for how, why in KINDS[name].otherwise.items()]
     return "".join(lines)
 
 

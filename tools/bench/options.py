@@ -42,11 +42,11 @@ def add_bazel(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--bazel", default=str(ROOT / "bazelw"), help="default: ./bazelw")
 
 
-def call_bazel(program: str, *arguments: str) -> tuple[float, int, str]:
-    """Run a command of Bazel in the repository; return its seconds, its exit status and its output."""
+def call_bazel(program: str, *arguments: str, workspace: Path = ROOT) -> tuple[float, int, str]:
+    """Run a command of Bazel in a workspace; return its seconds, its exit status and its output."""
     start = time.monotonic()
     done = subprocess.run(
-        [program, *arguments], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+        [program, *arguments], cwd=workspace, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
     )
     return time.monotonic() - start, done.returncode, done.stdout
 

@@ -5,9 +5,9 @@ place: `--config=rbe_local`, or `--config=remote_gpu --remote_executor=grpcs://.
 flag and its value by `=`. A remote executor that does not answer is an error within ten seconds. If the infrastructure
 fails and no test does, the invocation is repeated; tests that have passed before then come from the cache.
 
-Ends with a summary of the build events and with Bazel's exit status. If Bazel's status is 0 although the result of a
-test is unknown (no test ran, no case of a target ran, results are not on this machine, the build events are
-incomplete), the exit status is 1.
+Ends with a summary of the build events, a page of them (docs/reports.md), and Bazel's exit status. If Bazel's status is
+0 although the result of a test is unknown (no test ran, no case of a target ran, results are not on this machine, the
+build events are incomplete), the exit status is 1.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import argparse
 import os
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -24,7 +25,12 @@ from build_events import EventsError, Invocation, read_invocation
 from endpoint import ask_endpoint
 from summary import Summary, summarise, summary_lines
 
+from dist_testing.error_text import format_error
 from dist_testing.errors import ReportError
+from dist_testing.report.files import write_text
+from dist_testing.report.gather import gather
+from dist_testing.report.page import page
+from dist_testing.report.words import size
 
 # Bazel's names for a test that has a result of its own and did not simply pass.
 _TEST_FAILED = ("FAILED", "TIMEOUT", "FLAKY")
@@ -80,9 +86,24 @@ def _run(options: argparse.Namespace, bazel: Sequence[str], given: Sequence[str]
     summary = summarise(invocation)
     for line in summary_lines(summary, shard_rows=options.shard_rows):
         print(line)
+    if options.page:
+        _write_page(events, Path(os.environ.get("BUILD_WORKING_DIRECTORY", workspace), options.page))
     code, reason = verdict(status, summary)
     print(f"ci: {'green' if code == 0 else f'exit status {code}'}: {reason}")
     return code
+
+
+def _write_page(events: Path, place: Path) -> None:
+    """Write the page of the job, and say where it is. The exit status does not depend on it."""
+    try:
+        written = write_text(place, page(gather([events]), title="CI job", made_wall_s=time.time()))
+    except ReportError as error:
+        _say(f"there is no page: {error}")
+    except Exception as error:
+        # The tests have their results, so an error in a picture of them must not hide these.
+        _say(f"there is no page: {format_error(error)}")
+    else:
+        print(f"page: {place.absolute()} ({size(written)})")
 
 
 def is_worth_another_attempt(status: int, invocation: Invocation) -> bool:
@@ -162,6 +183,12 @@ def _parser() -> argparse.ArgumentParser:
         default=10,
         metavar="N",
         help="number of sharded targets to list, worst balance first (10)",
+    )
+    parser.add_argument(
+        "--page",
+        default="bazel-report.html",
+        metavar="FILE",
+        help="the page of the results; empty for none (%(default)s)",
     )
     parser.add_argument("--bazel", metavar="PROGRAM", help="default: ./bazelw, else bazel")
     return parser

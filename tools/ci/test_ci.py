@@ -136,6 +136,8 @@ Run = Callable[..., int]
 def run(bazel: Bazel, monkeypatch: pytest.MonkeyPatch) -> Run:
     """Runs a CI job whose invocations end with the given exit statuses and build events."""
     monkeypatch.setenv("BUILD_WORKSPACE_DIRECTORY", str(bazel.folder))
+    # pytest's own folder must stay clean; a job of Bazel has the folder of its call here.
+    monkeypatch.setenv("BUILD_WORKING_DIRECTORY", str(bazel.folder))
 
     def run(
         *turns: tuple[int, list[dict[str, object]] | str | None],
@@ -229,6 +231,29 @@ def test_a_job_without_results_is_not_green(
     """If it fails, a CI job in which nothing ran looks like one in which everything passed."""
     assert run((0, bazel.events(targets, 0, "SUCCESS"))) == 1
     assert _last_line(capsys) == f"ci: exit status 1: {reason}"
+
+
+def test_a_job_ends_with_a_page_of_its_results(bazel: Bazel, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    """If it fails, a red job is only a terminal page that nobody can open, search or keep."""
+    events = bazel.events([Target("//a:a"), Target("//a:b", [PASSED, FAILED], "FAILED")], 3, "TESTS_FAILED")
+    assert run((3, events)) == 3
+    page = bazel.folder / "bazel-report.html"
+    assert f"page: {page} (" in capsys.readouterr().out
+    text = page.read_text(encoding="utf-8")
+    assert "1 failed" in text
+    assert "rank 1 raised ValueError" in text
+
+
+def test_a_page_that_cannot_be_written_changes_no_result(
+    bazel: Bazel, run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """If it fails, a full disk makes a green job red, or hides why a red one failed."""
+    assert run((0, bazel.events([Target("//a:a")], 0, "SUCCESS")), arguments=["--page=no/where.html"]) == 0
+    captured = capsys.readouterr()
+    assert "there is no page: " in captured.err
+    assert captured.out.splitlines()[-1] == "ci: green: every selected test has passed"
+    assert run((0, bazel.events([Target("//a:a")], 0, "SUCCESS")), arguments=["--page="]) == 0
+    assert "page" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("status", [0, 37])

@@ -27,9 +27,10 @@ _MYPY_GROUPS: dict[tuple[str, ...], tuple[str, ...]] = {
     ("tools/coverage",): ("tools/coverage",),
     ("tools/rbe",): ("tools/debian_prefix", "tools/rbe", "tools/rbe/pool_check", "tools/report"),
     ("tools/ci",): (".", "tools/report", "tools/ci"),
-    ("tools/report",): (".", "tools/report"),
+    ("tools/report",): (".", "tools/ci", "tools/report"),
     ("tools/tags",): ("tools/tags", "tools/report"),
     ("tools/golden", "tools/lint", "tools/python"): ("tools/lint", "tools/python"),
+    ("wheels",): ("wheels",),
 }
 # Not Bazel's links, and not fixtures, which are no code of this repository.
 _STARLARK = ("*.bzl", "*.bazel", "WORKSPACE")

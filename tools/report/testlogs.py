@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,11 +11,9 @@ from build_events import EventsError, read_invocation
 
 from dist_testing.bazel.junit import XmlCase, read_xml
 from dist_testing.errors import ReportError
+from dist_testing.report.gather import label_of
 
 __all__ = ["Results", "Run", "go_where_the_user_is", "read_results"]
-
-# Names of Bazel's folders for the shards and the repeated runs of a target.
-_PART = re.compile(r"(shard_\d+_of_\d+)?_?(run_\d+_of_\d+)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,21 +88,9 @@ def read_results(paths: Sequence[Path]) -> Results:
 
 def _read_file(path: Path, target: str = "") -> list[Run]:
     return [
-        Run(target or (suite.name if suite.name.startswith(("//", "@")) else _label(path)), suite.cases)
+        Run(target or (suite.name if suite.name.startswith(("//", "@")) else label_of(path)), suite.cases)
         for suite in read_xml(path)
     ]
-
-
-def _label(path: Path) -> str:
-    """Return the target whose results lie at a path, for files that Bazel itself has written."""
-    parts = path.resolve().parent.parts
-    if parts and _PART.fullmatch(parts[-1]):
-        parts = parts[:-1]
-    if "testlogs" not in parts:
-        return str(path)
-    start = len(parts) - parts[::-1].index("testlogs")
-    *package, name = parts[start:]
-    return f"//{'/'.join(package)}:{name}"
 
 
 def _read_events(path: Path) -> Results:

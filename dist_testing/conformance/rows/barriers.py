@@ -16,7 +16,7 @@ __all__: list[str] = []
 
 
 def _witnessed(k: Kit, members: int, barrier: Any) -> None:
-    """Nobody leaves before all have come: a counter of the store is the witness."""
+    """No rank leaves before all have come: a counter of the store is the witness."""
     for number in range(3):
         key = k.key(f"arrived/{number}")
         if k.rank == k.size - 1:

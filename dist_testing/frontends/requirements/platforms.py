@@ -6,6 +6,7 @@ Most are decided when the decorator is applied, as nothing changes later.
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 import unittest
 from collections.abc import Callable, Mapping, Sequence
@@ -32,6 +33,8 @@ __all__ = [
     "skip_if_win32",
 ]
 
+# torch's own suites set it.
+_WITH_ROCM = "PYTORCH_TEST_WITH_ROCM"
 # A function, a method or a class.
 _Test = TypeVar("_Test", bound=Callable[..., Any])
 
@@ -46,8 +49,8 @@ def is_rocm() -> bool:
 
 
 def skip_if_rocm_multiprocess(func: _Test) -> _Test:
-    """Skip a test or class if torch was built for ROCm."""
-    return unittest.skipIf(is_rocm(), TEST_SKIPS["skipIfRocm"].message)(func)
+    """Skip a test or class if torch was built for ROCm, or if `PYTORCH_TEST_WITH_ROCM=1` says that it counts as it."""
+    return unittest.skipIf(is_rocm() or os.environ.get(_WITH_ROCM) == "1", TEST_SKIPS["skipIfRocm"].message)(func)
 
 
 def skip_if_rocm_arch_multiprocess(arch: Sequence[str]) -> Callable[[_Test], _Test]:

@@ -109,6 +109,8 @@ class RankPipe:
         self.has_run = False
         self.has_passed = False
         self.destroys_groups = True
+        # What the test has raised on this rank, skips included.
+        self.errors: list[BaseException] = []
 
     def run(self, test: Any, method: str) -> None:
         """Run one method of an instance, between its `setUpRank` and `tearDownRank`, and report how it went.
@@ -125,7 +127,7 @@ class RankPipe:
         setattr(test, method, functools.partial(self._in_phase, "call", getattr(test, method)))
         test.setUp = functools.partial(self._in_phase, "setup", test.setUpRank)
         test.tearDown = functools.partial(self._in_phase, "teardown", test.tearDownRank)
-        result = _RankResult(self._reporter, self._exit_0_passes)
+        result = _RankResult(self._reporter, self._exit_0_passes, self.errors)
         result.tb_locals = self._tb_locals
         # Not `test.run`: base classes override it for the runner.
         unittest.TestCase.run(test, result)
@@ -163,8 +165,9 @@ _SubTest: type = unittest.case._SubTest  # type: ignore[attr-defined]
 
 
 class _RankResult(unittest.TestResult):
-    def __init__(self, reporter: Reporter, exit_0_passes: bool) -> None:
+    def __init__(self, reporter: Reporter, exit_0_passes: bool, raised: list[BaseException]) -> None:
         super().__init__()
+        self._raised = raised
         self._reporter = reporter
         self._exit_0_passes = exit_0_passes
         self.has_passed = True
@@ -180,6 +183,7 @@ class _RankResult(unittest.TestResult):
 
     def addSkip(self, test: unittest.TestCase, reason: str) -> None:
         self.has_passed = False
+        self._raised.append(unittest.SkipTest(reason))
         self._reporter.skipped(reason)
 
     def _report(self, test: unittest.TestCase, err: _ExcInfo) -> None:
@@ -188,6 +192,7 @@ class _RankResult(unittest.TestResult):
         self.has_passed = False
         if self._exit_0_passes and isinstance(error, SystemExit) and not error.code:
             return
+        self._raised.append(error)
         # unittest's own text has no frames of unittest.
         text: str = self._exc_info_to_string(err, test)  # type: ignore[attr-defined]  # not in typeshed
         if isinstance(test, _SubTest):

@@ -7,44 +7,27 @@ import queue
 import threading
 from collections import ChainMap
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import timedelta
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dist_testing.case import Case, CaseBody, CaseFailedError, CaseResult
-from dist_testing.engine.running_world import group_limit_s
+from dist_testing.case import Case, CaseBody, CaseFailedError
 from dist_testing.errors import UsageError
 from dist_testing.frontends.requirements.decision import unmet_requirement
 from dist_testing.frontends.unittest.exits import declared_exits
-from dist_testing.frontends.unittest.on_rank import RankPipe, seed_generators
+from dist_testing.frontends.unittest.failed_ranks import ExcInfo, FailedRanks, check_entries
 from dist_testing.frontends.unittest.plain import current_session
+from dist_testing.frontends.unittest.rank_threads import RankThreads, joined, this_rank
 from dist_testing.frontends.unittest.world_case import WorldCase, default_world_size
 from dist_testing.launch.isolation import THREAD, Isolation
-from dist_testing.rank.reporter import Reporter
 from dist_testing.threaded import BACKEND
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
-__all__ = ["RankThreads", "ThreadCase"]
+__all__ = ["ThreadCase"]
 
 # unittest leaves frames of modules with this mark out of its tracebacks.
 __unittest = True
-
-_ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None]
-
-
-class _Rank(threading.local):
-    """The arguments of the calling thread's test."""
-
-    pipe: RankPipe
-    timeout_s: float
-
-
-_this = _Rank()
-# Held while a rank takes entries from a class's queue and puts those of other ranks back.
-_queue_lock = threading.Lock()
 
 
 class ThreadCase(WorldCase):
@@ -61,19 +44,20 @@ class ThreadCase(WorldCase):
 
     Attributes:
         rank: This rank; `MAIN_THREAD_RANK` (-1) in the runner.
-        threads: In the runner, the ranks of the test; None before `_spawn_threads`.
+        threads: In the runner, a handle of each rank; empty before `_spawn_threads`. A class may put threads into it
+            that it starts itself; the ranks of the library then do not run.
         global_store: A store in memory that the ranks of the running test share.
         exception_queue: For classes that run their tests themselves: pairs of a rank number and the `sys.exc_info()` of
             an exception that the class has caught.
     """
 
     MAIN_THREAD_RANK: ClassVar[int] = WorldCase.MAIN_PROCESS_RANK
-    exception_queue: ClassVar[queue.Queue[tuple[int, _ExcInfo]]] = queue.Queue()
+    exception_queue: ClassVar[queue.Queue[tuple[int, ExcInfo]]] = queue.Queue()
     global_store: ClassVar[Store]
 
     def __init__(self, method_name: str = "runTest", methodName: str = "runTest") -> None:
         super().__init__(method_name if methodName == "runTest" else methodName)
-        self.threads: RankThreads | None = None
+        self.threads: list[Any] = []
 
     @property
     def world_size(self) -> int:
@@ -106,7 +90,7 @@ class ThreadCase(WorldCase):
                 not fit threads.
             unittest.SkipTest: If a requirement of the test is not met.
         """
-        if self.threads is not None:
+        if self.threads:
             raise UsageError(
                 f"{self.id()}: _spawn_threads was called twice.\n"
                 "Each test has one world.\n"
@@ -118,7 +102,13 @@ class ThreadCase(WorldCase):
         if reason := method and unmet_requirement(method, environment):
             self.skipTest(reason)
         case = Case(self.id(), world_size, CaseBody("unittest"), timeout_s, isolation=isolation.name)
-        self.threads = RankThreads(type(self), self._testMethodName, case, self._shows_locals)
+        self.threads = RankThreads(
+            type(self),
+            self._testMethodName,
+            case,
+            tb_locals=self._shows_locals,
+            must_run=type(self).run_test_with_threaded_pg is ThreadCase.run_test_with_threaded_pg,
+        )
 
     def _checked_isolation(self, name: object) -> Isolation:
         if name not in ("", THREAD.name):
@@ -135,8 +125,14 @@ class ThreadCase(WorldCase):
             )
 
     def _join_processes(self, fn: Callable[[], Any]) -> None:
-        if self.threads is None:
+        if not self.threads:
             self._spawn_threads()
+        if not self.threads:
+            raise UsageError(
+                f"{self.id()}: no ranks were started, so the test has not run.\n"
+                "The class overrides _spawn_threads, and does not call the one of its base class.\n"
+                "Call it; or override join_or_run, if the test is to run without ranks."
+            )
         try:
             self._join_threads(self.threads, fn)
         except CaseFailedError as error:
@@ -145,24 +141,39 @@ class ThreadCase(WorldCase):
 
     @classmethod
     def _join_threads(cls, threads: Any, fn: Callable[[], Any]) -> None:
-        """Run the ranks that `_spawn_threads` has prepared, in the runner, and judge the test."""
-        asked: RankThreads = threads
-        cls._check_return_codes(asked.run(), asked.case.timeout_s, fn)
+        """Run the ranks, in the runner, and judge the test.
+
+        Args:
+            threads: `self.threads`: the ranks that `_spawn_threads` has prepared, or threads of the class itself.
+            fn: The test method.
+        """
+        failed: list[tuple[int, ExcInfo]]
+        if isinstance(threads, RankThreads):
+            failed, limit_s = threads.run(), threads.case.timeout_s
+        else:
+            limit_s = current_session().timeout_s
+            failed = joined(threads, cls.exception_queue, limit_s)
+        cls._check_return_codes(failed, limit_s, fn)
 
     @classmethod
     def _check_return_codes(cls, failed_ranks: Any, timeout: float, fn: Callable[[], Any]) -> None:
         """Report the ranks' verdict to unittest, in the runner. A class may override it and judge otherwise.
 
         Args:
-            failed_ranks: The `CaseResult`.
+            failed_ranks: Pairs of a rank that did not pass and the `sys.exc_info()` of its exception. Its attribute
+                `result` is the `CaseResult`. If the class has changed the list, the list counts.
             timeout: Limit of the test in seconds.
             fn: The test method.
 
         Raises:
             unittest.SkipTest: If the ranks agree on a skip.
             CaseFailedError: If the test failed; its text is the report.
+            RuntimeError: If the test failed by a list that the class has changed.
         """
-        current_session().judge(failed_ranks)
+        if isinstance(failed_ranks, FailedRanks) and not failed_ranks.is_changed:
+            current_session().judge(failed_ranks.result)
+        else:
+            check_entries(failed_ranks, timeout)
 
     @classmethod
     def _run(cls, test_name: str, rank: int, world_size: int, **kwargs: Any) -> None:
@@ -188,9 +199,9 @@ class ThreadCase(WorldCase):
             rank=rank,
             world_size=world_size,
             store=self.global_store,
-            timeout=timedelta(seconds=_this.timeout_s),
+            timeout=timedelta(seconds=this_rank.timeout_s),
         )
-        _this.pipe.run(self, test_name)
+        this_rank.pipe.run(self, test_name)
 
     def assertEqualOnRank(self, x: Any, y: Any, msg: Any = None, *, rank: int = 0) -> None:
         """Call `assertEqual` on one rank only.
@@ -204,61 +215,3 @@ class ThreadCase(WorldCase):
         """Call `assertNotEqual` on one rank only; the arguments are those of `assertEqualOnRank`."""
         if self.rank == rank:
             self.assertNotEqual(x, y, msg)
-
-
-@dataclass(frozen=True, slots=True)
-class RankThreads:
-    """The ranks of a test, prepared but not started."""
-
-    cls: type[ThreadCase]
-    method: str
-    case: Case
-    # Whether tracebacks show local variables.
-    tb_locals: bool
-
-    def __len__(self) -> int:
-        return self.case.world_size
-
-    def run(self) -> CaseResult:
-        """Run the ranks to the end of the test."""
-        from torch._C._distributed_c10d import HashStore
-
-        cls = self.cls
-        # As for a test on processes; but here all ranks share the runner's generators.
-        seed_generators(is_fresh=False)
-        cls.global_store = HashStore()
-        while not cls.exception_queue.empty():
-            # Entries of ranks that an earlier test has left behind.
-            cls.exception_queue.get_nowait()
-        return current_session().engine.run_here(self.case, self._run_rank)
-
-    def _run_rank(self, rank: int, reporter: Reporter, limit_s: float) -> None:
-        cls = self.cls
-        reporter.phase("init")
-        _this.pipe = pipe = RankPipe(reporter, exit_0_passes=cls.exit_0_passes, tb_locals=self.tb_locals, seeds=False)
-        _this.timeout_s = group_limit_s(limit_s)
-        try:
-            cls._run(self.method, rank, self.case.world_size)
-        except SystemExit:
-            # The outcome has been reported; the exception only skips the code that a class runs after its test.
-            if not pipe.has_run or pipe.has_passed:
-                raise
-        self._report_caught(rank, reporter)
-        if not pipe.has_run and cls.run_test_with_threaded_pg is ThreadCase.run_test_with_threaded_pg:
-            raise UsageError(
-                f"{cls.__qualname__}._run has returned, and {self.method} has not run.\n"
-                "The class overrides _run, and does not call run_test_with_threaded_pg.\n"
-                "Call it on the instance that _run makes."
-            )
-
-    def _report_caught(self, rank: int, reporter: Reporter) -> None:
-        """Report the exceptions that the class itself has caught on this rank."""
-        errors = self.cls.exception_queue
-        with _queue_lock:
-            caught = [errors.get_nowait() for _ in range(errors.qsize())]
-            for entry in caught:
-                if entry[0] != rank:
-                    errors.put(entry)
-        for whose, (_, error, _) in caught:
-            if whose == rank:
-                reporter.ended_by(error)

@@ -8,8 +8,8 @@ _OVERRIDE = "DIST_TESTING_PYTHON"
 _REMOTE = "DIST_TESTING_REMOTE_PYTHON"
 
 # The form of the wheels in the configuration, and so the place where tests run.
-_DIRECTORY = str(Label("//tools/python:directory"))
-_ARCHIVE = str(Label("//tools/python:archive"))
+_DIRECTORY = str(Label("//wheels:directory"))
+_ARCHIVE = str(Label("//wheels:archive"))
 
 # Searched on PATH in this order. Plain `python3` is first, because the user's own pip belongs to it.
 _CANDIDATES = ["python3", "python3.13", "python3.12", "python3.11", "python3.14", "python3.10"]
@@ -38,10 +38,10 @@ _BUILD = """\
 load("@rules_python//python:py_runtime.bzl", "py_runtime")
 load("@rules_python//python:py_runtime_pair.bzl", "py_runtime_pair")
 
-exports_files(["interpreter.json"])
+exports_files(["python3"])
 """
 
-# One for each value of //tools/python:wheels.
+# One for each value of //wheels:form.
 _TOOLCHAIN = """\
 
 py_runtime(
@@ -146,11 +146,13 @@ def _local_python_repo_impl(repository_ctx):
             setting = _ARCHIVE,
         )
         repository_ctx.file("BUILD.bazel", _BUILD + toolchain + remote_toolchain)
-        repository_ctx.file("interpreter.json", json.encode(facts))
+
+        # What installs the wheels. Not a link: Python takes a link for an installation of its own, and may not find its pip.
+        repository_ctx.file("python3", "#!/bin/sh\nexec '{}' \"$@\"\n".format(facts["found"]))
         return
     _fail_without_interpreter(override, tried)
 
 local_python_repo = repository_rule(
-    doc = "Finds CPython and registers it; `interpreter.json` says which, for other repositories.",
+    doc = "Finds CPython and registers it; `//:python3` starts it, for other repositories.",
     implementation = _local_python_repo_impl,
 )

@@ -25,7 +25,7 @@ MARK = "DIST_TESTING_RBE"
 WORKER_MARK = "DIST_TESTING_RBE_WORKER"
 # The simulated GPUs of a worker (dist_testing/gpus/devices.py).
 GPU_NODES = "DIST_TESTING_GPU_NODES"
-# The folder where tests unpack their Python packages (tools/python/archive_loader.py). In the user's own cache they
+# The folder where tests unpack their Python packages (wheels/archive_loader.py). In the user's own cache they
 # would outlive the cluster.
 WHEELS_CACHE = "DIST_TESTING_WHEELS_CACHE"
 

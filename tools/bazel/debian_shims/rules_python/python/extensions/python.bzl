@@ -1,7 +1,8 @@
 """`python.toolchain(...)` as rules_python 1.x spells it, over an interpreter of the machine.
 
 One toolchain is made: of the root module's default version, or of the machine's `python3` when the
-root module asks for none.
+root module asks for none. As in rules_python 1.x, each version has a repository with its interpreter for repository rules,
+`@python_3_11_host//:python`.
 """
 
 load("@rules_python//python/extensions:local_python.bzl", "find_local_python")
@@ -39,6 +40,18 @@ _hub_repo = repository_rule(
     attrs = {"interpreter": attr.string(mandatory = True)},
 )
 
+def _host_repo_impl(rctx):
+    interpreter = find_local_python(rctx, rctx.attr.python_version, asked_by = "python.toolchain()")
+    rctx.file("BUILD.bazel", "exports_files([\"python\"])\n")
+
+    # Not a link: Python takes a link for an installation of its own, and may not find its packages.
+    rctx.file("python", "#!/bin/sh\nexec '{}' \"$@\"\n".format(interpreter))
+
+_host_repo = repository_rule(
+    implementation = _host_repo_impl,
+    attrs = {"python_version": attr.string(mandatory = True)},
+)
+
 def _default_version(mctx):
     """Returns the version of the root module's default toolchain, "" if it names none."""
     for mod in mctx.modules:
@@ -67,6 +80,16 @@ def _python_impl(mctx):
             asked_by = "python.toolchain()",
         ),
     )
+    versions = {
+        "_".join(tag.python_version.split(".")[:2]): tag.python_version
+        for mod in mctx.modules
+        for tag in mod.tags.toolchain
+    }
+    for name, version in versions.items():
+        _host_repo(
+            name = "python_{}_host".format(name),
+            python_version = version,
+        )
 
 python = module_extension(
     implementation = _python_impl,

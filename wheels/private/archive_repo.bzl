@@ -4,6 +4,8 @@ Bazel does not bring an input directory to the runfiles of a remote test, and 20
 the test itself.
 """
 
+load(":interpreter.bzl", "describe_interpreter")
+
 _BUILD = """\
 load("@rules_python//python:py_library.bzl", "py_library")
 
@@ -17,22 +19,22 @@ py_library(
 """
 
 # Seconds. It reads and writes all installed files.
-_ARCHIVE_TIMEOUT_S = 900
+_TIMEOUT_S = 900
 
-def _wheels_archive_repo_impl(repository_ctx):
+def _archive_repo_impl(repository_ctx):
     installed = repository_ctx.path(repository_ctx.attr.installed)
     repository_ctx.watch(installed)
-    interpreter = json.decode(repository_ctx.read(repository_ctx.attr.interpreter))
+    interpreter = describe_interpreter(repository_ctx, repository_ctx.attr.interpreter)
     repository_ctx.path(repository_ctx.attr._loader)
     command = [
-        interpreter["executable"],
+        str(interpreter.program),
         "-I",
         str(repository_ctx.path(repository_ctx.attr._program)),
         str(installed.dirname.get_child("site-packages")),
         ".",
     ]
     repository_ctx.report_progress("Archiving the wheels")
-    result = repository_ctx.execute(command, timeout = _ARCHIVE_TIMEOUT_S)
+    result = repository_ctx.execute(command, timeout = _TIMEOUT_S)
     if result.return_code:
         fail(("The wheels could not be archived. `{}` said:\n{}\n" +
               "Most likely the disk of Bazel's output base is full: the archive is as large as the wheels, 1 GB for " +
@@ -43,13 +45,13 @@ def _wheels_archive_repo_impl(repository_ctx):
         ))
     repository_ctx.file("BUILD.bazel", _BUILD)
 
-wheels_archive_repo = repository_rule(
-    doc = "The wheels of a wheels_repo as one file, for workers on other machines. Fetched only if the archive is chosen.",
-    implementation = _wheels_archive_repo_impl,
+archive_repo = repository_rule(
+    doc = "The wheels of a lock_repo as one file, for workers on other machines. Fetched only if the archive is chosen.",
+    implementation = _archive_repo_impl,
     attrs = {
-        "installed": attr.label(doc = "`installed.json` of the wheels_repo.", mandatory = True),
+        "installed": attr.label(doc = "`installed.json` of the lock_repo.", mandatory = True),
         "interpreter": attr.label(mandatory = True),
-        "_loader": attr.label(default = "//tools/python:archive_loader.py"),
-        "_program": attr.label(default = "//tools/python:make_archive.py"),
+        "_loader": attr.label(default = "//wheels:archive_loader.py"),
+        "_program": attr.label(default = "//wheels:make_archive.py"),
     },
 )

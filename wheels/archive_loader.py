@@ -36,7 +36,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-__all__ = ["CacheEntry", "WheelsArchiveError", "give_way", "unpacked"]
+__all__ = ["CacheEntry", "WheelsArchiveError", "activate", "give_way", "unpacked"]
 
 CACHE_VARIABLE = "DIST_TESTING_WHEELS_CACHE"
 LIMIT_VARIABLE = "DIST_TESTING_WHEELS_CACHE_BYTES"
@@ -103,6 +103,20 @@ def give_way(name: str, stub_file: str) -> None:
     stubs = os.path.dirname(stub_file)
     if stub_file.endswith("__init__.py"):
         stubs = os.path.dirname(stubs)
+    activate(stubs)
+    del sys.modules[name]
+    importlib.import_module(name)
+
+
+def activate(stubs: str) -> None:
+    """Put the real packages in the place of a folder of stubs.
+
+    Args:
+        stubs: The folder, as sys.path has it.
+
+    Raises:
+        WheelsArchiveError: As give_way.
+    """
     entry = unpacked(Path(stubs).parent)
     real = str(entry.site_packages)
     sys.path[:] = _replaced(sys.path, stubs, real)
@@ -112,8 +126,6 @@ def give_way(name: str, stub_file: str) -> None:
     if sys.prefix == sys.base_prefix:
         _leave_installation(entry)
     importlib.invalidate_caches()
-    del sys.modules[name]
-    importlib.import_module(name)
 
 
 def _replaced(entries: list[str], stubs: str, real: str) -> list[str]:
@@ -199,7 +211,7 @@ def _describe(file: Path) -> _Description:
         raise WheelsArchiveError(
             f"{file}: cannot be read ({type(error).__name__}: {error}).\n"
             "It describes the archive of Python packages of this test.\n"
-            "Fetch the packages again: bazel sync --configure, or bazel clean --expunge."
+            "Fetch the packages again: bazel clean --expunge, and the command again."
         ) from None
     here = (sys.implementation.cache_tag, platform.machine())
     if here != (description.python, description.machine):
@@ -207,7 +219,7 @@ def _describe(file: Path) -> _Description:
             f"{sys.executable} on {platform.node()}: {here[0]} on {here[1]}, but the packages of this test are for "
             f"{description.python} on {description.machine}.\n"
             "They were installed for the interpreter of the machine that runs Bazel.\n"
-            "Give the workers that Python, or install the packages for theirs (tools/python/README.md)."
+            "Give the workers that Python, or install the packages for theirs (docs/wheels.md)."
         )
     return description
 

@@ -1,0 +1,318 @@
+"""Reads what one invocation of Bazel did from its build events (`--build_event_json_file`).
+
+Needs only the standard library, because programs that plain Python starts use it, too (`tools/report/build_events.py`).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from dist_testing.report.outputs import Output, OutputFinder
+
+__all__ = [
+    "GOOD",
+    "Attempt",
+    "EventsError",
+    "Invocation",
+    "Output",
+    "is_whole",
+    "read_events",
+    "read_invocation",
+]
+
+# Bazel's words for a target that has passed, the best first. A flaky target has passed after a failure.
+GOOD = ("PASSED", "FLAKY")
+# Bazel's words (failure_details.proto) for an action that failed because of an executor or its cache.
+_INFRASTRUCTURE = ("EXECUTION_FAILED", "REMOTE_CACHE_FAILED", "REMOTE_CACHE_EVICTED")
+# Bazel's words for a target that the invocation did not reach before it ended.
+_NOT_REACHED = ("INCOMPLETE", "REMOTE_ENVIRONMENT_FAILURE")
+
+_SECONDS = re.compile(r"(\d+(?:\.\d+)?)s")
+
+
+class EventsError(ValueError):
+    """A file cannot be read as build events. The text has three lines for the user."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One test action: an attempt of one shard of one run of a target.
+
+    Attributes:
+        target: Its label.
+        configuration: Bazel's name of the configuration. One invocation may test a label in several.
+        shard: From 1.
+        run: From 1.
+        number: From 1; greater than 1 if a failed test was repeated.
+        status: Bazel's word: PASSED, FAILED, TIMEOUT, INCOMPLETE, REMOTE_FAILURE, ...
+        cached: Origin of the result: "local", "remote", or "" if the test ran.
+        strategy: Where the test ran: "remote", "linux-sandbox", ...; "" if it did not run.
+        duration_s: Duration of the test in seconds, also if the result is from a cache.
+        xml: Its test.xml; None if it is not on this machine.
+        outputs: All its outputs.
+        began_s: When it began, in seconds since 1970; None if unknown.
+        host: Machine that ran it; "" if unknown.
+    """
+
+    target: str
+    configuration: str
+    shard: int
+    run: int
+    number: int
+    status: str
+    cached: str
+    strategy: str
+    duration_s: float
+    xml: Path | None
+    outputs: Sequence[Output] = ()
+    began_s: float | None = None
+    host: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Invocation:
+    """The content of the build events.
+
+    Attributes:
+        attempts: In the order in which they ended.
+        summaries: Selected target -> Bazel's last word on it; of several configurations, the worst.
+        incompatible: Targets that Bazel itself has skipped.
+        broken: Targets that could not be analysed or built -> Bazel's message.
+        faulty: The broken targets that would be broken on any executor.
+        exit_code: Bazel's exit status; None if Bazel ended before it wrote it.
+        exit_name: Bazel's name of the status.
+        is_complete: Whether the file has the last event.
+        identifier: Bazel's identifier of the invocation.
+        command: Such as "test".
+        version: Version of Bazel.
+        began_s: When it began, in seconds since 1970; None if unknown.
+        ended_s: When it ended; None if unknown.
+        revision: Revision of the sources; "" if it is unknown, or the sources had changes.
+        test_filter: Value of `--test_filter`.
+        cache_hits: Number of actions by the place that had their results, by Bazel's words.
+    """
+
+    attempts: Sequence[Attempt]
+    summaries: Mapping[str, str]
+    incompatible: Sequence[str]
+    broken: Mapping[str, str]
+    faulty: Sequence[str]
+    exit_code: int | None
+    exit_name: str
+    is_complete: bool
+    identifier: str = ""
+    command: str = ""
+    version: str = ""
+    began_s: float | None = None
+    ended_s: float | None = None
+    revision: str = ""
+    test_filter: str = ""
+    cache_hits: Mapping[str, int] = field(default_factory=dict)
+
+
+def read_events(path: Path) -> list[Mapping[str, Any]]:
+    """Return the events of a file, at least one.
+
+    An incomplete last line is left out: Bazel was killed, the disk is full, or Bazel still runs.
+
+    Raises:
+        EventsError: If the file cannot be read or has other content.
+    """
+    try:
+        return _parse(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise EventsError(
+            f"{path}: no results: this is not a file of build events: {error}.\n"
+            "Bazel writes such a file on request, and completes it when it ends.\n"
+            "Run `bazel test --build_event_json_file=FILE` to its end, and name that file."
+        ) from error
+
+
+def _parse(content: bytes) -> list[Mapping[str, Any]]:
+    # Not splitlines(): it also splits at characters that JSON allows inside strings.
+    lines = content.split(b"\n")
+    events: list[Mapping[str, Any]] = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            event = json.loads(line.decode("utf-8"))
+        except ValueError as error:
+            if events and number == len(lines):
+                break
+            raise ValueError(f"line {number}: {error}") from error
+        if not isinstance(event, dict) or not isinstance(event.get("id"), dict):
+            raise ValueError(f"line {number} is JSON, but not a build event")
+        events.append(event)
+    if not events:
+        raise ValueError("it is empty")
+    return events
+
+
+def is_whole(events: Iterable[Mapping[str, Any]]) -> bool:
+    """Return whether the last event is among them. If not, Bazel was killed or could not write it."""
+    return any(event.get("lastMessage") is True for event in events)
+
+
+def read_invocation(path: Path, disk_cache: Path | None = None) -> Invocation:
+    """Read a file of build events, also an incomplete one.
+
+    Args:
+        path: The file.
+        disk_cache: Folder of Bazel's `--disk_cache`, for outputs that are not at their places. By default the one that
+            the invocation has used.
+
+    Raises:
+        EventsError: If the file cannot be read or has other content.
+    """
+    events = read_events(path)
+    try:
+        return _summed_up(events, disk_cache)
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
+        raise EventsError(
+            f"{path}: no results: an event does not have Bazel's form ({type(error).__name__}: {error}).\n"
+            "Another tool has written or changed the file.\n"
+            "Name the file that Bazel wrote for --build_event_json_file."
+        ) from error
+
+
+def _summed_up(events: Sequence[Mapping[str, Any]], disk_cache: Path | None) -> Invocation:
+    facts = _facts(events)
+    testlogs = OutputFinder(disk_cache or _disk_cache(events))
+    attempts: list[Attempt] = []
+    summaries: dict[str, str] = {}
+    incompatible: set[str] = set()
+    broken: dict[str, str] = {}
+    faulty: set[str] = set()
+    exit_code: int | None = None
+    exit_name = ""
+    for event in events:
+        identity = event["id"]
+        testlogs.note(event)
+        if "testResult" in event and "testResult" in identity:
+            attempts.append(_attempt(identity["testResult"], event["testResult"], testlogs))
+        elif "testSummary" in event and "testSummary" in identity:
+            label = identity["testSummary"]["label"]
+            status = event["testSummary"].get("overallStatus", "NO_STATUS")
+            summaries[label] = max(summaries.get(label, status), status, key=_badness)
+        elif "targetCompleted" in identity:
+            label = identity["targetCompleted"]["label"]
+            if event.get("aborted", {}).get("reason") == "SKIPPED":
+                incompatible.add(label)
+            elif "aborted" in event:
+                reason = event["aborted"].get("reason", "")
+                broken[label] = event["aborted"].get("description") or reason
+                if reason not in _NOT_REACHED:
+                    faulty.add(label)
+            elif not event.get("completed", {}).get("success"):
+                detail = event.get("completed", {}).get("failureDetail", {})
+                broken[label] = detail.get("message", "")
+                if detail.get("spawn", {}).get("code") not in _INFRASTRUCTURE:
+                    faulty.add(label)
+        elif "finished" in event:
+            exit_code = event["finished"].get("exitCode", {}).get("code", 0)
+            exit_name = event["finished"].get("exitCode", {}).get("name", "")
+    return Invocation(
+        attempts,
+        summaries,
+        sorted(incompatible),
+        broken,
+        sorted(faulty),
+        exit_code,
+        exit_name,
+        is_whole(events),
+        **facts,
+    )
+
+
+def _facts(events: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the fields of `Invocation` about the invocation as a whole."""
+    facts: dict[str, Any] = {}
+    status: dict[str, str] = {}
+    for event in events:
+        if started := event.get("started"):
+            facts["identifier"] = str(started.get("uuid", ""))
+            facts["command"] = str(started.get("command", ""))
+            facts["version"] = str(started.get("buildToolVersion", ""))
+            facts["began_s"] = _time(started, "startTime", "startTimeMillis")
+        elif finished := event.get("finished"):
+            facts["ended_s"] = _time(finished, "finishTime", "finishTimeMillis")
+        elif "workspaceStatus" in event:
+            items = event["workspaceStatus"].get("item", [])
+            status |= {str(item.get("key", "")): str(item.get("value", "")) for item in items}
+        elif "optionsParsed" in event:
+            facts["test_filter"] = _option(event, "--test_filter=")
+        elif "buildMetrics" in event:
+            runners = event["buildMetrics"].get("actionSummary", {}).get("runnerCount", [])
+            facts["cache_hits"] = {str(one.get("name", "")): int(one.get("count", 0)) for one in runners}
+    # Bazel's own names have no prefix; many workspaces print stable ones.
+    revision = (
+        status.get("STABLE_GIT_COMMIT") or status.get("BUILD_SCM_REVISION") or status.get("STABLE_SCM_REVISION", "")
+    )
+    state = status.get("BUILD_SCM_STATUS") or status.get("STABLE_SCM_STATUS", "Clean")
+    facts["revision"] = revision if state.lower() == "clean" else ""
+    return facts
+
+
+def _option(event: Mapping[str, Any], start: str) -> str:
+    parsed = event["optionsParsed"]
+    for text in reversed([*parsed.get("explicitCmdLine", []), *parsed.get("cmdLine", [])]):
+        if str(text).startswith(start):
+            return str(text).removeprefix(start)
+    return ""
+
+
+def _disk_cache(events: Iterable[Mapping[str, Any]]) -> Path | None:
+    found = [_option(event, "--disk_cache=") for event in events if "optionsParsed" in event]
+    return Path(found[-1]).expanduser() if found and found[-1] else None
+
+
+def _time(event: Mapping[str, Any], name: str, millis: str) -> float | None:
+    """Return a time in seconds since 1970; Bazel writes it as text and, for older readers, in milliseconds."""
+    if event.get(millis):
+        return int(event[millis]) / 1000
+    text = str(event.get(name, ""))
+    # Nanoseconds, which datetime does not read.
+    plain = re.sub(r"(\.\d{6})\d+", r"\1", text).replace("Z", "+00:00")
+    try:
+        return datetime.fromisoformat(plain).timestamp() if text else None
+    except (OverflowError, ValueError):
+        return None
+
+
+def _badness(status: str) -> int:
+    return GOOD.index(status) if status in GOOD else len(GOOD)
+
+
+def _attempt(identity: Mapping[str, Any], result: Mapping[str, Any], testlogs: OutputFinder) -> Attempt:
+    execution = result.get("executionInfo", {})
+    cached = "local" if result.get("cachedLocally") else "remote" if execution.get("cachedRemotely") else ""
+    outputs = [
+        Output(
+            str(output.get("name", "")), str(output.get("uri", "")), testlogs.find(identity, str(output.get("uri", "")))
+        )
+        for output in result.get("testActionOutput", [])
+    ]
+    duration = _SECONDS.fullmatch(result.get("testAttemptDuration", ""))
+    milliseconds = int(result.get("testAttemptDurationMillis", 0))
+    return Attempt(
+        target=identity["label"],
+        configuration=identity.get("configuration", {}).get("id", ""),
+        shard=int(identity.get("shard", 1)),
+        run=int(identity.get("run", 1)),
+        number=int(identity.get("attempt", 1)),
+        status=result.get("status", "NO_STATUS"),
+        cached=cached,
+        strategy="" if cached else execution.get("strategy", ""),
+        duration_s=float(duration[1]) if duration else milliseconds / 1000,
+        xml=next((output.path for output in outputs if output.name == "test.xml"), None),
+        outputs=tuple(outputs),
+        began_s=_time(result, "testAttemptStart", "testAttemptStartMillisEpoch"),
+        host=str(execution.get("hostname", "")),
+    )

@@ -1,0 +1,142 @@
+"""Makes a page of test results: `python -m dist_testing.report [RESULTS...]`, `bazel run @dist_testing//tools/report`.
+
+RESULTS are files of build events (--build_event_json_file), event streams (pytest's --dist-events), files in JUnit's
+format, and folders with any of these. Without RESULTS it reads the last build events of this workspace
+(bazel-events.json), else its bazel-testlogs.
+
+Exit status: 0 if the outputs were written, also if tests have failed; 2 if nothing could be read or written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from dist_testing.errors import ReportError
+from dist_testing.report import files
+from dist_testing.report.compare import Comparison, compare, compare_lines
+from dist_testing.report.exports import ctrf, exported
+from dist_testing.report.gather import gather
+from dist_testing.report.github import annotation_lines, markdown
+from dist_testing.report.model import Report
+from dist_testing.report.page import page
+from dist_testing.report.words import plural, size
+
+__all__ = ["main"]
+
+_PAGE = "bazel-report.html"
+_LOCAL_PAGE = "dist-report.html"
+_PROBLEMS_SHOWN = 5
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Make the outputs that the options ask for, and return the exit status."""
+    options = _parser().parse_args(arguments)
+    # The records live until the end, so that looking for garbage among them only takes time.
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        return _run(options)
+    except ReportError as error:
+        sys.stderr.write(f"report: {error}\n")
+        return 2
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _run(options: argparse.Namespace) -> int:
+    workspace = os.environ.get("BUILD_WORKSPACE_DIRECTORY")
+    if directory := os.environ.get("BUILD_WORKING_DIRECTORY"):
+        os.chdir(directory)
+    paths = options.results or [_usual(Path(workspace or "."))]
+    report = _read(paths, options)
+    changed = None
+    if options.compare is not None:
+        changed = compare(_read([options.compare], options), report), str(options.compare)
+    out = options.out or Path(workspace or ".", _PAGE if workspace else _LOCAL_PAGE)
+    for line in _written(options, report, out, changed):
+        print(line)
+    for problem in report.problems[:_PROBLEMS_SHOWN]:
+        sys.stderr.write(f"report: {problem.subject}: {problem.text.partition(chr(10))[0]}\n")
+    if len(report.problems) > _PROBLEMS_SHOWN:
+        sys.stderr.write(f"report: and {len(report.problems) - _PROBLEMS_SHOWN} more problems, which the page lists\n")
+    return 0
+
+
+def _read(paths: Sequence[Path], options: argparse.Namespace) -> Report:
+    report = gather(paths, options.disk_cache, with_processes=options.trace is not None)
+    if not report.invocations:
+        told = [f"{problem.subject}: {problem.text}" for problem in report.problems]
+        raise ReportError("\n".join(told))
+    return report
+
+
+def _written(
+    options: argparse.Namespace, report: Report, out: Path, changed: tuple[Comparison, str] | None
+) -> Iterator[str]:
+    """Write all outputs, and yield a line about each."""
+    text = page(report, title=options.title, made_wall_s=time.time(), same_inputs=options.same_inputs, changed=changed)
+    written = files.write_text(out, text)
+    cases = sum(len(run.cases) for run in report.runs)
+    yield f"report: {out.absolute()}: {plural(cases, 'case')}, {size(written)}"
+    if options.trace is not None:
+        for path, count in files.write_traces(report, options.trace):
+            yield f"report: {path.absolute()}: trace, {size(count)}; open it at ui.perfetto.dev"
+    if options.json is not None:
+        yield _line(options.json, files.write_text(options.json, exported(report)), "JSON")
+    if options.ctrf is not None:
+        yield _line(options.ctrf, files.write_text(options.ctrf, ctrf(report)), "CTRF")
+    if options.junit is not None:
+        yield _line(options.junit, files.write_merged_junit(report, options.junit), "JUnit")
+    if options.markdown is not None:
+        content = markdown(report, options.title)
+        yield _line(options.markdown, files.write_text(options.markdown, content), "Markdown")
+    if options.github:
+        yield from annotation_lines(report)
+        if place := os.environ.get("GITHUB_STEP_SUMMARY"):
+            files.append_text(Path(place), markdown(report, options.title))
+    if changed is not None:
+        yield from compare_lines(changed[0])
+
+
+def _line(path: Path, written: int, what: str) -> str:
+    return f"report: {path.absolute()}: {what}, {size(written)}"
+
+
+def _usual(workspace: Path) -> Path:
+    """Return the last results of a workspace."""
+    events = workspace / "bazel-events.json"
+    return events if events.exists() else workspace / "bazel-testlogs"
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="report", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    add = parser.add_argument
+    add("results", nargs="*", type=Path, metavar="RESULTS", help="what to read")
+    add("--out", type=Path, metavar="FILE", help=f"the page (default: {_PAGE} in the workspace, else {_LOCAL_PAGE})")
+    add("--title", default="", help="title of the page, such as the name of the CI job")
+    add("--compare", type=Path, metavar="BEFORE", help="other results, to say what has changed since them")
+    add(
+        "--trace",
+        type=Path,
+        metavar="PATH",
+        help="a trace for ui.perfetto.dev: one file if it ends in .json.gz, else a folder with one for each target",
+    )
+    add("--json", type=Path, metavar="FILE", help="all results as JSON (report.schema.json)")
+    add("--ctrf", type=Path, metavar="FILE", help="all results in the Common Test Report Format")
+    add("--junit", type=Path, metavar="FILE", help="all results in one JUnit file")
+    add("--markdown", type=Path, metavar="FILE", help="the results as Markdown")
+    add("--github", action="store_true", help="print annotations for GitHub, and add Markdown to the job's summary")
+    add(
+        "--same-inputs", action="store_true", help="all results are of the same sources, and vote about flakes together"
+    )
+    add("--disk-cache", type=Path, metavar="DIR", help="Bazel's --disk_cache (default: as in the build events)")
+    return parser

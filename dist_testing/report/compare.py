@@ -1,0 +1,223 @@
+"""Compares two invocations: what was added and removed, what no longer runs, and what is slower beyond the noise."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from dist_testing.error_text import shorten
+from dist_testing.report.facts import final_runs
+from dist_testing.report.markup import Markup, clean, tag
+from dist_testing.report.model import BAD, STATUSES, Report, Status
+from dist_testing.report.words import seconds
+
+__all__ = ["Comparison", "Slower", "compare", "compare_lines", "compare_section"]
+
+# A case is slower if its ratio is so many robust standard deviations above the ratio of the middle case, ...
+_SIGMAS = 4.0
+# ... it is slower by at least this factor, ...
+_LEAST_FACTOR = 1.3
+# ... and by at least this time. Seconds.
+_LEAST_S = 0.2
+# Cases that are too few tell nothing about noise; then the factor has to be this large.
+_FEW = 8
+_FACTOR_OF_FEW = 2.0
+_MAX_NAMES = 60
+_MAX_SHIFT = 1.15
+
+_Name = tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Slower:
+    """A case that is slower beyond the noise: its median before and after, in seconds."""
+
+    target: str
+    case: str
+    before_s: float
+    after_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What differs between two reports. Names are a target and a case; the case is "" for a whole target.
+
+    Attributes:
+        newly_failing: Cases that did not fail before.
+        mended: Cases that failed before and pass now.
+        newly_skipped: Cases that ran before and are skipped now.
+        removed: Cases and targets that are no longer there.
+        added: Cases and targets that were not there before.
+        newly_cached: Targets that ran before and come from a cache now.
+        slower: Cases that are slower beyond the noise, the most first.
+        shift: Ratio of the durations of the middle case: 1.2 if everything is 20 % slower.
+    """
+
+    newly_failing: tuple[_Name, ...]
+    mended: tuple[_Name, ...]
+    newly_skipped: tuple[_Name, ...]
+    removed: tuple[_Name, ...]
+    added: tuple[_Name, ...]
+    newly_cached: tuple[_Name, ...]
+    slower: tuple[Slower, ...]
+    shift: float
+
+    def groups(self) -> Iterator[tuple[str, tuple[_Name, ...]]]:
+        """Yield a title and the names of each kind of difference that there is, the most important first."""
+        named = {
+            "Newly failing": self.newly_failing,
+            "Newly skipped": self.newly_skipped,
+            "Removed": self.removed,
+            "Mended": self.mended,
+            "Added": self.added,
+            "Newly from a cache": self.newly_cached,
+        }
+        yield from ((title, names) for title, names in named.items() if names)
+
+
+def compare(before: Report, after: Report) -> Comparison:
+    """Compare two reports, each of one invocation or of several."""
+    old, new = _statuses(before), _statuses(after)
+    old_targets, new_targets = _targets(before), _targets(after)
+    old_cached, new_cached = _cached(before), _cached(after)
+    both = old.keys() & new.keys()
+    # The cases of a target that was not built, or whose results cannot be read, are unknown and not removed.
+    unknown = {run.target for run in after.runs if not run.has_results} | {line.target for line in after.not_run}
+    gone = {target for target in old_targets - new_targets if target not in unknown}
+    removed = [name for name in old.keys() - new.keys() if name[0] in new_targets and name[0] not in unknown]
+    added = [name for name in new.keys() - old.keys() if name[0] in old_targets]
+    slower, shift = _slower(before, after)
+    return Comparison(
+        newly_failing=_sorted(name for name in new if new[name] in BAD and old.get(name) not in BAD),
+        mended=_sorted(name for name in both if old[name] in BAD and new[name] == "passed"),
+        newly_skipped=_sorted(name for name in both if new[name] == "skipped" and old[name] != "skipped"),
+        removed=_sorted([*removed, *((target, "") for target in gone)]),
+        added=_sorted([*added, *((target, "") for target in new_targets - old_targets)]),
+        newly_cached=_sorted((target, "") for target in new_cached & (old_targets - old_cached)),
+        slower=slower,
+        shift=shift,
+    )
+
+
+def _sorted(names: Iterator[_Name] | list[_Name]) -> tuple[_Name, ...]:
+    return tuple(sorted(names))
+
+
+def _statuses(report: Report) -> dict[_Name, Status]:
+    """Return the worst status of each case."""
+    found: dict[_Name, Status] = {}
+    for run in final_runs(report):
+        for case in run.cases:
+            name = (run.target, case.name)
+            found[name] = min(found.get(name, case.status), case.status, key=STATUSES.index)
+    return found
+
+
+def _targets(report: Report) -> set[str]:
+    return {run.target for run in report.runs} | {target.label for target in report.targets}
+
+
+def _cached(report: Report) -> set[str]:
+    by_target: dict[str, set[bool]] = defaultdict(set)
+    for run in report.runs:
+        by_target[run.target].add(bool(run.cached))
+    return {target for target, found in by_target.items() if found == {True}}
+
+
+def _slower(before: Report, after: Report) -> tuple[tuple[Slower, ...], float]:
+    """Return the slower cases, and the ratio of the middle case.
+
+    Two runs of one case differ by noise, and two machines by a factor. Both are taken from all cases together.
+    """
+    old, new = _durations(before), _durations(after)
+    both = sorted(name for name in old.keys() & new.keys() if old[name] >= 0.001 and new[name] >= 0.001)
+    ratios = {name: math.log(new[name] / old[name]) for name in both}
+    if not ratios:
+        return (), 1.0
+    middle = statistics.median(ratios.values())
+    # 1.4826: the factor from the median of deviations to the standard deviation of a normal distribution.
+    spread = 1.4826 * statistics.median(abs(ratio - middle) for ratio in ratios.values())
+    least = math.log(_FACTOR_OF_FEW) if len(ratios) < _FEW else max(math.log(_LEAST_FACTOR), _SIGMAS * spread)
+    shift = middle if len(ratios) >= _FEW else 0.0
+    found = [
+        Slower(*name, old[name], new[name])
+        for name, ratio in ratios.items()
+        if ratio - shift > least and new[name] - old[name] * math.exp(shift) > _LEAST_S
+    ]
+    found.sort(key=lambda one: one.before_s - one.after_s)
+    return tuple(found), math.exp(shift)
+
+
+def _durations(report: Report) -> dict[_Name, float]:
+    """Return the median duration of each case that really ran and passed."""
+    found: dict[_Name, list[float]] = defaultdict(list)
+    for run in report.runs:
+        if not run.cached:
+            for case in run.cases:
+                if case.status == "passed":
+                    found[run.target, case.name].append(case.duration_s)
+    return {name: statistics.median(values) for name, values in found.items()}
+
+
+def _shift_words(shift: float) -> str:
+    if 1 / _MAX_SHIFT < shift < _MAX_SHIFT:
+        return ""
+    return f"The middle case takes {shift:.2f} times as long as before: another machine or load. Slower is beyond that."
+
+
+def compare_section(comparison: Comparison, name: str) -> Markup:
+    """Return the part of the page about the differences.
+
+    Args:
+        comparison: The differences.
+        name: What it is compared with.
+    """
+    blocks: list[object] = []
+    for title, names in comparison.groups():
+        items = [tag("li", tag("bdi", shorten(" ".join(filter(None, one)), 400))) for one in names[:_MAX_NAMES]]
+        if len(names) > _MAX_NAMES:
+            items.append(tag("li", f"and {len(names) - _MAX_NAMES} more", class_="muted"))
+        is_open = title == "Newly failing"
+        summary = tag("summary", tag("span", f"{title} ({len(names)})", class_="reason"))
+        blocks.append(tag("details", summary, tag("ul", *items), class_="fold", open=is_open))
+    if comparison.slower:
+        rows = [
+            tag(
+                "tr",
+                tag("td", seconds(one.before_s), class_="number"),
+                tag("td", seconds(one.after_s), class_="number"),
+                tag(
+                    "td",
+                    tag("bdi", shorten(one.case, 300)),
+                    tag("span", shorten(one.target, 300), class_="muted under"),
+                ),
+            )
+            for one in comparison.slower[:_MAX_NAMES]
+        ]
+        head = tag("tr", *[tag("th", word, scope="col") for word in ("before", "now", "case")])
+        table = tag("table", tag("thead", head), tag("tbody", *rows))
+        blocks.append(tag("h3", f"Slower beyond the noise ({len(comparison.slower)})"))
+        blocks.append(tag("div", table, class_="wide", tabindex="0", role="group", aria_label="slower cases"))
+    if not blocks:
+        blocks.append(tag("p", "No difference.", class_="calm"))
+    shift = _shift_words(comparison.shift)
+    note = tag("p", "Compared with ", tag("bdi", shorten(name, 300)), f". {shift}" if shift else ".", class_="muted")
+    return tag("section", tag("h2", "Changes"), note, *blocks, id="changes")
+
+
+def compare_lines(comparison: Comparison) -> Iterator[str]:
+    """Yield the differences as lines for a terminal."""
+    for title, names in comparison.groups():
+        yield f"{title}: {len(names)}"
+        yield from (f"    {clean(' '.join(filter(None, one)))}" for one in names[:_MAX_NAMES])
+        if len(names) > _MAX_NAMES:
+            yield f"    and {len(names) - _MAX_NAMES} more"
+    for one in comparison.slower[:_MAX_NAMES]:
+        yield f"slower: {clean(one.target)} {clean(one.case)}: {seconds(one.before_s)} -> {seconds(one.after_s)}"
+    if shift := _shift_words(comparison.shift):
+        yield shift
+    if not comparison.slower and not any(comparison.groups()):
+        yield "no difference"

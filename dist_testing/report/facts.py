@@ -1,0 +1,323 @@
+"""Derives what people ask from a report: what failed, what did not run, what is slow, how balanced the shards are."""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+
+from dist_testing.report.model import BAD, RAN, CaseRecord, NotRun, Report, RunRecord, Status
+
+__all__ = [
+    "Balance",
+    "Failure",
+    "GpuWait",
+    "Share",
+    "Slow",
+    "alike",
+    "balances",
+    "cache_counts",
+    "failures",
+    "final_runs",
+    "gpu_waits",
+    "headline",
+    "is_bad_word",
+    "ledger",
+    "named",
+    "passed_later",
+    "shares",
+    "slow_cases",
+    "status_counts",
+    "utc",
+]
+
+# pytest's message of a test without ranks is only the place; the first such line of its text says more.
+_PLACE = re.compile(r"\S+:\d+: \w+")
+_ERROR = re.compile(r"^E +(\S.*)$", re.MULTILINE)
+_NUMBERS = re.compile(r"\d+\.\d+ s|0x[0-9a-f]+|pid \d+")
+_WORLD = re.compile(r"^ \(world of \d+\)(?=: )")
+# Bazel's words for a test that has passed, or that says nothing.
+_FINE = ("", "PASSED", "FLAKY")
+
+
+def is_bad_word(status: str) -> bool:
+    """Return whether Bazel's word for a run means that it did not pass."""
+    return status not in _FINE
+
+
+def utc(wall_s: float) -> str:
+    """Return a time of day in UTC: "2026-11-22 14:03:05 UTC"; the number itself if it is no date."""
+    try:
+        return datetime.fromtimestamp(wall_s, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
+    except (OverflowError, ValueError, OSError):
+        return f"{wall_s:g} s after 1970"
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A case that did not pass, or a run that did not pass although no case says why.
+
+    Attributes:
+        run: The run.
+        case: The case; None if it is about the run as a whole.
+        recovered: Whether a later attempt has passed.
+    """
+
+    run: RunRecord
+    case: CaseRecord | None
+    recovered: bool
+
+
+def _last_attempts(report: Report) -> dict[tuple[int, str, str, int, int], int]:
+    last: dict[tuple[int, str, str, int, int], int] = {}
+    for run in report.runs:
+        key = (run.invocation, run.target, run.configuration, run.shard, run.run)
+        last[key] = max(last.get(key, 0), run.attempt)
+    return last
+
+
+def final_runs(report: Report) -> list[RunRecord]:
+    """Return the last attempt of each shard and run: what counts."""
+    last = _last_attempts(report)
+    return [
+        run
+        for run in report.runs
+        if run.attempt == last[run.invocation, run.target, run.configuration, run.shard, run.run]
+    ]
+
+
+def passed_later(report: Report, run: RunRecord) -> bool:
+    """Return whether a later attempt of the same shard and run has passed."""
+    return any(
+        other.attempt > run.attempt
+        and not is_bad_word(other.status)
+        and not any(case.status in BAD for case in other.cases)
+        and (other.invocation, other.target, other.configuration, other.shard, other.run)
+        == (run.invocation, run.target, run.configuration, run.shard, run.run)
+        for other in report.runs
+    )
+
+
+def failures(report: Report) -> list[Failure]:
+    """Return all failures. Those that a later attempt has made good come last."""
+    found = []
+    for run in report.runs:
+        bad = [case for case in run.cases if case.status in BAD]
+        if not bad and not is_bad_word(run.status):
+            continue
+        recovered = passed_later(report, run)
+        found += [Failure(run, case, recovered) for case in bad]
+        # FAILED after passed cases: a crash at the end, a timeout, a failed promise of the whole target.
+        if not bad and run.status not in ("NO_STATUS", "INCOMPLETE"):
+            found.append(Failure(run, None, recovered))
+    return sorted(found, key=lambda failure: failure.recovered)
+
+
+def alike(found: Sequence[Failure]) -> list[list[Failure]]:
+    """Return failures of the same case with the same message together, such as those of repeated runs."""
+    groups: dict[tuple[str, str, str, bool], list[Failure]] = {}
+    for failure in found:
+        name = failure.case.name if failure.case is not None else ""
+        # Times differ in each run.
+        words = _NUMBERS.sub("", headline(failure.run, failure.case))
+        groups.setdefault((failure.run.target, name, words, failure.recovered), []).append(failure)
+    return list(groups.values())
+
+
+def headline(run: RunRecord, case: CaseRecord | None) -> str:
+    """Return what happened in one sentence, without the name of the case."""
+    if case is None:
+        why = f"none of its {len(run.cases)} case(s) says why" if run.has_results else "its cases are unknown"
+        return f"Bazel says {run.status}, and {why}."
+    told = case.message
+    if case.nodeid and told.startswith(case.nodeid):
+        told = _WORLD.sub("", told.removeprefix(case.nodeid), count=1).removeprefix(": ")
+    if _PLACE.fullmatch(told) and (error := _ERROR.search(case.text)):
+        told = f"{error[1]} ({told})"
+    if told.strip():
+        return told.strip()
+    return "It failed without a message." if case.status in BAD else ""
+
+
+def status_counts(report: Report) -> Counter[Status]:
+    """Return status -> number of cases; of a repeated case the last attempt counts."""
+    return Counter(case.status for run in final_runs(report) for case in run.cases)
+
+
+def ledger(report: Report) -> list[NotRun]:
+    """Return the skip ledger: each case and target that did not run, and why."""
+    lines = list(report.not_run)
+    broken = {line.target for line in lines}
+    idle: dict[tuple[int, str], list[RunRecord]] = defaultdict(list)
+    for run in final_runs(report):
+        idle[run.invocation, run.target].append(run)
+        for case in run.cases:
+            if case.status == "skipped":
+                reason = case.message.strip() or "skipped without a reason"
+                lines.append(NotRun("skipped", run.target, case.name, reason))
+        if run.to_come:
+            why = "the run ended before they began" if not run.is_complete else "pytest stopped before they began"
+            lines.append(NotRun("not reached", run.target, "", f"{why}{_in_part(run)}", run.to_come))
+        if not run.has_results and run.target not in broken:
+            lines.append(NotRun("no results", run.target, "", f"its results cannot be read{_in_part(run)}", 0))
+        if run.cached:
+            lines.append(NotRun("cached", run.target, "", _cached(run), len(run.cases)))
+    for (invocation, target), runs in idle.items():
+        cases = [case for run in runs for case in run.cases]
+        if target not in broken and all(run.has_results for run in runs) and not any(c.status in RAN for c in cases):
+            chosen = report.invocations[invocation].test_filter if invocation < len(report.invocations) else ""
+            why = f"all {len(cases)} cases were skipped" if cases else "it has no case"
+            if not cases and chosen:
+                why = f"no case of it matches --test_filter={chosen}"
+            lines.append(NotRun("ran nothing", target, "", why, 0))
+    lines += [
+        NotRun("filtered", one.name, "", f"only cases that match --test_filter={one.test_filter} were to run", 0)
+        for one in report.invocations
+        if one.test_filter
+    ]
+    return lines
+
+
+def _in_part(run: RunRecord) -> str:
+    return f" ({run.part})" if run.part else ""
+
+
+def _cached(run: RunRecord) -> str:
+    place = "a remote cache" if run.cached == "remote" else "this machine"
+    since = f", from a run of {utc(run.began_wall_s)}" if run.began_wall_s is not None else ""
+    return f"nothing has changed: the result is from {place}{since}{_in_part(run)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """How the time of a case was spent, by the slowest rank of each part. Seconds.
+
+    Attributes:
+        gpu_wait_s: Waiting for GPUs.
+        start_s: Until the processes of the ranks were ready: forks or starts.
+        init_s: Making the process group.
+        body_s: Setup, test and teardown.
+        rest_s: Everything else.
+    """
+
+    gpu_wait_s: float
+    start_s: float
+    init_s: float
+    body_s: float
+    rest_s: float
+
+
+def shares(case: CaseRecord) -> Share:
+    """Return how the time of a case was spent."""
+    longest: dict[str, float] = defaultdict(float)
+    for rank in case.ranks:
+        spent: dict[str, float] = defaultdict(float)
+        for phase in rank.phases:
+            part = phase.name if phase.name in ("start", "init") else "body"
+            spent[part] += max(0.0, phase.end_s - phase.begin_s)
+        for part, seconds in spent.items():
+            longest[part] = max(longest[part], seconds)
+    known = case.gpu_wait_s + sum(longest.values())
+    return Share(case.gpu_wait_s, longest["start"], longest["init"], longest["body"], max(0.0, case.duration_s - known))
+
+
+@dataclass(frozen=True, slots=True)
+class Slow:
+    """A slow case, with its run."""
+
+    run: RunRecord
+    case: CaseRecord
+
+
+def slow_cases(report: Report, count: int) -> list[Slow]:
+    """Return the slowest cases that ran, the slowest first; of several runs of a case, the slowest."""
+    slowest: dict[tuple[str, str], Slow] = {}
+    for run in final_runs(report):
+        for case in run.cases:
+            key = (run.target, case.name)
+            if case.status in RAN and (key not in slowest or slowest[key].case.duration_s < case.duration_s):
+                slowest[key] = Slow(run, case)
+    return sorted(slowest.values(), key=lambda slow: -slow.case.duration_s)[:count]
+
+
+@dataclass(frozen=True, slots=True)
+class Balance:
+    """How balanced the shards of a target are.
+
+    Attributes:
+        target: Its label.
+        durations_s: Duration of each shard in seconds, in order.
+        ideal_s: The longest shard, if timings had assigned the cases: longest case first, to the shard with the least.
+    """
+
+    target: str
+    durations_s: Sequence[float]
+    ideal_s: float
+
+    @property
+    def ratio(self) -> float:
+        """The longest shard divided by the mean; 1 is balanced."""
+        mean = statistics.fmean(self.durations_s)
+        return max(self.durations_s) / mean if mean else 1.0
+
+
+def balances(report: Report) -> list[Balance]:
+    """Return the balance of the first run of each target with shards, the most uneven first."""
+    shards: dict[tuple[int, str, str], list[RunRecord]] = defaultdict(list)
+    for run in final_runs(report):
+        if run.run == 1:
+            shards[run.invocation, run.target, run.configuration].append(run)
+    found = []
+    for (_, target, _), runs in shards.items():
+        if len(runs) > 1:
+            runs.sort(key=lambda run: run.shard)
+            found.append(Balance(target, [run.duration_s for run in runs], _ideal_s(runs)))
+    return sorted(found, key=lambda balance: (-balance.ratio, balance.target))
+
+
+def _ideal_s(runs: Sequence[RunRecord]) -> float:
+    """Return the longest shard of an assignment by timings. What a shard needs beside its cases stays as it is."""
+    overhead_s = min(max(0.0, run.duration_s - sum(case.duration_s for case in run.cases)) for run in runs)
+    loads = [overhead_s] * len(runs)
+    for seconds in sorted((case.duration_s for run in runs for case in run.cases), reverse=True):
+        loads[loads.index(min(loads))] += seconds
+    return max(loads)
+
+
+def cache_counts(report: Report) -> Counter[str]:
+    """Return the origin of the results of test actions -> number of actions."""
+    words = {"remote": "remote cache", "local": "unchanged here"}
+    return Counter(
+        words.get(run.cached, f"ran ({run.strategy})" if run.strategy else "ran") for run in report.runs if run.status
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class GpuWait:
+    """How long the cases of a target waited for GPUs: in all, and the longest wait, in seconds."""
+
+    target: str
+    cases: int
+    total_s: float
+    longest_s: float
+
+
+def gpu_waits(report: Report) -> list[GpuWait]:
+    """Return the waits of each target that used GPUs, the longest total first."""
+    waits: dict[str, list[float]] = defaultdict(list)
+    for run in final_runs(report):
+        for case in run.cases:
+            if case.gpus or case.gpu_wait_s:
+                waits[run.target].append(case.gpu_wait_s)
+    found = [GpuWait(target, len(seconds), sum(seconds), max(seconds)) for target, seconds in waits.items()]
+    return sorted(found, key=lambda wait: (-wait.total_s, wait.target))
+
+
+def named(report: Report) -> Iterator[tuple[RunRecord, CaseRecord]]:
+    """Yield every case of the report with its run."""
+    for run in report.runs:
+        for case in run.cases:
+            yield run, case

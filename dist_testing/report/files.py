@@ -1,0 +1,105 @@
+"""Writes the files of a report, each in one step: a reader sees all of it or nothing."""
+
+from __future__ import annotations
+
+import gzip
+import os
+from pathlib import Path
+
+from dist_testing.errors import ReportError
+from dist_testing.report.exports import write_junit
+from dist_testing.report.model import Report, RunRecord
+from dist_testing.report.perfetto import trace
+from dist_testing.report.words import slug
+
+__all__ = ["append_text", "write_bytes", "write_merged_junit", "write_text", "write_traces"]
+
+
+def write_text(path: Path, text: str) -> int:
+    """Write a text.
+
+    Returns:
+        Its size in bytes.
+
+    Raises:
+        ReportError: If it cannot be written.
+    """
+    return write_bytes(path, text.encode("utf-8", errors="replace"))
+
+
+def write_bytes(path: Path, content: bytes) -> int:
+    """Write a file, and return its size in bytes.
+
+    Raises:
+        ReportError: If it cannot be written.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        try:
+            temporary.write_bytes(content)
+            temporary.replace(path)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise _unwritable(path, error) from error
+    return len(content)
+
+
+def append_text(path: Path, text: str) -> None:
+    """Append a text to a file.
+
+    Raises:
+        ReportError: If it cannot be written.
+    """
+    try:
+        with path.open("a", encoding="utf-8", errors="replace") as file:
+            file.write(text)
+    except OSError as error:
+        raise _unwritable(path, error) from error
+
+
+def write_merged_junit(report: Report, path: Path) -> int:
+    """Write all results into one JUnit file, and return its size in bytes.
+
+    Raises:
+        ReportError: If it cannot be written.
+    """
+    try:
+        write_junit(report, path)
+        return path.stat().st_size
+    except OSError as error:
+        raise _unwritable(path, error) from error
+
+
+def write_traces(report: Report, path: Path) -> list[tuple[Path, int]]:
+    """Write the trace of all runs into one file, or into a folder one for each target and one for each invocation.
+
+    Returns:
+        The files and their sizes in bytes.
+
+    Raises:
+        ReportError: If one cannot be written.
+    """
+    if path.name.endswith((".json", ".json.gz")):
+        content = trace(report.runs)
+        return [(path, write_bytes(path, content if path.suffix == ".gz" else gzip.decompress(content)))]
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _unwritable(path, error) from error
+    groups: dict[str, list[RunRecord]] = {}
+    for run in report.runs:
+        if run.wall_zero_s is not None:
+            groups.setdefault(f"invocation-{run.invocation + 1}", []).append(run)
+            groups.setdefault(slug(run.target) or "target", []).append(run)
+    places = {path / f"{name}.json.gz": runs for name, runs in sorted(groups.items())}
+    return [(place, write_bytes(place, trace(runs))) for place, runs in places.items()]
+
+
+def _unwritable(path: Path, error: OSError) -> ReportError:
+    return ReportError(
+        f"{path}: cannot be written: {error.strerror or error}.\n"
+        "The folder is missing or read-only, a file is in its place, or the disk is full.\n"
+        "Choose another place."
+    )

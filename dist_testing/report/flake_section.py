@@ -1,0 +1,142 @@
+"""Flake rates as a part of the page, and as text for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from dist_testing.error_text import shorten
+from dist_testing.report.flakes import Change, Flake, changes, measured, votes
+from dist_testing.report.markup import Markup, clean, tag
+from dist_testing.report.model import Report
+from dist_testing.report.pictures import Bar, bars
+from dist_testing.report.words import count_of, plural
+
+__all__ = ["flake_lines", "flake_section", "percent"]
+
+_MAX_ROWS = 40
+_MAX_CHANGES = 20
+
+
+def percent(rate: float) -> str:
+    """Return a rate: "0.34 %", "12 %"."""
+    value = rate * 100
+    digits = 0 if value >= 9.95 else 1 if value >= 0.95 else 2
+    return f"{value:.{digits}f}\N{NO-BREAK SPACE}%"
+
+
+def flake_section(report: Report, *, same_inputs: bool) -> Markup:
+    """Return the part of the page about flakes; nothing if no case ran more than once with equal inputs.
+
+    Args:
+        report: The results.
+        same_inputs: Whether the user vouches that all invocations had equal inputs.
+    """
+    given = list(votes(report, same_inputs=same_inputs))
+    rates = [flake for flake in measured(given) if flake.runs + flake.broken > 1]
+    if not rates:
+        return Markup()
+    flaky = [flake for flake in rates if flake.label == "flaky"]
+    clean_ones = [flake for flake in rates if flake.label == "no failure"]
+    blocks: list[object] = [
+        tag(
+            "p",
+            "Only runs with equal inputs vote: those of one invocation, and of invocations of one revision.",
+            class_="muted",
+        )
+    ]
+    if flaky:
+        widest = max(flake.interval[1] for flake in flaky[:_MAX_ROWS])
+        blocks.append(
+            _table(("failures", "rate, 95 %", "", "case"), [_row(flake, widest) for flake in flaky[:_MAX_ROWS]])
+        )
+        if len(flaky) > _MAX_ROWS:
+            blocks.append(tag("p", f"and {len(flaky) - _MAX_ROWS} more", class_="muted"))
+    else:
+        blocks.append(tag("p", "No case has both passed and failed.", class_="calm"))
+    if clean_ones:
+        least = min(clean_ones, key=lambda flake: flake.runs)
+        more = least.more_runs()
+        claim = f"To claim a rate below 1\N{NO-BREAK SPACE}% needs {count_of(more)} more clean runs of each."
+        blocks.append(
+            tag(
+                "p",
+                f"{plural(len(clean_ones), 'case')} never failed, in {count_of(least.runs)} runs or more. ",
+                claim if more else "Each has a rate below 1\N{NO-BREAK SPACE}%, with 95\N{NO-BREAK SPACE}% confidence.",
+            )
+        )
+    changed = changes(given)
+    if changed:
+        rows = [_change_row(change) for change in changed[:_MAX_CHANGES]]
+        blocks += [tag("h3", "New, gone, worse"), _table(("", "before", "after", "case"), rows)]
+    title = f"Flakes ({len(flaky)})" if flaky else "Flakes"
+    return tag("section", tag("h2", title), *blocks, id="flakes")
+
+
+def _row(flake: Flake, widest: float) -> Markup:
+    low, high = flake.interval
+    kinds = ", ".join(f"{shorten(kind, 60)} {count}" for kind, count in flake.kinds.most_common(5))
+    facts = [kinds, flake.culprit_words, f"{count_of(flake.more_runs())} more clean runs to claim below 1 %"]
+    if flake.machine:
+        facts.append(f"{plural(flake.machine, 'run')} lost by the machine")
+    drawn = bars(
+        [
+            Bar("bar-none", low, ""),
+            Bar("st-failed", max(high - low, widest / 200), f"{percent(low)} to {percent(high)}"),
+        ],
+        f"{percent(low)} to {percent(high)}",
+        whole=widest,
+        height=7,
+    )
+    return tag(
+        "tr",
+        tag("td", f"{flake.failures} of {flake.runs}", class_="number"),
+        tag("td", f"{percent(low)}\u2013{percent(high)}", class_="number"),
+        tag("td", drawn, class_="bar-cell"),
+        tag(
+            "td",
+            tag("bdi", shorten(flake.case, 300)),
+            tag(
+                "span", shorten(" \u00b7 ".join(filter(None, [flake.target, flake.backend])), 300), class_="muted under"
+            ),
+            tag("span", " \u00b7 ".join(filter(None, facts)), class_="muted under"),
+        ),
+    )
+
+
+def _change_row(change: Change) -> Markup:
+    cells = (change.what, f"{change.before.failures} of {change.before.runs}")
+    after = f"{change.after.failures} of {change.after.runs}"
+    return tag(
+        "tr", *[tag("td", cell) for cell in (*cells, after)], tag("td", tag("bdi", shorten(change.after.case, 300)))
+    )
+
+
+def _table(names: Sequence[str], rows: Sequence[Markup]) -> Markup:
+    head = tag("tr", *[tag("th", name, scope="col") if name else tag("td") for name in names])
+    table = tag("table", tag("thead", head), tag("tbody", *rows))
+    return tag("div", table, class_="wide", tabindex="0", role="group", aria_label="flake rates")
+
+
+def flake_lines(rates: Sequence[Flake], rate: float) -> Iterator[str]:
+    """Yield the rates as lines for a terminal, the flakiest first.
+
+    Args:
+        rates: The rates.
+        rate: The rate to claim.
+    """
+    for flake in rates:
+        low, high = flake.interval
+        name = clean(f"{flake.target} {flake.case}")
+        if flake.label == "broken":
+            yield f"BROKEN  {name}: failed in all of {flake.broken} runs"
+            continue
+        if flake.label == "flaky":
+            kinds = ", ".join(f"{count} x {clean(kind)}" for kind, count in flake.kinds.most_common())
+            who = f"; {flake.culprit_words}" if flake.culprit_words else ""
+            yield f"FLAKY  {name}: {flake.failures} of {flake.runs} failed, {percent(low)} to {percent(high)} (95 %)"
+            yield f"    {kinds}{who}"
+        more = flake.more_runs(rate)
+        if more == 0:
+            yield f"below {percent(rate)}  {name}: {flake.failures} of {flake.runs} failed (95 % confidence)"
+        elif flake.label == "no failure":
+            yield f"unknown  {name}: 0 of {flake.runs} failed; {more} more clean runs to claim below {percent(rate)}"

@@ -1,0 +1,267 @@
+"""Reads everything that the user names, and makes one report of it. What cannot be read becomes a problem in it."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import re
+import zlib
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+from dist_testing.errors import ReportError
+from dist_testing.report.invocations import read_bazel
+from dist_testing.report.model import InvocationRecord, Problem, Report, RunRecord
+from dist_testing.report.run_files import RunFiles, filled_run, is_stream_name
+from dist_testing.report.xml_cases import MAX_XML_BYTES, read_cases
+
+__all__ = ["gather", "label_of"]
+
+# Bazel's folders of the shards and the repeated runs of a target.
+_PART = re.compile(r"(?:shard_(?P<shard>\d{1,5})_of_\d+)?_?(?:run_(?P<run>\d{1,5})_of_\d+)?")
+# The part of a process of pytest-xdist in the name of a stream.
+_WORKER = re.compile(r"\.gw\d+(?=\.)")
+# More files than any CI job has; a folder such as / must not keep the command busy for ever.
+_MAX_FILES = 100_000
+# More cases than a page can show. The rest is a problem in the report.
+MAX_CASES = 200_000
+_SNIFFED_BYTES = 64 * 1024
+# Folders of a checkout that have no results.
+_SKIPPED_FOLDERS = frozenset({".git", "node_modules", "__pycache__", "site-packages"})
+
+_Kind = Literal["build events", "stream", "xml", "other"]
+
+
+def gather(paths: Sequence[Path], disk_cache: Path | None = None, *, with_processes: bool = False) -> Report:
+    """Read results.
+
+    Args:
+        paths: Files of build events, test.xml or other files in JUnit's format, event streams (`--dist-events`), and
+            folders with any of these, such as bazel-testlogs or a history of many invocations.
+        disk_cache: Folder of Bazel's `--disk_cache`; by default the one that an invocation has used.
+        with_processes: Whether to read when each process was started and ready, as the trace shows it.
+
+    Returns:
+        The report. Its invocations are empty if nothing could be read.
+    """
+    gathering = _Gathering(disk_cache, with_processes)
+    for path in paths:
+        gathering.add(path)
+    return gathering.report()
+
+
+class _Gathering:
+    def __init__(self, disk_cache: Path | None, with_processes: bool) -> None:
+        self._disk_cache = disk_cache
+        self._with_processes = with_processes
+        self._report = Report()
+        # Files that belong to a run already: a folder and the build events of its files may both be named.
+        self._known: set[Path] = set()
+        self._problems: list[Problem] = []
+
+    def report(self) -> Report:
+        """Return everything that was read."""
+        runs, left, dropped = [], MAX_CASES, 0
+        for run in self._report.runs:
+            kept = run.cases[:left]
+            dropped += len(run.cases) - len(kept)
+            left -= len(kept)
+            runs.append(run if len(kept) == len(run.cases) else replace(run, cases=kept))
+        if dropped:
+            self._problems.append(
+                Problem(
+                    "all results",
+                    f"{dropped} cases are left out: the report has the first {MAX_CASES}.\n"
+                    "A page with more would not open in a browser.\n"
+                    "Make several reports, each of some of the files.",
+                )
+            )
+        return replace(self._report, runs=tuple(runs), problems=(*self._report.problems, *self._problems))
+
+    def add(self, path: Path) -> None:
+        """Add what a path names."""
+        try:
+            if path.is_dir():
+                self._add_folder(path)
+            elif path.exists():
+                self._add_file(path)
+            else:
+                raise _nothing(path, "there is no such file or folder")
+        except ReportError as error:
+            self._problems.append(Problem(str(path), _without_path(error, path)))
+        except (OSError, ValueError) as error:
+            # A folder that this user may not read, or a name that no file can have.
+            self._problems.append(
+                Problem(str(path), _without_path(_nothing(path, f"it cannot be read: {error}"), path))
+            )
+
+    def _join(self, other: Report) -> None:
+        first = len(self._report.invocations)
+        self._report = Report(
+            (*self._report.invocations, *other.invocations),
+            (*self._report.runs, *(replace(run, invocation=run.invocation + first) for run in other.runs)),
+            (*self._report.targets, *(replace(one, invocation=one.invocation + first) for one in other.targets)),
+            (*self._report.not_run, *other.not_run),
+            (*self._report.problems, *other.problems),
+        )
+
+    def _add_file(self, path: Path) -> None:
+        kind = _kind(path)
+        if kind == "build events":
+            self._add_build_events(path)
+        elif kind == "stream" or is_stream_name(path.name):
+            self._add_streams([path])
+        elif kind == "xml" or path.suffix == ".xml":
+            self._join(_of_xml(path, str(path)))
+        else:
+            raise _nothing(path, "it has neither build events, nor events of a run, nor JUnit's XML")
+
+    def _add_build_events(self, path: Path) -> None:
+        report, used = read_bazel(path, self._disk_cache, with_processes=self._with_processes)
+        self._known |= used
+        self._join(report)
+
+    def _add_folder(self, folder: Path) -> None:
+        files = list(_files(folder))
+        if len(files) >= _MAX_FILES:
+            raise _nothing(folder, f"it has {_MAX_FILES} files or more, too many for a folder of results")
+        kinds = {path: _kind(path) for path in files if path.suffix in (".json", ".xml") or is_stream_name(path.name)}
+        for path, kind in kinds.items():
+            if kind == "build events":
+                self._add_build_events(path)
+        runs: dict[Path, RunFiles] = {}
+        for path in kinds:
+            if path.name == "test.xml" and path.resolve() not in self._known:
+                outputs = path.parent / "test.outputs"
+                runs[path.parent] = RunFiles(
+                    path, (), _if_file(outputs / "outputs.zip"), outputs, _if_file(path.parent / "test.log")
+                )
+        self._join(_of_testlogs(folder, runs, self._with_processes))
+        streams: dict[str, list[Path]] = defaultdict(list)
+        for path, kind in kinds.items():
+            if path.name == "test.xml" or path.parent.name == "test.outputs":
+                continue
+            if kind == "stream":
+                streams[_WORKER.sub("", str(path))].append(path)
+            elif kind == "xml" and path.resolve() not in self._known:
+                self._join(_of_xml(path, str(path.relative_to(folder))))
+        for group in streams.values():
+            self._add_streams(group, folder)
+        if all(kind == "other" for kind in kinds.values()):
+            raise _nothing(folder, "the folder has no results in it")
+
+    def _add_streams(self, paths: Sequence[Path], folder: Path | None = None) -> None:
+        shown = _WORKER.sub("", str(paths[0].relative_to(folder) if folder else paths[0]))
+        run, problems = filled_run(
+            RunRecord(shown), RunFiles(streams=sorted(paths)), with_processes=self._with_processes
+        )
+        began_s = run.began_wall_s
+        invocation = InvocationRecord(shown, "pytest", began_s, run.duration_s, is_complete=run.is_complete)
+        self._join(Report((invocation,), (run,), problems=tuple(problems)))
+
+
+def _of_testlogs(folder: Path, runs: dict[Path, RunFiles], with_processes: bool) -> Report:
+    """Return a report of the runs in a folder such as bazel-testlogs. They may be of several invocations."""
+    if not runs:
+        return Report()
+    records, problems = [], []
+    for place, files in sorted(runs.items()):
+        part = _PART.fullmatch(place.name)
+        record = RunRecord(
+            label_of(place / "test.xml"),
+            shard=int((part and part["shard"]) or 1),
+            run=int((part and part["run"]) or 1),
+        )
+        record, found = filled_run(record, files, with_processes=with_processes)
+        problems += found
+        records.append(record)
+    return Report((InvocationRecord(str(folder), "bazel test"),), tuple(records), problems=tuple(problems))
+
+
+def _of_xml(path: Path, shown: str) -> Report:
+    """Return a report of a single file in JUnit's format, of any program."""
+    runs = [
+        RunRecord(
+            suite.name if suite.name.startswith(("//", "@")) else shown,
+            duration_s=sum(case.duration_s for case in cases),
+            cases=cases,
+            source=str(path),
+        )
+        for suite, cases in read_cases(path)
+    ]
+    return Report((InvocationRecord(shown, "tests"),), tuple(runs))
+
+
+def label_of(path: Path) -> str:
+    """Return the label of the target whose test.xml lies at a path in Bazel's testlogs; else the path itself."""
+    parts = path.resolve().parent.parts
+    if parts and _PART.fullmatch(parts[-1]):
+        parts = parts[:-1]
+    if "testlogs" not in parts:
+        return str(path)
+    start = len(parts) - parts[::-1].index("testlogs")
+    *package, name = parts[start:] or ("",)
+    return f"//{'/'.join(package)}:{name}"
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    """Yield the files below a folder, without the links to folders below it, which may form circles."""
+    count = 0
+    for root, folders, names in os.walk(folder):
+        folders[:] = sorted(set(folders) - _SKIPPED_FOLDERS)
+        for name in sorted(names):
+            yield Path(root, name)
+            count += 1
+            if count >= _MAX_FILES:
+                return
+
+
+def _if_file(path: Path) -> Path | None:
+    return path if path.is_file() else None
+
+
+def _kind(path: Path) -> _Kind:
+    """Tell what a file holds from its beginning."""
+    try:
+        if not path.is_file():
+            return "other"
+        with path.open("rb") as file:
+            start = file.read(_SNIFFED_BYTES)
+    except OSError:
+        return "other"
+    if start.startswith(b"\x1f\x8b"):
+        try:
+            start = zlib.decompressobj(31).decompress(start, _SNIFFED_BYTES)
+        except (gzip.BadGzipFile, zlib.error):
+            return "stream" if is_stream_name(path.name) else "other"
+    text = start.lstrip(b"\xef\xbb\xbf \t\r\n")
+    if text.startswith(b"<"):
+        return "xml" if len(text) <= MAX_XML_BYTES else "other"
+    first = text.partition(b"\n")[0]
+    if first.startswith(b'{"event"') or (is_stream_name(path.name) and first.startswith(b"{")):
+        return "stream"
+    if path.name.endswith((".jsonl", ".jsonl.gz")):
+        return "stream"
+    try:
+        event = json.loads(first)
+    except (ValueError, RecursionError):
+        # The first build event may be longer than what was read of it.
+        return "build events" if first.startswith(b'{"id":{') else "other"
+    return "build events" if isinstance(event, dict) and isinstance(event.get("id"), dict) else "other"
+
+
+def _nothing(path: Path, why: str) -> ReportError:
+    return ReportError(
+        f"{path}: {why}.\n"
+        "Results are files of build events (--build_event_json_file), event streams (--dist-events), files in JUnit's "
+        "format, and folders with them, such as bazel-testlogs.\n"
+        "Run the tests first, and name one of these."
+    )
+
+
+def _without_path(error: ReportError, path: Path) -> str:
+    return str(error).removeprefix(f"{path}: ")

@@ -1,0 +1,142 @@
+"""Writes results for people who look at GitHub: annotations of a job, and Markdown for its summary."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from dist_testing.error_text import shorten
+from dist_testing.report import facts
+from dist_testing.report.markup import clean
+from dist_testing.report.model import STATUSES, Report
+from dist_testing.report.story import story_of
+from dist_testing.report.words import WORDS, count_of, plural, seconds
+
+__all__ = ["annotation_lines", "markdown"]
+
+# GitHub shows this many annotations of one step, and a summary of this size (1 MiB; characters may need four bytes).
+_MAX_ANNOTATIONS = 10
+_MAX_MARKDOWN_CHARS = 200_000
+_MAX_FAILURES = 50
+_MAX_REASONS = 30
+_MAX_TEXT_CHARS = 4_000
+# pytest's last line about a failure, or a frame of Python's traceback.
+_PLACE = re.compile(r"^(?P<file>[^\s:\"]+\.py):(?P<line>\d+): \w+", re.MULTILINE)
+_FRAME = re.compile(r'^\s*File "(?P<file>[^"\n]+\.py)", line (?P<line>\d+)', re.MULTILINE)
+
+
+def annotation_lines(report: Report) -> Iterator[str]:
+    """Yield a workflow command for each failure, at the place in the sources where it happened."""
+    found = [failure for failure in facts.failures(report) if not failure.recovered]
+    for failure in found[:_MAX_ANNOTATIONS]:
+        name = failure.case.name if failure.case is not None else failure.run.target
+        text = failure.case.text if failure.case is not None else ""
+        where = _place(text)
+        place = f"file={_property(where[0])},line={where[1]}," if where else ""
+        message = shorten(facts.headline(failure.run, failure.case), 1000)
+        yield f"::error {place}title={_property(shorten(name, 200))}::{_data(f'{failure.run.target}: {message}')}"
+    if len(found) > _MAX_ANNOTATIONS:
+        yield f"::notice title=dist_testing::{len(found) - _MAX_ANNOTATIONS} more failures: see the report of the job"
+
+
+def _place(text: str) -> tuple[str, int] | None:
+    """Return file and line of a failure, of the culprit if there is one."""
+    parts = [part.text for part in story_of(text).parts if part.kind == "culprit"]
+    for piece in [*parts, text]:
+        found = list(_PLACE.finditer(piece)) or list(_FRAME.finditer(piece))
+        if found:
+            return found[-1]["file"], min(int(found[-1]["line"][:9]), 10_000_000)
+    return None
+
+
+def _data(text: str) -> str:
+    return clean(text).replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _property(text: str) -> str:
+    return _data(text).replace(":", "%3A").replace(",", "%2C")
+
+
+def markdown(report: Report, title: str = "") -> str:
+    """Return the results as Markdown, for the summary of a job or a comment."""
+    counts = facts.status_counts(report)
+    told = ", ".join(f"{count_of(counts[status])} {WORDS[status]}" for status in STATUSES if counts[status])
+    lines = [f"### {_inline(title or 'Test report')}", "", told or "No case ran.", ""]
+    lines += _failure_lines(report)
+    lines += _ledger_lines(report)
+    slow = [one for one in facts.slow_cases(report, 5) if one.case.duration_s >= 1]
+    if slow:
+        lines += ["**Slowest**", "", "| time | case |", "| --- | --- |"]
+        lines += [f"| {seconds(one.case.duration_s)} | {_code(one.case.name)} |" for one in slow]
+        lines.append("")
+    if report.problems:
+        lines += ["**Could not be read**", ""]
+        lines += [
+            f"- {_code(problem.subject)}: {_inline(problem.text.partition(chr(10))[0])}"
+            for problem in report.problems[:20]
+        ]
+        lines.append("")
+    return "\n".join(lines)[:_MAX_MARKDOWN_CHARS].rstrip() + "\n"
+
+
+def _failure_lines(report: Report) -> Iterator[str]:
+    found = facts.failures(report)
+    for failure in found[:_MAX_FAILURES]:
+        name = failure.case.name if failure.case is not None else failure.run.target
+        again = " (a later attempt passed)" if failure.recovered else ""
+        yield f"- **{_code(name)}**{again}  "
+        yield f"  {_code(failure.run.target)}: {_inline(shorten(facts.headline(failure.run, failure.case), 600))}"
+        text = ""
+        if failure.case is not None:
+            parts = [part for part in story_of(failure.case.text).parts if part.kind == "culprit"]
+            text = parts[0].text if parts else failure.case.text
+        if text.strip():
+            # Longer than any run of backquotes inside, which would end the block.
+            longest = max((len(run) for run in re.findall("`+", text)), default=0)
+            fence = "`" * max(3, longest + 1)
+            yield ""
+            yield "  <details><summary>what happened first</summary>"
+            yield ""
+            yield f"  {fence}text"
+            yield from (f"  {line}" for line in clean(shorten(text, _MAX_TEXT_CHARS)).split("\n"))
+            yield f"  {fence}"
+            yield "  </details>"
+        yield ""
+    if len(found) > _MAX_FAILURES:
+        yield f"and {len(found) - _MAX_FAILURES} more failures"
+        yield ""
+
+
+def _ledger_lines(report: Report) -> Iterator[str]:
+    by_reason: dict[tuple[str, str], int] = {}
+    for line in facts.ledger(report):
+        if line.kind != "cached":
+            key = (line.kind, line.reason)
+            by_reason[key] = by_reason.get(key, 0) + (line.count or 1)
+    if not by_reason:
+        return
+    yield f"<details><summary>Not run, and why ({plural(len(by_reason), 'reason')})</summary>"
+    yield ""
+    yield "| | what | reason |"
+    yield "| ---: | --- | --- |"
+    ordered = sorted(by_reason.items(), key=lambda item: (-item[1], item[0]))
+    for (kind, reason), count in ordered[:_MAX_REASONS]:
+        yield f"| {count} | {kind} | {_inline(shorten(reason, 300))} |"
+    yield ""
+    yield "</details>"
+    yield ""
+
+
+def _inline(text: str) -> str:
+    """Return a text as Markdown without any formatting, in one line."""
+    plain = re.sub(r"\s+", " ", clean(text)).strip()
+    plain = plain.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    # A backslash before a mark makes it plain; "@" would call people, and "://" and "www." would make links.
+    plain = re.sub(r"([\\`*_\[\]()#|~!])", r"\\\1", plain)
+    return plain.replace("@", "&#64;").replace("://", ":&#8203;//").replace("www.", "www&#46;")
+
+
+def _code(text: str) -> str:
+    """Return a text as code, in one line, also inside a table."""
+    # Marks count inside of the element, too.
+    return f"<code>{_inline(shorten(text, 300))}</code>"

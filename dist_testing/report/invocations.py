@@ -1,0 +1,153 @@
+"""Makes a report of one invocation of Bazel from its build events and the files that they name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from dist_testing.errors import ReportError
+from dist_testing.report.build_events import Attempt, EventsError, Invocation, read_invocation
+from dist_testing.report.model import InvocationRecord, NotRun, Problem, Report, RunRecord, TargetRecord, bounded
+from dist_testing.report.run_files import RunFiles, filled_run
+
+__all__ = ["read_bazel"]
+
+# A file that is younger than the end of the invocation is of a later run. Clocks of file systems differ. Seconds.
+_CLOCK_S = 10.0
+_NOT_REACHED = ("NO_STATUS", "INCOMPLETE")
+
+
+def read_bazel(path: Path, disk_cache: Path | None, *, with_processes: bool) -> tuple[Report, set[Path]]:
+    """Read build events.
+
+    Args:
+        path: The file.
+        disk_cache: Folder of Bazel's `--disk_cache`; None for the one that the invocation has used.
+        with_processes: Whether to read when each process was started and ready.
+
+    Returns:
+        The report, and the test.xml files that it has read.
+
+    Raises:
+        ReportError: If the file cannot be read or has other content.
+    """
+    try:
+        invocation = read_invocation(path, disk_cache)
+    except EventsError as error:
+        raise ReportError(str(error)) from error
+    problems: list[Problem] = []
+    if not invocation.is_complete:
+        problems.append(
+            Problem(
+                str(path),
+                f"the build events are incomplete after {len(invocation.attempts)} results.\n"
+                "Bazel was killed, could not write them, or still runs.\n"
+                "The report has what there is; results may be missing.",
+            )
+        )
+    runs = []
+    for attempt in invocation.attempts:
+        run, found = _run(attempt, invocation, with_processes)
+        runs.append(run)
+        problems += found
+    report = Report(
+        (_record(path, invocation),),
+        tuple(runs),
+        tuple(_targets(invocation)),
+        tuple(_not_run(invocation)),
+        tuple(problems),
+    )
+    return report, {attempt.xml.resolve() for attempt in invocation.attempts if attempt.xml is not None}
+
+
+def _record(path: Path, invocation: Invocation) -> InvocationRecord:
+    duration_s = 0.0
+    if invocation.began_s is not None and invocation.ended_s is not None:
+        duration_s = bounded(invocation.ended_s - invocation.began_s)
+    return InvocationRecord(
+        name=str(path),
+        command=f"bazel {invocation.command or 'test'}",
+        began_wall_s=invocation.began_s,
+        duration_s=duration_s,
+        exit_code=invocation.exit_code,
+        exit_name=invocation.exit_name,
+        is_complete=invocation.is_complete,
+        version=invocation.version,
+        identifier=invocation.identifier,
+        revision=invocation.revision,
+        test_filter=invocation.test_filter,
+    )
+
+
+def _targets(invocation: Invocation) -> Iterator[TargetRecord]:
+    for label in sorted({*invocation.summaries, *invocation.broken}):
+        is_built = label not in invocation.broken
+        status = invocation.summaries.get(label, "") if is_built else "NOT BUILT"
+        yield TargetRecord(label, status or "NO_STATUS", invocation.broken.get(label, ""))
+
+
+def _not_run(invocation: Invocation) -> Iterator[NotRun]:
+    for label in invocation.incompatible:
+        yield NotRun("incompatible", label, "", "not for this platform or its GPUs, so Bazel did not run it", 0)
+    for label, message in sorted(invocation.broken.items()):
+        yield NotRun("not built", label, "", message.partition("\n")[0] or "it could not be built", 0)
+    for label, status in sorted(invocation.summaries.items()):
+        if status in _NOT_REACHED and label not in invocation.broken:
+            yield NotRun("not reached", label, "", "Bazel ended before the target ran", 0)
+
+
+def _run(attempt: Attempt, invocation: Invocation, with_processes: bool) -> tuple[RunRecord, list[Problem]]:
+    run = RunRecord(
+        attempt.target,
+        shard=attempt.shard,
+        run=attempt.run,
+        attempt=attempt.number,
+        configuration=attempt.configuration,
+        status=attempt.status,
+        cached=attempt.cached,
+        strategy=attempt.strategy,
+        host=attempt.host,
+        began_wall_s=attempt.began_s,
+        duration_s=bounded(attempt.duration_s),
+        has_results=False,
+    )
+    stale = _is_stale(attempt, invocation)
+    if stale:
+        return run, [
+            Problem(
+                attempt.target,
+                "a later run has replaced its test.xml, so its cases are unknown.\n"
+                "Bazel keeps only the files of the last run of a target on this machine.\n"
+                "Make the report right after the invocation, or keep a copy of bazel-testlogs.",
+            )
+        ]
+    run, problems = filled_run(run, _files(attempt), with_processes=with_processes)
+    part = f" ({run.part})" if run.part else ""
+    if attempt.xml is None and not run.has_results:
+        problems.append(
+            Problem(
+                attempt.target,
+                f"its test.xml is not on this machine{part}, so its cases are unknown.\n"
+                "The test ended before it wrote the file, or a remote cache has it, or it was removed.\n"
+                "--remote_download_outputs=all fetches such files; --disk-cache=DIR names a cache to look into.",
+            )
+        )
+    return run, problems
+
+
+def _is_stale(attempt: Attempt, invocation: Invocation) -> bool:
+    if attempt.xml is None or invocation.ended_s is None:
+        return False
+    return attempt.xml.stat().st_mtime > invocation.ended_s + _CLOCK_S
+
+
+def _files(attempt: Attempt) -> RunFiles:
+    paths = {output.name: output.path for output in attempt.outputs if output.path is not None}
+    archive = next((path for path in paths.values() if path.suffix == ".zip"), None)
+    folder = None
+    # Files beside the test.xml of the last attempt; those of earlier attempts have names of their own.
+    if attempt.xml is not None and attempt.xml.name == "test.xml":
+        folder = attempt.xml.parent / "test.outputs"
+        packed = folder / "outputs.zip"
+        archive = archive or (packed if packed.is_file() else None)
+    return RunFiles(attempt.xml, (), archive, folder, paths.get("test.log"))

@@ -1,0 +1,319 @@
+"""The one model of results, which every reader fills and every output reads.
+
+Times are in seconds. A time that ends in `_wall_s` counts from 1970; one that ends in `_at_s` is on the monotonic clock
+of its run, to which `RunRecord.wall_zero_s` belongs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from dist_testing.events.event import Phase
+
+__all__ = [
+    "BAD",
+    "RAN",
+    "STATUSES",
+    "CaseRecord",
+    "InvocationRecord",
+    "LedgerRecord",
+    "LogRecord",
+    "NotRun",
+    "Problem",
+    "RankRecord",
+    "Report",
+    "RunRecord",
+    "Status",
+    "TargetRecord",
+    "bounded",
+]
+
+Status = Literal["failed", "error", "unfinished", "skipped", "xfailed", "xpassed", "passed"]
+
+# The worst first. "error": the infrastructure failed and not the test. "unfinished": the run ended within the case.
+STATUSES: tuple[Status, ...] = ("failed", "error", "unfinished", "xpassed", "xfailed", "skipped", "passed")
+BAD: frozenset[Status] = frozenset({"failed", "error", "unfinished"})
+# The test body has run.
+RAN: frozenset[Status] = frozenset({"failed", "error", "unfinished", "xpassed", "xfailed", "passed"})
+
+
+# Ten years. A damaged file may have any number. Seconds.
+_MAX_S = 3e8
+
+
+def bounded(seconds: float) -> float:
+    """Return a duration of at most ten years, so that sums of durations stay numbers."""
+    return min(max(seconds, 0.0), _MAX_S) if seconds == seconds else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something that could not be read or does not fit together. The rest of the report is still good.
+
+    Attributes:
+        subject: File or target.
+        text: What was observed, the likely cause, and the way out.
+    """
+
+    subject: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerRecord:
+    """What the runner has last read of a rank's collective ledger, in a case whose ranks wait for each other.
+
+    Attributes:
+        at_s: When.
+        state: What the rank does, in words: "waits in all_reduce #1 of the default group".
+        place: File and line of the test; "" if unknown.
+        calls: Its last collective calls in words, those that have not ended last.
+    """
+
+    at_s: float
+    state: str
+    place: str
+    calls: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RankRecord:
+    """What is known of one rank of a case.
+
+    Attributes:
+        rank: The rank, from 0.
+        outcome: A value of `dist_testing.outcomes.Kind`; "" if unknown.
+        description: The outcome in one line, for people.
+        phase: Phase of the rank when it ended.
+        operation: Operation of torch.distributed that it was in; "" if none.
+        pid: Its process; None if unknown.
+        started_at_s: When its process existed; None if unknown.
+        ready_at_s: When it was ready; None if unknown.
+        seen_at_s: When the runner saw the first sign of its outcome; None if unknown.
+        phases: Its phases in order.
+        lost_phases: Number of earlier phases that are missing.
+        warnings: Its warnings: category, text and place, in one line each.
+        ledger: Its collective ledger; None if it was not read.
+    """
+
+    rank: int
+    outcome: str = ""
+    description: str = ""
+    phase: str = ""
+    operation: str = ""
+    pid: int | None = None
+    started_at_s: float | None = None
+    ready_at_s: float | None = None
+    seen_at_s: float | None = None
+    phases: tuple[Phase, ...] = ()
+    lost_phases: int = 0
+    warnings: tuple[str, ...] = ()
+    ledger: LedgerRecord | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CaseRecord:
+    """One case in one run.
+
+    Attributes:
+        name: Its name, the same in every run: "dir.test_file.Class.test_x[1]".
+        status: How it ended.
+        message: One line: the skip reason, or who failed and how.
+        text: The whole report of a failure.
+        duration_s: Seconds; 0 if unknown.
+        world_size: Number of ranks; 0 if the case ran in the runner, or if it is unknown.
+        isolation: Name of the isolation; "" if unknown.
+        cause: A value of `dist_testing.outcomes.Cause`; "" if it did not fail on ranks.
+        culprit: The rank that failed first; None if no rank is to blame.
+        failing: Other ranks that failed by themselves.
+        victims: Ranks that failed only because another rank failed.
+        ranks: What is known of each rank.
+        began_at_s: When it began; None if unknown.
+        ended_at_s: When it ended; None if unknown.
+        gpu_wait_s: How long it waited for GPUs.
+        gpus: The machine's numbers of its GPUs, such as "0, 1".
+        leaked: Command lines of processes that it left behind.
+        tries: How often the engine was asked for it.
+        nodeid: pytest's name of it, which names its logs; "" if unknown.
+    """
+
+    name: str
+    status: Status
+    message: str = ""
+    text: str = ""
+    duration_s: float = 0.0
+    world_size: int = 0
+    isolation: str = ""
+    cause: str = ""
+    culprit: int | None = None
+    failing: tuple[int, ...] = ()
+    victims: tuple[int, ...] = ()
+    ranks: tuple[RankRecord, ...] = ()
+    began_at_s: float | None = None
+    ended_at_s: float | None = None
+    gpu_wait_s: float = 0.0
+    gpus: str = ""
+    leaked: tuple[str, ...] = ()
+    tries: int = 1
+    nodeid: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LogRecord:
+    """A log that a run has left.
+
+    Attributes:
+        name: File name, such as "test.log" or "tests.test_a.py-test_x.rank-0.log".
+        text: Its text, shortened in the middle if it is long; "" if it is not on this machine.
+        place: Path or address.
+    """
+
+    name: str
+    text: str
+    place: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """One run of a target or of one of its shards; or one run of pytest.
+
+    Attributes:
+        target: Label of the target; the name of the file outside Bazel.
+        shard: From 1.
+        run: From 1, of `--runs_per_test`.
+        attempt: From 1; greater if a failed test was repeated.
+        invocation: Index of its invocation in the report.
+        configuration: Bazel's name of the configuration; "" outside Bazel.
+        status: Bazel's word, such as PASSED; "" outside Bazel.
+        cached: Origin of the result: "local", "remote", or "" if the test ran.
+        strategy: Where the test ran: "remote", "linux-sandbox", ...; "" if unknown.
+        host: Machine that ran it; "" if unknown.
+        began_wall_s: Wall clock at its begin; None if unknown.
+        duration_s: Its seconds.
+        wall_zero_s: Wall clock when the monotonic clock of its events was 0; None without events.
+        backend: Name of the backend; "" if unknown.
+        versions: Name to version of Python, torch and pytest.
+        cases: Its cases in order.
+        to_come: Number of collected tests that did not begin.
+        is_complete: Whether it came to its end, as far as is known.
+        logs: Its logs.
+        source: The file that the cases come from.
+        has_results: Whether the cases are known: they were read from a test.xml or an event stream.
+    """
+
+    target: str
+    shard: int = 1
+    run: int = 1
+    attempt: int = 1
+    invocation: int = 0
+    configuration: str = ""
+    status: str = ""
+    cached: str = ""
+    strategy: str = ""
+    host: str = ""
+    began_wall_s: float | None = None
+    duration_s: float = 0.0
+    wall_zero_s: float | None = None
+    backend: str = ""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    cases: tuple[CaseRecord, ...] = ()
+    to_come: int = 0
+    is_complete: bool = True
+    logs: tuple[LogRecord, ...] = ()
+    source: str = ""
+    has_results: bool = True
+
+    @property
+    def part(self) -> str:
+        """Shard, run and attempt in words, as far as they are not 1: "shard 2, attempt 2"."""
+        parts = {"shard": self.shard, "run": self.run, "attempt": self.attempt}
+        return ", ".join(f"{name} {number}" for name, number in parts.items() if number > 1)
+
+
+@dataclass(frozen=True, slots=True)
+class TargetRecord:
+    """Bazel's last word on a target.
+
+    Attributes:
+        label: Its label.
+        status: Bazel's word: PASSED, FLAKY, FAILED, TIMEOUT, "NOT BUILT", ...
+        message: Why it was not built; else "".
+        invocation: Index of its invocation in the report.
+    """
+
+    label: str
+    status: str
+    message: str = ""
+    invocation: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class NotRun:
+    """One line of the skip ledger: something that did not run, and why.
+
+    Attributes:
+        kind: "skipped", "incompatible", "not built", "not reached", "ran nothing", "no results", "filtered" or
+            "cached".
+        target: The target.
+        case: The case; "" if it is about the whole target.
+        reason: Why.
+        count: Number of cases that the line is about.
+    """
+
+    kind: str
+    target: str
+    case: str
+    reason: str
+    count: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class InvocationRecord:
+    """One invocation of Bazel, or one run of pytest.
+
+    Attributes:
+        name: The file that describes it.
+        command: Such as "bazel test".
+        began_wall_s: Wall clock at its begin; None if unknown.
+        duration_s: Seconds; 0 if unknown.
+        exit_code: Its exit status; None if unknown.
+        exit_name: Bazel's name of it.
+        is_complete: Whether it came to its end.
+        version: Version of Bazel; "" outside Bazel.
+        identifier: Bazel's identifier of it.
+        revision: Revision of the sources, if they were clean; "" if unknown.
+        test_filter: Value of `--test_filter`.
+    """
+
+    name: str
+    command: str = ""
+    began_wall_s: float | None = None
+    duration_s: float = 0.0
+    exit_code: int | None = None
+    exit_name: str = ""
+    is_complete: bool = True
+    version: str = ""
+    identifier: str = ""
+    revision: str = ""
+    test_filter: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """All that was read.
+
+    Attributes:
+        invocations: What was run, at least one unless nothing could be read.
+        runs: All runs of targets.
+        targets: Bazel's words on targets; empty outside Bazel.
+        not_run: The skip ledger, except for skipped cases (`facts.ledger` adds these).
+        problems: What could not be read.
+    """
+
+    invocations: tuple[InvocationRecord, ...] = ()
+    runs: tuple[RunRecord, ...] = ()
+    targets: tuple[TargetRecord, ...] = ()
+    not_run: tuple[NotRun, ...] = ()
+    problems: tuple[Problem, ...] = ()

@@ -1,0 +1,172 @@
+"""Writes a trace that Perfetto (ui.perfetto.dev) and chrome://tracing open: every rank's time, and who made whom fail.
+
+One process of the trace is one run of a target; its lanes are: the cases, and every rank. A case is a bar on the first
+lane, with its wait for GPUs inside; the phases of a rank are bars on the lane of the rank. A mark says when a rank
+failed, and arrows go from the culprit to its victims.
+"""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from dist_testing.error_text import shorten
+from dist_testing.report.markup import clean
+from dist_testing.report.model import BAD, CaseRecord, RankRecord, RunRecord
+
+__all__ = ["trace", "trace_events"]
+
+# Lane of the cases, and of rank 0: Perfetto sorts lanes by number.
+_CASES = 1
+_FIRST_RANK = 10
+_MAX_TEXT_CHARS = 500
+# Times of one trace. A damaged file must not make a trace of a thousand years. Seconds.
+_MAX_S = 3e8
+# Ranks that are drawn; more are of a damaged file.
+_MAX_RANK = 100_000
+# A mark is drawn this long, so that it can be seen and clicked on. Microseconds.
+_MARK_US = 1
+
+_Event = dict[str, Any]
+
+
+def trace(runs: Sequence[RunRecord]) -> bytes:
+    """Return the trace of some runs, compressed. Its name should end in ".json.gz".
+
+    Args:
+        runs: The runs; those without times are left out.
+    """
+    events = list(trace_events(runs))
+    content = json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}, separators=(",", ":"))
+    # Without a time of making, so that equal results are equal files.
+    return gzip.compress(content.encode(), compresslevel=6, mtime=0)
+
+
+def trace_events(runs: Sequence[RunRecord]) -> Iterator[_Event]:
+    """Yield the events of the trace, in the format of Chrome's traces. Times are microseconds from the first run on."""
+    timed = [
+        run for run in runs if run.wall_zero_s is not None and any(case.began_at_s is not None for case in run.cases)
+    ]
+    if not timed:
+        return
+    zero_s = min((run.wall_zero_s or 0.0) + min(_times(run)) for run in timed)
+    arrows = itertools.count(1)
+    for process, run in enumerate(timed, 1):
+        offset_s = (run.wall_zero_s or 0.0) - zero_s
+        if not abs(offset_s + min(_times(run))) < _MAX_S:
+            continue
+        yield from _run_events(run, process, offset_s, arrows)
+
+
+def _times(run: RunRecord) -> list[float]:
+    return [case.began_at_s for case in run.cases if case.began_at_s is not None]
+
+
+def _run_events(run: RunRecord, process: int, offset_s: float, arrows: Iterator[int]) -> Iterator[_Event]:
+    name = f"{run.target}{f' ({run.part})' if run.part else ''}{f' on {run.host}' if run.host else ''}"
+    yield _name("process_name", process, 0, name)
+    yield _name("thread_name", process, _CASES, "cases")
+    ranks = sorted({rank.rank for case in run.cases for rank in case.ranks if rank.rank <= _MAX_RANK})
+    for rank in ranks:
+        yield _name("thread_name", process, _FIRST_RANK + rank, f"rank {rank}")
+    for lane in (_CASES, *(_FIRST_RANK + rank for rank in ranks)):
+        order = {"sort_index": lane}
+        yield {"ph": "M", "pid": process, "tid": lane, "name": "thread_sort_index", "args": order}
+    for case in run.cases:
+        yield from _case_events(case, process, offset_s, arrows)
+
+
+def _name(kind: str, process: int, lane: int, name: str) -> _Event:
+    return {"ph": "M", "pid": process, "tid": lane, "name": kind, "args": {"name": _text(name)}}
+
+
+def _text(value: str) -> str:
+    return shorten(clean(value), _MAX_TEXT_CHARS)
+
+
+def _case_events(case: CaseRecord, process: int, offset_s: float, arrows: Iterator[int]) -> Iterator[_Event]:
+    if case.began_at_s is None:
+        return
+    begin = case.began_at_s + offset_s
+    ends = [case.ended_at_s, *(phase.end_s for rank in case.ranks for phase in rank.phases)]
+    end = max((time + offset_s for time in ends if time is not None), default=begin)
+    if not 0 <= end - begin < _MAX_S:
+        return
+    args = {
+        "status": case.status,
+        "cause": _text(case.cause),
+        "message": _text(case.message),
+        "culprit": case.culprit,
+        "world_size": case.world_size,
+        "isolation": _text(case.isolation),
+    }
+    if case.gpus:
+        args["gpus"] = _text(case.gpus)
+    yield _bar(process, _CASES, _text(case.name), begin, end, "case", args)
+    if case.gpu_wait_s and begin + case.gpu_wait_s <= end:
+        yield _bar(process, _CASES, "waiting for GPUs", begin, begin + case.gpu_wait_s, "lease", {})
+    for rank in case.ranks:
+        if rank.rank <= _MAX_RANK:
+            yield from _rank_events(case, rank, process, offset_s, begin, end)
+    yield from _arrows(case, process, offset_s, arrows)
+
+
+def _bar(process: int, lane: int, name: str, begin: float, end: float, kind: str, args: _Event) -> _Event:
+    start, length = _us(begin), max(0.0, _us(end) - _us(begin))
+    bar = {"ph": "X", "pid": process, "tid": lane, "ts": start, "dur": round(length, 1), "name": name, "cat": kind}
+    return {**bar, "args": args} if args else bar
+
+
+def _us(seconds: float) -> float:
+    return round(seconds * 1e6, 1)
+
+
+def _rank_events(
+    case: CaseRecord, rank: RankRecord, process: int, offset_s: float, begin: float, end: float
+) -> Iterator[_Event]:
+    lane = _FIRST_RANK + rank.rank
+    last = begin
+    for phase in rank.phases:
+        # In order, and without overlaps: Perfetto drops a bar that crosses another on its lane.
+        start, stop = max(last, phase.begin_s + offset_s), min(end, phase.end_s + offset_s)
+        if stop < start:
+            continue
+        args = {"pid": rank.pid} if rank.pid is not None and phase is rank.phases[0] else {}
+        yield _bar(process, lane, _text(phase.name), start, stop, "phase", args)
+        last = stop
+    for what, time in (("process started", rank.started_at_s), ("ready", rank.ready_at_s)):
+        if time is not None and begin <= time + offset_s <= end:
+            yield {"ph": "i", "s": "t", "pid": process, "tid": lane, "ts": _us(time + offset_s), "name": what}
+    if rank.ledger is not None and begin <= rank.ledger.at_s + offset_s <= end:
+        calls: _Event = {"place": _text(rank.ledger.place), "calls": _text("; ".join(rank.ledger.calls))}
+        mark = {"ph": "i", "s": "t", "pid": process, "tid": lane, "ts": _us(rank.ledger.at_s + offset_s)}
+        yield {**mark, "name": _text(rank.ledger.state), "cat": "ledger", "args": calls}
+    if rank.seen_at_s is None or rank.outcome in ("", "passed", "skipped"):
+        return
+    role = "culprit" if rank.rank == case.culprit else "victim" if rank.rank in case.victims else rank.outcome
+    time = rank.seen_at_s + offset_s
+    # A bar that crosses the end of another would be dropped.
+    gaps = [_us(phase.end_s + offset_s) - _us(time) for phase in rank.phases]
+    length = min([gap for gap in gaps if gap > 0] + [_MARK_US])
+    told: _Event = {"outcome": rank.outcome, "description": _text(rank.description), "operation": _text(rank.operation)}
+    yield {**_bar(process, lane, role, time, time, "outcome", told), "dur": round(length, 1)}
+
+
+def _arrows(case: CaseRecord, process: int, offset_s: float, arrows: Iterator[int]) -> Iterator[_Event]:
+    seen = {rank.rank: rank.seen_at_s for rank in case.ranks if rank.seen_at_s is not None and rank.rank <= _MAX_RANK}
+    if case.culprit is None or case.culprit not in seen or case.status not in BAD:
+        return
+    source = seen[case.culprit]
+    for victim in case.victims:
+        if victim not in seen:
+            continue
+        # An arrow leads forward in time: the runner may see a victim's end first.
+        start = min(source, seen[victim]) + offset_s
+        ends: Iterable[tuple[str, int, float]] = (("s", case.culprit, start), ("f", victim, seen[victim] + offset_s))
+        number = next(arrows)
+        for kind, rank, time in ends:
+            arrow = {"ph": kind, "id": number, "pid": process, "tid": _FIRST_RANK + rank, "ts": _us(time)}
+            yield {**arrow, "name": "consequence", "cat": "consequence", **({"bp": "e"} if kind == "f" else {})}

@@ -1,0 +1,209 @@
+"""Reads the files that one run of a target has left: test.xml, event streams, logs; in folders or packed by Bazel."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from dist_testing.error_text import shorten
+from dist_testing.errors import ReportError
+from dist_testing.report.model import BAD, LogRecord, Problem, RunRecord, bounded
+from dist_testing.report.streams import StreamRecord, read_streams
+from dist_testing.report.xml_cases import merge_cases, read_cases
+
+__all__ = ["RunFiles", "filled_run", "is_stream_name", "packed_files"]
+
+# Name of an event stream, and the part of a process of pytest-xdist in it: "events.gw0.jsonl.gz".
+_STREAM = re.compile(r".+\.jsonl(\.gz)?")
+_PACKED_STREAM = re.compile(r"events(\.gw\d+)?\.jsonl(\.gz)?")
+_RANK_LOG = re.compile(r".+\.rank-\d+\.log")
+# Of a log, the head and the tail are kept. Characters.
+MAX_LOG_CHARS = 64 * 1024
+# Logs of one run in the report: those of the first few failures. The others are listed with their places.
+MAX_LOGS = 24
+# A file of an archive is unpacked up to this size, because a small archive can be enormous. Bytes.
+_MAX_MEMBER_BYTES = 192 << 20
+_PART_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class RunFiles:
+    """The files of one run.
+
+    Attributes:
+        xml: Its test.xml; None if there is none.
+        streams: Its event streams.
+        archive: The archive of its undeclared outputs; None if there is none.
+        folder: The folder of its undeclared outputs; None if there is none.
+        log: Its test.log; None if there is none.
+    """
+
+    xml: Path | None = None
+    streams: Sequence[Path] = ()
+    archive: Path | None = None
+    folder: Path | None = None
+    log: Path | None = None
+
+
+def is_stream_name(name: str) -> bool:
+    """Return whether a file of this name may be an event stream."""
+    return _STREAM.fullmatch(name) is not None
+
+
+def filled_run(run: RunRecord, files: RunFiles, *, with_processes: bool) -> tuple[RunRecord, list[Problem]]:
+    """Return a run with what its files say, and what is wrong with them.
+
+    Args:
+        run: What is known without the files.
+        files: The files.
+        with_processes: Whether to read when each process was started and ready.
+    """
+    subject = f"{run.target}{f' ({run.part})' if run.part else ''}"
+    problems: list[Problem] = []
+    from_xml = []
+    has_results = False
+    if files.xml is not None:
+        try:
+            from_xml = [case for _, cases in read_cases(files.xml) for case in cases]
+            has_results = True
+        except ReportError as error:
+            problems.append(Problem(subject, str(error)))
+    with contextlib.ExitStack() as stack:
+        try:
+            unpacked = stack.enter_context(packed_files(files.archive)) if files.archive else []
+        except ReportError as error:
+            unpacked = []
+            problems.append(Problem(subject, str(error)))
+        beside = sorted(files.folder.iterdir()) if files.folder is not None and files.folder.is_dir() else []
+        outputs = [*unpacked, *beside]
+        streams = [*files.streams, *[path for path in outputs if _PACKED_STREAM.fullmatch(path.name)]]
+        stream = (
+            read_streams([(path, f"{subject}, {path.name}") for path in streams], with_processes=with_processes)
+            if streams
+            else None
+        )
+        if stream is not None:
+            problems += stream.problems
+            has_results = has_results or bool(stream.cases) or stream.exit_code is not None
+            if not run.target.startswith(("//", "@")):
+                # Outside Bazel's testlogs the stream itself knows the target, if there is one.
+                run = replace(run, target=stream.target or run.target)
+            elif stream.target and stream.target.lstrip("@") != run.target.lstrip("@"):
+                problems.append(_foreign(subject, stream.target, run.target))
+                stream = None
+        merged, contradictions = merge_cases(from_xml, stream.cases if stream else (), subject)
+        problems += contradictions
+        run = replace(run, cases=merged, has_results=has_results, source=str(files.xml or next(iter(streams), "")))
+        if stream is not None:
+            run = _with_stream(run, stream)
+        is_bad = any(case.status in BAD for case in merged) or run.status not in ("", "PASSED", "FLAKY")
+        if is_bad:
+            run = replace(run, logs=tuple(_logs(files, outputs, problems, subject)))
+    return run, problems
+
+
+def _with_stream(run: RunRecord, stream: StreamRecord) -> RunRecord:
+    wall_s = None
+    if stream.wall_zero_s is not None and stream.began_at_s is not None:
+        wall_s = stream.wall_zero_s + stream.began_at_s
+    length_s = (stream.ended_at_s or 0.0) - (stream.began_at_s or 0.0)
+    return replace(
+        run,
+        wall_zero_s=stream.wall_zero_s,
+        backend=stream.backend,
+        versions=stream.versions,
+        to_come=stream.to_come,
+        is_complete=run.is_complete and stream.exit_code is not None,
+        began_wall_s=wall_s if run.began_wall_s is None else run.began_wall_s,
+        duration_s=run.duration_s or bounded(length_s),
+    )
+
+
+def _foreign(subject: str, found: str, target: str) -> Problem:
+    return Problem(
+        subject,
+        f"the event stream is of {found!r:.200}, and not of {target}.\n"
+        "The files of two runs were mixed, or the target was renamed.\n"
+        "The stream is left out. Run the target again.",
+    )
+
+
+def _logs(files: RunFiles, outputs: Sequence[Path], problems: list[Problem], subject: str) -> Iterator[LogRecord]:
+    paths = [path for path in outputs if _RANK_LOG.fullmatch(path.name)]
+    if files.log is not None:
+        paths.insert(0, files.log)
+    for number, path in enumerate(paths):
+        is_packed = files.archive is not None and path.parent not in (files.folder, getattr(files.log, "parent", None))
+        place = str(files.archive if is_packed else path)
+        if number >= MAX_LOGS:
+            yield LogRecord(path.name, "", place)
+            continue
+        try:
+            yield LogRecord(path.name, _log_text(path), place)
+        except OSError as error:
+            problems.append(
+                Problem(
+                    subject,
+                    f"the log {path.name} cannot be read: {error.strerror}.\n"
+                    "A later run or a clean-up has removed it.\n"
+                    "Run the target again; the results themselves are complete.",
+                )
+            )
+
+
+def _log_text(path: Path) -> str:
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        if size <= 4 * MAX_LOG_CHARS:
+            data = file.read()
+        else:
+            head = file.read(2 * MAX_LOG_CHARS)
+            file.seek(-2 * MAX_LOG_CHARS, 2)
+            data = head + f"\n... {size - 4 * MAX_LOG_CHARS} bytes left out ...\n".encode() + file.read()
+    return shorten(data.decode("utf-8", errors="replace"), MAX_LOG_CHARS)
+
+
+@contextlib.contextmanager
+def packed_files(archive: Path) -> Iterator[list[Path]]:
+    """Unpack event streams and the logs of ranks from the archive of a run into a folder that is removed afterwards.
+
+    Raises:
+        ReportError: If the archive is damaged, or contains an enormous file.
+    """
+    with tempfile.TemporaryDirectory(prefix="dist-report-") as folder:
+        try:
+            unpacked = list(_unpacked(archive, Path(folder)))
+        except (OSError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
+            raise ReportError(
+                f"{archive}: the undeclared outputs cannot be unpacked: {error}.\n"
+                "The archive was cut off, or another program has written it.\n"
+                "Run the target again; its test.xml is still read."
+            ) from error
+        yield unpacked
+
+
+def _unpacked(archive: Path, folder: Path) -> Iterator[Path]:
+    with zipfile.ZipFile(archive) as packed:
+        for member in packed.infolist():
+            name = member.filename.rpartition("/")[2]
+            if not (_PACKED_STREAM.fullmatch(name) or _RANK_LOG.fullmatch(name)) or len(name.encode()) > 255:
+                continue
+            if member.file_size > _MAX_MEMBER_BYTES:
+                raise ReportError(
+                    f"{archive}: {name} has {member.file_size >> 20} MiB.\n"
+                    f"dist_testing writes at most {_MAX_MEMBER_BYTES >> 20} MiB, so this is another file.\n"
+                    "Leave the archive out."
+                )
+            path = folder / name
+            with packed.open(member) as source, path.open("wb") as target:
+                left = _MAX_MEMBER_BYTES
+                while left > 0 and (data := source.read(_PART_BYTES)):
+                    target.write(data)
+                    left -= len(data)
+            yield path

@@ -1,0 +1,97 @@
+"""Takes the text of a failure apart, so that the page can show the culprit first and fold the rest."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+__all__ = ["Part", "Story", "story_of"]
+
+# `dist_testing.engine.report` separates parts with such a line.
+_RULE = re.compile(r"^-{80,}$", re.MULTILINE)
+_CULPRIT = re.compile(r"ranks? [\d, ]+ of \d+ (failed first|is what the others wait for):")
+_ALSO = re.compile(r"ranks? [\d, ]+ of \d+ also failed:")
+_OUTPUT = re.compile(r"output of rank \d+")
+_STACKS = re.compile(r"stacks of rank\(s\) [\d, ]+:")
+
+Kind = Literal["culprit", "also failed", "output", "stacks", "other"]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One part of a failure's text.
+
+    Attributes:
+        kind: What it is about.
+        title: Its first line.
+        text: The rest.
+    """
+
+    kind: Kind
+    title: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    """The text of a failure.
+
+    Attributes:
+        head: What happened, in sentences.
+        victims: What became of the victims, in a sentence; "" if there are none.
+        ledger: Lines about collective calls: which rank waits where.
+        command: The command that runs this case alone; "" if the text gives none.
+        parts: The parts, the culprit's first.
+    """
+
+    head: str
+    victims: str
+    ledger: tuple[str, ...]
+    command: str
+    parts: tuple[Part, ...]
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the head is a traceback or another text that this library has not written."""
+        return not (self.parts or self.command or self.victims or self.ledger)
+
+
+_ORDER: dict[Kind, int] = {"culprit": 0, "output": 1, "also failed": 2, "stacks": 3, "other": 4}
+_COMMAND = "This case alone: "
+_VICTIMS = "Victims: "
+_LEDGER = re.compile(r"Ledger of ranks? [\d, ]+: ")
+
+
+def story_of(text: str) -> Story:
+    """Take a text apart. A text that this library has not written becomes one head."""
+    head, *rest = _RULE.split(text)
+    command = victims = ""
+    lines: list[str] = []
+    ledger: list[str] = []
+    for line in head.strip().split("\n"):
+        if line.startswith(_COMMAND) and not command:
+            command = line.removeprefix(_COMMAND)
+        elif line.startswith(_VICTIMS) and not victims:
+            victims = line.removeprefix(_VICTIMS)
+        elif _LEDGER.match(line):
+            ledger.append(line.removeprefix("Ledger of "))
+        else:
+            lines.append(line)
+    parts = [_part(piece.strip("\n")) for piece in rest if piece.strip()]
+    parts.sort(key=lambda part: _ORDER[part.kind])
+    return Story("\n".join(lines).strip(), victims, tuple(ledger), command, tuple(parts))
+
+
+def _part(piece: str) -> Part:
+    title, _, text = piece.partition("\n")
+    kind: Kind = "other"
+    if _CULPRIT.match(title):
+        kind = "culprit"
+    elif _ALSO.match(title):
+        kind = "also failed"
+    elif _OUTPUT.match(title):
+        kind = "output"
+    elif _STACKS.match(title):
+        kind = "stacks"
+    return Part(kind, title.removesuffix(":"), text.strip("\n"))

@@ -1,0 +1,77 @@
+"""Numbers and names as people read them."""
+
+from __future__ import annotations
+
+import re
+
+from dist_testing.report.model import Status
+
+__all__ = ["WORDS", "count_of", "plural", "ranks_text", "seconds", "size", "slug"]
+
+# A word for each status, after a number.
+WORDS: dict[Status, str] = {
+    "failed": "failed",
+    "error": "infrastructure failed",
+    "unfinished": "not finished",
+    "xpassed": "passed unexpectedly",
+    "xfailed": "failed as expected",
+    "skipped": "skipped",
+    "passed": "passed",
+}
+
+
+def seconds(value: float) -> str:
+    """Return a duration: "0 s", "8 ms", "1.42 s", "53 s", "4 min 10 s", "2 h 5 min"."""
+    if not value < 3e8:
+        # No run takes ten years: a damaged file, or another program's.
+        return "unknown"
+    if value < 0.0005:
+        return "0 s"
+    if value < 0.0995:
+        return f"{value * 1000:.0f} ms"
+    if value < 9.995:
+        return f"{value:.2f} s"
+    if value < 99.5:
+        return f"{value:.0f} s"
+    whole = round(value)
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def count_of(value: int) -> str:
+    """Return a number with spaces that do not break: "12 345"."""
+    return f"{value:,}".replace(",", "\N{NARROW NO-BREAK SPACE}")
+
+
+def plural(value: int, one: str, many: str = "") -> str:
+    """Return a number and its noun: "1 case", "3 cases"."""
+    return f"{count_of(value)} {one if value == 1 else many or one + 's'}"
+
+
+def size(value: int) -> str:
+    """Return a size: "812 bytes", "64 KiB", "1.5 MiB"."""
+    if value < 1024:
+        return f"{value} bytes"
+    return f"{value / 1024:.0f} KiB" if value < 1 << 20 else f"{value / (1 << 20):.1f} MiB"
+
+
+def ranks_text(ranks: tuple[int, ...]) -> str:
+    """Return ranks in words: "rank 3", "ranks 0-6, 8"."""
+    parts: list[str] = []
+    ordered = sorted(set(ranks))
+    start = 0
+    for index, rank in enumerate(ordered):
+        if index + 1 < len(ordered) and ordered[index + 1] == rank + 1:
+            continue
+        first = ordered[start]
+        parts.append(
+            str(rank) if first == rank else f"{first}, {rank}" if rank == first + 1 else f"{first}\u2013{rank}"
+        )
+        start = index + 1
+    return f"{'rank' if len(ordered) == 1 else 'ranks'} {', '.join(parts)}"
+
+
+def slug(name: str) -> str:
+    """Return a name as the files of its logs have it (`dist_testing.engine.kept_logs`)."""
+    return re.sub(r"[^A-Za-z0-9_.=-]+", "-", name).strip("-")[-120:]

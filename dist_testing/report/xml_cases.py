@@ -1,0 +1,123 @@
+"""Makes the cases of a run from its test.xml, and puts them together with those of its event stream."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from dist_testing.bazel.junit import EXPECTED, XmlCase, XmlSuite, read_xml
+from dist_testing.errors import ReportError
+from dist_testing.report.model import BAD, STATUSES, CaseRecord, Problem, RankRecord, Status, bounded
+
+__all__ = ["MAX_XML_BYTES", "merge_cases", "read_cases"]
+
+# About 100,000 cases. A larger file would take minutes and gigabytes.
+MAX_XML_BYTES = 128 << 20
+_RANK = re.compile(r"rank_(\d{1,7})")
+# Numbers in properties, which any program may have written.
+_NUMBER = re.compile(r"\d{1,7}")
+
+
+def read_cases(path: Path) -> list[tuple[XmlSuite, tuple[CaseRecord, ...]]]:
+    """Read a file in JUnit's format.
+
+    Returns:
+        Each suite with its cases.
+
+    Raises:
+        ReportError: If the file is too large, or is not such a file.
+    """
+    try:
+        size = path.stat().st_size
+    except OSError as error:
+        raise ReportError(
+            f"{path}: cannot be read: {error.strerror}.\n"
+            "The file was removed while it was to be read, or this user may not read it.\n"
+            "Run the target again, or leave the file out."
+        ) from error
+    if size > MAX_XML_BYTES:
+        raise ReportError(
+            f"{path}: {size >> 20} MiB; at most {MAX_XML_BYTES >> 20} MiB are read.\n"
+            "A test has put much output into its result.\n"
+            "Leave the file out, or run the target with less output."
+        )
+    return [(suite, tuple(map(_record, suite.cases))) for suite in read_xml(path)]
+
+
+def _record(case: XmlCase) -> CaseRecord:
+    properties = {name: str(value) for name, value in case.properties}
+    ranks = {int(match[1]): value for name, value in properties.items() if (match := _RANK.fullmatch(name))}
+    culprit = properties.get("culprit", "")
+    return CaseRecord(
+        name=case.key,
+        status=_status(case),
+        message=case.message.removeprefix(EXPECTED),
+        text=case.text,
+        duration_s=bounded(case.duration_s),
+        world_size=_number(properties.get("world_size", "")),
+        cause=properties.get("cause", ""),
+        culprit=int(culprit) if _NUMBER.fullmatch(culprit) else None,
+        ranks=tuple(RankRecord(rank, description=value) for rank, value in sorted(ranks.items())),
+        gpus=properties.get("gpus", ""),
+        gpu_wait_s=_seconds(properties.get("gpu_wait_s", "")),
+    )
+
+
+def _status(case: XmlCase) -> Status:
+    if case.outcome != "skipped":
+        return case.outcome
+    return "xfailed" if case.has_run else "skipped"
+
+
+def _number(text: str) -> int:
+    return int(text) if _NUMBER.fullmatch(text) else 0
+
+
+def _seconds(text: str) -> float:
+    return float(text) if re.fullmatch(r"\d{1,9}(\.\d{1,9})?", text) else 0.0
+
+
+def merge_cases(
+    from_xml: Sequence[CaseRecord], from_stream: Sequence[CaseRecord], subject: str
+) -> tuple[tuple[CaseRecord, ...], list[Problem]]:
+    """Put the cases of a run together, which its test.xml and its event stream both tell.
+
+    The stream knows more, so it counts. If they contradict each other, the worse status counts.
+
+    Args:
+        from_xml: Cases of the test.xml.
+        from_stream: Cases of the event stream; empty if there is none.
+        subject: The run, for problems.
+    """
+    if not from_stream:
+        return tuple(from_xml), []
+    by_name: dict[str, list[CaseRecord]] = {}
+    for case in from_xml:
+        by_name.setdefault(case.name, []).append(case)
+    merged: list[CaseRecord] = []
+    contradicting: list[str] = []
+    for case in from_stream:
+        told = by_name.pop(case.name, [])
+        worst = min(told, key=lambda one: STATUSES.index(one.status), default=None)
+        if worst is None:
+            merged.append(case)
+            continue
+        if (worst.status in BAD) != (case.status in BAD):
+            contradicting.append(f"{case.name}: {case.status} by the event stream, {worst.status} by the test.xml")
+            if worst.status in BAD:
+                case = replace(case, status=worst.status, message=worst.message, text=worst.text, cause=worst.cause)
+        elif not case.text and worst.text:
+            case = replace(case, text=worst.text)
+        merged.append(case)
+    merged += [case for cases in by_name.values() for case in cases]
+    if not contradicting:
+        return tuple(merged), []
+    more = f"; and {len(contradicting) - 3} more" if len(contradicting) > 3 else ""
+    text = (
+        f"the event stream and the test.xml contradict each other: {'; '.join(contradicting[:3])}{more}.\n"
+        "They are of different runs, or a program has changed one of them.\n"
+        "The worse result counts here. Run the target again to know."
+    )
+    return tuple(merged), [Problem(subject, text)]

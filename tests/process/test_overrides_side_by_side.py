@@ -1,0 +1,261 @@
+"""Classes that override the members of torch's classes: the same calls, and the same outcomes, as with torch's own."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.support.children import run_cases, write_file
+from tests.support.starter import Starter
+
+# Limit in seconds: torch's process class takes several seconds per test, and more on a busy machine.
+_LIMIT_S = 800.0
+
+_CASES = """
+    import json
+    import os
+    import sys
+    import threading
+    import unittest
+    from pathlib import Path
+
+    import torch.distributed as dist
+
+    if os.environ["BASE"] == "torch":
+        from torch.testing._internal.common_distributed import MultiProcessTestCase, MultiThreadedTestCase
+    else:
+        from dist_testing import MultiProcessTestCase, MultiThreadedTestCase
+
+    told = {}
+
+
+    def tell(test, *facts):
+        told.setdefault(test, []).append(list(facts))
+
+
+    class Threads(MultiThreadedTestCase):
+        world_size = 2
+
+        def setUp(self):
+            super().setUp()
+            self._spawn_threads()
+
+        def test_passes(self):
+            dist.barrier()
+
+        def test_fails(self):
+            if self.rank == 1:
+                raise ValueError("planted")
+
+        def test_skips(self):
+            self.skipTest("planted")
+
+
+    class OwnCheck(Threads):
+        @classmethod
+        def _check_return_codes(cls, failed_ranks, timeout, fn):
+            tell(
+                fn.__name__,
+                sorted(
+                    (rank, kind.__name__, str(error).splitlines()[0], bool(trace))
+                    for rank, (kind, error, trace) in failed_ranks
+                ),
+                type(timeout).__name__ in ("int", "float"),
+            )
+
+
+    class AlsoOwnCheck(Threads):
+        @classmethod
+        def _check_return_codes(cls, failed_ranks, timeout, fn):
+            super()._check_return_codes(failed_ranks, timeout, fn)
+
+
+    class Forgives(Threads):
+        @classmethod
+        def _check_return_codes(cls, failed_ranks, timeout, fn):
+            kept = [entry for entry in failed_ranks if not isinstance(entry[1][1], ValueError)]
+            super()._check_return_codes(kept, timeout, fn)
+
+
+    class Invents(Threads):
+        @classmethod
+        def _check_return_codes(cls, failed_ranks, timeout, fn):
+            error = ValueError("invented")
+            failed_ranks.append((0, (ValueError, error, None)))
+            super()._check_return_codes(failed_ranks, timeout, fn)
+
+
+    class OwnJoin(Threads):
+        @classmethod
+        def _join_threads(cls, threads, fn):
+            tell(fn.__name__, len(threads), all(callable(thread.join) for thread in threads))
+            for thread in threads:
+                thread.join()
+            tell(fn.__name__, [thread.is_alive() for thread in threads])
+            super()._join_threads(threads, fn)
+
+
+    class OwnSpawn(Threads):
+        def _spawn_threads(self):
+            tell(self._current_test_name, len(self.threads))
+            super()._spawn_threads()
+            tell(self._current_test_name, len(self.threads), self.rank)
+
+
+    class Processes(MultiProcessTestCase):
+        @property
+        def world_size(self):
+            return 2
+
+        def setUp(self):
+            super().setUp()
+            self._spawn_processes()
+
+        def tearDown(self):
+            super().tearDown()
+            Path(self.file_name).unlink(missing_ok=True)
+
+
+    class ProcessCheck(Processes):
+        def test_codes(self):
+            sys.exit(3 if self.rank == 0 else 0)
+
+        def _check_return_codes(self, fn, elapsed_time):
+            tell(fn.__name__, [process.exitcode for process in self.processes], elapsed_time > 0)
+            self.skip_return_code_checks = [fn]
+            super()._check_return_codes(fn, elapsed_time)
+
+
+    class ProcessCheckFails(Processes):
+        def test_raises(self):
+            raise ValueError("planted")
+
+        def _check_return_codes(self, fn, elapsed_time):
+            super()._check_return_codes(fn, elapsed_time)
+
+
+    if __name__ == "__main__":
+        outcomes = {}
+        for cls in (
+            OwnCheck, AlsoOwnCheck, Forgives, Invents, OwnJoin, OwnSpawn, ProcessCheck, ProcessCheckFails,
+        ):
+            told.clear()
+            for test in unittest.defaultTestLoader.loadTestsFromTestCase(cls):
+                result = unittest.TestResult()
+                test.run(result)
+                bad = "failed" if result.failures or result.errors else "skipped" if result.skipped else "passed"
+                name = test._testMethodName
+                outcomes[f"{cls.__name__}.{name}"] = [bad, told.get(name, [])]
+        Path(os.environ["OUTCOMES"]).write_text(json.dumps(outcomes))
+"""
+
+_PASSED: list[object] = ["passed", []]
+_FAILED: list[object] = ["failed", []]
+_SKIPPED: list[object] = ["skipped", []]
+_ALIKE = {
+    "OwnCheck.test_passes": ["passed", [[[], True]]],
+    "OwnCheck.test_fails": ["passed", [[[[1, "ValueError", "planted", True]], True]]],
+    "AlsoOwnCheck.test_passes": _PASSED,
+    "AlsoOwnCheck.test_fails": _FAILED,
+    "AlsoOwnCheck.test_skips": _SKIPPED,
+    "Forgives.test_passes": _PASSED,
+    "Forgives.test_fails": _PASSED,
+    "Forgives.test_skips": _SKIPPED,
+    "Invents.test_passes": _FAILED,
+    "Invents.test_fails": _FAILED,
+    "Invents.test_skips": _FAILED,
+    "OwnJoin.test_passes": ["passed", [[2, True], [[False, False]]]],
+    "OwnJoin.test_fails": ["failed", [[2, True], [[False, False]]]],
+    "OwnJoin.test_skips": ["skipped", [[2, True], [[False, False]]]],
+    "OwnSpawn.test_passes": ["passed", [[0], [2, -1]]],
+    "OwnSpawn.test_fails": ["failed", [[0], [2, -1]]],
+    "OwnSpawn.test_skips": ["skipped", [[0], [2, -1]]],
+    "ProcessCheck.test_codes": ["passed", [[[3, 0], True]]],
+    "ProcessCheckFails.test_raises": _FAILED,
+}
+
+
+@pytest.mark.parametrize("base", ["torch", "ours"])
+def test_overrides_of_torchs_members_are_called_as_by_torch(starter: Starter, tmp_path: Path, base: str) -> None:
+    """If this fails, a class that judges its ranks itself gets other arguments than torch's class gives it."""
+    write_file(tmp_path, "both.py", _CASES)
+    outcomes = tmp_path / "outcomes.json"
+    child = starter.start(["both.py"], tmp_path, env={"BASE": base, "OUTCOMES": str(outcomes)}, fresh=True)
+    assert child.wait(_LIMIT_S) == 0, child.log
+    found = json.loads(outcomes.read_text())
+    # Ranks that skip are in the list, each with its SkipTest.
+    outcome, ((entries, has_limit),) = found.pop("OwnCheck.test_skips")
+    assert (outcome, has_limit) == ("passed", True)
+    assert [entry[:3] for entry in entries] == [[rank, "SkipTest", "planted"] for rank in range(2)]
+    assert found == _ALIKE, child.log
+
+
+_OLDER = """
+    import os
+
+    from dist_testing import MultiProcessTestCase
+
+
+    class OfAnOlderTorch(MultiProcessTestCase):
+        world_size = 2
+
+        def setUp(self):
+            super().setUp()
+            self._spawn_processes()
+            if "any_code" in self._testMethodName:
+                self.skip_return_code_checks = [getattr(self, self._testMethodName).__wrapped__]
+
+        def _check_return_codes(self, elapsed_time):
+            print("CODES", self._testMethodName, [process.exitcode for process in self.processes])
+            super()._check_return_codes(elapsed_time)
+
+        def _check_no_test_errors(self, elapsed_time):
+            print("NO ERRORS", self._testMethodName)
+            super()._check_no_test_errors(elapsed_time)
+
+        def test_passes(self):
+            pass
+
+        def test_fails(self):
+            raise ValueError("planted")
+
+        def test_any_code(self):
+            os._exit(3)
+
+        def test_any_code_but_an_error(self):
+            raise ValueError("planted")
+
+
+    class OwnNoErrors(MultiProcessTestCase):
+        world_size = 2
+
+        def setUp(self):
+            super().setUp()
+            self._spawn_processes()
+            self.skip_return_code_checks = [self.test_it.__wrapped__]
+
+        def _check_no_test_errors(self, elapsed_time):
+            print("OWN", elapsed_time > 0)
+
+        def test_it(self):
+            raise ValueError("planted")
+"""
+
+
+def test_overrides_by_the_signatures_of_older_releases(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, a class from the time of torch 2.5 fails by a TypeError, or its override is never called."""
+    ended = run_cases(starter, tmp_path, _OLDER, "-rAP")
+    assert ended.outcomes() == {
+        "test_passes": "PASSED",
+        "test_fails": "FAILED",
+        "test_any_code": "PASSED",
+        "test_any_code_but_an_error": "FAILED",
+        "test_it": "PASSED",
+    }, ended.log
+    said = [line for line in ended.log.splitlines() if line.startswith(("CODES", "NO ERRORS", "OWN"))]
+    assert "CODES test_passes [0, 0]" in said
+    assert "NO ERRORS test_any_code" in said
+    assert "OWN True" in said
+    assert not [line for line in said if line.startswith("CODES test_any_code")]

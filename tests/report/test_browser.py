@@ -1,0 +1,213 @@
+"""The page in a real browser: search, filters, folds, keys, no complaint, no request, and no barrier for anybody.
+
+It needs a Chromium: on PATH, or named by DIST_TESTING_CHROMIUM. The check of barriers also needs axe-core: the file
+axe.min.js (`npm pack axe-core`), named by DIST_TESTING_AXE.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dist_testing.report.cli import main
+from tests.report.chromium import Browser, Tab, browser, chromium
+from tests.report.streams import Case, write_stream
+
+_AXE = os.environ.get("DIST_TESTING_AXE", "")
+pytestmark = pytest.mark.skipif(chromium() is None, reason="no Chromium on PATH, and DIST_TESTING_CHROMIUM is not set")
+
+_RULE = "-" * 100
+_HOSTILE = (
+    "</pre></script><script>window.hacked = 1</script><img src=x onerror='window.hacked = 1'>\u202e\x00" + "y" * 50_000
+)
+_TEXT = f"head\n{_RULE}\noutput of rank 1:\nout\n{_RULE}\nrank 1 of 4 failed first: it raised\n\n" + "a line\n" * 50
+_READY = "!document.getElementById('browser').hidden"
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A page of two targets, with failures of each kind, hostile texts and a few hundred cases."""
+    folder = tmp_path_factory.mktemp("page")
+    bad = [
+        Case("t.py::wrong", "failed", "rank 1 raised ValueError", _TEXT, 4, "failure", 1, (0, 2, 3)),
+        Case("t.py::hangs", "failed", "rank 2 did not come", _TEXT, 4, "hang", 2, (0, 1, 3)),
+        Case(f"t.py::x[{_HOSTILE[:200]}]", "failed", _HOSTILE, _HOSTILE, 2, "failure", 0, warning=_HOSTILE),
+        Case("t.py::skips", "skipped", _HOSTILE, world_size=0),
+    ]
+    many = [Case(f"m.py::case[{number}]", world_size=2, gpu_wait_s=0.1) for number in range(450)]
+    for name, cases in (("bad", bad), ("many", many)):
+        place = folder / "testlogs" / "a" / name
+        write_stream(place / "test.outputs" / "events.jsonl.gz", cases, target=f"//a:{name}")
+        # With an empty test.xml the log of the run is read, too.
+        (place / "test.xml").write_text("<testsuites/>", encoding="utf-8")
+        lines = "\n".join(f"line {number}" for number in range(300))
+        (place / "test.log").write_text(f"{_HOSTILE[:300]}\n{lines}\nthe end", encoding="utf-8")
+    out = folder / "page.html"
+    assert main([str(folder / "testlogs"), f"--out={out}"]) == 0
+    return out
+
+
+@pytest.fixture(scope="module")
+def chrome(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    """A running browser."""
+    with browser(tmp_path_factory.mktemp("profile")) as running:
+        yield running
+
+
+def _rows(tab: Tab) -> int:
+    count: int = tab.value("document.querySelectorAll('#rows tr:not(.detail)').length")
+    return count
+
+
+def _pick(tab: Tab, name: str, value: str) -> None:
+    code = f"const f = document.getElementById('{name}'); f.value = '{value}'; f.dispatchEvent(new Event('change'))"
+    tab.value(f"(() => {{ {code} }})()")
+
+
+def _keep(tab: Tab, name: str, folder: Path) -> None:
+    """Keep a picture, under Bazel among the undeclared outputs."""
+    tab.screenshot(Path(os.environ.get("TEST_UNDECLARED_OUTPUTS_DIR", folder)) / f"{name}.png")
+
+
+def test_search_filters_and_more_rows(chrome: Browser, page: Path, tmp_path: Path) -> None:
+    """If it fails, a case cannot be found among ten thousand."""
+    tab = chrome.tab()
+    tab.open(page, wait_for=_READY)
+    assert _rows(tab) == 200
+    tab.value("document.getElementById('more').click()")
+    assert _rows(tab) == 400
+    assert tab.value("document.querySelector('#rows .word').textContent") == "failed"
+    tab.press("/")
+    tab.type("CASE[44 m.")
+    tab.wait("document.getElementById('found').textContent.startsWith('11 of 454')")
+    assert _rows(tab) == 11
+    tab.value(
+        "(() => { const s = document.getElementById('search'); s.value = ''; s.dispatchEvent(new Event('input')) })()"
+    )
+    for name, value, count in (
+        ("f-status", "bad", 3),
+        ("f-culprit", "2", 1),
+        ("f-status", "", 1),
+        ("f-culprit", "", 200),
+    ):
+        _pick(tab, name, value)
+        assert _rows(tab) == count, (name, value)
+    _pick(tab, "f-target", "//a:bad")
+    assert _rows(tab) == 4
+    _pick(tab, "f-world", "4")
+    assert _rows(tab) == 2
+    _pick(tab, "f-order", "time")
+    _keep(tab, "search", tmp_path)
+    assert tab.complaints() == []
+
+
+def test_a_case_opens_with_its_lanes_and_leads_to_its_failure(chrome: Browser, page: Path) -> None:
+    """If it fails, the table is a dead end."""
+    tab = chrome.tab()
+    tab.open(page, wait_for=_READY)
+    tab.value("[...document.querySelectorAll('#rows button')].find(b => b.textContent.includes('hangs')).click()")
+    assert tab.value("document.querySelectorAll('.detail svg rect').length") == 24
+    assert tab.value("document.querySelector('#rows button[aria-expanded=true]').textContent") == "t.hangs"
+    tab.value("document.querySelector('.detail a').click()")
+    tab.wait("location.hash === '#failure-2'")
+    assert tab.value("document.getElementById('failure-2').open") is True
+    tab.value("document.querySelector('#rows button[aria-expanded=true]').click()")
+    assert tab.value("document.querySelector('.detail')") is None
+    assert tab.complaints() == []
+
+
+def test_the_keyboard_reaches_everything(chrome: Browser, page: Path) -> None:
+    """If it fails, people without a mouse cannot read the page."""
+    tab = chrome.tab()
+    tab.open(page, wait_for=_READY)
+    focus = "document.activeElement.closest('.failure') && document.activeElement.closest('.failure').id"
+    for key, expected in (("j", "failure-1"), ("j", "failure-2"), ("k", "failure-1"), ("k", "failure-1")):
+        tab.press(key)
+        assert tab.value(focus) == expected
+    assert tab.value("document.getElementById('failure-1').open") is True
+    tab.press("Enter", "\r")
+    assert tab.value("document.getElementById('failure-1').open") is False
+    tab.press("/")
+    assert tab.value("document.activeElement.id") == "search"
+    tab.press("j")
+    assert tab.value("document.getElementById('search').value") == "j"
+    tab.press("Escape")
+    assert tab.value("document.activeElement.tagName") == "BODY"
+    # Tab reaches each control, and the focus can be seen.
+    seen = set()
+    for _ in range(60):
+        tab.press("Tab")
+        seen.add(
+            tab.value("document.activeElement.id || document.activeElement.className || document.activeElement.tagName")
+        )
+        outline = "getComputedStyle(document.activeElement).outlineStyle !== 'none'"
+        assert tab.value(f"document.activeElement === document.body || {outline}"), tab.value(
+            "document.activeElement.outerHTML.slice(0, 200)"
+        )
+    assert {"skip-link", "A", "SUMMARY"} <= seen
+    assert tab.complaints() == []
+
+
+def test_a_whole_log_unfolds(chrome: Browser, page: Path) -> None:
+    """If it fails, only the last lines of a log can be read."""
+    tab = chrome.tab()
+    tab.open(page, wait_for=_READY)
+    log = "document.querySelector('.log')"
+    assert tab.value(f"{log}.querySelector('pre').textContent.includes('line 7\\n')") is False
+    tab.value(f"{log}.open = true")
+    tab.wait(f"{log}.querySelector('pre').textContent.includes('line 7\\n')")
+    assert tab.value(f"{log}.querySelector('pre').textContent.startsWith('</pre></script>')") is True
+    assert tab.complaints() == []
+
+
+def test_nothing_hostile_runs_and_no_request_leaves(chrome: Browser, page: Path) -> None:
+    """If it fails, a test's name runs code in the browser of the person who looks at it."""
+    tab = chrome.tab()
+    tab.open(page, wait_for=_READY)
+    tab.value("document.querySelectorAll('details').forEach(d => { d.open = true })")
+    tab.value("document.querySelectorAll('#rows button').forEach(b => b.click())")
+    assert tab.value("window.hacked") is None
+    assert tab.value("document.images.length") == 0
+    refused = "fetch('https://example.invalid/').then(() => 'sent', () => 'refused')"
+    before = tab.complaints()
+    assert tab.requests() == [page.as_uri()]
+    assert tab.value(refused) == "refused"
+    assert before == []
+    assert tab.requests() == [page.as_uri()]
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize("dark", [False, True])
+def test_the_page_fits_a_phone_and_has_no_barriers(
+    chrome: Browser, page: Path, tmp_path: Path, width: int, dark: bool
+) -> None:
+    """If it fails, the page scrolls sideways on a phone, or people with weak sight cannot read it."""
+    tab = chrome.tab(width=width, dark=dark)
+    tab.open(page, wait_for=_READY)
+    assert tab.value("document.documentElement.scrollWidth") <= width
+    back = tab.value("getComputedStyle(document.body).backgroundColor")
+    assert back == ("rgb(20, 23, 26)" if dark else "rgb(252, 252, 251)")
+    _keep(tab, f"{width}-{'dark' if dark else 'light'}", tmp_path)
+    if not _AXE:
+        pytest.skip("the picture is kept; the check of barriers needs DIST_TESTING_AXE")
+    tab.value("document.querySelectorAll('details').forEach(d => { d.open = true })")
+    tab.value("document.querySelectorAll('#rows button')[1].click()")
+    tab.value(Path(_AXE).read_text(encoding="utf-8") + ";0")
+    found = tab.value(
+        "axe.run().then(r => r.violations.map(v => v.id + ': ' + v.help + ' ' + v.nodes.slice(0, 3).map(n => n.html)))"
+    )
+    assert found == []
+
+
+def test_the_page_reads_without_javascript(chrome: Browser, page: Path, tmp_path: Path) -> None:
+    """If it fails, CI servers that forbid scripts show an empty page."""
+    tab = chrome.tab(script=False)
+    tab.open(page)
+    assert tab.value("document.getElementById('without').hidden") is False
+    assert tab.value("document.getElementById('browser').hidden") is True
+    shown = tab.value("document.querySelector('.culprit').innerText")
+    assert "rank 1 of 4 failed first" in shown
+    _keep(tab, "without-javascript", tmp_path)

@@ -1,0 +1,99 @@
+"""Two invocations: what is new, what is gone, and what is slower beyond the noise."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dist_testing.report.cli import main
+from dist_testing.report.compare import compare, compare_lines
+from dist_testing.report.model import CaseRecord, InvocationRecord, NotRun, Report, RunRecord, TargetRecord
+from tests.report.streams import Case, write_stream
+
+
+def _report(cases: dict[str, CaseRecord], target: str = "//a:a") -> Report:
+    return Report((InvocationRecord("i"),), (RunRecord(target, status="PASSED", cases=tuple(cases.values())),))
+
+
+def _cases(count: int, seconds: float = 2.0, seed: int = 0, noise: float = 0.05) -> dict[str, CaseRecord]:
+    chance = random.Random(seed)
+    return {
+        f"c{n}": CaseRecord(f"c{n}", "passed", duration_s=seconds * chance.lognormvariate(0, noise))
+        for n in range(count)
+    }
+
+
+def test_each_kind_of_difference_is_found() -> None:
+    """If it fails, a test that was removed or muted goes unseen."""
+    old = {name: CaseRecord(name, "passed") for name in ("same", "fails", "skips", "goes")}
+    old["mends"] = CaseRecord("mends", "failed")
+    new = {
+        "same": CaseRecord("same", "passed"),
+        "fails": CaseRecord("fails", "failed"),
+        "skips": CaseRecord("skips", "skipped", message="why"),
+        "mends": CaseRecord("mends", "passed"),
+        "comes": CaseRecord("comes", "passed"),
+        "comes_red": CaseRecord("comes_red", "error"),
+    }
+    before, after = _report(old), _report(new)
+    before = replace(before, runs=(*before.runs, RunRecord("//b:gone"), RunRecord("//c:c"), RunRecord("//d:d")))
+    after = replace(
+        after,
+        runs=(*after.runs, RunRecord("//new:new"), RunRecord("//c:c", cached="remote")),
+        targets=(TargetRecord("//d:d", "NOT BUILT"),),
+        not_run=(NotRun("not built", "//d:d", "", "why"),),
+    )
+    found = compare(before, after)
+    assert found.newly_failing == (("//a:a", "comes_red"), ("//a:a", "fails"))
+    assert found.mended == (("//a:a", "mends"),)
+    assert found.newly_skipped == (("//a:a", "skips"),)
+    assert found.removed == (("//a:a", "goes"), ("//b:gone", ""))
+    assert found.added == (("//a:a", "comes"), ("//a:a", "comes_red"), ("//new:new", ""))
+    assert found.newly_cached == (("//c:c", ""),)
+    lines = list(compare_lines(found))
+    assert lines[:3] == ["Newly failing: 2", "    //a:a comes_red", "    //a:a fails"]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_noise_and_another_machine_are_not_slower(seed: int) -> None:
+    """If it fails, every comparison lists half of the cases."""
+    before = _report(_cases(200, seed=seed))
+    assert compare(before, _report(_cases(200, seed=seed + 100))).slower == ()
+    on_a_slow_machine = compare(before, _report(_cases(200, seconds=3.0, seed=seed + 100)))
+    assert on_a_slow_machine.slower == ()
+    assert on_a_slow_machine.shift == pytest.approx(1.5, rel=0.05)
+
+
+@pytest.mark.parametrize("noise", [0.05, 0.2])
+def test_a_case_that_is_slower_is_found(noise: float) -> None:
+    """If it fails, a case that takes three times as long goes unseen."""
+    after = _cases(200, seed=7, noise=noise)
+    after["c9"] = replace(after["c9"], duration_s=3 * 2.0)
+    (slower,) = compare(_report(_cases(200, noise=noise)), _report(after)).slower
+    assert slower.case == "c9"
+
+
+def test_few_cases_need_a_large_factor() -> None:
+    """If it fails, two runs of three cases always differ."""
+    assert compare(_report(_cases(3)), _report(_cases(3, seconds=3.0))).slower == ()
+    assert len(compare(_report(_cases(3)), _report(_cases(3, seconds=5.0))).slower) == 3
+
+
+def test_nothing_to_compare_is_no_difference() -> None:
+    """If it fails, an empty invocation ends in a traceback."""
+    assert list(compare_lines(compare(_report({}), _report({})))) == ["no difference"]
+
+
+def test_the_command_shows_the_changes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """If it fails, --compare says nothing on the page."""
+    before = write_stream(tmp_path / "a" / "e.jsonl", [Case("t.py::x")], target="//a:a")
+    after = write_stream(tmp_path / "b" / "e.jsonl", [Case("t.py::x", "failed", "m")], target="//a:a")
+    out = tmp_path / "p.html"
+    assert main([str(after), f"--compare={before}", f"--out={out}"]) == 0
+    assert "Newly failing: 1\n    //a:a t.x" in capsys.readouterr().out
+    assert "Newly failing (1)" in out.read_text(encoding="utf-8")
+    assert main([str(after), f"--compare={tmp_path / 'no'}", f"--out={out}"]) == 2
+    assert "there is no such file" in capsys.readouterr().err

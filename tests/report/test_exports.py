@@ -1,0 +1,183 @@
+"""The forms for other programs: JSON against its published schema, CTRF, JUnit, GitHub and Markdown."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dist_testing.bazel.junit import read_xml
+from dist_testing.report.cli import main
+from dist_testing.report.exports import SCHEMA_FILE, ctrf, exported
+from dist_testing.report.gather import gather
+from dist_testing.report.github import annotation_lines, markdown
+from dist_testing.report.model import Report
+from tests.report.streams import Case, write_stream
+
+_RULE = "-" * 100
+_TEXT = f"head\n{_RULE}\nrank 1 of 2 failed first: it raised ValueError\n\nE   ValueError\n\ndir/t.py:14: ValueError"
+_EVERY = [
+    Case("t.py::C::bad[1.5]", "failed", "rank 1 raised", _TEXT, 2, "failure", 1, (0,), warning="hm"),
+    Case("t.py::ok"),
+    Case("t.py::no", "skipped", "no GPU", world_size=0),
+    Case("t.py::xf", "xfailed", "known"),
+    Case("t.py::xp", "xpassed", "known"),
+    Case("t.py::machine", "failed", "never started", cause="infrastructure"),
+]
+
+
+def _report(folder: Path, *cases: Case, target: str = "") -> Report:
+    return gather([write_stream(folder / "e.jsonl", cases or _EVERY, target=target)])
+
+
+_TYPES: dict[str, tuple[type, ...]] = {
+    "object": (dict,),
+    "array": (list,),
+    "string": (str,),
+    "integer": (int,),
+    "number": (int, float),
+    "boolean": (bool,),
+    "null": (type(None),),
+}
+
+
+def _check(value: Any, schema: dict[str, Any], place: str) -> None:
+    """Check a value against the part of JSON Schema that our schema uses. Unknown fields are errors here."""
+    unknown = schema.keys() - {
+        *("$schema", "title", "description", "type", "required", "properties", "additionalProperties", "items", "enum"),
+        "const",
+    }
+    assert not unknown, f"{place}: the test does not know {unknown}"
+    kinds = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
+    fits = any(isinstance(value, _TYPES[kind]) and (kind == "boolean" or type(value) is not bool) for kind in kinds)
+    assert fits, f"{place}: {value!r} is not {kinds}"
+    assert "enum" not in schema or value in schema["enum"], f"{place}: {value!r}"
+    assert "const" not in schema or value == schema["const"], f"{place}: {value!r}"
+    if isinstance(value, dict):
+        properties = schema.get("properties", {})
+        assert not set(schema.get("required", ())) - value.keys(), place
+        for name, item in value.items():
+            assert name in properties or "additionalProperties" in schema, f"{place}.{name} is not in the schema"
+            _check(item, properties.get(name) or schema["additionalProperties"], f"{place}.{name}")
+    if isinstance(value, list):
+        for number, item in enumerate(value):
+            _check(item, schema["items"], f"{place}[{number}]")
+
+
+def test_the_json_fits_its_published_schema(tmp_path: Path) -> None:
+    """If it fails, programs that read the export break without a new version of the schema."""
+    schema = json.loads(SCHEMA_FILE.read_text(encoding="utf-8"))
+    content = json.loads(exported(_report(tmp_path)))
+    _check(content, schema, "$")
+    (run,) = content["runs"]
+    assert [case["status"] for case in run["cases"]] == ["failed", "passed", "skipped", "xfailed", "xpassed", "error"]
+    assert run["cases"][0]["ranks"][1]["outcome"] == "raised"
+    assert run["cases"][0]["ranks"][0]["phases"][0]["name"] == "start"
+    assert content["counts"]["passed"] == 1
+
+
+def test_the_schema_check_finds_errors(tmp_path: Path) -> None:
+    """If it fails, the test above cannot fail."""
+    schema = json.loads(SCHEMA_FILE.read_text(encoding="utf-8"))
+    for path, value in ((("schema",), 2), (("runs", 0, "shard"), "1"), (("runs", 0, "more"), 1), (("counts",), None)):
+        content = json.loads(exported(_report(tmp_path)))
+        part = content
+        for step in path[:-1]:
+            part = part[step]
+        part[path[-1]] = value
+        with pytest.raises(AssertionError, match=r"\$"):
+            _check(content, schema, "$")
+
+
+def test_hostile_times_are_still_json(tmp_path: Path) -> None:
+    """If it fails, a damaged stream ends the export in a traceback."""
+    path = write_stream(tmp_path / "e.jsonl", _EVERY)
+    text = path.read_text(encoding="utf-8").replace('[["start",', '[["start",-1e308,1e308],["start",')
+    path.write_text(
+        text.replace('"duration_s":0.25', '"duration_s":1e308').replace('"at_s":101.0', '"at_s":-1e308'),
+        encoding="utf-8",
+    )
+    report = gather([path])
+    for content in (exported(report), ctrf(report)):
+        assert "Infinity" not in content
+        json.loads(content)
+    assert markdown(report)
+    assert main([str(path), f"--out={tmp_path / 'p.html'}", f"--junit={tmp_path / 'j.xml'}"]) == 0
+
+
+def test_ctrf_has_its_required_fields(tmp_path: Path) -> None:
+    """If it fails, programs that read CTRF refuse the file."""
+    content = json.loads(ctrf(_report(tmp_path)))
+    results = content["results"]
+    assert (content["reportFormat"], results["tool"]["name"]) == ("CTRF", "dist_testing")
+    summary = results["summary"]
+    assert [summary[name] for name in ("tests", "passed", "failed", "skipped", "pending", "other")] == [
+        6,
+        3,
+        2,
+        1,
+        0,
+        0,
+    ]
+    assert summary["start"] <= summary["stop"]
+    assert {type(summary["start"]), type(results["tests"][0]["duration"])} == {int}
+    assert {test["status"] for test in results["tests"]} == {"passed", "failed", "skipped"}
+    assert results["tests"][0]["trace"] == _TEXT
+
+
+def test_the_merged_junit_file_reads_as_the_same_results(tmp_path: Path) -> None:
+    """If it fails, a CI server shows other results than the page."""
+    write_stream(tmp_path / "in" / "a" / "e.jsonl", _EVERY, target="//a:a")
+    write_stream(tmp_path / "in" / "b" / "e.jsonl", [Case("t.py::other")], target="//b:b")
+    out = tmp_path / "merged.xml"
+    assert main([str(tmp_path / "in"), f"--out={tmp_path / 'p.html'}", f"--junit={out}"]) == 0
+    suites = {suite.name: suite.cases for suite in read_xml(out)}
+    assert sorted(suites) == ["//a:a", "//b:b"]
+    assert [(case.classname, case.name, case.outcome) for case in suites["//a:a"]] == [
+        ("t.C", "bad[1.5]", "failed"),
+        ("t", "ok", "passed"),
+        ("t", "no", "skipped"),
+        ("t", "xf", "skipped"),
+        ("t", "xp", "passed"),
+        ("t", "machine", "error"),
+    ]
+    again = gather([out])
+    statuses = {case.name: case.status for run in again.runs for case in run.cases}
+    assert (statuses["t.C.bad[1.5]"], statuses["t.xf"], statuses["t.other"]) == ("failed", "xfailed", "passed")
+
+
+def test_annotations_point_to_the_culprits_line_and_nothing_breaks_out(tmp_path: Path) -> None:
+    """If it fails, a test's message runs a command of GitHub's runner, or the annotation points nowhere."""
+    hostile = Case("t.py::x", "failed", "100 %\n::set-env name=PATH::x,y: \x1b[31m", "", 2, "failure", 0)
+    lines = list(annotation_lines(_report(tmp_path, _EVERY[0], hostile, target="//a:a")))
+    assert lines[0] == "::error file=dir/t.py,line=14,title=t.C.bad[1.5]:://a:a: rank 1 raised"
+    assert lines[1] == "::error title=t.x:://a:a: 100 %25%0A::set-env name=PATH::x,y: "
+    many = list(annotation_lines(_report(tmp_path, *[Case(f"t.py::t{n}", "failed", "m") for n in range(30)])))
+    assert len(many) == 11
+    assert many[-1].startswith("::notice title=dist_testing::20 more failures")
+
+
+def test_the_summary_of_a_job_is_appended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If it fails, the job has no summary, or that of another step is gone."""
+    place = tmp_path / "summary.md"
+    place.write_text("before\n", encoding="utf-8")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(place))
+    path = write_stream(tmp_path / "e.jsonl", _EVERY)
+    assert main([str(path), f"--out={tmp_path / 'p.html'}", "--github", "--title=CPU"]) == 0
+    text = place.read_text(encoding="utf-8")
+    assert text.startswith("before\n### CPU\n\n1 failed, 1 infrastructure failed,")
+    assert "no GPU" in text
+
+
+def test_markdown_stays_text(tmp_path: Path) -> None:
+    """If it fails, a test's message mentions people, makes links, or closes the block that it is in."""
+    nasty = "```\n</details> @everyone [x](https://evil) `code` | <b> www.evil.com"
+    text = markdown(_report(tmp_path, Case(f"t.py::x[{nasty}]", "failed", nasty, nasty, 2, "failure", 0)))
+    outside, _, block = text.partition("````text")
+    assert "https://" not in outside
+    assert "@everyone" not in outside
+    assert "<b>" not in outside
+    assert block.count("````") == 1
+    assert "  </details>" in block.partition("  ````")[2]

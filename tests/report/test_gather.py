@@ -1,0 +1,303 @@
+"""What the report reads, and what it says about files that are damaged, foreign or hostile."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dist_testing.bazel.junit import XmlCase, write_xml
+from dist_testing.report.build_events import read_invocation
+from dist_testing.report.digests import blake3
+from dist_testing.report.gather import gather
+from dist_testing.report.model import CaseRecord, Report
+from tests.report.streams import Action, Case, build_events, stream_events, write_build_events, write_stream
+
+FAILED = Case("t.py::bad", "failed", "rank 1 raised ValueError: x", "a text", 2, "failure", 1, (0,))
+
+
+def _cases(report: Report) -> dict[str, CaseRecord]:
+    return {case.name: case for run in report.runs for case in run.cases}
+
+
+def _statuses(report: Report) -> dict[str, str]:
+    return {name: case.status for name, case in _cases(report).items()}
+
+
+def test_a_stream_of_pytest_gives_every_status_and_the_ranks(tmp_path: Path) -> None:
+    """If it fails, the page shows wrong results for a plain pytest run."""
+    cases = [
+        Case("d/t.py::C::ok[1]", gpu_wait_s=1.5),
+        FAILED,
+        Case("t.py::machine", "failed", "rank 0 never started", cause="infrastructure"),
+        Case("t.py::gone", "skipped", "needs 2 GPUs", world_size=0),
+        Case("t.py::xf", "xfailed", "known"),
+        Case("t.py::xp", "xpassed", "known"),
+    ]
+    report = gather([write_stream(tmp_path / "e.jsonl.gz", cases)])
+    assert report.problems == ()
+    assert _statuses(report) == {
+        "d.t.C.ok[1]": "passed",
+        "t.bad": "failed",
+        "t.machine": "error",
+        "t.gone": "skipped",
+        "t.xf": "xfailed",
+        "t.xp": "xpassed",
+    }
+    bad = _cases(report)["t.bad"]
+    assert (bad.culprit, bad.victims, bad.world_size, bad.cause) == (1, (0,), 2, "failure")
+    assert [(rank.outcome, rank.operation) for rank in bad.ranks] == [("stopped", "all_reduce"), ("raised", "")]
+    assert [phase.name for phase in bad.ranks[0].phases][:2] == ["start", "init"]
+    assert _cases(report)["d.t.C.ok[1]"].gpu_wait_s == pytest.approx(1.5)
+    assert report.runs[0].backend == "gloo"
+
+
+def test_a_run_that_was_killed_shows_what_was_running_and_what_did_not_begin(tmp_path: Path) -> None:
+    """If it fails, a run that the machine has killed looks like a short good run."""
+    path = write_stream(tmp_path / "e.jsonl", [Case("t.py::a"), Case("t.py::b", is_cut=True)], collected=7)
+    report = gather([path])
+    assert _statuses(report) == {"t.a": "passed", "t.b": "unfinished"}
+    assert (report.runs[0].to_come, report.runs[0].is_complete) == (5, False)
+    assert "did not come to its end" in report.problems[0].text
+
+
+def test_the_streams_of_xdist_are_one_run(tmp_path: Path) -> None:
+    """If it fails, each case of pytest-xdist counts twice."""
+    write_stream(tmp_path / "e.gw0.jsonl", [Case("t.py::a")], collected=2)
+    write_stream(tmp_path / "e.gw1.jsonl", [Case("t.py::b")], collected=2)
+    write_stream(tmp_path / "e.jsonl", [Case("t.py::a", world_size=0), Case("t.py::b", world_size=0)])
+    report = gather([tmp_path])
+    (run,) = report.runs
+    assert (sorted(_statuses(report)), run.to_come, run.is_complete) == (["t.a", "t.b"], 0, True)
+    assert [case.world_size for case in run.cases] == [2, 2]
+
+
+def _target(folder: Path, cases: list[Case], xml: list[XmlCase], *, zipped: bool = False) -> Path:
+    folder.mkdir(parents=True)
+    write_xml(folder / "test.xml", "//a:a", xml)
+    (folder / "test.log").write_text("the log", encoding="utf-8")
+    outputs = folder / "test.outputs"
+    write_stream(outputs / "events.jsonl.gz", cases, target="//a:a")
+    (outputs / "t.bad.rank-1.log").write_text("output of rank 1", encoding="utf-8")
+    if zipped:
+        with zipfile.ZipFile(outputs / "outputs.zip", "w") as packed:
+            for name in ("events.jsonl.gz", "t.bad.rank-1.log"):
+                packed.write(outputs / name, name)
+                (outputs / name).unlink()
+    return folder / "test.xml"
+
+
+@pytest.mark.parametrize("zipped", [False, True])
+@pytest.mark.parametrize("by_events", [False, True])
+def test_a_target_is_its_xml_its_events_and_its_logs(tmp_path: Path, zipped: bool, by_events: bool) -> None:
+    """If it fails, the page lacks the ranks or the logs of a failure under Bazel."""
+    both = [XmlCase("t", "ok", "passed", 1.0), XmlCase("t", "bad", "failed", 1.0, "m", "xml text")]
+    xml = _target(tmp_path / "testlogs" / "a" / "a", [Case("t.py::ok"), FAILED], both, zipped=zipped)
+    named = tmp_path / "testlogs"
+    if by_events:
+        named = write_build_events(tmp_path / "bep.json", build_events([Action("//a:a", xml, "FAILED")]))
+    report = gather([named, tmp_path / "testlogs"] if by_events else [named])
+    assert report.problems == ()
+    (run,) = report.runs
+    assert (run.target, len(run.cases)) == ("//a:a", 2)
+    assert _cases(report)["t.bad"].ranks[1].outcome == "raised"
+    logs = {log.name: log.text for log in run.logs}
+    # Build events name the test.log themselves.
+    assert logs.get("t.bad.rank-1.log") == "output of rank 1"
+    assert by_events or logs["test.log"] == "the log"
+
+
+def test_contradicting_files_are_named_and_the_worse_result_counts(tmp_path: Path) -> None:
+    """If it fails, a mixed folder shows a failure as green."""
+    _target(tmp_path / "testlogs" / "a" / "a", [Case("t.py::ok")], [XmlCase("t", "ok", "failed", 1.0, "boom")])
+    report = gather([tmp_path])
+    assert _statuses(report) == {"t.ok": "failed"}
+    assert "contradict" in report.problems[0].text
+
+
+def test_a_stream_of_another_target_is_left_out(tmp_path: Path) -> None:
+    """If it fails, the page shows the ranks of another target."""
+    folder = tmp_path / "testlogs" / "a" / "other"
+    folder.mkdir(parents=True)
+    write_xml(folder / "test.xml", "x", [XmlCase("t", "ok", "passed", 1.0)])
+    write_stream(folder / "test.outputs" / "events.jsonl.gz", [FAILED], target="//a:a")
+    report = gather([tmp_path])
+    assert _statuses(report) == {"t.ok": "passed"}
+    assert "'//a:a', and not of //a:other" in report.problems[0].text
+
+
+def test_a_file_of_a_later_run_does_not_count(tmp_path: Path) -> None:
+    """If it fails, an old invocation's page shows the results of a new one."""
+    xml = tmp_path / "test.xml"
+    write_xml(xml, "//a:a", [XmlCase("t", "ok", "passed", 1.0)])
+    events = build_events([Action("//a:a", xml)])
+    finished = events[-1]["finished"]
+    assert isinstance(finished, dict)
+    finished["finishTimeMillis"] = str(int(os.stat(xml).st_mtime * 1000) - 60_000)
+    report = gather([write_build_events(tmp_path / "bep.json", events)])
+    assert report.runs[0].cases == ()
+    assert "a later run has replaced its test.xml" in report.problems[0].text
+
+
+def _remote_events(tmp_path: Path, address: str, *more: dict[str, object]) -> Path:
+    result = {"testActionOutput": [{"name": "test.xml", "uri": f"bytestream://host:1/instance/{address}"}]}
+    events: list[dict[str, object]] = [
+        {"id": {"workspace": {}}, "workspaceInfo": {"localExecRoot": str(tmp_path)}},
+        {"id": {"configuration": {"id": "c"}}, "configuration": {"mnemonic": "k8"}},
+        *more,
+        {"id": {"testResult": {"label": "//a:a", "configuration": {"id": "c"}}}, "testResult": result},
+    ]
+    return write_build_events(tmp_path / "bep.json", events)
+
+
+@pytest.mark.parametrize("right", [True, False])
+@pytest.mark.parametrize("cached", [True, False])
+def test_results_of_an_executor_with_blake3_are_found(tmp_path: Path, right: bool, cached: bool) -> None:
+    """If it fails, a remote run with --digest_function=BLAKE3 has no cases, or those of an earlier run."""
+    folder = tmp_path / "bazel-out" / "k8" / "testlogs" / "a" / "a"
+    folder.mkdir(parents=True)
+    write_xml(folder / "test.xml", "//a:a", [XmlCase("t", "x" * 3000, "passed", 1.0)])
+    content = (folder / "test.xml").read_bytes()
+    digest = blake3(content) if right else "0" * 64
+    more: list[dict[str, object]] = []
+    if cached:
+        (folder / "test.xml").unlink()
+        place = tmp_path / "disk" / "blake3" / "cas" / digest[:2] / digest
+        place.parent.mkdir(parents=True)
+        place.write_bytes(content)
+        more = [{"id": {"optionsParsed": {}}, "optionsParsed": {"cmdLine": [f"--disk_cache={tmp_path / 'disk'}"]}}]
+    report = gather([_remote_events(tmp_path, f"blobs/blake3/{digest}/{len(content)}", *more)])
+    assert len(report.runs[0].cases) == int(right)
+    assert right or "--disk-cache=DIR" in report.problems[0].text
+
+
+@pytest.mark.parametrize(
+    ("size", "digest"),
+    [
+        (0, "af1349b9f5f9a1a6a0404dea36dcc9499bcb25c9adc112b7cc9a93cae41f3262"),
+        (1024, "42214739f095a406f3fc83deb889744ac00df831c10daa55189b5d121c855af7"),
+        (1025, "d00278ae47eb27b34faecf67b4fe263f82d5412916c1ffd97c8cb7fb814b8444"),
+        (31744, "62b6960e1a44bcc1eb1a611a8d6235b6b4b78f32e7abc4fb4c6cdcce94895c47"),
+    ],
+)
+def test_blake3_is_that_of_its_test_vectors(size: int, digest: str) -> None:
+    """If it fails, files of remote runs are not found."""
+    assert blake3(bytes(index % 251 for index in range(size))) == digest
+
+
+def test_times_filter_and_revision_of_an_invocation_are_known(tmp_path: Path) -> None:
+    """If it fails, flake rates mix runs of different sources."""
+    options: dict[str, object] = {"id": {"optionsParsed": {}}, "optionsParsed": {"cmdLine": ["--test_filter=x y"]}}
+    timed: dict[str, object] = {"testAttemptStart": "2026-11-22T10:00:00.123456789Z"}
+    events = build_events([Action("//a:a", more=timed)], options, revision="abc")
+    invocation = read_invocation(write_build_events(tmp_path / "bep.json", events))
+    assert (invocation.revision, invocation.test_filter, invocation.began_s) == ("abc", "x y", 1.7e9)
+    assert invocation.attempts[0].began_s == pytest.approx(1795341600.123456)
+
+
+def _write(name: str, content: bytes | str) -> Callable[[Path], Path]:
+    def write(folder: Path) -> Path:
+        path = folder / name
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+        return path
+
+    return write
+
+
+def _newer(folder: Path) -> Path:
+    (first, *_) = stream_events([])
+    return _write("e.jsonl", json.dumps({**first.to_wire(), "schema": 99}) + "\n")(folder)
+
+
+def _cut_gzip(folder: Path) -> Path:
+    whole = write_stream(folder / "whole.jsonl.gz", [Case(f"t.py::a{number}") for number in range(50)])
+    return _write("cut.jsonl.gz", whole.read_bytes()[:-200])(folder)
+
+
+def _huge_number(folder: Path) -> Path:
+    return _write("e.jsonl", '{"event":"run_started","schema":1,"at_s":' + "9" * 4000 + "}\n")(folder)
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (_write("e.jsonl", ""), "contains no event"),
+        (_write("e.jsonl.gz", ""), "contains no event"),
+        (_write("e.jsonl.gz", b"\x1f\x8bnot gzip"), "cannot be read"),
+        (_cut_gzip, "did not come to its end"),
+        (_newer, "A newer version has written it"),
+        (_huge_number, "is not an event"),
+        (_write("e.jsonl", '{"event": 7}\n'), "is not an event"),
+        (_write("e.jsonl", "[" * 100_000 + "\n"), "is not an event"),
+        (_write("x.json", '{"id": {}}\nnot json\n{"id": {}}\n'), "not a file of build events"),
+        (_write("x.json", '{"id": {"testResult": 7}, "testResult": {}}\n'), "does not have Bazel's form"),
+        (_write("x.json", '{"id": {"started": {}}, "started": {"startTimeMillis": "many"}}\n'), "Bazel's form"),
+        (_write("x.json", '{"id": {"started": {}}}\n'), "incomplete after 0 results"),
+        (_write("x.json", '{"foreign": 1}\n'), "neither build events"),
+        (_write("x.json", ""), "neither build events"),
+        (_write("x.xml", "<testsuites><testsuite>"), "cannot be read as XML"),
+        (_write("x.xml", "<html></html>"), "the root element is <html>"),
+        (_write("x.bin", os.urandom(1000)), "neither build events"),
+        (lambda folder: folder, "has no results in it"),
+        (lambda folder: folder / "no" / "where", "there is no such file or folder"),
+        (lambda folder: folder / ("x" * 5000), "cannot be read"),
+    ],
+)
+def test_bad_input_is_a_clear_text_and_the_rest_is_still_read(
+    tmp_path: Path, make: Callable[[Path], Path], says: str
+) -> None:
+    """If it fails, one damaged file hides all results, or ends in a traceback."""
+    folder = tmp_path / "bad"
+    folder.mkdir()
+    bad = make(folder)
+    good = write_stream(tmp_path / "good.jsonl", [Case("t.py::good")])
+    report = gather([bad, good])
+    assert any(says in problem.text for problem in report.problems), report.problems
+    assert all("Traceback" not in problem.text for problem in report.problems)
+    assert _statuses(report)["t.good"] == "passed"
+
+
+def test_entities_that_multiply_are_refused(tmp_path: Path) -> None:
+    """If it fails, a small hostile file takes all memory."""
+    entities = "".join(f'<!ENTITY e{n} "{f"&e{n - 1};" * 10 if n else "x" * 100}">' for n in range(12))
+    path = tmp_path / "x.xml"
+    path.write_text(f"<!DOCTYPE t [{entities}]><testsuite name='&e11;'/>", encoding="utf-8")
+    (problem,) = gather([path]).problems
+    assert "cannot be read as XML" in problem.text
+
+
+def test_a_small_archive_with_an_enormous_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If it fails, a hostile archive fills the disk."""
+    monkeypatch.setattr("dist_testing.report.run_files._MAX_MEMBER_BYTES", 1 << 20)
+    xml = _target(tmp_path / "testlogs" / "a" / "a", [], [XmlCase("t", "ok", "passed", 1.0)])
+    archive = xml.parent / "test.outputs" / "outputs.zip"
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as packed:
+        packed.writestr("events.jsonl.gz", bytes(3 << 20))
+    report = gather([tmp_path])
+    assert "events.jsonl.gz has 3 MiB" in report.problems[0].text
+    assert _statuses(report) == {"t.ok": "passed"}
+
+
+def test_a_stream_that_unpacks_to_all_memory_is_refused(tmp_path: Path) -> None:
+    """If it fails, a hostile stream takes all memory."""
+    path = tmp_path / "e.jsonl.gz"
+    first = json.dumps(stream_events([])[0].to_wire()) + "\n"
+    with gzip.open(path, "wb", compresslevel=1) as file:
+        file.write(first.encode())
+        for _ in range(129):
+            file.write(b" " * (1 << 20) + b"\n")
+    assert "is not an event" in gather([path]).problems[0].text
+
+
+def test_the_report_needs_no_torch_and_no_pytest() -> None:
+    """If it fails, a machine that only makes pages must install torch."""
+    code = "import sys, dist_testing.report.cli; print(sorted({'torch', 'pytest', 'jinja2'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

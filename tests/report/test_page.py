@@ -1,0 +1,281 @@
+"""The page: everything hostile stays text, nothing leaves it, and it says what people need without JavaScript."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dist_testing.bazel.junit import XmlCase, write_xml
+from dist_testing.report.cli import main
+from dist_testing.report.facts import failures, ledger
+from dist_testing.report.gather import gather
+from dist_testing.report.markup import clean, tag
+from dist_testing.report.model import Report
+from dist_testing.report.page import page
+from dist_testing.report.story import story_of
+from dist_testing.report.words import plural, ranks_text, seconds
+from tests.report.streams import Action, Case, build_events, write_build_events, write_stream
+
+_RULE = "-" * 100
+_TEXT = f"""t.py::bad (world of 3): rank 1 raised ValueError: x; first seen after 0.2 s.
+Victims: ranks 0, 2 was stopped (consequence, not cause).
+Ledger of ranks 0, 2: waits in all_reduce #1.
+This case alone: pytest t.py::bad
+{_RULE}
+stacks of rank(s) 0, 2:
+a stack
+{_RULE}
+output of rank 1:
+an output
+{_RULE}
+rank 1 of 3 failed first: it raised ValueError: x
+
+a traceback"""
+_BAD = Case("t.py::bad", "failed", "t.py::bad (world of 3): rank 1 raised", _TEXT, 3, "failure", 1, (0, 2))
+
+
+class _Parsed(HTMLParser):
+    """The elements of a page, and its text without that of scripts and styles."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.words = ""
+        self._inside: list[str] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag in ("script", "style"):
+            self._inside.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in ("script", "style"):
+            self._inside.pop()
+
+    def handle_data(self, data: str) -> None:
+        if not self._inside:
+            self.words += data
+
+    def of(self, name: str) -> list[dict[str, str | None]]:
+        """Return the attributes of all elements with a name."""
+        return [attributes for found, attributes in self.elements if found == name]
+
+
+def _page(report: Report) -> _Parsed:
+    return _Parsed(page(report, made_wall_s=0.0))
+
+
+def _data(text: str) -> dict[str, Any]:
+    match = re.search(r'<script type="application/octet-stream" id="data">([^<]*)</script>', text)
+    assert match is not None
+    content: dict[str, Any] = json.loads(gzip.decompress(base64.b64decode(match[1])))
+    return content
+
+
+def test_a_failure_reads_from_the_culprit_to_the_logs(tmp_path: Path) -> None:
+    """If it fails, people search the page for the rank that is to blame."""
+    words = _page(gather([write_stream(tmp_path / "e.jsonl", [_BAD, Case("t.py::ok")])])).words
+    order = ["1 failed", "rank 1 raised", "rank 1 of 3 failed first", "a traceback", "Victims: ", "Collective ledger"]
+    order += [
+        "ranks 0, 2: waits in all_reduce #1 of the default group (t.py:4)",
+        "all_reduce #1 of group 0, [[3]] Float: not ended",
+        "an output",
+        "a stack",
+        "pytest t.py::bad",
+    ]
+    places = [words.find(part) for part in order]
+    assert -1 not in places, dict(zip(order, places, strict=True))
+    assert places == sorted(places)
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        "<script>alert(1)</script>",
+        "</script></style></pre><img src=x onerror=alert(1)>",
+        "\"><svg onload='alert(1)'>",
+        "\u202eevil\u202c\u2066\u200b",
+        "\x00\x07\x1b[31mred\x1b[0m\x7f",
+        "\ud800",
+        "&lt;b&gt;&#x27;",
+        "x" * 1_000_000,
+        "{{ 7 * 7 }}",
+        "javascript:alert(1)",
+    ],
+)
+def test_hostile_texts_stay_text(tmp_path: Path, hostile: str) -> None:
+    """If it fails, a test's name runs code in the browser of the person who looks at it."""
+    harmless, harmful = tmp_path / "a", tmp_path / "b"
+    cases = [
+        Case(f"{part}.py::{part}", "failed", part, f"{part}\n{_RULE}\n{part}\n{part}", 2, part, 1, (0,), warning=part)
+        for part in ("harmless", hostile)
+    ]
+    write_stream(harmless / "e.jsonl", cases[:1], target="//harmless")
+    write_stream(harmful / "e.jsonl", [cases[1], Case("s.py::s", "skipped", hostile)], target=f"//{hostile}")
+    text = page(gather([harmful]), title=hostile, made_wall_s=0.0)
+    text.encode()
+    parsed = _Parsed(text)
+    allowed = {name for name, _ in _page(gather([harmless])).elements} | {"ul"}
+    assert {name for name, _ in parsed.elements} <= allowed
+    assert len(parsed.of("script")) == 2
+    assert not [name for _, attributes in parsed.elements for name in attributes if name.startswith("on")]
+    assert all((link["href"] or "").startswith("#") for link in parsed.of("a"))
+    assert not re.search("[\u202a-\u202e\u2066-\u2069\x00-\x08\x0b-\x1f\x7f]", text)
+    assert len(text) < 1_500_000
+    shown = _data(text)["texts"]
+    assert not [one for one in shown if re.search("[\u202a-\u202e\u2066-\u2069\x00-\x08\x0b-\x1f\x7f]", one)]
+
+
+def test_no_request_can_leave_the_page(tmp_path: Path) -> None:
+    """If it fails, opening a page tells a server about it, or CI servers show it without its style."""
+    text = page(gather([write_stream(tmp_path / "e.jsonl", [_BAD])]), made_wall_s=0.0)
+    parsed = _Parsed(text)
+    policy = next(meta["content"] or "" for meta in parsed.of("meta") if "http-equiv" in meta)
+    assert policy.startswith("default-src 'none'; style-src 'sha256-")
+    assert "unsafe" not in policy
+    for kind in ("style", "script"):
+        content = re.findall(rf"<{kind}>(.*?)</{kind}>", text, re.DOTALL)
+        digest = base64.b64encode(hashlib.sha256(content[0].encode()).digest()).decode()
+        assert len(content) == 1
+        assert f"{kind}-src 'sha256-{digest}'" in policy
+    # An inline style would be refused by the policy.
+    assert not [name for name, attributes in parsed.elements if "style" in attributes]
+    assert not re.search(r"(src|href)=\"(?!#)|url\(|@import|https?://(?!www\.w3\.org)", text)
+
+
+def test_the_table_of_all_cases_has_every_case_and_rank(tmp_path: Path) -> None:
+    """If it fails, the search does not find a case."""
+    cases = [_BAD, Case("t.py::ok", world_size=4), Case("t.py::no", "skipped", "why", world_size=0)]
+    data = _data(page(gather([write_stream(tmp_path / "e.jsonl", cases)]), made_wall_s=0.0))
+    texts = data["texts"]
+    found = {texts[row[0]]: row for row in data["cases"]}
+    assert {name: texts[row[2]] for name, row in found.items()} == {
+        "t.bad": "failed",
+        "t.ok": "passed",
+        "t.no": "skipped",
+    }
+    assert [(row[4], row[5], texts[row[10]]) for row in data["cases"]] == [
+        (3, 1, "failure-1"),
+        (4, None, ""),
+        (0, None, ""),
+    ]
+    rank = found["t.bad"][12][0]
+    assert (texts[rank[1]], texts[rank[3]]) == ("stopped", "start,init,setup,call,teardown,destroy")
+
+
+def test_the_skip_ledger_says_of_everything_why_it_did_not_run(tmp_path: Path) -> None:
+    """If it fails, a target that never ran looks like a green one."""
+    xml = tmp_path / "test.xml"
+    write_xml(xml, "//a:a", [XmlCase("t", "x", "skipped", 0.0, "Need at least 2 CUDA devices")])
+    cached = {"cachedLocally": True, "testAttemptStartMillisEpoch": "1600000000000"}
+    more: list[dict[str, object]] = [
+        {"id": {"targetCompleted": {"label": "//a:gpu"}}, "aborted": {"reason": "SKIPPED"}},
+        {"id": {"targetCompleted": {"label": "//a:broken"}}, "aborted": {"reason": "ANALYSIS_FAILURE"}},
+        {"id": {"testSummary": {"label": "//a:late"}}, "testSummary": {"overallStatus": "NO_STATUS"}},
+        {"id": {"optionsParsed": {}}, "optionsParsed": {"cmdLine": ["--test_filter=x"]}},
+    ]
+    events = build_events([Action("//a:a", xml, more=cached), Action("//a:none")], *more)
+    cut = write_stream(tmp_path / "e.jsonl", [Case("t.py::a", is_cut=True)], collected=4)
+    report = gather([write_build_events(tmp_path / "bep.json", events), cut])
+    found = {(line.kind, line.target): line for line in ledger(report)}
+    assert {kind for kind, _ in found} == {
+        "skipped", "incompatible", "not built", "not reached", "ran nothing", "no results", "filtered", "cached"
+    }  # fmt: skip
+    assert found["not reached", str(cut)].count == 3
+    assert "from a run of 2020-09-13 12:26:40 UTC" in found["cached", "//a:a"].reason
+    words = _page(report).words
+    for part in ("Need at least 2 CUDA devices", "//a:gpu", "//a:broken", "//a:late", "--test_filter=x", "//a:none"):
+        assert part in words
+
+
+def test_a_target_that_failed_without_a_failed_case_is_a_failure(tmp_path: Path) -> None:
+    """If it fails, a timeout of a whole target is not on the page."""
+    xml = tmp_path / "test.xml"
+    write_xml(xml, "//a:a", [XmlCase("t", "x", "passed", 1.0)])
+    report = gather([write_build_events(tmp_path / "b.json", build_events([Action("//a:a", xml, "TIMEOUT")]))])
+    assert [failure.case for failure in failures(report)] == [None]
+    assert "Bazel says TIMEOUT, and none of its 1 case(s) says why." in _page(report).words
+
+
+def test_a_failure_that_a_later_attempt_has_made_good_is_not_red(tmp_path: Path) -> None:
+    """If it fails, a flaky target makes the page red although CI is green."""
+    actions = []
+    for attempt, outcome in ((1, "failed"), (2, "passed")):
+        xml = tmp_path / f"{attempt}.xml"
+        write_xml(xml, "//a:a", [XmlCase("t", "x", outcome, 1.0)])  # type: ignore[arg-type]  # one of the outcomes
+        status = "FAILED" if attempt == 1 else "PASSED"
+        actions.append(Action("//a:a", xml, status, identity={"attempt": attempt}))
+    events = build_events(actions)
+    events[-1] = {"id": {"buildFinished": {}}, "finished": {"exitCode": {"name": "SUCCESS", "code": 0}}}
+    words = _page(gather([write_build_events(tmp_path / "b.json", events)])).words
+    assert "Passed after retries" in words
+    assert "a later attempt passed" in words
+
+
+def test_pages_of_nothing_and_of_damage_say_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """If it fails, an empty folder makes a green page."""
+    out = tmp_path / "page.html"
+    assert main([str(tmp_path), f"--out={out}"]) == 2
+    assert "has no results in it" in capsys.readouterr().err
+    assert not out.exists()
+    write_stream(tmp_path / "e.jsonl", [Case("t.py::a", is_cut=True)])
+    assert main([str(tmp_path), str(tmp_path / "no"), f"--out={out}"]) == 0
+    words = _Parsed(out.read_text(encoding="utf-8")).words
+    assert "there is no such file or folder" in words
+    assert "did not come to its end" in words
+    assert main([str(tmp_path), f"--out={tmp_path / 'no' / 'page.html'}"]) == 2
+    assert "cannot be written" in capsys.readouterr().err
+
+
+def test_a_world_of_a_test_that_expects_its_failure_is_no_failure(tmp_path: Path) -> None:
+    """If it fails, a test of failures is red on the page and green in CI."""
+    path = write_stream(tmp_path / "e.jsonl", [Case("t.py::ok", cause="failure", culprit=1, victims=(0,))])
+    planted = path.read_text(encoding="utf-8").replace('"name":"t.py::ok"', '"name":"planted"')
+    path.write_text(planted, encoding="utf-8")
+    report = gather([path])
+    assert failures(report) == []
+    assert [(case.name, case.culprit, case.world_size) for run in report.runs for case in run.cases] == [
+        ("t.ok", None, 2)
+    ]
+
+
+def test_a_foreign_text_is_one_head() -> None:
+    """If it fails, the page cuts plain tracebacks."""
+    story = story_of("Traceback:\n  x\nVictims of nothing")
+    assert (story.head, story.parts, story.is_plain) == ("Traceback:\n  x\nVictims of nothing", (), True)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        *[(0, "0 s"), (0.0421, "42 ms"), (1.429, "1.43 s"), (53.2, "53 s"), (250, "4 min 10 s"), (7500, "2 h 5 min")],
+        *[(float("inf"), "unknown"), (float("nan"), "unknown"), (1e300, "unknown"), (-1, "0 s")],
+    ],
+)
+def test_durations_read_well(value: float, text: str) -> None:
+    """If it fails, the page has a number that no reader understands, or none."""
+    assert seconds(value) == text
+
+
+def test_ranks_and_counts_read_well() -> None:
+    """If it fails, a world of 64 victims fills the page with numbers."""
+    assert ranks_text((0, 1, 2, 3, 5, 7, 8)) == "ranks 0\u20133, 5, 7, 8"
+    assert ranks_text((4,)) == "rank 4"
+    assert (plural(1, "case"), plural(2, "process", "processes")) == ("1 case", "2 processes")
+
+
+def test_markup_escapes_everything_but_markup() -> None:
+    """If it fails, the next part of the page that is written lets HTML through."""
+    made = tag("p", "<b>", tag("i", 'a"'), class_='x"y', hidden=True, title=None, data_x=1)
+    assert made == '<p class="x&quot;y" hidden data-x="1">&lt;b&gt;<i>a&quot;</i></p>'
+    assert clean("a\r\nb\tc\x00\u2028") == "a\nb\tc\u2400\u2039U+2028\u203a"

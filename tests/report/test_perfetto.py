@@ -1,0 +1,145 @@
+"""The trace: one lane per rank, bars that do not cross, and arrows from the culprit to its victims."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+from dist_testing.report.cli import main
+from dist_testing.report.gather import gather
+from dist_testing.report.perfetto import trace
+from tests.report.streams import Case, write_stream
+
+_BAD = Case("t.py::bad", "failed", "rank 1 raised", "text", 4, "failure", 1, (0, 3), gpu_wait_s=0.5)
+
+
+def _events(folder: Path, *cases: Case, target: str = "//a:a") -> list[dict[str, Any]]:
+    path = write_stream(folder / "e.jsonl", cases, target=target)
+    content = json.loads(gzip.decompress(trace(gather([path], with_processes=True).runs)))
+    events: list[dict[str, Any]] = content["traceEvents"]
+    return events
+
+
+def _lanes(events: list[dict[str, Any]]) -> dict[int, str]:
+    return {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+
+
+def test_each_rank_has_a_lane_with_its_phases_in_order(tmp_path: Path) -> None:
+    """If it fails, Perfetto shows the phases on the wrong rank."""
+    events = _events(tmp_path, Case("t.py::ok", world_size=2), _BAD)
+    lanes = _lanes(events)
+    assert list(lanes.values()) == ["cases", "rank 0", "rank 1", "rank 2", "rank 3"]
+    found = defaultdict(list)
+    for event in events:
+        if event.get("cat") == "phase":
+            found[lanes[event["tid"]]].append(event["name"])
+    phases = ["start", "init", "setup", "call", "teardown", "destroy"]
+    assert found == {"rank 0": phases * 2, "rank 1": phases * 2, "rank 2": phases, "rank 3": phases}
+    assert [event["name"] for event in events if event["tid"] == 1 and event["ph"] == "X"] == [
+        "t.ok",
+        "t.bad",
+        "waiting for GPUs",
+    ]
+    assert {event["name"] for event in events if event["ph"] == "i"} == {
+        "process started",
+        "ready",
+        "waits in all_reduce #1 of the default group",
+    }
+    assert min(event["ts"] for event in events if "ts" in event) == 0
+
+
+def test_no_bar_crosses_the_end_of_another(tmp_path: Path) -> None:
+    """If it fails, Perfetto drops bars without a word."""
+    events = _events(tmp_path, *[Case(f"t.py::t{n}", world_size=2) for n in range(5)], _BAD)
+    lanes = defaultdict(list)
+    for event in events:
+        if event["ph"] == "X":
+            lanes[event["pid"], event["tid"]].append((event["ts"], event["ts"] + event["dur"]))
+    for bars in lanes.values():
+        for first, (start, end) in enumerate(bars):
+            for other_start, other_end in bars[first + 1 :]:
+                assert not start < other_start < end < other_end - 0.05, (start, end, other_start, other_end)
+
+
+def test_arrows_lead_from_the_culprit_to_each_victim(tmp_path: Path) -> None:
+    """If it fails, the trace blames the wrong rank."""
+    events = _events(tmp_path, _BAD)
+    lanes = _lanes(events)
+    starts = {event["id"]: event for event in events if event["ph"] == "s"}
+    ends = {event["id"]: event for event in events if event["ph"] == "f"}
+    assert [(lanes[starts[n]["tid"]], lanes[ends[n]["tid"]]) for n in sorted(starts)] == [
+        ("rank 1", "rank 0"),
+        ("rank 1", "rank 3"),
+    ]
+    assert all(starts[number]["ts"] <= ends[number]["ts"] for number in starts)
+    marks = {lanes[event["tid"]]: event["name"] for event in events if event.get("cat") == "outcome"}
+    assert marks == {"rank 0": "victim", "rank 1": "culprit", "rank 3": "victim"}
+    # Perfetto attaches the end of an arrow to the bar that is there.
+    for end in ends.values():
+        bars = [one for one in events if one["ph"] == "X" and one["tid"] == end["tid"]]
+        assert any(bar["ts"] <= end["ts"] <= bar["ts"] + bar["dur"] for bar in bars)
+
+
+def test_hostile_times_and_names_make_no_broken_trace(tmp_path: Path) -> None:
+    """If it fails, one damaged stream makes a trace that does not open."""
+    path = write_stream(tmp_path / "e.jsonl", [_BAD, Case("t.py::\x00\u202e" + "x" * 10_000)])
+    text = (
+        path.read_text(encoding="utf-8")
+        .replace('"call",', '"call\\u202e",')
+        .replace(',"seen_s":', ',"seen_s":1e300,"x":')
+    )
+    path.write_text(text.replace('[["start",', '[["start",-1e300,1e300],["start",'), encoding="utf-8")
+    content = gzip.decompress(trace(gather([path]).runs))
+    events = json.loads(content)["traceEvents"]
+    assert all(abs(event.get("ts", 0)) + event.get("dur", 0) < 1e15 for event in events)
+    assert b"NaN" not in content
+    assert b"Infinity" not in content
+    assert len(content) < 20_000
+
+
+def test_a_world_of_64_ranks_with_a_thousand_events_each_is_small() -> None:
+    """If it fails, the trace of a large target does not open."""
+    # 64 ranks x 167 cases x 6 phases, without the time that writing such a stream takes.
+    from dist_testing.events.event import Phase
+    from dist_testing.report.model import CaseRecord, RankRecord, RunRecord
+
+    names = ("start", "init", "setup", "call", "teardown", "destroy")
+    cases = []
+    for number in range(167):
+        begin = number * 1.7
+        ranks = tuple(
+            RankRecord(
+                rank,
+                "passed",
+                phases=tuple(
+                    Phase(name, begin + index * 0.2 + rank * 0.001234, begin + index * 0.2 + 0.2 + rank * 0.001234)
+                    for index, name in enumerate(names)
+                ),
+            )
+            for rank in range(64)
+        )
+        cases.append(CaseRecord(f"t.case_{number}", "passed", ranks=ranks, began_at_s=begin, ended_at_s=begin + 1.6))
+    content = trace([RunRecord("//a:a", wall_zero_s=1.7e9, cases=tuple(cases))])
+    events = json.loads(gzip.decompress(content))["traceEvents"]
+    assert sum(event["ph"] == "X" for event in events) > 64_000
+    assert len(content) < 4_000_000
+
+
+def test_the_command_writes_one_trace_or_one_for_each_target(tmp_path: Path) -> None:
+    """If it fails, the trace of one target cannot be sent to a colleague."""
+    for name in ("a", "b"):
+        write_stream(tmp_path / name / "e.jsonl", [_BAD], target=f"//{name}:{name}")
+    given = [str(tmp_path / "a"), str(tmp_path / "b"), f"--out={tmp_path / 'page.html'}"]
+    assert main([*given, f"--trace={tmp_path / 'all.json.gz'}"]) == 0
+    processes = json.loads(gzip.decompress((tmp_path / "all.json.gz").read_bytes()))["traceEvents"]
+    assert {one["args"]["name"] for one in processes if one["name"] == "process_name"} == {"//a:a", "//b:b"}
+    assert main([*given, f"--trace={tmp_path / 'traces'}"]) == 0
+    assert sorted(path.name for path in (tmp_path / "traces").iterdir()) == [
+        "a-a.json.gz",
+        "b-b.json.gz",
+        "invocation-1.json.gz",
+        "invocation-2.json.gz",
+    ]

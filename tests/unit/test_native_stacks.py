@@ -1,0 +1,99 @@
+"""What native code says before it ends a process, in a report."""
+
+from __future__ import annotations
+
+import pytest
+
+from dist_testing.case import Case, CaseBody, CaseResult
+from dist_testing.engine.native_stacks import native_reason, shorten_native_stacks
+from dist_testing.engine.report import failure_report
+from dist_testing.outcomes import Kind, RankOutcome, verdict
+
+_THREADS = "".join(
+    f"\nSIGABRT(6), PID: 7, Thread {thread}: \n"
+    " frame #0: c10::FatalSignalHandler::stacktraceSignalHandler(bool) + 0x8f (0x7f5d in /v/torch/lib/libc10.so)\n"
+    "frame #1: <unknown function> + 0x3c050 (0x7f5d in /lib/libc.so.6)\n"
+    f"frame #2: of_thread_{thread}(int, char*) + 0x65 (0x7f5d in /home/me/build/libmine.so)\n"
+    "<omitting python frames>\n"
+    "frame #10: __libc_start_main + 0x85 (0x7f5d in /lib/libc.so.6)\n"
+    for thread in range(30)
+)
+_PYTHON = (
+    'Fatal Python error: Aborted\n\nCurrent thread 0x1 (most recent call first):\n  File "test_a.py", line 8 in crash'
+)
+_LOG = f"of the test\nfree(): double free detected in tcache 2\n{_THREADS.lstrip()}{_PYTHON}\n"
+
+
+def test_the_thread_that_got_the_signal_is_left_with_readable_frames() -> None:
+    """If this fails, the stack that matters drowns in those of thirty waiting threads and in addresses."""
+    assert shorten_native_stacks(_LOG).splitlines() == [
+        "of the test",
+        "free(): double free detected in tcache 2",
+        "Native stack of the thread that got SIGABRT (most recent call first):",
+        "  <unknown function> in libc.so.6",
+        "  of_thread_0(int, char*) in libmine.so",
+        "(native stacks of 29 other thread(s) left out)",
+        "",
+        *_PYTHON.splitlines(),
+    ]
+
+
+def test_a_text_without_native_stacks_stays_as_it_is() -> None:
+    """If this fails, output of a test that looks a little like a stack is lost."""
+    text = "frame #1: of a film (0x1 in /a)\nSIGABRT(6), PID: 7\n\nother"
+    assert shorten_native_stacks(text) == text
+
+
+def test_a_report_has_the_reason_the_native_stack_and_the_python_stack() -> None:
+    """If this fails, the report of a crash in native code has the last forty lines, and not the stack."""
+    outcomes = (RankOutcome(0, Kind.SIGNALLED, 101.0, signal=6),)
+    log = "".join(f"before {number}\n" for number in range(100)) + _LOG + "Extension modules: a, b\n" * 60
+    result = CaseResult(
+        case=Case("test_a", 1, CaseBody("pytest"), 60.0, "fork"),
+        verdict=verdict(outcomes, world_size=1),
+        outcomes=outcomes,
+        started_s=100.0,
+        duration_s=2.0,
+        limit_s=60.0,
+        logs={0: log},
+    )
+    report = failure_report(result)
+    assert report.splitlines()[1] == (
+        "Native code ended the process: free(): double free detected in tcache 2. Its last output is below."
+    )
+    order = [report.index(part) for part in ("\nfree(): double", "of_thread_0(int", "line 8 in crash")]
+    assert order == sorted(order)
+    assert "of_thread_1(" not in report
+    assert "before 10\n" not in report
+
+
+@pytest.mark.parametrize(
+    ("log", "reason"),
+    [
+        ("", ""),
+        ("just output\nterminate the world", ""),
+        (
+            "x\nterminate called after throwing an instance of 'std::runtime_error'\n  what():  boom\n",
+            "terminate called after throwing an instance of 'std::runtime_error': boom",
+        ),
+        ("terminate called without an active exception\n", "terminate called without an active exception"),
+        ("free(): invalid pointer\n", "free(): invalid pointer"),
+        ("double free or corruption (out)\n", "double free or corruption (out)"),
+        ("*** stack smashing detected ***: terminated\n", "*** stack smashing detected ***: terminated"),
+        ("a.out: a.c:3: f: Assertion `x > 0' failed.\n", "a.out: a.c:3: f: Assertion `x > 0' failed."),
+        (
+            "==7==ERROR: AddressSanitizer: heap-use-after-free on address 0x1\n"
+            "SUMMARY: AddressSanitizer: heap-use-after-free a.c:3 in f\n",
+            "AddressSanitizer: heap-use-after-free a.c:3 in f",
+        ),
+        ("a.c:3:5: runtime error: signed integer overflow\n", "a.c:3:5: runtime error: signed integer overflow"),
+        (
+            "SUMMARY: ThreadSanitizer: data race a.c:3 in f\na.c:3:5: runtime error: shift\n",
+            "ThreadSanitizer: data race a.c:3 in f",
+        ),
+    ],
+    ids=lambda value: value[:20],
+)
+def test_the_reason_that_native_code_gives(log: str, reason: str) -> None:
+    """If this fails, the explanation of a crash is general although the log has the reason."""
+    assert native_reason(log) == reason

@@ -1,0 +1,128 @@
+#!/usr/bin/env python3
+"""Measure what the collective ledger costs a case: with it, and without it, case by case in turns.
+
+    python tools/bench/ledger.py [--cases 100] [--calls 1,100] [--json FILE] [--quick]
+
+World of 4 over gloo. A case makes so many all_reduce calls of four numbers. `without`: torch's flight recorder is off,
+no helper thread answers the runner, and the calls of the ranks are not compared. Columns: median, min and max of one
+case, in milliseconds. The ratio is that of a case with the ledger to one without it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from figures import BenchError, Summary, machine_facts, ratio, ratio_lines, summarise, table
+from options import bench_parser, count, counts, run_bench
+
+from dist_testing.engine.engine import Engine
+from dist_testing.outcomes import Status
+from dist_testing.world import World
+from tests.support.worlds import engine_for, run
+
+WORLD_SIZE = 4
+MS_PER_S = 1000.0
+_NAMES = ("with", "without")
+
+
+class _NoCalls:
+    def end_case(self, *, is_strict: bool) -> None:
+        """Tell nothing."""
+
+
+def _reduces(_: World, arguments: dict[str, Any]) -> None:
+    for _number in range(arguments["calls"]):
+        dist.all_reduce(torch.ones(4))
+
+
+@contextlib.contextmanager
+def _engines() -> Iterator[dict[str, Engine]]:
+    """One engine with the ledger and one without it; each has its own fork server, which is made here."""
+    with contextlib.ExitStack() as stack:
+        engines = {}
+        for name in _NAMES:
+            with contextlib.ExitStack() as changes:
+                if name == "without":
+                    for function, other in (("answer_with_ledger", lambda _: None), ("_call_record", _no_record)):
+                        changes.enter_context(mock.patch(f"dist_testing.rank.bootstrap.{function}", other))
+                engines[name] = stack.enter_context(engine_for({"reduces": _reduces}))
+                # The first case forks the fork server, which keeps the changes.
+                _case_ms(engines, name, "fork", 1)
+        yield engines
+
+
+def _no_record(*_: object, **__: object) -> _NoCalls:
+    return _NoCalls()
+
+
+def _case_ms(engines: Mapping[str, Engine], name: str, isolation: str, calls: int) -> float:
+    pool: dict[str, Any] = {"pool": "bench"} if isolation == "pool" else {}
+    recorder = {"TORCH_FR_BUFFER_SIZE": "0"} if name == "without" else {}
+    begin_s = time.perf_counter()
+    with mock.patch.dict(os.environ, recorder):
+        result = run(
+            engines[name], "reduces", world_size=WORLD_SIZE, isolation=isolation, arguments={"calls": calls}, **pool
+        )
+    case_s = time.perf_counter() - begin_s
+    if result.verdict.status is not Status.PASSED:
+        raise BenchError(f"a case {name} the ledger: {result.verdict.reason}")
+    return MS_PER_S * case_s
+
+
+def measure(options: argparse.Namespace) -> dict[str, dict[str, Summary]]:
+    """Return the isolation and the number of calls -> with or without -> times of a case, in milliseconds."""
+    found = {}
+    with _engines() as engines:
+        for isolation in ("fork", "pool"):
+            for calls in options.calls:
+                times: dict[str, list[float]] = {name: [] for name in _NAMES}
+                for number in range(options.cases + 1):
+                    for name in _NAMES if number % 2 else reversed(_NAMES):
+                        times[name].append(_case_ms(engines, name, isolation, calls))
+                # The first case of a pool makes the ranks.
+                found[f"{isolation}, {calls} call(s)"] = {name: summarise(of[1:]) for name, of in times.items()}
+            for engine in engines.values():
+                engine.end_pool()
+    return found
+
+
+def main() -> int:
+    """Measure and print."""
+    options = _options()
+
+    def report() -> tuple[str, dict[str, Any]]:
+        found = measure(options)
+        rows = [
+            [f"{case}, {name} ledger", *(f"{figure:.2f}" for figure in summary.figures)]
+            for case, by_name in found.items()
+            for name, summary in by_name.items()
+        ]
+        ratios = {case: ratio(by_name["with"], by_name["without"]) for case, by_name in found.items()}
+        text = table(["ms per case", "median", "min", "max"], rows) + ratio_lines(ratios)
+        return text, {"machine": machine_facts(), "cases": found, "ratios": ratios}
+
+    return run_bench("ledger", options.json, report)
+
+
+def _options() -> argparse.Namespace:
+    parser = bench_parser(__doc__)
+    parser.add_argument("--cases", type=count, default=100, help="timed cases of each kind, default 100")
+    parser.add_argument("--calls", type=counts, default=(1, 100), help="calls per case, default 1,100")
+    parser.add_argument("--quick", action="store_true", help="only see that it works: one case of each kind")
+    options: argparse.Namespace = parser.parse_args()
+    if options.quick:
+        options.cases, options.calls = 1, (1,)
+    return options
+
+
+if __name__ == "__main__":
+    sys.exit(main())

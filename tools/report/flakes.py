@@ -1,0 +1,130 @@
+"""Measure how often tests fail without a change: `bazel run @dist_testing//tools/report:flakes -- --runs=200 //x:y`.
+
+Runs the targets again and again, until for each case a claim can be made: that it is flaky, or that it fails less often
+than `--rate` (with 95 % confidence; 299 clean runs for 1 %). At most `--runs` runs are made. Other flags go to Bazel.
+
+Exit status: 0 if no case failed, 1 if one did, 2 for wrong usage; else Bazel's own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from bazel_process import run_bazel
+
+from dist_testing.errors import ReportError
+from dist_testing.report.flake_section import flake_lines
+from dist_testing.report.flakes import Flake, Vote, measured, votes
+from dist_testing.report.gather import gather
+
+# Bazel's exit status if tests have failed.
+_TESTS_FAILED = 3
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the targets and print the rates; return the exit status."""
+    options, given = _parser().parse_known_args(arguments)
+    if not [argument for argument in given if not argument.startswith("-")]:
+        sys.stderr.write(
+            "flakes: no target is named.\n"
+            "The command runs targets again and again, so it needs to know which.\n"
+            "Name some: bazel run @dist_testing//tools/report:flakes -- --runs=200 //x:y\n"
+        )
+        return 2
+    workspace = Path(os.environ.get("BUILD_WORKSPACE_DIRECTORY") or Path.cwd())
+    bazel = options.bazel or (str(workspace / "bazelw") if (workspace / "bazelw").exists() else "bazel")
+    try:
+        with tempfile.TemporaryDirectory(prefix="dist-flakes-") as folder:
+            return _run(options, bazel, given, workspace, Path(folder))
+    except ReportError as error:
+        sys.stderr.write(f"flakes: {error}\n")
+        return 2
+
+
+def _run(options: argparse.Namespace, bazel: str, given: Sequence[str], workspace: Path, folder: Path) -> int:
+    found: list[Vote] = []
+    done = 0
+    events = folder / "events.json"
+    while done < options.runs:
+        count = min(options.batch, options.runs - done)
+        end = list(given).index("--") if "--" in given else len(given)
+        # Behind the user's flags: of several such options Bazel takes the last one.
+        ours = [
+            "--keep_going",
+            "--flaky_test_attempts=1",
+            "--cache_test_results=no",
+            "--noruns_per_test_detects_flakes",
+        ]
+        ours += [f"--runs_per_test={count}", f"--build_event_json_file={events}"]
+        events.unlink(missing_ok=True)
+        status = run_bazel([bazel, "test", *given[:end], *ours, *given[end:]], workspace)
+        if status not in (0, _TESTS_FAILED):
+            sys.stderr.write(f"flakes: Bazel's exit status is {status}: its messages are above\n")
+            return status
+        report = gather([events])
+        for problem in report.problems:
+            sys.stderr.write(f"flakes: {problem.subject}: {problem.text}\n")
+        found += votes(report, same_inputs=True)
+        done += count
+        rates = measured(found)
+        if rates and not any(_is_open(flake, options.rate) for flake in rates):
+            break
+    return _tell(measured(found), done, options.rate)
+
+
+def _is_open(flake: Flake, rate: float) -> bool:
+    """Return whether more runs would tell more: there is no failure yet, and no claim either."""
+    return flake.label == "no failure" and flake.more_runs(rate) > 0
+
+
+def _tell(rates: Sequence[Flake], done: int, rate: float) -> int:
+    for line in flake_lines(rates, rate):
+        print(line)
+    failed = sum(flake.label != "no failure" for flake in rates)
+    print(f"flakes: {done} runs, {len(rates)} cases, {failed} failed at least once")
+    if not rates:
+        sys.stderr.write(
+            "flakes: no case has run.\n"
+            "The targets have no cases on this machine, or their results cannot be read.\n"
+            "Run `bazel test` on them once, and look at its log.\n"
+        )
+        return 2
+    return 1 if failed else 0
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= 1_000_000:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 to 1000000")
+    return int(text)
+
+
+def _rate(text: str) -> float:
+    try:
+        value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        value = -1.0
+    if not 0 < value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no rate between 0 and 1, such as 0.01 or 1%")
+    return value
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="flakes", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("--runs", type=_count, default=300, metavar="N", help="runs at most (default: 300)")
+    parser.add_argument("--rate", type=_rate, default=0.01, metavar="R", help="the rate to claim (default: 1%%)")
+    parser.add_argument(
+        "--batch", type=_count, default=100, metavar="N", help="runs of one invocation of Bazel (default: 100)"
+    )
+    parser.add_argument("--bazel", metavar="PROGRAM", help="default: ./bazelw, else bazel")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

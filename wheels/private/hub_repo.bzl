@@ -1,0 +1,148 @@
+"""Repository rule: the labels of a hub, `@pypi//torch`, over one lock file or several."""
+
+load(":lock_file.bzl", "read_lock")
+load(":texts.bzl", "user_label")
+
+_REQUIREMENTS = """\
+\"\"\"Labels of this hub's packages, under the names that hubs of rules_python have.\"\"\"
+
+load("{functions}", "normalized_name")
+
+_NAMES = {names}
+
+def _label(name, target):
+    normalized = normalized_name(name.split("[")[0])
+    if normalized not in _NAMES:
+        fail(("requirement(\\"{{}}\\"): no lock file of this hub has that package.\\n" +
+              "It is spelled in another way, or the lock files are older than their requirements.\\n" +
+              "The packages are: {{}}.").format(name, ", ".join(_NAMES)))
+    return str(Label("//{{}}:{{}}".format(normalized, target)))
+
+def requirement(name):
+    return _label(name, "pkg")
+
+def data_requirement(name):
+    return _label(name, "data")
+
+def dist_info_requirement(name):
+    return _label(name, "dist_info")
+
+all_requirements = [requirement(name) for name in _NAMES]
+all_data_requirements = [data_requirement(name) for name in _NAMES]
+"""
+
+# What a package offers.
+_TARGETS = ["pkg", "data", "dist_info"]
+
+_LOCK_CONDITION = """\
+config_setting(
+    name = "is_{name}",
+    flag_values = {{"{flag}": "{name}"}},
+)
+"""
+
+_ALIAS = """\
+alias(
+    name = "{name}",
+    actual = {actual},
+)
+"""
+
+_MISSING = """\
+missing_package(
+    name = "{name}",
+    hub = {hub},
+    lock = {lock},
+    others = {others},
+    package = {package},
+    tags = ["manual"],
+)
+"""
+
+_VISIBLE = "package(default_visibility = [\"//visibility:public\"])\n\n"
+
+def _select(conditions):
+    """Formats a value that depends on the configuration: condition -> label."""
+    if list(conditions) == ["//conditions:default"]:
+        return repr(conditions["//conditions:default"])
+    return "select({})".format(repr(conditions))
+
+def _by_python(label, repos):
+    """Chooses among the Pythons of a lock: condition -> label. The first one is also for a build that names no Python."""
+    conditions = {
+        str(Label("@rules_python//python/config_settings:is_python_" + version)): "@{}{}".format(repo, label)
+        for version, repo in repos.items()[1:]
+    }
+    return conditions | {"//conditions:default": "@{}{}".format(repos.values()[0], label)}
+
+def _hub_repo_impl(repository_ctx):
+    locks = json.decode(repository_ctx.attr.locks)
+    packages = {}
+    for lock, file in zip(locks, repository_ctx.attr.files):
+        locked = read_lock(repository_ctx.read(file))
+        if locked.problems:
+            fail("{}: {}".format(user_label(file), "\nand ".join(locked.problems)))
+        for name in locked.names:
+            packages.setdefault(name, {}).setdefault(lock["name"], {})[lock["python_version"]] = lock["repo"]
+    default = locks[0]["name"]
+    flag = Label("//wheels:lock")
+    names = {lock["name"]: None for lock in locks}
+    repository_ctx.file("BUILD.bazel", _VISIBLE + "\n".join([
+        _LOCK_CONDITION.format(flag = flag, name = name)
+        for name in names
+        if name != default
+    ]))
+    for package, found in packages.items():
+        text = _VISIBLE + _ALIAS.format(name = package, actual = repr(":pkg"))
+        for name in names:
+            if name not in found:
+                text += "\n" + _MISSING.format(
+                    hub = repr(repository_ctx.attr.hub),
+                    lock = repr(name),
+                    name = "missing." + name,
+                    others = repr(sorted(found)),
+                    package = repr(package),
+                )
+        for target in _TARGETS:
+            conditions = {}
+            for name in names:
+                # Two steps, because a select() knows no "and".
+                step = "{}.{}".format(target, name) if name in found else "missing." + name
+                if name in found:
+                    chosen = _by_python("//{}:{}".format(package, target), found[name])
+                    text += "\n" + _ALIAS.format(name = step, actual = _select(chosen))
+                conditions["//conditions:default" if name == default else "//:is_" + name] = ":" + step
+            text += "\n" + _ALIAS.format(name = target, actual = _select(conditions))
+        if len(found) < len(names):
+            text = "load(\"{}\", \"missing_package\")\n\n".format(Label(":missing.bzl")) + text
+        repository_ctx.file(package + "/BUILD.bazel", text)
+    repository_ctx.file("requirements.bzl", _REQUIREMENTS.format(
+        functions = Label(":lock_file.bzl"),
+        names = repr(sorted(packages)),
+    ))
+
+hub_repo = repository_rule(
+    doc = "The labels of a hub. They choose the lock by //wheels:lock, and the Python by the flag of rules_python.",
+    implementation = _hub_repo_impl,
+    attrs = {
+        "files": attr.label_list(doc = "The lock files, in the order of `locks`.", mandatory = True),
+        "hub": attr.string(
+            doc = "Name of the hub in error texts.",
+            mandatory = True,
+        ),
+        "locks": attr.string(
+            doc = "JSON: a list of {name, python_version, repo}. The first name is the default.",
+            mandatory = True,
+        ),
+    },
+)
+
+def _names_repo_impl(repository_ctx):
+    repository_ctx.file("BUILD.bazel", "")
+    repository_ctx.file("locks.bzl", "\"\"\"Names of the locks of all hubs.\"\"\"\n\nLOCKS = {}\n".format(repr(repository_ctx.attr.names)))
+
+names_repo = repository_rule(
+    doc = "`locks.bzl`: the values that the flag //wheels:lock may have.",
+    implementation = _names_repo_impl,
+    attrs = {"names": attr.string_list(default = [])},
+)
