@@ -115,7 +115,6 @@ def _split(k: Kit) -> None:
             made.allreduce(tensor).wait()
             k.equal(tensor, [float(sum(rank + 1 for rank in ranks))], "the sum")
             kept.append(made)
-        # gloo sometimes hangs when its ranks are in two splits at once.
         k.meet()
     # A group that nothing refers to is gone, while its other rank may still be in the call.
     k.meet()
