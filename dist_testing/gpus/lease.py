@@ -36,7 +36,7 @@ __all__ = ["Lease", "lease_gpus"]
 # Locks are tried in this interval, because a thread that waits for a lock cannot be stopped: it would take the lock
 # after the wait was given up. Seconds.
 _POLL_S = 0.05
-# After this time behind others, a process looks whether these are stopped, and again as often. Seconds.
+# A process looks this often who is ahead. If that has not changed, it looks whether they are stopped. Seconds.
 _PATIENCE_S = 1.0
 
 _NO_RIGHT = {errno.EACCES, errno.EPERM}
@@ -132,6 +132,8 @@ class _Taking:
         # Whether a process that came earlier may still take one of them.
         self.is_behind = False
         self._next_look_s = time.monotonic() + _PATIENCE_S
+        # The few locks ahead at the last look.
+        self._ahead: dict[Gpu, list[tuple[int, int]]] = {}
 
     def close(self) -> None:
         """Give back the GPUs that were taken, without those that `keep` has handed over."""
@@ -159,7 +161,7 @@ class _Taking:
                 self.is_behind = True
         if self.is_behind and time.monotonic() >= self._next_look_s:
             self._next_look_s = time.monotonic() + _PATIENCE_S
-            self._overtake_stopped()
+            self._look_ahead()
         usable_count = len(self._pool) - len(self._broken)
         if usable_count < self._count:
             raise GpuError(
@@ -195,7 +197,16 @@ class _Taking:
         kept, self._taken = self._taken, {}
         return kept
 
-    def _overtake_stopped(self) -> None:
+    def _look_ahead(self) -> None:
+        """Overtake the few processes ahead if they have not moved since the last look, and are stopped."""
+        rest = [gpu for gpu in self._pool if gpu not in self._taken and gpu not in self._broken]
+        ahead = {gpu: locks for gpu in rest if (locks := self._place.ahead(gpu.minor))}
+        # To find the owners of locks takes a look at each process of the machine, too much for each one of a crowd.
+        if ahead and ahead == self._ahead:
+            self._overtake_stopped(ahead)
+        self._ahead = ahead
+
+    def _overtake_stopped(self, ahead: Mapping[Gpu, Sequence[tuple[int, int]]]) -> None:
         """Take the GPUs of the lanes in which all processes ahead are stopped, if they suffice; else none of them.
 
         A process that holds some of them while it waits for others could wait for one that continues meanwhile, and
@@ -203,11 +214,10 @@ class _Taking:
         """
         stopped = stopped_locks(self._pool[0].control)
         tried = []
-        for gpu in self._pool:
+        for gpu, locks in ahead.items():
             if len(self._taken) == self._count:
                 break
-            is_open = gpu not in self._taken and gpu not in self._broken
-            if stopped and is_open and self._place.is_behind_stopped(gpu.minor, stopped):
+            if all(any(begin <= first and last <= end for begin, end in stopped) for first, last in locks):
                 self._try(gpu)
                 tried.append(gpu)
         if len(self._taken) < self._count:

@@ -12,8 +12,8 @@ __all__ = ["stopped_locks"]
 _TO_THE_END = "EOF"
 
 
-def stopped_locks(file: Path) -> list[tuple[int, int, int]]:
-    """Return the locks on a file whose owners are all stopped: first byte, last byte, and one of the owners.
+def stopped_locks(file: Path) -> list[tuple[int, int]]:
+    """Return the first and last byte of each lock on a file whose owners are all stopped.
 
     A fork shares the lock, so a lock can have several owners. Processes that this one may not look into are left out,
     and so are their locks.
@@ -26,7 +26,7 @@ def stopped_locks(file: Path) -> list[tuple[int, int, int]]:
     for pid, descriptor in _descriptors_of(status.st_dev, status.st_ino):
         for lock in _locks(pid, descriptor):
             owners.setdefault(lock, []).append(pid)
-    return [(*lock, pids[0]) for lock, pids in owners.items() if all(map(_is_stopped, pids))]
+    return [lock for lock, pids in owners.items() if all(map(_is_stopped, pids))]
 
 
 def _descriptors_of(device: int, inode: int) -> Iterator[tuple[int, str]]:

@@ -14,7 +14,10 @@ from dist_testing.errors import LaunchError
 from dist_testing.launch import fork_server
 from dist_testing.launch.fork import ForkServerLauncher
 from dist_testing.outcomes import Cause, Status
+from dist_testing.process.messages import FORK_SERVER_ORDERS
 from tests.support.worlds import engine_for, run
+
+_ORDERS = FORK_SERVER_ORDERS.schema
 
 
 @pytest.fixture
@@ -38,11 +41,17 @@ def _framed(content: object, fds: int = 0) -> bytes:
     [
         (b"\0\0\0\2\0\0{]", "order to the fork server: not JSON"),
         (b"GET / HTTP/1.1\r\n\r\n", "order to the fork server: a message of 1195725856 bytes"),
-        (_framed({"schema": 2, "message": "WorldRequest", "nodes": 2}), r"uses schema 2 .*\n.*\n.*one version"),
-        (_framed({"schema": 1, "message": "SignalRanks", "ranks": [0], "number": 99}), r"SignalRanks: number = 99; "),
-        (_framed({"schema": 1, "message": "SignalRanks", "ranks": []}), r"missing field \['number'\]"),
         (
-            _framed({"schema": 1, "message": "SignalRanks", "ranks": [], "number": 9}, fds=1) + b"\0",
+            _framed({"schema": _ORDERS + 1, "message": "WorldRequest", "nodes": 2}),
+            rf"schema {_ORDERS + 1} .*\n.*\n.*one version",
+        ),
+        (
+            _framed({"schema": _ORDERS, "message": "SignalRanks", "ranks": [0], "number": 99}),
+            r"SignalRanks: number = 99; ",
+        ),
+        (_framed({"schema": _ORDERS, "message": "SignalRanks", "ranks": []}), r"missing field \['number'\]"),
+        (
+            _framed({"schema": _ORDERS, "message": "SignalRanks", "ranks": [], "number": 9}, fds=1) + b"\0",
             "without its 1 desc",
         ),
     ],
