@@ -34,9 +34,9 @@ from dist_testing.process.messages import (
     TakePart,
     Welcome,
 )
-from dist_testing.process.procfs import open_files
 from dist_testing.process.refusal import refusal
 from dist_testing.process.stacks import answer_with_stacks
+from dist_testing.procfs import open_files
 from dist_testing.rank.bootstrap import (
     FAILED_EXIT_CODE,
     RankContext,

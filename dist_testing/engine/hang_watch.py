@@ -23,7 +23,7 @@ from dist_testing.engine.rank_record import RankRecord
 from dist_testing.errors import MessageError
 from dist_testing.outcomes import Kind
 from dist_testing.process.ledger import ANSWER_MARK, LEDGERS, Ledger, NoLedger
-from dist_testing.process.procfs import stat_of, threads_of
+from dist_testing.procfs import stat_of, threads_of
 
 __all__ = ["HangWatch", "collect_ledgers"]
 

@@ -12,7 +12,6 @@ from dist_testing.errors import FrameError
 from dist_testing.outcomes import GOOD, Kind, RankOutcome, exit_name
 from dist_testing.process import wire
 from dist_testing.process.board import PhaseBoard
-from dist_testing.process.procfs import status_of
 from dist_testing.process.rank_messages import (
     INSTRUCTIONS,
     RANK_MESSAGES,
@@ -28,6 +27,7 @@ from dist_testing.process.rank_messages import (
     Warned,
 )
 from dist_testing.process.stacks import STACKS_SIGNAL
+from dist_testing.procfs import status_of
 
 __all__ = ["WORST_LAST", "RankRecord", "worst_of"]
 

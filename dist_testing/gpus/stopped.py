@@ -7,9 +7,13 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from dist_testing.procfs import stat_of
+
 __all__ = ["stopped_locks"]
 
 _TO_THE_END = "EOF"
+# By a signal, and by a debugger.
+_STOPPED = (["T"], ["t"])
 
 
 def stopped_locks(file: Path) -> list[tuple[int, int]]:
@@ -26,7 +30,7 @@ def stopped_locks(file: Path) -> list[tuple[int, int]]:
     for pid, descriptor in _descriptors_of(status.st_dev, status.st_ino):
         for lock in _locks(pid, descriptor):
             owners.setdefault(lock, []).append(pid)
-    return [lock for lock, pids in owners.items() if all(map(_is_stopped, pids))]
+    return [lock for lock, pids in owners.items() if all(stat_of(pid)[:1] in _STOPPED for pid in pids)]
 
 
 def _descriptors_of(device: int, inode: int) -> Iterator[tuple[int, str]]:
@@ -52,11 +56,3 @@ def _locks(pid: int, descriptor: str) -> Iterator[tuple[int, int]]:
         words = line.split()
         if len(words) >= 9 and words[0] == "lock:" and words[2] == "OFDLCK" and words[8] != _TO_THE_END:
             yield int(words[7]), int(words[8])
-
-
-def _is_stopped(pid: int) -> bool:
-    try:
-        # The name, in parentheses, may contain any character.
-        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] in (b"T", b"t")
-    except OSError:
-        return False

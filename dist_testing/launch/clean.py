@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 
-from dist_testing.process.procfs import open_files
+from dist_testing.procfs import open_files
 
 __all__ = ["spare_cuda", "unclean_reasons"]
 

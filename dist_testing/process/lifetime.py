@@ -12,7 +12,7 @@ import warnings
 from typing import Any
 
 from dist_testing.errors import LaunchError
-from dist_testing.process.procfs import stat_of, status_of
+from dist_testing.procfs import stat_of, status_of
 
 __all__ = ["become_subreaper", "check_platform", "current_umask", "die_with_parent", "fork", "is_helper", "watch_child"]
 

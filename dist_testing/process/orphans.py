@@ -12,7 +12,7 @@ import psutil
 
 from dist_testing.process.descent import descends_from
 from dist_testing.process.lifetime import is_helper
-from dist_testing.process.procfs import command_of, threads_of
+from dist_testing.procfs import command_of, status_of, threads_of
 
 __all__ = ["Orphans", "is_dead", "kill_orphans", "kill_tracer"]
 
@@ -83,9 +83,7 @@ def kill_tracer(pid: int) -> None:
     or ended. A debugger of the user is no descendant, and looks.
     """
     try:
-        with open(f"/proc/{pid}/status", encoding="utf-8") as status:
-            fields = dict(line.rstrip("\n").split(":\t", 1) for line in status if ":\t" in line)
-        tracer = int(fields.get("TracerPid", "0"))
+        tracer = int(status_of(pid).get("TracerPid", "0"))
         if tracer and any(below.pid == tracer for below in psutil.Process().children(recursive=True)):
             os.kill(tracer, signal.SIGKILL)
     except (OSError, psutil.NoSuchProcess):

@@ -20,7 +20,7 @@ from typing import Any
 from dist_testing.case import ALL_ENV, ENV_PREFIX
 from dist_testing.errors import StateLeakError
 from dist_testing.process.lifetime import current_umask, is_helper
-from dist_testing.process.procfs import children_of, command_of
+from dist_testing.procfs import children_of, command_of
 
 __all__ = ["LOOKING", "RankState", "child_processes"]
 

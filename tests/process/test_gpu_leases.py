@@ -373,35 +373,9 @@ time.sleep(1000)
 """
 
 
-@pytest.mark.parametrize("count", [1, 2])
-def test_a_stopped_process_at_the_head_is_overtaken(pool: tuple[Gpu, ...], count: int) -> None:
-    """If this fails, one Ctrl-Z keeps every GPU test of the machine waiting while all GPUs are free."""
-    gpus = pool[:2]
-    with subprocess.Popen(
-        [sys.executable, "-c", _WAITS, str(gpus[0].control)],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    ) as waits:
-        try:
-            assert waits.stdout is not None
-            assert waits.stdout.readline() == "waits\n"
-            # While it runs, it keeps its place.
-            with pytest.raises(LeaseTimeoutError, match="other processes were first"):
-                lease_gpus(count, gpus, limit_s=1.5)
-            waits.send_signal(signal.SIGSTOP)
-            with lease_gpus(count, gpus, limit_s=_LIMIT_S) as lease:
-                assert len(lease.gpus) == count
-            waits.send_signal(signal.SIGCONT)
-            with pytest.raises(LeaseTimeoutError, match="other processes were first"):
-                lease_gpus(count, gpus, limit_s=1.5)
-        finally:
-            waits.kill()
-
-
-def test_a_stopped_process_is_not_overtaken_by_one_that_cannot_have_all(pool: tuple[Gpu, ...]) -> None:
-    """If this fails, two processes hold a GPU each and wait for that of the other, once the stopped one continues."""
-    taking_first = fcntl.LOCK_EX | fcntl.LOCK_NB
+@pytest.fixture
+def waits(pool: tuple[Gpu, ...]) -> Iterator[subprocess.Popen[str]]:
+    """A process at the head of the lanes of the first two GPUs, which it never takes."""
     with subprocess.Popen(
         [sys.executable, "-c", _WAITS, str(pool[0].control)],
         stdout=subprocess.PIPE,
@@ -411,11 +385,35 @@ def test_a_stopped_process_is_not_overtaken_by_one_that_cannot_have_all(pool: tu
         try:
             assert waits.stdout is not None
             assert waits.stdout.readline() == "waits\n"
-            waits.send_signal(signal.SIGSTOP)
-            with pool[1].node.open("rb") as other, pool[0].node.open("rb") as free:
-                fcntl.flock(other, fcntl.LOCK_EX)
-                with pytest.raises(LeaseTimeoutError):
-                    lease_gpus(2, pool[:2], limit_s=2.5)
-                fcntl.flock(free, taking_first)
+            yield waits
         finally:
             waits.kill()
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_stopped_process_at_the_head_is_overtaken(
+    pool: tuple[Gpu, ...], waits: subprocess.Popen[str], count: int
+) -> None:
+    """If this fails, one Ctrl-Z keeps every GPU test of the machine waiting while all GPUs are free."""
+    gpus = pool[:2]
+    # While it runs, it keeps its place.
+    with pytest.raises(LeaseTimeoutError, match="other processes were first"):
+        lease_gpus(count, gpus, limit_s=1.5)
+    waits.send_signal(signal.SIGSTOP)
+    with lease_gpus(count, gpus, limit_s=_LIMIT_S) as lease:
+        assert len(lease.gpus) == count
+    waits.send_signal(signal.SIGCONT)
+    with pytest.raises(LeaseTimeoutError, match="other processes were first"):
+        lease_gpus(count, gpus, limit_s=1.5)
+
+
+def test_a_stopped_process_is_not_overtaken_by_one_that_cannot_have_all(
+    pool: tuple[Gpu, ...], waits: subprocess.Popen[str]
+) -> None:
+    """If this fails, two processes hold a GPU each and wait for that of the other, once the stopped one continues."""
+    waits.send_signal(signal.SIGSTOP)
+    with pool[1].node.open("rb") as other, pool[0].node.open("rb") as free:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(LeaseTimeoutError):
+            lease_gpus(2, pool[:2], limit_s=2.5)
+        fcntl.flock(free, fcntl.LOCK_EX | fcntl.LOCK_NB)

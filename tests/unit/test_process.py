@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dist_testing.process.lifetime import current_umask
-from dist_testing.process.procfs import children_of, command_of, open_files, stat_of, status_of, threads_of
+from dist_testing.procfs import children_of, command_of, open_files, stat_of, status_of, threads_of
 
 
 @pytest.fixture
