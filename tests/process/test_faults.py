@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import signal
 from collections.abc import Iterator
 from multiprocessing.shared_memory import SharedMemory
@@ -203,7 +204,8 @@ def _leave_shared_memory(world: World, body: dict[str, Any]) -> None:
 
 def test_shared_memory_is_removed_with_leaked_children() -> None:
     """If this fails, each such case costs the machine memory: the kill also ends the process that unlinks it."""
-    name = f"dist-test-{os.getpid()}"
+    # Not from the pid, which a process of another sandbox can have, too: all sandboxes share /dev/shm.
+    name = f"dist-test-{secrets.token_hex(8)}"
     with engine_for({"leave shared memory": _leave_shared_memory}) as worlds:
         result = run(worlds, "leave shared memory", world_size=2, arguments={"name": name})
     assert result.verdict.cause is Cause.LEAK, result

@@ -19,6 +19,7 @@ _RANKS = 2
 # Every rank stops in the phase that the environment names, and reports it.
 _CASES = """
     import os
+    import re
     import subprocess
     import sys
     import threading
@@ -28,6 +29,7 @@ _CASES = """
     import pytest
     import torch
     import torch.distributed as dist
+    import torch.multiprocessing
 
     from tests.support.bell import ring
 
@@ -68,9 +70,12 @@ _CASES = """
         hold("asleep")
         if PHASE == "grandchild":
             memory = SharedMemory(create=True, size=16)
+            torch.multiprocessing.set_sharing_strategy("file_system")
+            tensor = torch.ones(9).share_memory_()
+            (kept,) = re.findall(r"/dev/shm/(torch_\\w+)", Path("/proc/self/maps").read_text())
             sleeper = [sys.executable, "-c", "import time; time.sleep(1000)"]
             subprocess.Popen(sleeper, start_new_session=True)
-            hold("grandchild", memory.name)
+            hold("grandchild", f"{memory.name} {kept}")
         if PHASE == "collective" and world.rank == 0:
             ring("collective")
             dist.all_reduce(torch.ones(4))
@@ -79,15 +84,11 @@ _CASES = """
 _PHASES = ["import", "init", "asleep", "collective", "grandchild", "teardown", "destroy"]
 
 
-def _assert_nothing_left(starter: Starter, folder: Path, pids: list[int], heard: list[str]) -> None:
+def _assert_nothing_left(starter: Starter, folder: Path, heard: list[str]) -> None:
     starter.wait_nothing_left(_GONE_LIMIT_S)
     assert_no_folder_left(folder)
-    # The names of torch's segments contain the process number; the tests report the names of their own.
-    tokens = {str(pid) for pid in pids}
-    names = {line.split()[1] for line in heard if len(line.split()) > 1}
-    left = [
-        path.name for path in Path("/dev/shm").iterdir() if tokens & set(path.name.split("_")) or path.name in names
-    ]
+    # Only names that the ranks sent: a process of another sandbox, which shares this folder, can have the same pid.
+    left = [name for line in heard for name in line.split()[1:] if Path("/dev/shm", name).exists()]
     assert not left, f"segments are left: {left}"
 
 
@@ -111,7 +112,7 @@ def test_nothing_survives_pytest(starter: Starter, tmp_path: Path, phase: str, n
     child.send_signal(number)
     code = child.wait()
     assert code == (-number if number is signal.SIGKILL else pytest.ExitCode.INTERRUPTED), child.log
-    _assert_nothing_left(starter, tmp_path, pids, heard)
+    _assert_nothing_left(starter, tmp_path, heard)
 
 
 @pytest.mark.parametrize("to_all", [False, True], ids=["to the runner", "to all, as Ctrl-C does"])
@@ -126,7 +127,6 @@ def test_a_stopped_run_reports_where_its_ranks_were(
             starter, tmp_path, "test_cases.py", f"--dist-world-size={_RANKS}", env={**bell.env, "PHASE": "collective"}
         )
         heard = bell.wait(_RANKS, child)
-    pids = starter.pids_left()
     _signal(child, number, to_group=to_all)
     assert child.wait() == pytest.ExitCode.INTERRUPTED, child.log
     assert "test_cases.py::test_held (world of 2): the run was stopped after" in child.log
@@ -135,7 +135,7 @@ def test_a_stopped_run_reports_where_its_ranks_were(
     if number is signal.SIGINT or not to_all:
         # As a stack, or as the traceback of the rank's own KeyboardInterrupt.
         assert "in hold" in child.log
-    _assert_nothing_left(starter, tmp_path, pids, heard)
+    _assert_nothing_left(starter, tmp_path, heard)
 
 
 def test_leftovers_of_a_run_killed_as_a_whole_are_removed_at_the_next_start(starter: Starter, tmp_path: Path) -> None:
@@ -192,10 +192,9 @@ def test_interrupted_target_reports_its_results(
 ) -> None:
     """If this fails, a target that Bazel signals at its timeout shows no XML and no log."""
     target, child, heard = _held_target(starter, tmp_path, phase)
-    pids = starter.pids_left()
     _signal(child, number, to_group=to_group)
     assert child.wait() == pytest.ExitCode.INTERRUPTED, child.log
-    _assert_nothing_left(starter, tmp_path, pids, heard)
+    _assert_nothing_left(starter, tmp_path, heard)
     assert target.xml()["test_finished"].outcome == "passed"
     assert "1 passed" in child.log
     assert "Traceback" not in child.log
@@ -207,10 +206,9 @@ def test_interrupted_target_reports_its_results(
 def test_killed_target_leaves_only_the_premature_exit_file(starter: Starter, tmp_path: Path, phase: str) -> None:
     """If this fails, Bazel takes a runner that vanished for one without results."""
     target, child, heard = _held_target(starter, tmp_path, phase)
-    pids = starter.pids_left()
     child.send_signal(signal.SIGKILL)
     assert child.wait() == -signal.SIGKILL
-    _assert_nothing_left(starter, tmp_path, pids, heard)
+    _assert_nothing_left(starter, tmp_path, heard)
     assert target.premature_exit_file.exists()
     assert not target.xml_file.exists()
 
@@ -218,11 +216,10 @@ def test_killed_target_leaves_only_the_premature_exit_file(starter: Starter, tmp
 def test_second_signal_does_not_break_the_clean_up(starter: Starter, tmp_path: Path) -> None:
     """If this fails, a second signal, from Bazel or a user, leaves processes behind."""
     target, child, heard = _held_target(starter, tmp_path, "asleep")
-    pids = starter.pids_left()
     for _ in range(3):
         child.send_group_signal(signal.SIGTERM)
     assert child.wait() == pytest.ExitCode.INTERRUPTED, child.log
-    _assert_nothing_left(starter, tmp_path, pids, heard)
+    _assert_nothing_left(starter, tmp_path, heard)
     assert target.xml()["test_finished"].outcome == "passed"
 
 
