@@ -17,8 +17,6 @@ from dist_testing.backends import Backend
 from dist_testing.error_text import did_you_mean
 from dist_testing.errors import SpecError, UsageError
 
-__all__ = ["read_backend_file"]
-
 _FUNCTION = "declare_backend"
 # Labels of libraries; only builds need them.
 _BUILD_ONLY = "deps"

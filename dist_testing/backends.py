@@ -21,20 +21,6 @@ from typing import Any
 from dist_testing.error_text import did_you_mean
 from dist_testing.errors import SpecError, UsageError
 
-__all__ = [
-    "Backend",
-    "add_backends",
-    "all_declared",
-    "any_declared",
-    "backend_named",
-    "backends",
-    "check_backend_name",
-    "check_features",
-    "default_backend",
-    "device_backend",
-    "parts_of",
-]
-
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 # Devices that torch itself knows. A plug-in registers any other.
 _TORCH_DEVICES = ("cpu", "cuda", "xpu")

@@ -10,8 +10,6 @@ import math
 import time
 from dataclasses import dataclass
 
-__all__ = ["LEAST_S", "MAX_TIMEOUT_S", "REPORT_RESERVE_S", "Budget", "TimeShares"]
-
 # Longest time limit, about thirty years. A finite number, so that times can be added on every clock. Seconds.
 MAX_TIMEOUT_S = 10**9
 # The reserve: time for the stacks of the last hung case, the kill, the report and the XML. Seconds.

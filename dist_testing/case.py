@@ -9,19 +9,6 @@ from pathlib import Path
 from dist_testing.errors import UsageError
 from dist_testing.outcomes import Cause, Kind, RankOutcome, Verdict
 
-__all__ = [
-    "ALL_ENV",
-    "ENV_PREFIX",
-    "KEEPABLE",
-    "Case",
-    "CaseBody",
-    "CaseFailedError",
-    "CaseResult",
-    "RankWarning",
-    "ThreadsFailedError",
-    "check_keepable",
-]
-
 # What a case may leave changed on a worker pool, if its project says so: kinds of state. A single environment variable
 # is named by the prefix and its name, or by a pattern such as "env:OMP_*".
 ALL_ENV = "env"

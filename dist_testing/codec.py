@@ -20,8 +20,6 @@ from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar, Union,
 
 from dist_testing.errors import MessageError
 
-__all__ = ["MAX_MESSAGE_BYTES", "Family", "Shape", "WrongValueError", "shape_of"]
-
 # The largest message, a request for a world, has an environment of a few MiB at most.
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 # The limits of an `int` without a range.

@@ -8,8 +8,6 @@ from collections.abc import Iterable
 
 from dist_testing.errors import DistTestingError
 
-__all__ = ["MAX_TEXT_CHARS", "did_you_mean", "format_error", "message_of", "shorten", "summarise"]
-
 # Text of one rank report; the head and the tail are kept. JSON needs up to twelve bytes for a character, so that a
 # report of this size always fits into a frame (`dist_testing.process.rank_messages.MAX_FRAME_BYTES`).
 MAX_TEXT_CHARS = 256 * 1024

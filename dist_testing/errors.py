@@ -5,27 +5,6 @@ Their texts have three parts: the subject with the observed values; the likely c
 
 from __future__ import annotations
 
-__all__ = [
-    "CallsDifferWarning",
-    "CollectiveError",
-    "CollectiveMismatchError",
-    "CollectiveTimeoutError",
-    "DeadlockError",
-    "DistTestingError",
-    "FrameError",
-    "GpuError",
-    "InterruptedRunError",
-    "LaunchError",
-    "LeaseTimeoutError",
-    "MessageError",
-    "PeerFailedError",
-    "PromiseError",
-    "ReportError",
-    "SpecError",
-    "StateLeakError",
-    "UsageError",
-]
-
 
 class DistTestingError(Exception):
     """Base of the errors that are printed without a traceback, because their text is written for the user."""

@@ -15,22 +15,6 @@ from typing import Annotated, Literal
 from dist_testing.gpus.faults import is_hardware_fault
 from dist_testing.skips import is_about_hardware
 
-__all__ = [
-    "CRASHES",
-    "GOOD",
-    "UNKNOWN_EXIT_CODE",
-    "Cause",
-    "Collateral",
-    "Kind",
-    "RankOutcome",
-    "ReportDetails",
-    "Status",
-    "Verdict",
-    "blame_machine",
-    "exit_name",
-    "verdict",
-]
-
 
 class Kind(enum.Enum):
     """The ways in which a rank's part in a case can end; the list is complete."""

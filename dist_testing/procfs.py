@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 
-__all__ = ["children_of", "command_of", "open_files", "stat_of", "status_of", "threads_of"]
-
 
 def threads_of(pid: int | None) -> list[str]:
     """Return the ids of all threads of a process."""

@@ -6,8 +6,6 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-__all__ = ["run_tests"]
-
 # pytest's options with a separate value, which could look like the name of a test.
 _OPTIONS_WITH_VALUE = ("-k", "-m", "-p")
 # unittest's options to pytest's options of the same meaning.

@@ -10,8 +10,6 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-__all__ = ["TEST_SKIPS", "TestSkip", "gpus_reason", "is_about_hardware", "skip_for_exit_code"]
-
 
 class TestSkip(NamedTuple):
     """One row of the skip table.

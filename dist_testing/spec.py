@@ -17,19 +17,6 @@ from dist_testing.backends import Backend
 from dist_testing.codec import WrongValueError, shape_of
 from dist_testing.errors import SpecError, UsageError
 
-__all__ = [
-    "ALL_GPUS",
-    "DEFAULT_WORLD_SIZE",
-    "MAX_WORLD_SIZE",
-    "SCHEMA",
-    "SPEC_VARIABLE",
-    "Spec",
-    "check_world_size",
-    "is_world_size",
-    "read_promise",
-    "read_spec",
-]
-
 # Name of the environment variable with the spec; the build rules set it.
 SPEC_VARIABLE = "DIST_TESTING_SPEC"
 SCHEMA = 4

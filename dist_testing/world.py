@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     import torch.distributed as dist
     from torch._C._distributed_c10d import Store
 
-__all__ = ["LOOPBACK", "World", "WorldSettings"]
-
 # Ranks of one machine reach each other here, and no other machine can.
 LOOPBACK = "127.0.0.1"
 

@@ -16,8 +16,6 @@ import torch
 import torch.distributed as dist
 from torch.testing import assert_close
 
-__all__ = ["BODIES"]
-
 
 def _size() -> int:
     return dist.get_world_size()

@@ -36,8 +36,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-__all__ = ["CacheEntry", "WheelsArchiveError", "activate", "give_way", "unpacked"]
-
 CACHE_VARIABLE = "DIST_TESTING_WHEELS_CACHE"
 LIMIT_VARIABLE = "DIST_TESTING_WHEELS_CACHE_BYTES"
 

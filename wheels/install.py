@@ -23,8 +23,6 @@ from collections.abc import Mapping, Sequence
 from email.parser import HeaderParser
 from pathlib import Path
 
-__all__ = ["InstallError", "install"]
-
 SITE = "site-packages"
 
 # pip's message for a requirement that no index has, or has only for other Pythons.

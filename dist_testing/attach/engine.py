@@ -28,8 +28,6 @@ from dist_testing.process.messages import Loader
 from dist_testing.rank.bootstrap import RankContext
 from dist_testing.spec import Spec
 
-__all__ = ["AttachedEngine"]
-
 # Limit for the main thread to return after the case is over on the other ranks. Seconds.
 _RETURN_LIMIT_S = 5.0
 

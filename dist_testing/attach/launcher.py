@@ -42,8 +42,6 @@ from dist_testing.process.refusal import refusal
 from dist_testing.process.stacks import real_time_signal
 from dist_testing.rank.bootstrap import FAILED_EXIT_CODE
 
-__all__ = ["GIVE_UP_SIGNAL", "SOCKET_KEY", "AttachedLauncher", "peer_of"]
-
 # Tells a rank to give up its test. A real-time signal, as the one for stacks, because test code uses the others.
 GIVE_UP_SIGNAL = real_time_signal(8)
 # Key in the store of the path of rank 0's socket.

@@ -53,8 +53,6 @@ from dist_testing.rank.ledger import LedgerThread, answering
 from dist_testing.rank.long_texts import LongTexts
 from dist_testing.rank.reporter import FrameWriter, Reporter
 
-__all__ = ["AttachedRank", "connect"]
-
 
 class _GiveUp(BaseException):
     """Raised in a test to end it. Not an Exception, so that a test's `except Exception` does not catch it."""

@@ -15,8 +15,6 @@ from dist_testing.spec import MAX_WORLD_SIZE
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
-__all__ = ["ATTACH_LIMIT_S", "RankInfo", "pid_key", "rank_info_in"]
-
 # Limit for every rank to collect the tests and connect: from a cold disk the import of torch takes a minute. Seconds.
 ATTACH_LIMIT_S = 300.0
 

@@ -7,8 +7,6 @@ import sys
 from collections.abc import Iterator
 from typing import Any, TextIO
 
-__all__ = ["Banner"]
-
 
 class Banner:
     """Replaces standard output, and leaves its first line open until a test has run.

@@ -14,8 +14,6 @@ from dist_testing.events.runs import TestBegan, TestEnded, TestReported, TestsCo
 from dist_testing.outcomes import Cause
 from dist_testing.spec import Spec
 
-__all__ = ["FAILED", "Conclusion", "banner"]
-
 # Values of `pytest.ExitCode`. Bazel takes every code but 0 for a failure.
 FAILED = 1
 _NO_TESTS_COLLECTED = 5

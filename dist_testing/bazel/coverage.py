@@ -13,8 +13,6 @@ from dist_testing.bazel.protocol import CoverageRequest
 from dist_testing.errors import ReportError
 from dist_testing.rank.coverage import CoverageSettings, quiet, start_measuring
 
-__all__ = ["CoverageRun", "sources_wanted", "start_coverage"]
-
 # Bazel merges every .dat file in COVERAGE_DIR.
 _LCOV_NAME = "dist_testing.dat"
 

@@ -14,19 +14,6 @@ from xml.etree import ElementTree
 
 from dist_testing.errors import ReportError
 
-__all__ = [
-    "EXPECTED",
-    "Outcome",
-    "XmlCase",
-    "XmlSuite",
-    "module_of",
-    "name_parts",
-    "read_xml",
-    "write_suites",
-    "write_xml",
-    "xml_name",
-]
-
 # Prefix of the message of an expected failure, for which JUnit's format has only <skipped>.
 EXPECTED = "xfail: "
 

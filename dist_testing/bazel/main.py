@@ -29,8 +29,6 @@ from dist_testing.events.runs import RunEnded
 from dist_testing.events.stream import EventStream
 from dist_testing.spec import SPEC_VARIABLE, Spec, read_promise, read_spec
 
-__all__ = ["main"]
-
 # The build rules set these if a target has the file: its runfiles path, as `$(rlocationpath)` writes it.
 _PROMISE_VARIABLE = "DIST_TESTING_GPU_PROMISE"
 _TIMINGS_VARIABLE = "DIST_TESTING_TIMINGS"

@@ -16,8 +16,6 @@ import psutil
 
 from dist_testing.errors import UsageError
 
-__all__ = ["CoverageRequest", "Protocol", "read_protocol"]
-
 
 @dataclass(frozen=True, slots=True)
 class CoverageRequest:

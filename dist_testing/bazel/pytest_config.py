@@ -15,8 +15,6 @@ import pytest
 
 from dist_testing.frontends.pytest.internals import load_config_dict_from_file
 
-__all__ = ["options"]
-
 # pytest takes the first of these that holds a configuration for it ("Configuration file formats" in its reference).
 _CONFIG_FILES = ("pytest.toml", ".pytest.toml", "pytest.ini", ".pytest.ini", "pyproject.toml", "tox.ini", "setup.cfg")
 

@@ -27,8 +27,6 @@ from dist_testing.frontends.pytest.plugin import runner_plugin
 from dist_testing.frontends.pytest.session_events import EVENTS_KEY
 from dist_testing.spec import Spec
 
-__all__ = ["BazelSession"]
-
 # A filter that names a case: a path, classes and a function, joined by `::` or `.`, and parameters of any form.
 _NAME = re.compile(r"[\w./:+~@=-]*\w(?:\[.*\])?", re.DOTALL)
 

@@ -7,8 +7,6 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-__all__ = ["ShardCase", "assign_shards"]
-
 # Cases of one worker pool stay together if the longest shard then takes at most this many times as long.
 _MAX_POOL_SLOWDOWN = 1.1
 

@@ -9,8 +9,6 @@ from pathlib import Path
 
 from dist_testing.errors import ReportError
 
-__all__ = ["Timings", "read_timings", "write_timings"]
-
 _SCHEMA = 1
 
 # Seconds by the target's label and the case's key (`XmlCase.key`).

@@ -23,8 +23,6 @@ from dist_testing.budget import LEAST_S
 from dist_testing.engine.report import tidied
 from dist_testing.process.stacks import stack_text
 
-__all__ = ["LIMIT_SIGNAL", "Watch"]
-
 LIMIT_SIGNAL = int(signal.SIGRTMIN) + 9
 # The frames of these signal handlers, at the end of a traceback, say nothing.
 _SIGNAL_HANDLERS = (__name__, "dist_testing.engine.interrupts")

@@ -29,8 +29,6 @@ from dist_testing.events.wire import event_of
 from dist_testing.process.lifetime import die_with_parent, fork
 from dist_testing.process.stacks import STACKS_SIGNAL
 
-__all__ = ["Watchdog", "watchdog_for"]
-
 # Limit for the stacks of the runner. It does not answer if it is stopped or stuck in the kernel. Seconds.
 _STACKS_LIMIT_S = 1.0
 # The kernel allows at most 24 days for one wait. Seconds.

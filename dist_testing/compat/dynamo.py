@@ -15,8 +15,6 @@ from torch._logging._internal import trace_log
 from dist_testing.compat.classes import DistributedTestBase
 from dist_testing.skips import TEST_SKIPS
 
-__all__ = ["DynamoDistributedMultiProcTestCase", "DynamoDistributedSingleProcTestCase"]
-
 
 class DynamoDistributedSingleProcTestCase(torch._dynamo.test_case.TestCase):
     """Runs tests in the runner itself, with a default group of one rank for the class. Skips without an accelerator.

@@ -13,8 +13,6 @@ from typing import Any, NoReturn, TypeAlias
 
 from dist_testing.errors import UsageError
 
-__all__ = ["imported_names", "is_unknown", "name_of_torch", "torchs_own"]
-
 # The name under which torch's own module is loaded beside ours.
 _ALIAS = "dist_testing.compat._torchs_own"
 

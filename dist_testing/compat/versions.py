@@ -8,8 +8,6 @@ import re
 import warnings
 from importlib import resources
 
-__all__ = ["is_tested", "tested_range", "warn_if_untested"]
-
 
 @functools.cache
 def warn_if_untested() -> None:

@@ -22,8 +22,6 @@ from dist_testing.conformance.plug_in import plug_in
 from dist_testing.conformance.session import CELL_LIMIT_S, CellSession, cell_limit
 from dist_testing.errors import DistTestingError, InterruptedRunError, UsageError
 
-__all__ = ["main"]
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the kit.

@@ -15,8 +15,6 @@ from dist_testing.conformance.reductions import DTYPES, OPS, is_complex, is_defi
 from dist_testing.conformance.rows import load_scripts
 from dist_testing.conformance.rows.registry import scripted_cells
 
-__all__ = ["WORLD_SIZES", "all_cells", "cell_named", "table_cells"]
-
 WORLD_SIZES = (1, 2, 3, 4, 5, 7)
 _ROOTS = ("first", "middle", "last", "first_in_group", "middle_in_group", "last_in_group")
 _MODES = ("sync", "async")

@@ -5,8 +5,6 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
-__all__ = ["WHOLE", "Cell", "Observation", "Result", "Seen", "Status"]
-
 # Name of the group of all ranks, as `group=None`.
 WHOLE = "none"
 

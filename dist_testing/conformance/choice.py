@@ -9,8 +9,6 @@ from dist_testing.conformance.catalogue import WORLD_SIZES
 from dist_testing.conformance.cell import Cell
 from dist_testing.errors import UsageError
 
-__all__ = ["chosen_cells"]
-
 
 def chosen_cells(cells: Sequence[Cell], patterns: Sequence[str], world_sizes: str | None) -> list[Cell]:
     """Return the cells that a command line asks for.

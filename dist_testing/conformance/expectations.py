@@ -25,8 +25,6 @@ from typing import Any
 from dist_testing.conformance.cell import Cell, Result, Status
 from dist_testing.errors import UsageError
 
-__all__ = ["SCHEMA", "Expectations", "Row", "read_expectations", "torch_version"]
-
 SCHEMA = 1
 _REQUIRED = ("cells", "status", "reason", "link", "until")
 _OPTIONAL = ("except", "torch")

@@ -8,8 +8,6 @@ from dist_testing.backends import Backend
 from dist_testing.conformance.cell import Status
 from dist_testing.conformance.matrix import Matrix
 
-__all__ = ["FEATURE_CELLS", "feature_problems"]
-
 # Feature to the cells that show it. No cell shows `needs_no_gloo`, which is about builds of torch, and `uneven_gather`.
 FEATURE_CELLS = {
     "coalesced_all_reduce": "_coalescing_manager/all_reduce_*/w2",

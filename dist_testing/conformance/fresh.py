@@ -7,8 +7,6 @@ from typing import NoReturn
 from dist_testing.conformance.on_rank.front_end import CellContext
 from dist_testing.launch.fresh import ThenBe
 
-__all__ = ["load"]
-
 
 def load(state: str, then: ThenBe, test: str | None) -> NoReturn:
     """Be a rank or a fork server. There are no tests to collect: the cells are part of the package.

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dist_testing.conformance.cell import WHOLE
 
-__all__ = ["GROUPS", "members", "root_of"]
-
 # Each name with the smallest world that has such a group.
 GROUPS = {
     WHOLE: 1,  # the default group, as None

@@ -8,8 +8,6 @@ from dist_testing.case import CaseResult
 from dist_testing.conformance.cell import Cell, Observation, Result, Seen, Status
 from dist_testing.outcomes import CRASHES, Cause, Kind, RankOutcome, exit_name
 
-__all__ = ["judge"]
-
 # A call that fails after this share of its limit has waited for something that never came.
 _LATE_SHARE = 0.6
 

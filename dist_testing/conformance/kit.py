@@ -14,8 +14,6 @@ from dist_testing.conformance.cell import WHOLE, Cell
 from dist_testing.conformance.groups import members
 from dist_testing.rank.rank_world import RankWorld
 
-__all__ = ["AbsentError", "Groups", "Kit", "WrongError"]
-
 
 class WrongError(AssertionError):
     """The backend returned something that it must not return."""

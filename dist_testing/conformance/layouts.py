@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["LAYOUTS", "SHAPES", "fits", "part_length"]
-
 # Shape of one part: of a rank's tensor, or of what one rank sends to another.
 SHAPES: dict[str, tuple[int, ...]] = {
     "0d": (),

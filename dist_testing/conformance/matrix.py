@@ -13,8 +13,6 @@ from dist_testing.conformance.cell import Result, Status
 from dist_testing.conformance.expectations import Expectations
 from dist_testing.errors import ReportError
 
-__all__ = ["SCHEMA", "Matrix", "difference", "markdown", "operations", "read_matrix", "texts_of"]
-
 SCHEMA = 1
 
 

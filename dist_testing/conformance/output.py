@@ -8,8 +8,6 @@ from dist_testing.conformance.matrix import Matrix, markdown
 from dist_testing.conformance.page import page
 from dist_testing.errors import UsageError
 
-__all__ = ["write_matrix"]
-
 
 def write_matrix(matrix: Matrix, folder: Path, before: Matrix | None = None) -> None:
     """Write a matrix in its three forms.

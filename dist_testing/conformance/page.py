@@ -8,8 +8,6 @@ from string import Template
 from dist_testing.conformance.cell import Status
 from dist_testing.conformance.matrix import Matrix, difference, operations
 
-__all__ = ["page"]
-
 _PAGE = Template("""<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><title>$title</title><style>
 body{font:14px/1.4 system-ui,sans-serif;margin:2em;max-width:100em}

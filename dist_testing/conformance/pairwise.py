@@ -7,8 +7,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-__all__ = ["pairwise"]
-
 _Pair = tuple[tuple[str, Any], tuple[str, Any]]
 
 

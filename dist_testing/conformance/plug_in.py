@@ -9,8 +9,6 @@ import sys
 from dist_testing.backends import Backend
 from dist_testing.errors import UsageError
 
-__all__ = ["plug_in"]
-
 # Limit of the process that imports torch and the module. Seconds.
 _LIMIT_S = 120.0
 _CODE = """

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["DTYPES", "OPS", "is_complex", "is_defined", "is_floating"]
-
 OPS = ("sum", "product", "min", "max", "band", "bor", "bxor", "avg", "premul_sum")
 DTYPES = (
     "bool",

@@ -26,8 +26,6 @@ from dist_testing.launch.isolation import POOL, THREAD, Isolation
 from dist_testing.process.messages import Loader
 from dist_testing.spec import Spec
 
-__all__ = ["CELL_LIMIT_S", "CellSession", "cell_limit"]
-
 # Default limit of one cell. Seconds.
 CELL_LIMIT_S = 5.0
 _LEFT_OUT = "left out by a row of the expectation file, which says why"

@@ -8,8 +8,6 @@ from dist_testing.engine.rank_record import RankRecord
 from dist_testing.outcomes import exit_name
 from dist_testing.process.messages import RankEnded
 
-__all__ = ["no_such_rank", "unkillable"]
-
 
 def unkillable(records: Sequence[RankRecord], limit_s: float) -> str:
     """Return the text about ranks that SIGKILL has not ended.

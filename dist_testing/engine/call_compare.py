@@ -9,8 +9,6 @@ from dist_testing.engine.hang_story import group_text, ranks_text
 from dist_testing.process.ledger import Call
 from dist_testing.process.rank_messages import CallsMade, GroupCalls
 
-__all__ = ["ADVICE", "differences"]
-
 ADVICE = (
     "All ranks have passed, but a backend may as well wait for ever, or mix up the data, if the calls of a group "
     "differ. Make the same calls on all members; --dist-strict-collectives makes a failure of this"

@@ -31,8 +31,6 @@ from dist_testing.events.event import LedgerCall, Phase
 from dist_testing.events.stream import EventStream
 from dist_testing.gpus.world import WorldGpus
 
-__all__ = ["CaseEvents"]
-
 
 class CaseEvents:
     """Emits the events of one case. Does what costs time only for a sink that wants the event."""

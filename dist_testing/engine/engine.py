@@ -44,8 +44,6 @@ from dist_testing.process.stacks import read_ranks
 from dist_testing.rank.bootstrap import RankContext
 from dist_testing.spec import Spec
 
-__all__ = ["Engine"]
-
 # Limit for the ranks of a worker pool to destroy their groups and end. Seconds.
 _POOL_END_LIMIT_S = 30.0
 # Largest share of a case's limit that it may wait for GPUs, so that the test has time left to run.

@@ -10,8 +10,6 @@ from dist_testing.errors import GpuError
 from dist_testing.gpus.nccl import check_devices, lack_of_memory, nccl_version, recordings
 from dist_testing.spec import Spec
 
-__all__ = ["Aftermath", "aftermath", "notes", "preflight"]
-
 _REPAIR = "See the kernel's log for an Xid, and restart the machine or take the GPU out of CUDA_VISIBLE_DEVICES."
 
 

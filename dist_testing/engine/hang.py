@@ -33,8 +33,6 @@ from dist_testing.backends import all_declared
 from dist_testing.engine.call_rules import are_alike
 from dist_testing.process.ledger import COLLECTIVE, TORCH_LIMITS_MS, Call, Ledger, Wait, WaitKind
 
-__all__ = ["Analysis", "Mismatch", "RankView", "Waiting", "analyse"]
-
 # Why nothing is known of the collectives of a rank.
 NOT_RECORDED = "waits without a record of its collectives (TORCH_FR_BUFFER_SIZE=0, or torch before 2.12)"
 

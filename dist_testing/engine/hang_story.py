@@ -12,8 +12,6 @@ from dist_testing.engine.hang import Analysis, Mismatch, Waiting
 from dist_testing.outcomes import GOOD, Cause, Kind, RankOutcome, Verdict
 from dist_testing.process.ledger import Call, Ledger, WaitKind
 
-__all__ = ["HangStory", "blame_by_ledger", "group_text", "listed", "mark_stuck", "rank_ledgers", "ranks_text", "tell"]
-
 # Files in whose lines a reader cannot see what their test does: torch's, this library's, Python's.
 _NOT_THE_TEST = (f"{os.sep}torch{os.sep}", f"{os.sep}dist_testing{os.sep}", "<frozen ")
 _STANDARD_LIBRARY = os.path.dirname(os.__file__) + os.sep

@@ -25,8 +25,6 @@ from dist_testing.outcomes import Kind
 from dist_testing.process.ledger import ANSWER_MARK, LEDGERS, Ledger, NoLedger
 from dist_testing.procfs import stat_of, threads_of
 
-__all__ = ["HangWatch", "collect_ledgers"]
-
 # Between two looks at the CPU time, and between the two looks at the ledgers. The kernel counts in steps of 10 ms.
 # Seconds.
 _PAUSE_S = 0.25

@@ -13,8 +13,6 @@ from typing import NoReturn
 from dist_testing.errors import InterruptedRunError
 from dist_testing.outcomes import exit_name
 
-__all__ = ["ExitGuard", "ignore_termination", "raise_on_termination"]
-
 # Limit for exit handlers and threads of test files after the run is over. Seconds.
 _EXIT_LIMIT_S = 10.0
 

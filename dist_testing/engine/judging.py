@@ -19,8 +19,6 @@ from dist_testing.outcomes import Cause, Kind, RankOutcome, Status, Verdict, bla
 from dist_testing.process.rank_messages import Warned
 from dist_testing.spec import Spec
 
-__all__ = ["interrupted", "judged", "with_operation"]
-
 
 def judged(running: RunningCase, spec: Spec, outcomes: tuple[RankOutcome, ...], after: Aftermath) -> CaseResult:
     """Return the result of a case that is over, from one outcome per rank. The folder of its world still exists."""

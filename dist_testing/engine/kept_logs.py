@@ -9,8 +9,6 @@ from pathlib import Path
 from dist_testing.case import CaseResult
 from dist_testing.engine.rank_logs import open_regular
 
-__all__ = ["keep_logs"]
-
 # Limit of one rank's log. Of a longer log the beginning and the end are kept. Bytes.
 _MAX_LOG_BYTES = 1 << 20
 # Limit of all logs of a run: Bazel packs the folder, and keeps it for every run. Bytes.

@@ -16,8 +16,6 @@ from pathlib import Path
 from dist_testing.case import CaseResult
 from dist_testing.engine.rank_logs import open_regular
 
-__all__ = ["ReportFolder", "keep_report"]
-
 _SUFFIX = ".report.txt"
 # File systems allow 255 bytes.
 _MAX_NAME_CHARS = 120

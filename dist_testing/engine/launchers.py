@@ -13,8 +13,6 @@ from dist_testing.launch.launcher import Launcher, RunContext
 from dist_testing.process.messages import Loader
 from dist_testing.rank.bootstrap import RankContext
 
-__all__ = ["Launchers"]
-
 
 class Launchers:
     """Holds the folder of a run, and one launcher for all isolations with the same `make_launcher`."""

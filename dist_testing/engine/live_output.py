@@ -11,8 +11,6 @@ from pathlib import Path
 from dist_testing.engine.rank_logs import open_regular
 from dist_testing.process.files import log_name
 
-__all__ = ["LiveOutput"]
-
 # <sys/inotify.h>
 _IN_MODIFY = 0x2
 # A line that does not end is shown in pieces of this size. Bytes.

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["fatal_block", "native_reason", "shorten_native_stacks"]
-
 # "SIGABRT(6), PID: 20494, Thread 20494: " begins the native stack of a thread; that of the fatal signal comes first.
 _THREAD = re.compile(r"^SIG[A-Z0-9]+\(\d+\), PID: \d+, Thread \d+:\s*$")
 # "frame #5: abort + 0xd3 (0x7f5d8ee44472 in /lib/x86_64-linux-gnu/libc.so.6)"

@@ -12,8 +12,6 @@ from dist_testing.gpus.devices import vendor_named, visible_gpus
 from dist_testing.skips import TEST_SKIPS, gpus_reason
 from dist_testing.spec import Spec
 
-__all__ = ["Lack", "missing_backend", "missing_need"]
-
 
 class Lack(str):
     """A skip reason with a way out.

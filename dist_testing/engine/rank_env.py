@@ -8,8 +8,6 @@ import socket
 import sys
 from collections.abc import Mapping, MutableMapping
 
-__all__ = ["cpu_count", "rank_env", "threads_per_rank"]
-
 # Bazel's test protocol (Test encyclopedia, "Initial conditions"). Only the runner follows it: a rank that inherits
 # it would write the runner's XML file or shard its own cases.
 _PROTOCOL = (

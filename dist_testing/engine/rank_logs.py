@@ -14,8 +14,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-__all__ = ["LogLimits", "open_regular", "read_tail"]
-
 # <linux/falloc.h>
 _KEEP_SIZE = 0x1
 _PUNCH_HOLE = 0x2

@@ -29,8 +29,6 @@ from dist_testing.process.rank_messages import (
 from dist_testing.process.stacks import STACKS_SIGNAL
 from dist_testing.procfs import status_of
 
-__all__ = ["WORST_LAST", "RankRecord", "worst_of"]
-
 # The worst of several reports of one rank counts: a teardown can fail after the test has passed.
 # A broken report after a reported failure adds nothing.
 WORST_LAST = (Kind.PASSED, Kind.SKIPPED, Kind.UNREADABLE, Kind.NEVER_STARTED, Kind.RAISED, Kind.EXITED)

@@ -19,8 +19,6 @@ from dist_testing.error_text import shorten
 from dist_testing.outcomes import UNKNOWN_EXIT_CODE, Cause, Kind
 from dist_testing.spec import ALL_GPUS, Spec
 
-__all__ = ["failure_headline", "failure_report", "missing_hardware", "tidied"]
-
 _LOG_TAIL_LINES = 40
 # If a native stack is longer: lines before it, and a limit.
 _BEFORE_NATIVE_LINES = 10

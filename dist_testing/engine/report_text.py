@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 from dist_testing.error_text import shorten
 
-__all__ = ["IN_LOG", "WHOLE", "Limits", "cut_lines", "printable"]
-
 # Colours and other attributes of text: they say nothing in a report.
 _ATTRIBUTES = re.compile(r"\x1b\[[0-9;:]*m")
 # Control characters but tab and line feed; marks that change the direction of the text after them, or hide in it; and

@@ -10,8 +10,6 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-__all__ = ["RunDirectory"]
-
 # The path of a Unix socket has at most 107 bytes. This leaves room for the names that tests and libraries add.
 _MAX_PATH_BYTES = 50
 _PREFIX = "dist-"

@@ -10,8 +10,6 @@ from dist_testing.events.runs import RunStarted
 from dist_testing.events.wire import SCHEMA
 from dist_testing.spec import Spec
 
-__all__ = ["run_started"]
-
 # Packages whose versions an event file names.
 _PACKAGES = ("torch", "pytest")
 

@@ -8,8 +8,6 @@ from dist_testing.case import Case
 from dist_testing.engine.case_events import CaseEvents
 from dist_testing.engine.running_world import RunningWorld
 
-__all__ = ["RunningCase"]
-
 
 @dataclass(frozen=True, slots=True)
 class RunningCase:

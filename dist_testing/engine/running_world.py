@@ -29,8 +29,6 @@ from dist_testing.spec import Spec
 from dist_testing.spec import check_world_size as check_range
 from dist_testing.world import LOOPBACK, WorldSettings
 
-__all__ = ["RunningWorld", "check_world_size", "group_limit_s", "start_world"]
-
 # Descriptors of the runner per rank: two for the channel and two for stacks, while the world starts.
 _FDS_PER_RANK = 4
 # Other descriptors: log files, those of pytest and Python.

@@ -13,8 +13,6 @@ from dist_testing.errors import DeadlockError
 from dist_testing.outcomes import CRASHES, GOOD, Kind, RankOutcome
 from dist_testing.process.ledger import ANSWER_MARK
 
-__all__ = ["blame_thread", "collect_stacks", "operation_in", "stacks_by_rank", "waiting_for_skipped"]
-
 # The public operation of torch.distributed that a stack by faulthandler goes through, the outermost last.
 _OPERATION = re.compile(r"torch/distributed/distributed_c10d\.py\", line \d+ in ([a-z]\w*)")
 

@@ -29,8 +29,6 @@ from dist_testing.process.messages import RankEnded, WorldOver, WorldRefused, Wo
 from dist_testing.process.rank_messages import FinishWorld, Instruction, LeaveWorld, NextCase
 from dist_testing.process.stacks import STACKS_SIGNAL, read_ranks
 
-__all__ = ["PEER_GRACE_S", "Supervisor"]
-
 # From the request for ranks until all are ready: on a machine that swaps, or while interpreters import torch. Seconds.
 _START_LIMIT_S = 120.0
 # Applies also when the run is out of time: otherwise such a case looks like a machine that cannot start ranks.

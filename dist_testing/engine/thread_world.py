@@ -23,8 +23,6 @@ from dist_testing.rank.bootstrap import FAILED_EXIT_CODE
 from dist_testing.rank.reporter import Reporter
 from dist_testing.threaded.world import fail_world, run_on_threads
 
-__all__ = ["ThreadBody", "ThreadsEnded", "run_ranks"]
-
 # Runs one rank: its number, its reporter, and the case's limit in seconds. An exception is the rank's outcome.
 ThreadBody = Callable[[int, Reporter, float], None]
 

@@ -7,24 +7,6 @@ from typing import ClassVar
 
 from dist_testing.events.event import Event, LedgerCall, Phase
 
-__all__ = [
-    "CASE_KINDS",
-    "CaseAsked",
-    "CaseEnded",
-    "CaseJudged",
-    "CleanedUp",
-    "LeaseWaitBegan",
-    "LeaseWaitEnded",
-    "RankLedgerRead",
-    "RankOutcomeKnown",
-    "RankOutput",
-    "RankPhases",
-    "RankReady",
-    "RankStarted",
-    "RankWarned",
-    "WorldAsked",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class CaseAsked(Event):

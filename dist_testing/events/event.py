@@ -6,8 +6,6 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
-__all__ = ["DIGITS", "Event", "LedgerCall", "Phase"]
-
 # Decimal places of times in an event: microseconds.
 DIGITS = 6
 

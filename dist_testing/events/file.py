@@ -22,8 +22,6 @@ from dist_testing.events.event import Event
 from dist_testing.events.runs import StreamCut, TestReported
 from dist_testing.events.wire import SCHEMA, event_of
 
-__all__ = ["MAX_FILE_BYTES", "EventFile", "iterate_events", "read_events"]
-
 # Limit before compression: about 10,000 cases on 8 ranks. A run without end must not fill a disk.
 MAX_FILE_BYTES = 64 * 1024 * 1024
 # Reserved for `StreamCut`, which needs less.

@@ -7,16 +7,6 @@ from typing import ClassVar
 
 from dist_testing.events.event import Event
 
-__all__ = [
-    "RunEnded",
-    "RunStarted",
-    "StreamCut",
-    "TestBegan",
-    "TestEnded",
-    "TestReported",
-    "TestsCollected",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class RunStarted(Event):

@@ -15,8 +15,6 @@ from dist_testing.events.event import Event
 from dist_testing.events.runs import RunStarted
 from dist_testing.events.wire import KINDS
 
-__all__ = ["EventStream"]
-
 # mypy cannot express "the union of the types in `kinds`".
 _Sink = Callable[[Any], object]
 

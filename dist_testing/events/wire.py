@@ -19,8 +19,6 @@ from dist_testing.events.runs import (
     TestsCollected,
 )
 
-__all__ = ["KINDS", "SCHEMA", "event_of"]
-
 # Increase it when a kind or a field disappears or changes its meaning. A new kind or field needs no increase, because
 # readers ignore unknown ones.
 SCHEMA = 1

@@ -6,18 +6,6 @@ from dataclasses import dataclass
 
 from dist_testing.codec import Family
 
-__all__ = [
-    "MAIN_MODULES",
-    "PYTEST_CASES",
-    "PYTEST_SESSIONS",
-    "UNITTEST_CASES",
-    "ClassName",
-    "MainModule",
-    "PytestCase",
-    "PytestSession",
-    "UnittestCase",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class PytestCase:

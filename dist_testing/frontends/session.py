@@ -19,8 +19,6 @@ from dist_testing.errors import PromiseError, UsageError
 from dist_testing.outcomes import Status
 from dist_testing.skips import is_about_hardware
 
-__all__ = ["Session", "current_session", "open_session", "started_by", "warnings_of"]
-
 # unittest leaves frames of modules with this mark out of its tracebacks.
 __unittest = True
 

@@ -12,8 +12,6 @@ from pathlib import Path
 
 from dist_testing.gpus.gpu import Found, Gpu, is_simulated, node_directory, node_names, why_closed
 
-__all__ = ["find_amd"]
-
 _NUMBER = re.compile(r"[0-9]{1,9}")
 _NODE = re.compile(r"renderD([0-9]{1,4})")
 _PCI_VENDOR = "0x1002"

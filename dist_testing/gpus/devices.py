@@ -16,8 +16,6 @@ from dist_testing.gpus.gpu import Found, Gpu
 from dist_testing.gpus.nvidia import find_nvidia
 from dist_testing.gpus.nvml import Nvml, open_nvml
 
-__all__ = ["AMD", "NVIDIA", "Vendor", "VisibleGpus", "gpus_present", "vendor_named", "visible_gpus"]
-
 _SMALL_NUMBER = re.compile(r"[0-9]{1,9}")
 
 

@@ -10,8 +10,6 @@ if TYPE_CHECKING:
     from dist_testing.gpus.gpu import Gpu
     from dist_testing.gpus.nvml import Nvml
 
-__all__ = ["XidWatch", "is_hardware_fault"]
-
 # Texts of `cudaGetErrorString`, complete. Errors that a kernel under test can cause are not among them ("an illegal
 # memory access was encountered", "unspecified launch failure", "out of memory"), even if the kernel's log has an Xid.
 _CUDA_FAULTS = (

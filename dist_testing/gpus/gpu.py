@@ -9,9 +9,6 @@ from pathlib import Path
 
 from dist_testing.errors import GpuError
 
-__all__ = ["NODES_VARIABLE", "NVML_VARIABLE", "Found", "Gpu", "is_simulated", "node_directory", "node_names"]
-__all__ += ["why_closed"]
-
 # The folder of the device nodes. If it is set, the GPUs are simulated: the nodes are files that are named like nodes.
 # For tests of this library and of schedulers, on machines without GPUs.
 NODES_VARIABLE = "DIST_TESTING_GPU_NODES"

@@ -10,8 +10,6 @@ from pathlib import Path
 
 from dist_testing.gpus.gpu import Gpu
 
-__all__ = ["find_holders", "holders_of", "is_locked"]
-
 _LOCKS = Path("/proc/locks")
 _COMMAND_CHARS = 80
 # The kernel's list leaves out locks of processes in other PID namespaces.

@@ -31,8 +31,6 @@ from dist_testing.gpus.holders import holders_of
 from dist_testing.gpus.queue import Place
 from dist_testing.gpus.stopped import stopped_locks
 
-__all__ = ["Lease", "lease_gpus"]
-
 # Locks are tried in this interval, because a thread that waits for a lock cannot be stopped: it would take the lock
 # after the wait was given up. Seconds.
 _POLL_S = 0.05

@@ -11,8 +11,6 @@ from dist_testing.gpus.gpu import NODES_VARIABLE, Gpu, is_simulated, node_direct
 from dist_testing.gpus.holders import find_holders, is_locked
 from dist_testing.gpus.nvml import Nvml, NvmlGpu, open_nvml, why_missing
 
-__all__ = ["bazelrc", "listing"]
-
 _GIB = 1 << 30
 
 

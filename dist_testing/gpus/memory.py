@@ -16,8 +16,6 @@ from dist_testing.errors import GpuError
 from dist_testing.gpus.gpu import Gpu
 from dist_testing.gpus.nvml import Nvml, NvmlGpu, NvmlMemory, NvmlProcess, lost_error
 
-__all__ = ["MemoryUse", "memory_left", "wait_for_memory"]
-
 # Free share of a GPU's memory that a world waits for, and the least with which it starts.
 _WANTED_FREE = 0.9
 _NEEDED_FREE = 0.5

@@ -19,8 +19,6 @@ from typing import Any
 
 from dist_testing.errors import UsageError
 
-__all__ = ["check_devices", "lack_of_memory", "nccl_version", "recorder_env", "recordings"]
-
 # File names in a world's folder: this, then the rank.
 _PREFIX = "flight-record-"
 

@@ -25,8 +25,6 @@ from dist_testing.gpus.gpu import (
 )
 from dist_testing.gpus.nvml import open_nvml
 
-__all__ = ["find_nvidia"]
-
 _NODE = re.compile(r"nvidia([0-9]{1,4})")
 # The driver makes it for every process and every container that has a GPU.
 _CONTROL_NODE = "nvidiactl"

@@ -21,8 +21,6 @@ from typing import NamedTuple
 from dist_testing.errors import GpuError
 from dist_testing.gpus.gpu import NVML_VARIABLE, is_simulated
 
-__all__ = ["Nvml", "NvmlGpu", "NvmlMemory", "NvmlProcess", "lost_error", "open_nvml", "why_missing"]
-
 _LIBRARY = "libnvidia-ml.so.1"
 _TEXT_BYTES = 96
 # nvmlReturn_t.

@@ -22,8 +22,6 @@ import struct
 from collections.abc import Iterable
 from pathlib import Path
 
-__all__ = ["Place"]
-
 # struct flock: type, whence, start, length, pid. A length of 0 reaches to the end of the file, even if it grows.
 _FLOCK = struct.Struct("hhqqi4x")
 _TO_THE_END = 0

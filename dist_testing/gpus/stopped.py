@@ -9,8 +9,6 @@ from pathlib import Path
 
 from dist_testing.procfs import stat_of
 
-__all__ = ["stopped_locks"]
-
 _TO_THE_END = "EOF"
 # By a signal, and by a debugger.
 _STOPPED = (["T"], ["t"])

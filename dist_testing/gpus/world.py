@@ -22,8 +22,6 @@ from dist_testing.gpus.lease import Lease, lease_gpus
 from dist_testing.gpus.memory import MemoryUse, memory_left, wait_for_memory
 from dist_testing.gpus.nvml import Nvml
 
-__all__ = ["WorldGpus"]
-
 
 @dataclass(frozen=True, slots=True)
 class WorldGpus:

@@ -9,8 +9,6 @@ import threading
 
 from dist_testing.procfs import open_files
 
-__all__ = ["spare_cuda", "unclean_reasons"]
-
 # CUDA's initialisation opens it; the management library does not.
 _CUDA_NODE = "/dev/nvidia-uvm"
 

@@ -30,8 +30,6 @@ from dist_testing.process.messages import (
 from dist_testing.process.orphans import kill_orphans
 from dist_testing.process.refusal import refusal
 
-__all__ = ["ForkServerLauncher"]
-
 # Seconds for the fork server to remove its descendants; it has limits of its own.
 _CLOSE_LIMIT_S = 15.0
 

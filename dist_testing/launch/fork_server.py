@@ -53,8 +53,6 @@ from dist_testing.rank.bootstrap import RankContext, enter, take_over
 from dist_testing.rank.capture import own_streams
 from dist_testing.rank.threads import enter_together
 
-__all__ = ["main", "serve"]
-
 # The report shows this much of the command line of an orphan process.
 _COMMAND_CHARS = 2000
 

@@ -20,8 +20,6 @@ from dist_testing.errors import MessageError
 from dist_testing.process.messages import FRESH_PROGRAMS, FreshProgram, Loader
 from dist_testing.rank.bootstrap import RankContext
 
-__all__ = ["ThenBe", "command", "import_first", "load_tests", "order_for", "with_imports"]
-
 # Takes the rank context, and runs the program. Never returns.
 ThenBe = Callable[[RankContext], NoReturn]
 

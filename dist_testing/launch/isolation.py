@@ -16,20 +16,6 @@ from dist_testing.errors import UsageError
 from dist_testing.launch.fork import ForkServerLauncher
 from dist_testing.launch.launcher import Launcher, RunContext
 
-__all__ = [
-    "FORK",
-    "POOL",
-    "SPAWN",
-    "THREAD",
-    "Isolation",
-    "Reuse",
-    "check_isolation",
-    "default_isolation",
-    "isolation_named",
-    "isolation_names",
-    "register_isolation",
-]
-
 
 class Reuse(enum.Enum):
     """What stays alive after a passed case for the next case of its class or module."""

@@ -9,8 +9,6 @@ from typing import Protocol
 from dist_testing.process.messages import LauncherEvent, Loader, WorldRequest
 from dist_testing.rank.bootstrap import RankContext
 
-__all__ = ["Launcher", "RunContext"]
-
 
 @dataclass(frozen=True, slots=True)
 class RunContext:

@@ -20,8 +20,6 @@ from dist_testing.rank.capture import own_streams, redirect_output
 from dist_testing.rank.environment import world_env
 from dist_testing.rank.reporter import Reporter
 
-__all__ = ["become_rank", "main"]
-
 
 def become_rank(start: RankStart, loader: Loader) -> NoReturn:
     """Replace this process, which was just forked, by a fresh interpreter that is the rank."""

@@ -17,8 +17,6 @@ import time
 
 from dist_testing.events.event import DIGITS, Phase
 
-__all__ = ["ENTRIES", "PhaseBoard"]
-
 # Phases of a rank that the board keeps.
 ENTRIES = 32
 # Number of phases that the rank has written in all.

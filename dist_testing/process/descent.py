@@ -10,8 +10,6 @@ import contextlib
 import os
 import resource
 
-__all__ = ["descends_from", "mark_descendants"]
-
 # RLIMIT_LOCKS of <asm-generic/resource.h>, which Python does not name.
 _LIMIT = 10
 _FIELD = b"Max file locks"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["log_name", "text_name"]
-
 
 def log_name(rank: int) -> str:
     """Return the name of the file that takes the output of a rank."""

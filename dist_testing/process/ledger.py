@@ -13,22 +13,6 @@ from typing import Annotated, TypeAlias
 
 from dist_testing.codec import Family
 
-__all__ = [
-    "ANSWER_MARK",
-    "COLLECTIVE",
-    "LEDGERS",
-    "MAX_ANSWER_BYTES",
-    "TORCH_LIMITS_MS",
-    "Call",
-    "Group",
-    "Ledger",
-    "LedgerAnswer",
-    "NoLedger",
-    "Place",
-    "Wait",
-    "WaitKind",
-]
-
 # Begins an answer. faulthandler writes text.
 ANSWER_MARK = b"\0"
 # One packet of a Unix socket takes some 200 kB by default. Bytes.

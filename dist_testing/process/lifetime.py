@@ -14,8 +14,6 @@ from typing import Any
 from dist_testing.errors import LaunchError
 from dist_testing.procfs import stat_of, status_of
 
-__all__ = ["become_subreaper", "check_platform", "current_umask", "die_with_parent", "fork", "is_helper", "watch_child"]
-
 # <sys/prctl.h>
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36

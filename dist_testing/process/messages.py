@@ -23,36 +23,6 @@ from dist_testing.codec import Family
 from dist_testing.spec import MAX_WORLD_SIZE
 from dist_testing.world import WorldSettings
 
-__all__ = [
-    "ATTACHED_MESSAGES",
-    "ATTACHED_ORDERS",
-    "FORK_SERVER_EVENTS",
-    "FORK_SERVER_ORDERS",
-    "FRESH_PROGRAMS",
-    "AttachedMessage",
-    "AttachedOrder",
-    "EndRun",
-    "ForkServerEvent",
-    "ForkServerOrder",
-    "FreshForkServer",
-    "FreshProgram",
-    "FreshRank",
-    "Hello",
-    "LauncherEvent",
-    "Loader",
-    "PartOver",
-    "RankEnded",
-    "RankStart",
-    "SignalRanks",
-    "TakePart",
-    "Unfit",
-    "Welcome",
-    "WorldOver",
-    "WorldRefused",
-    "WorldRequest",
-    "WorldStarted",
-]
-
 _Rank = Annotated[int, range(MAX_WORLD_SIZE)]
 _WorldNumber = Annotated[int, range(1 << 31)]
 # The largest pid of Linux is 2 to the power of 22.

@@ -6,8 +6,6 @@ import ctypes
 import signal
 import sys
 
-__all__ = ["has_sanitizer", "print_native_stacks"]
-
 # Each sanitizer of GCC and Clang brings one of these functions, and handlers of its own that explain a fault better.
 _OF_SANITIZERS = ("__asan_init", "__tsan_init", "__msan_init", "__hwasan_init")
 

@@ -14,8 +14,6 @@ from dist_testing.process.descent import descends_from
 from dist_testing.process.lifetime import is_helper
 from dist_testing.procfs import command_of, status_of, threads_of
 
-__all__ = ["Orphans", "is_dead", "kill_orphans", "kill_tracer"]
-
 # Seconds until a process counts as left behind, because it may be about to end.
 _LEAVING_S = 0.5
 # Seconds for the whole search, and between two looks. A rank may have died while it started a program, which has the

@@ -27,26 +27,6 @@ from dist_testing.codec import Family
 from dist_testing.errors import FrameError
 from dist_testing.outcomes import Kind, ReportDetails
 
-__all__ = [
-    "INSTRUCTIONS",
-    "MAX_FRAME_BYTES",
-    "RANK_MESSAGES",
-    "CallsMade",
-    "Done",
-    "EndSession",
-    "FinishWorld",
-    "GroupCalls",
-    "Importing",
-    "Instruction",
-    "LeaveWorld",
-    "NextCase",
-    "RankMessage",
-    "RankReport",
-    "Ready",
-    "ReportedKind",
-    "Warned",
-]
-
 # A report with two texts of the largest size fits (`dist_testing.error_text.MAX_TEXT_CHARS`). A larger message must not
 # fill the runner's memory.
 MAX_FRAME_BYTES = 8 * 1024 * 1024

@@ -5,8 +5,6 @@ from __future__ import annotations
 import errno
 import os
 
-__all__ = ["refusal"]
-
 _DISK = (
     "The disk that the run writes to is full, or this user's quota on it is.",
     "Make room, or point TMPDIR (under Bazel: --test_tmpdir) to another place.",

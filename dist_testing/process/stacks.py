@@ -11,16 +11,6 @@ from collections.abc import Iterable
 from traceback import walk_stack
 from types import FrameType
 
-__all__ = [
-    "STACKS_SIGNAL",
-    "answer_with_stacks",
-    "note_rank",
-    "read_ranks",
-    "real_time_signal",
-    "stack_of",
-    "stack_text",
-]
-
 # In the folder of a world whose ranks are threads.
 _FILE = "thread-idents"
 # Test code can write anything into the file, so only the wording of a report depends on it.

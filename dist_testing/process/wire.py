@@ -15,8 +15,6 @@ from typing import Generic, TypeVar
 
 from dist_testing.codec import Family
 
-__all__ = ["MessageReader", "receive", "send"]
-
 _Message = TypeVar("_Message")
 
 _HEADER = struct.Struct(">IH")

@@ -33,19 +33,6 @@ from dist_testing.rank.long_texts import LongTexts
 from dist_testing.rank.reporter import FrameWriter, Reporter
 from dist_testing.rank.state import RankState
 
-__all__ = [
-    "FAILED_EXIT_CODE",
-    "RankContext",
-    "RankFrontEnd",
-    "become_rank_process",
-    "enter",
-    "next_instruction",
-    "own_channel",
-    "rank_reporter",
-    "run_world",
-    "take_over",
-]
-
 # torch's code for "this rank's test failed" (MultiProcessTestCase.TEST_ERROR_EXIT_CODE).
 FAILED_EXIT_CODE = 10
 

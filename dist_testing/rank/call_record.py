@@ -15,8 +15,6 @@ from dist_testing.process.rank_messages import CallsMade, GroupCalls
 from dist_testing.rank.ledger import is_record_complete, last_record, recorded_calls
 from dist_testing.rank.waits import C10D
 
-__all__ = ["CallRecord"]
-
 
 class CallRecord:
     """Notes the calls of one rank, from case to case."""

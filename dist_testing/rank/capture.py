@@ -11,8 +11,6 @@ from typing import Any
 
 from dist_testing.threaded.members import current_member
 
-__all__ = ["flush_streams", "own_streams", "redirect_output", "split_output"]
-
 
 def _stream(fd: int) -> io.TextIOWrapper:
     # Without buffers, the file has all output of a rank that is killed. A character that the encoding cannot express

@@ -11,8 +11,6 @@ from types import TracebackType
 from dist_testing.errors import CollectiveTimeoutError, PeerFailedError
 from dist_testing.outcomes import Collateral
 
-__all__ = ["collateral"]
-
 _TORCH_DISTRIBUTED = f"{os.sep}torch{os.sep}distributed{os.sep}"
 # Limit for a chain of causes, which may be a circle.
 _MAX_CAUSES = 10

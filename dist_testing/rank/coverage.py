@@ -16,8 +16,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from coverage import Coverage
 
-__all__ = ["CoverageSettings", "RankCoverage", "quiet", "start_measuring"]
-
 # Tells ranks the path of the settings; not set in a run without coverage.
 _VARIABLE = "DIST_TESTING_COVERAGE"
 _PATTERN_SIGN = re.compile(r"[][*]")

@@ -9,8 +9,6 @@ from typing import Any
 
 from dist_testing.errors import UsageError
 
-__all__ = ["TERMINAL", "debug_by", "set_breakpoint_hook", "take_terminal"]
-
 # The terminal that the run was started from, even if its output goes elsewhere.
 TERMINAL = "/dev/tty"
 

@@ -7,8 +7,6 @@ import threading
 import time
 from types import ModuleType
 
-__all__ = ["finish_device_work"]
-
 # Seconds for the queued work. A kernel that waits longer for a peer is no error of this rank; a test may want that.
 _LIMIT_S = 5.0
 

@@ -7,8 +7,6 @@ from collections.abc import Mapping
 
 from dist_testing.world import LOOPBACK
 
-__all__ = ["become", "world_env"]
-
 # Tells torch that another process than rank 0 serves every store, whatever its address.
 _AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dist_testing.backends import all_declared
 
-__all__ = ["backends_in_use", "destroy_groups", "end_groups"]
-
 
 def destroy_groups() -> None:
     """Destroy the groups of this rank, whose process goes on. Call it when all ranks have passed."""

@@ -36,16 +36,6 @@ from dist_testing.process.ledger import (
 from dist_testing.rank.state import LOOKING, child_processes
 from dist_testing.rank.waits import C10D, wait_of
 
-__all__ = [
-    "LedgerThread",
-    "answer_with_ledger",
-    "answering",
-    "is_record_complete",
-    "last_record",
-    "read_ledger",
-    "recorded_calls",
-]
-
 # Of the calls that have ended.
 _LAST_CALLS = 16
 _MAX_PLACES = 40

@@ -8,8 +8,6 @@ import os
 from dist_testing.error_text import MAX_TEXT_CHARS, shorten
 from dist_testing.process.files import text_name
 
-__all__ = ["LongTexts"]
-
 # Limit of the file. Bytes.
 _MAX_BYTES = 64 << 20
 

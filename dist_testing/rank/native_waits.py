@@ -15,8 +15,6 @@ from typing import Any
 
 from dist_testing.process.ledger import Wait, WaitKind
 
-__all__ = ["native_wait"]
-
 _AUTOGRAD = "torch.autograd.graph"
 _DDP = "torch.nn.parallel.distributed"
 # Functions of torch._C._distributed_c10d that make collectives and wait for them.

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from dist_testing.process.messages import RankStart
 
-__all__ = ["RankWorld"]
-
 # Share of a GPU's memory that all ranks on it may allocate. Each rank's context takes some hundred MiB more.
 _SHARED_MEMORY = 0.8
 

@@ -28,8 +28,6 @@ from dist_testing.process.rank_messages import (
 from dist_testing.rank.collateral import collateral
 from dist_testing.skips import skip_for_exit_code
 
-__all__ = ["Board", "FrameWriter", "Frames", "Reporter"]
-
 # The file of torch's collectives.
 _COLLECTIVES = os.path.join("torch", "distributed", "distributed_c10d.py")
 # Distinct warnings that a rank sends per case. The runner keeps no more.

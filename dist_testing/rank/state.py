@@ -22,8 +22,6 @@ from dist_testing.errors import StateLeakError
 from dist_testing.process.lifetime import current_umask, is_helper
 from dist_testing.procfs import children_of, command_of
 
-__all__ = ["LOOKING", "RankState", "child_processes"]
-
 # Held while a rank lists its open files, and while the ledger's thread has files open: those are no leaks of a test.
 LOOKING = threading.Lock()
 

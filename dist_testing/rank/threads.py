@@ -37,8 +37,6 @@ from dist_testing.rank.state import RankState
 from dist_testing.threaded.members import current_member
 from dist_testing.threaded.world import fail_world, run_on_threads
 
-__all__ = ["enter_together"]
-
 # Test code gets a replacement: see _Ranks._exit_as_rank.
 _exit = os._exit
 

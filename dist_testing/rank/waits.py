@@ -25,8 +25,6 @@ from dist_testing.process.ledger import Wait, WaitKind
 from dist_testing.rank.native_waits import native_wait
 from dist_testing.world import LOOPBACK
 
-__all__ = ["C10D", "call_in", "group_name", "wait_of"]
-
 # torch's module of collectives.
 C10D = "torch.distributed.distributed_c10d"
 _LOGGER = "torch.distributed.c10d_logger"

@@ -15,17 +15,6 @@ from typing import Any
 
 from dist_testing.report.outputs import Output, OutputFinder
 
-__all__ = [
-    "GOOD",
-    "Attempt",
-    "EventsError",
-    "Invocation",
-    "Output",
-    "is_whole",
-    "read_events",
-    "read_invocation",
-]
-
 # Bazel's words for a target that has passed, the best first. A flaky target has passed after a failure.
 GOOD = ("PASSED", "FLAKY")
 # Bazel's words (failure_details.proto) for an action that failed because of an executor or its cache.

@@ -27,8 +27,6 @@ from dist_testing.report.model import Report
 from dist_testing.report.page import page
 from dist_testing.report.words import plural, size
 
-__all__ = ["main"]
-
 _PAGE = "bazel-report.html"
 _LOCAL_PAGE = "dist-report.html"
 _PROBLEMS_SHOWN = 5

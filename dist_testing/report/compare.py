@@ -14,8 +14,6 @@ from dist_testing.report.markup import Markup, clean, tag
 from dist_testing.report.model import BAD, STATUSES, Report, Status
 from dist_testing.report.words import seconds
 
-__all__ = ["Comparison", "Slower", "compare", "compare_lines", "compare_section"]
-
 # A case is slower if its ratio is so many robust standard deviations above the ratio of the middle case, ...
 _SIGMAS = 4.0
 # ... it is slower by at least this factor, ...

@@ -6,8 +6,6 @@ import hashlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-__all__ = ["FUNCTIONS", "blake3", "digest_of"]
-
 # Length of a digest in hexadecimal -> the function that Bazel means if it gives no name.
 FUNCTIONS = {32: "md5", 40: "sha1", 64: "sha256", 96: "sha384", 128: "sha512"}
 # BLAKE3 is computed in Python, about 0.5 MB/s. A larger file counts if its size and its place are right. Bytes.

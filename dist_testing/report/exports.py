@@ -13,8 +13,6 @@ from dist_testing.error_text import shorten
 from dist_testing.report import facts
 from dist_testing.report.model import CaseRecord, RankRecord, Report, RunRecord, Status
 
-__all__ = ["SCHEMA_FILE", "ctrf", "exported", "write_junit"]
-
 # Increase it when a field is removed or changes its meaning. Readers leave out fields that they do not know.
 _SCHEMA = 1
 SCHEMA_FILE = Path(__file__).parent / "report.schema.json"

@@ -11,29 +11,6 @@ from datetime import datetime, timezone
 
 from dist_testing.report.model import BAD, RAN, CaseRecord, NotRun, Report, RunRecord, Status
 
-__all__ = [
-    "Balance",
-    "Failure",
-    "GpuWait",
-    "Share",
-    "Slow",
-    "alike",
-    "balances",
-    "cache_counts",
-    "failures",
-    "final_runs",
-    "gpu_waits",
-    "headline",
-    "is_bad_word",
-    "ledger",
-    "named",
-    "passed_later",
-    "shares",
-    "slow_cases",
-    "status_counts",
-    "utc",
-]
-
 # pytest's message of a test without ranks is only the place; the first such line of its text says more.
 _PLACE = re.compile(r"\S+:\d+: \w+")
 _ERROR = re.compile(r"^E +(\S.*)$", re.MULTILINE)

@@ -14,8 +14,6 @@ from dist_testing.report.pictures import lanes
 from dist_testing.report.story import Part, story_of
 from dist_testing.report.words import WORDS, plural, ranks_text, seconds, slug
 
-__all__ = ["MAX_SHOWN", "anchors", "failure_section"]
-
 # Failures with all details. More are in the table of all cases: no reader needs so many, and the page must open.
 MAX_SHOWN = 200
 # Characters of the texts of all failures together, and of one. The head and the tail of a longer text stay.

@@ -12,8 +12,6 @@ from dist_testing.report.model import Report, RunRecord
 from dist_testing.report.perfetto import trace
 from dist_testing.report.words import slug
 
-__all__ = ["append_text", "write_bytes", "write_merged_junit", "write_text", "write_traces"]
-
 
 def write_text(path: Path, text: str) -> int:
     """Write a text.

@@ -11,8 +11,6 @@ from dist_testing.report.model import Report
 from dist_testing.report.pictures import Bar, bars
 from dist_testing.report.words import count_of, plural
 
-__all__ = ["flake_lines", "flake_section", "percent"]
-
 _MAX_ROWS = 40
 _MAX_CHANGES = 20
 

@@ -15,8 +15,6 @@ from dist_testing.report.facts import is_bad_word
 from dist_testing.report.model import BAD, RAN, CaseRecord, Report, RunRecord
 from dist_testing.report.rates import jeffreys, runs_to_claim, wilson
 
-__all__ = ["WHOLE", "Change", "Flake", "Vote", "changes", "measured", "votes"]
-
 # Stands for the name of a case where a target failed and no case says why.
 WHOLE = "(the target as a whole)"
 

@@ -19,8 +19,6 @@ from dist_testing.report.model import InvocationRecord, Problem, Report, RunReco
 from dist_testing.report.run_files import RunFiles, filled_run, is_stream_name
 from dist_testing.report.xml_cases import MAX_XML_BYTES, read_cases
 
-__all__ = ["gather", "label_of"]
-
 # Bazel's folders of the shards and the repeated runs of a target.
 _PART = re.compile(r"(?:shard_(?P<shard>\d{1,5})_of_\d+)?_?(?:run_(?P<run>\d{1,5})_of_\d+)?")
 # The part of a process of pytest-xdist in the name of a stream.

@@ -12,8 +12,6 @@ from dist_testing.report.model import STATUSES, Report
 from dist_testing.report.story import story_of
 from dist_testing.report.words import WORDS, count_of, plural, seconds
 
-__all__ = ["annotation_lines", "markdown"]
-
 # GitHub shows this many annotations of one step, and a summary of this size (1 MiB; characters may need four bytes).
 _MAX_ANNOTATIONS = 10
 _MAX_MARKDOWN_CHARS = 200_000

@@ -10,8 +10,6 @@ from dist_testing.report.build_events import Attempt, EventsError, Invocation, r
 from dist_testing.report.model import InvocationRecord, NotRun, Problem, Report, RunRecord, TargetRecord, bounded
 from dist_testing.report.run_files import RunFiles, filled_run
 
-__all__ = ["read_bazel"]
-
 # A file that is younger than the end of the invocation is of a later run. Clocks of file systems differ. Seconds.
 _CLOCK_S = 10.0
 _NOT_REACHED = ("NO_STATUS", "INCOMPLETE")

@@ -6,8 +6,6 @@ import html
 import re
 from collections.abc import Iterable
 
-__all__ = ["Markup", "clean", "join", "tag", "text"]
-
 _VOID = frozenset({"br", "circle", "input", "line", "link", "meta", "path", "polygon", "rect", "wbr"})
 # A browser shows none of these, or lets them change the direction of the text around them.
 _INVISIBLE = re.compile(

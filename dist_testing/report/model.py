@@ -12,24 +12,6 @@ from typing import Literal
 
 from dist_testing.events.event import Phase
 
-__all__ = [
-    "BAD",
-    "RAN",
-    "STATUSES",
-    "CaseRecord",
-    "InvocationRecord",
-    "LedgerRecord",
-    "LogRecord",
-    "NotRun",
-    "Problem",
-    "RankRecord",
-    "Report",
-    "RunRecord",
-    "Status",
-    "TargetRecord",
-    "bounded",
-]
-
 Status = Literal["failed", "error", "unfinished", "skipped", "xfailed", "xpassed", "passed"]
 
 # The worst first. "error": the infrastructure failed and not the test. "unfinished": the run ended within the case.

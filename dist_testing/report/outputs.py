@@ -11,8 +11,6 @@ from urllib.parse import unquote, urlsplit
 
 from dist_testing.report.digests import FUNCTIONS, digest_of
 
-__all__ = ["Output", "OutputFinder"]
-
 # The end of the address of an output on a remote executor: digest and size. BLAKE3 has its name before the digest;
 # Bazel leaves out the names of the functions that the length tells.
 _REMOTE = re.compile(r"(?:^|/)blobs/(?:(?P<function>[a-z0-9]+)/)?(?P<digest>[0-9a-f]{32,128})/(?P<size>\d+)$")

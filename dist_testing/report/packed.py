@@ -15,8 +15,6 @@ from dist_testing.report.facts import headline
 from dist_testing.report.markup import clean
 from dist_testing.report.model import CaseRecord, RankRecord, RunRecord
 
-__all__ = ["Packer"]
-
 # Compressed logs of one page. Further logs are named by their place. Bytes.
 _MAX_LOGS_BYTES = 1_500_000
 _MAX_MESSAGE_CHARS = 300

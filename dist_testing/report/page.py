@@ -30,8 +30,6 @@ from dist_testing.report.sections import (
 )
 from dist_testing.report.words import WORDS, count_of, plural, seconds
 
-__all__ = ["page"]
-
 _ASSETS = Path(__file__).parent / "assets"
 # More invocations are folded, and still more are only counted: the failures are what people came for.
 _OPEN_INVOCATIONS = 2

@@ -17,8 +17,6 @@ from dist_testing.error_text import shorten
 from dist_testing.report.markup import clean
 from dist_testing.report.model import BAD, CaseRecord, RankRecord, RunRecord
 
-__all__ = ["trace", "trace_events"]
-
 # Lane of the cases, and of rank 0: Perfetto sorts lanes by number.
 _CASES = 1
 _FIRST_RANK = 10

@@ -12,8 +12,6 @@ from dist_testing.report.markup import Markup, join, tag, text
 from dist_testing.report.model import BAD, CaseRecord, RankRecord, RunRecord, Status
 from dist_testing.report.words import count_of, plural, ranks_text, seconds
 
-__all__ = ["PHASES", "Bar", "bars", "histogram", "lanes", "share_bar", "status_bar", "timeline"]
-
 # Phases in the order of time, with the words of the legend. Others are drawn as "call".
 PHASES = {
     "start": "start",

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 
-__all__ = ["beta_cdf", "beta_quantile", "binomial_cdf", "jeffreys", "runs_to_claim", "upper_bound", "wilson"]
-
 # Quantile of the normal distribution for an interval of 95 %.
 _Z95 = 1.959963984540054
 # More runs than anybody makes; the search for a number of runs ends here.

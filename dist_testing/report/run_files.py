@@ -17,8 +17,6 @@ from dist_testing.report.model import BAD, LogRecord, Problem, RunRecord, bounde
 from dist_testing.report.streams import StreamRecord, read_streams
 from dist_testing.report.xml_cases import merge_cases, read_cases
 
-__all__ = ["RunFiles", "filled_run", "is_stream_name", "packed_files"]
-
 # Name of an event stream, and the part of a process of pytest-xdist in it: "events.gw0.jsonl.gz".
 _STREAM = re.compile(r".+\.jsonl(\.gz)?")
 _PACKED_STREAM = re.compile(r"events(\.gw\d+)?\.jsonl(\.gz)?")

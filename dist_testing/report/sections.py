@@ -12,8 +12,6 @@ from dist_testing.report.model import NotRun, Problem, Report, RunRecord
 from dist_testing.report.pictures import Bar, bars, histogram, share_bar, timeline
 from dist_testing.report.words import plural, seconds
 
-__all__ = ["ledger_section", "problem_section", "shard_section", "slow_section", "time_section", "waits_section"]
-
 _SLOW_CASES = 15
 _SLOW_TARGETS = 12
 _BALANCES = 20

@@ -6,8 +6,6 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["Part", "Story", "story_of"]
-
 # `dist_testing.engine.report` separates parts with such a line.
 _RULE = re.compile(r"^-{80,}$", re.MULTILINE)
 _CULPRIT = re.compile(r"ranks? [\d, ]+ of \d+ (failed first|is what the others wait for):")

@@ -32,8 +32,6 @@ from dist_testing.events.file import iterate_events
 from dist_testing.events.runs import RunEnded, RunStarted, StreamCut, TestBegan, TestEnded, TestReported, TestsCollected
 from dist_testing.report.model import BAD, CaseRecord, LedgerRecord, Problem, RankRecord, Status, bounded
 
-__all__ = ["INFRASTRUCTURE", "StreamRecord", "case_key", "read_streams"]
-
 # Values of `dist_testing.outcomes.Cause` for which the machine is to blame and not the test.
 INFRASTRUCTURE = ("infrastructure", "promised hardware missing")
 _STATUS_OF_VERDICT: Mapping[str, Status] = {"passed": "passed", "skipped": "skipped"}

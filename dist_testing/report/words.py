@@ -6,8 +6,6 @@ import re
 
 from dist_testing.report.model import Status
 
-__all__ = ["WORDS", "count_of", "plural", "ranks_text", "seconds", "size", "slug"]
-
 # A word for each status, after a number.
 WORDS: dict[Status, str] = {
     "failed": "failed",

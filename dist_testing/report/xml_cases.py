@@ -11,8 +11,6 @@ from dist_testing.bazel.junit import EXPECTED, XmlCase, XmlSuite, read_xml
 from dist_testing.errors import ReportError
 from dist_testing.report.model import BAD, STATUSES, CaseRecord, Problem, RankRecord, Status, bounded
 
-__all__ = ["MAX_XML_BYTES", "merge_cases", "read_cases"]
-
 # About 100,000 cases. A larger file would take minutes and gigabytes.
 MAX_XML_BYTES = 128 << 20
 _RANK = re.compile(r"rank_(\d{1,7})")

@@ -17,18 +17,6 @@ from torch import Tensor
 
 from dist_testing.threaded.data import tensor_text
 
-__all__ = [
-    "Tensors",
-    "check_pairs",
-    "check_same_size",
-    "limit_of",
-    "listed",
-    "reduction_of",
-    "single",
-    "sizes_of",
-    "text_of",
-]
-
 Tensors: TypeAlias = Sequence[Tensor]
 
 

@@ -23,8 +23,6 @@ from dist_testing.threaded.work import JoinedWork, ThreadWork
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["GroupBase"]
-
 
 class GroupBase(dist.ProcessGroup):
     """One rank's process group object, without the collectives, which `Reductions` and `ThreadedGroup` add.

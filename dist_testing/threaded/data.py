@@ -22,28 +22,6 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-__all__ = [
-    "Reduced",
-    "UnequalError",
-    "accelerators",
-    "all_gather",
-    "all_gather_single",
-    "all_reduce",
-    "all_to_all",
-    "broadcast",
-    "copy",
-    "gather",
-    "meet_only",
-    "parts",
-    "reduce",
-    "reduce_scatter",
-    "reduce_scatter_single",
-    "run_move",
-    "scatter",
-    "settle",
-    "tensor_text",
-]
-
 # A rank's contribution to a reduction: its tensors, and the factor of PREMUL_SUM (None for all other operations).
 Reduced: TypeAlias = "tuple[Sequence[Tensor], float | Tensor | None]"
 

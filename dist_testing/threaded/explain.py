@@ -9,8 +9,6 @@ from dist_testing.error_text import summarise
 from dist_testing.errors import CollectiveTimeoutError, DeadlockError, PeerFailedError
 from dist_testing.threaded.operation import Failure, RankState, Wait, call_site
 
-__all__ = ["deadlock", "peer_failed", "ranks_text", "sentence", "timed_out", "wait_text"]
-
 
 def deadlock(members: Collection[RankState], waits: Iterable[Wait]) -> Failure:
     """Return the failure of all waits of a world when no running thread is left that could complete one of them."""

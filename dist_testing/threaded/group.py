@@ -26,8 +26,6 @@ from dist_testing.threaded.arguments import (
 from dist_testing.threaded.reductions import Reductions
 from dist_testing.threaded.work import ThreadWork
 
-__all__ = ["ThreadedGroup"]
-
 
 class ThreadedGroup(Reductions):
     """One rank's object of a process group whose ranks are threads.

@@ -31,8 +31,6 @@ from dist_testing.gpus.devices import gpus_present, visible_gpus
 from dist_testing.threaded import BACKEND, register
 from dist_testing.threaded.members import Member, acting_as, current_member
 
-__all__ = ["hold", "rank_state", "release"]
-
 # Seconds between two looks of a rank that waits in a store.
 _LOOK_S = 0.001
 # What `dist.group.WORLD` returns.

@@ -16,8 +16,6 @@ from dist_testing.threaded.pending import ANY_RANK, Collective, GroupLabel, Tran
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Move", "SharedGroup"]
-
 # Does the work of a collective when every rank has called it. Gets their contributions, in the order of ranks.
 Move = Callable[[list[Any]], None]
 

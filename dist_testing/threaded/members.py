@@ -13,8 +13,6 @@ from dist_testing.threaded import explain
 from dist_testing.threaded.operation import Call, Failure, Operation, Wait
 from dist_testing.threaded.turns import Turns
 
-__all__ = ["GroupState", "Member", "ThreadWorld", "acting_as", "current_member"]
-
 
 class GroupState(Protocol):
     """What the world needs to know about a group. The caller holds the lock of the world for every method."""

@@ -13,8 +13,6 @@ from typing import Protocol
 
 from dist_testing.errors import CollectiveError
 
-__all__ = ["Call", "Failure", "Operation", "RankState", "Wait", "call_site"]
-
 
 def call_site(frame: FrameType | None = None) -> str:
     """Return the line of the user's code that made a call, such as "test_sum.py:12 in test_sum".

@@ -12,8 +12,6 @@ from dist_testing.threaded.operation import Call, Failure, Operation
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["ANY_RANK", "Collective", "GroupLabel", "Transfer"]
-
 # The peer of a receive from any rank, until a send has been paired with it.
 ANY_RANK = -1
 

@@ -25,8 +25,6 @@ from dist_testing.threaded.arguments import (
 from dist_testing.threaded.base import GroupBase
 from dist_testing.threaded.work import ThreadWork
 
-__all__ = ["Reductions"]
-
 
 class Reductions(GroupBase):
     """The collectives of `ThreadedGroup` that reduce; see there for arguments and errors that all collectives share.

@@ -19,8 +19,6 @@ from dist_testing.threaded.meeting import SharedGroup
 from dist_testing.threaded.members import current_member
 from dist_testing.threaded.pending import GroupLabel
 
-__all__ = ["create_group", "register"]
-
 # torch's own test code registers a different group under the same name. `isolation.py` sets `create_group` as the
 # meaning of the name while a world of ours runs.
 _TORCH_MODULE = "torch.testing._internal.distributed.multi_threaded_pg"

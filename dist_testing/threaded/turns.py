@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import threading
 
-__all__ = ["Turns"]
-
 
 class Turns:
     """Passes a single turn from rank to rank; only the rank that has it runs.

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from dist_testing.threaded.members import ThreadWorld
     from dist_testing.threaded.operation import Call, Operation
 
-__all__ = ["JoinedWork", "ThreadWork"]
-
 
 class ThreadWork(Work):
     """One rank's handle of an operation; every method means what it means for `torch.distributed.Work`.

@@ -18,8 +18,6 @@ from dist_testing.spec import check_world_size
 from dist_testing.threaded.members import Member, ThreadWorld, current_member
 from dist_testing.threaded.operation import Failure
 
-__all__ = ["ORDER_VARIABLE", "ThreadOutcome", "fail_world", "run_on_threads"]
-
 # Time from the first failure to the verdict, for ranks that are in no wait of a group, so that nothing can wake them.
 # Longer than for processes, because a thread cannot be stopped, only left behind. Seconds.
 _PEER_GRACE_S = 2.0

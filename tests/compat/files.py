@@ -7,8 +7,6 @@ from pathlib import Path
 from tests.support.children import Ended, assert_no_folder_left, write_file
 from tests.support.starter import Starter
 
-__all__ = ["outcomes", "run_file"]
-
 _WORDS = {"ok": "PASSED", "FAIL": "FAILED", "ERROR": "ERROR", "skipped": "SKIPPED"}
 
 

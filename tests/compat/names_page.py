@@ -12,8 +12,6 @@ from typing import Any
 from dist_testing.compat import common_distributed
 from dist_testing.compat.unknown import is_unknown, torchs_own
 
-__all__ = ["DIFFERENCES", "PAGE", "REPAIR", "page", "public_names"]
-
 # Relative to the repository's root.
 PAGE = Path("docs", "torch_names.md")
 REPAIR = "PYTHONPATH=. python tests/compat/names_page.py, or ./bazelw run //tests/compat:names_page"

@@ -12,21 +12,6 @@ from torch._C._distributed_c10d import _create_work_from_future  # type: ignore[
 
 from dist_testing.threaded.group import ThreadedGroup
 
-__all__ = [
-    "PLANTS",
-    "after",
-    "copied_options",
-    "die",
-    "flat",
-    "global_root",
-    "handle",
-    "lose_tail",
-    "plant",
-    "tensors_of",
-    "wrap",
-    "wrap_all_to_all",
-]
-
 
 def wrap(method: str, mutant: Callable[..., Any]) -> None:
     """Replace a method of the group by `mutant(original, group, *arguments)`."""

@@ -15,8 +15,6 @@ from pathlib import Path
 from tests.support.nested_bazel import Done, NestedBazel
 from tools.report.build_events import Attempt, read_invocation
 
-__all__ = ["Client", "Cluster", "ComplaintError", "Tested", "expect", "running_cluster"]
-
 # Output that an error shows. Characters.
 _SHOWN = 6000
 

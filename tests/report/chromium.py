@@ -14,8 +14,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Browser", "Tab", "browser", "chromium"]
-
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 # For one answer of the browser, on a machine that does much else. Seconds.
 _LIMIT_S = 120.0

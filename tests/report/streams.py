@@ -27,8 +27,6 @@ from dist_testing.events.event import Event, LedgerCall, Phase
 from dist_testing.events.file import EventFile
 from dist_testing.events.runs import RunEnded, RunStarted, TestBegan, TestEnded, TestReported, TestsCollected
 
-__all__ = ["LAST", "Action", "Case", "build_events", "stream_events", "write_build_events", "write_stream"]
-
 # Events of one case take this long here. Seconds.
 CASE_S = 0.25
 WALL_ZERO_S = 1.7e9

@@ -7,8 +7,6 @@ from pathlib import Path
 
 from tests.support.nested_bazel import ROOT
 
-__all__ = ["FLAG", "write_stubs", "write_workspace"]
-
 # The prefix of every flag of the library.
 FLAG = "--@dist_testing//dist_testing/config:"
 

@@ -9,8 +9,6 @@ from pathlib import Path
 
 from tests.support.starter import LIMIT_S, Child
 
-__all__ = ["Bell", "ring"]
-
 _VARIABLE = "BELL_OF_THE_TEST"
 
 

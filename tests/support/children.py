@@ -15,17 +15,6 @@ import dist_testing
 from dist_testing.spec import SCHEMA
 from tests.support.starter import LIMIT_S, Child, Starter
 
-__all__ = [
-    "Ended",
-    "Target",
-    "XmlResult",
-    "assert_no_folder_left",
-    "run_cases",
-    "run_pytest",
-    "start_pytest",
-    "write_file",
-]
-
 Env = Mapping[str, str | None]
 
 

@@ -17,8 +17,6 @@ from dist_testing.process.lifetime import fork, watch_child
 from dist_testing.process.messages import LauncherEvent, RankEnded, WorldOver, WorldRequest, WorldStarted
 from dist_testing.rank.bootstrap import enter, take_over
 
-__all__ = ["DIRECT", "DirectLauncher"]
-
 
 class DirectLauncher:
     """Forks the ranks of a world from this process."""

@@ -20,8 +20,6 @@ from pathlib import Path
 
 import pytest
 
-__all__ = ["STATE_VARIABLE", "FakeMachine", "build_fake_nvml"]
-
 # Names the file with the answers.
 STATE_VARIABLE = "FAKE_NVML_STATE"
 

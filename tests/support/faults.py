@@ -22,8 +22,6 @@ import torch.distributed as dist
 from dist_testing.rank.rank_world import RankWorld
 from dist_testing.world import World
 
-__all__ = ["FAULTS"]
-
 
 class _Unprintable(Exception):
     """An error that fails whenever it is formatted."""

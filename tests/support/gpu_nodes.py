@@ -6,8 +6,6 @@ import os
 import socket
 from pathlib import Path
 
-__all__ = ["break_node", "make_render_node"]
-
 
 def break_node(node: Path) -> None:
     """Make a node fail to open with ENXIO, as one without a device does: a socket's file takes its place."""

@@ -19,8 +19,6 @@ from torch.distributed import _functional_collectives as functional
 from dist_testing.world import World
 from tests.support import hang_models, hang_outside
 
-__all__ = ["KINDS", "WORLD_SIZE", "HangKind"]
-
 WORLD_SIZE = 4
 
 

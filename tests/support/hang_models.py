@@ -16,18 +16,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dist_testing.world import World
 
-__all__ = [
-    "has_fewer_batches",
-    "leaves_a_branch",
-    "makes_a_mesh",
-    "makes_ddp",
-    "prints_on_rank_0",
-    "redistributes",
-    "runs_fsdp",
-    "runs_pipeline",
-    "saves",
-]
-
 _WIDTH = 4
 # Buckets of this size hold one layer each. MB.
 _BUCKET_MB = 1e-6

@@ -15,8 +15,6 @@ import torch.distributed as dist
 
 from dist_testing.world import World
 
-__all__ = ["calls_in_a_thread", "is_stopped", "loops", "sleeps", "waits_for_a_child", "waits_for_a_lock"]
-
 # Much longer than any limit of a case. Seconds.
 _FOREVER_S = 1e6
 

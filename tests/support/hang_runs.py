@@ -14,8 +14,6 @@ from dist_testing.events.event import Event
 from dist_testing.events.file import read_events
 from tests.support.hang_kinds import KINDS, WORLD_SIZE, HangKind
 
-__all__ = ["ISOLATIONS", "LIMIT_S", "Told", "complaint", "run_kinds"]
-
 # "torchrun" is no isolation: the ranks exist already.
 ISOLATIONS = ("fork", "pool", "spawn", "torchrun")
 # Of a case whose hang is proven. Seconds.

@@ -14,8 +14,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["ROOT", "Done", "NestedBazel", "nested_bazel", "scratch_folder"]
-
 # Root of the repository. A program that `bazel run` starts is not in the source tree.
 ROOT = Path(os.environ.get("BUILD_WORKSPACE_DIRECTORY") or Path(__file__).resolve().parents[2])
 

@@ -9,8 +9,6 @@ from collections.abc import Iterator
 
 import pytest
 
-__all__ = ["all_low_numbers_taken"]
-
 # select() can only wait for smaller numbers (FD_SETSIZE).
 _HIGH = 1024
 

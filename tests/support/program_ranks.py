@@ -14,8 +14,6 @@ import torch.distributed as dist
 from dist_testing.world import World
 from tests.support.random_programs import Program, Step, pause, program, with_fault
 
-__all__ = ["run_correct", "run_faulty"]
-
 # Elements of each tensor: equal ones, so that a call that meets a later one is no error of its own.
 _COUNT = 3
 # Longer than the runner needs to prove a hang. Seconds.

@@ -12,8 +12,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-__all__ = ["FAULTS", "Fault", "Program", "Step", "program", "with_fault"]
-
 # Collectives after which each member knows that all others have begun them.
 MEETINGS = ("barrier", "all_reduce", "all_gather", "all_gather_object")
 # A member may leave these before another one has begun them.

@@ -31,8 +31,6 @@ import psutil
 
 from dist_testing.process.lifetime import become_subreaper
 
-__all__ = ["LIMIT_S", "Child", "Starter", "is_alive", "living_below", "wait_ended"]
-
 # Limit in seconds for a child that works; far above what it needs on a busy machine.
 LIMIT_S = 120.0
 # Size of one message: an environment and a command line.

@@ -11,8 +11,6 @@ from pathlib import Path
 from tests.support.children import write_file
 from tests.support.starter import LIMIT_S, Child
 
-__all__ = ["Terminal"]
-
 _VARIABLE = "TERMINAL_OF_THE_TEST"
 
 

@@ -25,8 +25,6 @@ from dist_testing.spec import Spec
 from dist_testing.world import World
 from tests.support.starter import is_alive, living_below
 
-__all__ = ["FunctionRankContext", "Functions", "alive", "engine_for", "run"]
-
 Function = Callable[[World, dict[str, Any]], None]
 
 

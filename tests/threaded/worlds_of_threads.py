@@ -12,8 +12,6 @@ from torch._C._distributed_c10d import HashStore
 from dist_testing.errors import PeerFailedError
 from dist_testing.threaded.world import ThreadOutcome, run_on_threads
 
-__all__ = ["LIMIT_S", "default_group", "errors_of", "pass_on_threads", "with_group"]
-
 # Time limit of a world that should end by itself, far above what it needs on a busy machine. Seconds.
 LIMIT_S = 60.0
 

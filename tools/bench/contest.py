@@ -19,8 +19,6 @@ from typing import IO, Any
 from contestants.turns import Order
 from figures import BenchError
 
-__all__ = ["Contestant", "Run", "Turn", "contest", "pytest_command"]
-
 BENCH = Path(__file__).resolve().parent
 # Limit for one answer. A world of torch's own class takes longest: some seconds per rank, on a busy machine. Seconds.
 _ANSWER_LIMIT_S = 900.0

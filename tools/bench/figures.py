@@ -12,8 +12,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-__all__ = ["BenchError", "Summary", "machine_facts", "ratio", "ratio_lines", "summarise", "table", "write_json"]
-
 
 class BenchError(Exception):
     """A measured program did something else than it should, so there is nothing to measure."""

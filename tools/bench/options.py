@@ -13,8 +13,6 @@ from typing import Any
 
 from figures import BenchError, write_json
 
-__all__ = ["ROOT", "add_bazel", "bench_parser", "call_bazel", "count", "counts", "parse", "run_bench"]
-
 ROOT = Path(__file__).resolve().parents[2]
 
 # The packages that torch.testing._internal.common_distributed imports beside torch.

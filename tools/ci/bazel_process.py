@@ -10,8 +10,6 @@ from types import FrameType
 
 from dist_testing.errors import ReportError
 
-__all__ = ["INFRASTRUCTURE", "INTERRUPTED", "REMOTE_FAILED", "run_bazel"]
-
 # Bazel's exit statuses (its ExitCode.java).
 INTERRUPTED = 8
 REMOTE_FAILED = 34

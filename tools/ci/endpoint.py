@@ -14,8 +14,6 @@ from pathlib import Path
 from bazel_process import INFRASTRUCTURE, INTERRUPTED, REMOTE_FAILED, run_bazel
 from build_events import EventsError, read_events
 
-__all__ = ["Refusal", "ask_endpoint"]
-
 # Limit for one call, and Bazel makes two: together they end within ten seconds. Seconds.
 _ANSWER_S = 4
 # There is no target, so Bazel analyses nothing and asks for no worker. It still writes the profile, and it sends the

@@ -12,8 +12,6 @@ from build_events import GOOD, Attempt, Invocation
 from dist_testing.bazel.junit import XmlCase, read_xml
 from dist_testing.errors import ReportError
 
-__all__ = ["Balance", "Summary", "summarise", "summary_lines"]
-
 # Lines shown for one failing target.
 _FAILURES_SHOWN = 5
 

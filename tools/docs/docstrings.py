@@ -6,8 +6,6 @@ import inspect
 import re
 from collections.abc import Iterator, Sequence
 
-__all__ = ["entries", "escaped", "markdown", "split"]
-
 # Sections with lines of the form `name: text`.
 _LISTS = ("Args", "Attributes", "Raises")
 _SECTIONS = (*_LISTS, "Returns", "Yields")

@@ -6,8 +6,6 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-__all__ = ["broken_links"]
-
 # `[text](target)`; a target with a scheme is outside the repository, and one that starts with # is on the same page.
 _LINK = re.compile(r"\]\((?!\w+:|#)([^)#\s]+)")
 # Code may contain text that only looks like a link.

@@ -13,8 +13,6 @@ from dist_testing.bazel.junit import XmlCase, read_xml
 from dist_testing.errors import ReportError
 from dist_testing.report.gather import label_of
 
-__all__ = ["Results", "Run", "go_where_the_user_is", "read_results"]
-
 
 @dataclass(frozen=True, slots=True)
 class Run:

@@ -6,8 +6,6 @@ import difflib
 import re
 from collections.abc import Iterable
 
-__all__ = ["BAZEL", "OURS", "TagTable"]
-
 # Bazel's own (bazel.build/reference/be/common-definitions#common.tags). `<n>` stands for a number, `<word>` for any
 # text without a colon.
 BAZEL = (

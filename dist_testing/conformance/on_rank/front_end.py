@@ -27,8 +27,6 @@ from dist_testing.rank.reporter import Reporter
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
-__all__ = ["CellContext", "PoisonedError"]
-
 
 _FUNCTIONAL = (
     "torch._dynamo",

@@ -13,8 +13,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["MOVE", "contribution", "moved", "reduced"]
-
 # The kind of values for operations that only move data.
 MOVE = "move"
 # Factor of premul_sum.

@@ -17,8 +17,6 @@ from dist_testing.conformance.on_rank.oracle import FACTOR, contribution, moved,
 from dist_testing.conformance.on_rank.tensors import Guarded, check_same, guarded
 from dist_testing.conformance.reductions import is_defined
 
-__all__ = ["run_table_cell"]
-
 
 @dataclass(slots=True)
 class _Call:

@@ -11,8 +11,6 @@ from torch import Tensor
 
 from dist_testing.conformance.kit import WrongError
 
-__all__ = ["Guarded", "check_same", "guarded"]
-
 # Elements before and after a tensor in its buffer.
 _GUARD = 5
 # Byte of memory that nothing has written. As a number it differs from what the oracle computes, apart from chance hits

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import importlib
 
-__all__ = ["load_scripts"]
-
 _MODULES = (
     "asynchronous",
     "barriers",

@@ -11,8 +11,6 @@ from dist_testing.conformance.rows.registry import script
 if TYPE_CHECKING:
     from dist_testing.conformance.kit import Kit
 
-__all__: list[str] = []
-
 _N = 513
 
 

@@ -12,8 +12,6 @@ from dist_testing.conformance.rows.registry import script
 if TYPE_CHECKING:
     from dist_testing.conformance.kit import Kit
 
-__all__: list[str] = []
-
 
 def _witnessed(k: Kit, members: int, barrier: Any) -> None:
     """No rank leaves before all have come: a counter of the store is the witness."""

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from dist_testing.conformance.kit import Kit
 
-__all__ = ["CALLS", "DESTINATIONS", "SOURCES", "TENSOR_CALLS", "small"]
-
 
 def small(k: Kit) -> Any:
     """Return a tensor of two elements."""

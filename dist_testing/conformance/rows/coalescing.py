@@ -10,8 +10,6 @@ from dist_testing.conformance.rows.registry import script
 if TYPE_CHECKING:
     from dist_testing.conformance.kit import Kit
 
-__all__: list[str] = []
-
 
 def _block(k: Kit, is_async: bool, group: Any = None) -> Any:
     return k.c10d._coalescing_manager(group=group, async_ops=is_async)

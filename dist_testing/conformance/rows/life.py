@@ -14,8 +14,6 @@ from dist_testing.conformance.rows.registry import script
 if TYPE_CHECKING:
     from dist_testing.conformance.kit import Kit
 
-__all__: list[str] = []
-
 
 def _init(k: Kit, name: str = "", **more: Any) -> None:
     """Make the default group with a part of the world's store that no other call uses."""

@@ -14,8 +14,6 @@ from dist_testing.conformance.rows.registry import script
 if TYPE_CHECKING:
     from dist_testing.conformance.kit import Kit
 
-__all__: list[str] = []
-
 # Limit of the calls, and the latest end of one. Seconds.
 _LIMIT_S = 0.5
 _LATEST_S = 3.5

@@ -12,8 +12,6 @@ from dist_testing.conformance.rows.registry import script
 if TYPE_CHECKING:
     from dist_testing.conformance.kit import Kit
 
-__all__: list[str] = []
-
 
 @script("2.1", "Backend/names")
 def _backend_names(k: Kit) -> None:

@@ -9,8 +9,6 @@ from dist_testing.conformance.rows.registry import script
 if TYPE_CHECKING:
     from dist_testing.conformance.kit import Kit
 
-__all__: list[str] = []
-
 
 @script("5.1", "send/to_itself", (1, 2))
 def _send_self(k: Kit) -> None:

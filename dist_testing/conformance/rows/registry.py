@@ -10,8 +10,6 @@ from dist_testing.conformance.cell import Cell
 if TYPE_CHECKING:
     from dist_testing.conformance.kit import Kit
 
-__all__ = ["Script", "script", "script_of", "scripted_cells"]
-
 Script: TypeAlias = "Callable[[Kit], None]"
 
 _scripts: dict[tuple[str, str], Script] = {}

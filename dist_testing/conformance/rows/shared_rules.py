@@ -12,8 +12,6 @@ from dist_testing.conformance.rows.registry import script
 if TYPE_CHECKING:
     from dist_testing.conformance.kit import Kit
 
-__all__: list[str] = []
-
 # They ask the handle for its rank first, which a non-member's does not have.
 _ASK_FIRST = ("recv_object_list", "send", "send_object_list")
 # They look at the rank argument before the membership.

@@ -9,8 +9,6 @@ from dist_testing.conformance.rows.registry import script
 if TYPE_CHECKING:
     from dist_testing.conformance.kit import Kit
 
-__all__: list[str] = []
-
 
 def _sum(k: Kit, group: Any, ranks: list[int]) -> None:
     tensor = k.tensor(k.rank + 1)

@@ -12,8 +12,6 @@ from dist_testing.conformance.rows.registry import script
 if TYPE_CHECKING:
     from dist_testing.conformance.kit import Kit
 
-__all__: list[str] = []
-
 
 def _nan(op: str, k: Kit) -> None:
     """A NaN of one rank arrives on all, and so does an infinity."""

@@ -12,21 +12,6 @@ from typing import Any, TypeVar, cast
 
 from dist_testing.errors import UsageError
 
-__all__ = [
-    "TIMEOUT_DEFAULT",
-    "TIMEOUT_OVERRIDE",
-    "cleanup_temp_dir",
-    "current_temp_dir",
-    "default_timeout",
-    "environment",
-    "get_timeout",
-    "has_efa",
-    "initialize_temp_directories",
-    "tp_transports",
-    "with_dist_debug_levels",
-    "with_nccl_blocking_wait",
-]
-
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 _DEBUG_LEVEL = "TORCH_DISTRIBUTED_DEBUG"

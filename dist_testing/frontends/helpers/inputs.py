@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, ClassVar
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["DistTestCases", "simple_sparse_reduce_tests"]
-
 # Length of each dense dimension.
 _DENSE = 2
 # (sparse dimensions, dense dimensions) of the tensors.

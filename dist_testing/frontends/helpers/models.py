@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-__all__ = ["SaveForwardInputsModel", "SaveForwardInputsModule"]
-
 
 class SaveForwardInputsModule(nn.Module):
     """A linear layer, 100 to 100 features, that keeps its last input."""

@@ -20,14 +20,6 @@ if TYPE_CHECKING:
 
     from torch.nn.parallel import DistributedDataParallel
 
-__all__ = [
-    "captured_output",
-    "dynamo_dist_per_rank_init",
-    "retrieve_result_from_completion_queue",
-    "run_subtests",
-    "verify_ddp_error_logged",
-]
-
 # The C++ stack in a text of torch begins here.
 _CPP_STACK = "\nException raised from "
 # A second group of the same world must not find the first group's entries in its file.

@@ -12,8 +12,6 @@ from dist_testing.errors import UsageError
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import TCPStore
 
-__all__ = ["create_device", "create_tcp_store"]
-
 _LOOPBACK = "127.0.0.1"
 
 

@@ -24,8 +24,6 @@ from dist_testing.frontends.pytest.on_rank import PytestRankContext
 from dist_testing.process.messages import Loader
 from dist_testing.spec import Spec
 
-__all__ = ["make_engine"]
-
 
 def make_engine(
     config: pytest.Config, spec: Spec, budget: Budget, context: PytestRankContext, loader: Loader, rank_info: RankInfo

@@ -10,8 +10,6 @@ from dist_testing.backend_files import read_backend_file
 from dist_testing.backends import Backend
 from dist_testing.errors import UsageError
 
-__all__ = ["declared_backends", "pytest_dist_backends"]
-
 _Declaration = str | os.PathLike[str] | Backend
 
 

@@ -15,8 +15,6 @@ from dist_testing.launch.isolation import FORK, Isolation
 from dist_testing.rank.debugging import TERMINAL
 from dist_testing.spec import MAX_WORLD_SIZE
 
-__all__ = ["check_world", "debug_rank", "leave_ranks_to_ranks"]
-
 # pytest's options that open a prompt.
 _PROMPTS = (("usepdb", "--pdb"), ("trace", "--trace"))
 

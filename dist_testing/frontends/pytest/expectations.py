@@ -13,8 +13,6 @@ import pytest
 from dist_testing.frontends.pytest.internals import Xfail
 from dist_testing.outcomes import RankOutcome
 
-__all__ = ["expected_classes", "is_expected"]
-
 
 def expected_classes(item: pytest.Item) -> list[tuple[type, ...]]:
     """Return what each xfail mark of an item gives as `raises`; empty for a mark without it, or with no classes."""

@@ -15,8 +15,6 @@ from dist_testing.frontends.pytest.plugin import runner_plugin
 from dist_testing.launch.fresh import ThenBe
 from dist_testing.spec import read_spec
 
-__all__ = ["FreshSession", "load"]
-
 # Options of the runner's session that a second process must not follow, to the values that it has for them. Those of
 # pytest's cache select or order tests by earlier runs, and the runner has done that; they are unknown without the
 # plugin, so the plugin stays.

@@ -53,8 +53,6 @@ from dist_testing.process.messages import Loader
 from dist_testing.rank.bootstrap import RankContext
 from dist_testing.spec import MAX_WORLD_SIZE, Spec
 
-__all__ = ["BUDGET_KEY", "FRESH_KEY", "OUTPUTS_KEY", "PAUSE_LIMIT_KEY", "SPEC_KEY", "RunnerPlugin"]
-
 # The Bazel main sets these before pytest starts; outside Bazel the options replace them.
 SPEC_KEY = pytest.StashKey[Spec]()
 BUDGET_KEY = pytest.StashKey[Budget]()

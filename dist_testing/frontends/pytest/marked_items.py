@@ -12,22 +12,6 @@ from dist_testing.errors import UsageError
 from dist_testing.frontends.pytest.marker import MARKER_OPTION, Distributed, marker_name, read_marker
 from dist_testing.frontends.unittest.world_case import WorldCase
 
-__all__ = [
-    "MARKER_KEY",
-    "PLUGIN",
-    "SIZE_KEY",
-    "USES_LIBRARY_KEY",
-    "check_one_meaning",
-    "describe_own_marks",
-    "fixture_module",
-    "function_of",
-    "is_marked",
-    "is_multi_process",
-    "item_marker",
-    "library_marker",
-    "world_size",
-]
-
 # Module of the fixtures `world` and `world_size`.
 PLUGIN = f"{__package__}.plugin"
 # The marker of an item that runs on ranks, and its world size.

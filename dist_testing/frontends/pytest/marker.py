@@ -16,8 +16,6 @@ from dist_testing.errors import UsageError
 from dist_testing.launch.isolation import isolation_names
 from dist_testing.spec import MAX_WORLD_SIZE, is_world_size
 
-__all__ = ["MARKER_HELP", "MARKER_OPTION", "Distributed", "marker_name", "read_marker"]
-
 # The ini option that names the marker, and the name without it.
 MARKER_OPTION = "dist_marker"
 _DEFAULT_NAME = "distributed"

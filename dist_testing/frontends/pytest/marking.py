@@ -27,8 +27,6 @@ from dist_testing.frontends.pytest.marked_items import (
 from dist_testing.frontends.pytest.marker import Distributed, marker_name
 from dist_testing.frontends.unittest.world_case import WorldCase
 
-__all__ = ["check_all_marked", "mark_items", "parametrize_world_size"]
-
 # Set when `mark_items` has read all markers.
 _IS_COMPLETE_KEY = pytest.StashKey[bool]()
 

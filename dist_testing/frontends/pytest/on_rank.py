@@ -41,8 +41,6 @@ from dist_testing.world import World
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
-__all__ = ["EXPECTED", "PytestRankContext", "PytestRankFrontEnd", "current_world"]
-
 # Prefix of the reason of a test that called `pytest.xfail`, so that the runner can tell it from a skip.
 EXPECTED = "expected failure: "
 _NO_LOG_CAPTURE = (

@@ -18,8 +18,6 @@ from dist_testing.frontends.pytest.session_events import OPTION
 from dist_testing.launch.isolation import check_isolation, default_isolation, isolation_named, isolation_names
 from dist_testing.spec import DEFAULT_WORLD_SIZE, MAX_WORLD_SIZE, Spec, is_world_size
 
-__all__ = ["Options", "add_options", "check_plugins", "read_options"]
-
 # The ini option that lists what a worker pool lets a test leave changed.
 KEEPS_OPTION = "dist_pool_keeps"
 # Name of a plugin of pytest in `-p no:...`, to the name that it is registered under.

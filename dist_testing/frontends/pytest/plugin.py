@@ -14,8 +14,6 @@ from dist_testing.frontends.pytest.on_rank import current_world
 from dist_testing.frontends.pytest.options import add_options
 from dist_testing.world import World
 
-__all__ = ["runner_plugin"]
-
 _RUNNER = "dist_testing_runner"
 
 

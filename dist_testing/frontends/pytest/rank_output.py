@@ -15,8 +15,6 @@ import pytest
 from dist_testing.frontends.pytest.internals import CaptureIO, DatetimeFormatter, EncodedFile, parse_warning_filter
 from dist_testing.rank.reporter import Reporter
 
-__all__ = ["log_to_output", "print_warnings", "recording_warnings"]
-
 
 def log_to_output(config: pytest.Config) -> Callable[[], None]:
     """Write each log record once into the output of its rank, with the session's level and format.

@@ -13,8 +13,6 @@ import pytest
 
 from dist_testing.frontends.pytest.internals import runtestprotocol
 
-__all__ = ["leave_out_repeaters", "repeated", "run_item"]
-
 _HOOK = "pytest_runtest_protocol"
 # pytest's own wrappers have replacements on ranks, as has a limit of the time: the runner keeps it.
 _NOT_ON_RANKS = ("_pytest", "dist_testing", "pytest_timeout", "xdist")

@@ -28,27 +28,6 @@ from dist_testing.launch.isolation import isolation_named
 from dist_testing.outcomes import Cause, Status
 from dist_testing.spec import Spec
 
-__all__ = [
-    "add_error",
-    "add_result",
-    "ended_from_outside",
-    "expected_failure",
-    "fail",
-    "failed",
-    "failed_teardown",
-    "failure_text",
-    "forward_warnings",
-    "judge_expected",
-    "not_run",
-    "passed",
-    "point_to_end",
-    "properties",
-    "skip_mark",
-    "skip_reason",
-    "skipped",
-    "xfail_mark",
-]
-
 Properties = list[tuple[str, object]]
 
 _COMPAT_PLUGIN = "dist_testing.compat.pytest_install"

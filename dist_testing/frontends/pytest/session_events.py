@@ -20,8 +20,6 @@ from dist_testing.events.stream import EventStream
 from dist_testing.frontends.pytest.reports import skip_reason
 from dist_testing.spec import Spec
 
-__all__ = ["EVENTS_KEY", "OPTION", "SessionEvents"]
-
 # The Bazel main sets this, because its own sinks need the events of the session, too.
 EVENTS_KEY = pytest.StashKey[EventStream]()
 OPTION = "--dist-events"

@@ -19,8 +19,6 @@ from dist_testing.errors import CollectiveError
 from dist_testing.frontends.pytest.internals import SetupState, runner_module
 from dist_testing.launch.isolation import FORK
 
-__all__ = ["REFUSED_FIXTURES", "ThreadItems"]
-
 _Definitions = Sequence[pytest.FixtureDef[Any]]
 
 _OUTPUT = "It captures the output of the whole process, and all ranks share one process."

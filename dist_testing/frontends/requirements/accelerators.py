@@ -18,21 +18,6 @@ from dist_testing.skips import TEST_SKIPS, gpus_reason
 if TYPE_CHECKING:
     import torch
 
-__all__ = [
-    "DDP_RANK_DEVICES",
-    "accelerator_count",
-    "at_least_x_gpu",
-    "evaluate_platform_supports_symm_mem",
-    "init_multigpu_helper",
-    "nccl_skip_if_lt_x_gpu",
-    "require_n_gpus_for_nccl_backend",
-    "requires_ddp_rank",
-    "requires_multicast_support",
-    "skip_if_lt_x_gpu",
-    "skip_if_no_gpu",
-    "sm_is_or_higher_than",
-]
-
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 # A function, a method or a class.
 _Test = TypeVar("_Test", bound=Callable[..., Any])

@@ -15,8 +15,6 @@ from typing import Any, TypeVar, cast
 
 from dist_testing.errors import UsageError
 
-__all__ = ["Decide", "check_count", "requirement", "unmet_requirement"]
-
 # unittest leaves frames of modules with this mark out of its tracebacks.
 __unittest = True
 

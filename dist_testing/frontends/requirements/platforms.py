@@ -16,23 +16,6 @@ from typing import Any, TypeVar
 from dist_testing.frontends.requirements.decision import requirement
 from dist_testing.skips import TEST_SKIPS
 
-__all__ = [
-    "ACCELERATOR_DIST_BACKENDS",
-    "import_transformers_or_skip",
-    "is_rocm",
-    "requires_accelerator_dist_backend",
-    "requires_gloo",
-    "requires_mpi",
-    "requires_nccl",
-    "requires_nccl_shrink",
-    "requires_nccl_version",
-    "requires_ucc",
-    "skip_if_rocm_arch_multiprocess",
-    "skip_if_rocm_multiprocess",
-    "skip_if_rocm_ver_lessthan_multiprocess",
-    "skip_if_win32",
-]
-
 # torch's own suites set it.
 _WITH_ROCM = "PYTORCH_TEST_WITH_ROCM"
 # A function, a method or a class.

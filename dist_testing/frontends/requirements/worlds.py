@@ -9,15 +9,6 @@ from typing import Any, TypeVar
 from dist_testing.frontends.requirements.decision import check_count, requirement
 from dist_testing.skips import TEST_SKIPS
 
-__all__ = [
-    "get_required_world_size",
-    "requires_world_size",
-    "skip_below_world_size",
-    "skip_if_odd_worldsize",
-    "skip_if_small_worldsize",
-    "world_size_in",
-]
-
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 # torch's name for the attribute; other harnesses read it, too.

@@ -11,14 +11,6 @@ from dist_testing.frontends.unittest.device import DeviceCase
 from dist_testing.frontends.unittest.process import ProcessCase
 from dist_testing.frontends.unittest.threads import ThreadCase
 
-__all__ = [
-    "DistributedTestBase",
-    "MultiProcContinousTest",
-    "MultiProcContinuousTest",
-    "MultiProcessTestCase",
-    "MultiThreadedTestCase",
-]
-
 
 class MultiProcessTestCase(ProcessCase, TensorComparisons):
     """Runs each test on fresh rank processes. See `ProcessCase` for the rules; `assertEqual` compares tensors."""

@@ -12,8 +12,6 @@ from unittest.util import safe_repr
 
 from dist_testing.errors import UsageError
 
-__all__ = ["TensorComparisons"]
-
 # unittest leaves frames of modules with this mark out of its tracebacks.
 __unittest = True
 

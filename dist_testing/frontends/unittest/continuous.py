@@ -21,8 +21,6 @@ from dist_testing.launch.isolation import POOL
 from dist_testing.rank.groups import destroy_groups
 from dist_testing.skips import TEST_SKIPS
 
-__all__ = ["ContinuousCase"]
-
 # unittest leaves frames of modules with this mark out of its tracebacks.
 __unittest = True
 

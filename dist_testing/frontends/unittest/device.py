@@ -13,8 +13,6 @@ from dist_testing.frontends.unittest.process import ProcessCase
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["DeviceCase", "torch_backend_for"]
-
 # unittest leaves frames of modules with this mark out of its tracebacks.
 __unittest = True
 

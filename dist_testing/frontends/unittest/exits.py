@@ -12,8 +12,6 @@ from dist_testing.outcomes import Kind, RankOutcome
 from dist_testing.rank.bootstrap import FAILED_EXIT_CODE
 from dist_testing.skips import TEST_SKIPS
 
-__all__ = ["declared_exits", "exit_code", "expected_exits", "forgiven", "names_of"]
-
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 # Part of a function's __dict__, which functools.wraps copies.
 _MARK = "__dist_expected_exits__"

@@ -12,8 +12,6 @@ from dist_testing.case import CaseResult
 from dist_testing.outcomes import Kind, RankOutcome
 from dist_testing.skips import skip_for_exit_code
 
-__all__ = ["ExcInfo", "FailedRanks", "check_entries"]
-
 ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None]
 
 

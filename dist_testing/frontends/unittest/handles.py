@@ -11,8 +11,6 @@ from dist_testing.engine.running_case import RunningCase
 from dist_testing.frontends.unittest.exits import exit_code
 from dist_testing.outcomes import RankOutcome
 
-__all__ = ["RankHandle", "StackPipe"]
-
 
 class RankHandle:
     """A handle of one rank, from the request for it on.

@@ -13,8 +13,6 @@ from dist_testing.errors import UsageError
 from dist_testing.frontends.messages import ClassName
 from dist_testing.launch.isolation import FORK
 
-__all__ = ["class_name", "find_class"]
-
 # A fresh interpreter has the main module under the second name, as multiprocessing does.
 _MAIN = ("__main__", "__mp_main__")
 

@@ -19,8 +19,6 @@ from dist_testing.rank.bootstrap import RankFrontEnd
 from dist_testing.rank.groups import destroy_groups, end_groups
 from dist_testing.rank.reporter import Reporter
 
-__all__ = ["RankPipe", "UnittestRankContext", "UnittestRankFrontEnd", "seed_generators"]
-
 # unittest leaves frames of modules with this mark out of its tracebacks.
 __unittest = True
 

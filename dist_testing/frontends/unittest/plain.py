@@ -23,8 +23,6 @@ from dist_testing.launch.isolation import default_isolation
 from dist_testing.process.messages import Loader
 from dist_testing.spec import DEFAULT_WORLD_SIZE, Spec
 
-__all__ = ["current_session", "load", "unittest_loader"]
-
 
 def current_session() -> Session:
     """Return the current session; under plain unittest, one with the defaults of the command line."""

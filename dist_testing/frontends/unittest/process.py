@@ -23,8 +23,6 @@ from dist_testing.frontends.unittest.world_case import WorldCase, default_world_
 from dist_testing.launch.isolation import FORK, SPAWN
 from dist_testing.outcomes import exit_name, verdict
 
-__all__ = ["ProcessCase"]
-
 # unittest leaves frames of modules with this mark out of its tracebacks.
 __unittest = True
 

@@ -17,8 +17,6 @@ from dist_testing.frontends.unittest.plain import current_session
 from dist_testing.outcomes import Kind
 from dist_testing.rank.reporter import Reporter
 
-__all__ = ["RankThread", "RankThreads", "joined", "this_rank"]
-
 # unittest leaves frames of modules with this mark out of its tracebacks.
 __unittest = True
 

@@ -18,8 +18,6 @@ from dist_testing.rank.reporter import Reporter
 from dist_testing.spec import DEFAULT_WORLD_SIZE, check_world_size
 from dist_testing.threaded import BACKEND
 
-__all__ = ["spawn_threads_and_init_comms", "starts_threads"]
-
 # unittest leaves frames of modules with this mark out of its tracebacks.
 __unittest = True
 

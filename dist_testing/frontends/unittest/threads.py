@@ -24,8 +24,6 @@ from dist_testing.threaded import BACKEND
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
-__all__ = ["ThreadCase"]
-
 # unittest leaves frames of modules with this mark out of its tracebacks.
 __unittest = True
 

@@ -31,8 +31,6 @@ from dist_testing.frontends.unittest.plain import current_session
 from dist_testing.launch.isolation import Isolation, Reuse, isolation_named, isolation_names
 from dist_testing.rank.bootstrap import FAILED_EXIT_CODE
 
-__all__ = ["WorldCase", "default_world_size"]
-
 # unittest leaves frames of modules with this mark out of its tracebacks.
 __unittest = True
 # Attributes of an instance that cannot be pickled. Two are unittest's, and two replace methods on a rank.

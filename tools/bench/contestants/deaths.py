@@ -16,8 +16,6 @@ import torch.distributed as dist
 
 from contestants.turns import order
 
-__all__ = ["run_death"]
-
 # Time between the last message of the peers and the death, so that the peers have reached the end of the call in which
 # they wait, as in a test that has run for a while. Nothing depends on its length. Seconds.
 _SETTLE_S = 0.3

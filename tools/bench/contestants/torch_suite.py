@@ -10,8 +10,6 @@ from typing import Any, TypeVar
 
 from contestants.turns import order, turns
 
-__all__ = ["add_cases", "run_suite"]
-
 _ExcInfo = tuple[type[BaseException], BaseException, TracebackType] | tuple[None, None, None]
 _Class = TypeVar("_Class", bound=type[Any])
 

@@ -11,8 +11,6 @@ import torch.distributed as dist
 
 from contestants.turns import EMPTY_CASE, MEMORY_CASE, MEMORY_FILE, order, turns
 
-__all__ = ["collectives_case", "run_trivial"]
-
 _MANY = "collectives-"
 
 _OWN_PSS = re.compile(r"^Pss_(?:Anon|Shmem): +(\d+) kB$", re.MULTILINE)

@@ -16,8 +16,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["EMPTY_CASE", "MEMORY_CASE", "MEMORY_FILE", "Order", "Turns", "order", "turns"]
-
 # A case of this name also measures the memory of the contestant and its ranks, and writes it into the file.
 MEMORY_CASE = "memory"
 MEMORY_FILE = "pss-bytes"

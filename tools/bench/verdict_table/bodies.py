@@ -25,8 +25,6 @@ from torch._C._distributed_c10d import FileStore
 
 from verdict_table.cases import CASES, EVERY_RANK, Case
 
-__all__ = ["GROUP_LIMIT_FACTOR", "limit_s", "order_env", "ordered_case", "run_case", "run_next", "run_process_case"]
-
 # The limit of the group of torch's continuous class, divided by a test's limit. Its default is 120 s.
 GROUP_LIMIT_FACTOR = 1.5
 

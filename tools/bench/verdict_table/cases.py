@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from types import MappingProxyType
 
-__all__ = ["CASES", "EVERY_RANK", "Case"]
-
 # A value of `Case.rank`.
 EVERY_RANK = -1
 

@@ -10,8 +10,6 @@ from dataclasses import dataclass, replace
 from verdict_table.cases import Case
 from verdict_table.watch import Observed
 
-__all__ = ["LIBRARY", "TORCH", "Dialect", "Finding", "NothingHappenedError", "judge"]
-
 
 @dataclass(frozen=True, slots=True)
 class Dialect:

@@ -21,8 +21,6 @@ from verdict_table.judge import LIBRARY, TORCH, Dialect, Finding, NothingHappene
 from verdict_table.page import page, table
 from verdict_table.watch import Observed, watch
 
-__all__ = ["main"]
-
 _BENCH = Path(__file__).resolve().parents[1]
 _REPOSITORY = _BENCH.parents[1]
 _PAGE = _REPOSITORY / "docs" / "compared_with_torch.md"

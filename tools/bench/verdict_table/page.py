@@ -10,8 +10,6 @@ from verdict_table.cases import EVERY_RANK, Case
 from verdict_table.judge import Finding
 from verdict_table.watch import EXIT_LIMIT_S
 
-__all__ = ["page", "table"]
-
 _PEERS = {
     "all_reduce": "the others in all_reduce",
     "deaf": "the others asleep",

@@ -18,8 +18,6 @@ from typing import Any
 
 import psutil
 
-__all__ = ["Observed", "watch"]
-
 # Limit from the verdict, or the signal, to the end of the runner. A runner that ends needs much less. Seconds.
 EXIT_LIMIT_S = 20.0
 # Time for processes that are ending when the runner has ended. Seconds.
