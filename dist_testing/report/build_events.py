@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -84,7 +84,6 @@ class Invocation:
         ended_s: When it ended; None if unknown.
         revision: Revision of the sources; "" if it is unknown, or the sources had changes.
         test_filter: Value of `--test_filter`.
-        cache_hits: Number of actions by the place that had their results, by Bazel's words.
     """
 
     attempts: Sequence[Attempt]
@@ -102,7 +101,6 @@ class Invocation:
     ended_s: float | None = None
     revision: str = ""
     test_filter: str = ""
-    cache_hits: Mapping[str, int] = field(default_factory=dict)
 
 
 def read_events(path: Path) -> list[Mapping[str, Any]]:
@@ -237,9 +235,6 @@ def _facts(events: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
             status |= {str(item.get("key", "")): str(item.get("value", "")) for item in items}
         elif "optionsParsed" in event:
             facts["test_filter"] = _option(event, "--test_filter=")
-        elif "buildMetrics" in event:
-            runners = event["buildMetrics"].get("actionSummary", {}).get("runnerCount", [])
-            facts["cache_hits"] = {str(one.get("name", "")): int(one.get("count", 0)) for one in runners}
     # Bazel's own names have no prefix; many workspaces print stable ones.
     revision = (
         status.get("STABLE_GIT_COMMIT") or status.get("BUILD_SCM_REVISION") or status.get("STABLE_SCM_REVISION", "")
@@ -283,9 +278,7 @@ def _attempt(identity: Mapping[str, Any], result: Mapping[str, Any], testlogs: O
     execution = result.get("executionInfo", {})
     cached = "local" if result.get("cachedLocally") else "remote" if execution.get("cachedRemotely") else ""
     outputs = [
-        Output(
-            str(output.get("name", "")), str(output.get("uri", "")), testlogs.find(identity, str(output.get("uri", "")))
-        )
+        Output(str(output.get("name", "")), testlogs.find(identity, str(output.get("uri", ""))))
         for output in result.get("testActionOutput", [])
     ]
     duration = _SECONDS.fullmatch(result.get("testAttemptDuration", ""))

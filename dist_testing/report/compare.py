@@ -115,7 +115,7 @@ def _statuses(report: Report) -> dict[_Name, Status]:
 
 
 def _targets(report: Report) -> set[str]:
-    return {run.target for run in report.runs} | {target.label for target in report.targets}
+    return {run.target for run in report.runs} | set(report.targets)
 
 
 def _cached(report: Report) -> set[str]:

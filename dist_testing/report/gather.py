@@ -102,7 +102,7 @@ class _Gathering:
         self._report = Report(
             (*self._report.invocations, *other.invocations),
             (*self._report.runs, *(replace(run, invocation=run.invocation + first) for run in other.runs)),
-            (*self._report.targets, *(replace(one, invocation=one.invocation + first) for one in other.targets)),
+            (*self._report.targets, *other.targets),
             (*self._report.not_run, *other.not_run),
             (*self._report.problems, *other.problems),
         )
@@ -187,7 +187,6 @@ def _of_xml(path: Path, shown: str) -> Report:
             suite.name if suite.name.startswith(("//", "@")) else shown,
             duration_s=sum(case.duration_s for case in cases),
             cases=cases,
-            source=str(path),
         )
         for suite, cases in read_cases(path)
     ]

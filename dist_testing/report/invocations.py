@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dist_testing.errors import ReportError
 from dist_testing.report.build_events import Attempt, EventsError, Invocation, read_invocation
-from dist_testing.report.model import InvocationRecord, NotRun, Problem, Report, RunRecord, TargetRecord, bounded
+from dist_testing.report.model import InvocationRecord, NotRun, Problem, Report, RunRecord, bounded
 from dist_testing.report.run_files import RunFiles, filled_run
 
 # A file that is younger than the end of the invocation is of a later run. Clocks of file systems differ. Seconds.
@@ -51,7 +51,7 @@ def read_bazel(path: Path, disk_cache: Path | None, *, with_processes: bool) -> 
     report = Report(
         (_record(path, invocation),),
         tuple(runs),
-        tuple(_targets(invocation)),
+        tuple(sorted({*invocation.summaries, *invocation.broken})),
         tuple(_not_run(invocation)),
         tuple(problems),
     )
@@ -75,13 +75,6 @@ def _record(path: Path, invocation: Invocation) -> InvocationRecord:
         revision=invocation.revision,
         test_filter=invocation.test_filter,
     )
-
-
-def _targets(invocation: Invocation) -> Iterator[TargetRecord]:
-    for label in sorted({*invocation.summaries, *invocation.broken}):
-        is_built = label not in invocation.broken
-        status = invocation.summaries.get(label, "") if is_built else "NOT BUILT"
-        yield TargetRecord(label, status or "NO_STATUS", invocation.broken.get(label, ""))
 
 
 def _not_run(invocation: Invocation) -> Iterator[NotRun]:

@@ -75,7 +75,6 @@ class RankRecord:
         ready_at_s: When it was ready; None if unknown.
         seen_at_s: When the runner saw the first sign of its outcome; None if unknown.
         phases: Its phases in order.
-        lost_phases: Number of earlier phases that are missing.
         warnings: Its warnings: category, text and place, in one line each.
         ledger: Its collective ledger; None if it was not read.
     """
@@ -90,7 +89,6 @@ class RankRecord:
     ready_at_s: float | None = None
     seen_at_s: float | None = None
     phases: tuple[Phase, ...] = ()
-    lost_phases: int = 0
     warnings: tuple[str, ...] = ()
     ledger: LedgerRecord | None = None
 
@@ -181,7 +179,6 @@ class RunRecord:
         to_come: Number of collected tests that did not begin.
         is_complete: Whether it came to its end, as far as is known.
         logs: Its logs.
-        source: The file that the cases come from.
         has_results: Whether the cases are known: they were read from a test.xml or an event stream.
     """
 
@@ -204,7 +201,6 @@ class RunRecord:
     to_come: int = 0
     is_complete: bool = True
     logs: tuple[LogRecord, ...] = ()
-    source: str = ""
     has_results: bool = True
 
     @property
@@ -212,23 +208,6 @@ class RunRecord:
         """Shard, run and attempt in words, as far as they are not 1: "shard 2, attempt 2"."""
         parts = {"shard": self.shard, "run": self.run, "attempt": self.attempt}
         return ", ".join(f"{name} {number}" for name, number in parts.items() if number > 1)
-
-
-@dataclass(frozen=True, slots=True)
-class TargetRecord:
-    """Bazel's last word on a target.
-
-    Attributes:
-        label: Its label.
-        status: Bazel's word: PASSED, FLAKY, FAILED, TIMEOUT, "NOT BUILT", ...
-        message: Why it was not built; else "".
-        invocation: Index of its invocation in the report.
-    """
-
-    label: str
-    status: str
-    message: str = ""
-    invocation: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,13 +268,13 @@ class Report:
     Attributes:
         invocations: What was run, at least one unless nothing could be read.
         runs: All runs of targets.
-        targets: Bazel's words on targets; empty outside Bazel.
+        targets: Labels of the targets that Bazel speaks of, also of those without a run; empty outside Bazel.
         not_run: The skip ledger, except for skipped cases (`facts.ledger` adds these).
         problems: What could not be read.
     """
 
     invocations: tuple[InvocationRecord, ...] = ()
     runs: tuple[RunRecord, ...] = ()
-    targets: tuple[TargetRecord, ...] = ()
+    targets: tuple[str, ...] = ()
     not_run: tuple[NotRun, ...] = ()
     problems: tuple[Problem, ...] = ()

@@ -139,7 +139,7 @@ def _header(report: Report, found: Sequence[facts.Failure], title: str) -> Marku
     if len(report.invocations) > _OPEN_INVOCATIONS:
         title = tag("summary", plural(len(report.invocations), "invocation"))
         invocations = [tag("details", title, *invocations, class_="fold")]
-    targets = len({run.target for run in report.runs} | {one.label for one in report.targets})
+    targets = len({run.target for run in report.runs} | set(report.targets))
     cases = sum(counts.values())
     total = f"{plural(cases, 'case')} in {plural(targets, 'target')}" if report.runs else ""
     return tag(

@@ -97,7 +97,7 @@ def filled_run(run: RunRecord, files: RunFiles, *, with_processes: bool) -> tupl
                 stream = None
         merged, contradictions = merge_cases(from_xml, stream.cases if stream else (), subject)
         problems += contradictions
-        run = replace(run, cases=merged, has_results=has_results, source=str(files.xml or next(iter(streams), "")))
+        run = replace(run, cases=merged, has_results=has_results)
         if stream is not None:
             run = _with_stream(run, stream)
         is_bad = any(case.status in BAD for case in merged) or run.status not in ("", "PASSED", "FLAKY")

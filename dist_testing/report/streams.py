@@ -113,7 +113,6 @@ class _Ranked:
             ready_at_s=self.ready.get(rank),
             seen_at_s=outcome.seen_s if outcome else None,
             phases=told.phases if told else (),
-            lost_phases=told.lost if told else 0,
             warnings=tuple(self.warnings.get(rank, ())),
             ledger=_ledger(self.ledgers[rank]) if rank in self.ledgers else None,
         )
