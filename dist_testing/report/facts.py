@@ -5,24 +5,17 @@ from __future__ import annotations
 import re
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 
-from dist_testing.report.model import BAD, RAN, CaseRecord, NotRun, Report, RunRecord, Status
+from dist_testing.report.model import BAD, RAN, Action, CaseRecord, NotRun, Report, RunRecord, Status
 
 # pytest's message of a test without ranks is only the place; the first such line of its text says more.
 _PLACE = re.compile(r"\S+:\d+: \w+")
 _ERROR = re.compile(r"^E +(\S.*)$", re.MULTILINE)
 _NUMBERS = re.compile(r"\d+\.\d+ s|0x[0-9a-f]+|pid \d+")
 _WORLD = re.compile(r"^ \(world of \d+\)(?=: )")
-# Bazel's words for a test that has passed, or that says nothing.
-_FINE = ("", "PASSED", "FLAKY")
-
-
-def is_bad_word(status: str) -> bool:
-    """Return whether Bazel's word for a run means that it did not pass."""
-    return status not in _FINE
 
 
 def utc(wall_s: float) -> str:
@@ -47,45 +40,39 @@ class Failure:
     case: CaseRecord | None
     recovered: bool
 
+    @property
+    def name(self) -> str:
+        """Name of the case; that of the target if it is about the run as a whole."""
+        return self.case.name if self.case is not None else self.run.target
 
-def _last_attempts(report: Report) -> dict[tuple[int, str, str, int, int], int]:
-    last: dict[tuple[int, str, str, int, int], int] = {}
-    for run in report.runs:
-        key = (run.invocation, run.target, run.configuration, run.shard, run.run)
-        last[key] = max(last.get(key, 0), run.attempt)
+
+def _last_attempts(runs: Iterable[RunRecord]) -> dict[Action, int]:
+    last: dict[Action, int] = {}
+    for run in runs:
+        last[run.action] = max(last.get(run.action, 0), run.attempt)
     return last
 
 
 def final_runs(report: Report) -> list[RunRecord]:
     """Return the last attempt of each shard and run: what counts."""
-    last = _last_attempts(report)
-    return [
-        run
-        for run in report.runs
-        if run.attempt == last[run.invocation, run.target, run.configuration, run.shard, run.run]
-    ]
+    last = _last_attempts(report.runs)
+    return [run for run in report.runs if run.attempt == last[run.action]]
 
 
-def passed_later(report: Report, run: RunRecord) -> bool:
-    """Return whether a later attempt of the same shard and run has passed."""
-    return any(
-        other.attempt > run.attempt
-        and not is_bad_word(other.status)
-        and not any(case.status in BAD for case in other.cases)
-        and (other.invocation, other.target, other.configuration, other.shard, other.run)
-        == (run.invocation, run.target, run.configuration, run.shard, run.run)
-        for other in report.runs
-    )
+def last_passes(report: Report) -> dict[Action, int]:
+    """Return, for each action that has passed, the number of its last attempt that did."""
+    return _last_attempts(run for run in report.runs if not run.is_bad)
 
 
 def failures(report: Report) -> list[Failure]:
     """Return all failures. Those that a later attempt has made good come last."""
     found = []
+    passes = last_passes(report)
     for run in report.runs:
-        bad = [case for case in run.cases if case.status in BAD]
-        if not bad and not is_bad_word(run.status):
+        if not run.is_bad:
             continue
-        recovered = passed_later(report, run)
+        bad = [case for case in run.cases if case.status in BAD]
+        recovered = passes.get(run.action, 0) > run.attempt
         found += [Failure(run, case, recovered) for case in bad]
         # FAILED after passed cases: a crash at the end, a timeout, a failed promise of the whole target.
         if not bad and run.status not in ("NO_STATUS", "INCOMPLETE"):
@@ -137,9 +124,9 @@ def ledger(report: Report) -> list[NotRun]:
                 lines.append(NotRun("skipped", run.target, case.name, reason))
         if run.to_come:
             why = "the run ended before they began" if not run.is_complete else "pytest stopped before they began"
-            lines.append(NotRun("not reached", run.target, "", f"{why}{_in_part(run)}", run.to_come))
+            lines.append(NotRun("not reached", run.target, "", f"{why}{run.in_part}", run.to_come))
         if not run.has_results and run.target not in broken:
-            lines.append(NotRun("no results", run.target, "", f"its results cannot be read{_in_part(run)}", 0))
+            lines.append(NotRun("no results", run.target, "", f"its results cannot be read{run.in_part}", 0))
         if run.cached:
             lines.append(NotRun("cached", run.target, "", _cached(run), len(run.cases)))
     for (invocation, target), runs in idle.items():
@@ -158,14 +145,10 @@ def ledger(report: Report) -> list[NotRun]:
     return lines
 
 
-def _in_part(run: RunRecord) -> str:
-    return f" ({run.part})" if run.part else ""
-
-
 def _cached(run: RunRecord) -> str:
     place = "a remote cache" if run.cached == "remote" else "this machine"
     since = f", from a run of {utc(run.began_wall_s)}" if run.began_wall_s is not None else ""
-    return f"nothing has changed: the result is from {place}{since}{_in_part(run)}"
+    return f"nothing has changed: the result is from {place}{since}{run.in_part}"
 
 
 @dataclass(frozen=True, slots=True)

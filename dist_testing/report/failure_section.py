@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from dist_testing.error_text import shorten
 from dist_testing.report.facts import Failure, alike, headline
 from dist_testing.report.markup import Markup, join, tag
-from dist_testing.report.model import CaseRecord, LogRecord, RankRecord
+from dist_testing.report.model import CaseRecord, LogRecord, RankRecord, is_label
 from dist_testing.report.packed import Packer
 from dist_testing.report.pictures import lanes
 from dist_testing.report.story import Part, story_of
@@ -69,10 +69,8 @@ def failure_section(failures: Sequence[Failure], packer: Packer) -> Markup:
 
 def _article(place: _Place, limit: int, packer: Packer) -> Markup:
     run, case = place.failure.run, place.failure.case
-    name = case.name if case is not None else run.target
-    # Outside Bazel the target is only the name of the file.
-    is_label = run.target.startswith(("//", "@"))
-    chips = [tag("span", shorten(run.target, 300), class_="chip target")] if case is not None and is_label else []
+    named = case is not None and is_label(run.target)
+    chips = [tag("span", shorten(run.target, 300), class_="chip target")] if named else []
     if run.part:
         chips.append(tag("span", run.part, class_="chip"))
     if run.backend:
@@ -86,7 +84,7 @@ def _article(place: _Place, limit: int, packer: Packer) -> Markup:
     summary = tag(
         "summary",
         tag("span", word, class_=f"badge st-{case.status if case else 'failed'}"),
-        tag("h3", tag("bdi", shorten(name, _MAX_MESSAGE_CHARS))),
+        tag("h3", tag("bdi", shorten(place.failure.name, _MAX_MESSAGE_CHARS))),
         tag("span", tag("bdi", shorten(headline(run, case), _MAX_MESSAGE_CHARS)), class_="headline"),
         tag("span", *chips, recovered, class_="chips") if chips or recovered else "",
     )
@@ -119,8 +117,7 @@ def _case_body(case: CaseRecord, logs: Sequence[LogRecord], limit: int, packer: 
     story = story_of(shorten(case.text, limit))
     blocks: list[object] = [
         tag("div", tag("h4", part.title), _pre(part.text) if part.text else "", class_="culprit")
-        for part in story.parts
-        if part.kind == "culprit"
+        for part in story.culprits
     ]
     if story.victims or case.victims:
         fate = story.victims or f"{ranks_text(case.victims)} (consequence, not cause)."

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from dist_testing.report.facts import is_bad_word
 from dist_testing.report.model import BAD, RAN, CaseRecord, Report, RunRecord
 from dist_testing.report.rates import jeffreys, runs_to_claim, wilson
 
@@ -135,7 +134,7 @@ def votes(report: Report, *, same_inputs: bool = False) -> Iterator[Vote]:
 
 def _failed_as_a_whole(run: RunRecord) -> bool:
     """Return whether a run did not pass although none of its cases says why, such as by a timeout of the target."""
-    ended = is_bad_word(run.status) and run.status not in ("NO_STATUS", "INCOMPLETE", "REMOTE_FAILURE")
+    ended = run.is_bad_for_bazel and run.status not in ("NO_STATUS", "INCOMPLETE", "REMOTE_FAILURE")
     return ended and not any(case.status in BAD for case in run.cases)
 
 

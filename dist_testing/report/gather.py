@@ -15,7 +15,7 @@ from typing import Literal
 
 from dist_testing.errors import ReportError
 from dist_testing.report.invocations import read_bazel
-from dist_testing.report.model import InvocationRecord, Problem, Report, RunRecord
+from dist_testing.report.model import InvocationRecord, Problem, Report, RunRecord, is_label
 from dist_testing.report.run_files import RunFiles, filled_run, is_stream_name
 from dist_testing.report.xml_cases import MAX_XML_BYTES, read_cases
 
@@ -184,7 +184,7 @@ def _of_xml(path: Path, shown: str) -> Report:
     """Return a report of a single file in JUnit's format, of any program."""
     runs = [
         RunRecord(
-            suite.name if suite.name.startswith(("//", "@")) else shown,
+            suite.name if is_label(suite.name) else shown,
             duration_s=sum(case.duration_s for case in cases),
             cases=cases,
         )

@@ -113,12 +113,11 @@ def _run(attempt: Attempt, invocation: Invocation, with_processes: bool) -> tupl
             )
         ]
     run, problems = filled_run(run, _files(attempt), with_processes=with_processes)
-    part = f" ({run.part})" if run.part else ""
     if attempt.xml is None and not run.has_results:
         problems.append(
             Problem(
                 attempt.target,
-                f"its test.xml is not on this machine{part}, so its cases are unknown.\n"
+                f"its test.xml is not on this machine{run.in_part}, so its cases are unknown.\n"
                 "The test ended before it wrote the file, or a remote cache has it, or it was removed.\n"
                 "--remote_download_outputs=all fetches such files; --disk-cache=DIR names a cache to look into.",
             )

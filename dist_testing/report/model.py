@@ -21,13 +21,22 @@ BAD: frozenset[Status] = frozenset({"failed", "error", "unfinished"})
 RAN: frozenset[Status] = frozenset({"failed", "error", "unfinished", "xpassed", "xfailed", "passed"})
 
 
-# Ten years. A damaged file may have any number. Seconds.
-_MAX_S = 3e8
+# Ten years: no run takes so long. A damaged file may have any number. Seconds.
+MAX_S = 3e8
+# Bazel's words for a test that has passed, or that says nothing.
+_FINE = ("", "PASSED", "FLAKY")
+# What the attempts at the same work share: invocation, target, configuration, shard and run.
+Action = tuple[int, str, str, int, int]
 
 
 def bounded(seconds: float) -> float:
-    """Return a duration of at most ten years, so that sums of durations stay numbers."""
-    return min(max(seconds, 0.0), _MAX_S) if seconds == seconds else 0.0
+    """Return a duration of at most `MAX_S`, so that sums of durations stay numbers."""
+    return min(max(seconds, 0.0), MAX_S) if seconds == seconds else 0.0
+
+
+def is_label(name: str) -> bool:
+    """Return whether a name is the label of a target, and not that of a file."""
+    return name.startswith(("//", "@"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +217,26 @@ class RunRecord:
         """Shard, run and attempt in words, as far as they are not 1: "shard 2, attempt 2"."""
         parts = {"shard": self.shard, "run": self.run, "attempt": self.attempt}
         return ", ".join(f"{name} {number}" for name, number in parts.items() if number > 1)
+
+    @property
+    def in_part(self) -> str:
+        """`part` in brackets, to follow other words: " (shard 2)"; "" if there is none."""
+        return f" ({self.part})" if self.part else ""
+
+    @property
+    def action(self) -> Action:
+        """What an attempt repeats: all attempts at one shard of one run have the same action."""
+        return self.invocation, self.target, self.configuration, self.shard, self.run
+
+    @property
+    def is_bad_for_bazel(self) -> bool:
+        """Whether Bazel's word means that the run did not pass."""
+        return self.status not in _FINE
+
+    @property
+    def is_bad(self) -> bool:
+        """Whether the run did not pass, by Bazel's word or by one of its cases."""
+        return self.is_bad_for_bazel or any(case.status in BAD for case in self.cases)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,14 +15,12 @@ from typing import Any
 
 from dist_testing.error_text import shorten
 from dist_testing.report.markup import clean
-from dist_testing.report.model import BAD, CaseRecord, RankRecord, RunRecord
+from dist_testing.report.model import BAD, MAX_S, CaseRecord, RankRecord, RunRecord
 
 # Lane of the cases, and of rank 0: Perfetto sorts lanes by number.
 _CASES = 1
 _FIRST_RANK = 10
 _MAX_TEXT_CHARS = 500
-# Times of one trace. A damaged file must not make a trace of a thousand years. Seconds.
-_MAX_S = 3e8
 # Ranks that are drawn; more are of a damaged file.
 _MAX_RANK = 100_000
 # A mark is drawn this long, so that it can be seen and clicked on. Microseconds.
@@ -54,7 +52,7 @@ def trace_events(runs: Sequence[RunRecord]) -> Iterator[_Event]:
     arrows = itertools.count(1)
     for process, run in enumerate(timed, 1):
         offset_s = (run.wall_zero_s or 0.0) - zero_s
-        if not abs(offset_s + min(_times(run))) < _MAX_S:
+        if not abs(offset_s + min(_times(run))) < MAX_S:
             continue
         yield from _run_events(run, process, offset_s, arrows)
 
@@ -64,7 +62,7 @@ def _times(run: RunRecord) -> list[float]:
 
 
 def _run_events(run: RunRecord, process: int, offset_s: float, arrows: Iterator[int]) -> Iterator[_Event]:
-    name = f"{run.target}{f' ({run.part})' if run.part else ''}{f' on {run.host}' if run.host else ''}"
+    name = f"{run.target}{run.in_part}{f' on {run.host}' if run.host else ''}"
     yield _name("process_name", process, 0, name)
     yield _name("thread_name", process, _CASES, "cases")
     ranks = sorted({rank.rank for case in run.cases for rank in case.ranks if rank.rank <= _MAX_RANK})
@@ -91,7 +89,7 @@ def _case_events(case: CaseRecord, process: int, offset_s: float, arrows: Iterat
     begin = case.began_at_s + offset_s
     ends = [case.ended_at_s, *(phase.end_s for rank in case.ranks for phase in rank.phases)]
     end = max((time + offset_s for time in ends if time is not None), default=begin)
-    if not 0 <= end - begin < _MAX_S:
+    if not 0 <= end - begin < MAX_S:
         return
     args = {
         "status": case.status,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from dist_testing.error_text import shorten
 from dist_testing.report.facts import Share, shares
 from dist_testing.report.markup import Markup, join, tag, text
-from dist_testing.report.model import BAD, CaseRecord, RankRecord, RunRecord, Status
+from dist_testing.report.model import MAX_S, CaseRecord, RankRecord, RunRecord, Status
 from dist_testing.report.words import count_of, plural, ranks_text, seconds
 
 # Phases in the order of time, with the words of the legend. Others are drawn as "call".
@@ -26,8 +26,6 @@ _LANE_WIDTH = 640
 _LABEL_WIDTH = 58
 _ROW = 18
 _BAR = 12
-# Times that are further apart are no times of one case: ten years. Seconds.
-_MAX_S = 3e8
 # More lanes than this do not fit beside a text.
 _MAX_LANES = 16
 _MAX_WORKERS = 24
@@ -86,7 +84,7 @@ def lanes(case: CaseRecord) -> Markup | None:
     if not times:
         return None
     begin, length_s = min(times), max(max(times) - min(times), 1e-6)
-    if length_s > _MAX_S:
+    if length_s > MAX_S:
         return None
     first = [case.culprit, *case.failing, *case.victims]
     shown = sorted(known, key=lambda rank: (rank.rank not in first, rank.rank))[:_MAX_LANES]
@@ -226,7 +224,7 @@ def histogram(durations_s: Sequence[float]) -> Markup | None:
     Returns:
         None if there are too few cases.
     """
-    known = [value for value in durations_s if 0 < value < _MAX_S]
+    known = [value for value in durations_s if 0 < value < MAX_S]
     if len(known) < 10:
         return None
     low = max(0.001, min(known))
@@ -277,7 +275,7 @@ def timeline(runs: Sequence[RunRecord]) -> Markup | None:
         return None
     begin = timed[0][0]
     length_s = max(at + run.duration_s for at, run in timed) - begin
-    if not 0 < length_s < _MAX_S:
+    if not 0 < length_s < MAX_S:
         return None
     # A row is free once its last run has ended. Clocks of workers differ a little. Seconds.
     rows: list[tuple[str, float]] = []
@@ -296,8 +294,7 @@ def timeline(runs: Sequence[RunRecord]) -> Markup | None:
     for row, at, run in placed:
         if order[row] >= _MAX_WORKERS:
             continue
-        bad = run.status not in ("", "PASSED", "FLAKY") or any(case.status in BAD for case in run.cases)
-        words = f"{shorten(run.target, 200)}{f' ({run.part})' if run.part else ''}: {seconds(run.duration_s)}"
+        words = f"{shorten(run.target, 200)}{run.in_part}: {seconds(run.duration_s)}"
         drawn.append(
             tag(
                 "rect",
@@ -306,7 +303,7 @@ def timeline(runs: Sequence[RunRecord]) -> Markup | None:
                 y=str(order[row] * 12 + 1),
                 width=_n(max(1.0, width * run.duration_s / length_s - 0.5)),
                 height="10",
-                class_="st-failed" if bad else "ph-init",
+                class_="st-failed" if run.is_bad else "ph-init",
             )
         )
     hosts = len({run.host for _, run in timed if run.host})

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from dist_testing.error_text import shorten
 from dist_testing.errors import ReportError
-from dist_testing.report.model import BAD, LogRecord, Problem, RunRecord, bounded
+from dist_testing.report.model import LogRecord, Problem, RunRecord, bounded, is_label
 from dist_testing.report.streams import StreamRecord, read_streams
 from dist_testing.report.xml_cases import merge_cases, read_cases
 
@@ -62,7 +62,7 @@ def filled_run(run: RunRecord, files: RunFiles, *, with_processes: bool) -> tupl
         files: The files.
         with_processes: Whether to read when each process was started and ready.
     """
-    subject = f"{run.target}{f' ({run.part})' if run.part else ''}"
+    subject = f"{run.target}{run.in_part}"
     problems: list[Problem] = []
     from_xml = []
     has_results = False
@@ -89,7 +89,7 @@ def filled_run(run: RunRecord, files: RunFiles, *, with_processes: bool) -> tupl
         if stream is not None:
             problems += stream.problems
             has_results = has_results or bool(stream.cases) or stream.exit_code is not None
-            if not run.target.startswith(("//", "@")):
+            if not is_label(run.target):
                 # Outside Bazel's testlogs the stream itself knows the target, if there is one.
                 run = replace(run, target=stream.target or run.target)
             elif stream.target and stream.target.lstrip("@") != run.target.lstrip("@"):
@@ -100,8 +100,7 @@ def filled_run(run: RunRecord, files: RunFiles, *, with_processes: bool) -> tupl
         run = replace(run, cases=merged, has_results=has_results)
         if stream is not None:
             run = _with_stream(run, stream)
-        is_bad = any(case.status in BAD for case in merged) or run.status not in ("", "PASSED", "FLAKY")
-        if is_bad:
+        if run.is_bad:
             run = replace(run, logs=tuple(_logs(files, outputs, problems, subject)))
     return run, problems
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dist_testing.error_text import shorten
 from dist_testing.report import facts
 from dist_testing.report.markup import Markup, join, tag
-from dist_testing.report.model import NotRun, Problem, Report, RunRecord
+from dist_testing.report.model import NotRun, Problem, Report, RunRecord, is_label
 from dist_testing.report.pictures import Bar, bars, histogram, share_bar, timeline
 from dist_testing.report.words import plural, seconds
 
@@ -146,9 +146,7 @@ def slow_section(report: Report) -> Markup:
 
 
 def _target(run: RunRecord) -> Markup:
-    # Outside Bazel the target is only the name of a file.
-    is_label = run.target.startswith(("//", "@"))
-    return tag("span", shorten(run.target, 300), class_="muted under") if is_label else Markup()
+    return tag("span", shorten(run.target, 300), class_="muted under") if is_label(run.target) else Markup()
 
 
 def _table(names: Sequence[str], rows: Sequence[Markup]) -> Markup:

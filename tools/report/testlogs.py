@@ -12,6 +12,7 @@ from build_events import EventsError, read_invocation
 from dist_testing.bazel.junit import XmlCase, read_xml
 from dist_testing.errors import ReportError
 from dist_testing.report.gather import label_of
+from dist_testing.report.model import is_label
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +87,7 @@ def read_results(paths: Sequence[Path]) -> Results:
 
 def _read_file(path: Path, target: str = "") -> list[Run]:
     return [
-        Run(target or (suite.name if suite.name.startswith(("//", "@")) else label_of(path)), suite.cases)
-        for suite in read_xml(path)
+        Run(target or (suite.name if is_label(suite.name) else label_of(path)), suite.cases) for suite in read_xml(path)
     ]
 
 
