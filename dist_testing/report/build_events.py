@@ -13,6 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from dist_testing.errors import ReportError
 from dist_testing.report.outputs import Output, OutputFinder
 
 # Bazel's words for a target that has passed, the best first. A flaky target has passed after a failure.
@@ -25,8 +26,8 @@ _NOT_REACHED = ("INCOMPLETE", "REMOTE_ENVIRONMENT_FAILURE")
 _SECONDS = re.compile(r"(\d+(?:\.\d+)?)s")
 
 
-class EventsError(ValueError):
-    """A file cannot be read as build events. The text has three lines for the user."""
+class EventsError(ReportError):
+    """A file cannot be read as build events."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from dist_testing.errors import ReportError
-from dist_testing.report.build_events import Attempt, EventsError, Invocation, read_invocation
+from dist_testing.report.build_events import Attempt, Invocation, read_invocation
 from dist_testing.report.model import InvocationRecord, NotRun, Problem, Report, RunRecord, bounded
 from dist_testing.report.run_files import RunFiles, filled_run
 
@@ -27,12 +26,9 @@ def read_bazel(path: Path, disk_cache: Path | None, *, with_processes: bool) -> 
         The report, and the test.xml files that it has read.
 
     Raises:
-        ReportError: If the file cannot be read or has other content.
+        EventsError: If the file cannot be read or has other content.
     """
-    try:
-        invocation = read_invocation(path, disk_cache)
-    except EventsError as error:
-        raise ReportError(str(error)) from error
+    invocation = read_invocation(path, disk_cache)
     problems: list[Problem] = []
     if not invocation.is_complete:
         problems.append(

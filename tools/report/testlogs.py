@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from build_events import EventsError, read_invocation
+from build_events import read_invocation
 
 from dist_testing.bazel.junit import XmlCase, read_xml
 from dist_testing.errors import ReportError
@@ -94,10 +94,7 @@ def _read_file(path: Path, target: str = "") -> list[Run]:
 def _read_events(path: Path) -> Results:
     runs: list[Run] = []
     unread: set[str] = set()
-    try:
-        invocation = read_invocation(path)
-    except EventsError as error:
-        raise ReportError(str(error)) from error
+    invocation = read_invocation(path)
     if not invocation.is_complete:
         raise ReportError(
             f"{path}: the build events are incomplete after {len(invocation.attempts)} results.\n"
