@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import get_type_hints
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, get_type_hints
 
-from dist_testing.codec import Shape, WrongValueError, shape_of
+from dist_testing.codec import WrongValueError, shape_of
 from dist_testing.events.cases import CASE_KINDS
 from dist_testing.events.event import Event
 from dist_testing.events.runs import (
@@ -49,20 +50,19 @@ def event_of(wire: object) -> Event | None:
     """
     if not isinstance(wire, Mapping) or not isinstance(wire.get("event"), str):
         raise ValueError('expected an object with the name of an event under "event"')
-    known = _FIELDS.get(wire["event"])
-    if known is None:
+    if wire["event"] not in _CLASSES:
         return None
-    kind, fields, readers = known
+    kind, fields = _known(wire["event"])
     try:
         # Most events have all fields, and values that fit.
-        return kind(*[read(wire[name]) for name, read in readers])
+        return kind(*[read(wire[name]) for name, read, _ in fields])
     except (KeyError, WrongValueError):
         pass
     values = {}
-    for name, shape, is_needed in fields:
+    for name, read, is_needed in fields:
         if name in wire:
             try:
-                values[name] = shape.read(wire[name])
+                values[name] = read(wire[name])
             except WrongValueError as error:
                 raise ValueError(f"{kind.kind}: {name} = {error}") from None
         elif is_needed:
@@ -70,17 +70,16 @@ def event_of(wire: object) -> Event | None:
     return kind(**values)
 
 
-def _fields(kind: type[Event]) -> list[tuple[str, Shape, bool]]:
+_CLASSES = {kind.kind: kind for kind in KINDS}
+
+
+# Made when it is needed: most processes read no event.
+@functools.cache
+def _known(name: str) -> tuple[type[Event], list[tuple[str, Callable[[Any], Any], bool]]]:
+    """Return the class of a kind; and name and reader of each field, and whether it has no default."""
+    kind = _CLASSES[name]
     hints = get_type_hints(kind)
-    return [
-        (item.name, shape_of(hints[item.name]), item.default is dataclasses.MISSING)
+    return kind, [
+        (item.name, shape_of(hints[item.name]).read, item.default is dataclasses.MISSING)
         for item in dataclasses.fields(kind)
     ]
-
-
-# Name of a kind to its class; for each field: name, shape, and whether it has no default; and name and reader of each.
-_FIELDS = {
-    kind.kind: (kind, fields, [(name, shape.read) for name, shape, _ in fields])
-    for kind in KINDS
-    for fields in [_fields(kind)]
-}
