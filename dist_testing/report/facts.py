@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 
+from dist_testing.bazel.sharding import assign_units
 from dist_testing.report.model import BAD, RAN, Action, CaseRecord, NotRun, Report, RunRecord, Status
 
 # pytest's message of a test without ranks is only the place; the first such line of its text says more.
@@ -241,10 +242,9 @@ def balances(report: Report) -> list[Balance]:
 def _ideal_s(runs: Sequence[RunRecord]) -> float:
     """Return the longest shard of an assignment by timings. What a shard needs beside its cases stays as it is."""
     overhead_s = min(max(0.0, run.duration_s - sum(case.duration_s for case in run.cases)) for run in runs)
-    loads = [overhead_s] * len(runs)
-    for seconds in sorted((case.duration_s for run in runs for case in run.cases), reverse=True):
-        loads[loads.index(min(loads))] += seconds
-    return max(loads)
+    cases = [case.duration_s for run in runs for case in run.cases]
+    durations = {str(number): seconds for number, seconds in enumerate(cases)}
+    return overhead_s + assign_units([[key] for key in durations], durations, len(runs))[1]
 
 
 def cache_counts(report: Report) -> Counter[str]:
