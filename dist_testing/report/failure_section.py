@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from dist_testing.error_text import shorten
-from dist_testing.report.facts import Failure, alike, headline
-from dist_testing.report.markup import Markup, join, tag
+from dist_testing.report.facts import Failure, headline
+from dist_testing.report.markup import Markup, join, table, tag
 from dist_testing.report.model import CaseRecord, LogRecord, RankRecord, is_label
 from dist_testing.report.packed import Packer
 from dist_testing.report.pictures import lanes
@@ -15,7 +15,7 @@ from dist_testing.report.story import Part, story_of
 from dist_testing.report.words import WORDS, plural, ranks_text, seconds, slug
 
 # Failures with all details. More are in the table of all cases: no reader needs so many, and the page must open.
-MAX_SHOWN = 200
+_MAX_SHOWN = 200
 # Characters of the texts of all failures together, and of one. The head and the tail of a longer text stay.
 _ALL_TEXTS_CHARS = 2_400_000
 _MOST_TEXT_CHARS = 40_000
@@ -40,31 +40,30 @@ def _anchor(number: int) -> str:
     return f"failure-{number + 1}"
 
 
-def anchors(failures: Sequence[Failure]) -> dict[tuple[int, int], str]:
-    """Return the anchor of each shown failure, by the identities of its run and its case."""
+def anchors(groups: Sequence[Sequence[Failure]]) -> dict[tuple[int, int], str]:
+    """Return the anchor of each shown failure, by the identities of its run and its case. The groups are of `alike`."""
     return {
         (id(failure.run), id(failure.case)): _anchor(number)
-        for number, group in enumerate(alike(failures)[:MAX_SHOWN])
+        for number, group in enumerate(groups[:_MAX_SHOWN])
         for failure in group
     }
 
 
-def failure_section(failures: Sequence[Failure], packer: Packer) -> Markup:
+def failure_section(groups: Sequence[Sequence[Failure]], packer: Packer) -> Markup:
     """Return the section. There is one even without failures, which says so.
 
     Args:
-        failures: The failures, those that count first.
+        groups: The failures, those that are alike together, and those that count first (`facts.alike`).
         packer: Takes the logs.
     """
-    if not failures:
+    if not groups:
         return tag("section", tag("h2", "Failures"), tag("p", "Nothing failed.", class_="calm"), id="failures")
-    groups = alike(failures)
-    shown = groups[:MAX_SHOWN]
+    shown = groups[:_MAX_SHOWN]
     limit = min(_MOST_TEXT_CHARS, max(_LEAST_TEXT_CHARS, _ALL_TEXTS_CHARS // len(shown)))
     articles = [_article(_Place(group[0], number, group[1:]), limit, packer) for number, group in enumerate(shown)]
-    more = sum(map(len, groups[MAX_SHOWN:]))
+    more = sum(map(len, groups[_MAX_SHOWN:]))
     rest = tag("p", f"{plural(more, 'more failure')}: see the table of all cases.", class_="muted") if more else ""
-    return tag("section", tag("h2", f"Failures ({len(failures)})"), *articles, rest, id="failures")
+    return tag("section", tag("h2", f"Failures ({sum(map(len, groups))})"), *articles, rest, id="failures")
 
 
 def _article(place: _Place, limit: int, packer: Packer) -> Markup:
@@ -181,9 +180,7 @@ def _rank_table(case: CaseRecord) -> Markup:
     rows = [_rank_row(case, rank) for rank in case.ranks[:_MAX_RANK_ROWS]]
     left_out = len(case.ranks) - len(rows)
     more = tag("p", f"{plural(left_out, 'more rank')} not listed.", class_="muted") if left_out > 0 else ""
-    head = tag("tr", *[tag("th", name, scope="col") for name in ("rank", "outcome", "phase", "in", "after")])
-    table = tag("table", tag("thead", head), tag("tbody", *rows))
-    return join([tag("div", table, class_="wide", tabindex="0", role="group", aria_label="ranks"), more])
+    return join([table(("rank", "outcome", "phase", "in", "after"), rows, "ranks"), more])
 
 
 def _rank_row(case: CaseRecord, rank: RankRecord) -> Markup:

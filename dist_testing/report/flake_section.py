@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from dist_testing.error_text import shorten
 from dist_testing.report.flakes import Change, Flake, changes, measured, votes
-from dist_testing.report.markup import Markup, clean, tag
+from dist_testing.report.markup import Markup, clean, table, tag
 from dist_testing.report.model import Report
 from dist_testing.report.pictures import Bar, bars
 from dist_testing.report.words import count_of, plural
@@ -15,7 +15,7 @@ _MAX_ROWS = 40
 _MAX_CHANGES = 20
 
 
-def percent(rate: float) -> str:
+def _percent(rate: float) -> str:
     """Return a rate: "0.34 %", "12 %"."""
     value = rate * 100
     digits = 0 if value >= 9.95 else 1 if value >= 0.95 else 2
@@ -44,9 +44,8 @@ def flake_section(report: Report, *, same_inputs: bool) -> Markup:
     ]
     if flaky:
         widest = max(flake.interval[1] for flake in flaky[:_MAX_ROWS])
-        blocks.append(
-            _table(("failures", "rate, 95 %", "", "case"), [_row(flake, widest) for flake in flaky[:_MAX_ROWS]])
-        )
+        rows = [_row(flake, widest) for flake in flaky[:_MAX_ROWS]]
+        blocks.append(table(("failures", "rate, 95 %", "", "case"), rows, "flake rates"))
         if len(flaky) > _MAX_ROWS:
             blocks.append(tag("p", f"and {len(flaky) - _MAX_ROWS} more", class_="muted"))
     else:
@@ -65,7 +64,10 @@ def flake_section(report: Report, *, same_inputs: bool) -> Markup:
     changed = changes(given)
     if changed:
         rows = [_change_row(change) for change in changed[:_MAX_CHANGES]]
-        blocks += [tag("h3", "New, gone, worse"), _table(("", "before", "after", "case"), rows)]
+        blocks += [
+            tag("h3", "New, gone, worse"),
+            table(("", "before", "after", "case"), rows, "changes of flake rates"),
+        ]
     title = f"Flakes ({len(flaky)})" if flaky else "Flakes"
     return tag("section", tag("h2", title), *blocks, id="flakes")
 
@@ -79,16 +81,16 @@ def _row(flake: Flake, widest: float) -> Markup:
     drawn = bars(
         [
             Bar("bar-none", low, ""),
-            Bar("st-failed", max(high - low, widest / 200), f"{percent(low)} to {percent(high)}"),
+            Bar("st-failed", max(high - low, widest / 200), f"{_percent(low)} to {_percent(high)}"),
         ],
-        f"{percent(low)} to {percent(high)}",
+        f"{_percent(low)} to {_percent(high)}",
         whole=widest,
         height=7,
     )
     return tag(
         "tr",
         tag("td", f"{flake.failures} of {flake.runs}", class_="number"),
-        tag("td", f"{percent(low)}\u2013{percent(high)}", class_="number"),
+        tag("td", f"{_percent(low)}\u2013{_percent(high)}", class_="number"),
         tag("td", drawn, class_="bar-cell"),
         tag(
             "td",
@@ -109,12 +111,6 @@ def _change_row(change: Change) -> Markup:
     )
 
 
-def _table(names: Sequence[str], rows: Sequence[Markup]) -> Markup:
-    head = tag("tr", *[tag("th", name, scope="col") if name else tag("td") for name in names])
-    table = tag("table", tag("thead", head), tag("tbody", *rows))
-    return tag("div", table, class_="wide", tabindex="0", role="group", aria_label="flake rates")
-
-
 def flake_lines(rates: Sequence[Flake], rate: float) -> Iterator[str]:
     """Yield the rates as lines for a terminal, the flakiest first.
 
@@ -131,10 +127,10 @@ def flake_lines(rates: Sequence[Flake], rate: float) -> Iterator[str]:
         if flake.label == "flaky":
             kinds = ", ".join(f"{count} x {clean(kind)}" for kind, count in flake.kinds.most_common())
             who = f"; {flake.culprit_words}" if flake.culprit_words else ""
-            yield f"FLAKY  {name}: {flake.failures} of {flake.runs} failed, {percent(low)} to {percent(high)} (95 %)"
+            yield f"FLAKY  {name}: {flake.failures} of {flake.runs} failed, {_percent(low)} to {_percent(high)} (95 %)"
             yield f"    {kinds}{who}"
         more = flake.more_runs(rate)
         if more == 0:
-            yield f"below {percent(rate)}  {name}: {flake.failures} of {flake.runs} failed (95 % confidence)"
+            yield f"below {_percent(rate)}  {name}: {flake.failures} of {flake.runs} failed (95 % confidence)"
         elif flake.label == "no failure":
-            yield f"unknown  {name}: 0 of {flake.runs} failed; {more} more clean runs to claim below {percent(rate)}"
+            yield f"unknown  {name}: 0 of {flake.runs} failed; {more} more clean runs to claim below {_percent(rate)}"

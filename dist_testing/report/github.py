@@ -30,8 +30,9 @@ def annotation_lines(report: Report) -> Iterator[str]:
         text = failure.case.text if failure.case is not None else ""
         where = _place(text)
         place = f"file={_property(where[0])},line={where[1]}," if where else ""
-        message = shorten(facts.headline(failure.run, failure.case), 1000)
-        yield f"::error {place}title={_property(shorten(failure.name, 200))}::{_data(f'{failure.run.target}: {message}')}"
+        title = _property(shorten(failure.name, 200))
+        message = f"{failure.run.target}: {shorten(facts.headline(failure.run, failure.case), 1000)}"
+        yield f"::error {place}title={title}::{_data(message)}"
     if len(found) > _MAX_ANNOTATIONS:
         yield f"::notice title=dist_testing::{len(found) - _MAX_ANNOTATIONS} more failures: see the report of the job"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 _VOID = frozenset({"br", "circle", "input", "line", "link", "meta", "path", "polygon", "rect", "wbr"})
 # A browser shows none of these, or lets them change the direction of the text around them.
@@ -67,3 +67,17 @@ def tag(name: str, /, *children: object, **attributes: object) -> Markup:
     if name in _VOID and not children:
         return Markup(start[:-1] + "/>")
     return Markup(f"{start}{join(children)}</{name}>")
+
+
+def table(names: Sequence[str], rows: Sequence[Markup], label: str, *, rows_id: str | None = None) -> Markup:
+    """Return a table that scrolls sideways where it is too wide, also by keyboard.
+
+    Args:
+        names: Heads of the columns; "" for a column without one.
+        rows: Its rows.
+        label: What it shows, for people who do not see it.
+        rows_id: Anchor of its body, into which a script puts rows.
+    """
+    head = tag("tr", *[tag("th", name, scope="col") if name else tag("td") for name in names])
+    made = tag("table", tag("thead", head), tag("tbody", *rows, id=rows_id))
+    return tag("div", made, class_="wide", tabindex="0", role="group", aria_label=label)

@@ -7,7 +7,6 @@ failed, and arrows go from the culprit to its victims.
 
 from __future__ import annotations
 
-import gzip
 import itertools
 import json
 from collections.abc import Iterable, Iterator, Sequence
@@ -30,18 +29,16 @@ _Event = dict[str, Any]
 
 
 def trace(runs: Sequence[RunRecord]) -> bytes:
-    """Return the trace of some runs, compressed. Its name should end in ".json.gz".
+    """Return the trace of some runs, as JSON.
 
     Args:
         runs: The runs; those without times are left out.
     """
-    events = list(trace_events(runs))
-    content = json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}, separators=(",", ":"))
-    # Without a time of making, so that equal results are equal files.
-    return gzip.compress(content.encode(), compresslevel=6, mtime=0)
+    events = list(_trace_events(runs))
+    return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}, separators=(",", ":")).encode()
 
 
-def trace_events(runs: Sequence[RunRecord]) -> Iterator[_Event]:
+def _trace_events(runs: Sequence[RunRecord]) -> Iterator[_Event]:
     """Yield the events of the trace, in the format of Chrome's traces. Times are microseconds from the first run on."""
     timed = [
         run for run in runs if run.wall_zero_s is not None and any(case.began_at_s is not None for case in run.cases)

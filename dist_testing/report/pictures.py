@@ -13,7 +13,7 @@ from dist_testing.report.model import MAX_S, CaseRecord, RankRecord, RunRecord, 
 from dist_testing.report.words import count_of, plural, ranks_text, seconds
 
 # Phases in the order of time, with the words of the legend. Others are drawn as "call".
-PHASES = {
+_PHASES = {
     "start": "start",
     "import": "import",
     "init": "init",
@@ -105,7 +105,7 @@ def lanes(case: CaseRecord) -> Markup | None:
         for phase in rank.phases:
             title = tag("title", f"{name}: {shorten(phase.name, 40)}, {seconds(phase.end_s - phase.begin_s)}")
             left, right = x(phase.begin_s), x(phase.end_s)
-            kind = phase.name if phase.name in PHASES else "call"
+            kind = phase.name if phase.name in _PHASES else "call"
             parts.append(
                 tag(
                     "rect",
@@ -130,10 +130,10 @@ def lanes(case: CaseRecord) -> Markup | None:
     more = (
         tag("p", f"{plural(left_out, 'more rank')} not drawn; the trace has all.", class_="muted") if left_out else ""
     )
-    used = dict.fromkeys(phase.name for rank in shown for phase in rank.phases if phase.name in PHASES)
+    used = dict.fromkeys(phase.name for rank in shown for phase in rank.phases if phase.name in _PHASES)
     legend = tag(
         "p",
-        join(tag("span", PHASES[name], class_=f"key key-{name}") for name in sorted(used, key=list(PHASES).index)),
+        join(tag("span", _PHASES[name], class_=f"key key-{name}") for name in sorted(used, key=list(_PHASES).index)),
         tag("span", "failed first", class_="key key-culprit") if case.culprit is not None else "",
         tag("span", "failed, too", class_="key key-failing") if case.failing else "",
         tag("span", "victim", class_="key key-victim") if case.victims else "",

@@ -22,9 +22,9 @@ _STREAM = re.compile(r".+\.jsonl(\.gz)?")
 _PACKED_STREAM = re.compile(r"events(\.gw\d+)?\.jsonl(\.gz)?")
 _RANK_LOG = re.compile(r".+\.rank-\d+\.log")
 # Of a log, the head and the tail are kept. Characters.
-MAX_LOG_CHARS = 64 * 1024
+_MAX_LOG_CHARS = 64 * 1024
 # Logs of one run in the report: those of the first few failures. The others are listed with their places.
-MAX_LOGS = 24
+_MAX_LOGS = 24
 # A file of an archive is unpacked up to this size, because a small archive can be enormous. Bytes.
 _MAX_MEMBER_BYTES = 192 << 20
 _PART_BYTES = 1 << 20
@@ -74,7 +74,7 @@ def filled_run(run: RunRecord, files: RunFiles, *, with_processes: bool) -> tupl
             problems.append(Problem(subject, str(error)))
     with contextlib.ExitStack() as stack:
         try:
-            unpacked = stack.enter_context(packed_files(files.archive)) if files.archive else []
+            unpacked = stack.enter_context(_packed_files(files.archive)) if files.archive else []
         except ReportError as error:
             unpacked = []
             problems.append(Problem(subject, str(error)))
@@ -138,7 +138,7 @@ def _logs(files: RunFiles, outputs: Sequence[Path], problems: list[Problem], sub
     for number, path in enumerate(paths):
         is_packed = files.archive is not None and path.parent not in (files.folder, getattr(files.log, "parent", None))
         place = str(files.archive if is_packed else path)
-        if number >= MAX_LOGS:
+        if number >= _MAX_LOGS:
             yield LogRecord(path.name, "", place)
             continue
         try:
@@ -157,17 +157,17 @@ def _logs(files: RunFiles, outputs: Sequence[Path], problems: list[Problem], sub
 def _log_text(path: Path) -> str:
     size = path.stat().st_size
     with path.open("rb") as file:
-        if size <= 4 * MAX_LOG_CHARS:
+        if size <= 4 * _MAX_LOG_CHARS:
             data = file.read()
         else:
-            head = file.read(2 * MAX_LOG_CHARS)
-            file.seek(-2 * MAX_LOG_CHARS, 2)
-            data = head + f"\n... {size - 4 * MAX_LOG_CHARS} bytes left out ...\n".encode() + file.read()
-    return shorten(data.decode("utf-8", errors="replace"), MAX_LOG_CHARS)
+            head = file.read(2 * _MAX_LOG_CHARS)
+            file.seek(-2 * _MAX_LOG_CHARS, 2)
+            data = head + f"\n... {size - 4 * _MAX_LOG_CHARS} bytes left out ...\n".encode() + file.read()
+    return shorten(data.decode("utf-8", errors="replace"), _MAX_LOG_CHARS)
 
 
 @contextlib.contextmanager
-def packed_files(archive: Path) -> Iterator[list[Path]]:
+def _packed_files(archive: Path) -> Iterator[list[Path]]:
     """Unpack event streams and the logs of ranks from the archive of a run into a folder that is removed afterwards.
 
     Raises:

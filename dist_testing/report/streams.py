@@ -33,14 +33,14 @@ from dist_testing.events.runs import RunEnded, RunStarted, StreamCut, TestBegan,
 from dist_testing.report.model import BAD, CaseRecord, LedgerRecord, Problem, RankRecord, Status, bounded
 
 # Values of `dist_testing.outcomes.Cause` for which the machine is to blame and not the test.
-INFRASTRUCTURE = ("infrastructure", "promised hardware missing")
+_INFRASTRUCTURE = ("infrastructure", "promised hardware missing")
 _STATUS_OF_VERDICT: Mapping[str, Status] = {"passed": "passed", "skipped": "skipped"}
 _OF_PROCESSES = (RankReady, RankStarted, WorldAsked)
 # Of the parts of one test, the first of these that occurs is the status of the test.
 _ORDER: tuple[Status, ...] = ("failed", "xpassed", "xfailed", "skipped", "passed")
 
 
-def case_key(nodeid: str) -> str:
+def _case_key(nodeid: str) -> str:
     """Return the name of a case by which a test.xml and an event stream agree."""
     classname, name = xml_name(nodeid)
     return f"{classname}.{name}" if classname and name else classname or name
@@ -147,7 +147,6 @@ class _Collector:
         self.times: list[float] = []
         self.tests: dict[str, _Test] = {}
         self.cases: dict[tuple[int, int], _Ranked] = {}
-        self.begun: set[str] = set()
         self.collected = 0
         self.problems: list[Problem] = []
 
@@ -192,7 +191,6 @@ class _Collector:
         test = self.tests.setdefault(event.test, _Test(event.test))
         match event:
             case TestBegan():
-                self.begun.add(event.test)
                 test.began_s = event.at_s if test.began_s is None else min(test.began_s, event.at_s)
             case TestEnded():
                 test.ended_s = event.at_s if test.ended_s is None else max(test.ended_s, event.at_s)
@@ -251,7 +249,7 @@ class _Collector:
             began_at_s=min(self.times, default=None),
             ended_at_s=max(self.times, default=None),
             cases=tuple(records),
-            to_come=max(0, self.collected - len(self.begun)),
+            to_come=max(0, self.collected - sum(test.began_s is not None for test in self.tests.values())),
             exit_code=max(codes) if codes and len(codes) == len(self.ends) else None,
             problems=tuple(self.problems),
         )
@@ -305,14 +303,14 @@ def _test_record(test: _Test, tries: Sequence[_Ranked]) -> CaseRecord:
     message = next((report.message for report in told if report.message), "")
     if status == "unfinished":
         message = "the run ended before the test did" + (f": {verdict.reason}" if verdict and verdict.reason else "")
-    if status == "failed" and cause in INFRASTRUCTURE:
+    if status == "failed" and cause in _INFRASTRUCTURE:
         status = "error"
     if last is not None and status not in BAD and verdict is not None:
         # No rank is to blame for a failure that was expected.
         last.verdict = verdict = replace(verdict, culprit=None, failing=(), victims=(), status="passed")
     blamed = verdict is not None and verdict.status == "failed"
     return CaseRecord(
-        name=case_key(test.name),
+        name=_case_key(test.name),
         status=status,
         message=message or (verdict.reason if verdict and status in BAD else ""),
         # Reports of several parts: the failure of the call, and that of the teardown.
@@ -333,12 +331,12 @@ def _case_record(name: str, tries: Sequence[_Ranked]) -> CaseRecord:
     verdict, ended = last.verdict, last.ended
     status: Status = "unfinished"
     if verdict is not None:
-        status = _STATUS_OF_VERDICT.get(verdict.status, "error" if verdict.cause in INFRASTRUCTURE else "failed")
+        status = _STATUS_OF_VERDICT.get(verdict.status, "error" if verdict.cause in _INFRASTRUCTURE else "failed")
     elif ended is not None:
         status = "error"
     reason = verdict.reason if verdict else ended.error if ended else "the run ended before the case did"
     return CaseRecord(
-        name=case_key(name),
+        name=_case_key(name),
         status=status,
         message=reason,
         duration_s=_between(last.asked.at_s, ended.at_s if ended else None),

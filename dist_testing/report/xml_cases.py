@@ -12,7 +12,7 @@ from dist_testing.errors import ReportError
 from dist_testing.report.model import BAD, STATUSES, CaseRecord, Problem, RankRecord, Status, bounded
 
 # About 100,000 cases. A larger file would take minutes and gigabytes.
-MAX_XML_BYTES = 128 << 20
+_MAX_XML_BYTES = 128 << 20
 _RANK = re.compile(r"rank_(\d{1,7})")
 # Numbers in properties, which any program may have written.
 _NUMBER = re.compile(r"\d{1,7}")
@@ -35,9 +35,9 @@ def read_cases(path: Path) -> list[tuple[XmlSuite, tuple[CaseRecord, ...]]]:
             "The file was removed while it was to be read, or this user may not read it.\n"
             "Run the target again, or leave the file out."
         ) from error
-    if size > MAX_XML_BYTES:
+    if size > _MAX_XML_BYTES:
         raise ReportError(
-            f"{path}: {size >> 20} MiB; at most {MAX_XML_BYTES >> 20} MiB are read.\n"
+            f"{path}: {size >> 20} MiB; at most {_MAX_XML_BYTES >> 20} MiB are read.\n"
             "A test has put much output into its result.\n"
             "Leave the file out, or run the target with less output."
         )

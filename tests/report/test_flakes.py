@@ -17,7 +17,6 @@ from dist_testing.report.rates import (
     binomial_cdf,
     jeffreys,
     runs_to_claim,
-    upper_bound,
     wilson,
 )
 from tests.report.streams import Action, Case, build_events, write_build_events, write_stream
@@ -48,7 +47,6 @@ def test_claims_are_those_of_the_textbook() -> None:
     assert runs_to_claim(0, 299) == 0
     assert runs_to_claim(1, 10) == 473 - 10
     assert runs_to_claim(0, 0, 0.05) == 59
-    assert upper_bound(0, 299) == pytest.approx(1 - 0.05 ** (1 / 299), abs=1e-9)
     assert wilson(1, 10) == pytest.approx((0.01787621, 0.40415003), abs=1e-6)
     assert (wilson(0, 0), wilson(0, 5)[0], wilson(5, 5)[1]) == ((0.0, 1.0), 0.0, 1.0)
     assert jeffreys(0, 10, 0.5) < jeffreys(1, 10, 0.5) < jeffreys(1, 5, 0.5)
