@@ -17,6 +17,8 @@ Status = Literal["failed", "error", "unfinished", "skipped", "xfailed", "xpassed
 # The worst first. "error": the infrastructure failed and not the test. "unfinished": the run ended within the case.
 STATUSES: tuple[Status, ...] = ("failed", "error", "unfinished", "xpassed", "xfailed", "skipped", "passed")
 BAD: frozenset[Status] = frozenset({"failed", "error", "unfinished"})
+# Values of `dist_testing.outcomes.Cause` for which the machine is to blame and not the test.
+OF_THE_MACHINE = ("infrastructure", "promised hardware missing")
 # The test body has run.
 RAN: frozenset[Status] = frozenset({"failed", "error", "unfinished", "xpassed", "xfailed", "passed"})
 

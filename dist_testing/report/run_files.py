@@ -13,7 +13,7 @@ from pathlib import Path
 
 from dist_testing.error_text import shorten
 from dist_testing.errors import ReportError
-from dist_testing.report.model import LogRecord, Problem, RunRecord, bounded, is_label
+from dist_testing.report.model import CaseRecord, LogRecord, Problem, RunRecord, bounded, is_label
 from dist_testing.report.streams import StreamRecord, read_streams
 from dist_testing.report.xml_cases import merge_cases, read_cases
 
@@ -88,14 +88,14 @@ def filled_run(run: RunRecord, files: RunFiles, *, with_processes: bool) -> tupl
         )
         if stream is not None:
             problems += stream.problems
-            has_results = has_results or bool(stream.cases) or stream.exit_code is not None
+            has_results = has_results or bool(stream.cases or stream.uncollected) or stream.exit_code is not None
             if not is_label(run.target):
                 # Outside Bazel's testlogs the stream itself knows the target, if there is one.
                 run = replace(run, target=stream.target or run.target)
             elif stream.target and stream.target.lstrip("@") != run.target.lstrip("@"):
                 problems.append(_foreign(subject, stream.target, run.target))
                 stream = None
-        merged, contradictions = merge_cases(from_xml, stream.cases if stream else (), subject)
+        merged, contradictions = merge_cases(from_xml, _cases(stream, run.shard) if stream else (), subject)
         problems += contradictions
         run = replace(run, cases=merged, has_results=has_results)
         if stream is not None:
@@ -103,6 +103,12 @@ def filled_run(run: RunRecord, files: RunFiles, *, with_processes: bool) -> tupl
         if run.is_bad:
             run = replace(run, logs=tuple(_logs(files, outputs, problems, subject)))
     return run, problems
+
+
+def _cases(stream: StreamRecord, shard: int) -> list[CaseRecord]:
+    """Return the cases of a shard. What every shard skips as a whole is a case of the first one, as in the test.xml."""
+    own = [case for case in stream.uncollected if shard == 1 or case.status != "skipped"]
+    return [*own, *stream.cases]
 
 
 def _with_stream(run: RunRecord, stream: StreamRecord) -> RunRecord:

@@ -30,10 +30,17 @@ from dist_testing.events.cases import (
 from dist_testing.events.event import Event
 from dist_testing.events.file import iterate_events
 from dist_testing.events.runs import RunEnded, RunStarted, StreamCut, TestBegan, TestEnded, TestReported, TestsCollected
-from dist_testing.report.model import BAD, CaseRecord, LedgerRecord, Problem, RankRecord, Status, bounded
+from dist_testing.report.model import (
+    BAD,
+    OF_THE_MACHINE,
+    CaseRecord,
+    LedgerRecord,
+    Problem,
+    RankRecord,
+    Status,
+    bounded,
+)
 
-# Values of `dist_testing.outcomes.Cause` for which the machine is to blame and not the test.
-_INFRASTRUCTURE = ("infrastructure", "promised hardware missing")
 _STATUS_OF_VERDICT: Mapping[str, Status] = {"passed": "passed", "skipped": "skipped"}
 _OF_PROCESSES = (RankReady, RankStarted, WorldAsked)
 # Of the parts of one test, the first of these that occurs is the status of the test.
@@ -58,6 +65,8 @@ class StreamRecord:
         began_at_s: Time of the first event; None if there is none.
         ended_at_s: Time of the last event.
         cases: The cases in the order in which they began.
+        uncollected: Files, and what else pytest could not collect or skipped as a whole. The names are those of the
+            test.xml: node ids.
         to_come: Number of collected tests that did not begin.
         exit_code: Exit code of the front end; None if the run did not come to its end.
         problems: What could not be read, and what does not fit together.
@@ -70,6 +79,7 @@ class StreamRecord:
     began_at_s: float | None
     ended_at_s: float | None
     cases: tuple[CaseRecord, ...]
+    uncollected: tuple[CaseRecord, ...]
     to_come: int
     exit_code: int | None
     problems: tuple[Problem, ...]
@@ -146,6 +156,7 @@ class _Collector:
         self.ends: list[RunEnded | None] = []
         self.times: list[float] = []
         self.tests: dict[str, _Test] = {}
+        self.uncollected: dict[str, TestReported] = {}
         self.cases: dict[tuple[int, int], _Ranked] = {}
         self.collected = 0
         self.problems: list[Problem] = []
@@ -167,6 +178,9 @@ class _Collector:
                         end = event
                     case TestsCollected():
                         self.collected = max(self.collected, event.count)
+                    case TestReported(when="collect"):
+                        # Every process of pytest-xdist reports it.
+                        self.uncollected.setdefault(event.test, event)
                     case TestBegan() | TestEnded() | TestReported():
                         self._take_test(event)
                     case StreamCut():
@@ -249,6 +263,7 @@ class _Collector:
             began_at_s=min(self.times, default=None),
             ended_at_s=max(self.times, default=None),
             cases=tuple(records),
+            uncollected=tuple(map(_uncollected_record, self.uncollected.values())),
             to_come=max(0, self.collected - sum(test.began_s is not None for test in self.tests.values())),
             exit_code=max(codes) if codes and len(codes) == len(self.ends) else None,
             problems=tuple(self.problems),
@@ -303,7 +318,7 @@ def _test_record(test: _Test, tries: Sequence[_Ranked]) -> CaseRecord:
     message = next((report.message for report in told if report.message), "")
     if status == "unfinished":
         message = "the run ended before the test did" + (f": {verdict.reason}" if verdict and verdict.reason else "")
-    if status == "failed" and cause in _INFRASTRUCTURE:
+    if status == "failed" and cause in OF_THE_MACHINE:
         status = "error"
     if last is not None and status not in BAD and verdict is not None:
         # No rank is to blame for a failure that was expected.
@@ -325,13 +340,18 @@ def _test_record(test: _Test, tries: Sequence[_Ranked]) -> CaseRecord:
     )
 
 
+def _uncollected_record(report: TestReported) -> CaseRecord:
+    status: Status = "skipped" if report.outcome == "skipped" else "failed"
+    return CaseRecord(report.test, status, report.message, report.text, nodeid=report.test)
+
+
 def _case_record(name: str, tries: Sequence[_Ranked]) -> CaseRecord:
     """Return the record of a case that no test of the front end has asked for by this name."""
     last = tries[-1]
     verdict, ended = last.verdict, last.ended
     status: Status = "unfinished"
     if verdict is not None:
-        status = _STATUS_OF_VERDICT.get(verdict.status, "error" if verdict.cause in _INFRASTRUCTURE else "failed")
+        status = _STATUS_OF_VERDICT.get(verdict.status, "error" if verdict.cause in OF_THE_MACHINE else "failed")
     elif ended is not None:
         status = "error"
     reason = verdict.reason if verdict else ended.error if ended else "the run ended before the case did"

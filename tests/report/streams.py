@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -51,6 +52,7 @@ class Case:
         is_cut: Whether the stream ends within the case.
         warning: A warning of rank 0.
         duration_s: Seconds of the call.
+        chance: Makes the times of ranks differ; by default all ranks take the same times.
     """
 
     test: str
@@ -65,6 +67,7 @@ class Case:
     is_cut: bool = False
     warning: str = ""
     duration_s: float = CASE_S
+    chance: random.Random | None = None
 
 
 def _case_events(number: int, case: Case, at_s: float) -> Iterable[Event]:
@@ -85,6 +88,8 @@ def _case_events(number: int, case: Case, at_s: float) -> Iterable[Event]:
         for rank in range(case.world_size):
             names = ("start", "init", "setup", "call", "teardown", "destroy")
             marks = [at_s + 0.002, at_s + 0.02, at_s + 0.05, at_s + 0.06, end - 0.02, end - 0.01, end - 0.001]
+            if case.chance is not None:
+                marks = [mark + case.chance.uniform(0, 0.008) for mark in marks]
             phases = tuple(Phase(name, marks[i], marks[i + 1]) for i, name in enumerate(names))
             yield RankPhases(end, number, rank, phases)
         for rank in case.victims:
@@ -144,9 +149,14 @@ def stream_events(cases: Sequence[Case], *, target: str = "", collected: int | N
 
 def write_stream(path: Path, cases: Sequence[Case], *, target: str = "", collected: int | None = None) -> Path:
     """Write the event stream of a run of these cases."""
+    return write_events(path, stream_events(cases, target=target, collected=collected))
+
+
+def write_events(path: Path, events: Iterable[Event]) -> Path:
+    """Write an event stream."""
     path.parent.mkdir(parents=True, exist_ok=True)
     file = EventFile(path)
-    for event in stream_events(cases, target=target, collected=collected):
+    for event in events:
         file(event)
     file.close()
     return path

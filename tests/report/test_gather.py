@@ -14,11 +14,20 @@ from pathlib import Path
 import pytest
 
 from dist_testing.bazel.junit import XmlCase, write_xml
+from dist_testing.events.runs import RunEnded, TestReported, TestsCollected
 from dist_testing.report.build_events import read_invocation
 from dist_testing.report.digests import blake3
 from dist_testing.report.gather import gather
 from dist_testing.report.model import CaseRecord, Report
-from tests.report.streams import Action, Case, build_events, stream_events, write_build_events, write_stream
+from tests.report.streams import (
+    Action,
+    Case,
+    build_events,
+    stream_events,
+    write_build_events,
+    write_events,
+    write_stream,
+)
 
 FAILED = Case("t.py::bad", "failed", "rank 1 raised ValueError: x", "a text", 2, "failure", 1, (0,))
 
@@ -112,6 +121,39 @@ def test_a_target_is_its_xml_its_events_and_its_logs(tmp_path: Path, zipped: boo
     # Build events name the test.log themselves.
     assert logs.get("t.bad.rank-1.log") == "output of rank 1"
     assert by_events or logs["test.log"] == "the log"
+
+
+@pytest.mark.parametrize("shard", [1, 2])
+def test_a_file_that_cannot_be_collected_is_one_case(tmp_path: Path, shard: int) -> None:
+    """If it fails, the page shows each broken file twice, or a file that is skipped as a whole once for each shard."""
+    folder = tmp_path / "testlogs" / "a" / "a" / f"shard_{shard}_of_2"
+    folder.mkdir(parents=True)
+    broken = XmlCase("", "d/broken.py", "error", 0.0, "E   ImportError: x", "text")
+    skipped = [XmlCase("", "d/skipped.py", "skipped", 0.0, "no GPU")] if shard == 1 else []
+    write_xml(folder / "test.xml", "//a:a", [broken, *skipped])
+    first, *_ = stream_events([], target="//a:a")
+    reports = [
+        TestReported(101.0, "d/broken.py", "collect", "failed", 0.0, "E   ImportError: x", "text"),
+        TestReported(101.0, "d/skipped.py", "collect", "skipped", 0.0, "no GPU"),
+    ]
+    events = [first, *reports, TestsCollected(102.0, 3), RunEnded(103.0, 2)]
+    write_events(folder / "test.outputs" / "events.jsonl.gz", events)
+    report = gather([tmp_path / "testlogs"])
+    assert report.problems == ()
+    (run,) = report.runs
+    assert run.to_come == 3
+    found = [(case.name, case.status) for case in run.cases]
+    assert found == [("d/broken.py", "failed"), *[("d/skipped.py", "skipped")] * len(skipped)]
+
+
+def test_an_error_outside_of_the_test_is_not_the_machines(tmp_path: Path) -> None:
+    """If it fails, the page says of a broken fixture that the infrastructure failed, and the run does not vote."""
+    cases = [
+        XmlCase("t", "fixture", "error", 0.0, "m"),
+        XmlCase("t", "machine", "error", 0.0, "m", properties=[("cause", "infrastructure")]),
+    ]
+    write_xml(tmp_path / "x.xml", "//a:a", cases)
+    assert _statuses(gather([tmp_path])) == {"t.fixture": "failed", "t.machine": "error"}
 
 
 def test_contradicting_files_are_named_and_the_worse_result_counts(tmp_path: Path) -> None:
