@@ -171,6 +171,9 @@ class _Collector:
             for event in iterate_events(path, skipped):
                 last = event
                 match event:
+                    case RankPhases() | RankOutcomeKnown():
+                        # Most events are of these kinds.
+                        self._take_case(number, event)
                     case RunStarted():
                         first = first or event
                         self.times.append(event.at_s)
@@ -218,15 +221,16 @@ class _Collector:
         case = self.cases.get((number, getattr(event, "case", -1)))
         if case is None:
             return
+        # The most frequent kinds come first.
         match event:
-            case RankStarted():
-                case.started[event.rank] = event
-            case RankReady():
-                case.ready[event.rank] = event.at_s
             case RankPhases():
                 case.phases[event.rank] = event
             case RankOutcomeKnown():
                 case.outcomes[event.rank] = event
+            case RankStarted():
+                case.started[event.rank] = event
+            case RankReady():
+                case.ready[event.rank] = event.at_s
             case RankLedgerRead():
                 case.ledgers[event.rank] = event
             case RankWarned():
