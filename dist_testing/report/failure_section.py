@@ -17,7 +17,7 @@ from dist_testing.report.words import WORDS, plural, ranks_text, seconds, slug
 # Failures with all details. More are in the table of all cases: no reader needs so many, and the page must open.
 _MAX_SHOWN = 200
 # Characters of the texts of all failures together, and of one. The head and the tail of a longer text stay.
-_ALL_TEXTS_CHARS = 2_400_000
+_ALL_TEXTS_CHARS = 1_600_000
 _MOST_TEXT_CHARS = 40_000
 _LEAST_TEXT_CHARS = 4_000
 # Failures that are open when the page opens.

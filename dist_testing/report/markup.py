@@ -40,7 +40,12 @@ def _visible(character: str) -> str:
 
 def text(value: object) -> Markup:
     """Return a text as HTML; HTML itself stays as it is."""
-    return value if isinstance(value, Markup) else Markup(html.escape(clean(str(value)), quote=True))
+    if isinstance(value, Markup):
+        return value
+    plain = str(value)
+    # Most texts have nothing to clean, and these two calls are fast.
+    shown = plain if plain.isascii() and plain.isprintable() else clean(plain)
+    return Markup(html.escape(shown, quote=True))
 
 
 def join(parts: Iterable[object], between: str = "") -> Markup:

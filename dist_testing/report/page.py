@@ -35,6 +35,10 @@ _ASSETS = Path(__file__).parent / "assets"
 # More invocations are folded, and still more are only counted: the failures are what people came for.
 _OPEN_INVOCATIONS = 2
 _MAX_INVOCATIONS = 100
+# Logs fill the page up to this size: more does not open at once on a phone, and CI servers do not keep it.
+_MAX_BYTES = 5_000_000
+# For the head of the page and what stands between its parts.
+_FRAME_BYTES = 4_000
 
 
 def page(
@@ -86,7 +90,6 @@ def page(
         tag("main", problem_section(report.problems), *[section for _, section in sections], id="main"),
         _footer(report, made_wall_s),
     ]
-    data = Markup(f'<script type="application/octet-stream" id="data">{packer.packed()}</script>')
     head = [
         Markup('<meta charset="utf-8"/>'),
         tag("meta", http_equiv="Content-Security-Policy", content=_policy(style, script)),
@@ -96,7 +99,10 @@ def page(
         Markup(f"<style>{style}</style>"),
     ]
     code = Markup(f"<script>{script}</script>")
-    document = tag("html", tag("head", *head), tag("body", *body, data, code), lang="en")
+    shown = join(body)
+    packed = packer.packed(_MAX_BYTES - len(shown.encode()) - len(style) - len(script) - _FRAME_BYTES)
+    data = Markup(f'<script type="application/octet-stream" id="data">{packed}</script>')
+    document = tag("html", tag("head", *head), tag("body", shown, data, code), lang="en")
     return f"<!doctype html>\n{document}\n"
 
 
