@@ -55,6 +55,23 @@ class Problem:
 
 
 @dataclass(frozen=True, slots=True)
+class CollectiveRecord:
+    """One collective call of a rank, with its times.
+
+    Attributes:
+        name: Such as "all_reduce #3 of group 0".
+        begin_s: When it began, on the clock of its run.
+        end_s: When it ended; None if it has not ended, or if torch does not know when.
+        is_done: Whether it has ended.
+    """
+
+    name: str
+    begin_s: float
+    end_s: float | None
+    is_done: bool
+
+
+@dataclass(frozen=True, slots=True)
 class LedgerRecord:
     """What the runner has last read of a rank's collective ledger, in a case whose ranks wait for each other.
 
@@ -63,12 +80,14 @@ class LedgerRecord:
         state: What the rank does, in words: "waits in all_reduce #1 of the default group".
         place: File and line of the test; "" if unknown.
         calls: Its last collective calls in words, those that have not ended last.
+        collectives: Those of the calls of which torch knows the begin, in the order in which they began.
     """
 
     at_s: float
     state: str
     place: str
     calls: tuple[str, ...]
+    collectives: tuple[CollectiveRecord, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from dist_testing.error_text import shorten
 from dist_testing.report.facts import Share, shares
 from dist_testing.report.markup import Markup, join, tag, text
-from dist_testing.report.model import MAX_S, CaseRecord, RankRecord, RunRecord, Status
+from dist_testing.report.model import MAX_S, CaseRecord, LedgerRecord, RankRecord, RunRecord, Status
 from dist_testing.report.words import count_of, plural, ranks_text, seconds
 
 # Phases in the order of time, with the words of the legend. Others are drawn as "call".
@@ -26,6 +26,8 @@ _LANE_WIDTH = 640
 _LABEL_WIDTH = 58
 _ROW = 18
 _BAR = 12
+# Height of a collective call, which is drawn over the bar of its phase.
+_CALL = 4
 # More lanes than this do not fit beside a text.
 _MAX_LANES = 16
 _MAX_WORKERS = 24
@@ -117,6 +119,8 @@ def lanes(case: CaseRecord) -> Markup | None:
                     class_=f"ph-{kind}",
                 )
             )
+        if rank.ledger is not None:
+            parts += _collectives(rank.ledger, name, top, x)
         if rank.seen_at_s is not None:
             marks[rank.rank] = (x(rank.seen_at_s), top + _BAR / 2)
     parts += _arrows(case, marks)
@@ -131,15 +135,35 @@ def lanes(case: CaseRecord) -> Markup | None:
         tag("p", f"{plural(left_out, 'more rank')} not drawn; the trace has all.", class_="muted") if left_out else ""
     )
     used = dict.fromkeys(phase.name for rank in shown for phase in rank.phases if phase.name in _PHASES)
+    has_calls = any(rank.ledger is not None and rank.ledger.collectives for rank in shown)
     legend = tag(
         "p",
         join(tag("span", _PHASES[name], class_=f"key key-{name}") for name in sorted(used, key=list(_PHASES).index)),
+        tag("span", "collective call", class_="key key-collective") if has_calls else "",
         tag("span", "failed first", class_="key key-culprit") if case.culprit is not None else "",
         tag("span", "failed, too", class_="key key-failing") if case.failing else "",
         tag("span", "victim", class_="key key-victim") if case.victims else "",
         class_="legend",
     )
     return tag("figure", picture, legend, more, class_="lanes-figure")
+
+
+def _collectives(ledger: LedgerRecord, name: str, top: float, x: Callable[[float], float]) -> Iterator[Markup]:
+    """Draw the collective calls of a rank over its phases; of one whose end torch does not know, only the begin."""
+    for call in ledger.collectives:
+        end_s = ledger.at_s if call.end_s is None and not call.is_done else call.end_s
+        begin, end = x(call.begin_s), x(max(call.begin_s, call.begin_s if end_s is None else end_s))
+        told = "" if end_s is None else f", {seconds(end_s - call.begin_s)}"
+        ended = "" if call.is_done else ", not ended"
+        yield tag(
+            "rect",
+            tag("title", f"{name}: {shorten(call.name, 80)}{told}{ended}"),
+            x=_n(begin),
+            y=_n(top + _BAR - _CALL),
+            width=_n(max(1.2, end - begin)),
+            height=str(_CALL),
+            class_="ph-collective",
+        )
 
 
 def _times(rank: RankRecord) -> list[float]:

@@ -34,12 +34,11 @@ from dist_testing.report.model import (
     BAD,
     OF_THE_MACHINE,
     CaseRecord,
-    LedgerRecord,
     Problem,
-    RankRecord,
     Status,
     bounded,
 )
+from dist_testing.report.ranked_case import RankedCase
 
 _STATUS_OF_VERDICT: Mapping[str, Status] = {"passed": "passed", "skipped": "skipped"}
 _OF_PROCESSES = (RankReady, RankStarted, WorldAsked)
@@ -86,59 +85,6 @@ class StreamRecord:
 
 
 @dataclass(slots=True)
-class _Ranked:
-    """An engine's case while its events come in."""
-
-    asked: CaseAsked
-    started: dict[int, RankStarted] = field(default_factory=dict)
-    ready: dict[int, float] = field(default_factory=dict)
-    phases: dict[int, RankPhases] = field(default_factory=dict)
-    outcomes: dict[int, RankOutcomeKnown] = field(default_factory=dict)
-    warnings: dict[int, list[str]] = field(default_factory=lambda: defaultdict(list))
-    ledgers: dict[int, RankLedgerRead] = field(default_factory=dict)
-    verdict: CaseJudged | None = None
-    leaked: tuple[str, ...] = ()
-    wait_began_s: float | None = None
-    gpu_wait_s: float = 0.0
-    gpus: str = ""
-    ended: CaseEnded | None = None
-
-    def ranks(self) -> tuple[RankRecord, ...]:
-        """Return what is known of each rank that an event has named."""
-        return tuple(self._rank(rank) for rank in sorted(self._known()))
-
-    def _known(self) -> set[int]:
-        return {*self.started, *self.ready, *self.phases, *self.outcomes, *self.ledgers}
-
-    def _rank(self, rank: int) -> RankRecord:
-        started, told, outcome = self.started.get(rank), self.phases.get(rank), self.outcomes.get(rank)
-        return RankRecord(
-            rank,
-            outcome=outcome.outcome if outcome else "",
-            description=outcome.description if outcome else "",
-            phase=outcome.phase if outcome else "",
-            operation=outcome.operation if outcome else "",
-            pid=started.pid if started else None,
-            started_at_s=started.at_s if started else None,
-            ready_at_s=self.ready.get(rank),
-            seen_at_s=outcome.seen_s if outcome else None,
-            phases=told.phases if told else (),
-            warnings=tuple(self.warnings.get(rank, ())),
-            ledger=_ledger(self.ledgers[rank]) if rank in self.ledgers else None,
-        )
-
-
-def _ledger(event: RankLedgerRead) -> LedgerRecord:
-    calls = sorted(event.calls, key=lambda call: not call.is_done)
-    words = tuple(
-        f"{call.operation} #{call.number} of group {call.group}, {call.inputs or 'no inputs'}: "
-        f"{'ended' if call.is_done else 'not ended'}"
-        for call in calls
-    )
-    return LedgerRecord(event.at_s, event.state, event.place, words)
-
-
-@dataclass(slots=True)
 class _Test:
     """A test of the front end while its events come in."""
 
@@ -157,7 +103,7 @@ class _Collector:
         self.times: list[float] = []
         self.tests: dict[str, _Test] = {}
         self.uncollected: dict[str, TestReported] = {}
-        self.cases: dict[tuple[int, int], _Ranked] = {}
+        self.cases: dict[tuple[int, int], RankedCase] = {}
         self.collected = 0
         self.problems: list[Problem] = []
 
@@ -216,7 +162,7 @@ class _Collector:
 
     def _take_case(self, number: int, event: Event) -> None:
         if isinstance(event, CaseAsked):
-            self.cases[number, event.case] = _Ranked(event)
+            self.cases[number, event.case] = RankedCase(event)
             return
         case = self.cases.get((number, getattr(event, "case", -1)))
         if case is None:
@@ -250,7 +196,7 @@ class _Collector:
 
     def finished(self) -> StreamRecord:
         """Return what the streams say together."""
-        by_name: dict[str, list[_Ranked]] = defaultdict(list)
+        by_name: dict[str, list[RankedCase]] = defaultdict(list)
         for ranked in self.cases.values():
             by_name[ranked.asked.name].append(ranked)
         tries = {name: by_name.pop(name, []) for name in self.tests}
@@ -273,7 +219,7 @@ class _Collector:
             problems=tuple(self.problems),
         )
 
-    def _adopt(self, by_name: dict[str, list[_Ranked]], tries: dict[str, list[_Ranked]]) -> None:
+    def _adopt(self, by_name: dict[str, list[RankedCase]], tries: dict[str, list[RankedCase]]) -> None:
         """Give cases that have another name than every test to the test during which they ran.
 
         A test may run worlds of its own, and may expect them to fail: its own result counts.
@@ -306,7 +252,7 @@ def read_streams(paths: Sequence[tuple[Path, str]], *, with_processes: bool = Fa
     return collector.finished()
 
 
-def _test_record(test: _Test, tries: Sequence[_Ranked]) -> CaseRecord:
+def _test_record(test: _Test, tries: Sequence[RankedCase]) -> CaseRecord:
     parts: dict[str, list[TestReported]] = defaultdict(list)
     for report in test.reports:
         parts[report.outcome].append(report)
@@ -349,7 +295,7 @@ def _uncollected_record(report: TestReported) -> CaseRecord:
     return CaseRecord(report.test, status, report.message, report.text, nodeid=report.test)
 
 
-def _case_record(name: str, tries: Sequence[_Ranked]) -> CaseRecord:
+def _case_record(name: str, tries: Sequence[RankedCase]) -> CaseRecord:
     """Return the record of a case that no test of the front end has asked for by this name."""
     last = tries[-1]
     verdict, ended = last.verdict, last.ended
@@ -373,7 +319,7 @@ def _case_record(name: str, tries: Sequence[_Ranked]) -> CaseRecord:
     )
 
 
-def _of_ranks(case: _Ranked | None) -> dict[str, Any]:
+def _of_ranks(case: RankedCase | None) -> dict[str, Any]:
     """Return the fields of a CaseRecord that the engine's events give."""
     if case is None:
         return {}

@@ -24,7 +24,7 @@ from dist_testing.events.cases import (
     RankWarned,
     WorldAsked,
 )
-from dist_testing.events.event import Event, LedgerCall, Phase
+from dist_testing.events.event import CallTimes, Event, LedgerCall, Phase
 from dist_testing.events.file import EventFile
 from dist_testing.events.runs import RunEnded, RunStarted, TestBegan, TestEnded, TestReported, TestsCollected
 
@@ -94,7 +94,10 @@ def _case_events(number: int, case: Case, at_s: float) -> Iterable[Event]:
             yield RankPhases(end, number, rank, phases)
         for rank in case.victims:
             call = LedgerCall("0", 1, "gloo", "all_reduce", "[[3]] Float", False)
-            yield RankLedgerRead(end, number, rank, "waits in all_reduce #1 of the default group", "t.py:4", (call,))
+            earlier = LedgerCall("0", 0, "gloo", "broadcast", "[[3]] Float", True)
+            times = (CallTimes(at_s + 0.07, None), CallTimes(at_s + 0.08, None))
+            state = "waits in all_reduce #1 of the default group"
+            yield RankLedgerRead(end, number, rank, state, "t.py:4", (earlier, call), times)
         if case.warning:
             yield RankWarned(end, number, 0, "builtins.UserWarning", case.warning, "a.py", 3)
         for rank in range(case.world_size):

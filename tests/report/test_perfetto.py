@@ -10,7 +10,9 @@ from typing import Any
 
 from dist_testing.report.cli import main
 from dist_testing.report.gather import gather
+from dist_testing.report.model import CaseRecord, CollectiveRecord, LedgerRecord, RankRecord, RunRecord
 from dist_testing.report.perfetto import trace
+from dist_testing.report.pictures import lanes as lanes_of
 from tests.report.streams import Case, write_stream
 
 _BAD = Case("t.py::bad", "failed", "rank 1 raised", "text", 4, "failure", 1, (0, 3), gpu_wait_s=0.5)
@@ -31,7 +33,8 @@ def test_each_rank_has_a_lane_with_its_phases_in_order(tmp_path: Path) -> None:
     """If it fails, Perfetto shows the phases on the wrong rank."""
     events = _events(tmp_path, Case("t.py::ok", world_size=2), _BAD)
     lanes = _lanes(events)
-    assert list(lanes.values()) == ["cases", "rank 0", "rank 1", "rank 2", "rank 3"]
+    calls = [f"rank {rank}, collectives" for rank in (0, 3)]
+    assert list(lanes.values()) == ["cases", "rank 0", calls[0], "rank 1", "rank 2", "rank 3", calls[1]]
     found = defaultdict(list)
     for event in events:
         if event.get("cat") == "phase":
@@ -47,8 +50,46 @@ def test_each_rank_has_a_lane_with_its_phases_in_order(tmp_path: Path) -> None:
         "process started",
         "ready",
         "waits in all_reduce #1 of the default group",
+        "broadcast #0 of group 0",
     }
     assert min(event["ts"] for event in events if "ts" in event) == 0
+
+
+def test_collective_calls_are_bars_below_their_rank(tmp_path: Path) -> None:
+    """If it fails, the trace of a hang does not show in which call each rank waits, and since when."""
+    events = _events(tmp_path, _BAD)
+    lanes = _lanes(events)
+    calls = [event for event in events if event.get("cat") == "collective"]
+    told = {(lanes[call["tid"]], call["name"], call["ph"], call["args"]["ended"]) for call in calls}
+    # torch does not say when a call of gloo has ended.
+    for rank in (0, 3):
+        lane = f"rank {rank}, collectives"
+        assert (lane, "broadcast #0 of group 0", "i", True) in told
+        assert (lane, "all_reduce #1 of group 0", "X", False) in told
+    assert len(told) == 4
+    waits = [call for call in calls if call["ph"] == "X"]
+    assert {call["dur"] for call in waits} == {170_000.0}
+    picture = lanes_of(gather([tmp_path / "e.jsonl"]).runs[0].cases[0])
+    assert picture is not None
+    assert picture.count('class="ph-collective"') == 4
+    assert "all_reduce #1 of group 0, 0.17 s, not ended" in picture
+
+
+def test_calls_at_one_time_have_lanes_of_their_own() -> None:
+    """If it fails, Perfetto drops calls that overlap."""
+    calls = tuple(CollectiveRecord(f"all_reduce #{n} of group 0", 1.0 + n, None, False) for n in range(6))
+    done = CollectiveRecord("broadcast #9 of group 1", 1.5, 1.7, True)
+    ledger = LedgerRecord(9.0, "waits", "t.py:1", (), (calls[0], done, *calls[1:]))
+    ranks = (RankRecord(0, "stopped", ledger=ledger),)
+    case = CaseRecord("t", "failed", ranks=ranks, began_at_s=0.5, ended_at_s=10.0)
+    events = json.loads(trace([RunRecord("//a:a", wall_zero_s=1.7e9, cases=(case,))]))["traceEvents"]
+    bars = [(one["tid"], one["name"], one["ts"], one["dur"]) for one in events if one.get("cat") == "collective"]
+    assert len({tid for tid, *_ in bars}) == 4
+    ends: dict[int, float] = {}
+    for tid, _, start, length in bars:
+        assert start >= ends.get(tid, 0.0)
+        ends[tid] = start + length
+    assert [name for _, name, *_ in bars].count(done.name) == 1
 
 
 def test_no_bar_crosses_the_end_of_another(tmp_path: Path) -> None:
@@ -104,7 +145,6 @@ def test_a_world_of_64_ranks_with_a_thousand_events_each_is_small() -> None:
     """If it fails, the trace of a large target does not open."""
     # 64 ranks x 167 cases x 6 phases, without the time that writing such a stream takes.
     from dist_testing.events.event import Phase
-    from dist_testing.report.model import CaseRecord, RankRecord, RunRecord
 
     names = ("start", "init", "setup", "call", "teardown", "destroy")
     cases = []
