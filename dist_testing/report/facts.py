@@ -15,6 +15,7 @@ from dist_testing.report.model import BAD, RAN, Action, CaseRecord, NotRun, Repo
 # pytest's message of a test without ranks is only the place; the first such line of its text says more.
 _PLACE = re.compile(r"\S+:\d+: \w+")
 _ERROR = re.compile(r"^E +(\S.*)$", re.MULTILINE)
+_MARK = re.compile(r"^E +")
 _NUMBERS = re.compile(r"\d+\.\d+ s|0x[0-9a-f]+|pid \d+")
 _WORLD = re.compile(r"^ \(world of \d+\)(?=: )")
 
@@ -100,6 +101,8 @@ def headline(run: RunRecord, case: CaseRecord | None) -> str:
     told = case.message
     if case.nodeid and told.startswith(case.nodeid):
         told = _WORLD.sub("", told.removeprefix(case.nodeid), count=1).removeprefix(": ")
+    # pytest marks the lines of the error itself.
+    told = _MARK.sub("", told)
     if _PLACE.fullmatch(told) and (error := _ERROR.search(case.text)):
         told = f"{error[1]} ({told})"
     if told.strip():
@@ -194,12 +197,16 @@ class Slow:
 
 
 def slow_cases(report: Report, count: int) -> list[Slow]:
-    """Return the slowest cases that ran, the slowest first; of several runs of a case, the slowest."""
+    """Return the slowest cases that ran and took a known time, the slowest first; of several runs, the slowest."""
     slowest: dict[tuple[str, str], Slow] = {}
     for run in final_runs(report):
         for case in run.cases:
             key = (run.target, case.name)
-            if case.status in RAN and (key not in slowest or slowest[key].case.duration_s < case.duration_s):
+            if (
+                case.status in RAN
+                and case.duration_s
+                and (key not in slowest or slowest[key].case.duration_s < case.duration_s)
+            ):
                 slowest[key] = Slow(run, case)
     return sorted(slowest.values(), key=lambda slow: -slow.case.duration_s)[:count]
 

@@ -5,21 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from dist_testing.error_text import shorten
-from dist_testing.report.flakes import Change, Flake, changes, measured, votes
+from dist_testing.report.flake_history import history, history_picture
+from dist_testing.report.flakes import Change, Flake, Vote, changes, measured, votes
 from dist_testing.report.markup import Markup, clean, table, tag
 from dist_testing.report.model import Report
 from dist_testing.report.pictures import Bar, bars
-from dist_testing.report.words import count_of, plural
+from dist_testing.report.words import count_of, percent, plural
 
 _MAX_ROWS = 40
 _MAX_CHANGES = 20
-
-
-def _percent(rate: float) -> str:
-    """Return a rate: "0.34 %", "12 %"."""
-    value = rate * 100
-    digits = 0 if value >= 9.95 else 1 if value >= 0.95 else 2
-    return f"{value:.{digits}f}\N{NO-BREAK SPACE}%"
+_MAX_HISTORIES = 8
 
 
 def flake_section(report: Report, *, same_inputs: bool) -> Markup:
@@ -30,6 +25,7 @@ def flake_section(report: Report, *, same_inputs: bool) -> Markup:
         same_inputs: Whether the user vouches that all invocations had equal inputs.
     """
     given = list(votes(report, same_inputs=same_inputs))
+    times = sorted((one.began_wall_s for one in report.invocations), key=lambda time: time or 0.0)
     rates = [flake for flake in measured(given) if flake.runs + flake.broken > 1]
     if not rates:
         return Markup()
@@ -48,6 +44,7 @@ def flake_section(report: Report, *, same_inputs: bool) -> Markup:
         blocks.append(table(("failures", "rate, 95 %", "", "case"), rows, "flake rates"))
         if len(flaky) > _MAX_ROWS:
             blocks.append(tag("p", f"and {len(flaky) - _MAX_ROWS} more", class_="muted"))
+        blocks += _history_blocks(given, flaky, times)
     else:
         blocks.append(tag("p", "No case has both passed and failed.", class_="calm"))
     if clean_ones:
@@ -72,6 +69,18 @@ def flake_section(report: Report, *, same_inputs: bool) -> Markup:
     return tag("section", tag("h2", title), *blocks, id="flakes")
 
 
+def _history_blocks(given: Sequence[Vote], flaky: Sequence[Flake], times: Sequence[float | None]) -> Iterator[Markup]:
+    """Yield a picture of each of the flakiest cases, if a history is known."""
+    drawn = [
+        tag("figure", tag("figcaption", tag("bdi", shorten(flake.case, 300))), history_picture(points, times))
+        for flake in flaky[:_MAX_HISTORIES]
+        if (points := history(given, flake))
+    ]
+    if drawn:
+        yield tag("h3", "Rates over time, with 95\N{NO-BREAK SPACE}% intervals")
+        yield from drawn
+
+
 def _row(flake: Flake, widest: float) -> Markup:
     low, high = flake.interval
     kinds = ", ".join(f"{shorten(kind, 60)} {count}" for kind, count in flake.kinds.most_common(5))
@@ -81,16 +90,16 @@ def _row(flake: Flake, widest: float) -> Markup:
     drawn = bars(
         [
             Bar("bar-none", low, ""),
-            Bar("st-failed", max(high - low, widest / 200), f"{_percent(low)} to {_percent(high)}"),
+            Bar("st-failed", max(high - low, widest / 200), f"{percent(low)} to {percent(high)}"),
         ],
-        f"{_percent(low)} to {_percent(high)}",
+        f"{percent(low)} to {percent(high)}",
         whole=widest,
         height=7,
     )
     return tag(
         "tr",
         tag("td", f"{flake.failures} of {flake.runs}", class_="number"),
-        tag("td", f"{_percent(low)}\u2013{_percent(high)}", class_="number"),
+        tag("td", f"{percent(low)}\u2013{percent(high)}", class_="number"),
         tag("td", drawn, class_="bar-cell"),
         tag(
             "td",
@@ -127,10 +136,10 @@ def flake_lines(rates: Sequence[Flake], rate: float) -> Iterator[str]:
         if flake.label == "flaky":
             kinds = ", ".join(f"{count} x {clean(kind)}" for kind, count in flake.kinds.most_common())
             who = f"; {flake.culprit_words}" if flake.culprit_words else ""
-            yield f"FLAKY  {name}: {flake.failures} of {flake.runs} failed, {_percent(low)} to {_percent(high)} (95 %)"
+            yield f"FLAKY  {name}: {flake.failures} of {flake.runs} failed, {percent(low)} to {percent(high)} (95 %)"
             yield f"    {kinds}{who}"
         more = flake.more_runs(rate)
         if more == 0:
-            yield f"below {_percent(rate)}  {name}: {flake.failures} of {flake.runs} failed (95 % confidence)"
+            yield f"below {percent(rate)}  {name}: {flake.failures} of {flake.runs} failed (95 % confidence)"
         elif flake.label == "no failure":
-            yield f"unknown  {name}: 0 of {flake.runs} failed; {more} more clean runs to claim below {_percent(rate)}"
+            yield f"unknown  {name}: 0 of {flake.runs} failed; {more} more clean runs to claim below {percent(rate)}"

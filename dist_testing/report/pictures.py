@@ -35,9 +35,19 @@ _MAX_WORKERS = 24
 _MAX_BARS = 2000
 
 
-def _svg(
+def picture(
     width: float, height: float, label: str, *content: object, class_: str = "", stretches: bool = False
 ) -> Markup:
+    """Return a picture.
+
+    Args:
+        width: Its width in units of its own.
+        height: Its height in these units.
+        label: What it shows, for people who do not see it.
+        *content: Its elements.
+        class_: Its class in the style.
+        stretches: Whether it fills its place in both directions.
+    """
     return tag(
         "svg",
         tag("title", label),
@@ -129,7 +139,7 @@ def lanes(case: CaseRecord) -> Markup | None:
         label += f"; rank {case.culprit} failed first"
     if case.victims:
         label += f", {ranks_text(case.victims)} as its consequence"
-    picture = _svg(_LANE_WIDTH, height + 15, label, *parts, class_="lanes")
+    drawn = picture(_LANE_WIDTH, height + 15, label, *parts, class_="lanes")
     left_out = len(known) - len(shown)
     more = (
         tag("p", f"{plural(left_out, 'more rank')} not drawn; the trace has all.", class_="muted") if left_out else ""
@@ -145,7 +155,7 @@ def lanes(case: CaseRecord) -> Markup | None:
         tag("span", "victim", class_="key key-victim") if case.victims else "",
         class_="legend",
     )
-    return tag("figure", picture, legend, more, class_="lanes-figure")
+    return tag("figure", drawn, legend, more, class_="lanes-figure")
 
 
 def _collectives(ledger: LedgerRecord, name: str, top: float, x: Callable[[float], float]) -> Iterator[Markup]:
@@ -216,7 +226,7 @@ def bars(parts: Sequence[Bar], label: str, *, whole: float | None = None, height
             tag("rect", title, x=_n(at), y="0", width=_n(max(length, 0.8)), height=str(height), class_=part.kind)
         )
         at += length
-    return _svg(width, height, label, *drawn, class_="bar", stretches=True)
+    return picture(width, height, label, *drawn, class_="bar", stretches=True)
 
 
 def status_bar(counts: Sequence[tuple[Status, int, str]]) -> Markup:
@@ -282,7 +292,7 @@ def histogram(durations_s: Sequence[float]) -> Markup | None:
             drawn.append(
                 tag("text", seconds(low * 2**number), x=_n(number * each + 1), y=_n(height + 12), class_="axis")
             )
-    return _svg(width, height + 16, f"how long {plural(len(known), 'case')} took", *drawn, class_="histogram")
+    return picture(width, height + 16, f"how long {plural(len(known), 'case')} took", *drawn, class_="histogram")
 
 
 def timeline(runs: Sequence[RunRecord]) -> Markup | None:
@@ -333,4 +343,6 @@ def timeline(runs: Sequence[RunRecord]) -> Markup | None:
     hosts = len({run.host for _, run in timed if run.host})
     where = f" on {plural(hosts, 'machine')}" if hosts else ""
     label = f"{plural(len(timed), 'run')}{where} over {seconds(length_s)}; runs in one row ran one after the other"
-    return tag("div", _svg(width, height + 15, label, *drawn, class_="timeline"), tag("p", text(label), class_="muted"))
+    return tag(
+        "div", picture(width, height + 15, label, *drawn, class_="timeline"), tag("p", text(label), class_="muted")
+    )

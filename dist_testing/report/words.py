@@ -54,6 +54,13 @@ def size(value: int) -> str:
     return f"{value / 1024:.0f} KiB" if value < 1 << 20 else f"{value / (1 << 20):.1f} MiB"
 
 
+def percent(rate: float) -> str:
+    """Return a rate: "0.34 %", "12 %"."""
+    value = rate * 100
+    digits = 0 if value >= 9.95 else 1 if value >= 0.95 else 2
+    return f"{value:.{digits}f}\N{NO-BREAK SPACE}%"
+
+
 def ranks_text(ranks: tuple[int, ...]) -> str:
     """Return ranks in words: "rank 3", "ranks 0-6, 8"."""
     parts: list[str] = []
