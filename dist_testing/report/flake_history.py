@@ -17,7 +17,7 @@ from dist_testing.report.words import count_of, percent
 _MAX_POINTS = 40
 # Fewer invocations are no history.
 _LEAST_INVOCATIONS = 3
-_WIDTH, _HEIGHT, _LEFT, _TOP = 640, 78, 46, 8
+_WIDTH, _HEIGHT, _LEFT, _TOP = 960, 78, 46, 8
 # A picture of rates below this looks alike, so that 1 % does not look like a disaster.
 _LEAST_SCALE = 0.05
 
@@ -73,7 +73,15 @@ def history_picture(points: Sequence[Point], times: Sequence[float | None]) -> M
 
     drawn = [tag("line", x1=str(_LEFT), x2=str(_WIDTH), y1=y(rate), y2=y(rate), class_="grid") for rate in (0.0, scale)]
     drawn += [
-        tag("text", percent(rate), x=str(_LEFT - 6), y=y(rate), dy="4", text_anchor="end", class_="axis")
+        tag(
+            "text",
+            percent(rate) if rate else "0",
+            x=str(_LEFT - 6),
+            y=y(rate),
+            dy="4",
+            text_anchor="end",
+            class_="axis",
+        )
         for rate in (0.0, scale)
     ]
     for number, (point, (low, high)) in enumerate(zip(points, intervals, strict=True)):

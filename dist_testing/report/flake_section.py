@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from dist_testing.error_text import shorten
+from dist_testing.report.facts import utc
 from dist_testing.report.flake_history import history, history_picture
 from dist_testing.report.flakes import Change, Flake, Vote, changes, measured, votes
 from dist_testing.report.markup import Markup, clean, table, tag
@@ -44,7 +45,6 @@ def flake_section(report: Report, *, same_inputs: bool) -> Markup:
         blocks.append(table(("failures", "rate, 95 %", "", "case"), rows, "flake rates"))
         if len(flaky) > _MAX_ROWS:
             blocks.append(tag("p", f"and {len(flaky) - _MAX_ROWS} more", class_="muted"))
-        blocks += _history_blocks(given, flaky, times)
     else:
         blocks.append(tag("p", "No case has both passed and failed.", class_="calm"))
     if clean_ones:
@@ -58,6 +58,7 @@ def flake_section(report: Report, *, same_inputs: bool) -> Markup:
                 claim if more else "Each has a rate below 1\N{NO-BREAK SPACE}%, with 95\N{NO-BREAK SPACE}% confidence.",
             )
         )
+    blocks += _history_blocks(given, flaky, times)
     changed = changes(given)
     if changed:
         rows = [_change_row(change) for change in changed[:_MAX_CHANGES]]
@@ -77,7 +78,10 @@ def _history_blocks(given: Sequence[Vote], flaky: Sequence[Flake], times: Sequen
         if (points := history(given, flake))
     ]
     if drawn:
-        yield tag("h3", "Rates over time, with 95\N{NO-BREAK SPACE}% intervals")
+        known = [time for time in times if time is not None]
+        span = f"from {utc(known[0])} to {utc(known[-1])}" if known else "in the order of the invocations"
+        yield tag("h3", "Rates over time")
+        yield tag("p", f"With intervals of 95\N{NO-BREAK SPACE}%, {span}.", class_="muted")
         yield from drawn
 
 
