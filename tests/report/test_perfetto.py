@@ -8,9 +8,10 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+from dist_testing.events.event import Phase
 from dist_testing.report.cli import main
 from dist_testing.report.gather import gather
-from dist_testing.report.model import CaseRecord, CollectiveRecord, LedgerRecord, RankRecord, RunRecord
+from dist_testing.report.model import CaseRecord, CollectiveRecord, LedgerRecord, RankRecord, RunRecord, Status
 from dist_testing.report.perfetto import trace
 from dist_testing.report.pictures import lanes as lanes_of
 from tests.report.streams import Case, write_stream
@@ -18,11 +19,52 @@ from tests.report.streams import Case, write_stream
 _BAD = Case("t.py::bad", "failed", "rank 1 raised", "text", 4, "failure", 1, (0, 3), gpu_wait_s=0.5)
 
 
+_NUMBER = (int, float)
+_TIMED = {"pid": int, "tid": int, "ts": _NUMBER, "name": str}
+# Fields of an event by its kind, as Chrome's format of traces defines them, and those that it may lack.
+_FORMS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "M": ({"pid": int, "tid": int, "name": str, "args": dict}, {}),
+    "X": ({**_TIMED, "dur": _NUMBER, "cat": str}, {"args": dict}),
+    "i": ({**_TIMED, "s": str}, {"cat": str, "args": dict}),
+    "s": ({**_TIMED, "id": int, "cat": str}, {}),
+    "f": ({**_TIMED, "id": int, "cat": str, "bp": str}, {}),
+}
+
+
+def _checked(content: bytes) -> list[dict[str, Any]]:
+    """Return the events of a trace, after a check of each by the format that Perfetto reads."""
+    whole = json.loads(content)
+    assert {name: type(value) for name, value in whole.items()} == {"traceEvents": list, "displayTimeUnit": str}
+    events: list[dict[str, Any]] = whole["traceEvents"]
+    named = {(one["pid"], one["tid"]) for one in events if one["name"] == "thread_name"}
+    bars = defaultdict(list)
+    for one in events:
+        needed, allowed = _FORMS[one["ph"]]
+        fields = {name: value for name, value in one.items() if name != "ph"}
+        assert needed.keys() <= fields.keys() <= {*needed, *allowed}, one
+        for name, value in fields.items():
+            assert isinstance(value, {**needed, **allowed}[name]), one
+            assert type(value) is not bool, one
+        assert one["name"] == "process_name" or (one["pid"], one["tid"]) in named, one
+        assert one.get("ts", 0) >= 0, one
+        assert one.get("dur", 0) >= 0, one
+        if one["ph"] == "X":
+            bars[one["pid"], one["tid"]].append((one["ts"], one["ts"] + one["dur"]))
+    arrows = defaultdict(list)
+    for one in events:
+        if one["ph"] in "sf":
+            arrows[one["id"]].append(one)
+            # An arrow begins and ends at a bar, else Perfetto drops it.
+            assert any(start <= one["ts"] <= end for start, end in bars[one["pid"], one["tid"]]), one
+    for start, end in arrows.values():
+        assert (start["ph"], end["ph"], start["cat"], start["name"]) == ("s", "f", end["cat"], end["name"])
+        assert start["ts"] <= end["ts"]
+    return events
+
+
 def _events(folder: Path, *cases: Case, target: str = "//a:a") -> list[dict[str, Any]]:
     path = write_stream(folder / "e.jsonl", cases, target=target)
-    content = json.loads(trace(gather([path], with_processes=True).runs))
-    events: list[dict[str, Any]] = content["traceEvents"]
-    return events
+    return _checked(trace(gather([path], with_processes=True).runs))
 
 
 def _lanes(events: list[dict[str, Any]]) -> dict[int, str]:
@@ -143,17 +185,17 @@ def test_hostile_times_and_names_make_no_broken_trace(tmp_path: Path) -> None:
 
 def test_a_world_of_64_ranks_with_a_thousand_events_each_is_small() -> None:
     """If it fails, the trace of a large target does not open."""
-    # 64 ranks x 167 cases x 6 phases, without the time that writing such a stream takes.
-    from dist_testing.events.event import Phase
-
+    # 64 ranks x 167 cases x 6 phases, without the time that writing such a stream takes. Rank 7 fails in the last case.
     names = ("start", "init", "setup", "call", "teardown", "destroy")
     cases = []
     for number in range(167):
         begin = number * 1.7
+        is_bad = number == 166
         ranks = tuple(
             RankRecord(
                 rank,
-                "passed",
+                ("raised" if rank == 7 else "stopped") if is_bad else "passed",
+                seen_at_s=begin + 0.7 + rank * 0.001,
                 phases=tuple(
                     Phase(name, begin + index * 0.2 + rank * 0.001234, begin + index * 0.2 + 0.2 + rank * 0.001234)
                     for index, name in enumerate(names)
@@ -161,11 +203,28 @@ def test_a_world_of_64_ranks_with_a_thousand_events_each_is_small() -> None:
             )
             for rank in range(64)
         )
-        cases.append(CaseRecord(f"t.case_{number}", "passed", ranks=ranks, began_at_s=begin, ended_at_s=begin + 1.6))
+        victims = tuple(rank for rank in range(64) if rank != 7)
+        blame: dict[str, Any] = {"culprit": 7, "victims": victims} if is_bad else {}
+        status: Status = "failed" if is_bad else "passed"
+        cases.append(
+            CaseRecord(f"t.case_{number}", status, ranks=ranks, began_at_s=begin, ended_at_s=begin + 1.6, **blame)
+        )
     content = trace([RunRecord("//a:a", wall_zero_s=1.7e9, cases=tuple(cases))])
-    events = json.loads(content)["traceEvents"]
-    assert sum(event["ph"] == "X" for event in events) > 64_000
     assert len(gzip.compress(content, 6)) < 4_000_000
+    events = _checked(content)
+    lanes = _lanes(events)
+    assert list(lanes.values()) == ["cases", *[f"rank {rank}" for rank in range(64)]]
+    order = {one["tid"]: one["args"]["sort_index"] for one in events if one["name"] == "thread_sort_index"}
+    assert sorted(lanes, key=order.__getitem__) == list(lanes)
+    phases = defaultdict(list)
+    for one in events:
+        if one.get("cat") == "phase":
+            phases[lanes[one["tid"]]].append(one["name"])
+    assert phases == {f"rank {rank}": list(names) * 167 for rank in range(64)}
+    ends = {one["id"]: lanes[one["tid"]] for one in events if one["ph"] == "f"}
+    starts = {one["id"]: lanes[one["tid"]] for one in events if one["ph"] == "s"}
+    assert sorted(ends.values()) == sorted(f"rank {rank}" for rank in range(64) if rank != 7)
+    assert set(starts.values()) == {"rank 7"}
 
 
 def test_the_command_writes_one_trace_or_one_for_each_target(tmp_path: Path) -> None:
