@@ -23,6 +23,8 @@ _INFRASTRUCTURE = ("EXECUTION_FAILED", "REMOTE_CACHE_FAILED", "REMOTE_CACHE_EVIC
 # Bazel's words for a target that the invocation did not reach before it ended.
 _NOT_REACHED = ("INCOMPLETE", "REMOTE_ENVIRONMENT_FAILURE")
 
+# Some 100,000 targets. A larger file would take all memory.
+_MAX_BYTES = 512 << 20
 _SECONDS = re.compile(r"(\d+(?:\.\d+)?)s")
 
 
@@ -113,6 +115,9 @@ def read_events(path: Path) -> list[Mapping[str, Any]]:
         EventsError: If the file cannot be read or has other content.
     """
     try:
+        size = path.stat().st_size
+        if size > _MAX_BYTES:
+            raise ValueError(f"it has {size >> 20} MiB, and at most {_MAX_BYTES >> 20} MiB are read")
         return _parse(path.read_bytes())
     except (OSError, ValueError) as error:
         raise EventsError(
