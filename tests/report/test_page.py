@@ -15,10 +15,10 @@ import pytest
 
 from dist_testing.bazel.junit import XmlCase, write_xml
 from dist_testing.report.cli import main
-from dist_testing.report.facts import failures, ledger, slow_cases
+from dist_testing.report.facts import failures, headline, ledger, slow_cases
 from dist_testing.report.gather import gather
 from dist_testing.report.markup import clean, tag
-from dist_testing.report.model import Report
+from dist_testing.report.model import CaseRecord, Report, RunRecord
 from dist_testing.report.page import page
 from dist_testing.report.story import story_of
 from dist_testing.report.words import plural, ranks_text, seconds
@@ -259,6 +259,22 @@ def test_a_world_of_a_test_that_expects_its_failure_is_no_failure(tmp_path: Path
     assert [(case.name, case.culprit, case.world_size) for run in report.runs for case in run.cases] == [
         ("t.ok", None, 2)
     ]
+
+
+@pytest.mark.parametrize(
+    ("message", "shown"),
+    [
+        ("d/t.py::x[1] (world of 3): rank 1 raised", "rank 1 raised"),
+        ("//a:a_gloo, case d/t.py::x[1] (world of 3): rank 1 raised", "rank 1 raised"),
+        ("d/t.py::x[1]: rank 1 raised, case d/t.py::x[1]", "rank 1 raised, case d/t.py::x[1]"),
+        ("rank 1 raised ValueError: d/t.py::x[1]", "rank 1 raised ValueError: d/t.py::x[1]"),
+        ("E   ValueError: x", "ValueError: x"),
+    ],
+)
+def test_a_headline_does_not_repeat_the_case(message: str, shown: str) -> None:
+    """If it fails, each failure of the list begins with the same long names."""
+    case = CaseRecord("d.t.x[1]", "failed", message, nodeid="d/t.py::x[1]")
+    assert headline(RunRecord("//a:a_gloo", cases=(case,)), case) == shown
 
 
 def test_a_foreign_text_is_one_head() -> None:
