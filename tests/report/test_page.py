@@ -181,6 +181,7 @@ def test_the_skip_ledger_says_of_everything_why_it_did_not_run(tmp_path: Path) -
     more: list[dict[str, object]] = [
         {"id": {"targetCompleted": {"label": "//a:gpu"}}, "aborted": {"reason": "SKIPPED"}},
         {"id": {"targetCompleted": {"label": "//a:broken"}}, "aborted": {"reason": "ANALYSIS_FAILURE"}},
+        {"id": {"pattern": {"pattern": ["//a:gone"]}}, "aborted": {"description": "no such target '//a:gone'"}},
         {"id": {"testSummary": {"label": "//a:late"}}, "testSummary": {"overallStatus": "NO_STATUS"}},
         {"id": {"optionsParsed": {}}, "optionsParsed": {"cmdLine": ["--test_filter=x"]}},
     ]
@@ -192,6 +193,7 @@ def test_the_skip_ledger_says_of_everything_why_it_did_not_run(tmp_path: Path) -
         "skipped", "incompatible", "not built", "not reached", "ran nothing", "no results", "filtered", "cached"
     }  # fmt: skip
     assert found["not reached", str(cut)].count == 3
+    assert found["not built", "//a:gone"].reason == "no such target '//a:gone'"
     assert "from a run of 2020-09-13 12:26:40 UTC" in found["cached", "//a:a"].reason
     words = _page(report).words
     for part in ("Need at least 2 CUDA devices", "//a:gpu", "//a:broken", "//a:late", "--test_filter=x", "//a:none"):
