@@ -19,7 +19,7 @@ from dist_testing.errors import SpecError, UsageError
 
 # Name of the environment variable with the spec; the build rules set it.
 SPEC_VARIABLE = "DIST_TESTING_SPEC"
-SCHEMA = 4
+SCHEMA = 5
 # Schema of the file with the promise.
 _PROMISE_SCHEMA = 1
 # Promise value: as many GPUs as the target asks for.
@@ -30,6 +30,8 @@ MAX_WORLD_SIZE = 1024
 DEFAULT_WORLD_SIZE = 4
 
 _Count = Annotated[int, range(1 << 31)]
+_Rank = Annotated[int, range(MAX_WORLD_SIZE)]
+_Exit = Annotated[int, range(-64, 256)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,8 @@ class Spec:
         ranks_per_gpu: Number of ranks that share a GPU; 1 if each has its own.
         gpu_archs: Architectures of GPUs that the ranks can use, such as "sm_90"; empty for any.
         backend_names: Backends of the `dist_py_test` that the target belongs to; empty outside Bazel.
+        program_exits: For a target that runs a program, pairs of a rank and how its process must end, as in
+            `subprocess`; None for a target with tests.
     """
 
     target: str
@@ -61,6 +65,7 @@ class Spec:
     ranks_per_gpu: int = 1
     gpu_archs: tuple[str, ...] = ()
     backend_names: tuple[str, ...] = ()
+    program_exits: tuple[tuple[int, int], ...] | None = None
 
     def gpus(self, world_size: int) -> int:
         """Return the number of GPUs that a world of `world_size` ranks needs."""
@@ -121,6 +126,7 @@ def read_spec(text: str, promised_gpus: int | None = None) -> Spec:
         ranks_per_gpu=ranks_per_gpu,
         gpu_archs=fields.read("gpu_archs", tuple[str, ...], may_be_empty=True),
         backend_names=fields.read("backends", tuple[str, ...]),
+        program_exits=fields.read("program_exits", tuple[tuple[_Rank, _Exit], ...] | None, may_be_empty=True),
     )
 
 
