@@ -33,6 +33,7 @@ from dist_testing.process.ledger import (
     NoLedger,
     Place,
 )
+from dist_testing.rank.groups import backends_in_use
 from dist_testing.rank.state import LOOKING, child_processes
 from dist_testing.rank.waits import C10D, wait_of
 
@@ -312,9 +313,9 @@ def _groups(c10d: Any) -> Iterator[Group]:
 
 def _other_backends(c10d: Any) -> Iterator[str]:
     """Groups whose calls the recorder does not show, or that end without a rank."""
-    for backend, _ in list(c10d._world.pg_map.values()) if c10d is not None else ():
-        if not all_declared(str(backend), lambda declared: declared.records_calls):
-            yield f"a group of the backend {str(backend)[:_MAX_TEXT]}"
+    for backend in sorted(backends_in_use(c10d)) if c10d is not None else ():
+        if not all_declared(backend, lambda declared: declared.records_calls):
+            yield f"a group of the backend {backend[:_MAX_TEXT]}"
 
 
 def _places(frame: FrameType) -> Iterator[Place]:
