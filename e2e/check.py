@@ -23,6 +23,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+from e2e.first_week import command_problems
 from e2e.questions import answers_problems
 from tests.support.nested_bazel import ROOT, Done, NestedBazel, nested_bazel, scratch_folder
 
@@ -171,29 +172,8 @@ def check_queries(bazel: NestedBazel) -> list[str]:
 
 
 def check_mine(bazel: NestedBazel) -> list[str]:
-    """Check the repository that docs/consumers.md shows."""
-    done = bazel.run("test", "--test_output=all", "//mytests:ring_gloo")
-    printed = (
-        r"^dist_testing: //mytests:ring_gloo: gloo, world size 2, 4, fork$",
-        r"^collected 2 items$",
-        r"^mytests/test_ring\.py \.\. +\[100%\]$",
-        r"^//mytests:ring_gloo +PASSED in ",
-        r"^Executed 1 out of 1 test: 1 test passes\.$",
-    )
-    found = problems("mine: the commands of the page", done, status=0, parts=printed)
-    return found + _check_updates(bazel)
-
-
-def _check_updates(bazel: NestedBazel) -> list[str]:
-    """Check the page's commands for an update, with an old copy of dist_testing.bazelrc."""
-    init = ("run", "@dist_testing//tools/init", "--")
-    found = problems("mine: no difference", bazel.run(*init, "--check"), status=0, parts=(r"fits dist_testing \d",))
-    copy = bazel.workspace / "dist_testing.bazelrc"
-    copy.write_text("# An old copy.\n" + copy.read_text(encoding="utf-8"), encoding="utf-8")
-    differs = (r"^init: dist_testing.bazelrc differs from that of ", "^    -# An old copy.$", "tools/init -- --update")
-    found += problems("mine: an old copy", bazel.run(*init, "--check"), status=1, parts=differs)
-    replaced = (r"^init: replaced dist_testing\.bazelrc$", r"^init: left MODULE\.bazel: ")
-    return found + problems("mine: the update", bazel.run(*init, "--update"), status=0, parts=replaced)
+    """Check the commands of docs/consumers.md in the repository that it shows."""
+    return command_problems(bazel, CONSUMERS)
 
 
 def drift_problems() -> list[str]:
@@ -220,7 +200,7 @@ def page_problems(page: Path) -> list[str]:
     for name, block in blocks:
         # Its lock file is the one in this folder.
         name = {"mine/requirements.in": "e2e/requirements.in"}.get(name, name)
-        if not name.startswith(("mine/", "mine:")):
+        if not name.startswith(("mine/", "mine:", "more/")):
             lines = set((ROOT / name).read_text(encoding="utf-8").splitlines())
             found += [f"{page.name}: {name} has no line {line!r}" for line in block.splitlines() if line not in lines]
     return found
@@ -246,6 +226,14 @@ def make_mine(page: Path, folder: Path) -> Path:
     for name, block in page_blocks(page):
         if name.startswith("mine/") and (folder / name).read_text(encoding="utf-8") != block:
             raise SystemExit(f"e2e.check: tools/init writes another {name} than {page.name} shows")
+        if name.startswith("more/"):
+            # What later parts of the page add.
+            path = workspace / name.removeprefix("more/")
+            path.parent.mkdir(exist_ok=True)
+            with path.open("a", encoding="utf-8") as file:
+                file.write(block)
+    slow = (workspace / "fast" / "BUILD.bazel").read_text(encoding="utf-8").replace("test_fast.py", "test_slow.py")
+    (workspace / "slow" / "BUILD.bazel").write_text(slow, encoding="utf-8")
     # In place of the page's command, which would ask the network.
     shutil.copy(ROOT / "e2e" / "requirements.txt", workspace)
     return workspace

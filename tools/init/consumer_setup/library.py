@@ -84,7 +84,7 @@ def read_library(program: Path) -> Library:
 def _clone(program: Path) -> Path:
     """Return the folder of the library as the user sees it."""
     if any(part.endswith(".runfiles") for part in program.parts):
-        return program.resolve().parents[2]
+        return (program.parents[2] / "MODULE.bazel").resolve().parent
     # Started there, perhaps by a link beside the user's repository.
     folder = program.parents[2]
     return folder.parent.resolve() / folder.name
