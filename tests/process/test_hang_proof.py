@@ -278,6 +278,10 @@ def test_hang_is_proven(engine: Engine, name: str) -> None:
     assert kind.said in result.verdict.reason
     assert result.verdict.culprit == kind.culprit
     assert kind.culprit not in result.verdict.victims
+    if kind.suspects:
+        assert result.verdict.suspects == kind.suspects
+        first, second = kind.suspects
+        assert result.verdict.reason.endswith(f"; the fault is on rank {first} or on rank {second}")
     assert "hang_" in "\n".join([result.verdict.reason, *result.notes]), "no line of the test is told"
     assert "It is proven that no rank could ever go on" in report
     assert "at the deadline" not in report
