@@ -21,7 +21,7 @@ from tests.support.worlds import engine_for, run
 # Small, for every run; a stress run sets a thousand.
 _STRESS = int(os.environ.get("DIST_TESTING_STRESS_CASES", "0"))
 _CORRECT = 2 * _STRESS or 24
-_FAULTY = _STRESS or 8
+_FAULTY = _STRESS or len(FAULTS)
 # Bazel sets the variable with --runs_per_test. All other runs use one seed, so that a failure repeats.
 _SEED = 1_000_000 * int(os.environ.get("TEST_RANDOM_SEED", "1"))
 _PROGRAMS_PER_CASE = 10

@@ -208,7 +208,6 @@ def _forks_and_hangs(world: World, _: _Arguments) -> None:
 # Small, for every run: each kind of wait once, and the parallel models. A stress run takes all.
 _FEW = (
     "early return",
-    "barrier in finally",
     "one batch more",
     "other collective",
     "other order of two groups",
