@@ -216,7 +216,8 @@ class RunnerPlugin:
         if expected is not None and not expected.run:
             return reports.expected_failure(item, f"[NOTRUN] {expected.reason}", 0.0)
         size = world_size(item)
-        if missing := self._missing(getattr(item, "obj", None), size):
+        nodes = marker.nodes or self._spec.nodes
+        if missing := self._missing(getattr(item, "obj", None), size, nodes):
             refused = self._session.promise_error(item.nodeid, missing, size)
             return reports.skipped(item, missing) if refused is None else reports.not_run(item, refused)
         content = PytestCase(item.nodeid, nextitem.nodeid if self._rank_info and nextitem else None)
@@ -235,6 +236,7 @@ class RunnerPlugin:
             pool=self._pool_of(item),
             init=marker.init,
             expected_exits=marker.expected_exits,
+            nodes=nodes,
         )
         try:
             result = self._engine.run(case)
@@ -292,10 +294,10 @@ class RunnerPlugin:
             return False
         return bool(missing) and self._session.promise_error(item.nodeid, str(missing), size) is None
 
-    def _missing(self, function: Any, size: int) -> str | None:
+    def _missing(self, function: Any, size: int, nodes: int = 1) -> str | None:
         """Return what the machine lacks for a test, by its spec or its requirements; None if nothing is known."""
         unmet = function and unmet_requirement(function, os.environ | {"WORLD_SIZE": str(size)})
-        return missing_need(self._spec, size) or unmet
+        return missing_need(self._spec, size, nodes) or unmet
 
     def _isolation_of(self, item: pytest.Item) -> Isolation:
         """Return how the ranks of the item are made: by its marker or its class, else by the target."""
