@@ -45,7 +45,7 @@ from dist_testing.frontends.pytest.rank_plugins import repeated
 from dist_testing.frontends.pytest.session_events import SessionEvents
 from dist_testing.frontends.requirements.decision import unmet_requirement
 from dist_testing.frontends.session import Session, open_session
-from dist_testing.frontends.unittest.spawn_threads import starts_threads
+from dist_testing.frontends.unittest.spawn_threads import starts_ranks
 from dist_testing.launch.clean import spare_cuda
 from dist_testing.launch.isolation import FORK, Isolation, Reuse, isolation_named, isolation_names
 from dist_testing.outcomes import Status
@@ -266,8 +266,9 @@ class RunnerPlugin:
         if (marker := item_marker(item)) is not None:
             return marker.is_for(self._spec.backend)
         # The conformance kit starts ranks of its own, and says so by an attribute.
-        starts_ranks = getattr(function_of(item), "starts_ranks", False)
-        return bool(starts_ranks) or is_multi_process(item) or starts_threads(function_of(item), item.path)
+        function = function_of(item)
+        says_so = getattr(function, "starts_ranks", False)
+        return bool(says_so) or is_multi_process(item) or starts_ranks(function, item.path)
 
     def skips_by_mark(self, item: pytest.Item) -> bool:
         """Return whether the item will certainly skip; False if that is unknown."""
