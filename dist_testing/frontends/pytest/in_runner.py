@@ -41,7 +41,7 @@ from dist_testing.frontends.pytest.marker import Distributed
 from dist_testing.frontends.pytest.marking import check_all_marked, mark_items
 from dist_testing.frontends.pytest.on_rank import EXPECTED, PytestRankContext
 from dist_testing.frontends.pytest.options import check_plugins, read_options
-from dist_testing.frontends.pytest.rank_plugins import repeated
+from dist_testing.frontends.pytest.reruns import RERUN, not_repeated, until_passed
 from dist_testing.frontends.pytest.session_events import SessionEvents
 from dist_testing.frontends.requirements.decision import unmet_requirement
 from dist_testing.frontends.session import Session, open_session
@@ -94,6 +94,12 @@ class RunnerPlugin:
         options = read_options(config, target, self._rank_info)
         self._spec = options.spec
         self._pool_keeps = options.pool_keeps
+        # Why no case can run again after a failure.
+        self._no_reruns = ""
+        if target is not None:
+            self._no_reruns = "Bazel repeats a whole target, and shows each attempt"
+        elif self._rank_info is not None:
+            self._no_reruns = "the ranks under torchrun cannot be replaced"
         self._outputs = config.stash.get(OUTPUTS_KEY, None)
         self._items: dict[str, pytest.Item] = {}
         self.context = PytestRankContext(config, self._items)
@@ -179,7 +185,7 @@ class RunnerPlugin:
             launcher, _ = self._engine.prepare()
         except (LaunchError, UsageError) as error:
             raise pytest.UsageError(str(error)) from error
-        if line := repeated(item for item in ours if is_marked(item)):
+        if line := not_repeated(filter(is_marked, ours), self._no_reruns):
             self._config.get_terminal_writer().line(line)
         if reasons := launcher.unclean_reasons:
             self._config.get_terminal_writer().line(
@@ -194,7 +200,7 @@ class RunnerPlugin:
             return None
         item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
         try:
-            found = self._reports(item, item.stash[MARKER_KEY], nextitem)
+            found = self._run_item(item, nextitem)
         except pytest.fail.Exception as error:
             found = reports.ended_from_outside(item, error)
         for report in found:
@@ -205,6 +211,12 @@ class RunnerPlugin:
         # This item has no setup here, but the module of an earlier item may still need its teardown.
         item.session._setupstate.teardown_exact(nextitem)
         return True
+
+    def _run_item(self, item: pytest.Item, nextitem: pytest.Item | None) -> list[pytest.TestReport]:
+        def run() -> list[pytest.TestReport]:
+            return self._reports(item, item.stash[MARKER_KEY], nextitem)
+
+        return run() if self._no_reruns else until_passed(item, run, self._engine.tell)
 
     def _reports(self, item: pytest.Item, marker: Distributed, nextitem: pytest.Item | None) -> list[pytest.TestReport]:
         try:
@@ -363,6 +375,11 @@ class RunnerPlugin:
         """Replace the text of a report by a pointer to the end of the log, where the text is printed."""
         if (text := getattr(report, "dist_failure", None)) is not None:
             reports.point_to_end(report, text)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, object] | None:
+        """Show a try that failed, and was not the last, as pytest-rerunfailures does."""
+        return (RERUN, "R", ("RERUN", {"yellow": True})) if report.outcome == RERUN else None
 
     def pytest_unconfigure(self) -> None:
         """Close the engine, then print the failures at the end of the log."""
