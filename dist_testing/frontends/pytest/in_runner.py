@@ -43,11 +43,11 @@ from dist_testing.frontends.pytest.marking import check_all_marked, mark_items
 from dist_testing.frontends.pytest.on_rank import EXPECTED, PytestRankContext
 from dist_testing.frontends.pytest.options import check_plugins, read_options
 from dist_testing.frontends.pytest.program_items import PROGRAM_KEY, PROGRAM_SPEC_KEY, ProgramItem
-from dist_testing.frontends.pytest.rank_plugins import repeated
+from dist_testing.frontends.pytest.reruns import RERUN, not_repeated, until_passed
 from dist_testing.frontends.pytest.session_events import SessionEvents
 from dist_testing.frontends.requirements.decision import unmet_requirement
 from dist_testing.frontends.session import Session, open_session
-from dist_testing.frontends.unittest.spawn_threads import starts_threads
+from dist_testing.frontends.unittest.spawn_threads import starts_ranks
 from dist_testing.launch.clean import spare_cuda
 from dist_testing.launch.isolation import FORK, Isolation, Reuse, isolation_named, isolation_names
 from dist_testing.outcomes import Status
@@ -96,6 +96,12 @@ class RunnerPlugin:
         options = read_options(config, target, self._rank_info)
         self._spec = config.stash[PROGRAM_SPEC_KEY] = options.spec
         self._pool_keeps = options.pool_keeps
+        # Why no case can run again after a failure.
+        self._no_reruns = ""
+        if target is not None:
+            self._no_reruns = "Bazel repeats a whole target, and shows each attempt"
+        elif self._rank_info is not None:
+            self._no_reruns = "the ranks under torchrun cannot be replaced"
         self._outputs = config.stash.get(OUTPUTS_KEY, None)
         self._items: dict[str, pytest.Item] = {}
         self.context = PytestRankContext(config, self._items)
@@ -184,7 +190,7 @@ class RunnerPlugin:
             launcher, _ = self._engine.prepare()
         except (LaunchError, UsageError) as error:
             raise pytest.UsageError(str(error)) from error
-        if line := repeated(item for item in ours if is_marked(item)):
+        if line := not_repeated(filter(is_marked, ours), self._no_reruns):
             self._config.get_terminal_writer().line(line)
         if reasons := launcher.unclean_reasons:
             self._config.get_terminal_writer().line(
@@ -199,7 +205,7 @@ class RunnerPlugin:
             return None
         item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
         try:
-            found = self._reports(item, item.stash[MARKER_KEY], nextitem)
+            found = self._run_item(item, nextitem)
         except pytest.fail.Exception as error:
             found = reports.ended_from_outside(item, error)
         for report in found:
@@ -210,6 +216,12 @@ class RunnerPlugin:
         # This item has no setup here, but the module of an earlier item may still need its teardown.
         item.session._setupstate.teardown_exact(nextitem)
         return True
+
+    def _run_item(self, item: pytest.Item, nextitem: pytest.Item | None) -> list[pytest.TestReport]:
+        def run() -> list[pytest.TestReport]:
+            return self._reports(item, item.stash[MARKER_KEY], nextitem)
+
+        return run() if self._no_reruns else until_passed(item, run, self._engine.tell)
 
     def _reports(self, item: pytest.Item, marker: Distributed, nextitem: pytest.Item | None) -> list[pytest.TestReport]:
         try:
@@ -281,8 +293,9 @@ class RunnerPlugin:
         if (marker := item_marker(item)) is not None:
             return marker.is_for(self._spec.backend)
         # The conformance kit starts ranks of its own, and says so by an attribute.
-        starts_ranks = getattr(function_of(item), "starts_ranks", False)
-        return bool(starts_ranks) or is_multi_process(item) or starts_threads(function_of(item), item.path)
+        function = function_of(item)
+        says_so = getattr(function, "starts_ranks", False)
+        return bool(says_so) or is_multi_process(item) or starts_ranks(function, item.path)
 
     def skips_by_mark(self, item: pytest.Item) -> bool:
         """Return whether the item will certainly skip; False if that is unknown."""
@@ -377,6 +390,11 @@ class RunnerPlugin:
         """Replace the text of a report by a pointer to the end of the log, where the text is printed."""
         if (text := getattr(report, "dist_failure", None)) is not None:
             reports.point_to_end(report, text)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, object] | None:
+        """Show a try that failed, and was not the last, as pytest-rerunfailures does."""
+        return (RERUN, "R", ("RERUN", {"yellow": True})) if report.outcome == RERUN else None
 
     def pytest_unconfigure(self) -> None:
         """Close the engine, then print the failures at the end of the log."""
