@@ -304,6 +304,8 @@ def _calls(entries: list[dict[str, Any]]) -> Iterator[Call]:
             dtypes=" ".join(dict.fromkeys(map(str, entry["input_dtypes"])))[:MAX_TEXT],
             is_done=bool(entry["retired"]) or entry.get("state") == "completed",
             limit_ms=int(entry["timeout_ms"]),
+            begun_ns=int(entry.get("time_created_ns") or 0),
+            ended_ns=int(entry.get("time_discovered_completed_ns") or 0),
         )
 
 
