@@ -6,6 +6,7 @@ import base64
 import gzip
 import hashlib
 import json
+import random
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -19,6 +20,7 @@ from dist_testing.report.facts import failures, headline, ledger, slow_cases
 from dist_testing.report.gather import gather
 from dist_testing.report.markup import clean, tag
 from dist_testing.report.model import CaseRecord, Report, RunRecord
+from dist_testing.report.packed import Packer
 from dist_testing.report.page import page
 from dist_testing.report.story import story_of
 from dist_testing.report.words import plural, ranks_text, seconds
@@ -171,6 +173,21 @@ def test_the_table_of_all_cases_has_every_case_and_rank(tmp_path: Path) -> None:
     ]
     rank = found["t.bad"][12][0]
     assert (texts[rank[1]], texts[rank[3]]) == ("stopped", "start,init,setup,call,teardown,destroy")
+
+
+@pytest.mark.parametrize(("limit", "kept"), [(10**6, 4), (30_000, 2), (0, 0)])
+def test_the_first_logs_fill_the_room_that_is_left(limit: int, kept: int) -> None:
+    """If it fails, the page of a large job is too large, or no log is whole although there is room."""
+    packer = Packer()
+    chance = random.Random(1)
+    # Random letters: each log needs some 10 KB of base64.
+    logs = ["".join(chance.choices("abcdefgh", k=20_000)) for _ in range(4)]
+    assert [packer.log(log) for log in [*logs, logs[0]]] == [0, 1, 2, 3, 0]
+    packed = packer.packed(limit)
+    data = json.loads(gzip.decompress(base64.b64decode(packed)))
+    assert data["logs"] == logs[:kept]
+    assert len(packed) <= max(limit, 200)
+    assert packed == packer.packed(limit)
 
 
 def test_the_skip_ledger_says_of_everything_why_it_did_not_run(tmp_path: Path) -> None:
