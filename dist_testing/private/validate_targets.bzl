@@ -73,8 +73,6 @@ def packages_problems(argument, value, backends):
     Returns:
         A list of error texts.
     """
-    if value == None:
-        return []
     values, problems = by_backend(argument, value, backends)
     kinds = ["string"] if argument == "lock" else ["string", "Label"]
     return problems + [
