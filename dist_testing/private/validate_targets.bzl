@@ -13,7 +13,7 @@ _TEST_GROUP = "test."
 # Attributes of py_test that the macro sets.
 _MACRO_ATTRIBUTES = {
     "legacy_create_init": "An `__init__.py` that is in no source tree may hide the library; tests do without.",
-    "main": "The library's own main runs the cases; put them in srcs.",
+    "main": "The library's own main runs the cases in srcs; for a script that every rank runs, use program.",
     "main_module": "The library's own main runs the cases; put them in srcs.",
     "srcs_version": "It has had no meaning since Python 2.",
 }
