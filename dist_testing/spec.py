@@ -16,6 +16,7 @@ from typing import Annotated, Any, NoReturn
 from dist_testing.backends import Backend
 from dist_testing.codec import WrongValueError, shape_of
 from dist_testing.errors import SpecError, UsageError
+from dist_testing.nodes.layout import MAX_NODES
 
 # Name of the environment variable with the spec; the build rules set it.
 SPEC_VARIABLE = "DIST_TESTING_SPEC"
@@ -50,6 +51,7 @@ class Spec:
         ranks_per_gpu: Number of ranks that share a GPU; 1 if each has its own.
         gpu_archs: Architectures of GPUs that the ranks can use, such as "sm_90"; empty for any.
         backend_names: Backends of the `dist_py_test` that the target belongs to; empty outside Bazel.
+        nodes: Nodes that the ranks of a case are spread over if it names no number.
         program_exits: For a target that runs a program, pairs of a rank and how its process must end, as in
             `subprocess`; None for a target with tests.
     """
@@ -65,6 +67,7 @@ class Spec:
     ranks_per_gpu: int = 1
     gpu_archs: tuple[str, ...] = ()
     backend_names: tuple[str, ...] = ()
+    nodes: int = 1
     program_exits: tuple[tuple[int, int], ...] | None = None
 
     def gpus(self, world_size: int) -> int:
@@ -107,7 +110,6 @@ def read_spec(text: str, promised_gpus: int | None = None) -> Spec:
         SpecError: If the text is truncated, has another schema, or has a field that the build rules do not write so.
     """
     fields = _Fields.parse(SPEC_VARIABLE, text, SCHEMA)
-    fields.read("nodes", Annotated[int, range(1, 2)])
     world_sizes = fields.read("world_sizes", tuple[Annotated[int, range(1, MAX_WORLD_SIZE + 1)], ...])
     backend = fields.backend()
     gpus_per_rank = fields.read("gpus_per_rank", _Count)
@@ -116,6 +118,7 @@ def read_spec(text: str, promised_gpus: int | None = None) -> Spec:
         fields.refuse("ranks_per_gpu", f"1, with backend {backend.name} and {gpus_per_rank} GPU(s) per rank")
     return Spec(
         target=fields.read("target", str),
+        nodes=fields.read("nodes", Annotated[int, range(1, MAX_NODES + 1)]),
         backend=backend,
         world_sizes=world_sizes,
         gpus_per_rank=gpus_per_rank,

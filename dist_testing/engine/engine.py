@@ -27,7 +27,7 @@ from dist_testing.engine.launchers import Launchers
 from dist_testing.engine.report import failure_report
 from dist_testing.engine.run_directory import RunDirectory
 from dist_testing.engine.running_case import RunningCase
-from dist_testing.engine.running_world import RunningWorld, check_world_size, start_world
+from dist_testing.engine.running_world import RunningWorld, check_nodes, check_world_size, start_world
 from dist_testing.engine.stack_dumps import blame_thread, waiting_for_skipped
 from dist_testing.engine.thread_world import ThreadBody, run_ranks
 from dist_testing.errors import GpuError, LaunchError, UsageError
@@ -130,6 +130,7 @@ class Engine:
         check_world_size(case.name, case.world_size)
         isolation = self.isolation_named(case.isolation)
         check_isolation(case.name, self.spec.backend, isolation)
+        check_nodes(case, isolation, self.spec.gpus(case.world_size))
         _check_expected_exits(case, isolation)
         if self.debug_rank is not None:
             case = dataclasses.replace(case, debug_rank=self.debug_rank)
@@ -138,7 +139,7 @@ class Engine:
         started_s = time.monotonic()
         events.asked(limit_s)
         world, self._pool = self._pool, None
-        if world is not None and (case.pool, case.world_size) != (world.pool, world.size):
+        if world is not None and (case.pool, case.world_size, case.nodes) != (world.pool, world.size, world.nodes):
             if trouble := self._end(world):
                 warnings.warn(trouble, RuntimeWarning, stacklevel=2)
             world = None

@@ -141,6 +141,8 @@ def _report(result: CaseResult, target: str, reproduce: str, limits: Limits) -> 
     if verdict.culprit is not None:
         is_awaited = verdict.cause is Cause.HANG and verdict.victims
         part = "is the rank that the others wait for" if is_awaited else "failed first"
+        if verdict.cause is Cause.HANG and verdict.is_proven and not verdict.victims:
+            part = "is the only rank that waits"
         lines += _section(result, [verdict.culprit], part, limits, limits.lines)
     else:
         lines += _logs(result, result.logs, limits)

@@ -107,7 +107,8 @@ def dist_py_test(
             each case, forked from a clean fork server that has the test's imports; "pool": processes that the tests of
             a class or module reuse; "spawn": fresh interpreters; "thread": threads of one process. Default:
             "thread" for a backend whose groups live inside one process, "fork" for every other.
-        nodes: Nodes that the ranks are spread over. For now 1, the default.
+        nodes: Simulated nodes that the ranks are spread over, each with a network of its own (docs/nodes.md). Only for
+            backends whose ranks are processes without GPUs. Default: 1, the machine itself.
         shard_count: Number of shards that share the cases, 1 to 50, or a dict by backend. Default: one shard.
         timings: Label of one file with the durations of cases, by which shards are balanced (docs/sharding.md).
             Default: shards get the cases in turn.
@@ -147,7 +148,6 @@ def dist_py_test(
     problems += ranks_per_gpu_problems(ranks_per_gpu, backends, known)
     problems += gpu_archs_problems(gpu_archs, backends, known)
     problems += isolation_problems(isolation, backends, known)
-    problems += nodes_problems(nodes)
     problems += by_backend("shard_count", shard_count, backends)[1]
     problems += srcs_problems(srcs)
     problems += program_backend_problems(program, backends, known)
@@ -185,12 +185,14 @@ def dist_py_test(
             gpus_per_rank = rank_gpus,
             isolation = _for_backend(isolation, backend, isolations_of(known[backend])[0]),
             lock = _for_backend(lock, backend, None),
+            nodes = nodes,
             ranks_per_gpu = gpu_ranks,
             shard_count = _for_backend(shard_count, backend, None),
             target = "{}_{}".format(suite, backend),
             torch = _for_backend(torch, backend, None),
             world_sizes = world_sizes,
         ))
+    fail_on("dist_py_test " + suite, nodes_problems(nodes, tests))
 
     sizes = [size for test in tests for size in test.world_sizes]
     fail_on("dist_py_test " + suite, expected_exits_problems(program, expected_exits, sizes))

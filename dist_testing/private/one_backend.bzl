@@ -69,6 +69,7 @@ def one_backend(
             gpu_archs = test.gpu_archs,
             gpus = test.gpus,
             isolation = test.isolation,
+            nodes = test.nodes,
             user_tags = tags,
             world_sizes = test.world_sizes,
         ),

@@ -162,7 +162,7 @@ def test_a_newer_schema_is_refused_with_both_numbers() -> None:
         ("schema", 2),
         ("schema", "1"),
         ("schema", True),
-        ("nodes", 2),
+        ("nodes", 65),
         ("nodes", 0),
         ("nodes", None),
         ("world_sizes", []),
