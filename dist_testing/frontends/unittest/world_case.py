@@ -46,6 +46,8 @@ class WorldCase(unittest.TestCase):
     case_timeout_s: ClassVar[float | None] = None
     # Whether a test fails if its ranks pass but make different collective calls; None for the command line's choice.
     strict_collectives: ClassVar[bool | None] = None
+    # Simulated nodes that the ranks are spread over; None for the target's or the command line's number.
+    nodes: ClassVar[int | None] = None
 
     # Whether `sys.exit(0)` in a test is a pass of that rank, as with torch's classes. Otherwise it ended too early.
     exit_0_passes: ClassVar[bool] = False
@@ -164,7 +166,8 @@ class WorldCase(unittest.TestCase):
         session.check_not_attached(self.id())
         world_size, timeout_s, how = self._checked(method, size, isolation)
         strict_calls = session.is_strict(self._checked_strict())
-        if missing := missing_need(spec, world_size) or lacking:
+        nodes = spec.nodes if self.nodes is None else self.nodes
+        if missing := missing_need(spec, world_size, nodes) or lacking:
             self._skip_or_fail(missing, world_size)
         cls = type(self)
         content = UnittestCase(class_name(cls), self._testMethodName, self._shows_locals, file_name, fake_pg)
@@ -185,6 +188,7 @@ class WorldCase(unittest.TestCase):
             init=False,
             with_store=self._with_store,
             expected_exits=declared_exits(method) if method else {},
+            nodes=nodes,
         )
         self._running = running = session.engine.start(case)
         # The ranks never outlive the test, even if setUp fails after this, or the method does not run.
