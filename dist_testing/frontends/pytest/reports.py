@@ -133,6 +133,7 @@ def failure_text(name: str, result: CaseResult, spec: Spec) -> str:
             [
                 *("python", "-m", "dist_testing.run_program"),
                 *(f"--backend={spec.backend.name}", f"--world-size={result.case.world_size}"),
+                *([f"--nodes={result.case.nodes}"] if result.case.nodes > 1 else []),
                 *program.arguments,
             ]
         )
