@@ -65,15 +65,20 @@ class Engine:
         tell: Takes a line for the log, such as why a case waits.
     """
 
-    def __init__(self, spec: Spec, budget: Budget, context: RankContext, loader: Loader) -> None:
-        """Make an engine. It starts no process yet. `loader` finds the tests again in a fresh interpreter."""
+    def __init__(
+        self, spec: Spec, budget: Budget, context: RankContext, loader: Loader, *, may_fork_runner: bool = True
+    ) -> None:
+        """Make an engine. It starts no process yet.
+
+        `loader` finds the tests again in a fresh interpreter. Without `may_fork_runner` each rank comes from one.
+        """
         self.spec = spec
         self.cases_after = 0
         self.debug_rank: int | None = None
         self.events = EventStream()
         self.tell: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True)
         self._budget = budget
-        self._launchers = Launchers(context, loader)
+        self._launchers = Launchers(context, loader, may_fork_runner=may_fork_runner)
         self._pool: RunningWorld | None = None
         self._worlds = 0
         self._numbers = itertools.count(1)
@@ -147,6 +152,7 @@ class Engine:
             latest_s=math.inf if case.debug_rank is not None else self._budget.end_s,
             keep=bool(case.pool),
             expected_exits=case.expected_exits,
+            exit_0_passes=case.exit_0_passes,
             body=None if is_first else case.body,
         )
         return RunningCase(case, world, started_s, limit_s, is_first, events)

@@ -33,6 +33,7 @@ from dist_testing.process.ledger import (
     NoLedger,
     Place,
 )
+from dist_testing.rank.groups import backends_in_use
 from dist_testing.rank.state import LOOKING, child_processes
 from dist_testing.rank.waits import C10D, wait_of
 
@@ -303,6 +304,8 @@ def _calls(entries: list[dict[str, Any]]) -> Iterator[Call]:
             dtypes=" ".join(dict.fromkeys(map(str, entry["input_dtypes"])))[:MAX_TEXT],
             is_done=bool(entry["retired"]) or entry.get("state") == "completed",
             limit_ms=int(entry["timeout_ms"]),
+            begun_ns=int(entry.get("time_created_ns") or 0),
+            ended_ns=int(entry.get("time_discovered_completed_ns") or 0),
         )
 
 
@@ -315,9 +318,9 @@ def _groups(c10d: Any) -> Iterator[Group]:
 
 def _other_backends(c10d: Any) -> Iterator[str]:
     """Groups whose calls the recorder does not show, or that end without a rank."""
-    for backend, _ in list(c10d._world.pg_map.values()) if c10d is not None else ():
-        if not all_declared(str(backend), lambda declared: declared.records_calls):
-            yield f"a group of the backend {str(backend)[:MAX_TEXT]}"
+    for backend in sorted(backends_in_use(c10d)) if c10d is not None else ():
+        if not all_declared(backend, lambda declared: declared.records_calls):
+            yield f"a group of the backend {backend[:MAX_TEXT]}"
 
 
 def _places(frame: FrameType) -> Iterator[Place]:

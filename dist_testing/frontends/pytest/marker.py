@@ -95,7 +95,8 @@ def marker_name(config: pytest.Config | Any) -> str:
 def read_marker(definition: pytest.Function | Any) -> Distributed | None:
     """Return the marker of a test function; None if it has none.
 
-    Arguments of the function's own marker override those of its class's marker, and those the module's.
+    Arguments of the function's own marker override those of its class's marker, and those the module's. If the ini
+    option `dist_marker` names the marker, its one positional argument is `world_size`.
 
     Raises:
         UsageError: If an argument is unknown or its value is impossible.
@@ -105,7 +106,10 @@ def read_marker(definition: pytest.Function | Any) -> Distributed | None:
     if not marks:
         return None
     for mark in reversed(marks):
-        if mark.args:
+        if len(mark.args) == 1 and "world_size" not in mark.kwargs and definition.config.getini(MARKER_OPTION):
+            # The project has said that its marker is the library's, and others write `@pytest.mark.world_size(2)`.
+            arguments["world_size"] = mark.args[0]
+        elif mark.args:
             raise _wrong(
                 definition,
                 f"positional arguments {mark.args!r}",
