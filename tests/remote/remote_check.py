@@ -22,6 +22,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from tests.remote.cluster import Client, Cluster, ComplaintError, expect, running_cluster
+from tests.remote.secured import check_secured
 from tests.support.nested_bazel import ROOT, nested_bazel, scratch_folder
 from tools.report.build_events import read_invocation
 
@@ -269,6 +270,10 @@ def check_lost_server(client: Client, cluster: Cluster, pool: ThreadPoolExecutor
         tested.done.status in (TESTS_FAILED, REMOTE_ERROR),
         tested.done.output,
     )
+    # docs/remote.md tells users what each of the two means.
+    if tested.done.status == TESTS_FAILED:
+        ended = {one.target: one.status for one in tested.attempts}
+        expect("the verdicts behind status 3", {targets[0]: "PASSED", targets[1]: "FAILED"}, ended, tested.done.output)
     if tested.done.status == REMOTE_ERROR:
         expect("the executor's error is reported", True, "UNAVAILABLE" in tested.done.output, tested.done.output)
     _say(f"server restarted in the middle of a build: exit status {tested.done.status}, passed: {len(passed)} of 1")
@@ -373,6 +378,7 @@ CHECKS = (
     "lost_server",
     "down",
     "silent",
+    "secured",
 )
 
 
@@ -412,6 +418,7 @@ def _check(wanted: Sequence[str], stack: ExitStack) -> None:
         "lost_server": lambda: check_lost_server(first, cluster, pool),
         "down": lambda: check_down(first),
         "silent": lambda: check_silent(first, programs / "ci" / "ci"),
+        "secured": lambda: _say(f"TLS by {check_secured(first, programs / 'rbe' / 'rbe')}"),
     }
     for name in wanted:
         began = time.monotonic()
