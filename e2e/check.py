@@ -139,12 +139,12 @@ def check_workspace(bazel: NestedBazel) -> list[str]:
 def check_wheels(bazel: NestedBazel) -> list[str]:
     """Check a consumer of the extension for wheels alone."""
     archive = "--@dist_testing//wheels:form=archive"
-    passed = [rf"^//:{name} +PASSED" for name in ("default", "own_lock", "by_requirement")]
+    passed = [rf"^{test} +PASSED" for test in ("//:default", "//:own_lock", "//:by_requirement", "//separate:merged")]
     both = [rf"^//:{name} +PASSED" for name in ("default", "own_lock")]
     found = []
     for what, arguments, status, parts in (
-        ("two locks in one invocation", ("test", "--test_output=errors", "//..."), 0, [*passed, "3 tests pass"]),
-        ("as an archive", ("test", "--test_output=errors", archive, "//..."), 0, [*passed, "3 tests pass"]),
+        ("two locks in one invocation", ("test", "--test_output=errors", "//..."), 0, [*passed, "4 tests pass"]),
+        ("as an archive", ("test", "--test_output=errors", archive, "//..."), 0, [*passed, "4 tests pass"]),
         ("the other lock for everything", ("test", "--config=cuda", "//:default", "//:own_lock"), 0, both),
         (
             "a package of one lock alone",

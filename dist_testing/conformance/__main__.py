@@ -14,6 +14,7 @@ from dist_testing.backends import Backend, add_backends, backend_named, backends
 from dist_testing.conformance.catalogue import all_cells
 from dist_testing.conformance.cell import Status
 from dist_testing.conformance.choice import chosen_cells
+from dist_testing.conformance.contract import contract_page
 from dist_testing.conformance.expectations import Expectations, read_expectations, torch_version
 from dist_testing.conformance.features import feature_problems
 from dist_testing.conformance.matrix import Matrix, read_matrix
@@ -64,12 +65,16 @@ def _parser() -> argparse.ArgumentParser:
         help=f"limit of one cell (default: {CELL_LIMIT_S:.0f}); raise it on a busy machine",
     )
     parser.add_argument("--list", action="store_true", help="print the names of the chosen cells, and run none")
+    parser.add_argument("--contract", action="store_true", help="print the rows of the contract, and run no cell")
     parser.add_argument("--compare", metavar="FILE", help="matrix.json to compare with, in matrix.html")
     parser.add_argument("--merge", nargs="+", metavar="FILE", help="make one matrix of these, such as those of shards")
     return parser
 
 
 def _run(options: argparse.Namespace) -> int:
+    if options.contract:
+        print(contract_page(), end="")
+        return 0
     before = read_matrix(options.compare) if options.compare else None
     if options.merge:
         merged = read_matrix(options.merge[0])
@@ -89,7 +94,7 @@ def _run(options: argparse.Namespace) -> int:
     matrix = Matrix(backend.name, torch_version())
     problems = []
     started_s = time.monotonic()
-    preloads = any("functional" in cell.operation for cell in cells)
+    preloads = any(cell.functional for cell in cells)
     with CellSession(backend, preloads=preloads, limit_s=cell_limit("--cell-limit", options.cell_limit)) as session:
         try:
             for cell in cells:
@@ -102,15 +107,20 @@ def _run(options: argparse.Namespace) -> int:
             # Also after Ctrl-C: what is known stays known.
             if options.out:
                 write_matrix(matrix, Path(options.out), before)
+        lack = session.missing_need(cells[0].world_size)
     # A backend without a declaration has no features that could be untrue.
     notes = [] if options.module else feature_problems(matrix, backend)
+    if note := expectations.run_problem(lack):
+        notes.append(note)
     problems += notes
     for note in notes:
         print(f"FAILED {note}\n")
-    counts = ", ".join(f"{count} {name}" for name, count in sorted(matrix.counts().items()))
-    print(f"{len(matrix.cells)} cells of {backend.name} in {time.monotonic() - started_s:.1f} s: {counts}.")
+    seconds = time.monotonic() - started_s
+    print(f"{len(matrix.cells)} cells of {backend.name} in {seconds:.1f} s: {matrix.counts_text()}.")
     print(f"{len(matrix.deviations())} deviate from the contract; {len(problems)} end otherwise than expected.")
-    if not_run := next((e for e in matrix.cells.values() if e["status"] == Status.NOT_RUN.value), None):
+    if remark := matrix.remark():
+        print(remark)
+    elif not_run := next((e for e in matrix.cells.values() if e["status"] == Status.NOT_RUN.value), None):
         print(f"Not run: {not_run.get('detail', '')}")
     return 1 if problems else 0
 

@@ -86,13 +86,10 @@ def cell_named(name: str) -> Cell:
 
 
 def _contract(operation: str, op: str, dtype: str) -> Status:
-    if not op:
-        return Status.WORKS
-    # c10d asks `supports_complex` in these functions only.
+    # Products of complex numbers have a value. These functions alone ask c10d's `supports_complex`, which refuses them.
     asks = operation in ("all_reduce", "all_reduce_coalesced")
-    if asks and is_complex(dtype) and op not in ("sum", "avg", "premul_sum"):
-        return Status.REFUSES
-    return Status.WORKS if is_defined(op, dtype) else Status.REFUSES
+    refuses = op and (not is_defined(op, dtype) or (asks and op == "product" and is_complex(dtype)))
+    return Status.REFUSES if refuses else Status.WORKS
 
 
 def _as_cell(values: Mapping[str, Any]) -> Cell:

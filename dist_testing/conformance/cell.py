@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field
+import fnmatch
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 # Name of the group of all ranks, as `group=None`.
 WHOLE = "none"
@@ -48,6 +50,7 @@ class Cell:
         variant: What a script does, such as "twice"; "" for cells of the table.
         contract: The status that the contract asks for: works, or refuses where no value is defined.
         fresh: Whether it needs ranks of its own, without a default group.
+        functional: Whether it uses functional collectives, whose modules take a second to import.
     """
 
     row: str
@@ -63,6 +66,7 @@ class Cell:
     variant: str = ""
     contract: Status = Status.WORKS
     fresh: bool = False
+    functional: bool = False
 
     @property
     def name(self) -> str:
@@ -80,6 +84,11 @@ class Cell:
             f"w{self.world_size}",
         )
         return "/".join(part for part in parts if part)
+
+
+def matches(name: str, patterns: Iterable[str]) -> bool:
+    """Return whether one of the patterns covers the whole name of a cell; "*" stands for any text."""
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,4 +126,4 @@ class Result:
     status: Status
     detail: str = ""
     seconds: float = 0.0
-    lives: bool | None = field(default=None)
+    lives: bool | None = None

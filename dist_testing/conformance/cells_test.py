@@ -8,7 +8,6 @@ expectation file, and `CONFORMANCE_CELLS` chooses cells by patterns that are sep
 from __future__ import annotations
 
 import dataclasses
-import fnmatch
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from dist_testing.conformance.catalogue import all_cells
-from dist_testing.conformance.cell import Cell, Status
+from dist_testing.conformance.cell import Cell, Result, Status, matches
 from dist_testing.conformance.choice import chosen_cells
 from dist_testing.conformance.expectations import Expectations, read_expectations, torch_version
 from dist_testing.conformance.features import FEATURE_CELLS, feature_problems
@@ -63,6 +62,13 @@ class _Kit:
             self.expectations = dataclasses.replace(read, source=os.environ["CONFORMANCE_EXPECTATIONS"])
             self.expectations.check_cells(all_cells())
         self.matrix = Matrix(session.backend.name, torch_version())
+        self._results: dict[Cell, Result] = {}
+
+    def run(self, cell: Cell) -> Result:
+        """Run a cell, or return its result if it has run: two tests want the cells that show features."""
+        if cell not in self._results:
+            self._results[cell] = self.session.run(cell, self.expectations.status_of(cell))
+        return self._results[cell]
 
 
 @pytest.fixture(scope="session")
@@ -72,7 +78,10 @@ def kit(request: pytest.FixtureRequest) -> Iterator[_Kit]:
     assert session is not None, "the pytest plugin of dist_testing is not loaded"
     limit_s = cell_limit(_LIMIT, os.environ.get(_LIMIT))
     budget = request.config.stash.get(BUDGET_KEY, None)
-    with CellSession(session.engine.spec.backend, budget, limit_s=limit_s) as running:
+    items = [item for item in request.session.items if isinstance(item, pytest.Function) and hasattr(item, "callspec")]
+    cells = [item.callspec.params.get("cell") for item in items]
+    preloads = any(isinstance(cell, Cell) and cell.functional for cell in cells)
+    with CellSession(session.engine.spec.backend, budget, preloads=preloads, limit_s=limit_s) as running:
         one = _Kit(running)
         yield one
         if outputs := os.environ.get("TEST_UNDECLARED_OUTPUTS_DIR"):
@@ -83,16 +92,22 @@ def test_features(kit: _Kit) -> None:
     """The features in the declaration of the backend are what its cells show."""
     matrix = Matrix(kit.session.backend.name, torch_version())
     for cell in _CELLS:
-        if any(fnmatch.fnmatchcase(cell.name, pattern) for pattern in FEATURE_CELLS.values()):
-            matrix.add(kit.session.run(cell, kit.expectations.status_of(cell)), kit.expectations)
+        if matches(cell.name, FEATURE_CELLS.values()):
+            matrix.add(kit.run(cell), kit.expectations)
     problems = feature_problems(matrix, kit.session.backend)
     assert not problems, "\n\n".join(problems)
+
+
+def test_expectation_file(kit: _Kit) -> None:
+    """A file that says that the backend was not run is not used where it runs."""
+    problem = kit.expectations.run_problem(kit.session.missing_need(_CELLS[0].world_size))
+    assert not problem, problem
 
 
 @pytest.mark.parametrize("cell", _CELLS, ids=[cell.name for cell in _CELLS])
 def test_cell(kit: _Kit, cell: Cell) -> None:
     """The cell ends as the contract asks for, or as the expectation file says."""
-    result = kit.session.run(cell, kit.expectations.status_of(cell))
+    result = kit.run(cell)
     kit.matrix.add(result, kit.expectations)
     if result.status is Status.NOT_RUN:
         pytest.skip(result.detail)
@@ -101,5 +116,5 @@ def test_cell(kit: _Kit, cell: Cell) -> None:
 
 
 # Tells the front end that the cases of this file run on ranks, although no marker says so.
-for _test in (test_cell, test_features):
+for _test in (test_cell, test_expectation_file, test_features):
     _test.starts_ranks = True  # type: ignore[union-attr]

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Sequence
 
 from dist_testing.conformance.catalogue import WORLD_SIZES
-from dist_testing.conformance.cell import Cell
+from dist_testing.conformance.cell import Cell, matches
 from dist_testing.errors import UsageError
 
 
@@ -32,18 +31,13 @@ def chosen_cells(cells: Sequence[Cell], patterns: Sequence[str], world_sizes: st
             )
         sizes = {int(part) for part in parts}
     for pattern in patterns:
-        if not any(fnmatch.fnmatchcase(cell.name, pattern) for cell in cells):
+        if not any(matches(cell.name, [pattern]) for cell in cells):
             raise UsageError(
                 f"--cells={pattern}: no cell has such a name.\n"
                 'A pattern covers the whole name, and "*" stands for any text.\n'
                 "--list shows the names of all cells."
             )
-    chosen = [
-        cell
-        for cell in cells
-        if cell.world_size in sizes
-        and (not patterns or any(fnmatch.fnmatchcase(cell.name, pattern) for pattern in patterns))
-    ]
+    chosen = [cell for cell in cells if cell.world_size in sizes and (not patterns or matches(cell.name, patterns))]
     if not chosen:
         raise UsageError(
             f"--cells={','.join(patterns)} --world-sizes={world_sizes}: no cell fits both.\n"

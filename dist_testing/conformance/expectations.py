@@ -8,33 +8,41 @@ The file is JSON in the backend's own repository:
         "torch": ">=2.13"}]}
 
 It is strict both ways: a cell that ends otherwise than its row says fails, also if it works.
+
+The file of a backend that was never run has no rows:
+
+    {"schema": 1, "backend": "mpi", "not_run": "absent: torch's wheels are built without MPI", "rows": []}
+
+It claims nothing about the backend. A run in which cells do run fails until the file says what they did.
 """
 
 from __future__ import annotations
 
 import datetime
-import fnmatch
+import functools
 import importlib.metadata
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dist_testing.conformance.cell import Cell, Result, Status
+from dist_testing.codec import WrongValueError, shape_of
+from dist_testing.conformance.cell import Cell, Result, Status, matches
+from dist_testing.conformance.contract import ROWS
 from dist_testing.errors import UsageError
 
 SCHEMA = 1
-_REQUIRED = ("cells", "status", "reason", "link", "until")
-_OPTIONAL = ("except", "torch")
-# "not run" leaves out cells that do not end alike every time.
-_STATUSES = tuple(Status)
+# Key of a row to its type. The status "not run" leaves out cells that do not end alike every time.
+_REQUIRED = {"cells": tuple[str, ...], "status": Status, "reason": str, "link": str, "until": str}
+_OPTIONAL = {"except": tuple[str, ...], "torch": str}
 _CONDITION = re.compile(r"(>=|<=|==|<|>)(\d+)\.(\d+)")
 # A reason has to say something.
 _LEAST_REASON = 10
 
 
+@functools.cache
 def torch_version() -> str:
     """Return the version of the installed torch, without importing it."""
     return importlib.metadata.version("torch")
@@ -66,11 +74,7 @@ class Row:
 
     def covers(self, name: str) -> bool:
         """Return whether the row is about the cell of this name."""
-        return _matches(name, self.cells) and not _matches(name, self.excluded)
-
-
-def _matches(name: str, patterns: Iterable[str]) -> bool:
-    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+        return matches(name, self.cells) and not matches(name, self.excluded)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +84,12 @@ class Expectations:
     Attributes:
         rows: The rows of its file; the first one that covers a cell counts.
         source: Name of the file, for errors.
+        not_run: Why no run on this backend has been made; "" if the rows are what runs have shown.
     """
 
     rows: tuple[Row, ...] = ()
     source: str = "no expectation file"
+    not_run: str = ""
 
     def row_of(self, cell: Cell) -> Row | None:
         """Return the row that covers a cell; None if the contract alone counts."""
@@ -104,7 +110,7 @@ class Expectations:
         if row is None:
             return (
                 f"{seen}\n"
-                f"Row {cell.row} of the contract asks for {cell.contract.value}.\n"
+                f"Row {cell.row} of the contract asks for {cell.contract.value}: {ROWS[cell.row]}\n"
                 "Correct the backend, or declare the deviation in its expectation file with reason, link and date "
                 "(docs/conformance.md)."
             )
@@ -113,6 +119,20 @@ class Expectations:
             f"{seen}\n"
             f"Row {row.number} of {self.source} expects {row.status.value}: {row.reason} ({row.link}).\n"
             f"The backend has changed, or the row covers too much. {way_out}"
+        )
+
+    def run_problem(self, lack: str | None) -> str:
+        """Return the problem of a file that says that its backend was not run, in a run of it; "" if there is none.
+
+        Args:
+            lack: Why the cells of this run cannot run here; None if they can.
+        """
+        if not self.not_run or lack is not None:
+            return ""
+        return (
+            f"{self.source} says that the backend was not run ({self.not_run}), but cells of this run did run.\n"
+            "The file was written where the backend is not, so nothing in it is known about the cells.\n"
+            "Take not_run out of the file, and declare each deviation that this run shows as a row."
         )
 
     def check_cells(self, cells: Sequence[Cell]) -> None:
@@ -158,49 +178,54 @@ def read_expectations(path: str | Path, backend: str, today: datetime.date | Non
         raise _bad(path, "it is no object with schema = 1 and a list rows")
     if content.get("backend") != backend:
         raise _bad(path, f"it is for backend {content.get('backend')!r}, and the run tests {backend!r}")
+    if unknown := sorted(content.keys() - {"schema", "backend", "not_run", "rows"}):
+        raise _bad(path, f"it has the unknown key {unknown[0]!r}")
+    not_run = content.get("not_run", "")
+    if "not_run" in content and (not isinstance(not_run, str) or len(not_run.strip()) < _LEAST_REASON):
+        raise _bad(path, f"not_run = {not_run!r} says nothing")
+    if not_run and content["rows"]:
+        raise _bad(path, "it says that the backend was not run, and has rows, which only a run can show")
     today = today or datetime.date.today()
-    return Expectations(
-        tuple(_row(path, number, entry, today) for number, entry in enumerate(content["rows"], 1)), str(path)
-    )
+    rows = tuple(_row(path, number, entry, today) for number, entry in enumerate(content["rows"], 1))
+    return Expectations(rows, str(path), not_run)
 
 
 def _row(path: str | Path, number: int, entry: Any, today: datetime.date) -> Row:
     where = f"row {number}"
     if not isinstance(entry, dict):
         raise _bad(path, f"{where} is {entry!r}; expected an object")
-    if unknown := sorted(entry.keys() - {*_REQUIRED, *_OPTIONAL}):
-        raise _bad(
-            path, f"{where} has the unknown key {unknown[0]!r}; the keys are {', '.join((*_REQUIRED, *_OPTIONAL))}"
-        )
+    keys: dict[str, Any] = {**_REQUIRED, **_OPTIONAL}
+    if unknown := sorted(entry.keys() - keys):
+        raise _bad(path, f"{where} has the unknown key {unknown[0]!r}; the keys are {', '.join(keys)}")
     if missing := [key for key in _REQUIRED if not entry.get(key)]:
         raise _bad(path, f"{where} has no {missing[0]}")
-    for key in ("cells", "except"):
-        patterns = entry.get(key, [])
-        if not isinstance(patterns, list) or not all(isinstance(pattern, str) and pattern for pattern in patterns):
-            raise _bad(path, f"{where}: {key} = {patterns!r}; expected a list of patterns")
-    for key in ("status", "reason", "link", "until", "torch"):
-        if not isinstance(entry.get(key, ""), str):
-            raise _bad(path, f"{where}: {key} = {entry[key]!r}; expected a text")
-    if entry["status"] not in [status.value for status in _STATUSES]:
-        known = ", ".join(status.value for status in _STATUSES)
-        raise _bad(path, f"{where}: status = {entry['status']!r}; expected one of {known}")
-    if len(entry["reason"].strip()) < _LEAST_REASON or entry["reason"].strip().upper().startswith("TODO"):
-        raise _bad(path, f"{where}: reason = {entry['reason']!r} says nothing")
+    values: dict[str, Any] = {"except": (), "torch": ""}
+    for key, value in entry.items():
+        try:
+            values[key] = shape_of(keys[key]).read(value)
+        except WrongValueError as error:
+            raise _bad(path, f"{where}: {key} = {error}") from None
+    if "" in (*values["cells"], *values["except"]):
+        raise _bad(path, f"{where} has an empty pattern")
+    reason = values["reason"].strip()
+    if len(reason) < _LEAST_REASON or reason.upper().startswith("TODO"):
+        raise _bad(path, f"{where}: reason = {reason!r} says nothing")
     try:
-        until = datetime.date.fromisoformat(entry["until"])
+        until = datetime.date.fromisoformat(values["until"])
     except ValueError:
-        raise _bad(path, f"{where}: until = {entry['until']!r}; expected a date such as 2027-06-30") from None
+        raise _bad(path, f"{where}: until = {values['until']!r}; expected a date such as 2027-06-30") from None
     if until < today:
-        raise _bad(path, f"{where} ({', '.join(entry['cells'])}) was to be looked at again by {until}")
+        raise _bad(path, f"{where} ({', '.join(values['cells'])}) was to be looked at again by {until}")
+    is_active = _holds(path, where, values["torch"])
     return Row(
         number,
-        tuple(entry["cells"]),
-        tuple(entry.get("except", [])),
-        Status(entry["status"]),
-        entry["reason"],
-        entry["link"],
+        values["cells"],
+        values["except"],
+        values["status"],
+        values["reason"],
+        values["link"],
         until,
-        _holds(path, where, entry.get("torch", "")),
+        is_active,
     )
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import fnmatch
-
 from dist_testing.backends import Backend
-from dist_testing.conformance.cell import Status
+from dist_testing.conformance.cell import Status, matches
 from dist_testing.conformance.matrix import Matrix
 
 # Feature to the cells that show it. No cell shows `needs_no_gloo`, which is about builds of torch, and `uneven_gather`.
@@ -33,7 +31,7 @@ def feature_problems(matrix: Matrix, backend: Backend) -> list[str]:
         statuses = {
             name: entry["status"]
             for name, entry in matrix.cells.items()
-            if fnmatch.fnmatchcase(name, pattern) and entry["status"] != Status.NOT_RUN.value
+            if matches(name, [pattern]) and entry["status"] != Status.NOT_RUN.value
         }
         # The cells move CPU tensors only where the backend's device is the CPU.
         if not statuses or (feature == "cpu_tensors" and backend.device != "cpu"):

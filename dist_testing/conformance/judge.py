@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from dist_testing.case import CaseResult
 from dist_testing.conformance.cell import Cell, Observation, Result, Seen, Status
+from dist_testing.conformance.groups import members
 from dist_testing.outcomes import CRASHES, Cause, Kind, RankOutcome, exit_name
 
 # A call that fails after this share of its limit has waited for something that never came.
@@ -38,8 +39,8 @@ def judge(cell: Cell, result: CaseResult, observed: Mapping[int, Observation], l
 
 
 def _crash(outcome: RankOutcome) -> str:
-    how = exit_name(-(outcome.signal or 0)) if outcome.kind is Kind.SIGNALLED else f"exit code {outcome.exit_code}"
-    return f"rank {outcome.rank}: {how}"
+    code = -(outcome.signal or 0) if outcome.kind is Kind.SIGNALLED else outcome.exit_code or 0
+    return f"rank {outcome.rank}: {exit_name(code)}"
 
 
 def _not_observed(cell: Cell, result: CaseResult, missing: Sequence[RankOutcome], seconds: float) -> Result:
@@ -70,16 +71,10 @@ def _status(cell: Cell, every: Sequence[Observation], limit_s: float) -> tuple[S
     if late := [one for one in errors if one.seconds >= _LATE_SHARE * limit_s]:
         return Status.HANGS, f"until the limit of the group: {_told(late)}"
     told = _told(errors)
-    if cell.group and len(errors) < len(every):
-        # Ranks outside of the group have nothing to refuse.
-        from dist_testing.conformance.groups import members
-
-        inside = members(cell.group, cell.world_size)
-        if {one.rank for one in errors} >= set(inside):
-            return Status.REFUSES, told
-    if len(errors) < len(every):
-        return Status.WRONG, f"only some ranks refuse: {told}"
-    return Status.REFUSES, told
+    # Ranks outside of the group have nothing to refuse.
+    if {one.rank for one in errors} >= set(members(cell.group, cell.world_size)):
+        return Status.REFUSES, told
+    return Status.WRONG, f"only some ranks refuse: {told}"
 
 
 def _told(some: Sequence[Observation]) -> str:

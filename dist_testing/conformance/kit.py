@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -87,6 +86,19 @@ class Kit:
         """Return the handle of a group by its name (`groups.GROUPS`)."""
         return self._groups.get(self.dist, name, self.size)
 
+    def init(self, seconds: float | None = None, **more: Any) -> None:
+        """Make the default group of all ranks.
+
+        Args:
+            seconds: Its limit; None for torch's.
+            **more: More arguments of `torch.distributed.init_process_group`, or others in place of the world's own. By
+                default the group uses the world's store.
+        """
+        if seconds is not None:
+            more["timeout"] = timedelta(seconds=seconds)
+        own = {"store": self.world.store, "rank": self.rank, "world_size": self.size}
+        self.dist.init_process_group(self.backend, **{**own, **more})
+
     def new_group(self, ranks: Sequence[int] | None = None, seconds: float | None = None, **more: Any) -> Any:
         """Make a group of this cell's own. The cell destroys it at its end.
 
@@ -108,7 +120,7 @@ class Kit:
         """Return a key of the world's store that no other cell uses."""
         return f"cell/{self._number}/{name}"
 
-    def meet(self, seconds: float | None = None) -> None:
+    def meet(self) -> None:
         """Wait until all ranks of the world have come here, by the store and not by the backend.
 
         Raises:
@@ -119,10 +131,7 @@ class Kit:
         store = self.world.store
         if store.add(f"{key}/arrived", 1) == self.size:
             store.set(f"{key}/open", "1")
-        if seconds is None:
-            store.wait([f"{key}/open"])
-        else:
-            store.wait([f"{key}/open"], timedelta(seconds=seconds))
+        store.wait([f"{key}/open"])
 
     def need(self, name: str) -> Any:
         """Return a function of `torch.distributed` that not every version of torch has.
@@ -184,22 +193,6 @@ class Kit:
                 raise WrongError(f"{type(error).__name__} without {pattern!r}: {first_line(error)}") from error
             return
         raise WrongError(f"no error; expected {wanted}{f' with {pattern!r}' if pattern else ''}")
-
-    @contextmanager
-    def environment(self, **values: str | None) -> Iterator[None]:
-        """Set variables for a block; None removes one."""
-        before = dict(os.environ)
-        try:
-            for name, value in values.items():
-                os.environ.pop(name, None)
-                if value is not None:
-                    os.environ[name] = value
-            yield
-        finally:
-            for name in values:
-                os.environ.pop(name, None)
-                if name in before:
-                    os.environ[name] = before[name]
 
     def refused(self, call: Callable[[], Any]) -> str:
         """Call something that must fail with any clean error, and return the error's first line.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ class Matrix:
         backend: Name of the backend.
         torch: Version of torch.
         cells: Name of a cell to an object with `status`, `contract`, `row`, `seconds`, `detail`, and, for a deviation,
-            `reason` and `link`.
+            `reason` and `link`. A backend whose file says that it was not run has the reason, too.
     """
 
     backend: str
@@ -46,6 +46,8 @@ class Matrix:
             entry["group_lives"] = result.lives
         if (row := expectations.row_of(result.cell)) is not None:
             entry |= {"reason": row.reason, "link": row.link}
+        elif expectations.not_run:
+            entry["reason"] = expectations.not_run
         self.cells[result.cell.name] = entry
 
     def merge(self, other: Matrix) -> None:
@@ -67,13 +69,25 @@ class Matrix:
         """Return how many cells ended how."""
         return Counter(str(entry["status"]) for entry in self.cells.values())
 
+    @property
+    def title(self) -> str:
+        """The heading of pages about it."""
+        return f"Capability matrix of {self.backend}, torch {self.torch}"
+
+    def counts_text(self) -> str:
+        """Return the counts as text, such as "1 refuses, 7 works"."""
+        return ", ".join(f"{count} {name}" for name, count in sorted(self.counts().items()))
+
+    def remark(self) -> str:
+        """Return a sentence for a matrix without any cell that has run; "" for others."""
+        if any(entry["status"] != Status.NOT_RUN.value for entry in self.cells.values()):
+            return ""
+        details = dict.fromkeys(entry.get("detail", "") for entry in self.cells.values())
+        return f"No cell has run, so nothing is known about the backend: {'; '.join(details)}"
+
     def deviations(self) -> dict[str, dict[str, Any]]:
         """Return the cells that ended otherwise than the contract asks for."""
-        return {
-            name: entry
-            for name, entry in self.cells.items()
-            if entry["status"] not in (entry["contract"], Status.NOT_RUN.value)
-        }
+        return {name: entry for name, entry in self.cells.items() if _deviates(entry)}
 
     def to_json(self) -> str:
         """Return the text of matrix.json."""
@@ -123,14 +137,17 @@ def _status(cells: Mapping[str, Mapping[str, Any]], name: str) -> str:
     return str(cells[name]["status"]) if name in cells else ""
 
 
+def _deviates(entry: Mapping[str, Any]) -> bool:
+    return entry["status"] not in (entry["contract"], Status.NOT_RUN.value)
+
+
 def operations(matrix: Matrix) -> dict[str, Counter[str]]:
     """Return the counts of statuses by operation, sorted by name."""
     found: dict[str, Counter[str]] = {}
     for name, entry in sorted(matrix.cells.items()):
         counts = found.setdefault(name.partition("/")[0], Counter())
         counts[entry["status"]] += 1
-        if entry["status"] not in (entry["contract"], Status.NOT_RUN.value):
-            counts["deviations"] += 1
+        counts["deviations"] += _deviates(entry)
     return found
 
 
@@ -138,11 +155,11 @@ def markdown(matrix: Matrix) -> str:
     """Return the matrix as Markdown: one line per operation, then the deviations by reason."""
     statuses = [status.value for status in Status]
     lines = [
-        f"# Capability matrix of {matrix.backend}, torch {matrix.torch}",
+        f"# {matrix.title}",
         "",
-        f"{len(matrix.cells)} cells: "
-        + ", ".join(f"{count} {name}" for name, count in sorted(matrix.counts().items())),
+        f"{len(matrix.cells)} cells: {matrix.counts_text()}",
         "",
+        *([matrix.remark(), ""] if matrix.remark() else []),
         f"| operation | {' | '.join(statuses)} | deviations |",
         "|---|" + "---|" * (len(statuses) + 1),
     ]
@@ -168,10 +185,3 @@ def markdown(matrix: Matrix) -> str:
 
 def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ")
-
-
-def texts_of(matrix: Matrix, names: Sequence[str]) -> list[str]:
-    """Return one line per named cell: name, status and detail."""
-    return [
-        f"{name}: {matrix.cells[name]['status']}: {matrix.cells[name].get('detail', '')}".rstrip(": ") for name in names
-    ]

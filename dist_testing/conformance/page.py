@@ -15,7 +15,7 @@ table{border-collapse:collapse;margin:1em 0}
 td,th{border:1px solid #ccc;padding:2px 8px;text-align:left;vertical-align:top}
 td.n{text-align:right}.works{background:#e3f6e3}.refuses{background:#fff3cd}.wrong,.crashes{background:#f8d0d0}
 .hangs{background:#f3d3f3}.not-run{background:#eee}code{font-size:12px}summary{cursor:pointer}
-</style></head><body><h1>$title</h1><p>$counts</p>$difference
+</style></head><body><h1>$title</h1><p>$counts</p>$remark$difference
 <h2>Deviations</h2>$deviations<h2>By operation</h2>$operations<h2>All cells</h2>$cells</body></html>
 """)
 
@@ -27,11 +27,10 @@ def page(matrix: Matrix, before: Matrix | None = None) -> str:
         matrix: The matrix.
         before: Another matrix, of another torch or backend; the page then begins with the difference. Default: none.
     """
-    title = f"Capability matrix of {matrix.backend}, torch {matrix.torch}"
-    counts = ", ".join(f"{count} {name}" for name, count in sorted(matrix.counts().items()))
     return _PAGE.substitute(
-        title=escape(title),
-        counts=escape(f"{len(matrix.cells)} cells: {counts}"),
+        title=escape(matrix.title),
+        counts=escape(f"{len(matrix.cells)} cells: {matrix.counts_text()}"),
+        remark=f"<p><b>{escape(matrix.remark())}</b></p>" if matrix.remark() else "",
         difference="" if before is None else _difference(before, matrix),
         deviations=_deviations(matrix),
         operations=_operations(matrix),

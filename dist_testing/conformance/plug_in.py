@@ -13,8 +13,8 @@ from dist_testing.errors import UsageError
 _LIMIT_S = 120.0
 _CODE = """
 import importlib, json, sys
-import torch.distributed as dist
 importlib.import_module(sys.argv[1])
+import torch.distributed as dist
 name = sys.argv[2].lower()
 print("kit:" + json.dumps({
     "registered": name in dist.Backend.backend_list,

@@ -8,14 +8,15 @@ import itertools
 import json
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
 from dist_testing.backends import Backend
 from dist_testing.budget import MAX_TIMEOUT_S, Budget
 from dist_testing.case import Case, CaseBody
-from dist_testing.conformance.cell import Cell, Observation, Result, Seen, Status
+from dist_testing.codec import shape_of
+from dist_testing.conformance.cell import Cell, Observation, Result, Status
 from dist_testing.conformance.judge import judge
 from dist_testing.conformance.on_rank.front_end import CellContext
 from dist_testing.engine.engine import Engine
@@ -120,28 +121,30 @@ class CellSession:
         """
         if expected is Status.NOT_RUN:
             return Result(cell, Status.NOT_RUN, _LEFT_OUT)
-        if missing := self._missing_need(cell.world_size):
+        if missing := self.missing_need(cell.world_size):
             return Result(cell, Status.NOT_RUN, missing)
-        first = self._once(cell)
+        # A cell that must hang tells so by the default limit, too, and costs the whole of it.
+        limit_s = min(self._limit_s, CELL_LIMIT_S) if expected is Status.HANGS else self._limit_s
+        first = self._once(cell, limit_s)
         if first.status is (expected or cell.contract) or first.status is Status.NOT_RUN:
             return first
-        alone = self._once(cell, alone=True)
+        alone = self._once(cell, limit_s, alone=True)
         if alone.status is first.status:
             return alone
         remark = f"(among other cells: {first.status.value}, {first.detail})"
         return dataclasses.replace(alone, detail=f"{alone.detail} {remark}".strip())
 
-    def run_all(self, cells: Iterable[Cell], expected: Callable[[Cell], Status]) -> Iterable[Result]:
-        """Run cells one after the other, and yield each result."""
-        for cell in cells:
-            yield self.run(cell, expected(cell))
+    def missing_need(self, world_size: int) -> str | None:
+        """Return why a world of this size cannot run here; None if it can.
 
-    def _missing_need(self, world_size: int) -> str | None:
+        Raises:
+            UsageError: If the import of the backend's module fails.
+        """
         if world_size not in self._missing:
             self._missing[world_size] = missing_need(self._spec, world_size)
         return self._missing[world_size]
 
-    def _once(self, cell: Cell, *, alone: bool = False) -> Result:
+    def _once(self, cell: Cell, limit_s: float, *, alone: bool = False) -> Result:
         directory = self._directory / str(next(self._numbers))
         directory.mkdir()
         pool = "" if cell.fresh or alone else "cells"
@@ -158,7 +161,7 @@ class CellSession:
                 keeps_state=True,
                 keeps_groups=True,
             ),
-            timeout_s=self._limit_s,
+            timeout_s=limit_s,
             isolation=self._isolation.name,
             pool=pool,
             init=not cell.fresh,
@@ -166,13 +169,10 @@ class CellSession:
         result = self._engine.run(case)
         observed = _read(directory)
         shutil.rmtree(directory, ignore_errors=True)
-        return judge(cell, result, observed, self._limit_s)
+        return judge(cell, result, observed, limit_s)
 
 
 def _read(directory: Path) -> dict[int, Observation]:
-    found = {}
-    for file in directory.glob("rank-*.json"):
-        fields = json.loads(file.read_text(encoding="utf-8"))
-        one = Observation(**{**fields, "seen": Seen(fields["seen"])})
-        found[one.rank] = one
-    return found
+    read = shape_of(Observation).read
+    every = [read(json.loads(file.read_text(encoding="utf-8"))) for file in directory.glob("rank-*.json")]
+    return {one.rank: one for one in every}

@@ -36,13 +36,6 @@ def jeffreys(failures: int, runs: int, share: float) -> float:
     return beta_quantile(share, failures + 0.5, runs - failures + 0.5)
 
 
-def upper_bound(failures: int, runs: int, confidence: float = 0.95) -> float:
-    """Return the rate that `failures` in `runs` exclude with `confidence`: the exact bound of Clopper and Pearson."""
-    if failures >= runs:
-        return 1.0
-    return beta_quantile(confidence, failures + 1.0, float(runs - failures))
-
-
 def runs_to_claim(failures: int, runs: int, rate: float = 0.01, confidence: float = 0.95) -> int:
     """Return how many more runs without failure allow the claim that the rate is below `rate`.
 

@@ -59,11 +59,8 @@ def flat(given: Any) -> Any:
     """Return tensors over the same memory, as if the given ones were contiguous."""
     if isinstance(given, list):
         return [flat(one) for one in given]
-    steps, step = [], 1
-    for length in reversed(given.shape):
-        steps.append(step)
-        step *= max(1, length)
-    return given.as_strided(given.shape, tuple(reversed(steps)), given.storage_offset())
+    steps = torch.empty(given.shape, device="meta").stride()
+    return given.as_strided(given.shape, steps, given.storage_offset())
 
 
 def global_root(group: Any, root: int) -> int:

@@ -5,16 +5,106 @@ from __future__ import annotations
 import itertools
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dist_testing.conformance.catalogue import WORLD_SIZES, all_cells, table_cells
+from dist_testing.conformance.cell import matches
+from dist_testing.conformance.contract import ROWS, WITHOUT_CELL, contract_page
 from dist_testing.conformance.groups import GROUPS, members, root_of
 from dist_testing.conformance.pairwise import pairwise
 
-# Names of `distributed_c10d.__all__` that no cell has as its operation, each with the cell that is about it.
+# Every public name of `distributed_c10d`, over all builds of torch.
+NAMES = (
+    "AllToAllOptions",
+    "AllreduceCoalescedOptions",
+    "AllreduceOptions",
+    "Backend",
+    "BackendConfig",
+    "BarrierOptions",
+    "BroadcastOptions",
+    "DebugLevel",
+    "GatherOptions",
+    "GroupMember",
+    "GroupName",
+    "P2POp",
+    "PrefixStore",
+    "ProcessGroup",
+    "ProcessGroupGloo",
+    "ProcessGroupMPI",
+    "ProcessGroupNCCL",
+    "ProcessGroupUCC",
+    "ProcessGroupXCCL",
+    "ReduceOp",
+    "ReduceOptions",
+    "ReduceScatterOptions",
+    "ScatterOptions",
+    "Store",
+    "Work",
+    "all_gather",
+    "all_gather_coalesced",
+    "all_gather_into_tensor",
+    "all_gather_object",
+    "all_gather_single",
+    "all_reduce",
+    "all_reduce_coalesced",
+    "all_to_all",
+    "all_to_all_single",
+    "barrier",
+    "batch_isend_irecv",
+    "broadcast",
+    "broadcast_object_list",
+    "default_pg_timeout",
+    "destroy_process_group",
+    "gather",
+    "gather_object",
+    "get_backend",
+    "get_backend_config",
+    "get_debug_level",
+    "get_default_backend_for_device",
+    "get_global_rank",
+    "get_group_rank",
+    "get_node_local_rank",
+    "get_pg_count",
+    "get_process_group_ranks",
+    "get_rank",
+    "get_world_size",
+    "group",
+    "init_process_group",
+    "irecv",
+    "is_backend_available",
+    "is_gloo_available",
+    "is_initialized",
+    "is_mpi_available",
+    "is_nccl_available",
+    "is_torchelastic_launched",
+    "is_ucc_available",
+    "is_xccl_available",
+    "isend",
+    "monitored_barrier",
+    "new_group",
+    "new_subgroups",
+    "new_subgroups_by_enumeration",
+    "record_comm",
+    "recv",
+    "recv_object_list",
+    "reduce",
+    "reduce_op",
+    "reduce_scatter",
+    "reduce_scatter_single",
+    "reduce_scatter_tensor",
+    "scatter",
+    "scatter_object_list",
+    "send",
+    "send_object_list",
+    "shrink_group",
+    "split_group",
+    "supports_complex",
+)
+# Those that no cell has as its operation, each with the cell that is about it.
 _ELSEWHERE = {
     "GroupName": "a type for annotations; it has no behaviour",
     "PrefixStore": "init_process_group/prefix_store",
@@ -68,17 +158,14 @@ def test_the_list_is_the_same_in_every_process() -> None:
 
 
 def test_every_public_name_of_c10d_has_a_cell() -> None:
-    """A name that the installed torch adds must get a cell, or a reason why it has none."""
+    """Of all builds and versions; a name that the installed torch adds must get a cell, or a reason why it has none."""
     import torch.distributed.distributed_c10d as c10d
 
     operations = {cell.operation for cell in all_cells()} | {cell.variant for cell in all_cells()}
-    aliases = {"send": "send_recv", "isend": "send_recv"}
-    missing = [
-        name
-        for name in c10d.__all__
-        if name not in operations and aliases.get(name) not in operations and name not in _ELSEWHERE
-    ]
+    missing = [name for name in {*NAMES, *c10d.__all__} if name not in operations and name not in _ELSEWHERE]
     assert missing == []
+    assert set(c10d.__all__) <= set(NAMES)
+    assert len(NAMES) == len(set(NAMES)) >= 81
 
 
 def test_reasons_name_cells_that_exist() -> None:
@@ -91,9 +178,22 @@ def test_reasons_name_cells_that_exist() -> None:
 
 
 def test_every_row_of_the_contract_has_cells() -> None:
-    """Sections 1 to 11."""
-    sections = {cell.row.partition(".")[0] for cell in all_cells()}
-    assert {str(number) for number in range(1, 12)} <= sections
+    """Or a reason, which names cells of other rows or says why none can show it."""
+    rows = {cell.row for cell in all_cells()}
+    assert rows <= set(ROWS)
+    assert set(ROWS) - rows == set(WITHOUT_CELL)
+    assert {str(number) for number in range(1, 12)} <= {row.partition(".")[0] for row in rows}
+    for row, reason in WITHOUT_CELL.items():
+        patterns = [word for word in reason.split() if "/" in word]
+        assert patterns or len(reason) > 20, row
+        for pattern in patterns:
+            assert any(matches(cell.name, [pattern]) for cell in all_cells()), pattern
+
+
+def test_the_page_of_the_contract_is_up_to_date() -> None:
+    """`python -m dist_testing.conformance --contract > docs/conformance_contract.md` writes it anew."""
+    page = Path(__file__).resolve().parents[2] / "docs" / "conformance_contract.md"
+    assert page.read_text(encoding="utf-8") == contract_page()
 
 
 def test_the_table_has_every_world_layout_and_group() -> None:

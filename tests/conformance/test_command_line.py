@@ -6,9 +6,13 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
+
+from dist_testing.conformance.__main__ import main
 
 # A backend of another project: torch's own gloo under another name, whose broadcast can forget the root.
 PLUG_IN = """
@@ -23,12 +27,21 @@ dist.Backend.register_backend("nowhere", create, devices=[])
 """
 
 
-def conformance(*arguments: str, folder: Path, limit_s: float = 120) -> subprocess.CompletedProcess[str]:
-    """Run the command line in a folder that Python finds modules in."""
-    env = {name: value for name, value in os.environ.items() if not name.startswith(("TEST_", "RUNFILES_", "XML_"))}
-    env["PYTHONPATH"] = os.pathsep.join([str(folder), *(path or os.getcwd() for path in sys.path)])
-    command = [sys.executable, "-m", "dist_testing.conformance", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=limit_s, cwd=folder, env=env)
+def run(
+    *arguments: str, folder: Path, limit_s: float = 180, env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run `python -m` with these arguments, in a folder that Python finds modules in."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("TEST_", "RUNFILES_", "XML_"))}
+    kept["PYTHONPATH"] = os.pathsep.join([str(folder), *(path or os.getcwd() for path in sys.path)])
+    return subprocess.run(
+        [sys.executable, "-m", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=limit_s,
+        cwd=folder,
+        env={**kept, **(env or {})},
+    )
 
 
 def test_a_cell_from_the_command_line_to_the_matrix(tmp_path: Path) -> None:
@@ -43,7 +56,8 @@ def test_a_cell_from_the_command_line_to_the_matrix(tmp_path: Path) -> None:
     }
     file = tmp_path / "conformance.json"
     file.write_text(json.dumps({"schema": 1, "backend": "gloo", "rows": [row]}), encoding="utf-8")
-    done = conformance(
+    done = run(
+        "dist_testing.conformance",
         "--backend=gloo",
         "--cells=broadcast/*/odd/*",
         "--world-sizes=2",
@@ -61,7 +75,8 @@ def test_a_cell_from_the_command_line_to_the_matrix(tmp_path: Path) -> None:
 def test_a_foreign_backend(tmp_path: Path) -> None:
     """A plug-in of a consumer's needs no declaration; an undeclared deviation ends with status 1."""
     (tmp_path / "foreign_plug_in.py").write_text(PLUG_IN, encoding="utf-8")
-    done = conformance(
+    done = run(
+        "dist_testing.conformance",
         "--backend=foreign",
         "--import=foreign_plug_in",
         "--cells=scatter/*/strided/odd/*",
@@ -94,54 +109,65 @@ def test_a_foreign_backend(tmp_path: Path) -> None:
         (["--merge", "absent.json"], "no capability matrix"),
     ],
 )
-def test_bad_command_lines(tmp_path: Path, arguments: list[str], text: str) -> None:
-    """Three lines, status 2, no traceback."""
+def test_bad_command_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str], text: str
+) -> None:
+    """Three lines, status 2. The import of a plug-in has a process of its own, which finds the modules of this one."""
     (tmp_path / "foreign_plug_in.py").write_text(PLUG_IN, encoding="utf-8")
-    done = conformance(*arguments, folder=tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert main(arguments) == 2
+    told = capsys.readouterr().err
+    assert text in told
+    assert len(told.strip().splitlines()) == 3
+
+
+def test_a_bad_command_line_ends_the_process(tmp_path: Path) -> None:
+    """The same without this process: status 2, no traceback."""
+    done = run("dist_testing.conformance", "--backend=glo", folder=tmp_path)
     assert done.returncode == 2, done.stdout + done.stderr
-    assert text in done.stderr
+    assert "Did you mean 'gloo'" in done.stderr
     assert "Traceback" not in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 3
 
 
-def test_the_list_needs_no_backend(tmp_path: Path) -> None:
+def test_the_list_needs_no_backend(capsys: pytest.CaptureFixture[str]) -> None:
     """--list prints names that --cells takes."""
-    done = conformance("--list", "--cells=barrier/*", "--world-sizes=2", folder=tmp_path)
-    assert done.returncode == 0
-    assert "barrier/waits_for_all/w2" in done.stdout.split()
+    assert main(["--list", "--cells=barrier/*", "--world-sizes=2"]) == 0
+    assert "barrier/waits_for_all/w2" in capsys.readouterr().out.split()
+
+
+def test_the_contract_needs_no_backend(capsys: pytest.CaptureFixture[str]) -> None:
+    """--contract prints a row for each number that a matrix names."""
+    assert main(["--contract"]) == 0
+    assert "| 7.6 | `scatter`" in capsys.readouterr().out
+
+
+def test_a_backend_that_is_not_here(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing runs, and the matrix claims nothing; its file says the same, and holds no row."""
+    if dist.is_mpi_available():
+        pytest.skip("this torch has MPI")
+    file = tmp_path / "conformance.json"
+    file.write_text('{"schema": 1, "backend": "mpi", "not_run": "torch was built without it", "rows": []}')
+    arguments = ["--backend=mpi", "--cells=barrier/*", f"--expectations={file}", f"--out={tmp_path / 'out'}"]
+    assert main(arguments) == 0
+    assert "No cell has run, so nothing is known" in capsys.readouterr().out
+    content = json.loads((tmp_path / "out" / "matrix.json").read_text(encoding="utf-8"))
+    assert set(content["counts"]) == {"not run"}
+    assert all(entry["reason"] == "torch was built without it" for entry in content["cells"].values())
+    for name in ("matrix.md", "matrix.html"):
+        assert "No cell has run" in (tmp_path / "out" / name).read_text(encoding="utf-8")
 
 
 def test_a_single_cell_by_pytest(tmp_path: Path) -> None:
     """A node id runs one cell, for debugging; a deviation fails with the text of the kit."""
     from dist_testing.conformance import cells_test
 
-    env = {name: value for name, value in os.environ.items() if not name.startswith(("TEST_", "RUNFILES_", "XML_"))}
-    env |= {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path), "CONFORMANCE_CELL_LIMIT": "60"}
     nodes = [
         f"{cells_test.__file__}::test_cell[{name}]"
         for name in ("barrier/waits_for_all/w2", "reduce_scatter_tensor/handle_completes/w2")
     ]
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-p",
-            "dist_testing.frontends.pytest.plugin",
-            "-p",
-            "no:cacheprovider",
-            "--import-mode=importlib",
-            "--dist-backend=gloo",
-            "-q",
-            f"--rootdir={tmp_path}",
-            *nodes,
-        ],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=180,
-        env=env,
-        cwd=tmp_path,
-    )
+    options = ["-p", "dist_testing.frontends.pytest.plugin", "-p", "no:cacheprovider", "--import-mode=importlib"]
+    options += ["--dist-backend=gloo", "-q", f"--rootdir={tmp_path}"]
+    done = run("pytest", *options, *nodes, folder=tmp_path, env={"CONFORMANCE_CELL_LIMIT": "60"})
     assert "1 failed, 1 passed" in done.stdout, done.stdout + done.stderr
     assert "is not completed after wait()" in done.stdout

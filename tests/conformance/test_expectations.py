@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dist_testing.backends import backend_named
+from dist_testing.backends import backend_named, backends
 from dist_testing.conformance.catalogue import all_cells, cell_named
 from dist_testing.conformance.cell import Result, Status
 from dist_testing.conformance.expectations import Expectations, read_expectations
@@ -91,9 +91,11 @@ def test_excluded_cells(tmp_path: Path) -> None:
         ({"until": ""}, "has no until"),
         ({"until": "soon"}, "expected a date"),
         ({"until": "2020-01-01"}, "looked at again by 2020-01-01"),
-        ({"status": "fails"}, "expected one of works, refuses"),
+        ({"status": "fails"}, "expected one of 'works', 'refuses'"),
         ({"cells": []}, "has no cells"),
-        ({"cells": "broadcast/*"}, "expected a list of patterns"),
+        ({"cells": "broadcast/*"}, "expected a list"),
+        ({"cells": ["broadcast/*", ""]}, "has an empty pattern"),
+        ({"except": [7]}, "expected str"),
         ({"torch": "new"}, "expected conditions such as"),
         ({"issue": "x"}, "unknown key 'issue'"),
     ],
@@ -129,8 +131,44 @@ def test_unreadable_files_are_refused(tmp_path: Path) -> None:
         read_expectations(tmp_path / "absent.json", "mine")
 
 
-@pytest.mark.parametrize("backend", ["gloo", "threaded"])
+NOT_RUN = "absent: torch was built without it"
+
+
+def test_a_file_of_a_backend_that_was_not_run(tmp_path: Path) -> None:
+    """It holds where the backend is not, and fails where it runs."""
+    expectations = read(tmp_path, not_run=NOT_RUN)
+    assert expectations.run_problem("no GPU") == ""
+    problem = expectations.run_problem(None)
+    assert NOT_RUN in problem
+    assert len(problem.splitlines()) == 3
+    assert read(tmp_path).run_problem(None) == ""
+
+
+@pytest.mark.parametrize(
+    ("rows", "more", "text"),
+    [
+        ([ROW], {"not_run": NOT_RUN}, "has rows, which only a run can show"),
+        ([], {"not_run": ""}, "says nothing"),
+        ([], {"not_run": True}, "says nothing"),
+        ([], {"notrun": NOT_RUN}, "unknown key 'notrun'"),
+    ],
+)
+def test_bad_files_are_refused(tmp_path: Path, rows: list[Any], more: dict[str, Any], text: str) -> None:
+    """Each error has three lines."""
+    with pytest.raises(UsageError, match=text) as caught:
+        read(tmp_path, *rows, **more)
+    assert len(str(caught.value).splitlines()) == 3
+
+
+@pytest.mark.parametrize("backend", sorted(backends()))
 def test_our_own_files_hold(backend: str) -> None:
-    """Every row has reason, link and date, and covers a cell. In the repository's `backends/`."""
-    file = Path(__file__).resolve().parents[2] / "backends" / backend / "conformance.json"
-    read_expectations(file, backend, datetime.date(2026, 12, 1)).check_cells(all_cells())
+    """Each declared backend has a file. Its rows come from runs of a target here; without a run it has none."""
+    root = Path(__file__).resolve().parents[2]
+    found = read_expectations(root / "backends" / backend / "conformance.json", backend, datetime.date(2026, 12, 1))
+    found.check_cells(all_cells())
+    targets = (root / "tests" / "conformance" / "BUILD.bazel").read_text(encoding="utf-8")
+    assert (f'    backend = "{backend}",' in targets) == (not found.not_run)
+    row = next(
+        line for line in (root / "docs" / "conformance.md").read_text().splitlines() if f"| `{backend}` |" in line
+    )
+    assert found.not_run in row

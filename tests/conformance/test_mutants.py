@@ -12,7 +12,7 @@ import pytest
 
 from dist_testing.backends import Backend
 from dist_testing.conformance.catalogue import all_cells, cell_named
-from dist_testing.conformance.cell import Result, Status
+from dist_testing.conformance.cell import Result, Status, matches
 from dist_testing.conformance.session import CellSession
 from tests.conformance.mutant_tools import PLANTS
 from tests.conformance.mutants import PLANTS as PLANTED
@@ -89,9 +89,7 @@ def run(number: int, names: list[str]) -> list[Result]:
 
 def cells_for(pattern: str) -> list[str]:
     """Return the first cells of a pattern that more than one rank runs, or the first ones."""
-    import fnmatch
-
-    found = [cell for cell in all_cells() if fnmatch.fnmatchcase(cell.name, pattern)]
+    found = [cell for cell in all_cells() if matches(cell.name, [pattern])]
     several = [cell for cell in found if cell.world_size > 1]
     return [cell.name for cell in (several or found)][:3]
 

@@ -15,7 +15,7 @@ import pytest
 
 from dist_testing.bazel.junit import XmlCase, write_xml
 from dist_testing.report.cli import main
-from dist_testing.report.facts import failures, ledger
+from dist_testing.report.facts import failures, ledger, slow_cases
 from dist_testing.report.gather import gather
 from dist_testing.report.markup import clean, tag
 from dist_testing.report.model import Report
@@ -220,6 +220,18 @@ def test_a_failure_that_a_later_attempt_has_made_good_is_not_red(tmp_path: Path)
     words = _page(gather([write_build_events(tmp_path / "b.json", events)])).words
     assert "Passed after retries" in words
     assert "a later attempt passed" in words
+
+
+def test_a_case_that_took_no_time_is_not_among_the_slowest(tmp_path: Path) -> None:
+    """If it fails, files that could not be collected are in the list of slow cases."""
+    xml = '<testsuite><testcase classname="t" name="{}" time="{}">{}</testcase></testsuite>'
+    (tmp_path / "a.xml").write_text(xml.format("broken", 0, '<error message="E   ImportError: x"/>'), encoding="utf-8")
+    (tmp_path / "b.xml").write_text(xml.format("slow", 2, ""), encoding="utf-8")
+    report = gather([tmp_path])
+    assert [slow.case.name for slow in slow_cases(report, 5)] == ["t.slow"]
+    # pytest's mark of the lines of an error says nothing here.
+    assert "ImportError: x" in _page(report).words
+    assert "E   ImportError" not in _page(report).words
 
 
 def test_pages_of_nothing_and_of_damage_say_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

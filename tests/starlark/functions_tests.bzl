@@ -26,12 +26,13 @@ def _suggestion_test_impl(ctx):
 
 suggestion_test = unittest.make(_suggestion_test_impl)
 
-def _tags(backend, *, world_sizes, gpu_archs = [], gpus = 0, isolation = "fork", user_tags = []):
+def _tags(backend, *, world_sizes, gpu_archs = [], gpus = 0, isolation = "fork", nodes = 1, user_tags = []):
     return dist_tags(
         backend = BACKENDS[backend],
         gpu_archs = gpu_archs,
         gpus = gpus,
         isolation = isolation,
+        nodes = nodes,
         user_tags = user_tags,
         world_sizes = world_sizes,
     )
@@ -42,6 +43,11 @@ def _cpu_tags_test_impl(ctx):
         env,
         ["backend:gloo", "cpu:4", "dist", "mine", "resources:memory:310", "world_size:2", "world_size:4"],
         _tags("gloo", user_tags = ["mine"], world_sizes = [2, 4]),
+    )
+    asserts.equals(
+        env,
+        ["backend:gloo", "cpu:4", "dist", "nodes:2", "requires-netns", "resources:memory:310", "world_size:4"],
+        _tags("gloo", nodes = 2, world_sizes = [4]),
     )
     asserts.equals(
         env,

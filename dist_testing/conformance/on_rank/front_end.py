@@ -9,11 +9,11 @@ import os
 import time
 import warnings
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dist_testing.case import CaseBody
+from dist_testing.codec import shape_of
 from dist_testing.conformance.catalogue import cell_named
 from dist_testing.conformance.cell import WHOLE, Observation, Seen
 from dist_testing.conformance.groups import members
@@ -131,7 +131,9 @@ class CellFrontEnd:
 def write_observation(directory: Path, observation: Observation) -> None:
     """Write a rank's observation where the runner reads it, in one step."""
     partial = directory / f"rank-{observation.rank}.partial"
-    partial.write_text(json.dumps(asdict(observation)), encoding="utf-8")
+    write = shape_of(Observation).write
+    assert write is not None
+    partial.write_text(json.dumps(write(observation)), encoding="utf-8")
     os.replace(partial, directory / f"rank-{observation.rank}.json")
 
 

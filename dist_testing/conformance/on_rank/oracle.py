@@ -106,7 +106,8 @@ def _raw(kind: str, dtype: str, source: int, part: int, count: int, call: int) -
         return 2 - ((source + part + position + call) % 3 == 0).to(torch.int64)
     if dtype == "bool":
         mixed = (source * 0x9E37 + part * 0x85EB + position * 0xC2B2 + call * 0x27D5 + 0x1656) * 0x2545F491
-        return (mixed >> 15) & 1
+        # Mixed twice: a bit of the product alone repeats after 65,536 elements, or is alike for neighbours.
+        return ((mixed ^ (mixed >> 15)) & 0xFFFFFFFF) * 0x2C1B3C6D >> 31 & 1
     modulus = _MODULUS.get(dtype, _LARGE_MODULUS)
     value = (source * 37 + part * 11 + position * 5 + position // 251 * 3 + call * 17 + 1) % modulus
     return value if dtype in _UNSIGNED else value - modulus // 2

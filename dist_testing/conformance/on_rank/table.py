@@ -44,20 +44,19 @@ class _Site:
         self.made = _Call(lambda _: None)
 
     @property
-    def roots(self) -> dict[str, int]:
-        """The root as the arguments of a call without direction: {"": global} or {"group_": rank in the group}."""
-        root = self.root
-        return {"group_": self.ranks.index(root)} if self.cell.root.endswith("_in_group") else {"": root}
-
-    @property
     def root(self) -> int:
         return root_of(self.cell.root, self.ranks)
 
+    def named(self, argument: str, rank: int) -> dict[str, int]:
+        """Return a global rank as an argument: {"src": global rank} or {"group_src": rank in the group}."""
+        by_place = self.cell.root.endswith("_in_group")
+        return {f"group_{argument}": self.ranks.index(rank)} if by_place else {argument: rank}
+
     def src(self) -> dict[str, int]:
-        return {f"{prefix}src": rank for prefix, rank in self.roots.items()}
+        return self.named("src", self.root)
 
     def dst(self) -> dict[str, int]:
-        return {f"{prefix}dst": rank for prefix, rank in self.roots.items()}
+        return self.named("dst", self.root)
 
     def _new(self, shape: Sequence[int]) -> Guarded:
         return guarded(shape, self.dtype, self.cell.layout, self.kit.device)
@@ -99,9 +98,6 @@ class _Site:
         if self.cell.op == "premul_sum":
             return self.kit.dist._make_nccl_premul_sum(float(FACTOR))
         return getattr(self.kit.dist.ReduceOp, self.cell.op.upper())
-
-    def numbered(self, name: str) -> Callable[[int], str]:
-        return lambda number: f"{name}[{number}]"
 
 
 def _all_reduce(site: _Site) -> Callable[[bool], Any]:
@@ -179,15 +175,18 @@ def _scatter(site: _Site) -> Callable[[bool], Any]:
     return lambda a: site.kit.dist.scatter(output, inputs, **site.src(), group=site.group, async_op=a)
 
 
-def _lengths(site: _Site, source: int, target: int) -> tuple[int, ...]:
-    length = part_length(source, target, site.call)
-    return (length, *site.shape[1:])
+def _exchanged(site: _Site) -> tuple[list[Tensor], list[Tensor]]:
+    """Return what this rank sends to each rank of the group, and what it gets from each."""
+
+    def part(source: int, target: int) -> Tensor:
+        length = part_length(source, target, site.call)
+        return site.moved(source, target, (length, *site.shape[1:]) if site.cell.variant == "uneven" else None)
+
+    return [part(site.me, to) for to in site.ranks], [part(by, site.me) for by in site.ranks]
 
 
 def _all_to_all(site: _Site) -> Callable[[bool], Any]:
-    uneven = site.cell.variant == "uneven"
-    sent = [site.moved(site.me, to, _lengths(site, site.me, to) if uneven else None) for to in site.ranks]
-    got = [site.moved(by, site.me, _lengths(site, by, site.me) if uneven else None) for by in site.ranks]
+    sent, got = _exchanged(site)
     inputs = [site.input(f"input[{index}]", value) for index, value in enumerate(sent)]
     outputs = [site.output(f"output[{index}]", value) for index, value in enumerate(got)]
     return lambda a: site.kit.dist.all_to_all(outputs, inputs, group=site.group, async_op=a)
@@ -196,9 +195,8 @@ def _all_to_all(site: _Site) -> Callable[[bool], Any]:
 def _all_to_all_single(site: _Site) -> Callable[[bool], Any]:
     import torch
 
+    sent, got = _exchanged(site)
     uneven = site.cell.variant == "uneven"
-    sent = [site.moved(site.me, to, _lengths(site, site.me, to) if uneven else None) for to in site.ranks]
-    got = [site.moved(by, site.me, _lengths(site, by, site.me) if uneven else None) for by in site.ranks]
     sizes = ([len(part) for part in got], [len(part) for part in sent]) if uneven else (None, None)
     source = site.input("input", torch.cat(sent))
     output = site.output("output", torch.cat(got))
@@ -211,9 +209,8 @@ def _ring(site: _Site) -> Callable[[bool], Any]:
     after, before = site.ranks[(site.place + 1) % count], site.ranks[(site.place - 1) % count]
     source = site.input("input", site.moved(site.me, after))
     output = site.output("output", site.moved(before, site.me))
-    dist, group, by_place = site.kit.dist, site.group, site.cell.root.endswith("_in_group")
-    to: dict[str, int] = {"group_dst": site.ranks.index(after)} if by_place else {"dst": after}
-    by: dict[str, int] = {"group_src": site.ranks.index(before)} if by_place else {"src": before}
+    dist, group = site.kit.dist, site.group
+    to, by = site.named("dst", after), site.named("src", before)
 
     def run(is_async: bool) -> Any:
         if is_async:
@@ -234,18 +231,13 @@ def _ring(site: _Site) -> Callable[[bool], Any]:
 def _batch(site: _Site) -> Callable[[bool], Any]:
     count = len(site.ranks)
     dist = site.kit.dist
-    by_place = site.cell.root.endswith("_in_group")
     receives, sends = [], []
     for step in range(1, count) if count > 1 else range(1):
         to, by = site.ranks[(site.place + step) % count], site.ranks[(site.place - step) % count]
         output = site.output(f"output from {by}", site.moved(by, site.me))
         source = site.input(f"input to {to}", site.moved(site.me, to))
-
-        def peer(rank: int) -> dict[str, int]:
-            return {"group_peer": site.ranks.index(rank)} if by_place else {"peer": rank}
-
-        receives.append(dist.P2POp(dist.irecv, output, group=site.group, **peer(by)))
-        sends.append(dist.P2POp(dist.isend, source, group=site.group, **peer(to)))
+        receives.append(dist.P2POp(dist.irecv, output, group=site.group, **site.named("peer", by)))
+        sends.append(dist.P2POp(dist.isend, source, group=site.group, **site.named("peer", to)))
     # Receives first: a backend that starts one after the other would wait forever.
     return lambda _: dist.batch_isend_irecv([*receives, *sends])
 
@@ -297,7 +289,7 @@ def run_table_cell(kit: Kit) -> None:
     with warnings.catch_warnings():
         # Scripts check the warnings of deprecated functions.
         warnings.simplefilter("ignore", FutureWarning)
-        if cell.mode == "async" or cell.operation == "batch_isend_irecv":
+        if cell.mode == "async":
             started = [_handles(call.run(True)) for call in calls]
             for handles in reversed(started):
                 for handle in reversed(handles):

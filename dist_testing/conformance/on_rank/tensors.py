@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -26,27 +26,26 @@ class Guarded:
         view: The tensor, for the backend.
         buffer: The whole memory, one-dimensional.
         outside: Which elements of the buffer are not the tensor's.
-        untouched: The buffer as it was before the call.
+        untouched: The buffer as it was before the call; `fill` and `unlike` set it.
     """
 
     view: Tensor
     buffer: Tensor
     outside: Tensor
-    untouched: Tensor
+    untouched: Tensor = field(init=False)
 
     def fill(self, value: Tensor) -> Guarded:
         """Write the tensor's elements, before the call."""
         self.view.copy_(value)
-        return self.remember()
+        return self._remember()
 
     def unlike(self, expected: Tensor) -> Guarded:
         """Make a tensor of bools differ everywhere from what the backend has to write."""
         if expected.dtype is torch.bool:
             self.view.copy_(expected.logical_not())
-        return self.remember()
+        return self._remember()
 
-    def remember(self) -> Guarded:
-        """Take the present memory for the one before the call."""
+    def _remember(self) -> Guarded:
         self.untouched = self.buffer.clone()
         return self
 
@@ -81,7 +80,7 @@ def guarded(shape: Sequence[int], dtype: str, layout: str, device: torch.device)
             (two dimensions, the first one dense).
         device: Where it lies.
     """
-    steps = _contiguous_strides(shape)
+    steps = torch.empty(tuple(shape), device="meta").stride()
     reach = max(1, math.prod(shape))
     start = 0 if layout == "contiguous" else _GUARD
     if layout == "strided":
@@ -99,7 +98,7 @@ def guarded(shape: Sequence[int], dtype: str, layout: str, device: torch.device)
     outside = torch.ones(buffer.numel(), dtype=torch.bool, device=device)
     if math.prod(shape):
         outside.as_strided(tuple(shape), steps, start).fill_(False)
-    return Guarded(buffer.as_strided(tuple(shape), steps, start), buffer, outside, buffer.clone())
+    return Guarded(buffer.as_strided(tuple(shape), steps, start), buffer, outside)
 
 
 def check_same(name: str, actual: Tensor, expected: Tensor) -> None:
@@ -138,12 +137,3 @@ def _bytes(bools: Tensor) -> Tensor:
 def _shown(tensor: Tensor) -> str:
     values = tensor.detach().cpu().flatten()[:8].tolist()
     return f"{values}{'...' if tensor.numel() > len(values) else ''}"
-
-
-def _contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
-    steps = []
-    step = 1
-    for length in reversed(shape):
-        steps.append(step)
-        step *= max(1, length)
-    return tuple(reversed(steps))

@@ -11,6 +11,7 @@ _MODULES = (
     "asynchronous",
     "barriers",
     "coalescing",
+    "debug_wrapper",
     "life",
     "limits",
     "methods",

@@ -179,10 +179,7 @@ def _wait_is_the_end(k: Kit) -> None:
 @script("0", "all_reduce/failed_call_sets_exception", (2,), fresh=True)
 def _exception(k: Kit) -> None:
     """A call that fails has an error on wait(), and does not count as a success."""
-    from datetime import timedelta
-
-    limit = timedelta(seconds=0.6)
-    k.dist.init_process_group(k.backend, store=k.world.store, rank=k.rank, world_size=k.size, timeout=limit)
+    k.init(0.6)
     k.dist.barrier()
     if k.rank == 0:
         work = k.dist.all_reduce(k.tensor(1), async_op=True)

@@ -86,7 +86,7 @@ def _illegal(k: Kit) -> None:
 @script("8.3", "_coalescing_manager/body_that_raises", fresh=True)
 def _raises(k: Kit) -> None:
     """After a body that raised, the next call must do its work."""
-    k.dist.init_process_group(k.backend, store=k.world.store, rank=k.rank, world_size=k.size)
+    k.init()
     with k.raises(KeyError), _block(k, False):
         raise KeyError("user code")
     tensor = k.tensor(3)
@@ -97,7 +97,7 @@ def _raises(k: Kit) -> None:
 @script("8.4", "_coalescing_manager/mixed_kinds", fresh=True)
 def _mixed(k: Kit) -> None:
     """Two kinds of calls in one block are refused or right."""
-    k.dist.init_process_group(k.backend, store=k.world.store, rank=k.rank, world_size=k.size)
+    k.init()
     tensor, output = k.tensor(5), k.tensor(0)
 
     def block() -> None:
@@ -115,7 +115,7 @@ def _mixed(k: Kit) -> None:
 @script("8.4", "_coalescing_manager/mixed_reductions", (2,), fresh=True)
 def _mixed_ops(k: Kit) -> None:
     """Two reduce operations in one block are refused or right, never silently the first."""
-    k.dist.init_process_group(k.backend, store=k.world.store, rank=k.rank, world_size=k.size)
+    k.init()
     first, second = k.tensor(k.rank + 1), k.tensor(k.rank + 1)
     try:
         with _block(k, False):

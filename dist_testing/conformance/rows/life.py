@@ -10,6 +10,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from dist_testing.conformance.rows.registry import script
+from dist_testing.frontends.helpers.environment import environment
 
 if TYPE_CHECKING:
     from dist_testing.conformance.kit import Kit
@@ -17,8 +18,7 @@ if TYPE_CHECKING:
 
 def _init(k: Kit, name: str = "", **more: Any) -> None:
     """Make the default group with a part of the world's store that no other call uses."""
-    store = k.dist.PrefixStore(k.key(name), k.world.store)
-    k.dist.init_process_group(k.backend, **{"store": store, "rank": k.rank, "world_size": k.size, **more})
+    k.init(**{"store": k.dist.PrefixStore(k.key(name), k.world.store), **more})
 
 
 def _sum(k: Kit, group: Any = None) -> None:
@@ -51,7 +51,7 @@ def _bad(k: Kit) -> None:
 
 
 def _by_store(k: Kit, store: Any) -> None:
-    k.dist.init_process_group(k.backend, store=store, rank=k.rank, world_size=k.size)
+    k.init(store=store)
     _sum(k)
 
 
@@ -82,7 +82,7 @@ def _env(k: Kit) -> None:
     """A missing variable of env:// is an error that names it."""
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         values: dict[str, str | None] = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
-        with k.environment(**{**values, name: None}), k.raises(ValueError, name):
+        with environment({**values, name: None}), k.raises(ValueError, name):
             k.dist.init_process_group(k.backend)
 
 

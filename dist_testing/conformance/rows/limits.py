@@ -29,9 +29,7 @@ def _late(k: Kit, call: Any, what: str) -> None:
 
 
 def _init(k: Kit, seconds: float) -> None:
-    k.dist.init_process_group(
-        k.backend, store=k.world.store, rank=k.rank, world_size=k.size, timeout=timedelta(seconds=seconds)
-    )
+    k.init(seconds)
     k.dist.barrier()
 
 

@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dist_testing.conformance.rows.registry import script
+from dist_testing.frontends.helpers.environment import environment
 
 if TYPE_CHECKING:
     from dist_testing.conformance.kit import Kit
@@ -36,7 +37,7 @@ def _current(k: Kit) -> None:
 @script("11.1", "dist2/unknown_backend", fresh=True)
 def _unknown(k: Kit) -> None:
     dist2 = _dist2(k)
-    with k.environment(RANK="0", WORLD_SIZE="1"), k.raises((ValueError, RuntimeError, KeyError)):
+    with environment({"RANK": "0", "WORLD_SIZE": "1"}), k.raises((ValueError, RuntimeError, KeyError)):
         dist2.new_group("unheard_of", timedelta(seconds=5), "cpu")
 
 
@@ -122,7 +123,7 @@ def _split(k: Kit) -> None:
 @script("11.4", "method/merge_remote_group", (2,), fresh=True)
 def _merge(k: Kit) -> None:
     """Two groups of one rank become a group of two."""
-    k.dist.init_process_group(k.backend, store=k.world.store, rank=k.rank, world_size=k.size)
+    k.init()
     group = k.dist.group.WORLD
     if not hasattr(group, "split_group"):
         k.need("split_group")
@@ -144,7 +145,7 @@ def _merge(k: Kit) -> None:
 
 @script("11.5", "method/shutdown_twice", fresh=True)
 def _shutdown(k: Kit) -> None:
-    k.dist.init_process_group(k.backend, store=k.world.store, rank=k.rank, world_size=k.size)
+    k.init()
     group = k.dist.group.WORLD
     group.shutdown()
     group.shutdown()
@@ -175,10 +176,10 @@ def _functional(name: str, k: Kit) -> None:
 
 
 for _name in ("all_reduce", "all_gather_tensor", "reduce_scatter_tensor", "broadcast"):
-    script("11.7", f"functional/{_name}", (2, 3))(partial(_functional, _name))
+    script("11.7", f"functional/{_name}", (2, 3), functional=True)(partial(_functional, _name))
 
 
-@script("11.7", "functional/backward", (2, 3))
+@script("11.7", "functional/backward", (2, 3), functional=True)
 def _backward(k: Kit) -> None:
     """The backward passes of all_gather_tensor and reduce_scatter_tensor."""
     import importlib
@@ -193,7 +194,7 @@ def _backward(k: Kit) -> None:
     k.equal(whole.grad, [rank + 1.0 for rank in range(k.size)], "the gradient of reduce_scatter_tensor")
 
 
-@script("11.7", "nn.functional/gradient_in_a_part", (4,), group="part")
+@script("11.7", "nn.functional/gradient_in_a_part", (4,), group="part", functional=True)
 def _gradient(k: Kit) -> None:
     """The gradient of the source of a broadcast in a part is the sum of the members'."""
     import importlib

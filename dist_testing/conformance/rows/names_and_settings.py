@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dist_testing.conformance.rows.registry import script
+from dist_testing.frontends.helpers.environment import environment
 
 if TYPE_CHECKING:
     from dist_testing.conformance.kit import Kit
@@ -169,7 +170,7 @@ def _available(k: Kit) -> None:
 def _initialised(k: Kit) -> None:
     """True between init and destroy."""
     k.equal(k.dist.is_initialized(), False, "is_initialized() before")
-    k.dist.init_process_group(k.backend, store=k.world.store, rank=k.rank, world_size=k.size)
+    k.init()
     k.equal(k.dist.is_initialized(), True, "is_initialized() after")
     k.dist.destroy_process_group()
     k.equal(k.dist.is_initialized(), False, "is_initialized() after the end")
@@ -179,10 +180,10 @@ def _initialised(k: Kit) -> None:
 def _local_rank(k: Kit) -> None:
     """LOCAL_RANK wins over the fallback; without both there is an error."""
     get = k.dist.get_node_local_rank
-    with k.environment(LOCAL_RANK="3"):
+    with environment({"LOCAL_RANK": "3"}):
         k.equal(get(), 3, "the local rank")
         k.equal(get(fallback_rank=5), 3, "the local rank with a fallback")
-    with k.environment(LOCAL_RANK=None):
+    with environment({"LOCAL_RANK": None}):
         k.equal(get(fallback_rank=5), 5, "the fallback")
         with k.raises(RuntimeError, "LOCAL_RANK"):
             get()
@@ -191,9 +192,9 @@ def _local_rank(k: Kit) -> None:
 @script("2.6", "is_torchelastic_launched/variable", fresh=True)
 def _elastic(k: Kit) -> None:
     """True if torchrun's variable is set."""
-    with k.environment(TORCHELASTIC_RUN_ID=None):
+    with environment({"TORCHELASTIC_RUN_ID": None}):
         k.equal(k.dist.is_torchelastic_launched(), False, "without the variable")
-    with k.environment(TORCHELASTIC_RUN_ID="7"):
+    with environment({"TORCHELASTIC_RUN_ID": "7"}):
         k.equal(k.dist.is_torchelastic_launched(), True, "with the variable")
 
 
@@ -251,7 +252,7 @@ def _group_ranks(k: Kit) -> None:
 @script("2.11", "get_pg_count/counts", (1, 2), fresh=True)
 def _count(k: Kit) -> None:
     """1 after init, one more per new_group on members and others alike, 0 after the end."""
-    k.dist.init_process_group(k.backend, store=k.world.store, rank=k.rank, world_size=k.size)
+    k.init()
     k.equal(k.dist.get_pg_count(), 1, "the count after init")
     k.dist.new_group([0])
     k.equal(k.dist.get_pg_count(), 2, "the count after new_group")

@@ -119,7 +119,7 @@ def _p2p_then_collective(k: Kit) -> None:
 @script("5.5", "recv/other_size_writes_nothing_behind", (2,), fresh=True)
 def _other_size(k: Kit) -> None:
     """A message that is longer than the tensor is an error or cut, and nothing behind the tensor is written."""
-    k.dist.init_process_group(k.backend, store=k.world.store, rank=k.rank, world_size=k.size)
+    k.init()
     buffer = k.torch.full((64,), -7.0, device=k.device)
     if k.rank == 0:
         _try(lambda: k.dist.send(k.torch.ones(16, device=k.device), dst=1))
@@ -185,7 +185,7 @@ def _batch_ring(k: Kit) -> None:
 @script("5.7", "batch_isend_irecv/after_the_group_is_gone", (2,), fresh=True)
 def _batch_outlives(k: Kit) -> None:
     """Handles of a batch may be waited for after their group was destroyed: done or an error, no crash."""
-    k.dist.init_process_group(k.backend, store=k.world.store, rank=k.rank, world_size=k.size)
+    k.init()
     group = k.dist.new_group([0, 1])
     got = k.tensor(0)
     peer = 1 - k.rank

@@ -17,7 +17,7 @@ _cells: list[Cell] = []
 
 
 def script(
-    row: str, name: str, worlds: Iterable[int] = (1,), *, group: str = "", fresh: bool = False
+    row: str, name: str, worlds: Iterable[int] = (1,), *, group: str = "", fresh: bool = False, functional: bool = False
 ) -> Callable[[Script], Script]:
     """Return a decorator that registers a script as cells, one per world size.
 
@@ -30,6 +30,7 @@ def script(
         worlds: Sizes of its worlds.
         group: Name of the group on which a good call must work afterwards; "" for the default group.
         fresh: Whether it needs ranks of its own, without a default group.
+        functional: Whether it uses functional collectives.
     """
     operation, _, variant = name.partition("/")
 
@@ -37,7 +38,10 @@ def script(
         if (operation, variant) in _scripts:
             raise ValueError(f"two scripts are called {name}")
         _scripts[operation, variant] = function
-        _cells.extend(Cell(row, operation, size, group=group, variant=variant, fresh=fresh) for size in worlds)
+        _cells.extend(
+            Cell(row, operation, size, group=group, variant=variant, fresh=fresh, functional=functional)
+            for size in worlds
+        )
         return function
 
     return register

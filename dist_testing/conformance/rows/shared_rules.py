@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,18 @@ if TYPE_CHECKING:
 # They ask the handle for its rank first, which a non-member's does not have.
 _ASK_FIRST = ("recv_object_list", "send", "send_object_list")
 # They look at the rank argument before the membership.
-_RANK_FIRST = ("gather_object", "isend", "reduce", "broadcast")
+_RANK_FIRST = (
+    "broadcast",
+    "broadcast_object_list",
+    "gather_object",
+    "isend",
+    "recv_object_list",
+    "reduce",
+    "scatter",
+    "scatter_object_list",
+    "send",
+    "send_object_list",
+)
 
 
 def _warns_non_member(name: str, k: Kit) -> None:
@@ -23,9 +35,14 @@ def _warns_non_member(name: str, k: Kit) -> None:
     group = k.dist.GroupMember.NON_GROUP_MEMBER
     more: dict[str, Any] = {"group_src": 0} if name in SOURCES else {"group_dst": 0} if name in DESTINATIONS else {}
     more |= {key.removeprefix("group_"): None for key in more}
+    _check_warns(name, k, lambda: CALLS[name](k, group=group, **more))
+
+
+def _check_warns(name: str, k: Kit, call: Callable[[], Any]) -> None:
+    """Check that a call by a rank that is no member warns and does nothing else."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        found = CALLS[name](k, group=group, **more)
+        found = call()
     k.equal(found, -1 if name == "recv" else None, "the result")
     texts = [str(one.message) for one in caught]
     k.check(
@@ -52,6 +69,34 @@ def _none_is_default(k: Kit) -> None:
     """A group that synchronises only its members gives None to others, and None is the default group."""
     group = k.new_group([0], use_local_synchronization=True)
     k.equal(group is None, k.rank == 1, "whether the handle is None")
+
+
+def _order_of_checks(name: str, k: Kit) -> None:
+    """Some functions look at the rank argument first, and others at the group, which has no such rank."""
+    side = "src" if name in SOURCES else "dst"
+    wrong = {side: 0, f"group_{side}": 0}
+    group = k.dist.GroupMember.NON_GROUP_MEMBER
+    if name in _RANK_FIRST:
+        # The decorator that logs the exception may replace it by its own; row 1.13 shows that.
+        with k.raises(ValueError, "both|Invalid process group"):
+            CALLS[name](k, group=group, **wrong)
+    else:
+        _check_warns(name, k, lambda: CALLS[name](k, group=group, **wrong))
+
+
+for _name in (*SOURCES, *DESTINATIONS):
+    script("1.3", f"{_name}/order_of_checks")(partial(_order_of_checks, _name))
+
+
+@script("1.4", "broadcast/source_of_an_earlier_group", (3,))
+def _earlier_group(k: Kit) -> None:
+    """A rank that is no member looks its source up in the group that was made last."""
+    k.new_group([0])
+    last = k.new_group([1])
+    if k.rank == 2:
+        _check_warns("broadcast", k, lambda: k.dist.broadcast(small(k), src=1, group=last))
+        with k.raises(ValueError, "not part of group|Invalid process group"):
+            k.dist.broadcast(small(k), src=0, group=last)
 
 
 def _both_ranks(name: str, k: Kit) -> None:
@@ -197,6 +242,13 @@ def _logged(k: Kit) -> None:
     """The decorators that log an exception change neither its type nor its text."""
     with k.raises(TypeError, "Expecting|Invalid function argument"):
         k.dist.all_reduce("no tensor")
+
+
+@script("1.13", "logging/keeps_the_exception_of_a_non_member")
+def _logged_outside(k: Kit) -> None:
+    """Also where the handle says that the rank is no member, which has neither rank nor backend to log."""
+    with k.raises(TypeError, "Expecting|Invalid function argument"):
+        k.dist.all_reduce("no tensor", group=k.dist.GroupMember.NON_GROUP_MEMBER)
 
 
 @script("1.14", "group/three_names_of_the_default", (1, 2))

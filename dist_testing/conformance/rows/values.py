@@ -103,7 +103,7 @@ def _factor(k: Kit) -> None:
 
 def _other_sizes(name: str, k: Kit) -> None:
     """Tensors of other lengths on another rank: an error on every rank, no crash, no hang."""
-    k.dist.init_process_group(k.backend, store=k.world.store, rank=k.rank, world_size=k.size, timeout=_seconds(2))
+    k.init(2)
     tensor = k.torch.ones(4 + 3 * k.rank, device=k.device)
     call: Any = {
         "all_reduce": lambda: k.dist.all_reduce(tensor),
@@ -113,12 +113,6 @@ def _other_sizes(name: str, k: Kit) -> None:
         ),
     }[name]
     k.refused(call)
-
-
-def _seconds(count: float) -> Any:
-    from datetime import timedelta
-
-    return timedelta(seconds=count)
 
 
 for _name in ("all_reduce", "broadcast", "all_gather_into_tensor"):

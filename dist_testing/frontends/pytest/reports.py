@@ -14,6 +14,8 @@ from dist_testing.case import CaseFailedError, CaseResult
 from dist_testing.engine.kept_logs import keep_logs
 from dist_testing.engine.report import failure_report
 from dist_testing.errors import DistTestingError, LaunchError, PromiseError, UsageError
+from dist_testing.frontends.messages import PROGRAM_CASES
+from dist_testing.frontends.program.program import FRONT_END as PROGRAM
 from dist_testing.frontends.pytest.expectations import is_expected
 from dist_testing.frontends.pytest.internals import (
     ReprFileLocation,
@@ -121,7 +123,16 @@ def properties(result: CaseResult) -> Properties:
 
 def failure_text(name: str, result: CaseResult, spec: Spec) -> str:
     """Return the report of a failed case, with the command that runs it alone; `name` is pytest's for the case."""
-    if spec.target:
+    if result.case.body.front_end == PROGRAM and not spec.target:
+        program = PROGRAM_CASES.from_wire(result.case.body.content)
+        reproduce = shlex.join(
+            [
+                *("python", "-m", "dist_testing.run_program"),
+                *(f"--backend={spec.backend.name}", f"--world-size={result.case.world_size}"),
+                *program.arguments,
+            ]
+        )
+    elif spec.target:
         # Without the path, which differs between machines.
         reproduce = f"bazel test {spec.target} --test_filter={shlex.quote(name.partition('::')[2])}"
     else:
