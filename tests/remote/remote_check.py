@@ -34,7 +34,10 @@ SUITE = (
     "//tests/bazel:counting_gloo",
     "//wheels:test_archive",
 )
-POOLS = ("cpu=2", "gpu2=1:gpus=2", "gpu8=1:gpus=8,present=0")
+POOLS = ("cpu=2", "gpu2=1:gpus=2,jobs=3", "gpu8=1:gpus=8,present=0")
+
+# Tests for the one worker with two GPUs, which runs three at once.
+LEASING_RUNS = 6
 
 # Repositories of the extension //wheels that take long to make.
 WHEELS = ("pypi.cpu", "pypi.cpu.archive", "pypi_rbe.default", "pypi_unit.default", "pypi_unit.default.archive")
@@ -190,6 +193,16 @@ def check_pools(client: Client) -> None:
     expect("results of the kit for the pools", expected, statuses, tested.done.output)
     reason = "| gpus | FAILED | 0 simulated GPU(s), and 8 are declared: the pool breaks its promise |"
     expect("the broken promise", True, reason in tested.done.output, tested.done.output)
+
+
+def check_leases(client: Client) -> None:
+    """Tests that one worker runs at the same time never have the same GPU."""
+    held = client.scratch / "held"
+    held.mkdir()
+    target = "//tests/remote:leasing"
+    tested = client.test(f"--runs_per_test={LEASING_RUNS}", f"--test_env=DIST_TESTING_HELD={held}", target)
+    expect("tests on one worker with two GPUs", 0, tested.done.status, tested.done.output)
+    expect("their results", {target: [("PASSED", "ran")] * LEASING_RUNS}, tested.results, tested.done.output)
 
 
 def check_unknown_pool(client: Client, cluster: Cluster, pool: ThreadPoolExecutor) -> None:
@@ -372,6 +385,7 @@ CHECKS = (
     "promises",
     "broken_pool",
     "pools",
+    "leases",
     "unknown_pool",
     "two_at_once",
     "lost_worker",
@@ -412,6 +426,7 @@ def _check(wanted: Sequence[str], stack: ExitStack) -> None:
         "promises": lambda: check_promises((first, second), scratch),
         "broken_pool": lambda: check_broken_pool(second),
         "pools": lambda: check_pools(second),
+        "leases": lambda: check_leases(second),
         "unknown_pool": lambda: check_unknown_pool(second, cluster, pool),
         "two_at_once": lambda: check_two_at_once((first, second), pool),
         "lost_worker": lambda: check_lost_worker(first, cluster, pool),

@@ -223,6 +223,18 @@ def gpu_nodes(worker: str, files: ClusterFiles) -> Path:
     return files.worker(worker) / "simulated-gpus"
 
 
+def make_gpu_nodes(folder: Path, count: int) -> None:
+    """Make simulated device nodes as NVIDIA's driver names them, with the control node, on which leases queue.
+
+    Args:
+        folder: A folder that does not exist.
+        count: Number of GPUs; without any there is no control node either.
+    """
+    folder.mkdir()
+    for name in ["nvidiactl", *(f"nvidia{number}" for number in range(count))] if count else []:
+        (folder / name).touch()
+
+
 def _environment(scratch: Scratch, worker: str = "") -> dict[str, str]:
     environment = {"PATH": _CLEAN_PATH, "LC_ALL": "C.UTF-8", MARK: str(scratch.root)}
     if worker:

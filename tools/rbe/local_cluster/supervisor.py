@@ -103,10 +103,7 @@ class Supervisor:
             folder = files.worker(worker.name)
             folder.mkdir(parents=True)
             if worker.present is not None:
-                nodes = parts.gpu_nodes(worker.name, files)
-                nodes.mkdir()
-                for number in range(worker.present):
-                    (nodes / f"nvidia{number}").touch()
+                parts.make_gpu_nodes(parts.gpu_nodes(worker.name, files), worker.present)
         for worker in plan.workers:
             self._launch(parts.storage_part(worker, plan, files, scratch))
         for worker in plan.workers:

@@ -134,6 +134,15 @@ def test_files_of_actions_are_removed_with_the_cluster(files: ClusterFiles, monk
     assert str(scratch.root / "tmp") == environment["TMPDIR"]
 
 
+def test_simulated_gpus_can_be_leased(tmp_path: Path) -> None:
+    """Leases queue on the control node: without it, every GPU test of the cluster fails before its ranks start."""
+    parts.make_gpu_nodes(tmp_path / "two", 2)
+    assert {"nvidiactl", "nvidia0", "nvidia1"} == {node.name for node in (tmp_path / "two").iterdir()}
+    # As in a machine without the driver.
+    parts.make_gpu_nodes(tmp_path / "none", 0)
+    assert [] == list((tmp_path / "none").iterdir())
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [("--staging-mode=MODE", ("--runner-arg=--staging-mode=copy-or-link",)), ("--remote=URL", ())],
