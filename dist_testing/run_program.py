@@ -21,6 +21,7 @@ from dist_testing.frontends.program.program import (
     check_program,
 )
 from dist_testing.launch.isolation import FORK, SPAWN, isolation_named
+from dist_testing.nodes.layout import check_nodes
 from dist_testing.rank.debugging import debug_by
 from dist_testing.spec import DEFAULT_WORLD_SIZE, check_world_size
 
@@ -68,6 +69,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--backend", metavar="NAME", help=f"backend of the ranks (default: {default_backend().name})")
     parser.add_argument("--isolation", metavar="ISOLATION", help=f"{FORK.name} (default) or {SPAWN.name}")
+    parser.add_argument("--nodes", metavar="N", help="simulated nodes that the ranks are spread over (default: 1)")
     parser.add_argument("--timeout", metavar="SECONDS", help="limit of a run (default: none)")
     parser.add_argument(
         "--expected-exit",
@@ -106,6 +108,8 @@ def _read(given: argparse.Namespace) -> tuple[Program, list[str]]:
     if given.world_size is not None:
         sizes = [check_world_size("--world-size", _number(size), _SIZE) for size in given.world_size.split(",")]
         options.append(f"--dist-world-size={','.join(map(str, sizes))}")
+    if given.nodes is not None:
+        options.append(f"--dist-nodes={check_nodes('--nodes', _number(given.nodes))}")
     if given.isolation is not None:
         check_isolation_of_program("--isolation", isolation_named(given.isolation))
         options.append(f"--dist-isolation={given.isolation}")

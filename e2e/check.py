@@ -150,7 +150,7 @@ def check_wheels(bazel: NestedBazel) -> list[str]:
             "a package of one lock alone",
             ("build", "--config=cuda", "//:pyflakes"),
             1,
-            ['The lock "cuda" of the hub "pypi" has no package "pyflakes"', 'Only "cpu" has it'],
+            ['The lock "cuda" of the hub "pypi" has no package "pyflakes"', 'Only "cpu", "rocm" have it'],
         ),
         ("the metadata", ("cquery", "--output=files", "//:metadata"), 0, [r"iniconfig/dist_info/METADATA$"]),
         ("a program", ("run", "//:pyflakes", "--", "--version"), 0, [r"^3\.2\.0 Python 3\.11"]),

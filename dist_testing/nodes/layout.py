@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from dist_testing.errors import UsageError
+
 # Ranks of one machine reach each other here, and no other machine can.
 LOOPBACK = "127.0.0.1"
 # A message to the kernel carries at most 253 descriptors, and each node has two.
@@ -69,6 +71,21 @@ class Layout:
             "LOCAL_RANK": str(self.local_rank(rank)),
             "GROUP_RANK": str(self.node_of(rank)),
         }
+
+
+def check_nodes(subject: str, value: object) -> int:
+    """Return `value`, if it is a possible number of nodes.
+
+    Raises:
+        UsageError: If it is not. Its text begins with `subject`.
+    """
+    if type(value) is not int or not 1 <= value <= MAX_NODES:
+        raise UsageError(
+            f"{subject}: nodes = {value!r}; expected a number from 1 to {MAX_NODES}.\n"
+            "The ranks of a world are spread over that many simulated nodes of this machine.\n"
+            "Use 2, for example, or leave it out."
+        )
+    return value
 
 
 def node_address(node: int) -> str:

@@ -13,7 +13,7 @@ Only descriptors and processes hold the namespaces. When the last of them is gon
 namespaces and interfaces, so nothing can stay behind. No process is in the namespace of the bridge, so a descriptor
 holds it. A user without privileges gets a user namespace around all of them.
 
-This module imports the standard library alone, because `missing_permission` loads it in a bare interpreter.
+This module imports nothing that has to be installed, because `missing_permission` loads it in a bare interpreter.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ def program_problems(program, srcs, isolation, backends, of_tests, resolve):
         if value != None
     ]
     for argument, value, _backend in by_backend("isolation", isolation, backends)[0]:
-        if value != None and value not in PROGRAM_ISOLATIONS:
+        if value not in PROGRAM_ISOLATIONS:
             problems.append(problem(
                 "{} = {} with a program".format(argument, repr(value)),
                 "A program needs a process of its own, which ends with it.",

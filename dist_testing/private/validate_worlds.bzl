@@ -91,8 +91,6 @@ def gpus_per_rank_problems(gpus_per_rank, backends, known):
     Returns:
         A list of error texts.
     """
-    if gpus_per_rank == None:
-        return []
     values, problems = by_backend("gpus_per_rank", gpus_per_rank, backends)
     for argument, value, backend in values:
         owned = known[backend]["gpus_per_rank"]
@@ -127,8 +125,6 @@ def ranks_per_gpu_problems(ranks_per_gpu, backends, known):
     Returns:
         A list of error texts.
     """
-    if ranks_per_gpu == None:
-        return []
     values, problems = by_backend("ranks_per_gpu", ranks_per_gpu, backends)
     for argument, value, backend in values:
         if not is_int(value) or value < 1:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -77,6 +77,7 @@ class Invocation:
         incompatible: Targets that Bazel itself has skipped.
         broken: Targets that could not be analysed or built -> Bazel's message.
         faulty: The broken targets that would be broken on any executor.
+        unknown: Target patterns that Bazel could not expand -> Bazel's message.
         exit_code: Bazel's exit status; None if Bazel ended before it wrote it.
         exit_name: Bazel's name of the status.
         is_complete: Whether the file has the last event.
@@ -104,6 +105,7 @@ class Invocation:
     ended_s: float | None = None
     revision: str = ""
     test_filter: str = ""
+    unknown: Mapping[str, str] = field(default_factory=dict)
 
 
 def read_events(path: Path) -> list[Mapping[str, Any]]:
@@ -183,6 +185,7 @@ def _summed_up(events: Sequence[Mapping[str, Any]], disk_cache: Path | None) -> 
     incompatible: set[str] = set()
     broken: dict[str, str] = {}
     faulty: set[str] = set()
+    unknown: dict[str, str] = {}
     exit_code: int | None = None
     exit_name = ""
     for event in events:
@@ -208,6 +211,9 @@ def _summed_up(events: Sequence[Mapping[str, Any]], disk_cache: Path | None) -> 
                 broken[label] = detail.get("message", "")
                 if detail.get("spawn", {}).get("code") not in _INFRASTRUCTURE:
                     faulty.add(label)
+        elif "aborted" in event and ("pattern" in identity or "patternSkipped" in identity):
+            named = identity.get("pattern") or identity["patternSkipped"]
+            unknown[" ".join(map(str, named.get("pattern", [])))] = str(event["aborted"].get("description", ""))
         elif "finished" in event:
             exit_code = event["finished"].get("exitCode", {}).get("code", 0)
             exit_name = event["finished"].get("exitCode", {}).get("name", "")
@@ -220,6 +226,7 @@ def _summed_up(events: Sequence[Mapping[str, Any]], disk_cache: Path | None) -> 
         exit_code,
         exit_name,
         is_whole(events),
+        unknown=unknown,
         **facts,
     )
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 
 from dist_testing.bazel.sharding import assign_units
-from dist_testing.report.model import BAD, RAN, Action, CaseRecord, NotRun, Report, RunRecord, Status
+from dist_testing.report.model import BAD, RAN, Action, CaseRecord, NotRun, Report, RunRecord, Status, is_label
 
 # pytest's message of a test without ranks is only the place; the first such line of its text says more.
 _PLACE = re.compile(r"\S+:\d+: \w+")
@@ -98,9 +98,7 @@ def headline(run: RunRecord, case: CaseRecord | None) -> str:
     if case is None:
         why = f"none of its {len(run.cases)} case(s) says why" if run.has_results else "its cases are unknown"
         return f"Bazel says {run.status}, and {why}."
-    told = case.message
-    if case.nodeid and told.startswith(case.nodeid):
-        told = _WORLD.sub("", told.removeprefix(case.nodeid), count=1).removeprefix(": ")
+    told = _without_name(case.message, case.nodeid) if case.nodeid else case.message
     # pytest marks the lines of the error itself.
     told = _MARK.sub("", told)
     if _PLACE.fullmatch(told) and (error := _ERROR.search(case.text)):
@@ -108,6 +106,16 @@ def headline(run: RunRecord, case: CaseRecord | None) -> str:
     if told.strip():
         return told.strip()
     return "It failed without a message." if case.status in BAD else ""
+
+
+def _without_name(message: str, nodeid: str) -> str:
+    # Under Bazel the runner names the target before the case.
+    target, comma, rest = message.partition(f", case {nodeid}")
+    if not (comma and is_label(target)):
+        if not message.startswith(nodeid):
+            return message
+        rest = message.removeprefix(nodeid)
+    return _WORLD.sub("", rest, count=1).removeprefix(": ")
 
 
 def status_counts(report: Report) -> Counter[Status]:

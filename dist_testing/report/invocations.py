@@ -76,7 +76,7 @@ def _record(path: Path, invocation: Invocation) -> InvocationRecord:
 def _not_run(invocation: Invocation) -> Iterator[NotRun]:
     for label in invocation.incompatible:
         yield NotRun("incompatible", label, "", "not for this platform or its GPUs, so Bazel did not run it", 0)
-    for label, message in sorted(invocation.broken.items()):
+    for label, message in sorted({**invocation.unknown, **invocation.broken}.items()):
         yield NotRun("not built", label, "", message.partition("\n")[0] or "it could not be built", 0)
     for label, status in sorted(invocation.summaries.items()):
         if status in _NOT_REACHED and label not in invocation.broken:

@@ -19,7 +19,23 @@ from dist_testing.report.model import CollectiveRecord, LedgerRecord, RankRecord
 
 @dataclass(slots=True)
 class RankedCase:
-    """A case of the engine while its events come in."""
+    """A case of the engine while its events come in.
+
+    Attributes:
+        asked: Its first event.
+        started: By rank: its process exists.
+        ready: By rank: when it was ready, on the clock of the run.
+        phases: By rank: its phases.
+        outcomes: By rank: its outcome.
+        warnings: By rank: its warnings, in one line each.
+        ledgers: By rank: its collective ledger.
+        verdict: What the engine has judged; None before that.
+        leaked: Command lines of processes that it left behind.
+        wait_began_s: When it began to wait for GPUs; None if it did not.
+        gpu_wait_s: How long it waited for them, in seconds.
+        gpus: The machine's numbers of its GPUs.
+        ended: Its last event; None before that.
+    """
 
     asked: CaseAsked
     started: dict[int, RankStarted] = field(default_factory=dict)

@@ -6,7 +6,7 @@ import math
 
 # Quantile of the normal distribution for an interval of 95 %.
 _Z95 = 1.959963984540054
-# More runs than anybody makes; the search for a number of runs ends here.
+# No target runs more often; the search for a number of runs ends here.
 _MAX_RUNS = 10_000_000
 _EPSILON = 1e-14
 _TINY = 1e-300

@@ -1,4 +1,4 @@
-"""The page in a real browser: search, filters, folds, keys, no complaint, no request, and no barrier for anybody.
+"""The page in a real browser: search, filters, folds, keys, no complaint, no request, and no barrier for its readers.
 
 It needs a Chromium: on PATH (Debian: `apt-get install chromium`), or named by DIST_TESTING_CHROMIUM. The check of
 barriers also needs axe-core: the file axe.min.js (`npm pack axe-core`), named by DIST_TESTING_AXE.

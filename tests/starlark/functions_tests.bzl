@@ -3,7 +3,7 @@
 load("@bazel_skylib//lib:partial.bzl", "partial")
 load("@bazel_skylib//lib:unittest.bzl", "asserts", "unittest")
 load("//backends:table.bzl", "BACKENDS")
-load("//dist_testing/private:host_facts.bzl", "amd_model", "driver_major", "nvidia_information", "nvidia_minors")  # buildifier: disable=bzl-visibility
+load("//dist_testing/private:host_facts.bzl", "amd_model", "driver_major", "nvidia_information", "nvidia_minors", "nvidia_models")  # buildifier: disable=bzl-visibility
 load("//dist_testing/private:suggest.bzl", "edit_distance", "suggestion")  # buildifier: disable=bzl-visibility
 load("//dist_testing/private:tags.bzl", "dist_tags")  # buildifier: disable=bzl-visibility
 
@@ -110,6 +110,11 @@ def _nvidia_facts_test_impl(ctx):
     asserts.equals(env, (3, "NVIDIA H200"), nvidia_information(information))
     asserts.equals(env, (None, "unknown"), nvidia_information(""))
     asserts.equals(env, (None, "unknown"), nvidia_information("Model:\nDevice Minor: none\n"))
+
+    # A node without a GPU, a GPU without a node, a GPU that is lost, and files that a container hides.
+    asserts.equals(env, {1: "B"}, nvidia_models([0, 1], [(1, "B"), (2, "C")]))
+    asserts.equals(env, {0: "unknown", 1: "B"}, nvidia_models([0, 1], [(1, "B"), (None, "unknown")]))
+    asserts.equals(env, {0: "unknown", 1: "unknown"}, nvidia_models([0, 1], []))
     return unittest.end(env)
 
 nvidia_facts_test = unittest.make(_nvidia_facts_test_impl)

@@ -45,10 +45,10 @@ def test_every_node_has_a_name_and_an_address_of_its_own() -> None:
 @pytest.mark.parametrize(
     ("nodes", "isolation", "gpus", "problem", "way_out"),
     [
-        (0, "fork", 0, "nodes = 0.", "leave it out"),
-        (True, "fork", 0, "nodes = True.", "leave it out"),
-        ("2", "fork", 0, "nodes = '2'.", "leave it out"),
-        (MAX_NODES + 1, "fork", 0, "nodes = 65.", "leave it out"),
+        (0, "fork", 0, "nodes = 0; expected a number from 1 to 64.", "leave it out"),
+        (True, "fork", 0, "nodes = True; expected a number from 1 to 64.", "leave it out"),
+        ("2", "fork", 0, "nodes = '2'; expected a number from 1 to 64.", "leave it out"),
+        (MAX_NODES + 1, "fork", 0, "nodes = 65; expected a number from 1 to 64.", "leave it out"),
         (3, "fork", 0, "nodes = 3 with world_size = 4.", "Set world_size = 6"),
         (8, "fork", 0, "nodes = 8 with world_size = 4.", "Set world_size = 8"),
         (2, "thread", 0, 'nodes = 2 with isolation "thread".', 'Set isolation = "fork"'),

@@ -183,7 +183,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="only see that it works: a small job, once")
     options = parser.parse_args()
     if options.quick:
-        options.cases, options.failures, options.rounds = 100, 5, 1
+        options.cases, options.failures, options.rounds = 40, 5, 1
     if options.ranks < 4 or options.failures > options.cases:
         parser.error("a world has at least 4 ranks, and no more cases can fail than there are")
     with tempfile.TemporaryDirectory(prefix="dist-bench-") as folder:

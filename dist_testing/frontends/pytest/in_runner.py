@@ -22,7 +22,6 @@ from dist_testing.case import Case, CaseBody
 from dist_testing.engine.engine import Engine
 from dist_testing.engine.interrupts import raise_on_termination
 from dist_testing.engine.kept_logs import keep_logs
-from dist_testing.engine.kept_reports import ReportFolder
 from dist_testing.engine.needs import missing_need
 from dist_testing.errors import DistTestingError, LaunchError, UsageError
 from dist_testing.frontends.messages import PYTEST_CASES, PYTEST_SESSIONS, PytestCase, PytestSession
@@ -63,10 +62,6 @@ OUTPUTS_KEY = pytest.StashKey[Path | None]()
 PAUSE_LIMIT_KEY = pytest.StashKey[Callable[[], contextlib.AbstractContextManager[None]]]()
 # Set in a fresh interpreter: called with the rank context after the collection, instead of running the tests.
 FRESH_KEY = pytest.StashKey[Callable[[RankContext], NoReturn]]()
-
-
-# Folder in pytest's cache for reports that are too long for the log.
-_REPORTS = "dist_testing-reports"
 
 
 class RunnerPlugin:
@@ -120,7 +115,7 @@ class RunnerPlugin:
             options.fail_on_missing,
             options.strict_collectives,
             pause_limit=config.stash.get(PAUSE_LIMIT_KEY, contextlib.nullcontext),
-            reports=_report_folder(config, self._outputs),
+            reports=reports.report_folder(config, self._outputs),
         )
         open_session(self._session)
 
@@ -400,11 +395,3 @@ class RunnerPlugin:
         """Close the engine, then print the failures at the end of the log."""
         self._engine.close()
         self._events.end()
-
-
-def _report_folder(config: pytest.Config, outputs: Path | None) -> ReportFolder:
-    """Return the folder of long reports: Bazel's outputs of the test, else in pytest's cache, else a temporary one."""
-    if outputs is not None:
-        return ReportFolder(lambda: outputs, "in test.outputs, beside the log (bazel-testlogs)")
-    cache: Any = getattr(config, "cache", None)
-    return ReportFolder() if cache is None else ReportFolder(lambda: Path(cache.mkdir(_REPORTS)))

@@ -16,7 +16,7 @@ from dist_testing.frontends.pytest.debugger import debug_rank
 from dist_testing.frontends.pytest.marker import MARKER_OPTION
 from dist_testing.frontends.pytest.session_events import OPTION
 from dist_testing.launch.isolation import check_isolation, default_isolation, isolation_named, isolation_names
-from dist_testing.nodes.layout import MAX_NODES
+from dist_testing.nodes.layout import check_nodes
 from dist_testing.spec import DEFAULT_WORLD_SIZE, MAX_WORLD_SIZE, Spec, is_world_size
 
 # The ini option that lists what a worker pool lets a test leave changed.
@@ -179,13 +179,7 @@ def _spec(config: pytest.Config, spec: Spec | None, rank_info: RankInfo | None) 
 def _nodes(text: str | None, of_target: int) -> int:
     if text is None:
         return of_target
-    if not (text.isascii() and text.isdecimal() and 1 <= int(text) <= MAX_NODES):
-        raise UsageError(
-            f"--dist-nodes={text}: expected a number from 1 to {MAX_NODES}.\n"
-            "The ranks of each test are spread over that many simulated nodes.\n"
-            "Write --dist-nodes=2, for example; it must divide the world size."
-        )
-    return int(text)
+    return check_nodes("--dist-nodes", int(text) if text.isascii() and text.isdecimal() else text)
 
 
 def _sizes(text: str | None) -> tuple[int, ...]:
