@@ -88,6 +88,12 @@ EXPECTED = (
             r"^ci: green: ",
         ),
     ),
+    Expected("bazel run @dist_testing//tools/rbe -- up", (r"^rbe: ready after ", r"^grpc://127\.0\.0\.1:50051$")),
+    Expected(
+        "bazel test --config=rbe_local @dist_testing//tools/rbe/pool_check",
+        (r"pool_check +PASSED in ", r"\d remote[,.]"),
+    ),
+    Expected("bazel run @dist_testing//tools/rbe -- down", (r"nothing of it is left$",)),
     Expected(
         "bazel coverage --instrumentation_filter=//shared //fast:reduce_gloo",
         (r"^//fast:reduce_gloo +PASSED in ",),

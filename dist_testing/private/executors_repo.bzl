@@ -53,6 +53,12 @@ def _pool_problems(pool, kind, others):
             "It is the architecture of the GPUs, and this pool has none.",
             "Give the number of GPUs, or drop gpu_arch.",
         ))
+    elif pool["gpu_arch"] and not GPU_ARCHS[pool["vendor"]]:
+        problems.append(problem(
+            "{}: gpu_arch = \"{}\" with vendor = \"{}\"".format(subject, pool["gpu_arch"], pool["vendor"]),
+            "No target can ask for it: the library cannot tell models of that vendor apart.",
+            "Drop it; targets name such a pool by their own exec_properties.",
+        ))
     elif pool["gpu_arch"]:
         problems += choice_problems(
             "{}: gpu_arch".format(subject),
@@ -76,7 +82,9 @@ def _pool_problems(pool, kind, others):
                     " of " + " ".join([pool["vendor"], pool["gpu_arch"]]).strip() if pool["vendor"] else "",
                 ),
                 "A target goes to the smallest pool that fits, and here two are equally small.",
-                "Drop one, or tell them apart by gpu_arch. A target's own exec_properties may still name any pool.",
+                "Drop one{}. A target's own exec_properties may still name any pool.".format(
+                    ", or tell them apart by gpu_arch" if GPU_ARCHS.get(pool["vendor"]) else "",
+                ),
             ))
     names = KINDS[kind]
     for name in pool["properties"]:

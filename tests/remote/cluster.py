@@ -106,13 +106,20 @@ class Client:
 
 
 @contextmanager
-def running_cluster(program: Path, pools: Sequence[str]) -> Iterator[Cluster]:
-    """Start a cluster. It ends with the block and leaves nothing."""
-    cluster = Cluster(f"check-{os.getpid()}", program)
+def running_cluster(program: Path, pools: Sequence[str], *options: str, suffix: str = "") -> Iterator[Cluster]:
+    """Start a cluster. It ends with the block and leaves nothing.
+
+    Args:
+        program: `//tools/rbe`, built.
+        pools: Values of `--pool`.
+        options: More options of `up`.
+        suffix: End of its name, where another one runs.
+    """
+    cluster = Cluster(f"check-{os.getpid()}{suffix}", program)
     arguments = [argument for pool in pools for argument in ("--pool", pool)]
     places: tuple[Path, ...] = ()
     try:
-        running = Cluster(cluster.name, program, cluster.call("up", "--port", "0", *arguments).strip())
+        running = Cluster(cluster.name, program, cluster.call("up", "--port", "0", *arguments, *options).strip())
         status = json.loads(running.call("status", "--json"))
         places = (Path(status["scratch"]), Path(status["logs"]).parent)
         yield running

@@ -22,6 +22,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from tests.remote.cluster import Client, Cluster, ComplaintError, expect, running_cluster
+from tests.remote.secured import check_secured
 from tests.support.nested_bazel import ROOT, nested_bazel, scratch_folder
 from tools.report.build_events import read_invocation
 
@@ -33,7 +34,10 @@ SUITE = (
     "//tests/bazel:counting_gloo",
     "//wheels:test_archive",
 )
-POOLS = ("cpu=2", "gpu2=1:gpus=2", "gpu8=1:gpus=8,present=0")
+POOLS = ("cpu=2", "gpu2=1:gpus=2,jobs=3", "gpu8=1:gpus=8,present=0")
+
+# Tests for the one worker with two GPUs, which runs three at once.
+LEASING_RUNS = 6
 
 # Repositories of the extension //wheels that take long to make.
 WHEELS = ("pypi.cpu", "pypi.cpu.archive", "pypi_rbe.default", "pypi_unit.default", "pypi_unit.default.archive")
@@ -191,6 +195,16 @@ def check_pools(client: Client) -> None:
     expect("the broken promise", True, reason in tested.done.output, tested.done.output)
 
 
+def check_leases(client: Client) -> None:
+    """Tests that one worker runs at the same time never have the same GPU."""
+    held = client.scratch / "held"
+    held.mkdir()
+    target = "//tests/remote:leasing"
+    tested = client.test(f"--runs_per_test={LEASING_RUNS}", f"--test_env=DIST_TESTING_HELD={held}", target)
+    expect("tests on one worker with two GPUs", 0, tested.done.status, tested.done.output)
+    expect("their results", {target: [("PASSED", "ran")] * LEASING_RUNS}, tested.results, tested.done.output)
+
+
 def check_unknown_pool(client: Client, cluster: Cluster, pool: ThreadPoolExecutor) -> None:
     """A job that fits no worker waits, and the cluster reports why."""
     events = client.scratch / "events-unknown-pool.json"
@@ -269,6 +283,10 @@ def check_lost_server(client: Client, cluster: Cluster, pool: ThreadPoolExecutor
         tested.done.status in (TESTS_FAILED, REMOTE_ERROR),
         tested.done.output,
     )
+    # docs/remote.md tells users what each of the two means.
+    if tested.done.status == TESTS_FAILED:
+        ended = {one.target: one.status for one in tested.attempts}
+        expect("the verdicts behind status 3", {targets[0]: "PASSED", targets[1]: "FAILED"}, ended, tested.done.output)
     if tested.done.status == REMOTE_ERROR:
         expect("the executor's error is reported", True, "UNAVAILABLE" in tested.done.output, tested.done.output)
     _say(f"server restarted in the middle of a build: exit status {tested.done.status}, passed: {len(passed)} of 1")
@@ -367,12 +385,14 @@ CHECKS = (
     "promises",
     "broken_pool",
     "pools",
+    "leases",
     "unknown_pool",
     "two_at_once",
     "lost_worker",
     "lost_server",
     "down",
     "silent",
+    "secured",
 )
 
 
@@ -406,12 +426,14 @@ def _check(wanted: Sequence[str], stack: ExitStack) -> None:
         "promises": lambda: check_promises((first, second), scratch),
         "broken_pool": lambda: check_broken_pool(second),
         "pools": lambda: check_pools(second),
+        "leases": lambda: check_leases(second),
         "unknown_pool": lambda: check_unknown_pool(second, cluster, pool),
         "two_at_once": lambda: check_two_at_once((first, second), pool),
         "lost_worker": lambda: check_lost_worker(first, cluster, pool),
         "lost_server": lambda: check_lost_server(first, cluster, pool),
         "down": lambda: check_down(first),
         "silent": lambda: check_silent(first, programs / "ci" / "ci"),
+        "secured": lambda: _say(f"TLS by {check_secured(first, programs / 'rbe' / 'rbe')}"),
     }
     for name in wanted:
         began = time.monotonic()

@@ -35,6 +35,24 @@ def _pool_for_test_impl(ctx):
         asserts.equals(env, expected, pool_for(models, "nvidia", gpus, archs)["name"])
     asserts.equals(env, None, pool_for(models, "nvidia", 1, ["sm_100"]))
     asserts.equals(env, {"amd": 4, "nvidia": 8}, largest_pools(_POOLS))
+
+    # One executor with the GPUs of three vendors: only the target's own vendor counts, whatever the sizes.
+    mixed = [
+        _pool("amd8", 8, "amd", gpu_arch = "gfx942"),
+        _pool("amd8_old", 8, "amd", gpu_arch = "gfx90a"),
+        _pool("intel4", 4, "intel"),
+        _pool("nvidia8", 8),
+    ]
+    for vendor, gpus, archs, expected in [
+        ("amd", 1, [], "amd8"),
+        ("amd", 8, ["gfx90a"], "amd8_old"),
+        ("intel", 2, [], "intel4"),
+        ("nvidia", 1, [], "nvidia8"),
+    ]:
+        asserts.equals(env, expected, pool_for(mixed, vendor, gpus, archs)["name"])
+    asserts.equals(env, None, pool_for(mixed, "intel", 8, []))
+    asserts.equals(env, None, pool_for(mixed, "amd", 1, ["gfx1100"]))
+    asserts.equals(env, None, pool_for(mixed, "", 0, []))
     return unittest.end(env)
 
 pool_for_test = unittest.make(_pool_for_test_impl)
@@ -58,6 +76,16 @@ def _properties_test_impl(ctx):
             for vendor, gpus in [("", 0), ("nvidia", 2), ("nvidia", 16)]:
                 for key in test_exec_properties({"kind": kind, "pools": pools}, vendor, gpus, []):
                     asserts.true(env, key.startswith("test."), key)
+
+        # Two models, and another vendor: what distinguishes the pools arrives at the executor.
+        models = [
+            _pool("mi300", 8, "amd", {"image": "new"}, "gfx942"),
+            _pool("mi250", 8, "amd", {"image": "old"}, "gfx90a"),
+            _pool("max", 8, "intel", {"image": "xpu"}),
+        ]
+        for vendor, archs, image in [("amd", ["gfx90a"], "old"), ("amd", [], "new"), ("intel", [], "xpu")]:
+            found = test_exec_properties({"kind": kind, "pools": models}, vendor, 2, archs)
+            asserts.equals(env, image, found["test.image"])
     asserts.equals(env, {}, test_exec_properties({"kind": "", "pools": []}, "nvidia", 1, []))
     asserts.equals(env, {"test.Pool": "cpu"}, test_exec_properties({"kind": "engflow", "pools": _POOLS}, "", 0, []))
     return unittest.end(env)
@@ -86,6 +114,10 @@ def _declaration_test_impl(ctx):
     asserts.equals(env, [], declared_executors_problems(["buildbarn"], [_pool("two", 2, properties = {"Pool": "a"})]))
     models = [_pool("a", 8, gpu_arch = "sm_90"), _pool("b", 8, gpu_arch = "sm_80")]
     asserts.equals(env, [], declared_executors_problems(["engflow"], models))
+
+    # The same number of GPUs of several vendors, and of several models of one.
+    vendors = [_pool("c", 8, "amd", gpu_arch = "gfx942"), _pool("d", 8, "amd", gpu_arch = "gfx90a"), _pool("e", 8, "intel")]
+    asserts.equals(env, [], declared_executors_problems(["engflow"], models + vendors))
     negative = _pool("a", -1)
     for kinds, pools, parts in [
         (["engflow", "engflow"], [], ["executors.remote() is there 2 times", "Keep one"]),
@@ -97,6 +129,10 @@ def _declaration_test_impl(ctx):
         (["engflow"], [models[0], _pool("c", 8, gpu_arch = "sm_90")], ["both have 8 GPU(s) of nvidia sm_90."]),
         (["engflow"], [_pool("a", gpu_arch = "sm_90")], ["gpu_arch = \"sm_90\" without gpus"]),
         (["engflow"], [_pool("a", 2, gpu_arch = "sm90")], ["gpu_arch = \"sm90\". Did you mean \"sm_90\"?"]),
+        (["engflow"], [_pool("a", 2, "amd", gpu_arch = "sm_90")], ["gpu_arch = \"sm_90\"", "Use one of: gfx908, "]),
+        (["engflow"], [_pool("a", 2, "intel", gpu_arch = "xe")], ["gpu_arch = \"xe\" with vendor = \"intel\"", "Drop it"]),
+        (["engflow"], [_pool("a", 2, "intel"), _pool("b", 2, "intel")], ["both have 2 GPU(s) of intel.", "Drop one. A"]),
+        (["engflow"], [_pool("a", 2, "amd"), _pool("b", 2, "amd")], ["2 GPU(s) of amd.", "or tell them apart by gpu_arch"]),
         (["engflow"], [_pool("a", 17)], ["gpus = 17", "up to 16"]),
         (["engflow"], [negative], ["gpus = -1"]),
         (["engflow"], [_pool("a", 2, "nvida")], ["vendor = \"nvida\". Did you mean \"nvidia\"?"]),

@@ -1,10 +1,38 @@
-"""`./bazelw run //tools/rbe -- up`: a remote-execution cluster on this machine (docs/remote.md)."""
+#!/usr/bin/env python3
+"""`bazel run @dist_testing//tools/rbe -- up`: a remote-execution cluster on this machine (docs/remote.md).
+
+Also without Bazel: `python3 tools/rbe/rbe.py up`, in a clone.
+"""
 
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
-from local_cluster.cli import main
+LIBRARY = Path(__file__).absolute().parents[2]
+
+# Bazel has it on the path.
+if not any(Path(entry, "debian_prefix").is_dir() for entry in sys.path):
+    sys.path.append(str(LIBRARY / "tools" / "debian_prefix"))
+
+from debian_prefix.errors import InstallError  # noqa: E402 - after the path is complete
+from local_cluster.errors import ClusterError  # noqa: E402
+from local_cluster.own_packages import bring_packages  # noqa: E402
+from local_cluster.places import cache_root  # noqa: E402
+
+
+def main() -> int:
+    """Bring the packages, and run the command; return its exit status."""
+    try:
+        bring_packages(LIBRARY, cache_root())
+    except (ClusterError, InstallError) as error:
+        sys.stderr.write(f"rbe: error: {error}\n")
+        return 1
+    # It imports what has just been installed.
+    from local_cluster import cli
+
+    return cli.main()
+
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -17,6 +17,7 @@ from local_cluster.cluster import end_cluster, find_cluster, start_cluster
 from local_cluster.errors import ClusterError
 from local_cluster.places import DEFAULT_NAME, ClusterFiles, cache_root, cluster_files
 from local_cluster.pools import FORM, parse_pools
+from local_cluster.security import Access, parse_instance
 from local_cluster.status import status_lines
 
 # BuildGrid's own port, and the port of --config=rbe_local.
@@ -75,6 +76,11 @@ def _run(options: argparse.Namespace) -> int:
 
 def _up(options: argparse.Namespace, files: ClusterFiles) -> int:
     pools = parse_pools(options.pool or _DEFAULT_POOLS)
+    access = Access(
+        tls=options.tls or options.client_certificates,
+        asks_clients=options.client_certificates,
+        instance=parse_instance(options.instance),
+    )
     started = time.monotonic()
 
     def find_programs() -> tuple[Path, Path]:
@@ -88,7 +94,10 @@ def _up(options: argparse.Namespace, files: ClusterFiles) -> int:
         workers=tuple(worker for pool in pools for worker in pool.members()),
         find_programs=find_programs,
         tell=_say,
+        access=access,
     )
+    if access != Access():
+        _say(f"flags for Bazel, to import in .bazelrc: {files.bazel_flags}")
     _say(f"ready after {time.monotonic() - started:.1f} s; the endpoint is")
     sys.stdout.write(f"{endpoint}\n")
     return 0
@@ -146,6 +155,13 @@ def _parser() -> argparse.ArgumentParser:
         "Any other key is a property that the workers announce. They also announce Pool=NAME unless it is given.",
     )
     up.add_argument("--port", type=_port, default=DEFAULT_PORT, help=f"default: {DEFAULT_PORT}; 0: any free port")
+    up.add_argument("--tls", action="store_true", help="speak TLS, with certificates of the cluster's own authority")
+    up.add_argument(
+        "--client-certificates",
+        action="store_true",
+        help="also refuse clients that show no certificate of that authority",
+    )
+    up.add_argument("--instance", default="", metavar="NAME", help="the instance name (default: none)")
     status = command("status", "print the running parts, the ended parts with the reason, and why jobs wait")
     status.add_argument("--json", action="store_true", help="for programs")
     logs = command("logs", "print the end of every log, or of those named")

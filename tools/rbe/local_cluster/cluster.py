@@ -18,16 +18,10 @@ from typing import Any
 
 from local_cluster import database, processes
 from local_cluster.errors import ClusterError
-from local_cluster.places import (
-    SCRATCH_PARENT,
-    SCRATCH_PREFIX,
-    ClusterFiles,
-    Scratch,
-    remove_files,
-    remove_removed,
-)
+from local_cluster.places import SCRATCH_PARENT, SCRATCH_PREFIX, ClusterFiles, Scratch, remove_files, remove_removed
 from local_cluster.plan import Plan, reserve_port
 from local_cluster.pools import Worker
+from local_cluster.security import Access
 from local_cluster.supervisor import DownError, Supervisor
 
 # `down` waits this long for the supervisor to end all parts. Then it ends them itself. Seconds.
@@ -44,6 +38,7 @@ def start_cluster(
     workers: tuple[Worker, ...],
     find_programs: Callable[[], tuple[Path, Path]],
     tell: Callable[[str], None],
+    access: Access | None = None,
 ) -> str:
     """Start a cluster that outlives this process.
 
@@ -54,6 +49,7 @@ def start_cluster(
         workers: All its workers.
         find_programs: Returns the directories of BuildBox and PostgreSQL; called after all other checks.
         tell: Called with messages about the progress.
+        access: What a client must know and show; None for nothing.
 
     Returns:
         Its endpoint.
@@ -77,7 +73,7 @@ def start_cluster(
                 scratch.temporary.mkdir()
             except OSError as error:
                 raise _cannot_write(error) from error
-            plan = Plan(name, chosen, workers, buildbox, postgres)
+            plan = Plan(name, chosen, workers, buildbox, postgres, access or Access())
             _fork_supervisor(plan, files, scratch, keep=(lock, reservation.fileno()), tell=tell)
         return plan.endpoint
     except BaseException:
@@ -103,7 +99,7 @@ def find_cluster(files: ClusterFiles, name: str) -> Scratch:
         raise ClusterError(
             f"there is no cluster '{name}'.{left}",
             "It was not started, or not under this name or by this user, or it has ended.",
-            "Start it: ./bazelw run //tools/rbe -- up",
+            "Start it: bazel run @dist_testing//tools/rbe -- up",
         )
     os.close(pidfd)
     return _scratch(files, state)

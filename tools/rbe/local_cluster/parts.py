@@ -15,8 +15,10 @@ from pathlib import Path
 
 from local_cluster.errors import ClusterError
 from local_cluster.places import ClusterFiles, Scratch
+from local_cluster.plan import Plan
 from local_cluster.pools import Worker
-from local_cluster.server_config import POLL_S
+from local_cluster.security import buildbox_options
+from local_cluster.server_config import POLL_S, certificates_of
 
 # A variable of every part, and so of every action. It tells which processes belong to which cluster, also after the
 # supervisor has ended. Its value is the scratch directory.
@@ -160,25 +162,31 @@ def server_part(config: Path, database: str, scratch: Scratch) -> Part:
     return Part(SERVER, tuple(command), environment)
 
 
-def storage_part(worker: Worker, programs: Path, port: int, files: ClusterFiles, scratch: Scratch) -> Part:
+def storage_part(worker: Worker, plan: Plan, files: ClusterFiles, scratch: Scratch) -> Part:
     """Return the storage of a worker. It keeps what it has fetched."""
+    access = plan.access
     command = [
         *_with_parent(),
-        str(programs / "buildbox-casd"),
-        f"--cas-remote=http://127.0.0.1:{port}",
+        str(plan.buildbox / "buildbox-casd"),
+        f"--cas-remote={access.url(plan.port)}",
+        *([f"--cas-instance={access.instance}", f"--proxy-instance={access.instance}"] if access.instance else []),
+        *buildbox_options("cas", access, certificates_of(plan, files)),
         f"--bind=unix:{scratch.storage_socket(worker.name)}",
         str(files.worker(worker.name) / "storage"),
     ]
     return Part(f"{worker.name}.storage", tuple(command), _environment(scratch, worker.name), worker=worker.name)
 
 
-def worker_part(worker: Worker, programs: Path, port: int, files: ClusterFiles, scratch: Scratch) -> Part:
+def worker_part(worker: Worker, plan: Plan, files: ClusterFiles, scratch: Scratch) -> Part:
     """Return the program that takes actions from the server and runs them."""
+    programs = plan.buildbox
     properties = [word for name, value in worker.properties.items() for word in ("--platform", f"{name}={value}")]
     command = [
         *_with_parent(),
         str(programs / "buildbox-worker"),
-        f"--bots-remote=http://127.0.0.1:{port}",
+        f"--bots-remote={plan.access.url(plan.port)}",
+        *buildbox_options("bots", plan.access, certificates_of(plan, files)),
+        f"--instance={plan.access.instance}",
         f"--cas-remote=unix:{scratch.storage_socket(worker.name)}",
         f"--buildbox-run={programs / 'buildbox-run-hosttools'}",
         f"--runner-arg=--graceful-shutdown-seconds={ACTION_GRACE_S}",
@@ -213,6 +221,18 @@ def _staging_arguments(runner: Path) -> tuple[str, ...]:
 def gpu_nodes(worker: str, files: ClusterFiles) -> Path:
     """Return the directory of a worker's simulated device nodes."""
     return files.worker(worker) / "simulated-gpus"
+
+
+def make_gpu_nodes(folder: Path, count: int) -> None:
+    """Make simulated device nodes as NVIDIA's driver names them, with the control node, on which leases queue.
+
+    Args:
+        folder: A folder that does not exist.
+        count: Number of GPUs; without any there is no control node either.
+    """
+    folder.mkdir()
+    for name in ["nvidiactl", *(f"nvidia{number}" for number in range(count))] if count else []:
+        (folder / name).touch()
 
 
 def _environment(scratch: Scratch, worker: str = "") -> dict[str, str]:

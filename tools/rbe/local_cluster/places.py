@@ -95,6 +95,16 @@ class ClusterFiles:
         return list(self.root.parent.glob(f".{self.root.name}.*"))
 
     @property
+    def certificates(self) -> Path:
+        """The folder of the cluster's own authority, if it speaks TLS."""
+        return self.root / "certificates"
+
+    @property
+    def bazel_flags(self) -> Path:
+        """The flags for Bazel, as an .rc file."""
+        return self.root / "client.bazelrc"
+
+    @property
     def server_config(self) -> Path:
         """BuildGrid's configuration."""
         return self.root / "server.yml"

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from local_cluster.errors import ClusterError
 from local_cluster.pools import Worker
+from local_cluster.security import Access
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +21,7 @@ class Plan:
         workers: All workers.
         buildbox: Directory of BuildBox's programs.
         postgres: Directory of PostgreSQL's programs.
+        access: What a client must know and show.
     """
 
     name: str
@@ -27,11 +29,12 @@ class Plan:
     workers: tuple[Worker, ...]
     buildbox: Path
     postgres: Path
+    access: Access = field(default_factory=Access)
 
     @property
     def endpoint(self) -> str:
         """The value for Bazel's --remote_executor."""
-        return f"grpc://127.0.0.1:{self.port}"
+        return self.access.endpoint(self.port)
 
 
 def reserve_port(port: int) -> socket.socket:

@@ -23,7 +23,7 @@ from local_cluster.parts import Part, Running
 from local_cluster.places import ClusterFiles, Scratch, remove_files
 from local_cluster.plan import Plan
 from local_cluster.pools import Worker
-from local_cluster.server_config import server_config
+from local_cluster.server_config import certificates_of, write_server_files
 
 # <sys/prctl.h>: orphan processes become children of this process, so that it can find and end them.
 _PR_SET_CHILD_SUBREAPER = 36
@@ -96,20 +96,16 @@ class Supervisor:
         self._start(parts.database_part(plan.postgres, scratch), lambda: database.is_database_ready(scratch))
         self._tell("starting the server")
         address = database.database_address(scratch)
-        config = server_config(port=plan.port, database=address, storage=files.storage, workers=plan.workers)
-        files.server_config.write_text(config, encoding="utf-8")
+        write_server_files(plan, files, address)
         self._start_server()
         self._tell(f"starting {len(plan.workers)} worker(s)")
         for worker in plan.workers:
             folder = files.worker(worker.name)
             folder.mkdir(parents=True)
             if worker.present is not None:
-                nodes = parts.gpu_nodes(worker.name, files)
-                nodes.mkdir()
-                for number in range(worker.present):
-                    (nodes / f"nvidia{number}").touch()
+                parts.make_gpu_nodes(parts.gpu_nodes(worker.name, files), worker.present)
         for worker in plan.workers:
-            self._launch(parts.storage_part(worker, plan.buildbox, plan.port, files, scratch))
+            self._launch(parts.storage_part(worker, plan, files, scratch))
         for worker in plan.workers:
             self._start_worker_program(worker)
         for worker in plan.workers:
@@ -189,19 +185,18 @@ class Supervisor:
     def _start_server(self) -> None:
         address = database.database_address(self._scratch)
         part = parts.server_part(self._files.server_config, address, self._scratch)
-        self._start(part, lambda: health.is_server_ready(self._plan.port))
+        certificates = certificates_of(self._plan, self._files)
+        self._start(part, lambda: health.is_server_ready(self._plan.port, certificates))
 
     def _start_worker_program(self, worker: Worker) -> None:
         storage = self._running[f"{worker.name}.storage"]
         listening = self._scratch.storage_socket(worker.name)
         health.wait_ready(storage, lambda: health.is_listening(listening), self._log(storage.part.name))
-        plan = self._plan
-        self._launch(parts.worker_part(worker, plan.buildbox, plan.port, self._files, self._scratch))
+        self._launch(parts.worker_part(worker, self._plan, self._files, self._scratch))
 
     def _start_worker(self, worker: Worker) -> None:
         self._scratch.storage_socket(worker.name).unlink(missing_ok=True)
-        plan = self._plan
-        self._launch(parts.storage_part(worker, plan.buildbox, plan.port, self._files, self._scratch))
+        self._launch(parts.storage_part(worker, self._plan, self._files, self._scratch))
         self._start_worker_program(worker)
 
     def _wait_registered(self, worker: Worker, known: Mapping[str, str]) -> None:
@@ -356,6 +351,7 @@ class Supervisor:
             "supervisor": os.getpid(),
             "scratch": str(self._scratch.root),
             "logs": str(self._files.logs),
+            "flags": str(self._files.bazel_flags),
             "problem": problem,
             "parts": [self._part_status(name) for name in (parts.DATABASE, parts.SERVER)],
             "workers": [

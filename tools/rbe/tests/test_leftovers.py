@@ -15,6 +15,7 @@ import pytest
 from local_cluster import cluster, parts, places, processes
 from local_cluster.errors import ClusterError
 from local_cluster.places import SCRATCH_PREFIX, ClusterFiles, Scratch, cluster_files
+from local_cluster.plan import Plan
 from local_cluster.pools import parse_pool
 
 # Removes the files of the cluster "local", and prints the error if that fails.
@@ -127,9 +128,19 @@ def test_files_of_actions_are_removed_with_the_cluster(files: ClusterFiles, monk
     """Unpacked wheels are gigabytes, and would stay in the user's own cache."""
     scratch = Scratch(Path("/tmp", f"{SCRATCH_PREFIX}x"))
     (worker,) = parse_pool("cpu=1").members()
-    environment = parts.worker_part(worker, Path("/nonexistent"), 1, files, scratch).environment
+    plan = Plan("local", 1, (worker,), Path("/nonexistent"), Path("/nonexistent"))
+    environment = parts.worker_part(worker, plan, files, scratch).environment
     assert str(files.root / "wheels") == environment["DIST_TESTING_WHEELS_CACHE"]
     assert str(scratch.root / "tmp") == environment["TMPDIR"]
+
+
+def test_simulated_gpus_can_be_leased(tmp_path: Path) -> None:
+    """Leases queue on the control node: without it, every GPU test of the cluster fails before its ranks start."""
+    parts.make_gpu_nodes(tmp_path / "two", 2)
+    assert {"nvidiactl", "nvidia0", "nvidia1"} == {node.name for node in (tmp_path / "two").iterdir()}
+    # As in a machine without the driver.
+    parts.make_gpu_nodes(tmp_path / "none", 0)
+    assert [] == list((tmp_path / "none").iterdir())
 
 
 @pytest.mark.parametrize(
