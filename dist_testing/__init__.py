@@ -19,6 +19,7 @@ from dist_testing.frontends.unittest.classes import (
     MultiThreadedTestCase,
 )
 from dist_testing.frontends.unittest.exits import expected_exits
+from dist_testing.frontends.unittest.start_processes import start_processes
 from dist_testing.run_tests import run_tests
 from dist_testing.world import World
 
@@ -37,6 +38,7 @@ __all__ = [
     "expected_exits",
     "run_tests",
     "skip_if_small_worldsize",
+    "start_processes",
 ]
 __all__ += _names.__all__
 

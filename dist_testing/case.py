@@ -79,6 +79,9 @@ class Case:
             have one, in memory.
         expected_exits: Rank to how its process must end; a negative number is a signal, as in `subprocess`.
         debug_rank: The rank that gets the terminal, while the other ranks wait without a limit. None for none.
+        nodes: Number of nodes that the ranks are spread over; above 1 they are simulated.
+        exit_0_passes: Whether a rank whose process ends with exit code 0 has passed, also without a report. True for
+            programs, whose result is their exit code.
     """
 
     name: str
@@ -91,6 +94,8 @@ class Case:
     with_store: bool = True
     expected_exits: Mapping[int, int] = field(default_factory=dict)
     debug_rank: int | None = None
+    nodes: int = 1
+    exit_0_passes: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,12 @@ def shorten(text: str, limit: int = MAX_TEXT_CHARS) -> str:
     return f"{text[:half]}\n... {len(text) - 2 * half} characters left out ...\n{text[len(text) - half :]}"
 
 
+def ranks_text(ranks: Iterable[int]) -> str:
+    """Return ranks as text, in their order, such as "rank 3" or "ranks 0, 1"."""
+    texts = [str(rank) for rank in ranks]
+    return f"rank{'s' if len(texts) > 1 else ''} {', '.join(texts)}"
+
+
 def did_you_mean(name: str, known: Iterable[str], otherwise: str) -> str:
     """Return "Did you mean 'gloo'?" with the nearest known name; if none is near, `otherwise`."""
     near = difflib.get_close_matches(name, list(known), n=1)

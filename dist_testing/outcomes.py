@@ -168,6 +168,7 @@ class Verdict:
         failing: Other ranks that failed by themselves, from first to last.
         victims: Ranks that failed, hung or were stopped only because of another rank's failure.
         is_proven: For a hang, whether it is proven that no rank could ever have gone on.
+        suspects: For a hang without a culprit, ranks of which one is to blame; the ledgers do not show which.
     """
 
     status: Status
@@ -177,6 +178,7 @@ class Verdict:
     failing: tuple[int, ...] = ()
     victims: tuple[int, ...] = ()
     is_proven: bool = False
+    suspects: tuple[int, ...] = ()
 
 
 def exit_name(exit_code: int) -> str:

@@ -35,6 +35,10 @@ def gpus_reason(gpus: int) -> str:
     return f"Need at least {gpus} CUDA device{'s' if gpus > 1 else ''}"
 
 
+# Skip text for a kernel that does not let this user make the namespaces of simulated nodes.
+NODES_REASON = "Need network namespaces for simulated nodes"
+
+
 class _SkipTable(dict[str, TestSkip]):
     """torch's rows, and a computed row for each number of GPUs from 9 to 9999."""
 
@@ -75,7 +79,7 @@ _GPUS_REASON = re.compile(r"Need at least \d+ CUDA devices?\b")
 
 # Reasons that promised hardware excludes: they cannot occur on a machine with the promised GPUs and build of torch.
 _HARDWARE = ("backend_unavailable", "no_cuda", "no_accelerator", "nccl", "no_peer_access")
-_HARDWARE_TEXTS = tuple(TEST_SKIPS[name].message for name in _HARDWARE)
+_HARDWARE_TEXTS = (NODES_REASON, *(TEST_SKIPS[name].message for name in _HARDWARE))
 
 _BY_EXIT_CODE = {skip.exit_code: skip for skip in TEST_SKIPS.values()}
 

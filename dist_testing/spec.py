@@ -16,10 +16,11 @@ from typing import Annotated, Any, NoReturn
 from dist_testing.backends import Backend
 from dist_testing.codec import WrongValueError, shape_of
 from dist_testing.errors import SpecError, UsageError
+from dist_testing.nodes.layout import MAX_NODES
 
 # Name of the environment variable with the spec; the build rules set it.
 SPEC_VARIABLE = "DIST_TESTING_SPEC"
-SCHEMA = 4
+SCHEMA = 5
 # Schema of the file with the promise.
 _PROMISE_SCHEMA = 1
 # Promise value: as many GPUs as the target asks for.
@@ -30,6 +31,8 @@ MAX_WORLD_SIZE = 1024
 DEFAULT_WORLD_SIZE = 4
 
 _Count = Annotated[int, range(1 << 31)]
+_Rank = Annotated[int, range(MAX_WORLD_SIZE)]
+_Exit = Annotated[int, range(-64, 256)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,9 @@ class Spec:
         ranks_per_gpu: Number of ranks that share a GPU; 1 if each has its own.
         gpu_archs: Architectures of GPUs that the ranks can use, such as "sm_90"; empty for any.
         backend_names: Backends of the `dist_py_test` that the target belongs to; empty outside Bazel.
+        nodes: Nodes that the ranks of a case are spread over if it names no number.
+        program_exits: For a target that runs a program, pairs of a rank and how its process must end, as in
+            `subprocess`; None for a target with tests.
     """
 
     target: str
@@ -61,6 +67,8 @@ class Spec:
     ranks_per_gpu: int = 1
     gpu_archs: tuple[str, ...] = ()
     backend_names: tuple[str, ...] = ()
+    nodes: int = 1
+    program_exits: tuple[tuple[int, int], ...] | None = None
 
     def gpus(self, world_size: int) -> int:
         """Return the number of GPUs that a world of `world_size` ranks needs."""
@@ -102,7 +110,6 @@ def read_spec(text: str, promised_gpus: int | None = None) -> Spec:
         SpecError: If the text is truncated, has another schema, or has a field that the build rules do not write so.
     """
     fields = _Fields.parse(SPEC_VARIABLE, text, SCHEMA)
-    fields.read("nodes", Annotated[int, range(1, 2)])
     world_sizes = fields.read("world_sizes", tuple[Annotated[int, range(1, MAX_WORLD_SIZE + 1)], ...])
     backend = fields.backend()
     gpus_per_rank = fields.read("gpus_per_rank", _Count)
@@ -111,6 +118,7 @@ def read_spec(text: str, promised_gpus: int | None = None) -> Spec:
         fields.refuse("ranks_per_gpu", f"1, with backend {backend.name} and {gpus_per_rank} GPU(s) per rank")
     return Spec(
         target=fields.read("target", str),
+        nodes=fields.read("nodes", Annotated[int, range(1, MAX_NODES + 1)]),
         backend=backend,
         world_sizes=world_sizes,
         gpus_per_rank=gpus_per_rank,
@@ -121,6 +129,7 @@ def read_spec(text: str, promised_gpus: int | None = None) -> Spec:
         ranks_per_gpu=ranks_per_gpu,
         gpu_archs=fields.read("gpu_archs", tuple[str, ...], may_be_empty=True),
         backend_names=fields.read("backends", tuple[str, ...]),
+        program_exits=fields.read("program_exits", tuple[tuple[_Rank, _Exit], ...] | None, may_be_empty=True),
     )
 
 

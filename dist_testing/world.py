@@ -9,13 +9,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dist_testing.nodes.layout import Layout
+
 if TYPE_CHECKING:
     import torch
     import torch.distributed as dist
     from torch._C._distributed_c10d import Store
-
-# Ranks of one machine reach each other here, and no other machine can.
-LOOPBACK = "127.0.0.1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +61,7 @@ class World:
     def __init__(
         self,
         rank: int,
-        size: int,
+        layout: Layout,
         settings: WorldSettings,
         *,
         directory: Path,
@@ -72,13 +71,14 @@ class World:
         cases: int = 0,
     ) -> None:
         self.rank = rank
-        self.size = size
-        self.local_rank = rank
-        self.node = 0
+        self.size = layout.size
+        self.local_rank = layout.local_rank(rank)
+        self.node = layout.node_of(rank)
         self.backend = settings.backend
         self._directory = directory
         self._cases = cases
         self._settings = settings
+        self._store_host = layout.address
         self._store_port = store_port
         self._store_fd = store_fd
         self._barriers = 0
@@ -134,7 +134,7 @@ class World:
         from torch._C._distributed_c10d import TCPStore
 
         return TCPStore(
-            LOOPBACK,
+            self._store_host,
             self._store_port,
             self.size,
             is_master=self._store_fd is not None,

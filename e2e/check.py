@@ -6,7 +6,7 @@ bzlmod      With modules: its own toolchain and hub, and its own packages with t
 workspace   Without modules; Bazel 7 is the last release that allows this.
 wheels      Hubs of locked wheels: two locks in one invocation, the archive for workers, programs of packages.
 queries     Only for queries: every command of docs/queries.md runs here. Its tests are never run.
-mine        Has no folder: its files are pasted from docs/consumers.md.
+mine        Has no folder: `tools/init` makes it, as docs/consumers.md says and shows.
 
 A test cannot start Bazel, so this is a program. Exit status 0 when everything is as expected.
 """
@@ -23,6 +23,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+from e2e.first_week import command_problems
 from e2e.questions import answers_problems
 from tests.support.nested_bazel import ROOT, Done, NestedBazel, nested_bazel, scratch_folder
 
@@ -138,18 +139,18 @@ def check_workspace(bazel: NestedBazel) -> list[str]:
 def check_wheels(bazel: NestedBazel) -> list[str]:
     """Check a consumer of the extension for wheels alone."""
     archive = "--@dist_testing//wheels:form=archive"
-    passed = [rf"^//:{name} +PASSED" for name in ("default", "own_lock", "by_requirement")]
+    passed = [rf"^{test} +PASSED" for test in ("//:default", "//:own_lock", "//:by_requirement", "//separate:merged")]
     both = [rf"^//:{name} +PASSED" for name in ("default", "own_lock")]
     found = []
     for what, arguments, status, parts in (
-        ("two locks in one invocation", ("test", "--test_output=errors", "//..."), 0, [*passed, "3 tests pass"]),
-        ("as an archive", ("test", "--test_output=errors", archive, "//..."), 0, [*passed, "3 tests pass"]),
+        ("two locks in one invocation", ("test", "--test_output=errors", "//..."), 0, [*passed, "4 tests pass"]),
+        ("as an archive", ("test", "--test_output=errors", archive, "//..."), 0, [*passed, "4 tests pass"]),
         ("the other lock for everything", ("test", "--config=cuda", "//:default", "//:own_lock"), 0, both),
         (
             "a package of one lock alone",
             ("build", "--config=cuda", "//:pyflakes"),
             1,
-            ['The lock "cuda" of the hub "pypi" has no package "pyflakes"', 'Only "cpu" has it'],
+            ['The lock "cuda" of the hub "pypi" has no package "pyflakes"', 'Only "cpu", "rocm" have it'],
         ),
         ("the metadata", ("cquery", "--output=files", "//:metadata"), 0, [r"iniconfig/dist_info/METADATA$"]),
         ("a program", ("run", "//:pyflakes", "--", "--version"), 0, [r"^3\.2\.0 Python 3\.11"]),
@@ -171,16 +172,18 @@ def check_queries(bazel: NestedBazel) -> list[str]:
 
 
 def check_mine(bazel: NestedBazel) -> list[str]:
-    """Check the repository that docs/consumers.md shows."""
-    done = bazel.run("test", "--test_output=all", "//mytests:ring_gloo")
-    printed = (
-        r"^dist_testing: //mytests:ring_gloo: gloo, world size 2, 4, fork$",
-        r"^collected 2 items$",
-        r"^mytests/test_ring\.py \.\. +\[100%\]$",
-        r"^//mytests:ring_gloo +PASSED in ",
-        r"^Executed 1 out of 1 test: 1 test passes\.$",
-    )
-    return problems("mine: the commands of the page", done, status=0, parts=printed)
+    """Check the commands of docs/consumers.md in the repository that it shows."""
+    return command_problems(bazel, CONSUMERS)
+
+
+def drift_problems() -> list[str]:
+    """Say in what the consumers here differ from what `tools/init` finds right, in repositories of several kinds."""
+    found = []
+    for name in ("bzlmod", "workspace", "queries"):
+        command = [sys.executable, str(ROOT / "tools" / "init" / "init.py"), "--check", f"--dir={ROOT / 'e2e' / name}"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        found += problems(f"{name}: tools/init", Done(done.returncode, done.stdout, done.stderr), status=0, parts=())
+    return found
 
 
 def page_blocks(page: Path) -> list[tuple[str, str]]:
@@ -191,20 +194,20 @@ def page_blocks(page: Path) -> list[tuple[str, str]]:
 
 
 def page_problems(page: Path) -> list[str]:
-    """Say which lines of a page's blocks no consumer here has. `mine` is pasted from docs/consumers.md."""
+    """Say which lines of a page's blocks no consumer here has. `mine` is made as docs/consumers.md says."""
     blocks = page_blocks(page)
     found = [] if blocks else [f"{page.name}: no block of code names its file"]
     for name, block in blocks:
         # Its lock file is the one in this folder.
         name = {"mine/requirements.in": "e2e/requirements.in"}.get(name, name)
-        if not name.startswith("mine/"):
+        if not name.startswith(("mine/", "mine:", "more/")):
             lines = set((ROOT / name).read_text(encoding="utf-8").splitlines())
             found += [f"{page.name}: {name} has no line {line!r}" for line in block.splitlines() if line not in lines]
     return found
 
 
-def paste_mine(page: Path, folder: Path) -> Path:
-    """Follow docs/consumers.md: create the repository that it shows, beside the library.
+def make_mine(page: Path, folder: Path) -> Path:
+    """Follow docs/consumers.md: make the repository that it shows, beside the library.
 
     Args:
         page: The page.
@@ -212,15 +215,26 @@ def paste_mine(page: Path, folder: Path) -> Path:
 
     Returns:
         The repository's folder.
+
+    Raises:
+        SystemExit: If the repository is not the one that the page shows.
     """
     workspace = folder / "mine"
+    workspace.mkdir()
     (folder / "dist_testing").symlink_to(ROOT)
+    subprocess.run([sys.executable, "../dist_testing/tools/init/init.py"], cwd=workspace, check=True)
     for name, block in page_blocks(page):
-        if name.startswith("mine/"):
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (folder / name).write_text(block, encoding="utf-8")
-    (workspace / "BUILD.bazel").touch()
-    shutil.copy(ROOT / "dist_testing.bazelrc", workspace)
+        if name.startswith("mine/") and (folder / name).read_text(encoding="utf-8") != block:
+            raise SystemExit(f"e2e.check: tools/init writes another {name} than {page.name} shows")
+        if name.startswith("more/"):
+            # What later parts of the page add.
+            path = workspace / name.removeprefix("more/")
+            path.parent.mkdir(exist_ok=True)
+            with path.open("a", encoding="utf-8") as file:
+                file.write(block)
+    slow = (workspace / "fast" / "BUILD.bazel").read_text(encoding="utf-8").replace("test_fast.py", "test_slow.py")
+    (workspace / "slow" / "BUILD.bazel").write_text(slow, encoding="utf-8")
+    # In place of the page's command, which would ask the network.
     shutil.copy(ROOT / "e2e" / "requirements.txt", workspace)
     return workspace
 
@@ -268,7 +282,7 @@ def main() -> int:
     options = parser.parse_args()
     if unknown := sorted(set(options.names) - set(CHECKS)):
         parser.error(f"no consumer is named {', '.join(unknown)}; there are {', '.join(CHECKS)}")
-    found = [text for page in (CONSUMERS, BACKENDS, WHEELS) for text in page_problems(page)]
+    found = [text for page in (CONSUMERS, BACKENDS, WHEELS) for text in page_problems(page)] + drift_problems()
     with ExitStack() as stack:
         output = options.output.absolute() if options.output else stack.enter_context(scratch_folder("e2e"))
         index = index_options()
@@ -280,7 +294,7 @@ def main() -> int:
                     common += repository_options(other)
             folder = ROOT / "e2e" / name
             if name == "mine":
-                folder = paste_mine(CONSUMERS, stack.enter_context(scratch_folder("e2e.mine")))
+                folder = make_mine(CONSUMERS, stack.enter_context(scratch_folder("e2e.mine")))
             with nested_bazel(folder, output, bazel=options.bazel, common=common) as bazel:
                 wrong = CHECKS[name](bazel)
             took = f"{time.monotonic() - start:.0f} s"

@@ -82,19 +82,29 @@ def answers_problems(bazel: NestedBazel, page: Path) -> list[str]:
     found = [f"queries: {page.name} has a command without an expected answer: {command}" for command in untested]
     found += [f"queries: there is an expected answer, but {page.name} lacks the command: {command}" for command in gone]
     with tempfile.TemporaryDirectory(prefix="dist-e2e-") as folder:
-        # A stand-in for the user's Bazel, so that the lines run unchanged, with their pipes.
-        program = Path(folder, "bazel")
-        call = [bazel.bazel, f"--output_user_root={bazel.output_root}", *bazel.startup]
-        # bazelw searches Bazel on PATH, and must not find this program.
-        path = shlex.quote(os.environ["PATH"])
-        program.write_text(f'#!/bin/sh\nPATH={path} exec {shlex.join(call)} "$@"\n', encoding="utf-8")
-        program.chmod(0o755)
+        stand_in_for_bazel(bazel, Path(folder))
         for command in set(commands) & set(ANSWERS):
             status, answer, said = _ask(command, bazel.workspace, Path(folder))
             if status or answer != sorted(ANSWERS[command]):
                 lines = "\n".join(answer)
                 found.append(f"queries: {command}\nended with {status} and answered\n{lines}\n{said[-4000:]}")
     return found
+
+
+def stand_in_for_bazel(bazel: NestedBazel, folder: Path, name: str = "bazel") -> None:
+    """Write a program that starts a workspace's Bazel, so that lines of a page run unchanged, with their pipes.
+
+    Args:
+        bazel: The Bazel of the workspace.
+        folder: The folder of the program.
+        name: Its name.
+    """
+    program = folder / name
+    call = [bazel.bazel, f"--output_user_root={bazel.output_root}", *bazel.startup]
+    # bazelw searches Bazel on PATH, and must not find this program.
+    path = shlex.quote(os.environ["PATH"])
+    program.write_text(f'#!/bin/sh\nPATH={path} exec {shlex.join(call)} "$@"\n', encoding="utf-8")
+    program.chmod(0o755)
 
 
 def _ask(command: str, workspace: Path, folder: Path) -> tuple[int, list[str], str]:

@@ -109,6 +109,31 @@ def scatter() -> None:
         assert_close(output, _full(_rank() + 10 * source))
 
 
+def default_roots() -> None:
+    """Call what has a root without one: rank 0 is the root."""
+    size, rank = _size(), _rank()
+    part = torch.empty(3)
+    dist.scatter(part, [_full(10 + peer) for peer in range(size)] if rank == 0 else None)
+    assert_close(part, _full(10 + rank))
+
+    parts = [torch.empty(3) for _ in range(size)] if rank == 0 else None
+    dist.gather(_full(rank), parts)
+    for source, tensor in enumerate(parts or []):
+        assert_close(tensor, _full(source))
+
+    objects: list[object] = [f"of {rank}"]
+    dist.broadcast_object_list(objects)
+    assert objects == ["of 0"]
+
+    gathered: list[Any] | None = [None] * size if rank == 0 else None
+    dist.gather_object(rank, gathered)
+    assert gathered == (list(range(size)) if rank == 0 else None)
+
+    own: list[Any] = [None]
+    dist.scatter_object_list(own, [f"for {peer}" for peer in range(size)] if rank == 0 else None)
+    assert own == [f"for {rank}"]
+
+
 def reduce_scatter_sum() -> None:
     """Give each rank its part of the sum."""
     output = torch.empty(3)
@@ -220,6 +245,7 @@ BODIES: tuple[Callable[[], None], ...] = (
     gather,
     broadcast_from_every_rank,
     scatter,
+    default_roots,
     reduce_scatter_sum,
     reduce_scatter_avg,
     all_reduce_sum,

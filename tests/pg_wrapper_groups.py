@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from datetime import timedelta
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import _ProcessGroupWrapper, set_debug_level_from_env
+from torch._C._distributed_c10d import Backend, PrefixStore, _ProcessGroupWrapper, set_debug_level_from_env
 from torch.distributed import distributed_c10d as c10d
 
 if TYPE_CHECKING:
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 # Limit in seconds of every operation that must end by itself. It is far above what a loaded machine needs, and below
 # the limit of a case.
 GROUP_TIMEOUT_S = 30.0
+
+# Not torch's number, which is 2.
+GLOO_THREADS = 3
 
 
 def debug_detail_group(world: World, timeout_s: float = GROUP_TIMEOUT_S) -> dist.ProcessGroup:
@@ -45,10 +48,41 @@ def explicit_group(world: World, timeout_s: float = GROUP_TIMEOUT_S) -> dist.Pro
     """
     set_debug_level("OFF")
     world.barrier()
-    group = new_group(world)
-    assert not is_wrapped(group, world), "torch wrapped a group made under debug level OFF"
     # A backend has the same collective methods as the process group that uses it.
-    return cast("dist.ProcessGroup", wrap(group, world, timeout_s))
+    return cast("dist.ProcessGroup", wrap(backend_by_hand(world), world, timeout_s))
+
+
+def backend_by_hand(world: World, timeout_s: float = GROUP_TIMEOUT_S) -> Backend:
+    """Construct a backend of all ranks from its class, without a process group and without torch's registry.
+
+    Args:
+        world: The rank's view of its world.
+        timeout_s: Limit of the backend's operations, in seconds.
+    """
+    backend = _BY_HAND[world.backend](world, timedelta(seconds=timeout_s))
+    assert not isinstance(backend, _ProcessGroupWrapper), "torch wrapped a backend that is made by hand"
+    # `new_group` does it for its backends. The wrapper's reports have the number.
+    backend._set_sequence_number_for_group()
+    return cast(Backend, backend)
+
+
+def _gloo_by_hand(world: World, timeout: timedelta) -> Any:
+    gloo: Any = dist.ProcessGroupGloo
+    options = gloo._Options()
+    options._devices = [gloo.create_device(hostname="127.0.0.1")]
+    options._threads = GLOO_THREADS
+    options._timeout = timeout
+    return gloo(PrefixStore("by_hand", world.store), world.rank, world.size, options)
+
+
+def _nccl_by_hand(world: World, timeout: timedelta) -> Any:
+    nccl: Any = dist.ProcessGroupNCCL
+    options = nccl.Options()
+    options._timeout = timeout
+    return nccl(PrefixStore("by_hand", world.store), world.rank, world.size, options)
+
+
+_BY_HAND = {"gloo": _gloo_by_hand, "nccl": _nccl_by_hand}
 
 
 def new_group(world: World, timeout_s: float = GROUP_TIMEOUT_S) -> dist.ProcessGroup:
@@ -63,11 +97,11 @@ def new_group(world: World, timeout_s: float = GROUP_TIMEOUT_S) -> dist.ProcessG
     return group
 
 
-def wrap(group: dist.ProcessGroup, world: World, timeout_s: float = GROUP_TIMEOUT_S) -> _ProcessGroupWrapper:
-    """Put torch's wrapper around the backend that a group has for the world's device.
+def wrap(backend: Backend, world: World, timeout_s: float = GROUP_TIMEOUT_S) -> _ProcessGroupWrapper:
+    """Put torch's wrapper around a backend.
 
     Args:
-        group: A group of all ranks.
+        backend: Of all ranks.
         world: The rank's view of its world.
         timeout_s: Limit of the wrapper's checks, in seconds.
 
@@ -75,7 +109,7 @@ def wrap(group: dist.ProcessGroup, world: World, timeout_s: float = GROUP_TIMEOU
         AssertionError: By torch, if it has no gloo.
     """
     wrapper = c10d._create_process_group_wrapper(
-        wrapped_pg=group._get_backend(world.device),
+        wrapped_pg=backend,
         store_prefix="explicit",
         store=world.store,
         rank=world.rank,

@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pytest
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import FileStore, PrefixStore
+from torch._C._distributed_c10d import FileStore, PrefixStore, TCPStore
 from torch.distributed import _dist2 as dist2
 from torch.distributed.distributed_c10d import GroupName
+
+from dist_testing import create_tcp_store
 
 if TYPE_CHECKING:
     from dist_testing import World
@@ -25,6 +27,7 @@ pytestmark = pytest.mark.distributed(init=False)
 TIMEOUT = timedelta(seconds=60)
 # A different limit, to see that a group has its own.
 SHORT_TIMEOUT = timedelta(seconds=7)
+PART_TIMEOUT = timedelta(seconds=11)
 LENGTH = 6
 
 
@@ -65,16 +68,40 @@ def test_the_context_nests_and_restores(world: World) -> None:
     """If this fails, code after a block continues with the block's group."""
     store = FileStore(str(world.rank_tmp_path / "store"), 1)
     outer, inner = (dist.ProcessGroup(PrefixStore(name, store), 0, 1) for name in ("outer", "inner"))
-    before = dist2.current_process_group()
+    assert dist2.current_process_group() is None
     with dist2.process_group(outer):
-        assert dist2.current_process_group() == outer
+        assert dist2.current_process_group() is outer
         with dist2.process_group(inner):
-            assert dist2.current_process_group() == inner
-        assert dist2.current_process_group() == outer
+            assert dist2.current_process_group() is inner
+        assert dist2.current_process_group() is outer
         with pytest.raises(LookupError), dist2.process_group(inner):
             raise LookupError
-        assert dist2.current_process_group() == outer
-    assert dist2.current_process_group() == before
+        assert dist2.current_process_group() is outer
+    assert dist2.current_process_group() is None
+
+
+def test_two_groups_of_all_ranks_are_independent(world: World, group: dist.ProcessGroup, filled: Filled) -> None:
+    """If this fails, the second group of a program meets the first one's connections, or shares its limit and life."""
+    # The first group's connections exist, so that its entries in the store are complete.
+    group.barrier().wait()
+    other = dist2.new_group(world.backend, SHORT_TIMEOUT, str(world.device))
+    assert other is not group
+    assert [options_of(each, world)._timeout for each in (group, other)] == [TIMEOUT, SHORT_TIMEOUT]
+    # The ranks use the groups in opposite orders, which one group would report or mix up.
+    works, values = [], [filled(world.rank + 1), filled(10 * (world.rank + 1))]
+    pairs = list(zip((group, other), values, strict=True))
+    for each, value in pairs if world.rank % 2 else reversed(pairs):
+        works.append(each.allreduce([value]))
+    for work in works:
+        work.wait()
+    total = sum(rank + 1 for rank in all_ranks(world))
+    torch.testing.assert_close(values, [filled(total), filled(10 * total)])
+    world.barrier()
+    other.shutdown()
+    # The first group outlives the second.
+    value = filled(1)
+    group.allreduce([value]).wait()
+    torch.testing.assert_close(value, filled(world.size))
 
 
 def test_a_new_group_knows_its_rank_and_is_not_the_default_one(world: World, group: dist.ProcessGroup) -> None:
@@ -105,6 +132,22 @@ def test_allreduce(world: World, group: dist.ProcessGroup, filled: Filled) -> No
     value = filled(world.rank + 1)
     group.allreduce(value, dist2.ReduceOp.MAX, TIMEOUT).wait()
     torch.testing.assert_close(value, filled(world.size))
+
+
+def test_integers_stay_integers(world: World) -> None:
+    """If this fails, large whole numbers come back rounded, or a device that is given as a text is refused."""
+    group = dist2.new_group(world.backend, TIMEOUT, str(world.device))
+    # Not a float, whose 24 or 53 bits do not hold the sum.
+    large = 2**60 + 1
+    value = torch.tensor([large + world.rank, world.rank], device=world.device)
+    group.allreduce(value, dist2.ReduceOp.SUM, TIMEOUT).wait()
+    ranks_sum = sum(all_ranks(world))
+    assert value.tolist() == [large * world.size + ranks_sum, ranks_sum]
+
+    gathered = [torch.zeros(1, dtype=torch.int64, device=world.device) for _ in all_ranks(world)]
+    group.allgather(gathered, torch.tensor([large + world.rank], device=world.device), timeout=TIMEOUT).wait()
+    assert [each.tolist() for each in gathered] == [[large + rank] for rank in all_ranks(world)]
+    group.shutdown()
 
 
 def test_barrier(world: World, group: dist.ProcessGroup) -> None:
@@ -217,16 +260,31 @@ def test_splitting_gives_a_group_only_to_its_members(world: World, group: dist.P
 
 
 def test_groups_of_one_merge_through_a_store(world: World, group: dist.ProcessGroup, filled: Filled) -> None:
-    """If this fails, jobs that started separately cannot become one group."""
-    mine = group.split_group([world.rank], group_name=GroupName(f"alone_{world.rank}"))
+    """If this fails, jobs that started separately cannot become one group, or it has another job's time limit."""
+    # Every rank takes part in every split, also in those that give it nothing.
+    parts = [
+        group.split_group([rank], timeout=PART_TIMEOUT, group_name=GroupName(f"alone_{rank}"))
+        for rank in all_ranks(world)
+    ]
+    assert [part is not None for part in parts] == [rank == world.rank for rank in all_ranks(world)]
+    mine = parts[world.rank]
     assert mine is not None
-    store = PrefixStore("merge", world.store)
-    merged = mine.merge_remote_group(store, world.size, TIMEOUT, group_name=GroupName("merged"))
+    assert options_of(mine, world)._timeout == PART_TIMEOUT
+    # The jobs have nothing in common but the address of a store, which one of them serves.
+    if world.rank == 0:
+        store = create_tcp_store(world_size=world.size, wait_for_workers=False)
+        world.store.set("port", str(store.port))
+    else:
+        store = TCPStore("127.0.0.1", int(world.store.get("port")), world.size, is_master=False, timeout=TIMEOUT)
+    merged = mine.merge_remote_group(store, world.size, SHORT_TIMEOUT, group_name=GroupName("merged"))
     assert merged.size() == world.size
     assert merged.group_name == "merged"
+    assert options_of(merged, world)._timeout == SHORT_TIMEOUT
     value = filled(merged.rank() + 1)
     merged.allreduce([value]).wait()
     torch.testing.assert_close(value, filled(sum(rank + 1 for rank in all_ranks(world))))
+    # The process of rank 0 has the server.
+    world.barrier()
 
 
 def options_of(group: dist.ProcessGroup, world: World) -> Any:

@@ -144,7 +144,16 @@ class TestThroughTheBaseClass(MultiThreadedTestCase):
         self.assertEqualOnRank(self.rank, 0)
         self.assertEqualOnRank(self.rank, 2, rank=2)
         self.assertNotEqualOnRank(self.rank, 1, rank=3)
+        # Tensors, whose `==` is no bool.
+        mine = torch.full((2,), float(self.rank))
+        self.assertEqualOnRank(mine, torch.zeros(2))
+        self.assertEqualOnRank(mine, torch.full((2,), 2.0), rank=2)
+        self.assertNotEqualOnRank(mine, torch.ones(2), rank=3)
         if self.rank == 3:
+            with self.assertRaises(AssertionError):
+                self.assertEqualOnRank(mine, torch.tensor([3.0, 0.0]), rank=3)
+            with self.assertRaises(AssertionError):
+                self.assertNotEqualOnRank(mine, torch.full((2,), 3.0), rank=3)
             with self.assertRaises(AssertionError):
                 self.assertEqualOnRank(self.rank, 0, rank=3)
             with self.assertRaises(AssertionError):

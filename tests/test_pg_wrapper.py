@@ -8,7 +8,7 @@ CUDA tensors, two on NCCL.
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import pytest
 import torch
@@ -180,9 +180,9 @@ def test_all_gather_against_reduce_scatter_is_reported(world: World, make_group:
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("uneven", ["input", "output"])
+@pytest.mark.parametrize("uneven", ["input", "output", "both"])
 def test_reduce_scatter_of_other_size_is_reported(
-    world: World, make_group: MakeGroup, uneven: Literal["input", "output"]
+    world: World, make_group: MakeGroup, uneven: Literal["input", "output", "both"]
 ) -> None:
     """If this fails, one rank's wrong buffer size corrupts the shards of all."""
     whole = torch.ones(4 * world.size, device=world.device)
@@ -190,6 +190,10 @@ def test_reduce_scatter_of_other_size_is_reported(
     odd = {
         "input": calls.reduce_scatter_base(part, torch.ones(5 * world.size, device=world.device)),
         "output": calls.reduce_scatter_base(torch.zeros(5, device=world.device), whole),
+        # Sizes that do not fit each other either.
+        "both": calls.reduce_scatter_base(
+            torch.zeros(5, device=world.device), torch.ones(6 * world.size, device=world.device)
+        ),
     }[uneven]
     calls.assert_mismatch_is_reported(
         world,
@@ -285,11 +289,11 @@ def test_coalescing_on_a_device_works_under_debug_detail(world: World) -> None:
 @pytest.mark.distributed
 def test_wrapping_without_gloo_names_the_missing_backend(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """If this fails, a torch without gloo answers with a NameError from its own code."""
-    group = groups.new_group(world)
+    backend = groups.backend_by_hand(world)
     groups.set_debug_level("DETAIL")
     groups.take_gloo_away(monkeypatch)
     with pytest.raises(AssertionError, match="ProcessGroupWrapper unsupported without GLOO backend"):
-        groups.wrap(group, world)
+        groups.wrap(backend, world)
 
 
 @pytest.mark.distributed(features=["needs_no_gloo"])
@@ -306,9 +310,40 @@ def test_new_group_without_gloo_needs_no_wrapper(
 
 
 @pytest.mark.distributed(init=False)
-def test_default_group_is_wrapped_under_debug_detail(world: World) -> None:
-    """If this fails, a user who only sets the variable and creates no groups has no wrapper."""
-    groups.set_debug_level("DETAIL")
+def test_backend_built_by_hand_has_its_options(world: World) -> None:
+    """If this fails, the scenarios on a wrapped backend say nothing of backends that users construct themselves."""
+    backend: Any = groups.backend_by_hand(world, timeout_s=HANG_TIMEOUT_S)
+    assert backend.options._timeout == timedelta(seconds=HANG_TIMEOUT_S)
+    if world.device.type == "cpu":
+        assert backend.options._threads == groups.GLOO_THREADS
+    assert not dist.is_initialized()
+    calls.assert_all_reduce_works(world, backend)
+    # Its own limit ends a wait, not the wrapper's, which it does not have.
+    if world.device.type == "cpu" and world.rank == 0:
+        with pytest.raises(RuntimeError, match="imed out"):
+            calls.all_reduce(torch.ones(1)).start(backend).wait()
+    world.barrier()
+
+
+@pytest.mark.distributed(init=False, features=["needs_no_gloo"])
+@pytest.mark.parametrize("level", ["OFF", "DETAIL"])
+def test_default_group_without_gloo_needs_no_wrapper(
+    world: World, monkeypatch: pytest.MonkeyPatch, level: Literal["OFF", "DETAIL"]
+) -> None:
+    """If this fails, a torch without gloo cannot even start under debug level DETAIL."""
+    groups.set_debug_level(level)
+    groups.take_gloo_away(monkeypatch)
+    init_default_group(world)
+    assert not groups.is_wrapped(c10d._get_default_group(), world)
+    calls.assert_all_reduce_works(world, c10d._get_default_group())
+    group = groups.new_group(world)
+    assert not groups.is_wrapped(group, world)
+    calls.assert_all_reduce_works(world, group)
+    dist.destroy_process_group()
+
+
+def init_default_group(world: World) -> None:
+    """Make the default group, wrapped or not as torch's debug level says."""
     dist.init_process_group(
         world.backend,
         store=world.store,
@@ -316,6 +351,14 @@ def test_default_group_is_wrapped_under_debug_detail(world: World) -> None:
         world_size=world.size,
         timeout=timedelta(seconds=groups.GROUP_TIMEOUT_S),
     )
+
+
+@pytest.mark.distributed(init=False)
+def test_default_group_is_wrapped_under_debug_detail(world: World) -> None:
+    """If this fails, a user who only sets the variable and creates no groups has no wrapper."""
+    groups.set_debug_level("DETAIL")
+    init_default_group(world)
+    assert groups.is_wrapped(c10d._get_default_group(), world)
     calls.assert_mismatch_is_reported(
         world,
         c10d._get_default_group(),

@@ -41,10 +41,11 @@ def _wheels_impl(module_ctx):
     for hub, hub_locks in hubs.items():
         hub_repo(
             name = hub,
-            files = [lock["file"] for lock in hub_locks],
+            # Several Pythons may have one lock file, and Bazel refuses a label that is there twice.
+            files = {lock["file"]: None for lock in hub_locks}.keys(),
             hub = hub,
             locks = json.encode([
-                {key: lock[key] for key in ["name", "python_version", "repo"]}
+                {key: str(lock[key]) for key in ["file", "name", "python_version", "repo"]}
                 for lock in hub_locks
             ]),
         )

@@ -145,6 +145,8 @@ class AttachedEngine(Engine):
         wanted = isolation_named(case.isolation)
         if wanted.in_process or wanted.fresh_interpreter:
             return f'isolation = "{wanted.name}"; torchrun has started the ranks, as processes that stay'
+        if case.nodes > 1:
+            return f"nodes = {case.nodes}; torchrun has started the ranks where they are"
         if case.expected_exits:
             return "expected_exits: if a rank ends, torchrun ends the whole world"
         return ""

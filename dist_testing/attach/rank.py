@@ -298,7 +298,10 @@ def _end_groups(*, failed: bool) -> None:
         # ranks.
         torch.distributed.distributed_c10d._world.group_count = 0
         return
-    if failed and any(any_declared(name, lambda backend: backend.aborts) for name in backends_in_use()):
+    if failed and any(
+        any_declared(name, lambda backend: backend.aborts)
+        for name in backends_in_use(torch.distributed.distributed_c10d)
+    ):
         torch.distributed.distributed_c10d._abort_process_group()
     else:
         torch.distributed.destroy_process_group()

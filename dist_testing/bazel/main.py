@@ -197,7 +197,7 @@ def _run(
     # Imported late, so that the error for a missing target comes at once.
     import pytest
 
-    from dist_testing.bazel import pytest_config
+    from dist_testing.bazel.pytest_config import program_session, test_session
     from dist_testing.bazel.session import BazelSession
     from dist_testing.frontends.pytest import plugin as pytest_plugin
 
@@ -221,20 +221,15 @@ def _run(
             spec, protocol, head, conclusion, events, shares=shares, watch=watch, timings=target.timings
         )
         session.on_collected = on_collected
-        command = [
-            *target.files,
-            # The sandbox is read-only, and Bazel deletes it.
-            *("-p", "no:cacheprovider"),
-            # Does not change sys.path: the folder of a test must not shadow the consumer's packages.
-            "--import-mode=importlib",
-            *pytest_config.options(target.files, target.repositories),
-            "-rs",
-            *(("--exitfirst",) if protocol.fail_fast else ()),
-            *arguments,
-        ]
+        if spec.program_exits is None:
+            command = test_session(target.files, target.repositories, arguments, fail_fast=protocol.fail_fast)
+            plugins: list[object] = [session, pytest_plugin]
+        else:
+            command, program = program_session(spec, target.files[0], target.repositories, arguments)
+            plugins = [session, program, pytest_plugin]
         code = FAILED
         try:
-            code = int(pytest.main(command, plugins=[session, pytest_plugin]))
+            code = int(pytest.main(command, plugins=plugins))
         except SystemExit as error:
             conclusion.give_up(f"a conftest.py or a plugin has called sys.exit({error.code!r})")
         except InterruptedRunError as error:

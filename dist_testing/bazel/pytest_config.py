@@ -8,25 +8,73 @@ declare. Such files would change the result of the test, but not its cache key.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import pytest
 
+from dist_testing.frontends.program.program import Program
 from dist_testing.frontends.pytest.internals import load_config_dict_from_file
+from dist_testing.frontends.pytest.program_items import ProgramPlugin, command_line
+from dist_testing.spec import Spec
 
+# `<name>.run` sets it: the rank that gets the terminal. The arguments belong to the program.
+_DEBUG_RANK = "DIST_TESTING_PROGRAM_DEBUG_RANK"
 # pytest takes the first of these that holds a configuration for it ("Configuration file formats" in its reference).
 _CONFIG_FILES = ("pytest.toml", ".pytest.toml", "pytest.ini", ".pytest.ini", "pyproject.toml", "tox.ini", "setup.cfg")
 
 
-def options(files: Sequence[str], repositories: Collection[str]) -> list[str]:
-    """Return the options that tell pytest its root folder, its configuration, and the highest folder of a conftest.py.
+def test_session(
+    files: Sequence[str], repositories: Collection[str], arguments: Sequence[str], *, fail_fast: bool
+) -> list[str]:
+    """Return pytest's command line for the tests of a target.
 
-    `repositories` are those of the files, as the runfiles name them; "" stands for an unknown one.
+    Args:
+        files: The test files.
+        repositories: Their repositories, as the runfiles name them; "" stands for an unknown one.
+        arguments: The target's `args`: more options.
+        fail_fast: Whether the first failure ends the run.
     """
-    tests = Path(os.path.commonpath([os.path.dirname(file) for file in files]))
+    tests = _folder(files)
     root = _root(tests, repositories)
-    return [f"--rootdir={root}", f"--confcutdir={root}", f"--config-file={_config_file(tests, root)}"]
+    return [
+        *files,
+        # The sandbox is read-only, and Bazel deletes it.
+        *("-p", "no:cacheprovider"),
+        # Does not change sys.path: the folder of a test must not shadow the consumer's packages.
+        "--import-mode=importlib",
+        f"--rootdir={root}",
+        f"--confcutdir={root}",
+        f"--config-file={_config_file(tests, root)}",
+        "-rs",
+        *(("--exitfirst",) if fail_fast else ()),
+        *arguments,
+    ]
+
+
+def program_session(
+    spec: Spec, file: str, repositories: Collection[str], arguments: Sequence[str]
+) -> tuple[list[str], ProgramPlugin]:
+    """Return pytest's command line for a program, and the plugin that makes it the only test.
+
+    Args:
+        spec: The target's spec.
+        file: The program.
+        repositories: As for `test_session`.
+        arguments: The target's `args`: the program's own.
+    """
+    root = _root(_folder([file]), repositories)
+    # The folder as the runfiles show it: its links lead to the source tree, with files that are not declared.
+    search_path = (os.path.dirname(file), *sys.path)
+    program = Program(file, file, tuple(arguments), search_path, dict(spec.program_exits or ()))
+    rank = os.environ.pop(_DEBUG_RANK, None)
+    options = [] if rank is None else [f"--dist-debug-rank={rank}"]
+    return [*command_line(file), f"--rootdir={root}", "-rs", *options], ProgramPlugin(program)
+
+
+def _folder(files: Sequence[str]) -> Path:
+    return Path(os.path.commonpath([os.path.dirname(file) for file in files]))
 
 
 def _root(tests: Path, repositories: Collection[str]) -> Path:

@@ -37,7 +37,7 @@ def assign_shards(cases: Sequence[ShardCase], shards: int, durations: Mapping[st
     known = [durations[case.key] for case in cases if case.key in durations]
     usual = statistics.median(known) if known else 1.0
     seconds = {case.key: durations.get(case.key, usual) for case in cases}
-    apart, longest_apart = _assign_units([[key] for key in seconds], seconds, shards)
+    apart, longest_apart = assign_units([[key] for key in seconds], seconds, shards)
     groups: dict[str, list[str]] = defaultdict(list)
     for case in cases:
         if case.group:
@@ -45,14 +45,23 @@ def assign_shards(cases: Sequence[ShardCase], shards: int, durations: Mapping[st
     if not groups:
         return apart
     alone = [[case.key] for case in cases if not case.group]
-    together, longest_together = _assign_units([*groups.values(), *alone], seconds, shards)
+    together, longest_together = assign_units([*groups.values(), *alone], seconds, shards)
     return together if longest_together <= longest_apart * _MAX_POOL_SLOWDOWN else apart
 
 
-def _assign_units(
+def assign_units(
     units: Sequence[Sequence[str]], seconds: Mapping[str, float], shards: int
 ) -> tuple[dict[str, int], float]:
-    """Assign units of cases; return the shard of each case, and the seconds of the longest shard."""
+    """Assign units of cases, the longest unit first, to the shard with the least work.
+
+    Args:
+        units: Keys of cases that stay together.
+        seconds: Duration of each case by key.
+        shards: Number of shards, at least 1.
+
+    Returns:
+        The shard of each case, and the seconds of the longest shard.
+    """
     # Seconds and number of units: the number makes cases without any duration go to the shards in turn.
     loads = [(0.0, 0)] * shards
     result = {}

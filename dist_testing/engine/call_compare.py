@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from dist_testing.engine.call_rules import are_alike, described
-from dist_testing.engine.hang_story import group_text, ranks_text
+from dist_testing.engine.hang_story import group_text
+from dist_testing.error_text import ranks_text
 from dist_testing.process.ledger import Call
 from dist_testing.process.rank_messages import CallsMade, GroupCalls
 

@@ -46,5 +46,5 @@ def _elements(call: Call) -> int | None:
     try:
         shapes = json.loads(call.sizes)
         return sum(math.prod(map(int, shape)) for shape in shapes)
-    except (ValueError, TypeError, RecursionError):
+    except (ValueError, TypeError, OverflowError, RecursionError):
         return None

@@ -27,7 +27,7 @@ from dist_testing.events.cases import (
     RankWarned,
     WorldAsked,
 )
-from dist_testing.events.event import LedgerCall, Phase
+from dist_testing.events.event import DIGITS, CallTimes, LedgerCall, Phase
 from dist_testing.events.stream import EventStream
 from dist_testing.gpus.world import WorldGpus
 
@@ -172,6 +172,12 @@ class CaseEvents:
 
     def _tell_ledgers(self, now_s: float) -> None:
         story = self._world.supervisor.hang if self._world is not None else None
+        # torch's times are those of the wall clock.
+        offset_ns = time.monotonic_ns() - time.time_ns()
+
+        def on_our_clock(wall_ns: int) -> float | None:
+            return round((wall_ns + offset_ns) / 1e9, DIGITS) if wall_ns else None
+
         for rank, state, place, calls in rank_ledgers(story.analysis) if story is not None else ():
             told = tuple(
                 LedgerCall(
@@ -184,7 +190,8 @@ class CaseEvents:
                 )
                 for call in calls
             )
-            self._stream.emit(RankLedgerRead(now_s, self._number, rank, state, place, told))
+            times = tuple(CallTimes(on_our_clock(call.begun_ns), on_our_clock(call.ended_ns)) for call in calls)
+            self._stream.emit(RankLedgerRead(now_s, self._number, rank, state, place, told, times))
 
     @contextlib.contextmanager
     def ending_on_error(self) -> Iterator[None]:

@@ -27,7 +27,7 @@ from dist_testing.engine.launchers import Launchers
 from dist_testing.engine.report import failure_report
 from dist_testing.engine.run_directory import RunDirectory
 from dist_testing.engine.running_case import RunningCase
-from dist_testing.engine.running_world import RunningWorld, check_world_size, start_world
+from dist_testing.engine.running_world import RunningWorld, check_nodes, check_world_size, start_world
 from dist_testing.engine.stack_dumps import blame_thread, waiting_for_skipped
 from dist_testing.engine.thread_world import ThreadBody, run_ranks
 from dist_testing.errors import GpuError, LaunchError, UsageError
@@ -65,15 +65,20 @@ class Engine:
         tell: Takes a line for the log, such as why a case waits.
     """
 
-    def __init__(self, spec: Spec, budget: Budget, context: RankContext, loader: Loader) -> None:
-        """Make an engine. It starts no process yet. `loader` finds the tests again in a fresh interpreter."""
+    def __init__(
+        self, spec: Spec, budget: Budget, context: RankContext, loader: Loader, *, may_fork_runner: bool = True
+    ) -> None:
+        """Make an engine. It starts no process yet.
+
+        `loader` finds the tests again in a fresh interpreter. Without `may_fork_runner` each rank comes from one.
+        """
         self.spec = spec
         self.cases_after = 0
         self.debug_rank: int | None = None
         self.events = EventStream()
         self.tell: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True)
         self._budget = budget
-        self._launchers = Launchers(context, loader)
+        self._launchers = Launchers(context, loader, may_fork_runner=may_fork_runner)
         self._pool: RunningWorld | None = None
         self._worlds = 0
         self._numbers = itertools.count(1)
@@ -125,6 +130,7 @@ class Engine:
         check_world_size(case.name, case.world_size)
         isolation = self.isolation_named(case.isolation)
         check_isolation(case.name, self.spec.backend, isolation)
+        check_nodes(case, isolation, self.spec.gpus(case.world_size))
         _check_expected_exits(case, isolation)
         if self.debug_rank is not None:
             case = dataclasses.replace(case, debug_rank=self.debug_rank)
@@ -133,7 +139,7 @@ class Engine:
         started_s = time.monotonic()
         events.asked(limit_s)
         world, self._pool = self._pool, None
-        if world is not None and (case.pool, case.world_size) != (world.pool, world.size):
+        if world is not None and (case.pool, case.world_size, case.nodes) != (world.pool, world.size, world.nodes):
             if trouble := self._end(world):
                 warnings.warn(trouble, RuntimeWarning, stacklevel=2)
             world = None
@@ -146,6 +152,7 @@ class Engine:
             latest_s=math.inf if case.debug_rank is not None else self._budget.end_s,
             keep=bool(case.pool),
             expected_exits=case.expected_exits,
+            exit_0_passes=case.exit_0_passes,
             body=None if is_first else case.body,
         )
         return RunningCase(case, world, started_s, limit_s, is_first, events)

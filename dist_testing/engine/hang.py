@@ -62,11 +62,13 @@ class Mismatch:
         group: Name of the group.
         number: Of the call.
         calls: Rank to its call.
+        missing: Members that have not begun a call of this number.
     """
 
     group: str
     number: int
     calls: Mapping[int, Call]
+    missing: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,14 +81,14 @@ class Waiting:
         call: The collective, if it is one and it is known which.
         missing: The ranks that have to do something first. Each of these sets is enough; an empty one says that it can
             move now.
-        mismatch: Why the call can never end, if members have made different calls.
+        mismatches: Of calls that can never end, because members have made different ones.
     """
 
     rank: int
     wait: Wait
     call: Call | None
     missing: tuple[frozenset[int], ...]
-    mismatch: Mismatch | None = None
+    mismatches: tuple[Mismatch, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,13 +184,13 @@ def _in_collective(
             return f"waits in a group that is not known ({call.group})"
         if call.limit_ms not in known_ms:
             return "waits with a limit of the test's own"
-        if mismatch := _mismatch(rank, call, members, views):
-            mismatches.append(mismatch)
+        absent = frozenset(other for other in members if other != rank and not _has_begun(call, views[other], members))
+        calls = _calls_of_members(rank, call, members, views)
+        if are_alike(calls.values()):
+            missing.append(absent)
         else:
-            missing.append(
-                frozenset(other for other in members if other != rank and not _has_begun(call, views[other], members))
-            )
-    return Waiting(rank, wait, pending[0], tuple(dict.fromkeys(missing)), mismatches[0] if mismatches else None)
+            mismatches.append(Mismatch(call.group, call.number, calls, absent))
+    return Waiting(rank, wait, pending[0], tuple(dict.fromkeys(missing)), tuple(mismatches))
 
 
 def _has_begun(call: Call, view: RankView, members: tuple[int, ...]) -> bool:
@@ -209,7 +211,10 @@ def _has_begun(call: Call, view: RankView, members: tuple[int, ...]) -> bool:
     return ledger.last[call.group] >= call.number
 
 
-def _mismatch(rank: int, call: Call, members: tuple[int, ...], views: Mapping[int, RankView]) -> Mismatch | None:
+def _calls_of_members(
+    rank: int, call: Call, members: tuple[int, ...], views: Mapping[int, RankView]
+) -> dict[int, Call]:
+    """Each member's own call of the same number, as far as its record holds it."""
     calls = {rank: call}
     for other in members:
         ledger = views[other].ledger
@@ -218,9 +223,7 @@ def _mismatch(rank: int, call: Call, members: tuple[int, ...], views: Mapping[in
         for theirs in ledger.calls:
             if (theirs.group, theirs.generation, theirs.number) == (call.group, call.generation, call.number):
                 calls[other] = theirs
-    if not are_alike(calls.values()):
-        return Mismatch(call.group, call.number, calls)
-    return None
+    return calls
 
 
 def _missing(rank: int, ledger: Ledger, wait: Wait, views: Mapping[int, RankView]) -> tuple[frozenset[int], ...] | None:

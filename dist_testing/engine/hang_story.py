@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 from dist_testing.engine.call_rules import described
 from dist_testing.engine.hang import Analysis, Mismatch, Waiting
+from dist_testing.engine.hang_blame import blame
+from dist_testing.error_text import ranks_text
 from dist_testing.outcomes import GOOD, Cause, Kind, RankOutcome, Verdict
 from dist_testing.process.ledger import Call, Ledger, WaitKind
 
@@ -18,6 +20,8 @@ _STANDARD_LIBRARY = os.path.dirname(os.__file__) + os.sep
 _PACKAGES = "site-packages"
 # Of a rank's groups, or of its calls that have not ended, in a line of the report.
 _MAX_PENDING = 3
+# Of ranks in "the fault is on rank 0 or on rank 1".
+_MAX_CHOICE = 2
 _DEFAULT_GROUP = "0"
 # Instead of "at the deadline".
 _STUCK = "when no rank could go on any more"
@@ -31,9 +35,10 @@ class HangStory:
         is_proven: Whether no rank could ever have gone on.
         headline: One sentence: which ranks wait, for whom, where; "" if that is not known.
         lines: What each rank did, a line for ranks that did the same.
-        culprits: The ranks that the others wait for; empty if they wait for each other.
-        victims: The ranks that wait.
+        culprits: The ranks that the hang comes from; empty if that is not known.
+        victims: The ranks that wait, and cannot be to blame.
         analysis: What the story was made from.
+        suspects: Without culprits, ranks of which one is to blame.
     """
 
     is_proven: bool
@@ -42,6 +47,7 @@ class HangStory:
     culprits: tuple[int, ...]
     victims: tuple[int, ...]
     analysis: Analysis
+    suspects: tuple[int, ...] = ()
 
     @property
     def waiting(self) -> frozenset[int]:
@@ -53,23 +59,38 @@ def tell(analysis: Analysis) -> HangStory | None:
     """Tell what an analysis has found; None if no rank is known to wait for another, itself or on a device."""
     if not analysis.waiting:
         return _of_devices(analysis)
-    culprits: Sequence[int] = ()
-    mismatch = next((waiting.mismatch for waiting in analysis.waiting.values() if waiting.mismatch), None)
+    mismatch = next((found for waiting in analysis.waiting.values() for found in waiting.mismatches), None)
     awaited = _awaited(analysis)
+    ended = [rank for rank in awaited if analysis.views[rank].ended]
+    free = [rank for rank in awaited if rank in analysis.free]
+    # What the words of the headline show as the cause.
+    shown: Sequence[int] = ()
     if mismatch is not None:
-        headline, culprits = _disagreement(analysis, mismatch)
-    elif ended := [rank for rank in awaited if analysis.views[rank].ended]:
-        headline, culprits = _absent(analysis, awaited, ended), ended
-    elif free := [rank for rank in awaited if rank in analysis.free]:
-        headline, culprits = _absent(analysis, awaited, free), free
-    elif cycle := _cycle(analysis):
-        headline = f"{ranks_text(cycle)} wait for each other: {_each(analysis, cycle)}"
-    elif analysis.is_proven:
-        headline = f"no rank can go on: {_each(analysis, analysis.waiting)}"
+        headline, shown = _disagreement(analysis, mismatch)
+        found = blame(analysis, shown, never_come=())
     else:
-        headline = _each(analysis, analysis.waiting)
-    victims = tuple(rank for rank in analysis.waiting if rank not in culprits)
-    return HangStory(analysis.is_proven, headline, tuple(_lines(analysis)), tuple(culprits), victims, analysis)
+        found = blame(analysis, ended or free, never_come=ended)
+        if absent := ended or free:
+            # A rank that is right may have ended because it does not wait for the culprit.
+            shown = found.culprits if found.culprits and set(found.culprits) <= set(absent) else absent
+            headline = _absent(analysis, awaited, shown)
+        elif cycle := _cycle(analysis):
+            headline = f"{ranks_text(sorted(cycle))} wait for each other: {_each(analysis, cycle)}"
+        else:
+            no_rank = "no rank can go on: " if analysis.is_proven else ""
+            headline = f"{no_rank}{_each(analysis, analysis.waiting)}"
+    named = found.culprits or found.suspects
+    if analysis.is_proven and len(named) < len(analysis.views) and sorted(named) != sorted(shown):
+        headline += f"; {_fault(named)}"
+    victims = tuple(rank for rank in analysis.waiting if rank not in named)
+    lines = tuple(_lines(analysis))
+    return HangStory(analysis.is_proven, headline, lines, found.culprits, victims, analysis, found.suspects)
+
+
+def _fault(ranks: Sequence[int]) -> str:
+    if len(ranks) > _MAX_CHOICE:
+        return f"the fault is on one of {ranks_text(ranks)}"
+    return "the fault is " + " or ".join(f"on rank {rank}" for rank in ranks)
 
 
 def listed(analysis: Analysis) -> HangStory:
@@ -89,8 +110,8 @@ def _of_devices(analysis: Analysis) -> HangStory | None:
             if len({(theirs.operation, theirs.number) for theirs in begun.values() if theirs is not None}) > 1:
                 calls = {other: theirs for other, theirs in begun.items() if theirs is not None}
                 headline, culprits = _disagreement(analysis, Mismatch(call.group, call.number, calls))
-            elif absent := [other for other, theirs in begun.items() if theirs is None]:
-                waiting = [other for other in members if other not in absent]
+            elif absent := sorted(other for other, theirs in begun.items() if theirs is None):
+                waiting = sorted(set(members) - set(absent))
                 fates: dict[str, list[int]] = {}
                 for other in absent:
                     fate = analysis.views[other].ended or f"has not begun it{_at(_place(ledgers[other]))}"
@@ -114,12 +135,6 @@ def _begun(ledger: Ledger, call: Call) -> Call | None:
     return same[-1] if same else (call if own and own[0].number > call.number else None)
 
 
-def ranks_text(ranks: Iterable[int]) -> str:
-    """Such as "rank 3", or "ranks 0, 1"."""
-    texts = [str(rank) for rank in sorted(ranks)]
-    return f"rank{'s' if len(texts) > 1 else ''} {', '.join(texts)}"
-
-
 def _awaited(analysis: Analysis) -> dict[int, list[int]]:
     """Rank to those that cannot go on without it, by rank."""
     awaited: dict[int, list[int]] = {}
@@ -141,7 +156,7 @@ def _disagreement(analysis: Analysis, mismatch: Mismatch) -> tuple[str, Sequence
         place = _at(_common_place(analysis, mismatch, ranks))
         texts.append(f"{ranks_text(ranks)} {'call' if len(ranks) > 1 else 'calls'} {operation}{place}")
     alone = [ranks[0] for ranks in sides.values() if len(ranks) == 1]
-    culprits = alone if len(alone) == 1 else ()
+    culprits = alone if len(alone) == 1 and len(sides) == 2 else ()
     call = f"call #{mismatch.number} of {group_text(mismatch.group)}"
     return f"the ranks disagree about {call}: {', '.join(texts)}", culprits
 
@@ -324,4 +339,5 @@ def blame_by_ledger(found: Verdict, outcomes: Sequence[RankOutcome], story: Hang
         failing=(),
         victims=story.victims,
         is_proven=story.is_proven,
+        suspects=story.suspects,
     )

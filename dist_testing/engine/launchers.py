@@ -17,8 +17,9 @@ from dist_testing.rank.bootstrap import RankContext
 class Launchers:
     """Holds the folder of a run, and one launcher for all isolations with the same `make_launcher`."""
 
-    def __init__(self, ranks: RankContext, loader: Loader) -> None:
+    def __init__(self, ranks: RankContext, loader: Loader, *, may_fork_runner: bool = True) -> None:
         self._ranks = ranks
+        self._may_fork_runner = may_fork_runner
         self._loader = loader
         self._made: dict[Callable[[RunContext], Launcher], Launcher] = {}
         self._directory: RunDirectory | None = None
@@ -42,9 +43,16 @@ class Launchers:
             OSError: If the machine lacks the resources.
         """
         if (launcher := self._made.get(isolation.make_launcher)) is None:
-            # Every rank needs it, even if the test file does not import it. The fork server loads it once for all.
-            importlib.import_module("torch.distributed")
-            run = RunContext(self._ranks, self._loader, self.directory.all_paths, str(self.directory.short))
+            if self._may_fork_runner:
+                # Every rank needs it, even if the test file does not import it. The fork server loads it once for all.
+                importlib.import_module("torch.distributed")
+            run = RunContext(
+                self._ranks,
+                self._loader,
+                self.directory.all_paths,
+                str(self.directory.short),
+                may_fork_runner=self._may_fork_runner,
+            )
             launcher = self._made[isolation.make_launcher] = isolation.make_launcher(run)
         return launcher
 

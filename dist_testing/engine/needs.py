@@ -9,8 +9,14 @@ from collections.abc import Sequence
 from dist_testing.backends import Backend, any_declared, parts_of
 from dist_testing.errors import GpuError, UsageError
 from dist_testing.gpus.devices import vendor_named, visible_gpus
-from dist_testing.skips import TEST_SKIPS, gpus_reason
+from dist_testing.nodes.namespaces import missing_permission
+from dist_testing.skips import NODES_REASON, TEST_SKIPS, gpus_reason
 from dist_testing.spec import Spec
+
+_NODES_WAY_OUT = (
+    "Run as root, or allow user namespaces: sysctl user.max_user_namespaces=1000; on Ubuntu also "
+    "kernel.apparmor_restrict_unprivileged_userns=0."
+)
 
 
 class Lack(str):
@@ -31,13 +37,17 @@ class Lack(str):
         return lack
 
 
-def missing_need(spec: Spec, world_size: int) -> str | None:
-    """Return why a world of this size cannot run here, as a `Lack` if there is a way out; None if it can run.
+def missing_need(spec: Spec, world_size: int, nodes: int = 1) -> str | None:
+    """Return why a world of this size on so many nodes cannot run here; None if it can run.
+
+    The reason is a `Lack` if there is a way out.
 
     Raises:
         UsageError: If the import of the module that registers the backend fails.
     """
     backend = spec.backend
+    if nodes > 1 and (refused := missing_permission()):
+        return Lack(f"{NODES_REASON} ({refused})", _NODES_WAY_OUT)
     if (gpus := spec.gpus(world_size)) and (lack := _lacking_gpus(gpus, backend.vendor, spec.gpu_archs)):
         return lack
 

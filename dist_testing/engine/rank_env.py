@@ -8,6 +8,8 @@ import socket
 import sys
 from collections.abc import Mapping, MutableMapping
 
+from dist_testing.nodes.layout import INTERFACE_VARIABLES
+
 # Bazel's test protocol (Test encyclopedia, "Initial conditions"). Only the runner follows it: a rank that inherits
 # it would write the runner's XML file or shard its own cases.
 _PROTOCOL = (
@@ -102,7 +104,7 @@ def rank_env(
     result["TMPDIR"] = temp
     if _LOOPBACK in (name for _, name in socket.if_nameindex()):
         # By default gloo looks up the address of the hostname, which may not exist in a sandbox or on a laptop.
-        for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME"):
+        for name in INTERFACE_VARIABLES:
             result.setdefault(name, _LOOPBACK)
     if not any(name in env for name in _THREAD_VARIABLES):
         for name in (*_THREAD_VARIABLES, "OPENBLAS_NUM_THREADS"):

@@ -95,6 +95,7 @@ class RankRecord:
         self._reader = wire.MessageReader(RANK_MESSAGES)
         self._report: RankOutcome | None = None
         self._expected_exit: int | None = None
+        self._exit_0_passes = False
         self._exit_code: int | None = None
         self.ended_s: float | None = None
         self._stopped_as: Kind | None = None
@@ -105,17 +106,19 @@ class RankRecord:
         self._is_finishing = False
         self._has_hung_up = False
 
-    def begin_case(self, expected_exit: int | None) -> None:
+    def begin_case(self, expected_exit: int | None, *, exit_0_passes: bool = False) -> None:
         """Forget the outcome of the last case.
 
         Args:
             expected_exit: How the process must end in the new case, as in `subprocess`: a negative number is a signal.
                 None if it must not end.
+            exit_0_passes: Whether exit code 0 is a pass, also without a report.
         """
         self._report = None
         self.warnings = {}
         self.calls = None
         self._expected_exit = expected_exit
+        self._exit_0_passes = exit_0_passes
         self.is_patient = False
 
     def read(self, now_s: float) -> bool:
@@ -189,7 +192,13 @@ class RankRecord:
     @property
     def ended_as_expected(self) -> bool:
         """Whether the process has ended in the way that the case expects."""
-        return self._is_expected(self._exit_code, self.phase)
+        return self._is_expected(self._exit_code, self.phase) or self._has_passed_by_exit
+
+    @property
+    def _has_passed_by_exit(self) -> bool:
+        """Whether the exit code alone is a pass: the code of a program that has begun."""
+        counts = self._exit_0_passes and self._expected_exit is None
+        return counts and self._exit_code == 0 and self.phase in _PHASES_OF_EXITS
 
     def _is_expected(self, exit_code: int | None, phase: str) -> bool:
         """Return whether the case expects this exit: one before the test body tests nothing, whatever its code is."""
@@ -241,6 +250,8 @@ class RankRecord:
             return RankOutcome(self.rank, Kind.NEVER_STARTED, at_s, self.phase, summary=how)
         if self._exit_code < 0:
             return RankOutcome(self.rank, Kind.SIGNALLED, at_s, self.phase, signal=-self._exit_code)
+        if report is None and self._has_passed_by_exit:
+            return RankOutcome(self.rank, Kind.PASSED, at_s, self.phase)
         if self._exit_code > 0 or not self.is_done or report is None:
             return RankOutcome(self.rank, Kind.EXITED, at_s, self.phase, exit_code=self._exit_code)
         return report
@@ -310,7 +321,8 @@ class RankRecord:
         if self._reader.is_inside:
             self._note_unreadable(now_s, "the last message is incomplete")
         # If the case expects the process to end, only the exit code decides.
-        if not self.is_done and self._expected_exit is None and self._stopped_as is None and not self.is_patient:
+        is_open = self._expected_exit is None and not self._exit_0_passes
+        if not self.is_done and is_open and self._stopped_as is None and not self.is_patient:
             self._has_hung_up = True
             self._trouble(now_s)
 

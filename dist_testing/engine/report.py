@@ -37,6 +37,7 @@ _INTERPRETER_FRAME = re.compile(r'  Binary file "[^"]*/(python[\d.]*|libpython[^
 _BELOW_TEST = re.compile(
     r"[/](_pytest/(python|fixtures)|unittest/case|dist_testing/("
     r"frontends/pytest/(on_rank|rank_\w+|in_runner)|"
+    r"frontends/program/\w+|"
     r"frontends/unittest/(continuous|on_rank|process|rank_threads|spawn_threads|threads|world_case)|"
     r"(attach|bazel|engine|launch|rank)/\w+))\.py\""
 )
@@ -140,6 +141,8 @@ def _report(result: CaseResult, target: str, reproduce: str, limits: Limits) -> 
     if verdict.culprit is not None:
         is_awaited = verdict.cause is Cause.HANG and verdict.victims
         part = "is the rank that the others wait for" if is_awaited else "failed first"
+        if verdict.cause is Cause.HANG and verdict.is_proven and not verdict.victims:
+            part = "is the only rank that waits"
         lines += _section(result, [verdict.culprit], part, limits, limits.lines)
     else:
         lines += _logs(result, result.logs, limits)

@@ -19,15 +19,17 @@ from dist_testing.engine.supervisor import Supervisor
 from dist_testing.errors import UsageError
 from dist_testing.gpus.nccl import recorder_env
 from dist_testing.gpus.world import WorldGpus
-from dist_testing.launch.isolation import Isolation
+from dist_testing.launch.isolation import FORK, Isolation
 from dist_testing.launch.launcher import Launcher
+from dist_testing.nodes.layout import LOOPBACK
+from dist_testing.nodes.layout import check_nodes as check_number
 from dist_testing.process.board import PhaseBoard
 from dist_testing.process.files import log_name, text_name
 from dist_testing.process.lifetime import current_umask
 from dist_testing.process.messages import WorldRequest
 from dist_testing.spec import Spec
 from dist_testing.spec import check_world_size as check_range
-from dist_testing.world import LOOPBACK, WorldSettings
+from dist_testing.world import WorldSettings
 
 # Descriptors of the runner per rank: two for the channel and two for stacks, while the world starts.
 _FDS_PER_RANK = 4
@@ -35,6 +37,8 @@ _FDS_PER_RANK = 4
 _FDS_SPARE = 64
 # Limit of a rank's output in a report.
 _LOG_TAIL_BYTES = 512 * 1024
+# Port of the store on a simulated node, where no other process has one; torchrun's default.
+_NODE_STORE_PORT = 29500
 # Share of the case's limit for operations of the group, so that torch gives up before the runner and reports its wait.
 _GROUP_SHARE = 0.9
 # A rank needs this long to tell the runner so, on a busy machine. Seconds; but at most this share of the limit.
@@ -52,6 +56,7 @@ class RunningWorld:
         gpus: The leased GPUs; None for none.
         log_limits: Keeps the logs of the ranks within a limit.
         resources: Closes the board, the channels and the other descriptors.
+        nodes: Number of nodes of the ranks.
     """
 
     pool: str
@@ -62,6 +67,7 @@ class RunningWorld:
     isolation: Isolation
     resources: contextlib.ExitStack
     log_limits: LogLimits = field(default_factory=lambda: LogLimits([]))
+    nodes: int = 1
 
     @property
     def size(self) -> int:
@@ -134,11 +140,14 @@ def start_world(
         fds.append(board_fd)
         board = PhaseBoard(board_fd, size)
         ours.callback(board.close)
-        store = None
+        store_port = 0
         # Threads share a store in memory. The environment cannot tell them their ranks, which another store would need.
-        if case.with_store and not together:
+        if case.with_store and case.nodes > 1:
+            store_port = _NODE_STORE_PORT
+        elif case.with_store and not together:
             # The runner binds the port once and keeps it until the world is over, so no other process can take it.
             store = ours.enter_context(socket.create_server((LOOPBACK, 0), backlog=2 * size))
+            store_port = store.getsockname()[1]
             fds.append(store.fileno())
         lease_fds = gpus.lease.fds if gpus is not None else ()
         fds += lease_fds
@@ -167,7 +176,8 @@ def start_world(
                 fresh=isolation.fresh_interpreter,
                 together=together,
                 debug_rank=case.debug_rank,
-                store_port=store.getsockname()[1] if store else 0,
+                store_port=store_port,
+                nodes=case.nodes,
                 lease_fds=len(lease_fds),
                 settings=WorldSettings(
                     backend=spec.backend.torch_backend,
@@ -189,13 +199,39 @@ def start_world(
         if case.debug_rank is not None:
             supervisor.wait_for_debugger(case.debug_rank)
         undo.pop_all()
-        return RunningWorld(case.pool, supervisor, directory, board, gpus, isolation, ours.pop_all(), limits)
+        return RunningWorld(
+            case.pool, supervisor, directory, board, gpus, isolation, ours.pop_all(), limits, nodes=case.nodes
+        )
 
 
 def group_limit_s(limit_s: float) -> float:
     """Return the limit of a default group's operations, for a case with a limit of `limit_s`; both in seconds."""
     before_s = min(max((1 - _GROUP_SHARE) * limit_s, _TELLING_S), _LARGEST_TELLING_SHARE * limit_s)
     return limit_s - before_s
+
+
+def check_nodes(case: Case, isolation: Isolation, gpus: int) -> None:
+    """Check the nodes of a case, which needs `gpus` GPUs.
+
+    Raises:
+        UsageError: If its ranks cannot be spread over that many nodes.
+    """
+    check_number(case.name, case.nodes)
+    if case.world_size % case.nodes:
+        problem = f"nodes = {case.nodes} with world_size = {case.world_size}"
+        cause = "Each node has equally many ranks, so the number of nodes must divide the number of ranks."
+        way_out = f"Set world_size = {-(-case.world_size // case.nodes) * case.nodes}, for example."
+    elif case.nodes > 1 and isolation.in_process:
+        problem = f'nodes = {case.nodes} with isolation "{isolation.name}"'
+        cause = "The ranks are threads of one process, and a process is on one node."
+        way_out = f'Set isolation = "{FORK.name}", with a backend that supports it, or leave nodes out.'
+    elif case.nodes > 1 and gpus:
+        problem = f"nodes = {case.nodes} with {gpus} GPU(s)"
+        cause = "Simulated nodes share the machine's GPUs, and each would give its own ranks the same ones."
+        way_out = "Use nodes with a backend for CPUs, or leave nodes out."
+    else:
+        return
+    raise UsageError(f"{case.name}: {problem}.\n{cause}\n{way_out}")
 
 
 def check_world_size(name: str, value: object, *, needs_files: bool = True) -> int:

@@ -145,6 +145,7 @@ class Supervisor:
         keep: bool,
         expected_exits: Mapping[int, int],
         body: CaseBody | None,
+        exit_0_passes: bool = False,
     ) -> None:
         """Begin a case.
 
@@ -154,6 +155,7 @@ class Supervisor:
             keep: Whether to keep the ranks for another case if this one passes.
             expected_exits: Rank to how its process must end in this case.
             body: What waiting ranks run; None if the ranks were started with it.
+            exit_0_passes: Whether a rank whose process ends with exit code 0 has passed, also without a report.
         """
         self._stage = _Stage.RUNNING
         self.hang = None
@@ -169,7 +171,7 @@ class Supervisor:
         if self._hang_watch:
             self._hang_watch.begin_case(expects_exits=bool(expected_exits))
         for record in self.records:
-            record.begin_case(expected_exits.get(record.rank))
+            record.begin_case(expected_exits.get(record.rank), exit_0_passes=exit_0_passes)
             if body is not None:
                 record.instruct(NextCase(body))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from dist_testing.events.event import Event, LedgerCall, Phase
+from dist_testing.events.event import CallTimes, Event, LedgerCall, Phase
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +156,7 @@ class RankLedgerRead(Event):
             on.
         place: File and line of the test that its main thread is in; "" if that is not known.
         calls: Its last collective calls, in the order in which they began, and all that have not ended.
+        times: When each of these calls began and ended; empty in files of older versions.
     """
 
     kind: ClassVar[str] = "rank_ledger"
@@ -165,6 +166,7 @@ class RankLedgerRead(Event):
     state: str
     place: str
     calls: tuple[LedgerCall, ...]
+    times: tuple[CallTimes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,6 +44,18 @@ class LedgerCall(NamedTuple):
     is_done: bool
 
 
+class CallTimes(NamedTuple):
+    """When a collective call began and ended, on the monotonic clock, in seconds.
+
+    Attributes:
+        begin_s: When it began; None if torch does not say.
+        end_s: When torch saw its end; None if it has not ended, or if torch does not say.
+    """
+
+    begin_s: float | None
+    end_s: float | None
+
+
 @dataclass(frozen=True, slots=True)
 class Event:
     """One fact of a run.

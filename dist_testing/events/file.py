@@ -156,21 +156,22 @@ def iterate_events(path: Path, skipped: Sequence[type[Event]] = ()) -> Iterator[
     """
     is_first = True
     starts = tuple(f'{{"event":"{kind.kind}",'.encode() for kind in skipped)
-    for number, line, parsed in _parsed(path, starts):
-        try:
-            wire = json.loads(line) if parsed is _NOT_PARSED else parsed
-            if is_first:
-                _check_schema(path, wire)
-                is_first = False
-            event = event_of(wire)
-        except (ValueError, RecursionError) as error:
-            raise ReportError(
-                f"{path}: line {number} is not an event: {error}.\n"
-                "The file was changed after it was written, or another program wrote it.\n"
-                "Name a file that dist_testing has written: events.jsonl.gz, or the file of pytest's --dist-events."
-            ) from None
-        if event is not None:
-            yield event
+    for batch in _batches(path, starts):
+        for (number, line), parsed in zip(batch, _values(batch), strict=True):
+            try:
+                wire = json.loads(line) if parsed is _NOT_PARSED else parsed
+                if is_first:
+                    _check_schema(path, wire)
+                    is_first = False
+                event = event_of(wire)
+            except (ValueError, RecursionError) as error:
+                raise ReportError(
+                    f"{path}: line {number} is not an event: {error}.\n"
+                    "The file was changed after it was written, or another program wrote it.\n"
+                    "Name a file that dist_testing has written: events.jsonl.gz, or the file of pytest's --dist-events."
+                ) from None
+            if event is not None:
+                yield event
     if is_first:
         raise ReportError(
             f"{path}: the file contains no event.\n"
@@ -179,31 +180,24 @@ def iterate_events(path: Path, skipped: Sequence[type[Event]] = ()) -> Iterator[
         )
 
 
-def _parsed(path: Path, skipped: tuple[bytes, ...]) -> Iterator[tuple[int, bytes, object]]:
-    """Yield number, content and value of lines, without the skipped ones. To parse many at once takes half the time."""
-    batch: list[tuple[int, bytes]] = []
-    try:
-        for number, line in enumerate(_lines(path), 1):
-            if not line.startswith(skipped):
-                batch.append((number, line))
-            if len(batch) == _BATCH_LINES:
-                yield from _values(batch)
-                batch = []
-    except ReportError:
-        # What stands before the damage is good.
-        yield from _values(batch)
-        raise
-    yield from _values(batch)
+def _batches(path: Path, skipped: tuple[bytes, ...]) -> Iterator[list[tuple[int, bytes]]]:
+    """Yield numbers and contents of lines, without the skipped ones. The lines before damage come before the error."""
+    number = 1
+    for lines in _lines(path):
+        kept = [(place, line) for place, line in enumerate(lines, number) if not line.startswith(skipped)]
+        number += len(lines)
+        for start in range(0, len(kept), _BATCH_LINES):
+            yield kept[start : start + _BATCH_LINES]
 
 
-def _values(batch: Sequence[tuple[int, bytes]]) -> Iterator[tuple[int, bytes, object]]:
+def _values(batch: Sequence[tuple[int, bytes]]) -> Sequence[object]:
+    """Return the value of each line. To parse many at once takes half the time."""
     values: list[object] = []
     with contextlib.suppress(ValueError, RecursionError):
         values = json.loads(b"[" + b",".join([line for _, line in batch]) + b"]")
     # A line with several values, or with a part of one, or with none: each line is parsed alone, to name the bad one.
     is_whole = len(values) == len(batch) and all(type(value) is dict for value in values)
-    for index, (number, line) in enumerate(batch):
-        yield number, line, values[index] if is_whole else _NOT_PARSED
+    return values if is_whole else [_NOT_PARSED] * len(batch)
 
 
 def _check_schema(path: Path, wire: object) -> None:
@@ -219,8 +213,8 @@ def _check_schema(path: Path, wire: object) -> None:
         )
 
 
-def _lines(path: Path) -> Iterator[bytes]:
-    """Yield the complete lines of a file, unpacked."""
+def _lines(path: Path) -> Iterator[list[bytes]]:
+    """Yield the complete lines of a file, unpacked, many at a time."""
     size = 0
     rest = b""
     try:
@@ -233,7 +227,7 @@ def _lines(path: Path) -> Iterator[bytes]:
                     "Leave the file out."
                 )
             *lines, rest = (rest + data).split(b"\n")
-            yield from lines
+            yield lines
     except (OSError, zlib.error) as error:
         raise ReportError(
             f"{path}: cannot be read: {error}.\n"

@@ -56,7 +56,8 @@ class TestReported(Event):
     Attributes:
         test: pytest's node id.
         when: "collect", "setup", "call" or "teardown".
-        outcome: "passed", "failed", "skipped"; "xfailed" and "xpassed" if it was marked as an expected failure.
+        outcome: "passed", "failed", "skipped"; "xfailed" and "xpassed" if it was marked as an expected failure; "rerun"
+            for a try that failed if the case runs again.
         duration_s: Duration of this part, in seconds.
         message: One line: the reason of a skip or an expected failure, or which rank failed and how.
         text: The whole report of a failure.

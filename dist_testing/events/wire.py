@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import get_type_hints
+import functools
+from collections.abc import Callable
+from typing import Any, get_type_hints
 
-from dist_testing.codec import Shape, WrongValueError, shape_of
+from dist_testing.codec import WrongValueError, shape_of
 from dist_testing.events.cases import CASE_KINDS
 from dist_testing.events.event import Event
 from dist_testing.events.runs import (
@@ -47,40 +48,43 @@ def event_of(wire: object) -> Event | None:
     Raises:
         ValueError: If `wire` has no kind, lacks a field, or has a field of a wrong type.
     """
-    if not isinstance(wire, Mapping) or not isinstance(wire.get("event"), str):
+    # Not `isinstance` of an abstract class, which takes longer than all the rest of a small event.
+    name = wire.get("event") if type(wire) is dict else None
+    if type(wire) is not dict or not isinstance(name, str):
         raise ValueError('expected an object with the name of an event under "event"')
-    known = _FIELDS.get(wire["event"])
-    if known is None:
+    if name not in _CLASSES:
         return None
-    kind, fields, readers = known
+    kind, fields, are_needed = _known(name)
     try:
         # Most events have all fields, and values that fit.
-        return kind(*[read(wire[name]) for name, read in readers])
+        given: list[Any] = [
+            value if type(value := wire[field]) is plain else read(value) for field, read, plain in fields
+        ]
+        return kind(*given)
     except (KeyError, WrongValueError):
         pass
     values = {}
-    for name, shape, is_needed in fields:
-        if name in wire:
+    for field, read, _ in fields:
+        if field in wire:
             try:
-                values[name] = shape.read(wire[name])
+                values[field] = read(wire[field])
             except WrongValueError as error:
-                raise ValueError(f"{kind.kind}: {name} = {error}") from None
-        elif is_needed:
-            raise ValueError(f"{kind.kind}: {name} is missing")
+                raise ValueError(f"{name}: {field} = {error}") from None
+        elif are_needed[field]:
+            raise ValueError(f"{name}: {field} is missing")
     return kind(**values)
 
 
-def _fields(kind: type[Event]) -> list[tuple[str, Shape, bool]]:
+_CLASSES = {kind.kind: kind for kind in KINDS}
+_Fields = list[tuple[str, Callable[[Any], Any], type | None]]
+
+
+# Made when it is needed: most processes read no event.
+@functools.cache
+def _known(name: str) -> tuple[type[Event], _Fields, dict[str, bool]]:
+    """Return the class of a kind; name, reader and plain class of each field; and whether a field has no default."""
+    kind = _CLASSES[name]
     hints = get_type_hints(kind)
-    return [
-        (item.name, shape_of(hints[item.name]), item.default is dataclasses.MISSING)
-        for item in dataclasses.fields(kind)
-    ]
-
-
-# Name of a kind to its class; for each field: name, shape, and whether it has no default; and name and reader of each.
-_FIELDS = {
-    kind.kind: (kind, fields, [(name, shape.read) for name, shape, _ in fields])
-    for kind in KINDS
-    for fields in [_fields(kind)]
-}
+    shapes = {item.name: shape_of(hints[item.name]) for item in dataclasses.fields(kind)}
+    are_needed = {item.name: item.default is dataclasses.MISSING for item in dataclasses.fields(kind)}
+    return kind, [(field, shape.read, shape.plain) for field, shape in shapes.items()], are_needed

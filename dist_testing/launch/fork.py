@@ -40,25 +40,25 @@ class ForkServerLauncher:
     Make this object before any test code runs.
 
     Attributes:
-        unclean_reasons: Why the fork server is a fresh interpreter; empty if it was forked.
+        unclean_reasons: Why this process was unfit to be forked; empty if it was fit, or if the run forbids it.
     """
 
     def __init__(self, run: RunContext) -> None:
-        """Fork the fork server. If this process is unfit for that, start it as a fresh interpreter.
+        """Fork the fork server. If this process is unfit for that, or must not be forked, start a fresh interpreter.
 
         Raises:
             LaunchError: If the platform is not Linux.
             OSError: If the machine has no room for another process.
         """
         check_platform()
-        self.unclean_reasons = unclean_reasons()
+        self.unclean_reasons = unclean_reasons() if run.may_fork_runner else []
         self._temp = run.temp
         become_subreaper()
         spare_cuda()
         ours, theirs = socket.socketpair()
         with theirs, contextlib.ExitStack() as undo:
             undo.enter_context(ours)
-            if self.unclean_reasons:
+            if self.unclean_reasons or not run.may_fork_runner:
                 self._pid = _start_fresh(theirs, run)
             else:
                 self._pid = fork()

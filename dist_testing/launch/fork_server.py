@@ -29,6 +29,7 @@ from typing import Any, NoReturn
 from dist_testing.errors import MessageError
 from dist_testing.launch.fresh import load_tests, order_for
 from dist_testing.launch.spawn import become_rank
+from dist_testing.nodes.namespaces import Nodes, make_nodes
 from dist_testing.process import wire
 from dist_testing.process.descent import mark_descendants
 from dist_testing.process.lifetime import become_subreaper, fork, watch_child
@@ -64,6 +65,12 @@ class _World:
     number: int
     ranks: dict[int, list[int]]  # pid -> its ranks: one, unless they are threads
     pidfds: dict[int, int] = field(default_factory=dict)  # pidfd -> pid
+    nodes: Nodes | None = None
+
+    @property
+    def node_fds(self) -> tuple[int, ...]:
+        """The descriptors that hold the simulated nodes until the world is over."""
+        return self.nodes.fds if self.nodes is not None else ()
 
 
 class _ForkServer:
@@ -121,6 +128,8 @@ class _ForkServer:
         fork_server_pid = os.getpid()
         try:
             take_over(request)
+            if request.layout.has_namespaces:
+                world.nodes = make_nodes(request.nodes, request.store_port, 2 * request.size)
         except OSError as error:
             self._refuse(request.world, 0, error)
             request = dataclasses.replace(request, size=0)
@@ -134,9 +143,9 @@ class _ForkServer:
                 self.kill_ranks()
                 break
             if pid == 0:
-                starts = [request.start_of(rank, fds, fork_server_pid) for rank in ranks]
+                starts = [_on_node(request.start_of(rank, fds, fork_server_pid), world.nodes) for rank in ranks]
                 mine = {fd for start in starts for fd in start.fds}
-                for fd in [*fds, *world.pidfds, self._control.detach()]:
+                for fd in [*fds, *world.node_fds, *world.pidfds, self._control.detach()]:
                     if fd not in mine:
                         os.close(fd)
                 self._run_ranks(starts)
@@ -201,7 +210,17 @@ class _ForkServer:
 
     def _end_world(self, world: _World) -> None:
         self._world = None
+        for fd in world.node_fds:
+            os.close(fd)
         self._send(WorldOver(world.number, tuple(map(_cut, self.orphans.remove()))))
+
+
+def _on_node(start: RankStart, nodes: Nodes | None) -> RankStart:
+    if nodes is None:
+        return start
+    node = start.request.layout.node_of(start.rank)
+    store_fd = nodes.store if start.rank == 0 else None
+    return dataclasses.replace(start, node_fds=nodes.of(node), store_fd=store_fd)
 
 
 def _cut(command: str) -> str:

@@ -18,12 +18,15 @@ class RunContext:
         loader: How a fresh interpreter finds the tests again.
         directories: Folders of the run. A process that outlives the runner removes them.
         temp: Prefix of every rank's TMPDIR, by which the launcher recognises processes that ranks started.
+        may_fork_runner: Whether ranks may inherit the modules and the state of the runner. If not, each rank comes from
+            a fresh interpreter.
     """
 
     ranks: RankContext
     loader: Loader
     directories: Sequence[str]
     temp: str
+    may_fork_runner: bool = True
 
 
 class Launcher(Protocol):

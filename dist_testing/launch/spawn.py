@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import socket
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from dist_testing.process.lifetime import die_with_parent
 from dist_testing.process.messages import FreshRank, Loader, RankStart
 from dist_testing.process.refusal import refusal
 from dist_testing.process.stacks import answer_with_stacks
-from dist_testing.rank.bootstrap import FAILED_EXIT_CODE, RankContext, enter, rank_reporter, take_over
+from dist_testing.rank.bootstrap import FAILED_EXIT_CODE, RankContext, enter, enter_node, rank_reporter, take_over
 from dist_testing.rank.capture import own_streams, redirect_output
 from dist_testing.rank.environment import world_env
 from dist_testing.rank.reporter import Reporter
@@ -24,14 +25,16 @@ from dist_testing.rank.reporter import Reporter
 def become_rank(start: RankStart, loader: Loader) -> NoReturn:
     """Replace this process, which was just forked, by a fresh interpreter that is the rank."""
     die_with_parent(start.fork_server_pid)
-    arguments, descriptor = command(__name__, FreshRank(start, with_imports(loader)))
-    for fd in (*start.fds, descriptor):
-        os.set_inheritable(fd, True)
     request = start.request
-    rank_env = {"RANK": str(start.rank), "LOCAL_RANK": str(start.rank)}
+    rank_env = request.layout.rank_env(start.rank)
     try:
+        enter_node(start)
+        start = dataclasses.replace(start, node_fds=())
+        arguments, descriptor = command(__name__, FreshRank(start, with_imports(loader)))
+        for fd in (*start.fds, descriptor):
+            os.set_inheritable(fd, True)
         # Complete from the start: some libraries read their variables when they are imported.
-        os.execve(arguments[0], arguments, world_env(request.env, request.size, request.store_port) | rank_env)
+        os.execve(arguments[0], arguments, {**world_env(request.env, request.layout, request.store_port), **rank_env})
     except OSError as error:
         text = f"Rank {start.rank} cannot become a fresh interpreter: {refusal(error)}"
         with _reporter(start) as reporter:

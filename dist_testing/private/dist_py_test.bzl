@@ -11,6 +11,7 @@ load("//dist_testing/private:select_check.bzl", "select_check")
 load("//dist_testing/private:spec.bzl", "dist_test_spec", "spec_variable")
 load("//dist_testing/private:validate_environment.bzl", "env_inherit_problems", "env_problems", "spec_problems")
 load("//dist_testing/private:validate_names.bzl", "name_problems", "srcs_problems", "timings_problems", "wildcard_problems")
+load("//dist_testing/private:validate_program.bzl", "expected_exits_problems", "program_backend_problems", "program_problems")
 load(
     "//dist_testing/private:validate_targets.bzl",
     "attributes_problems",
@@ -53,6 +54,8 @@ def dist_py_test(
         srcs,
         backends,
         world_size,
+        program = None,
+        expected_exits = None,
         gpus_per_rank = None,
         ranks_per_gpu = None,
         gpu_archs = None,
@@ -91,6 +94,10 @@ def dist_py_test(
             declare_backend (docs/backends.md). Arguments that may be a dict by backend have its name as the key.
         world_size: Ranks per case, 1 to 1024. A list runs each case once per entry, in one target. A
             dict gives either for each backend.
+        program: Label of one of `srcs`: a script that every rank runs as its main program, instead of tests (docs/programs.md).
+            The other `srcs` are modules that it imports, and `args` are its arguments.
+        expected_exits: For a program: a dict from ranks to the exit codes that their processes must end with; a negative code
+            is a signal. Default: all end with 0.
         gpus_per_rank: GPUs that each rank owns alone, or a dict by backend. Default: the backend's own.
         ranks_per_gpu: Ranks that share a GPU, or a dict by backend. Each may allocate its part of the
             memory. Only for backends with `shares_gpus`, such as cuda_gloo. Default: 1, so each rank has its own.
@@ -100,7 +107,8 @@ def dist_py_test(
             each case, forked from a clean fork server that has the test's imports; "pool": processes that the tests of
             a class or module reuse; "spawn": fresh interpreters; "thread": threads of one process. Default:
             "thread" for a backend whose groups live inside one process, "fork" for every other.
-        nodes: Nodes that the ranks are spread over. For now 1, the default.
+        nodes: Simulated nodes that the ranks are spread over, each with a network of its own (docs/nodes.md). Only for
+            backends whose ranks are processes without GPUs. Default: 1, the machine itself.
         shard_count: Number of shards that share the cases, 1 to 50, or a dict by backend. Default: one shard.
         timings: Label of one file with the durations of cases, by which shards are balanced (docs/sharding.md).
             Default: shards get the cases in turn.
@@ -118,7 +126,7 @@ def dist_py_test(
         env: Environment of the tests, without the variables that dist_testing or Bazel sets.
         env_inherit: Names of variables that tests inherit from the environment of Bazel's client, without those that
             dist_testing or Bazel sets.
-        args: Arguments of the test program: options of pytest.
+        args: Arguments of the test program: options of pytest, or a program's own.
         exec_properties: Properties for remote executors; keys begin with `test.`. They replace those that follow from the
             pools of MODULE.bazel, key by key.
         target_compatible_with: More conditions, besides the one that follows from the GPUs. Bazel skips a target that they
@@ -140,9 +148,9 @@ def dist_py_test(
     problems += ranks_per_gpu_problems(ranks_per_gpu, backends, known)
     problems += gpu_archs_problems(gpu_archs, backends, known)
     problems += isolation_problems(isolation, backends, known)
-    problems += nodes_problems(nodes)
     problems += by_backend("shard_count", shard_count, backends)[1]
     problems += srcs_problems(srcs)
+    problems += program_backend_problems(program, backends, known)
     problems += timings_problems(timings)
     problems += lists_problems({
         "args": args,
@@ -157,6 +165,8 @@ def dist_py_test(
     problems += exec_properties_problems(exec_properties)
     problems += packages_problems("lock", lock, backends) + packages_problems("torch", torch, backends)
     problems += attributes_problems(kwargs)
+    only_tests = {"ranks_per_gpu": ranks_per_gpu, "shard_count": shard_count, "timings": timings}
+    problems += program_problems(program, srcs, isolation, backends, only_tests, native.package_relative_label)
     fail_on("dist_py_test " + suite, problems)
 
     tests = []
@@ -175,13 +185,17 @@ def dist_py_test(
             gpus_per_rank = rank_gpus,
             isolation = _for_backend(isolation, backend, isolations_of(known[backend])[0]),
             lock = _for_backend(lock, backend, None),
+            nodes = nodes,
             ranks_per_gpu = gpu_ranks,
             shard_count = _for_backend(shard_count, backend, None),
             target = "{}_{}".format(suite, backend),
             torch = _for_backend(torch, backend, None),
             world_sizes = world_sizes,
         ))
+    fail_on("dist_py_test " + suite, nodes_problems(nodes, tests))
 
+    sizes = [size for test in tests for size in test.world_sizes]
+    fail_on("dist_py_test " + suite, expected_exits_problems(program, expected_exits, sizes))
     data = data + select_check(
         name = name + ".check",
         suite = suite,
@@ -190,7 +204,9 @@ def dist_py_test(
         exec_properties = exec_properties,
         srcs = srcs,
     )
-    if type(srcs) == "select":
+    if program != None:
+        src_labels = [user_label(native.package_relative_label(program))]
+    elif type(srcs) == "select":
         # Bazel knows the files when it analyses the target, and tells the runner.
         native.filegroup(
             name = name + ".srcs",
@@ -204,7 +220,11 @@ def dist_py_test(
         data = data + [":" + name + ".srcs"]
     else:
         src_labels = [user_label(native.package_relative_label(src)) for src in srcs]
-    spec_texts = [spec_variable(test, backends = backends, nodes = nodes, srcs = src_labels) for test in tests]
+    program_exits = None if program == None else [[rank, code] for rank, code in (expected_exits or {}).items()]
+    spec_texts = [
+        spec_variable(test, backends = backends, nodes = nodes, program_exits = program_exits, srcs = src_labels)
+        for test in tests
+    ]
     for spec_text in spec_texts:
         fail_on("dist_py_test " + suite, spec_problems(spec_text, src_labels))
 
@@ -246,6 +266,7 @@ def dist_py_test(
             env = env | {"DIST_TESTING_SPEC": spec_text},
             env_inherit = env_inherit,
             exec_properties = exec_properties,
+            is_program = program != None,
             size = size,
             tags = tags,
             target_compatible_with = target_compatible_with,

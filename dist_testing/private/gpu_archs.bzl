@@ -1,6 +1,7 @@
 """Architectures of GPUs, by the names that compilers have for them."""
 
 load("//dist_testing:providers.bzl", "GpuCountInfo")
+load("//dist_testing/private:conditions.bzl", "declare_conditions")
 load("//dist_testing/private:problems.bzl", "by_backend", "problem")
 load("//dist_testing/private:suggest.bzl", "suggestion")
 
@@ -53,8 +54,6 @@ def gpu_archs_problems(gpu_archs, backends, known):
     Returns:
         A list of error texts.
     """
-    if gpu_archs == None:
-        return []
     values, problems = by_backend("gpu_archs", gpu_archs, backends)
     for argument, archs, backend in values:
         vendor = known[backend]["vendor"]
@@ -127,20 +126,7 @@ def declare_arch_conditions(*, name, flag, vendor):
         visibility = ["//visibility:public"],
     )
     for arch in GPU_ARCHS[vendor]:
-        condition = _arch_name(arch)
-        _has_gpu_arch(
-            name = condition + ".value",
-            arch = arch,
-            flag = flag,
-            tags = ["manual"],
-            vendor = vendor,
-            visibility = ["//visibility:private"],
-        )
-        native.config_setting(
-            name = condition,
-            flag_values = {condition + ".value": "yes"},
-            visibility = ["//visibility:public"],
-        )
+        declare_conditions(_has_gpu_arch, {_arch_name(arch): "yes"}, arch = arch, flag = flag, vendor = vendor)
 
 def arch_compatibility(vendor, archs):
     """Computes the value for `target_compatible_with` of a target that needs certain GPUs.

@@ -2,6 +2,7 @@
 
 load("//backends:declare.bzl", "VENDORS")
 load("//dist_testing:providers.bzl", "GpuCountInfo")
+load("//dist_testing/private:conditions.bzl", "declare_conditions")
 load("//dist_testing/private:executors.bzl", "capacity_text", "largest_pools", "pool_for")
 load("//dist_testing/private:gpu_archs.bzl", "arch_compatibility", "declare_arch_conditions")
 load("//dist_testing/private:labels.bzl", "user_label")
@@ -135,39 +136,16 @@ def declare_gpu_conditions(*, name, flag, vendors):
         vendors: Names of vendors.
     """
     native.constraint_setting(name = name)
-    _place(
-        name = _MACHINE + ".value",
-        flag = flag,
-        tags = ["manual"],
-        visibility = ["//visibility:private"],
-    )
-    native.config_setting(
-        name = _MACHINE,
-        flag_values = {_MACHINE + ".value": "machine"},
-        visibility = ["//visibility:public"],
-    )
+    declare_conditions(_place, {_MACHINE: "machine"}, flag = flag)
     for vendor in vendors:
         declare_arch_conditions(name = name, flag = flag, vendor = vendor)
         for count in range(1, MAX_GPUS + 1):
-            enough = _enough_name(vendor, count)
-            value = enough + ".value"
-            _has_gpus(
-                name = value,
+            declare_conditions(
+                _has_gpus,
+                {_enough_name(vendor, count): "yes", _too_few_name(vendor, count): "no"},
                 count = count,
                 flag = flag,
-                tags = ["manual"],
                 vendor = vendor,
-                visibility = ["//visibility:private"],
-            )
-            native.config_setting(
-                name = enough,
-                flag_values = {value: "yes"},
-                visibility = ["//visibility:public"],
-            )
-            native.config_setting(
-                name = _too_few_name(vendor, count),
-                flag_values = {value: "no"},
-                visibility = ["//visibility:public"],
             )
 
             # No platform has this constraint, so Bazel skips every target that needs it.

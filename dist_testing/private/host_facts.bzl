@@ -37,6 +37,23 @@ def nvidia_information(text):
     minor = fields.get("Device Minor", "")
     return int(minor) if minor.isdigit() else None, fields.get("Model") or "unknown"
 
+def nvidia_models(minors, informations):
+    """Finds the models of the GPUs that are here.
+
+    Args:
+        minors: The numbers of the device nodes.
+        informations: What `nvidia_information` read for each GPU of the driver; empty where containers hide the files.
+
+    Returns:
+        A dict of a number to a model, or "unknown".
+    """
+    listed = {minor: model for minor, model in informations if minor != None}
+
+    # A node stays when its GPU is taken out. A GPU without readable information may be any of the nodes: all count, and
+    # the lease tells which one is lost. A container may see GPUs for which it has no node.
+    knows_all = len(listed) > 0 and len(listed) == len(informations)
+    return {minor: listed.get(minor, "unknown") for minor in minors if minor in listed or not knows_all}
+
 def driver_major(text):
     """Finds the version of a driver.
 
@@ -81,13 +98,13 @@ def _nvidia(repository_ctx, root):
     if not minors:
         return None
     proc = root.get_child("proc", "driver", "nvidia")
-    models = {minor: "unknown" for minor in minors}
-    for address in _names(proc.get_child("gpus")):
-        minor, model = nvidia_information(_text(repository_ctx, proc.get_child("gpus", address, "information")))
-
-        # A container may see GPUs that it may not use.
-        if minor in models:
-            models[minor] = model
+    informations = [
+        nvidia_information(_text(repository_ctx, proc.get_child("gpus", address, "information")))
+        for address in _names(proc.get_child("gpus"))
+    ]
+    models = nvidia_models(minors, informations)
+    if not models:
+        return None
     archs = [nvidia_arch(model) for model in models.values()]
     return _facts(models.values(), archs, driver_major(_text(repository_ctx, proc.get_child("version"))))
 

@@ -28,6 +28,7 @@ def one_backend(
         args,
         exec_properties,
         target_compatible_with,
+        is_program,
         **kwargs):
     """Declares the test of one backend, and the program to debug it with.
 
@@ -42,6 +43,7 @@ def one_backend(
         args: See srcs.
         exec_properties: See srcs.
         target_compatible_with: See srcs.
+        is_program: Whether the arguments are those of a program, and not of pytest.
         **kwargs: More attributes of py_test.
     """
     vendor = test.backend["vendor"] if test.gpus else ""
@@ -67,6 +69,7 @@ def one_backend(
             gpu_archs = test.gpu_archs,
             gpus = test.gpus,
             isolation = test.isolation,
+            nodes = test.nodes,
             user_tags = tags,
             world_sizes = test.world_sizes,
         ),
@@ -83,11 +86,12 @@ def one_backend(
     dist_test_run(
         name = test.name + ".run",
         testonly = True,
-        # Live output, because a person reads it.
-        args = ["-s"] + args,
+        # Live output, because a person reads it; that of a program is always live.
+        args = args if is_program else ["-s"] + args,
         # What $(location) and $(VARIABLE) in `args` may name. Without args, no second edge to each of them.
         data = srcs + data if args else [],
         deps = deps if args else [],
+        is_program = is_program,
         tags = ["manual"],
         target = test.target,
         test = ":" + test.name,

@@ -45,13 +45,15 @@ def by_backend(argument, value, backends):
 
     Args:
         argument: Name of the argument.
-        value: The value: a dict, or one value for all backends.
+        value: The value: a dict, one value for all backends, or None for the default.
         backends: Names of the target's backends.
 
     Returns:
         A list of (name for error texts, value, backend) for the backends that the argument names, and a list
         of error texts about keys that are no backend of the target.
     """
+    if value == None:
+        return [], []
     if type(value) != "dict":
         return [(argument, value, backend) for backend in backends], []
     problems = [

@@ -3,9 +3,9 @@
 load("//dist_testing:providers.bzl", "DistTestInfo", "DistTestsInfo")
 
 # Version of the format. A runner refuses a newer one than its own.
-SPEC_SCHEMA = 4
+SPEC_SCHEMA = 5
 
-def spec_variable(test, *, backends, srcs, nodes):
+def spec_variable(test, *, backends, srcs, nodes, program_exits):
     """Writes the spec of a target, for the attribute `env` of its test.
 
     The spec is a variable and not a file in the runfiles, because a file needs a rule: one more target for each test
@@ -16,6 +16,7 @@ def spec_variable(test, *, backends, srcs, nodes):
         backends: Names of all backends of the call, so that a test may name each of them.
         srcs: Labels of the files with the cases.
         nodes: Nodes that the ranks are spread over.
+        program_exits: For a program, a list of pairs of a rank and its expected exit code; None for tests.
 
     Returns:
         JSON, with "$" doubled against Bazel's expansion of variables.
@@ -28,6 +29,7 @@ def spec_variable(test, *, backends, srcs, nodes):
         "gpus_per_rank": test.gpus_per_rank,
         "isolation": test.isolation,
         "nodes": nodes,
+        "program_exits": program_exits,
         "ranks_per_gpu": test.ranks_per_gpu,
         "schema": SPEC_SCHEMA,
         "srcs": srcs,

@@ -4,12 +4,13 @@ load("//dist_testing/private:gpus.bzl", "CUMULATIVE_STEPS")
 
 # The macro computes these from other arguments. `cpu:<n>` is not among them: it is Bazel's own, and the
 # author of a test knows better how busy its ranks are.
-_RESERVED = ["dist", "gpu", "multi_gpu"]
+_RESERVED = ["dist", "gpu", "multi_gpu", "requires-netns"]
 _RESERVED_PREFIXES = [
     "backend:",
     "gpu_arch:",
     "gpus:",
     "gpus_ge_",
+    "nodes:",
     "requires-gpu-",
     "resources:gpu:",
     "world_size:",
@@ -42,7 +43,7 @@ def is_reserved_tag(tag):
     """
     return tag in _RESERVED or any([tag.startswith(prefix) for prefix in _RESERVED_PREFIXES])
 
-def dist_tags(*, backend, world_sizes, gpus, gpu_archs, isolation, user_tags):
+def dist_tags(*, backend, world_sizes, gpus, gpu_archs, isolation, nodes, user_tags):
     """Computes the tags of a target.
 
     Args:
@@ -51,6 +52,7 @@ def dist_tags(*, backend, world_sizes, gpus, gpu_archs, isolation, user_tags):
         gpus: GPUs of the largest world.
         gpu_archs: Architectures of GPUs that the tests can run on; empty for any.
         isolation: Name of the isolation.
+        nodes: Simulated nodes of its worlds.
         user_tags: More tags. A number of CPUs or of megabytes among them replaces ours.
 
     Returns:
@@ -65,6 +67,9 @@ def dist_tags(*, backend, world_sizes, gpus, gpu_archs, isolation, user_tags):
     if not [tag for tag in user_tags if tag.startswith(_MEMORY_PREFIX)]:
         rank_mb = _RANK_MB[isolation] + (_GPU_RANK_MB if gpus else 0)
         tags.append("{}{}".format(_MEMORY_PREFIX, _RUNNER_MB + max(world_sizes) * rank_mb))
+    if nodes > 1:
+        # For executors, of which some do not let a test make network namespaces.
+        tags += ["nodes:{}".format(nodes), "requires-netns"]
     if gpus:
         requires = "requires-gpu-" + backend["vendor"]
         tags += [

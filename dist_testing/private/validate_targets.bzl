@@ -13,7 +13,7 @@ _TEST_GROUP = "test."
 # Attributes of py_test that the macro sets.
 _MACRO_ATTRIBUTES = {
     "legacy_create_init": "An `__init__.py` that is in no source tree may hide the library; tests do without.",
-    "main": "The library's own main runs the cases; put them in srcs.",
+    "main": "The library's own main runs the cases in srcs; for a script that every rank runs, use program.",
     "main_module": "The library's own main runs the cases; put them in srcs.",
     "srcs_version": "It has had no meaning since Python 2.",
 }
@@ -73,8 +73,6 @@ def packages_problems(argument, value, backends):
     Returns:
         A list of error texts.
     """
-    if value == None:
-        return []
     values, problems = by_backend(argument, value, backends)
     kinds = ["string"] if argument == "lock" else ["string", "Label"]
     return problems + [

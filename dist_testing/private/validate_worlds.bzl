@@ -9,6 +9,9 @@ load("//dist_testing/private:problems.bzl", "by_backend", "choice_problems", "is
 # All ranks are on one machine; a larger number is a typing error.
 MAX_WORLD_SIZE = 1024
 
+# As in dist_testing/nodes/layout.py.
+_MAX_NODES = 64
+
 # Name -> whether the ranks are threads of one process. An isolation fits a backend that says the same of its groups. The
 # first that fits is the default.
 _ISOLATIONS = {
@@ -88,8 +91,6 @@ def gpus_per_rank_problems(gpus_per_rank, backends, known):
     Returns:
         A list of error texts.
     """
-    if gpus_per_rank == None:
-        return []
     values, problems = by_backend("gpus_per_rank", gpus_per_rank, backends)
     for argument, value, backend in values:
         owned = known[backend]["gpus_per_rank"]
@@ -124,8 +125,6 @@ def ranks_per_gpu_problems(ranks_per_gpu, backends, known):
     Returns:
         A list of error texts.
     """
-    if ranks_per_gpu == None:
-        return []
     values, problems = by_backend("ranks_per_gpu", ranks_per_gpu, backends)
     for argument, value, backend in values:
         if not is_int(value) or value < 1:
@@ -207,25 +206,44 @@ def isolation_problems(isolation, backends, known):
         ))
     return problems
 
-def nodes_problems(nodes):
+def nodes_problems(nodes, tests):
     """Checks the argument `nodes`.
 
     Args:
         nodes: The argument.
+        tests: Struct of each target, with the fields `backend`, `gpus`, `isolation` and `world_sizes`.
 
     Returns:
         A list of error texts.
     """
-    if is_int(nodes) and nodes == 1:
-        return []
-    if is_int(nodes) and nodes > 1:
+    if not (is_int(nodes) and 1 <= nodes and nodes <= _MAX_NODES):
         return [problem(
-            "nodes = {}".format(nodes),
-            "Worlds of more than one (simulated) node are not there yet; all ranks of a target are on one.",
-            "Drop it. A test can end some ranks to see what the failure of a node does to the others.",
+            "nodes = {}".format(repr(nodes)),
+            "It is the number of simulated nodes that the ranks are spread over: a whole number from 1 to {}.".format(_MAX_NODES),
+            "Drop it, or set nodes = 2, for example.",
         )]
-    return [problem(
-        "nodes = {}".format(repr(nodes)),
-        "It is the number of nodes that the ranks are spread over: a whole number, and for now 1.",
-        "Drop it.",
-    )]
+    problems = []
+    for test in tests if nodes > 1 else []:
+        what = "nodes = {} with backend \"{}\"".format(nodes, test.backend["name"])
+        if _ISOLATIONS[test.isolation]:
+            problems.append(problem(
+                what,
+                "Its ranks are threads of one process, and a process is on one node.",
+                "Drop it, or write a dist_py_test of its own for backends whose ranks are processes.",
+            ))
+        if test.gpus:
+            problems.append(problem(
+                what,
+                "Simulated nodes share the GPUs of the machine, and each would give its own ranks the same ones.",
+                "Drop it, or write a dist_py_test of its own for backends without GPUs.",
+            ))
+        problems += [
+            problem(
+                "nodes = {} with world_size = {}".format(nodes, size),
+                "Each node has equally many ranks, so the number of nodes must divide the number of ranks.",
+                "Set world_size = {}, for example.".format((size + nodes - 1) // nodes * nodes),
+            )
+            for size in test.world_sizes
+            if size % nodes
+        ]
+    return {text: None for text in problems}.keys()

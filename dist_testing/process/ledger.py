@@ -69,6 +69,8 @@ class Call:
         dtypes: Types of the inputs, such as "Float".
         is_done: Whether it has ended.
         limit_ms: How long it may take, in milliseconds.
+        begun_ns: When it began, in nanoseconds since 1970; 0 if torch does not say.
+        ended_ns: When torch saw its end; 0 if it has not ended, or if torch does not say.
     """
 
     group: str
@@ -80,6 +82,8 @@ class Call:
     dtypes: str
     is_done: bool
     limit_ms: _Number
+    begun_ns: _Number = 0
+    ended_ns: _Number = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,4 +178,4 @@ class NoLedger:
 
 
 LedgerAnswer: TypeAlias = Ledger | NoLedger
-LEDGERS: Family[LedgerAnswer] = Family("ledger of a rank", 2, (Ledger, NoLedger), max_bytes=MAX_ANSWER_BYTES)
+LEDGERS: Family[LedgerAnswer] = Family("ledger of a rank", 3, (Ledger, NoLedger), max_bytes=MAX_ANSWER_BYTES)

@@ -20,6 +20,7 @@ from typing import Annotated, TypeAlias
 
 from dist_testing.case import CaseBody
 from dist_testing.codec import Family
+from dist_testing.nodes.layout import MAX_NODES, Layout
 from dist_testing.spec import MAX_WORLD_SIZE
 from dist_testing.world import WorldSettings
 
@@ -41,6 +42,7 @@ class WorldRequest:
     Attributes:
         world: Number of the world in this run.
         size: Number of ranks.
+        nodes: Number of nodes, which divides it. If there are several, the fork server makes them.
         body: The case; of a worker pool, its first case.
         directory: The world's own folder, in which the ranks make `rank-<r>.log`.
         env: The whole environment of a rank, except the variables that differ from rank to rank.
@@ -50,7 +52,8 @@ class WorldRequest:
         pool: Whether the ranks form a worker pool, so that a case must not leave changes behind in them.
         fresh: Whether each rank is a fresh interpreter.
         together: Whether the ranks are threads of one process.
-        store_port: Loopback port whose listening socket travels with the request; 0 for no store.
+        store_port: Port of the store; 0 for no store. Its listening socket travels with the request, unless it is on
+            a simulated node.
         settings: Backend, device and limits of the world.
         debug_rank: The rank that gets the terminal; None for none.
         lease_fds: Number of lease descriptors, the last ones, which hold the world's GPUs.
@@ -71,16 +74,27 @@ class WorldRequest:
     settings: WorldSettings
     debug_rank: _Rank | None = None
     lease_fds: Annotated[int, range(1 << 16)] = 0
+    nodes: Annotated[int, range(1, MAX_NODES + 1)] = 1
+
+    @property
+    def layout(self) -> Layout:
+        """The places of the ranks."""
+        return Layout(self.size, self.nodes)
+
+    @property
+    def brings_store(self) -> bool:
+        """Whether the listening socket of the store travels with the request."""
+        return self.store_port > 0 and not self.layout.has_namespaces
 
     @property
     def fd_count(self) -> int:
-        """Number of descriptors with the request: two per rank, the board, the store, and the leases."""
-        return 2 * self.size + 1 + bool(self.store_port) + self.lease_fds
+        """Number of descriptors with the request: two per rank, the board, the store if it brings it, the leases."""
+        return 2 * self.size + 1 + self.brings_store + self.lease_fds
 
     def start_of(self, rank: int, fds: Sequence[int], fork_server_pid: int) -> RankStart:
         """Return the start parameters of a rank. The descriptors are in the order of `Launcher.start`."""
         board, *rest = fds[2 * self.size :]
-        store = rest.pop(0) if self.store_port else None
+        store = rest.pop(0) if self.brings_store else None
         return RankStart(
             self,
             rank,
@@ -232,6 +246,8 @@ class RankStart:
         store_fd: The listening socket of the world's store, on rank 0 only.
         fork_server_pid: The parent, with which the rank dies.
         lease_fds: Only held open: the world keeps its GPUs until its last rank has ended.
+        node_fds: The namespaces of the rank's node, as `dist_testing.nodes.namespaces.enter` takes them; empty if the
+            rank is in them already, or stays in those of the machine.
     """
 
     request: WorldRequest
@@ -242,11 +258,12 @@ class RankStart:
     store_fd: _Fd | None
     fork_server_pid: _Pid
     lease_fds: tuple[_Fd, ...] = ()
+    node_fds: tuple[_Fd, ...] = ()
 
     @property
     def fds(self) -> tuple[int, ...]:
         """All descriptors of this rank."""
-        given = (self.channel_fd, self.stacks_fd, self.board_fd, self.store_fd, *self.lease_fds)
+        given = (self.channel_fd, self.stacks_fd, self.board_fd, self.store_fd, *self.lease_fds, *self.node_fds)
         return tuple(fd for fd in given if fd is not None)
 
 
@@ -276,7 +293,7 @@ class FreshForkServer:
 
 
 ForkServerOrder: TypeAlias = WorldRequest | SignalRanks
-FORK_SERVER_ORDERS: Family[ForkServerOrder] = Family("order to the fork server", 2, (WorldRequest, SignalRanks))
+FORK_SERVER_ORDERS: Family[ForkServerOrder] = Family("order to the fork server", 3, (WorldRequest, SignalRanks))
 
 # The events of every launcher.
 LauncherEvent: TypeAlias = WorldStarted | WorldRefused | RankEnded | WorldOver
@@ -289,7 +306,7 @@ AttachedMessage: TypeAlias = Hello | PartOver
 ATTACHED_MESSAGES: Family[AttachedMessage] = Family("message of an attached rank", 1, (Hello, PartOver))
 
 AttachedOrder: TypeAlias = Welcome | TakePart | EndRun
-ATTACHED_ORDERS: Family[AttachedOrder] = Family("order to an attached rank", 2, (Welcome, TakePart, EndRun))
+ATTACHED_ORDERS: Family[AttachedOrder] = Family("order to an attached rank", 3, (Welcome, TakePart, EndRun))
 
 FreshProgram: TypeAlias = FreshRank | FreshForkServer
-FRESH_PROGRAMS: Family[FreshProgram] = Family("order to a fresh interpreter", 2, (FreshRank, FreshForkServer))
+FRESH_PROGRAMS: Family[FreshProgram] = Family("order to a fresh interpreter", 3, (FreshRank, FreshForkServer))

@@ -14,6 +14,7 @@ from typing import NoReturn, Protocol
 
 from dist_testing.case import CaseBody
 from dist_testing.errors import MessageError
+from dist_testing.nodes.namespaces import enter as enter_namespaces
 from dist_testing.process import wire
 from dist_testing.process.board import PhaseBoard
 from dist_testing.process.files import log_name
@@ -127,8 +128,9 @@ def next_instruction(channel: socket.socket, reporter: Reporter) -> Instruction 
 
 def _run(start: RankStart, reporter: Reporter, channel: socket.socket, context: RankContext) -> None:
     try:
+        enter_node(start)
         become_rank_process(start)
-        os.environ["RANK"] = os.environ["LOCAL_RANK"] = str(start.rank)
+        os.environ.update(start.request.layout.rank_env(start.rank))
         front_end = context.front_end(start.request.body)
     except BaseException as error:
         reporter.never_started(error)
@@ -213,10 +215,22 @@ def take_over(request: WorldRequest) -> None:
     tempfile.tempdir = None
     os.umask(request.umask)
     os.chdir(request.cwd)
-    become(world_env(request.env, request.size, request.store_port))
+    become(world_env(request.env, request.layout, request.store_port))
     if request.threads and (torch := sys.modules.get("torch")) is not None:
         # torch read the environment variable when it was loaded; now only a call changes the number.
         torch.set_num_threads(request.threads)
+
+
+def enter_node(start: RankStart) -> None:
+    """Move this process into the node of its rank, if the world has simulated nodes. It must have one thread.
+
+    Raises:
+        OSError: If the kernel refuses.
+    """
+    if start.node_fds:
+        enter_namespaces(start.node_fds)
+        # The kernel forgets the parent's death signal when a process joins a user namespace.
+        die_with_parent(start.fork_server_pid)
 
 
 def become_rank_process(start: RankStart) -> None:

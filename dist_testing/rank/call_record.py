@@ -10,9 +10,9 @@ import math
 import sys
 from typing import Any
 
-from dist_testing.process.ledger import TORCH_LIMITS_MS, Call
+from dist_testing.process.ledger import TORCH_LIMITS_MS
 from dist_testing.process.rank_messages import CallsMade, GroupCalls
-from dist_testing.rank.ledger import is_record_complete, last_record, recorded_calls
+from dist_testing.rank.ledger import MAX_TEXT, is_record_complete, last_record, recorded_entries
 from dist_testing.rank.waits import C10D
 
 
@@ -42,29 +42,30 @@ class CallRecord:
         if not self._is_fresh and not is_strict:
             self._before = -1
             return None
-        recorded = recorded_calls(self._before)
+        recorded = recorded_entries(self._before)
         is_complete = is_record_complete(len(recorded))
         if not self._is_fresh:
             self._before = last_record()
         members = _members()
         # Of groups with one name the recorder's last is the one that exists.
-        newest = {call.group: call.generation for call in recorded}
-        made: dict[tuple[str, int], list[Call]] = {(name, newest.get(name, 0)): [] for name in members}
-        for call in recorded:
-            made.setdefault((call.group, call.generation), []).append(call)
+        newest = {entry["process_group"][0]: entry["pg_id"] for entry in recorded}
+        made: dict[tuple[str, int], list[dict[str, Any]]] = {(name, newest.get(name, 0)): [] for name in members}
+        for entry in recorded:
+            made.setdefault((entry["process_group"][0], entry["pg_id"]), []).append(entry)
         groups = []
-        for (name, generation), calls in made.items():
+        for (name, number), entries in made.items():
             # A test of limits calls on some ranks only.
-            if all(call.limit_ms in self._limits_ms for call in calls):
-                ranks = members.get(name, ()) if generation == newest.get(name, 0) else ()
-                first = 1 if is_complete or not calls else calls[0].number
-                count = first + len(calls) - 1
-                groups.append(GroupCalls(name, ranks, count, first, tuple(map(_text, calls))))
+            if all(entry["timeout_ms"] in self._limits_ms for entry in entries):
+                ranks = members.get(name, ()) if number == newest.get(name, 0) else ()
+                first = 1 if is_complete or not entries else entries[0]["collective_seq_id"]
+                count = first + len(entries) - 1
+                groups.append(GroupCalls(name, ranks, count, first, tuple(map(_text, entries))))
         return CallsMade(tuple(groups), is_complete)
 
 
-def _text(call: Call) -> str:
-    return f"{call.backend}:{call.operation} {call.dtypes.replace(' ', ',') or '-'} {call.sizes}"
+def _text(entry: dict[str, Any]) -> str:
+    dtypes = ",".join(dict.fromkeys(entry["input_dtypes"]))[:MAX_TEXT] or "-"
+    return f"{entry['profiling_name']} {dtypes} {str(entry['input_sizes'])[:MAX_TEXT]}"
 
 
 def _members() -> dict[str, tuple[int, ...]]:

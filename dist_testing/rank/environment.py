@@ -5,27 +5,21 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from dist_testing.world import LOOPBACK
+from dist_testing.nodes.layout import Layout
 
 # Tells torch that another process than rank 0 serves every store, whatever its address.
 _AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 
 
-def world_env(env: Mapping[str, str], size: int, store_port: int) -> dict[str, str]:
-    """Return `env` with the variables that torchrun sets for one node, except RANK and LOCAL_RANK.
+def world_env(env: Mapping[str, str], layout: Layout, store_port: int) -> dict[str, str]:
+    """Return `env` with the variables that torchrun sets, except those of `Layout.rank_env`.
 
     With `store_port` 0 the world has no store, and no MASTER_ADDR.
     """
-    result = {
-        **env,
-        "WORLD_SIZE": str(size),
-        "LOCAL_WORLD_SIZE": str(size),
-        "GROUP_RANK": "0",
-        "GROUP_WORLD_SIZE": "1",
-    }
+    result = {**env, **layout.world_env()}
     if store_port:
         result |= {
-            "MASTER_ADDR": LOOPBACK,
+            "MASTER_ADDR": layout.address,
             "MASTER_PORT": str(store_port),
             "TORCHELASTIC_RESTART_COUNT": "0",
         }

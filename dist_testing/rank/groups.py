@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from dist_testing.backends import all_declared
+
+# torch's name of the backend of a group that was made without one.
+_NOT_NAMED = "undefined"
 
 
 def destroy_groups() -> None:
@@ -20,13 +25,19 @@ def end_groups() -> None:
     if not dist.is_available() or not dist.is_initialized():
         return
     # Some backends, NCCL above all, hold things that have to be given back in order.
-    if not all(all_declared(name, lambda backend: backend.ends_with_process) for name in backends_in_use()):
+    in_use = backends_in_use(dist.distributed_c10d)
+    if not all(all_declared(name, lambda backend: backend.ends_with_process) for name in in_use):
         dist.destroy_process_group()
 
 
-def backends_in_use() -> set[str]:
-    """Return torch's backend string of each group of this process, such as "nccl" or "cpu:gloo,cuda:nccl"."""
-    import torch.distributed as dist
+def backends_in_use(c10d: Any) -> set[str]:
+    """Return torch's backend string of each group of this process, such as "nccl" or "cpu:gloo,cuda:nccl".
 
-    # There is no public list of groups.
-    return {str(backend) for backend, _ in dist.distributed_c10d._world.pg_map.values()}
+    Args:
+        c10d: The module `torch.distributed.distributed_c10d`.
+    """
+    # There is no public list of groups. A group that was made without a name of a backend is "undefined" here, and its
+    # backends are in its configuration.
+    configured = c10d._world.pg_backend_config
+    groups = list(c10d._world.pg_map.items())
+    return {str(configured.get(group, backend) if backend == _NOT_NAMED else backend) for group, (backend, _) in groups}

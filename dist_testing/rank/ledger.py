@@ -33,6 +33,7 @@ from dist_testing.process.ledger import (
     NoLedger,
     Place,
 )
+from dist_testing.rank.groups import backends_in_use
 from dist_testing.rank.state import LOOKING, child_processes
 from dist_testing.rank.waits import C10D, wait_of
 
@@ -44,22 +45,26 @@ _MAX_DEVICE_CALLS = 32
 # torch has a recorder for backends on the CPU, and one for NCCL.
 _CPU_DUMP = "_dump_fr_trace_json"
 _DEVICE_DUMP = "_dump_nccl_trace_json"
-_MAX_TEXT = 200
+MAX_TEXT = 200
 # Threads of this library, by their names.
 _OUR_THREADS = "dist_testing"
 # For the helper to end its thread before a fork; it answers in milliseconds. Seconds.
 _STEP_ASIDE_S = 1.0
 _PAUSE_S = 0.0002
+# A signal to the process must never find a thread of ours to take it. When the process crashes, torch asks every thread
+# for its native stack by SIGUSR2, and waits seconds for one that blocks it. As plain numbers, because a new rank copies
+# every page that it touches, such as those of the enumeration's members.
+_BLOCKED = tuple(map(int, signal.valid_signals() - {signal.SIGUSR2}))
 
 
 def answer_with_ledger(fd: int) -> None:
-    """Answer the runner's requests for the ledger from now on, if the kernel has what that takes.
+    """Answer the runner's requests for the ledger of a new process from now on, if the kernel has what that takes.
 
     Args:
         fd: A Unix socket that requests come from and answers go to; it stays the caller's.
     """
     if sys.platform == "linux":
-        LedgerThread().start(fd)
+        LedgerThread().start(fd, is_fresh=True)
 
 
 @contextlib.contextmanager
@@ -91,15 +96,16 @@ class LedgerThread:
         self._pid = os.getpid()
         os.register_at_fork(before=self._step_aside, after_in_parent=self._resume)
 
-    def start(self, fd: int) -> None:
+    def start(self, fd: int, *, is_fresh: bool = False) -> None:
         """Start the thread; the calling thread is the one that runs the test.
 
         Args:
             fd: A Unix socket that requests come from and answers go to; it stays the caller's.
+            is_fresh: Whether this process has run no case before, so that all its calls count.
         """
         self._fd = fd
         self._main = threading.get_ident()
-        self._before = last_record()
+        self._before = -1 if is_fresh else last_record()
         self._resume()
 
     def stop(self) -> None:
@@ -111,10 +117,8 @@ class LedgerThread:
         # A thread that did not step aside in time still runs.
         if self._fd < 0 or os.getpid() != self._pid or not self._ended.acquire(blocking=False):
             return
-        # A signal to the process must never find a thread of ours to take it, also not between two lines of this.
-        # When the process crashes, torch asks every thread for its native stack by SIGUSR2, and waits seconds for one
-        # that blocks it. Such a signal to the process goes to the main thread.
-        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - {signal.SIGUSR2})
+        # The thread inherits this from its first moment.
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)
         try:
             self._ident = _thread.start_new_thread(self._serve, ())
         except RuntimeError:
@@ -198,16 +202,16 @@ def read_ledger(main: int, ours: set[int], before: int = -1) -> LedgerAnswer:
         return _read(main, ours, before)
     except Exception as error:
         # The test may have put anything in the places that are read here, and torch may have changed them.
-        return NoLedger(f"{type(error).__name__}: {error}"[:_MAX_TEXT])
+        return NoLedger(f"{type(error).__name__}: {error}"[:MAX_TEXT])
 
 
-def recorded_calls(before: int) -> list[Call]:
-    """Return the calls that torch's flight recorder holds, in the order in which they began; none if it is off.
+def recorded_entries(before: int) -> list[dict[str, Any]]:
+    """Return the collectives that torch's flight recorder holds, in the order in which they began; none if it is off.
 
     Args:
         before: torch's number of the last call that does not count.
     """
-    return list(_calls([entry for entry in _recorded() or [] if int(entry["record_id"]) > before]))
+    return [entry for entry in _recorded() or () if entry["record_id"] > before and not entry["is_p2p"]]
 
 
 def is_record_complete(count: int) -> bool:
@@ -285,7 +289,7 @@ def _calls(entries: list[dict[str, Any]]) -> Iterator[Call]:
     for entry in entries:
         if entry["is_p2p"]:
             continue
-        group = str(entry["process_group"][0])[:_MAX_TEXT]
+        group = str(entry["process_group"][0])[:MAX_TEXT]
         seen = generations.setdefault(group, [])
         if entry["pg_id"] not in seen:
             seen.append(entry["pg_id"])
@@ -294,12 +298,14 @@ def _calls(entries: list[dict[str, Any]]) -> Iterator[Call]:
             group=group,
             generation=seen.index(entry["pg_id"]),
             number=int(entry["collective_seq_id"]),
-            backend=backend[:_MAX_TEXT],
-            operation=operation[:_MAX_TEXT],
-            sizes=str(entry["input_sizes"])[:_MAX_TEXT],
-            dtypes=" ".join(dict.fromkeys(map(str, entry["input_dtypes"])))[:_MAX_TEXT],
+            backend=backend[:MAX_TEXT],
+            operation=operation[:MAX_TEXT],
+            sizes=str(entry["input_sizes"])[:MAX_TEXT],
+            dtypes=" ".join(dict.fromkeys(map(str, entry["input_dtypes"])))[:MAX_TEXT],
             is_done=bool(entry["retired"]) or entry.get("state") == "completed",
             limit_ms=int(entry["timeout_ms"]),
+            begun_ns=int(entry.get("time_created_ns") or 0),
+            ended_ns=int(entry.get("time_discovered_completed_ns") or 0),
         )
 
 
@@ -312,9 +318,9 @@ def _groups(c10d: Any) -> Iterator[Group]:
 
 def _other_backends(c10d: Any) -> Iterator[str]:
     """Groups whose calls the recorder does not show, or that end without a rank."""
-    for backend, _ in list(c10d._world.pg_map.values()) if c10d is not None else ():
-        if not all_declared(str(backend), lambda declared: declared.records_calls):
-            yield f"a group of the backend {str(backend)[:_MAX_TEXT]}"
+    for backend in sorted(backends_in_use(c10d)) if c10d is not None else ():
+        if not all_declared(backend, lambda declared: declared.records_calls):
+            yield f"a group of the backend {backend[:MAX_TEXT]}"
 
 
 def _places(frame: FrameType) -> Iterator[Place]:
@@ -323,7 +329,7 @@ def _places(frame: FrameType) -> Iterator[Place]:
         if inner is None:
             return
         code = inner.f_code
-        yield Place(code.co_name[:_MAX_TEXT], code.co_filename[-_MAX_TEXT:], inner.f_lineno or 0, max(0, inner.f_lasti))
+        yield Place(code.co_name[:MAX_TEXT], code.co_filename[-MAX_TEXT:], inner.f_lineno or 0, max(0, inner.f_lasti))
         inner = inner.f_back
 
 
@@ -333,9 +339,9 @@ def _others(frames: dict[int, FrameType], ours: set[int]) -> Iterator[str]:
         thread = threading._active.get(ident)  # type: ignore[attr-defined]
         name = "" if thread is None else str(thread.name)
         if not name.startswith(_OUR_THREADS):
-            yield f"another thread ({name[:_MAX_TEXT] or ident})"
+            yield f"another thread ({name[:MAX_TEXT] or ident})"
     if children := child_processes():
-        yield f"child processes ({', '.join(map(str, sorted(children)))})"[:_MAX_TEXT]
+        yield f"child processes ({', '.join(map(str, sorted(children)))})"[:MAX_TEXT]
     rpc = sys.modules.get("torch._C._distributed_rpc")
     if rpc is not None and rpc._is_current_rpc_agent_set():
         yield "an RPC agent"

@@ -33,7 +33,7 @@ class RankWorld(World):
         request = start.request
         world = cls(
             start.rank,
-            request.size,
+            request.layout,
             request.settings,
             directory=Path(request.directory),
             store_port=request.store_port,

@@ -21,9 +21,9 @@ from types import FrameType, MethodType, ModuleType
 from typing import Any
 
 import dist_testing.world
+from dist_testing.nodes.layout import LOOPBACK, node_address
 from dist_testing.process.ledger import Wait, WaitKind
 from dist_testing.rank.native_waits import native_wait
-from dist_testing.world import LOOPBACK
 
 # torch's module of collectives.
 C10D = "torch.distributed.distributed_c10d"
@@ -269,7 +269,11 @@ def _is_of_world(store: Any) -> bool:
     while isinstance(store, dist.PrefixStore):
         store = store.underlying_store
     if isinstance(store, dist.TCPStore):
-        return str(store.port) == os.environ.get("MASTER_PORT") and store.host in (LOOPBACK, "localhost")
+        return str(store.port) == os.environ.get("MASTER_PORT") and store.host in (
+            LOOPBACK,
+            "localhost",
+            node_address(0),
+        )
     return isinstance(store, dist.HashStore)
 
 

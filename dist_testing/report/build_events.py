@@ -13,6 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from dist_testing.errors import ReportError
 from dist_testing.report.outputs import Output, OutputFinder
 
 # Bazel's words for a target that has passed, the best first. A flaky target has passed after a failure.
@@ -22,11 +23,13 @@ _INFRASTRUCTURE = ("EXECUTION_FAILED", "REMOTE_CACHE_FAILED", "REMOTE_CACHE_EVIC
 # Bazel's words for a target that the invocation did not reach before it ended.
 _NOT_REACHED = ("INCOMPLETE", "REMOTE_ENVIRONMENT_FAILURE")
 
+# Some 100,000 targets. A larger file would take all memory.
+_MAX_BYTES = 512 << 20
 _SECONDS = re.compile(r"(\d+(?:\.\d+)?)s")
 
 
-class EventsError(ValueError):
-    """A file cannot be read as build events. The text has three lines for the user."""
+class EventsError(ReportError):
+    """A file cannot be read as build events."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +77,7 @@ class Invocation:
         incompatible: Targets that Bazel itself has skipped.
         broken: Targets that could not be analysed or built -> Bazel's message.
         faulty: The broken targets that would be broken on any executor.
+        unknown: Target patterns that Bazel could not expand -> Bazel's message.
         exit_code: Bazel's exit status; None if Bazel ended before it wrote it.
         exit_name: Bazel's name of the status.
         is_complete: Whether the file has the last event.
@@ -84,7 +88,6 @@ class Invocation:
         ended_s: When it ended; None if unknown.
         revision: Revision of the sources; "" if it is unknown, or the sources had changes.
         test_filter: Value of `--test_filter`.
-        cache_hits: Number of actions by the place that had their results, by Bazel's words.
     """
 
     attempts: Sequence[Attempt]
@@ -102,7 +105,7 @@ class Invocation:
     ended_s: float | None = None
     revision: str = ""
     test_filter: str = ""
-    cache_hits: Mapping[str, int] = field(default_factory=dict)
+    unknown: Mapping[str, str] = field(default_factory=dict)
 
 
 def read_events(path: Path) -> list[Mapping[str, Any]]:
@@ -114,6 +117,9 @@ def read_events(path: Path) -> list[Mapping[str, Any]]:
         EventsError: If the file cannot be read or has other content.
     """
     try:
+        size = path.stat().st_size
+        if size > _MAX_BYTES:
+            raise ValueError(f"it has {size >> 20} MiB, and at most {_MAX_BYTES >> 20} MiB are read")
         return _parse(path.read_bytes())
     except (OSError, ValueError) as error:
         raise EventsError(
@@ -179,6 +185,7 @@ def _summed_up(events: Sequence[Mapping[str, Any]], disk_cache: Path | None) -> 
     incompatible: set[str] = set()
     broken: dict[str, str] = {}
     faulty: set[str] = set()
+    unknown: dict[str, str] = {}
     exit_code: int | None = None
     exit_name = ""
     for event in events:
@@ -204,6 +211,9 @@ def _summed_up(events: Sequence[Mapping[str, Any]], disk_cache: Path | None) -> 
                 broken[label] = detail.get("message", "")
                 if detail.get("spawn", {}).get("code") not in _INFRASTRUCTURE:
                     faulty.add(label)
+        elif "aborted" in event and ("pattern" in identity or "patternSkipped" in identity):
+            named = identity.get("pattern") or identity["patternSkipped"]
+            unknown[" ".join(map(str, named.get("pattern", [])))] = str(event["aborted"].get("description", ""))
         elif "finished" in event:
             exit_code = event["finished"].get("exitCode", {}).get("code", 0)
             exit_name = event["finished"].get("exitCode", {}).get("name", "")
@@ -216,6 +226,7 @@ def _summed_up(events: Sequence[Mapping[str, Any]], disk_cache: Path | None) -> 
         exit_code,
         exit_name,
         is_whole(events),
+        unknown=unknown,
         **facts,
     )
 
@@ -237,9 +248,6 @@ def _facts(events: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
             status |= {str(item.get("key", "")): str(item.get("value", "")) for item in items}
         elif "optionsParsed" in event:
             facts["test_filter"] = _option(event, "--test_filter=")
-        elif "buildMetrics" in event:
-            runners = event["buildMetrics"].get("actionSummary", {}).get("runnerCount", [])
-            facts["cache_hits"] = {str(one.get("name", "")): int(one.get("count", 0)) for one in runners}
     # Bazel's own names have no prefix; many workspaces print stable ones.
     revision = (
         status.get("STABLE_GIT_COMMIT") or status.get("BUILD_SCM_REVISION") or status.get("STABLE_SCM_REVISION", "")
@@ -283,9 +291,7 @@ def _attempt(identity: Mapping[str, Any], result: Mapping[str, Any], testlogs: O
     execution = result.get("executionInfo", {})
     cached = "local" if result.get("cachedLocally") else "remote" if execution.get("cachedRemotely") else ""
     outputs = [
-        Output(
-            str(output.get("name", "")), str(output.get("uri", "")), testlogs.find(identity, str(output.get("uri", "")))
-        )
+        Output(str(output.get("name", "")), testlogs.find(identity, str(output.get("uri", ""))))
         for output in result.get("testActionOutput", [])
     ]
     duration = _SECONDS.fullmatch(result.get("testAttemptDuration", ""))

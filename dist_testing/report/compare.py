@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from dist_testing.error_text import shorten
 from dist_testing.report.facts import final_runs
-from dist_testing.report.markup import Markup, clean, tag
+from dist_testing.report.markup import Markup, clean, table, tag
 from dist_testing.report.model import BAD, STATUSES, Report, Status
 from dist_testing.report.words import seconds
 
@@ -115,7 +115,7 @@ def _statuses(report: Report) -> dict[_Name, Status]:
 
 
 def _targets(report: Report) -> set[str]:
-    return {run.target for run in report.runs} | {target.label for target in report.targets}
+    return {run.target for run in report.runs} | set(report.targets)
 
 
 def _cached(report: Report) -> set[str]:
@@ -195,10 +195,8 @@ def compare_section(comparison: Comparison, name: str) -> Markup:
             )
             for one in comparison.slower[:_MAX_NAMES]
         ]
-        head = tag("tr", *[tag("th", word, scope="col") for word in ("before", "now", "case")])
-        table = tag("table", tag("thead", head), tag("tbody", *rows))
         blocks.append(tag("h3", f"Slower beyond the noise ({len(comparison.slower)})"))
-        blocks.append(tag("div", table, class_="wide", tabindex="0", role="group", aria_label="slower cases"))
+        blocks.append(table(("before", "now", "case"), rows, "slower cases"))
     if not blocks:
         blocks.append(tag("p", "No difference.", class_="calm"))
     shift = _shift_words(comparison.shift)

@@ -149,7 +149,8 @@ def ctrf(report: Report) -> str:
     """Return the report in the Common Test Report Format (ctrf.io)."""
     tests = []
     counts: Counter[str] = Counter()
-    flaky = {(run.target, run.shard, run.run) for run in report.runs if facts.passed_later(report, run)}
+    passes = facts.last_passes(report)
+    flaky = {run.action for run in report.runs if passes.get(run.action, 0) > run.attempt}
     for run in facts.final_runs(report):
         for case in run.cases:
             status = _CTRF[case.status]
@@ -161,7 +162,7 @@ def ctrf(report: Report) -> str:
                 "suite": [run.target],
                 "rawStatus": case.status,
                 "retries": run.attempt - 1,
-                "flaky": (run.target, run.shard, run.run) in flaky and status == "passed",
+                "flaky": run.action in flaky and status == "passed",
             }
             if case.message:
                 test["message"] = shorten(case.message, _MAX_TEXT_CHARS)
@@ -206,5 +207,5 @@ def _suite(run: RunRecord) -> XmlSuite:
         cases.append(
             XmlCase(classname, name, _JUNIT[case.status], _finite(case.duration_s), message, case.text, properties)
         )
-    label = f"{run.target} ({run.part})" if run.part else run.target
+    label = f"{run.target}{run.in_part}"
     return XmlSuite(label, tuple(cases))

@@ -5,24 +5,19 @@ from __future__ import annotations
 import re
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 
-from dist_testing.report.model import BAD, RAN, CaseRecord, NotRun, Report, RunRecord, Status
+from dist_testing.bazel.sharding import assign_units
+from dist_testing.report.model import BAD, RAN, Action, CaseRecord, NotRun, Report, RunRecord, Status, is_label
 
 # pytest's message of a test without ranks is only the place; the first such line of its text says more.
 _PLACE = re.compile(r"\S+:\d+: \w+")
 _ERROR = re.compile(r"^E +(\S.*)$", re.MULTILINE)
+_MARK = re.compile(r"^E +")
 _NUMBERS = re.compile(r"\d+\.\d+ s|0x[0-9a-f]+|pid \d+")
 _WORLD = re.compile(r"^ \(world of \d+\)(?=: )")
-# Bazel's words for a test that has passed, or that says nothing.
-_FINE = ("", "PASSED", "FLAKY")
-
-
-def is_bad_word(status: str) -> bool:
-    """Return whether Bazel's word for a run means that it did not pass."""
-    return status not in _FINE
 
 
 def utc(wall_s: float) -> str:
@@ -47,45 +42,39 @@ class Failure:
     case: CaseRecord | None
     recovered: bool
 
+    @property
+    def name(self) -> str:
+        """Name of the case; that of the target if it is about the run as a whole."""
+        return self.case.name if self.case is not None else self.run.target
 
-def _last_attempts(report: Report) -> dict[tuple[int, str, str, int, int], int]:
-    last: dict[tuple[int, str, str, int, int], int] = {}
-    for run in report.runs:
-        key = (run.invocation, run.target, run.configuration, run.shard, run.run)
-        last[key] = max(last.get(key, 0), run.attempt)
+
+def _last_attempts(runs: Iterable[RunRecord]) -> dict[Action, int]:
+    last: dict[Action, int] = {}
+    for run in runs:
+        last[run.action] = max(last.get(run.action, 0), run.attempt)
     return last
 
 
 def final_runs(report: Report) -> list[RunRecord]:
     """Return the last attempt of each shard and run: what counts."""
-    last = _last_attempts(report)
-    return [
-        run
-        for run in report.runs
-        if run.attempt == last[run.invocation, run.target, run.configuration, run.shard, run.run]
-    ]
+    last = _last_attempts(report.runs)
+    return [run for run in report.runs if run.attempt == last[run.action]]
 
 
-def passed_later(report: Report, run: RunRecord) -> bool:
-    """Return whether a later attempt of the same shard and run has passed."""
-    return any(
-        other.attempt > run.attempt
-        and not is_bad_word(other.status)
-        and not any(case.status in BAD for case in other.cases)
-        and (other.invocation, other.target, other.configuration, other.shard, other.run)
-        == (run.invocation, run.target, run.configuration, run.shard, run.run)
-        for other in report.runs
-    )
+def last_passes(report: Report) -> dict[Action, int]:
+    """Return, for each action that has passed, the number of its last attempt that did."""
+    return _last_attempts(run for run in report.runs if not run.is_bad)
 
 
 def failures(report: Report) -> list[Failure]:
     """Return all failures. Those that a later attempt has made good come last."""
     found = []
+    passes = last_passes(report)
     for run in report.runs:
-        bad = [case for case in run.cases if case.status in BAD]
-        if not bad and not is_bad_word(run.status):
+        if not run.is_bad:
             continue
-        recovered = passed_later(report, run)
+        bad = [case for case in run.cases if case.status in BAD]
+        recovered = passes.get(run.action, 0) > run.attempt
         found += [Failure(run, case, recovered) for case in bad]
         # FAILED after passed cases: a crash at the end, a timeout, a failed promise of the whole target.
         if not bad and run.status not in ("NO_STATUS", "INCOMPLETE"):
@@ -109,14 +98,24 @@ def headline(run: RunRecord, case: CaseRecord | None) -> str:
     if case is None:
         why = f"none of its {len(run.cases)} case(s) says why" if run.has_results else "its cases are unknown"
         return f"Bazel says {run.status}, and {why}."
-    told = case.message
-    if case.nodeid and told.startswith(case.nodeid):
-        told = _WORLD.sub("", told.removeprefix(case.nodeid), count=1).removeprefix(": ")
+    told = _without_name(case.message, case.nodeid) if case.nodeid else case.message
+    # pytest marks the lines of the error itself.
+    told = _MARK.sub("", told)
     if _PLACE.fullmatch(told) and (error := _ERROR.search(case.text)):
         told = f"{error[1]} ({told})"
     if told.strip():
         return told.strip()
     return "It failed without a message." if case.status in BAD else ""
+
+
+def _without_name(message: str, nodeid: str) -> str:
+    # Under Bazel the runner names the target before the case.
+    target, comma, rest = message.partition(f", case {nodeid}")
+    if not (comma and is_label(target)):
+        if not message.startswith(nodeid):
+            return message
+        rest = message.removeprefix(nodeid)
+    return _WORLD.sub("", rest, count=1).removeprefix(": ")
 
 
 def status_counts(report: Report) -> Counter[Status]:
@@ -137,9 +136,9 @@ def ledger(report: Report) -> list[NotRun]:
                 lines.append(NotRun("skipped", run.target, case.name, reason))
         if run.to_come:
             why = "the run ended before they began" if not run.is_complete else "pytest stopped before they began"
-            lines.append(NotRun("not reached", run.target, "", f"{why}{_in_part(run)}", run.to_come))
+            lines.append(NotRun("not reached", run.target, "", f"{why}{run.in_part}", run.to_come))
         if not run.has_results and run.target not in broken:
-            lines.append(NotRun("no results", run.target, "", f"its results cannot be read{_in_part(run)}", 0))
+            lines.append(NotRun("no results", run.target, "", f"its results cannot be read{run.in_part}", 0))
         if run.cached:
             lines.append(NotRun("cached", run.target, "", _cached(run), len(run.cases)))
     for (invocation, target), runs in idle.items():
@@ -158,14 +157,10 @@ def ledger(report: Report) -> list[NotRun]:
     return lines
 
 
-def _in_part(run: RunRecord) -> str:
-    return f" ({run.part})" if run.part else ""
-
-
 def _cached(run: RunRecord) -> str:
     place = "a remote cache" if run.cached == "remote" else "this machine"
     since = f", from a run of {utc(run.began_wall_s)}" if run.began_wall_s is not None else ""
-    return f"nothing has changed: the result is from {place}{since}{_in_part(run)}"
+    return f"nothing has changed: the result is from {place}{since}{run.in_part}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,12 +205,16 @@ class Slow:
 
 
 def slow_cases(report: Report, count: int) -> list[Slow]:
-    """Return the slowest cases that ran, the slowest first; of several runs of a case, the slowest."""
+    """Return the slowest cases that ran and took a known time, the slowest first; of several runs, the slowest."""
     slowest: dict[tuple[str, str], Slow] = {}
     for run in final_runs(report):
         for case in run.cases:
             key = (run.target, case.name)
-            if case.status in RAN and (key not in slowest or slowest[key].case.duration_s < case.duration_s):
+            if (
+                case.status in RAN
+                and case.duration_s
+                and (key not in slowest or slowest[key].case.duration_s < case.duration_s)
+            ):
                 slowest[key] = Slow(run, case)
     return sorted(slowest.values(), key=lambda slow: -slow.case.duration_s)[:count]
 
@@ -258,10 +257,9 @@ def balances(report: Report) -> list[Balance]:
 def _ideal_s(runs: Sequence[RunRecord]) -> float:
     """Return the longest shard of an assignment by timings. What a shard needs beside its cases stays as it is."""
     overhead_s = min(max(0.0, run.duration_s - sum(case.duration_s for case in run.cases)) for run in runs)
-    loads = [overhead_s] * len(runs)
-    for seconds in sorted((case.duration_s for run in runs for case in run.cases), reverse=True):
-        loads[loads.index(min(loads))] += seconds
-    return max(loads)
+    cases = [case.duration_s for run in runs for case in run.cases]
+    durations = {str(number): seconds for number, seconds in enumerate(cases)}
+    return overhead_s + assign_units([[key] for key in durations], durations, len(runs))[1]
 
 
 def cache_counts(report: Report) -> Counter[str]:

@@ -6,18 +6,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from dist_testing.error_text import shorten
-from dist_testing.report.facts import Failure, alike, headline
-from dist_testing.report.markup import Markup, join, tag
-from dist_testing.report.model import CaseRecord, LogRecord, RankRecord
+from dist_testing.report.facts import Failure, headline
+from dist_testing.report.markup import Markup, join, table, tag
+from dist_testing.report.model import CaseRecord, LogRecord, RankRecord, is_label
 from dist_testing.report.packed import Packer
 from dist_testing.report.pictures import lanes
 from dist_testing.report.story import Part, story_of
 from dist_testing.report.words import WORDS, plural, ranks_text, seconds, slug
 
 # Failures with all details. More are in the table of all cases: no reader needs so many, and the page must open.
-MAX_SHOWN = 200
+_MAX_SHOWN = 200
 # Characters of the texts of all failures together, and of one. The head and the tail of a longer text stay.
-_ALL_TEXTS_CHARS = 2_400_000
+_ALL_TEXTS_CHARS = 1_600_000
 _MOST_TEXT_CHARS = 40_000
 _LEAST_TEXT_CHARS = 4_000
 # Failures that are open when the page opens.
@@ -40,39 +40,36 @@ def _anchor(number: int) -> str:
     return f"failure-{number + 1}"
 
 
-def anchors(failures: Sequence[Failure]) -> dict[tuple[int, int], str]:
-    """Return the anchor of each shown failure, by the identities of its run and its case."""
+def anchors(groups: Sequence[Sequence[Failure]]) -> dict[tuple[int, int], str]:
+    """Return the anchor of each shown failure, by the identities of its run and its case. The groups are of `alike`."""
     return {
         (id(failure.run), id(failure.case)): _anchor(number)
-        for number, group in enumerate(alike(failures)[:MAX_SHOWN])
+        for number, group in enumerate(groups[:_MAX_SHOWN])
         for failure in group
     }
 
 
-def failure_section(failures: Sequence[Failure], packer: Packer) -> Markup:
+def failure_section(groups: Sequence[Sequence[Failure]], packer: Packer) -> Markup:
     """Return the section. There is one even without failures, which says so.
 
     Args:
-        failures: The failures, those that count first.
+        groups: The failures, those that are alike together, and those that count first (`facts.alike`).
         packer: Takes the logs.
     """
-    if not failures:
+    if not groups:
         return tag("section", tag("h2", "Failures"), tag("p", "Nothing failed.", class_="calm"), id="failures")
-    groups = alike(failures)
-    shown = groups[:MAX_SHOWN]
+    shown = groups[:_MAX_SHOWN]
     limit = min(_MOST_TEXT_CHARS, max(_LEAST_TEXT_CHARS, _ALL_TEXTS_CHARS // len(shown)))
     articles = [_article(_Place(group[0], number, group[1:]), limit, packer) for number, group in enumerate(shown)]
-    more = sum(map(len, groups[MAX_SHOWN:]))
+    more = sum(map(len, groups[_MAX_SHOWN:]))
     rest = tag("p", f"{plural(more, 'more failure')}: see the table of all cases.", class_="muted") if more else ""
-    return tag("section", tag("h2", f"Failures ({len(failures)})"), *articles, rest, id="failures")
+    return tag("section", tag("h2", f"Failures ({sum(map(len, groups))})"), *articles, rest, id="failures")
 
 
 def _article(place: _Place, limit: int, packer: Packer) -> Markup:
     run, case = place.failure.run, place.failure.case
-    name = case.name if case is not None else run.target
-    # Outside Bazel the target is only the name of the file.
-    is_label = run.target.startswith(("//", "@"))
-    chips = [tag("span", shorten(run.target, 300), class_="chip target")] if case is not None and is_label else []
+    named = case is not None and is_label(run.target)
+    chips = [tag("span", shorten(run.target, 300), class_="chip target")] if named else []
     if run.part:
         chips.append(tag("span", run.part, class_="chip"))
     if run.backend:
@@ -86,7 +83,7 @@ def _article(place: _Place, limit: int, packer: Packer) -> Markup:
     summary = tag(
         "summary",
         tag("span", word, class_=f"badge st-{case.status if case else 'failed'}"),
-        tag("h3", tag("bdi", shorten(name, _MAX_MESSAGE_CHARS))),
+        tag("h3", tag("bdi", shorten(place.failure.name, _MAX_MESSAGE_CHARS))),
         tag("span", tag("bdi", shorten(headline(run, case), _MAX_MESSAGE_CHARS)), class_="headline"),
         tag("span", *chips, recovered, class_="chips") if chips or recovered else "",
     )
@@ -119,8 +116,7 @@ def _case_body(case: CaseRecord, logs: Sequence[LogRecord], limit: int, packer: 
     story = story_of(shorten(case.text, limit))
     blocks: list[object] = [
         tag("div", tag("h4", part.title), _pre(part.text) if part.text else "", class_="culprit")
-        for part in story.parts
-        if part.kind == "culprit"
+        for part in story.culprits
     ]
     if story.victims or case.victims:
         fate = story.victims or f"{ranks_text(case.victims)} (consequence, not cause)."
@@ -184,9 +180,7 @@ def _rank_table(case: CaseRecord) -> Markup:
     rows = [_rank_row(case, rank) for rank in case.ranks[:_MAX_RANK_ROWS]]
     left_out = len(case.ranks) - len(rows)
     more = tag("p", f"{plural(left_out, 'more rank')} not listed.", class_="muted") if left_out > 0 else ""
-    head = tag("tr", *[tag("th", name, scope="col") for name in ("rank", "outcome", "phase", "in", "after")])
-    table = tag("table", tag("thead", head), tag("tbody", *rows))
-    return join([tag("div", table, class_="wide", tabindex="0", role="group", aria_label="ranks"), more])
+    return join([table(("rank", "outcome", "phase", "in", "after"), rows, "ranks"), more])
 
 
 def _rank_row(case: CaseRecord, rank: RankRecord) -> Markup:

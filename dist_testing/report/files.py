@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from dist_testing.errors import ReportError
@@ -80,8 +81,7 @@ def write_traces(report: Report, path: Path) -> list[tuple[Path, int]]:
         ReportError: If one cannot be written.
     """
     if path.name.endswith((".json", ".json.gz")):
-        content = trace(report.runs)
-        return [(path, write_bytes(path, content if path.suffix == ".gz" else gzip.decompress(content)))]
+        return [(path, _write_trace(path, report.runs))]
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -92,7 +92,14 @@ def write_traces(report: Report, path: Path) -> list[tuple[Path, int]]:
             groups.setdefault(f"invocation-{run.invocation + 1}", []).append(run)
             groups.setdefault(slug(run.target) or "target", []).append(run)
     places = {path / f"{name}.json.gz": runs for name, runs in sorted(groups.items())}
-    return [(place, write_bytes(place, trace(runs))) for place, runs in places.items()]
+    return [(place, _write_trace(place, runs)) for place, runs in places.items()]
+
+
+def _write_trace(path: Path, runs: Sequence[RunRecord]) -> int:
+    content = trace(runs)
+    # Without a time of making, so that equal results are equal files.
+    packed = gzip.compress(content, compresslevel=6, mtime=0) if path.suffix == ".gz" else content
+    return write_bytes(path, packed)
 
 
 def _unwritable(path: Path, error: OSError) -> ReportError:

@@ -5,21 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from dist_testing.error_text import shorten
-from dist_testing.report.flakes import Change, Flake, changes, measured, votes
-from dist_testing.report.markup import Markup, clean, tag
+from dist_testing.report.facts import utc
+from dist_testing.report.flake_history import history, history_picture
+from dist_testing.report.flakes import Change, Flake, Vote, changes, measured, votes
+from dist_testing.report.markup import Markup, clean, table, tag
 from dist_testing.report.model import Report
 from dist_testing.report.pictures import Bar, bars
-from dist_testing.report.words import count_of, plural
+from dist_testing.report.words import count_of, percent, plural
 
 _MAX_ROWS = 40
 _MAX_CHANGES = 20
-
-
-def percent(rate: float) -> str:
-    """Return a rate: "0.34 %", "12 %"."""
-    value = rate * 100
-    digits = 0 if value >= 9.95 else 1 if value >= 0.95 else 2
-    return f"{value:.{digits}f}\N{NO-BREAK SPACE}%"
+_MAX_HISTORIES = 8
 
 
 def flake_section(report: Report, *, same_inputs: bool) -> Markup:
@@ -30,6 +26,7 @@ def flake_section(report: Report, *, same_inputs: bool) -> Markup:
         same_inputs: Whether the user vouches that all invocations had equal inputs.
     """
     given = list(votes(report, same_inputs=same_inputs))
+    times = sorted((one.began_wall_s for one in report.invocations), key=lambda time: time or 0.0)
     rates = [flake for flake in measured(given) if flake.runs + flake.broken > 1]
     if not rates:
         return Markup()
@@ -44,9 +41,8 @@ def flake_section(report: Report, *, same_inputs: bool) -> Markup:
     ]
     if flaky:
         widest = max(flake.interval[1] for flake in flaky[:_MAX_ROWS])
-        blocks.append(
-            _table(("failures", "rate, 95 %", "", "case"), [_row(flake, widest) for flake in flaky[:_MAX_ROWS]])
-        )
+        rows = [_row(flake, widest) for flake in flaky[:_MAX_ROWS]]
+        blocks.append(table(("failures", "rate, 95 %", "", "case"), rows, "flake rates"))
         if len(flaky) > _MAX_ROWS:
             blocks.append(tag("p", f"and {len(flaky) - _MAX_ROWS} more", class_="muted"))
     else:
@@ -62,12 +58,31 @@ def flake_section(report: Report, *, same_inputs: bool) -> Markup:
                 claim if more else "Each has a rate below 1\N{NO-BREAK SPACE}%, with 95\N{NO-BREAK SPACE}% confidence.",
             )
         )
+    blocks += _history_blocks(given, flaky, times)
     changed = changes(given)
     if changed:
         rows = [_change_row(change) for change in changed[:_MAX_CHANGES]]
-        blocks += [tag("h3", "New, gone, worse"), _table(("", "before", "after", "case"), rows)]
+        blocks += [
+            tag("h3", "New, gone, worse"),
+            table(("", "before", "after", "case"), rows, "changes of flake rates"),
+        ]
     title = f"Flakes ({len(flaky)})" if flaky else "Flakes"
     return tag("section", tag("h2", title), *blocks, id="flakes")
+
+
+def _history_blocks(given: Sequence[Vote], flaky: Sequence[Flake], times: Sequence[float | None]) -> Iterator[Markup]:
+    """Yield a picture of each of the flakiest cases, if a history is known."""
+    drawn = [
+        tag("figure", tag("figcaption", tag("bdi", shorten(flake.case, 300))), history_picture(points, times))
+        for flake in flaky[:_MAX_HISTORIES]
+        if (points := history(given, flake))
+    ]
+    if drawn:
+        known = [time for time in times if time is not None]
+        span = f"from {utc(known[0])} to {utc(known[-1])}" if known else "in the order of the invocations"
+        yield tag("h3", "Rates over time")
+        yield tag("p", f"With intervals of 95\N{NO-BREAK SPACE}%, {span}.", class_="muted")
+        yield from drawn
 
 
 def _row(flake: Flake, widest: float) -> Markup:
@@ -107,12 +122,6 @@ def _change_row(change: Change) -> Markup:
     return tag(
         "tr", *[tag("td", cell) for cell in (*cells, after)], tag("td", tag("bdi", shorten(change.after.case, 300)))
     )
-
-
-def _table(names: Sequence[str], rows: Sequence[Markup]) -> Markup:
-    head = tag("tr", *[tag("th", name, scope="col") if name else tag("td") for name in names])
-    table = tag("table", tag("thead", head), tag("tbody", *rows))
-    return tag("div", table, class_="wide", tabindex="0", role="group", aria_label="flake rates")
 
 
 def flake_lines(rates: Sequence[Flake], rate: float) -> Iterator[str]:

@@ -11,13 +11,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from dist_testing.report.facts import is_bad_word
 from dist_testing.report.model import BAD, RAN, CaseRecord, Report, RunRecord
 from dist_testing.report.rates import jeffreys, runs_to_claim, wilson
 
 # Stands for the name of a case where a target failed and no case says why.
 WHOLE = "(the target as a whole)"
 
+# A case on one backend with one world size: target, case, backend, world size.
+_Key = tuple[str, str, str, int]
 Label = Literal["flaky", "broken", "no failure"]
 
 
@@ -47,6 +48,11 @@ class Vote:
     culprit: int | None
     is_machine: bool
 
+    @property
+    def key(self) -> _Key:
+        """What its rate is about."""
+        return self.target, self.case, self.backend, self.world_size
+
 
 @dataclass(slots=True)
 class Flake:
@@ -75,6 +81,11 @@ class Flake:
     machine: int = 0
     kinds: Counter[str] = field(default_factory=Counter)
     culprits: Counter[int] = field(default_factory=Counter)
+
+    @property
+    def key(self) -> _Key:
+        """What the rate is about, as in its votes."""
+        return self.target, self.case, self.backend, self.world_size
 
     @property
     def label(self) -> Label:
@@ -135,7 +146,7 @@ def votes(report: Report, *, same_inputs: bool = False) -> Iterator[Vote]:
 
 def _failed_as_a_whole(run: RunRecord) -> bool:
     """Return whether a run did not pass although none of its cases says why, such as by a timeout of the target."""
-    ended = is_bad_word(run.status) and run.status not in ("NO_STATUS", "INCOMPLETE", "REMOTE_FAILURE")
+    ended = run.is_bad_for_bazel and run.status not in ("NO_STATUS", "INCOMPLETE", "REMOTE_FAILURE")
     return ended and not any(case.status in BAD for case in run.cases)
 
 
@@ -167,9 +178,9 @@ def _vote(run: RunRecord, case: CaseRecord, inputs: str, order: int) -> Vote:
 
 def measured(given: Iterable[Vote]) -> list[Flake]:
     """Count votes. The flakiest cases come first, then the broken ones, then the others with the fewest runs."""
-    groups: dict[tuple[str, str, str, int], dict[str, list[Vote]]] = defaultdict(lambda: defaultdict(list))
+    groups: dict[_Key, dict[str, list[Vote]]] = defaultdict(lambda: defaultdict(list))
     for vote in given:
-        groups[vote.target, vote.case, vote.backend, vote.world_size][vote.inputs].append(vote)
+        groups[vote.key][vote.inputs].append(vote)
     found = []
     for (target, case, backend, world_size), by_inputs in groups.items():
         flake = Flake(target, case, backend, world_size)
@@ -221,10 +232,10 @@ def changes(given: Iterable[Vote]) -> list[Change]:
     if len(orders) < 2:
         return []
     middle = orders[len(orders) // 2]
-    before = {_key(one): one for one in measured(vote for vote in every if vote.order < middle)}
+    before = {one.key: one for one in measured(vote for vote in every if vote.order < middle)}
     found = []
     for after in measured(vote for vote in every if vote.order >= middle):
-        old = before.get(_key(after))
+        old = before.get(after.key)
         if old is None or not (old.runs and after.runs):
             continue
         if after.failures and not old.failures and after.interval[0] > old.interval[0]:
@@ -235,7 +246,3 @@ def changes(given: Iterable[Vote]) -> list[Change]:
         elif old.failures and after.interval[0] > old.interval[1]:
             found.append(Change("worse", old, after))
     return found
-
-
-def _key(flake: Flake) -> tuple[str, str, str, int]:
-    return flake.target, flake.case, flake.backend, flake.world_size

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import os
 import re
@@ -15,9 +14,9 @@ from typing import Literal
 
 from dist_testing.errors import ReportError
 from dist_testing.report.invocations import read_bazel
-from dist_testing.report.model import InvocationRecord, Problem, Report, RunRecord
+from dist_testing.report.model import InvocationRecord, Problem, Report, RunRecord, is_label
 from dist_testing.report.run_files import RunFiles, filled_run, is_stream_name
-from dist_testing.report.xml_cases import MAX_XML_BYTES, read_cases
+from dist_testing.report.xml_cases import read_cases
 
 # Bazel's folders of the shards and the repeated runs of a target.
 _PART = re.compile(r"(?:shard_(?P<shard>\d{1,5})_of_\d+)?_?(?:run_(?P<run>\d{1,5})_of_\d+)?")
@@ -26,7 +25,7 @@ _WORKER = re.compile(r"\.gw\d+(?=\.)")
 # More files than any CI job has; a folder such as / must not keep the command busy for ever.
 _MAX_FILES = 100_000
 # More cases than a page can show. The rest is a problem in the report.
-MAX_CASES = 200_000
+_MAX_CASES = 200_000
 _SNIFFED_BYTES = 64 * 1024
 # Folders of a checkout that have no results.
 _SKIPPED_FOLDERS = frozenset({".git", "node_modules", "__pycache__", "site-packages"})
@@ -63,7 +62,7 @@ class _Gathering:
 
     def report(self) -> Report:
         """Return everything that was read."""
-        runs, left, dropped = [], MAX_CASES, 0
+        runs, left, dropped = [], _MAX_CASES, 0
         for run in self._report.runs:
             kept = run.cases[:left]
             dropped += len(run.cases) - len(kept)
@@ -73,7 +72,7 @@ class _Gathering:
             self._problems.append(
                 Problem(
                     "all results",
-                    f"{dropped} cases are left out: the report has the first {MAX_CASES}.\n"
+                    f"{dropped} cases are left out: the report has the first {_MAX_CASES}.\n"
                     "A page with more would not open in a browser.\n"
                     "Make several reports, each of some of the files.",
                 )
@@ -102,7 +101,7 @@ class _Gathering:
         self._report = Report(
             (*self._report.invocations, *other.invocations),
             (*self._report.runs, *(replace(run, invocation=run.invocation + first) for run in other.runs)),
-            (*self._report.targets, *(replace(one, invocation=one.invocation + first) for one in other.targets)),
+            (*self._report.targets, *other.targets),
             (*self._report.not_run, *other.not_run),
             (*self._report.problems, *other.problems),
         )
@@ -184,10 +183,9 @@ def _of_xml(path: Path, shown: str) -> Report:
     """Return a report of a single file in JUnit's format, of any program."""
     runs = [
         RunRecord(
-            suite.name if suite.name.startswith(("//", "@")) else shown,
+            suite.name if is_label(suite.name) else shown,
             duration_s=sum(case.duration_s for case in cases),
             cases=cases,
-            source=str(path),
         )
         for suite, cases in read_cases(path)
     ]
@@ -234,11 +232,11 @@ def _kind(path: Path) -> _Kind:
     if start.startswith(b"\x1f\x8b"):
         try:
             start = zlib.decompressobj(31).decompress(start, _SNIFFED_BYTES)
-        except (gzip.BadGzipFile, zlib.error):
+        except zlib.error:
             return "stream" if is_stream_name(path.name) else "other"
     text = start.lstrip(b"\xef\xbb\xbf \t\r\n")
     if text.startswith(b"<"):
-        return "xml" if len(text) <= MAX_XML_BYTES else "other"
+        return "xml"
     first = text.partition(b"\n")[0]
     if first.startswith(b'{"event"') or (is_stream_name(path.name) and first.startswith(b"{")):
         return "stream"

@@ -27,20 +27,19 @@ def annotation_lines(report: Report) -> Iterator[str]:
     """Yield a workflow command for each failure, at the place in the sources where it happened."""
     found = [failure for failure in facts.failures(report) if not failure.recovered]
     for failure in found[:_MAX_ANNOTATIONS]:
-        name = failure.case.name if failure.case is not None else failure.run.target
         text = failure.case.text if failure.case is not None else ""
         where = _place(text)
         place = f"file={_property(where[0])},line={where[1]}," if where else ""
-        message = shorten(facts.headline(failure.run, failure.case), 1000)
-        yield f"::error {place}title={_property(shorten(name, 200))}::{_data(f'{failure.run.target}: {message}')}"
+        title = _property(shorten(failure.name, 200))
+        message = f"{failure.run.target}: {shorten(facts.headline(failure.run, failure.case), 1000)}"
+        yield f"::error {place}title={title}::{_data(message)}"
     if len(found) > _MAX_ANNOTATIONS:
         yield f"::notice title=dist_testing::{len(found) - _MAX_ANNOTATIONS} more failures: see the report of the job"
 
 
 def _place(text: str) -> tuple[str, int] | None:
     """Return file and line of a failure, of the culprit if there is one."""
-    parts = [part.text for part in story_of(text).parts if part.kind == "culprit"]
-    for piece in [*parts, text]:
+    for piece in [*[part.text for part in story_of(text).culprits], text]:
         found = list(_PLACE.finditer(piece)) or list(_FRAME.finditer(piece))
         if found:
             return found[-1]["file"], min(int(found[-1]["line"][:9]), 10_000_000)
@@ -80,14 +79,13 @@ def markdown(report: Report, title: str = "") -> str:
 def _failure_lines(report: Report) -> Iterator[str]:
     found = facts.failures(report)
     for failure in found[:_MAX_FAILURES]:
-        name = failure.case.name if failure.case is not None else failure.run.target
         again = " (a later attempt passed)" if failure.recovered else ""
-        yield f"- **{_code(name)}**{again}  "
+        yield f"- **{_code(failure.name)}**{again}  "
         yield f"  {_code(failure.run.target)}: {_inline(shorten(facts.headline(failure.run, failure.case), 600))}"
         text = ""
         if failure.case is not None:
-            parts = [part for part in story_of(failure.case.text).parts if part.kind == "culprit"]
-            text = parts[0].text if parts else failure.case.text
+            culprits = story_of(failure.case.text).culprits
+            text = culprits[0].text if culprits else failure.case.text
         if text.strip():
             # Longer than any run of backquotes inside, which would end the block.
             longest = max((len(run) for run in re.findall("`+", text)), default=0)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from dist_testing.errors import ReportError
-from dist_testing.report.build_events import Attempt, EventsError, Invocation, read_invocation
-from dist_testing.report.model import InvocationRecord, NotRun, Problem, Report, RunRecord, TargetRecord, bounded
+from dist_testing.report.build_events import Attempt, Invocation, read_invocation
+from dist_testing.report.model import InvocationRecord, NotRun, Problem, Report, RunRecord, bounded
 from dist_testing.report.run_files import RunFiles, filled_run
 
 # A file that is younger than the end of the invocation is of a later run. Clocks of file systems differ. Seconds.
@@ -27,12 +26,9 @@ def read_bazel(path: Path, disk_cache: Path | None, *, with_processes: bool) -> 
         The report, and the test.xml files that it has read.
 
     Raises:
-        ReportError: If the file cannot be read or has other content.
+        EventsError: If the file cannot be read or has other content.
     """
-    try:
-        invocation = read_invocation(path, disk_cache)
-    except EventsError as error:
-        raise ReportError(str(error)) from error
+    invocation = read_invocation(path, disk_cache)
     problems: list[Problem] = []
     if not invocation.is_complete:
         problems.append(
@@ -51,7 +47,7 @@ def read_bazel(path: Path, disk_cache: Path | None, *, with_processes: bool) -> 
     report = Report(
         (_record(path, invocation),),
         tuple(runs),
-        tuple(_targets(invocation)),
+        tuple(sorted({*invocation.summaries, *invocation.broken})),
         tuple(_not_run(invocation)),
         tuple(problems),
     )
@@ -77,17 +73,10 @@ def _record(path: Path, invocation: Invocation) -> InvocationRecord:
     )
 
 
-def _targets(invocation: Invocation) -> Iterator[TargetRecord]:
-    for label in sorted({*invocation.summaries, *invocation.broken}):
-        is_built = label not in invocation.broken
-        status = invocation.summaries.get(label, "") if is_built else "NOT BUILT"
-        yield TargetRecord(label, status or "NO_STATUS", invocation.broken.get(label, ""))
-
-
 def _not_run(invocation: Invocation) -> Iterator[NotRun]:
     for label in invocation.incompatible:
         yield NotRun("incompatible", label, "", "not for this platform or its GPUs, so Bazel did not run it", 0)
-    for label, message in sorted(invocation.broken.items()):
+    for label, message in sorted({**invocation.unknown, **invocation.broken}.items()):
         yield NotRun("not built", label, "", message.partition("\n")[0] or "it could not be built", 0)
     for label, status in sorted(invocation.summaries.items()):
         if status in _NOT_REACHED and label not in invocation.broken:
@@ -120,12 +109,11 @@ def _run(attempt: Attempt, invocation: Invocation, with_processes: bool) -> tupl
             )
         ]
     run, problems = filled_run(run, _files(attempt), with_processes=with_processes)
-    part = f" ({run.part})" if run.part else ""
     if attempt.xml is None and not run.has_results:
         problems.append(
             Problem(
                 attempt.target,
-                f"its test.xml is not on this machine{part}, so its cases are unknown.\n"
+                f"its test.xml is not on this machine{run.in_part}, so its cases are unknown.\n"
                 "The test ended before it wrote the file, or a remote cache has it, or it was removed.\n"
                 "--remote_download_outputs=all fetches such files; --disk-cache=DIR names a cache to look into.",
             )

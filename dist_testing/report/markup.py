@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 _VOID = frozenset({"br", "circle", "input", "line", "link", "meta", "path", "polygon", "rect", "wbr"})
 # A browser shows none of these, or lets them change the direction of the text around them.
@@ -40,7 +40,12 @@ def _visible(character: str) -> str:
 
 def text(value: object) -> Markup:
     """Return a text as HTML; HTML itself stays as it is."""
-    return value if isinstance(value, Markup) else Markup(html.escape(clean(str(value)), quote=True))
+    if isinstance(value, Markup):
+        return value
+    plain = str(value)
+    # Most texts have nothing to clean, and these two calls are fast.
+    shown = plain if plain.isascii() and plain.isprintable() else clean(plain)
+    return Markup(html.escape(shown, quote=True))
 
 
 def join(parts: Iterable[object], between: str = "") -> Markup:
@@ -67,3 +72,17 @@ def tag(name: str, /, *children: object, **attributes: object) -> Markup:
     if name in _VOID and not children:
         return Markup(start[:-1] + "/>")
     return Markup(f"{start}{join(children)}</{name}>")
+
+
+def table(names: Sequence[str], rows: Sequence[Markup], label: str, *, rows_id: str | None = None) -> Markup:
+    """Return a table that scrolls sideways where it is too wide, also by keyboard.
+
+    Args:
+        names: Heads of the columns; "" for a column without one.
+        rows: Its rows.
+        label: What it shows, for people who do not see it.
+        rows_id: Anchor of its body, into which a script puts rows.
+    """
+    head = tag("tr", *[tag("th", name, scope="col") if name else tag("td") for name in names])
+    made = tag("table", tag("thead", head), tag("tbody", *rows, id=rows_id))
+    return tag("div", made, class_="wide", tabindex="0", role="group", aria_label=label)

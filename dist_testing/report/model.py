@@ -17,17 +17,28 @@ Status = Literal["failed", "error", "unfinished", "skipped", "xfailed", "xpassed
 # The worst first. "error": the infrastructure failed and not the test. "unfinished": the run ended within the case.
 STATUSES: tuple[Status, ...] = ("failed", "error", "unfinished", "xpassed", "xfailed", "skipped", "passed")
 BAD: frozenset[Status] = frozenset({"failed", "error", "unfinished"})
+# Values of `dist_testing.outcomes.Cause` for which the machine is to blame and not the test.
+OF_THE_MACHINE = ("infrastructure", "promised hardware missing")
 # The test body has run.
 RAN: frozenset[Status] = frozenset({"failed", "error", "unfinished", "xpassed", "xfailed", "passed"})
 
 
-# Ten years. A damaged file may have any number. Seconds.
-_MAX_S = 3e8
+# Ten years: no run takes so long. A damaged file may have any number. Seconds.
+MAX_S = 3e8
+# Bazel's words for a test that has passed, or that says nothing.
+_FINE = ("", "PASSED", "FLAKY")
+# What the attempts at the same work share: invocation, target, configuration, shard and run.
+Action = tuple[int, str, str, int, int]
 
 
 def bounded(seconds: float) -> float:
-    """Return a duration of at most ten years, so that sums of durations stay numbers."""
-    return min(max(seconds, 0.0), _MAX_S) if seconds == seconds else 0.0
+    """Return a duration of at most `MAX_S`, so that sums of durations stay numbers."""
+    return min(max(seconds, 0.0), MAX_S) if seconds == seconds else 0.0
+
+
+def is_label(name: str) -> bool:
+    """Return whether a name is the label of a target, and not that of a file."""
+    return name.startswith(("//", "@"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +55,23 @@ class Problem:
 
 
 @dataclass(frozen=True, slots=True)
+class CollectiveRecord:
+    """One collective call of a rank, with its times.
+
+    Attributes:
+        name: Such as "all_reduce #3 of group 0".
+        begin_s: When it began, on the clock of its run.
+        end_s: When it ended; None if it has not ended, or if torch does not know when.
+        is_done: Whether it has ended.
+    """
+
+    name: str
+    begin_s: float
+    end_s: float | None
+    is_done: bool
+
+
+@dataclass(frozen=True, slots=True)
 class LedgerRecord:
     """What the runner has last read of a rank's collective ledger, in a case whose ranks wait for each other.
 
@@ -52,12 +80,14 @@ class LedgerRecord:
         state: What the rank does, in words: "waits in all_reduce #1 of the default group".
         place: File and line of the test; "" if unknown.
         calls: Its last collective calls in words, those that have not ended last.
+        collectives: Those of the calls of which torch knows the begin, in the order in which they began.
     """
 
     at_s: float
     state: str
     place: str
     calls: tuple[str, ...]
+    collectives: tuple[CollectiveRecord, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +105,6 @@ class RankRecord:
         ready_at_s: When it was ready; None if unknown.
         seen_at_s: When the runner saw the first sign of its outcome; None if unknown.
         phases: Its phases in order.
-        lost_phases: Number of earlier phases that are missing.
         warnings: Its warnings: category, text and place, in one line each.
         ledger: Its collective ledger; None if it was not read.
     """
@@ -90,7 +119,6 @@ class RankRecord:
     ready_at_s: float | None = None
     seen_at_s: float | None = None
     phases: tuple[Phase, ...] = ()
-    lost_phases: int = 0
     warnings: tuple[str, ...] = ()
     ledger: LedgerRecord | None = None
 
@@ -181,7 +209,6 @@ class RunRecord:
         to_come: Number of collected tests that did not begin.
         is_complete: Whether it came to its end, as far as is known.
         logs: Its logs.
-        source: The file that the cases come from.
         has_results: Whether the cases are known: they were read from a test.xml or an event stream.
     """
 
@@ -204,7 +231,6 @@ class RunRecord:
     to_come: int = 0
     is_complete: bool = True
     logs: tuple[LogRecord, ...] = ()
-    source: str = ""
     has_results: bool = True
 
     @property
@@ -213,22 +239,25 @@ class RunRecord:
         parts = {"shard": self.shard, "run": self.run, "attempt": self.attempt}
         return ", ".join(f"{name} {number}" for name, number in parts.items() if number > 1)
 
+    @property
+    def in_part(self) -> str:
+        """`part` in brackets, to follow other words: " (shard 2)"; "" if there is none."""
+        return f" ({self.part})" if self.part else ""
 
-@dataclass(frozen=True, slots=True)
-class TargetRecord:
-    """Bazel's last word on a target.
+    @property
+    def action(self) -> Action:
+        """What an attempt repeats: all attempts at one shard of one run have the same action."""
+        return self.invocation, self.target, self.configuration, self.shard, self.run
 
-    Attributes:
-        label: Its label.
-        status: Bazel's word: PASSED, FLAKY, FAILED, TIMEOUT, "NOT BUILT", ...
-        message: Why it was not built; else "".
-        invocation: Index of its invocation in the report.
-    """
+    @property
+    def is_bad_for_bazel(self) -> bool:
+        """Whether Bazel's word means that the run did not pass."""
+        return self.status not in _FINE
 
-    label: str
-    status: str
-    message: str = ""
-    invocation: int = 0
+    @property
+    def is_bad(self) -> bool:
+        """Whether the run did not pass, by Bazel's word or by one of its cases."""
+        return self.is_bad_for_bazel or any(case.status in BAD for case in self.cases)
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,13 +318,13 @@ class Report:
     Attributes:
         invocations: What was run, at least one unless nothing could be read.
         runs: All runs of targets.
-        targets: Bazel's words on targets; empty outside Bazel.
+        targets: Labels of the targets that Bazel speaks of, also of those without a run; empty outside Bazel.
         not_run: The skip ledger, except for skipped cases (`facts.ledger` adds these).
         problems: What could not be read.
     """
 
     invocations: tuple[InvocationRecord, ...] = ()
     runs: tuple[RunRecord, ...] = ()
-    targets: tuple[TargetRecord, ...] = ()
+    targets: tuple[str, ...] = ()
     not_run: tuple[NotRun, ...] = ()
     problems: tuple[Problem, ...] = ()

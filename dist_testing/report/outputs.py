@@ -22,12 +22,10 @@ class Output:
 
     Attributes:
         name: Bazel's name of it, such as "test.log" or "test.outputs__outputs.zip".
-        uri: Its address.
         path: The file; None if it is not on this machine.
     """
 
     name: str
-    uri: str
     path: Path | None
 
 

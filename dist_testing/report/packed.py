@@ -8,20 +8,24 @@ from __future__ import annotations
 import base64
 import json
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from dist_testing.error_text import shorten
 from dist_testing.report.facts import headline
 from dist_testing.report.markup import clean
 from dist_testing.report.model import CaseRecord, RankRecord, RunRecord
 
-# Compressed logs of one page. Further logs are named by their place. Bytes.
-_MAX_LOGS_BYTES = 1_500_000
+# Bytes of the end of the compressed data.
+_END_BYTES = 64
+_LEVEL = 6
+# Makes zlib use the gzip format, without a time of making: equal results are equal pages.
+_GZIP_WINDOW = 31
 _MAX_MESSAGE_CHARS = 300
 _MAX_NAME_CHARS = 1000
+# A damaged file may have any number. Seconds.
+_MAX_MARK_S = 1e9
 # Ranks of one case with their times; the others are counted.
 _MAX_RANKS = 64
-_GZIP_WINDOW = 31
 
 
 class Packer:
@@ -31,23 +35,10 @@ class Packer:
         self._texts: dict[str, int] = {}
         self._cases: list[list[object]] = []
         self._logs: dict[str, int] = {}
-        self._logs_bytes = 0
 
-    def log(self, text: str) -> int | None:
-        """Add a log.
-
-        Returns:
-            Its number; None if there is no room for it.
-        """
-        if text in self._logs:
-            return self._logs[text]
-        # An estimate is enough for a limit.
-        bytes_ = len(zlib.compress(text.encode("utf-8", errors="replace"), 1))
-        if self._logs_bytes + bytes_ > _MAX_LOGS_BYTES:
-            return None
-        self._logs_bytes += bytes_
-        self._logs[text] = len(self._logs)
-        return self._logs[text]
+    def log(self, text: str) -> int:
+        """Add a log, and return its number. Of the logs that do not fit, the page has only what it shows itself."""
+        return self._logs.setdefault(text, len(self._logs))
 
     def case(self, run: RunRecord, case: CaseRecord, anchor: str) -> None:
         """Add a case to the table of all cases.
@@ -85,8 +76,12 @@ class Packer:
         # Outcome and phases as texts, because most ranks of most cases have the same; then the ends of the phases, each
         # relative to the one before. Milliseconds.
         first_s = rank.phases[0].begin_s if rank.phases else begin_s
-        names = ",".join([phase.name for phase in rank.phases])
-        marks = [_millis(first_s - begin_s), *[_millis(phase.end_s - phase.begin_s) for phase in rank.phases]]
+        names = ",".join([name for name, _, _ in rank.phases])
+        spans = [first_s - begin_s, *[end_s - phase_s for _, phase_s, end_s in rank.phases]]
+        if -_MAX_MARK_S < min(spans) and max(spans) < _MAX_MARK_S:
+            marks = [round(span * 1000) for span in spans]
+        else:
+            marks = [_millis(span) for span in spans]
         return [
             rank.rank,
             self._text(rank.outcome),
@@ -103,17 +98,28 @@ class Packer:
         """Number of cases."""
         return len(self._cases)
 
-    def packed(self, facts: Mapping[str, object]) -> str:
-        """Return the data, compressed and in base64."""
-        data: dict[str, object] = {
-            **facts,
-            "texts": _shown(list(self._texts)),
-            "cases": self._cases,
-            "logs": _shown(list(self._logs)),
-        }
-        packer = zlib.compressobj(6, wbits=_GZIP_WINDOW)
-        content = json.dumps(data, separators=(",", ":")).encode()
-        return base64.b64encode(packer.compress(content) + packer.flush()).decode()
+    def packed(self, limit_bytes: int) -> str:
+        """Return the data, compressed and in base64.
+
+        Args:
+            limit_bytes: Limit of what is returned. The cases are always there; the first logs fill the rest.
+        """
+        packer = zlib.compressobj(_LEVEL, wbits=_GZIP_WINDOW)
+        start = json.dumps({"texts": _shown(list(self._texts)), "cases": self._cases}, separators=(",", ":"))
+        parts = [packer.compress(f'{start[:-1]},"logs":['.encode()), packer.flush(zlib.Z_SYNC_FLUSH)]
+        # Base64 makes four bytes of three.
+        left = limit_bytes * 3 // 4 - sum(map(len, parts)) - _END_BYTES
+        for number, text in enumerate(self._logs):
+            more = f"{',' if number else ''}{json.dumps(clean(text))}".encode()
+            before = packer.copy()
+            part = packer.compress(more) + packer.flush(zlib.Z_SYNC_FLUSH)
+            if len(part) > left:
+                packer = before
+                break
+            left -= len(part)
+            parts.append(part)
+        parts.append(packer.compress(b"]}") + packer.flush())
+        return base64.b64encode(b"".join(parts)).decode()
 
 
 def _shown(texts: Sequence[str]) -> list[str]:
@@ -121,4 +127,4 @@ def _shown(texts: Sequence[str]) -> list[str]:
 
 
 def _millis(seconds: float) -> int:
-    return round(seconds * 1000) if -1e9 < seconds < 1e9 else 0
+    return round(seconds * 1000) if -_MAX_MARK_S < seconds < _MAX_MARK_S else 0

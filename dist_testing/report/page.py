@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from dist_testing.error_text import shorten
@@ -16,8 +17,8 @@ from dist_testing.report import facts
 from dist_testing.report.compare import Comparison, compare_section
 from dist_testing.report.failure_section import anchors, failure_section
 from dist_testing.report.flake_section import flake_section
-from dist_testing.report.markup import Markup, join, tag
-from dist_testing.report.model import STATUSES, InvocationRecord, Report
+from dist_testing.report.markup import Markup, join, table, tag
+from dist_testing.report.model import STATUSES, InvocationRecord, Report, Status
 from dist_testing.report.packed import Packer
 from dist_testing.report.pictures import status_bar
 from dist_testing.report.sections import (
@@ -34,6 +35,10 @@ _ASSETS = Path(__file__).parent / "assets"
 # More invocations are folded, and still more are only counted: the failures are what people came for.
 _OPEN_INVOCATIONS = 2
 _MAX_INVOCATIONS = 100
+# Logs fill the page up to this size: more does not open at once on a phone, and CI servers do not keep it.
+_MAX_BYTES = 5_000_000
+# For the head of the page and what stands between its parts.
+_FRAME_BYTES = 4_000
 
 
 def page(
@@ -58,10 +63,13 @@ def page(
     script = (_ASSETS / "page.js").read_text(encoding="utf-8")
     packer = Packer()
     found = facts.failures(report)
+    groups = facts.alike(found)
+    counts = facts.status_counts(report)
+    words, kind = _verdict(report, found, counts)
     lines = facts.ledger(report)
     title = shorten(title, 200) or "Test report"
-    failed = failure_section(found, packer)
-    places = anchors(found)
+    failed = failure_section(groups, packer)
+    places = anchors(groups)
     for run, case in facts.named(report):
         packer.case(run, case, places.get((id(run), id(case)), ""))
     sections = [
@@ -77,22 +85,24 @@ def page(
     ]
     body = [
         tag("a", "Skip to the results", href="#main", class_="skip-link"),
-        _header(report, found, title),
+        _header(report, counts, tag("h1", words, class_=f"verdict {kind}"), title),
         _navigation(sections, found, lines),
         tag("main", problem_section(report.problems), *[section for _, section in sections], id="main"),
         _footer(report, made_wall_s),
     ]
-    data = Markup(f'<script type="application/octet-stream" id="data">{packer.packed({})}</script>')
     head = [
         Markup('<meta charset="utf-8"/>'),
         tag("meta", http_equiv="Content-Security-Policy", content=_policy(style, script)),
         tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
         tag("meta", name="referrer", content="no-referrer"),
-        tag("title", f"{_verdict(report, found)[0]} \u00b7 {title}"),
+        tag("title", f"{words} \u00b7 {title}"),
         Markup(f"<style>{style}</style>"),
     ]
     code = Markup(f"<script>{script}</script>")
-    document = tag("html", tag("head", *head), tag("body", *body, data, code), lang="en")
+    shown = join(body)
+    packed = packer.packed(_MAX_BYTES - len(shown.encode()) - len(style) - len(script) - _FRAME_BYTES)
+    data = Markup(f'<script type="application/octet-stream" id="data">{packed}</script>')
+    document = tag("html", tag("head", *head), tag("body", shown, data, code), lang="en")
     return f"<!doctype html>\n{document}\n"
 
 
@@ -107,7 +117,7 @@ def _digest(content: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}'"
 
 
-def _verdict(report: Report, found: Sequence[facts.Failure]) -> tuple[str, str]:
+def _verdict(report: Report, found: Sequence[facts.Failure], counts: Mapping[Status, int]) -> tuple[str, str]:
     """Return the first words of the page, and their class."""
     failed = sum(not failure.recovered for failure in found)
     if failed:
@@ -119,18 +129,15 @@ def _verdict(report: Report, found: Sequence[facts.Failure]) -> tuple[str, str]:
         return "No results", "bad"
     if report.problems or any(not one.is_complete for one in report.invocations):
         return "Incomplete", "doubtful"
-    ran = sum(count for status, count in facts.status_counts(report).items() if status != "skipped")
-    if not ran:
+    if not any(count for status, count in counts.items() if status != "skipped"):
         return "Nothing ran", "doubtful"
     return ("Passed after retries", "doubtful") if found else ("Passed", "good")
 
 
-def _header(report: Report, found: Sequence[facts.Failure], title: str) -> Markup:
-    counts = facts.status_counts(report)
+def _header(report: Report, counts: Counter[Status], verdict: Markup, title: str) -> Markup:
     told = [
         (status, counts[status], f"{count_of(counts[status])} {WORDS[status]}") for status in STATUSES if counts[status]
     ]
-    words, kind = _verdict(report, found)
     chips = [tag("li", tag("span", "", class_=f"dot st-{status}"), text, class_="count") for status, _, text in told]
     invocations = [_invocation(one) for one in report.invocations[:_MAX_INVOCATIONS]]
     left_out = len(report.invocations) - len(invocations)
@@ -139,13 +146,13 @@ def _header(report: Report, found: Sequence[facts.Failure], title: str) -> Marku
     if len(report.invocations) > _OPEN_INVOCATIONS:
         title = tag("summary", plural(len(report.invocations), "invocation"))
         invocations = [tag("details", title, *invocations, class_="fold")]
-    targets = len({run.target for run in report.runs} | {one.label for one in report.targets})
+    targets = len({run.target for run in report.runs} | set(report.targets))
     cases = sum(counts.values())
     total = f"{plural(cases, 'case')} in {plural(targets, 'target')}" if report.runs else ""
     return tag(
         "header",
         tag("p", title, class_="title"),
-        tag("h1", words, class_=f"verdict {kind}"),
+        verdict,
         tag("p", total, class_="total"),
         status_bar(told),
         tag("ul", *chips, class_="counts"),
@@ -231,14 +238,11 @@ def _all_cases(count: int) -> Markup:
         ),
         class_="controls",
     )
-    names = ("result", "case", "world", "culprit", "time")
-    head = tag("tr", *[tag("th", name, scope="col") for name in names])
-    table = tag("table", tag("thead", head), tag("tbody", id="rows"))
     script_only = tag(
         "div",
         controls,
         tag("p", id="found", class_="muted", role="status"),
-        tag("div", table, class_="wide", tabindex="0", role="group", aria_label="all cases"),
+        table(("result", "case", "world", "culprit", "time"), [], "all cases", rows_id="rows"),
         tag("button", "Show more", type="button", id="more", hidden=True),
         id="browser",
         hidden=True,

@@ -1,13 +1,13 @@
 """Writes a trace that Perfetto (ui.perfetto.dev) and chrome://tracing open: every rank's time, and who made whom fail.
 
 One process of the trace is one run of a target; its lanes are: the cases, and every rank. A case is a bar on the first
-lane, with its wait for GPUs inside; the phases of a rank are bars on the lane of the rank. A mark says when a rank
-failed, and arrows go from the culprit to its victims.
+lane, with its wait for GPUs inside; the phases of a rank are bars on the lane of the rank, and below it are the
+collective calls of a rank whose ledger the runner has read. A mark says when a rank failed, and arrows go from the
+culprit to its victims.
 """
 
 from __future__ import annotations
 
-import gzip
 import itertools
 import json
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,14 +15,14 @@ from typing import Any
 
 from dist_testing.error_text import shorten
 from dist_testing.report.markup import clean
-from dist_testing.report.model import BAD, CaseRecord, RankRecord, RunRecord
+from dist_testing.report.model import BAD, MAX_S, CaseRecord, LedgerRecord, RankRecord, RunRecord
 
-# Lane of the cases, and of rank 0: Perfetto sorts lanes by number.
+# Lane of the cases, and of rank 0. After the lane of a rank come those of its collective calls.
 _CASES = 1
 _FIRST_RANK = 10
+# Calls of one rank that are drawn at one time; more would need more lanes.
+_COLLECTIVE_LANES = 4
 _MAX_TEXT_CHARS = 500
-# Times of one trace. A damaged file must not make a trace of a thousand years. Seconds.
-_MAX_S = 3e8
 # Ranks that are drawn; more are of a damaged file.
 _MAX_RANK = 100_000
 # A mark is drawn this long, so that it can be seen and clicked on. Microseconds.
@@ -32,18 +32,16 @@ _Event = dict[str, Any]
 
 
 def trace(runs: Sequence[RunRecord]) -> bytes:
-    """Return the trace of some runs, compressed. Its name should end in ".json.gz".
+    """Return the trace of some runs, as JSON.
 
     Args:
         runs: The runs; those without times are left out.
     """
-    events = list(trace_events(runs))
-    content = json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}, separators=(",", ":"))
-    # Without a time of making, so that equal results are equal files.
-    return gzip.compress(content.encode(), compresslevel=6, mtime=0)
+    events = list(_trace_events(runs))
+    return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}, separators=(",", ":")).encode()
 
 
-def trace_events(runs: Sequence[RunRecord]) -> Iterator[_Event]:
+def _trace_events(runs: Sequence[RunRecord]) -> Iterator[_Event]:
     """Yield the events of the trace, in the format of Chrome's traces. Times are microseconds from the first run on."""
     timed = [
         run for run in runs if run.wall_zero_s is not None and any(case.began_at_s is not None for case in run.cases)
@@ -54,7 +52,7 @@ def trace_events(runs: Sequence[RunRecord]) -> Iterator[_Event]:
     arrows = itertools.count(1)
     for process, run in enumerate(timed, 1):
         offset_s = (run.wall_zero_s or 0.0) - zero_s
-        if not abs(offset_s + min(_times(run))) < _MAX_S:
+        if not abs(offset_s + min(_times(run))) < MAX_S:
             continue
         yield from _run_events(run, process, offset_s, arrows)
 
@@ -64,17 +62,24 @@ def _times(run: RunRecord) -> list[float]:
 
 
 def _run_events(run: RunRecord, process: int, offset_s: float, arrows: Iterator[int]) -> Iterator[_Event]:
-    name = f"{run.target}{f' ({run.part})' if run.part else ''}{f' on {run.host}' if run.host else ''}"
+    name = f"{run.target}{run.in_part}{f' on {run.host}' if run.host else ''}"
     yield _name("process_name", process, 0, name)
-    yield _name("thread_name", process, _CASES, "cases")
-    ranks = sorted({rank.rank for case in run.cases for rank in case.ranks if rank.rank <= _MAX_RANK})
-    for rank in ranks:
-        yield _name("thread_name", process, _FIRST_RANK + rank, f"rank {rank}")
-    for lane in (_CASES, *(_FIRST_RANK + rank for rank in ranks)):
-        order = {"sort_index": lane}
-        yield {"ph": "M", "pid": process, "tid": lane, "name": "thread_sort_index", "args": order}
-    for case in run.cases:
-        yield from _case_events(case, process, offset_s, arrows)
+    events = [event for case in run.cases for event in _case_events(case, process, offset_s, arrows)]
+    used = {event["tid"] for event in events}
+    lanes = {_CASES: "cases"}
+    for rank in sorted({rank.rank for case in run.cases for rank in case.ranks if rank.rank <= _MAX_RANK}):
+        lanes[_lane(rank)] = f"rank {rank}"
+        own = range(_lane(rank) + 1, _lane(rank + 1))
+        lanes |= {lane: f"rank {rank}, collectives" for lane in own if lane in used}
+    for lane, title in lanes.items():
+        yield _name("thread_name", process, lane, title)
+        # Otherwise Perfetto sorts them by name.
+        yield {"ph": "M", "pid": process, "tid": lane, "name": "thread_sort_index", "args": {"sort_index": lane}}
+    yield from events
+
+
+def _lane(rank: int) -> int:
+    return _FIRST_RANK + (1 + _COLLECTIVE_LANES) * rank
 
 
 def _name(kind: str, process: int, lane: int, name: str) -> _Event:
@@ -91,7 +96,7 @@ def _case_events(case: CaseRecord, process: int, offset_s: float, arrows: Iterat
     begin = case.began_at_s + offset_s
     ends = [case.ended_at_s, *(phase.end_s for rank in case.ranks for phase in rank.phases)]
     end = max((time + offset_s for time in ends if time is not None), default=begin)
-    if not 0 <= end - begin < _MAX_S:
+    if not 0 <= end - begin < MAX_S:
         return
     args = {
         "status": case.status,
@@ -125,7 +130,7 @@ def _us(seconds: float) -> float:
 def _rank_events(
     case: CaseRecord, rank: RankRecord, process: int, offset_s: float, begin: float, end: float
 ) -> Iterator[_Event]:
-    lane = _FIRST_RANK + rank.rank
+    lane = _lane(rank.rank)
     last = begin
     for phase in rank.phases:
         # In order, and without overlaps: Perfetto drops a bar that crosses another on its lane.
@@ -142,6 +147,7 @@ def _rank_events(
         calls: _Event = {"place": _text(rank.ledger.place), "calls": _text("; ".join(rank.ledger.calls))}
         mark = {"ph": "i", "s": "t", "pid": process, "tid": lane, "ts": _us(rank.ledger.at_s + offset_s)}
         yield {**mark, "name": _text(rank.ledger.state), "cat": "ledger", "args": calls}
+        yield from _collective_events(rank.ledger, process, lane + 1, offset_s, begin)
     if rank.seen_at_s is None or rank.outcome in ("", "passed", "skipped"):
         return
     role = "culprit" if rank.rank == case.culprit else "victim" if rank.rank in case.victims else rank.outcome
@@ -151,6 +157,28 @@ def _rank_events(
     length = min([gap for gap in gaps if gap > 0] + [_MARK_US])
     told: _Event = {"outcome": rank.outcome, "description": _text(rank.description), "operation": _text(rank.operation)}
     yield {**_bar(process, lane, role, time, time, "outcome", told), "dur": round(length, 1)}
+
+
+def _collective_events(
+    ledger: LedgerRecord, process: int, first: int, offset_s: float, begin: float
+) -> Iterator[_Event]:
+    """Yield a bar for each call whose end is known or that had not ended; a mark for one with only a begin."""
+    # End of the last bar on each lane: Perfetto drops a bar that crosses another.
+    ends = [begin] * _COLLECTIVE_LANES
+    for call in ledger.collectives:
+        start = call.begin_s + offset_s
+        end_s = ledger.at_s if call.end_s is None and not call.is_done else call.end_s
+        if not begin <= start <= ledger.at_s + offset_s:
+            continue
+        args: _Event = {"ended": call.is_done}
+        if end_s is None:
+            mark = {"ph": "i", "s": "t", "pid": process, "tid": first, "ts": _us(start), "name": _text(call.name)}
+            yield {**mark, "cat": "collective", "args": args}
+            continue
+        lane = next((number for number, end in enumerate(ends) if end <= start), None)
+        if lane is not None:
+            ends[lane] = max(start, min(end_s, ledger.at_s) + offset_s)
+            yield _bar(process, first + lane, _text(call.name), start, ends[lane], "collective", args)
 
 
 def _arrows(case: CaseRecord, process: int, offset_s: float, arrows: Iterator[int]) -> Iterator[_Event]:
@@ -166,5 +194,5 @@ def _arrows(case: CaseRecord, process: int, offset_s: float, arrows: Iterator[in
         ends: Iterable[tuple[str, int, float]] = (("s", case.culprit, start), ("f", victim, seen[victim] + offset_s))
         number = next(arrows)
         for kind, rank, time in ends:
-            arrow = {"ph": kind, "id": number, "pid": process, "tid": _FIRST_RANK + rank, "ts": _us(time)}
+            arrow = {"ph": kind, "id": number, "pid": process, "tid": _lane(rank), "ts": _us(time)}
             yield {**arrow, "name": "consequence", "cat": "consequence", **({"bp": "e"} if kind == "f" else {})}

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from dist_testing.error_text import shorten
 from dist_testing.report.facts import Share, shares
 from dist_testing.report.markup import Markup, join, tag, text
-from dist_testing.report.model import BAD, CaseRecord, RankRecord, RunRecord, Status
+from dist_testing.report.model import MAX_S, CaseRecord, LedgerRecord, RankRecord, RunRecord, Status
 from dist_testing.report.words import count_of, plural, ranks_text, seconds
 
 # Phases in the order of time, with the words of the legend. Others are drawn as "call".
-PHASES = {
+_PHASES = {
     "start": "start",
     "import": "import",
     "init": "init",
@@ -26,8 +26,8 @@ _LANE_WIDTH = 640
 _LABEL_WIDTH = 58
 _ROW = 18
 _BAR = 12
-# Times that are further apart are no times of one case: ten years. Seconds.
-_MAX_S = 3e8
+# Height of a collective call, which is drawn over the bar of its phase.
+_CALL = 4
 # More lanes than this do not fit beside a text.
 _MAX_LANES = 16
 _MAX_WORKERS = 24
@@ -35,9 +35,19 @@ _MAX_WORKERS = 24
 _MAX_BARS = 2000
 
 
-def _svg(
+def picture(
     width: float, height: float, label: str, *content: object, class_: str = "", stretches: bool = False
 ) -> Markup:
+    """Return a picture.
+
+    Args:
+        width: Its width in units of its own.
+        height: Its height in these units.
+        label: What it shows, for people who do not see it.
+        *content: Its elements.
+        class_: Its class in the style.
+        stretches: Whether it fills its place in both directions.
+    """
     return tag(
         "svg",
         tag("title", label),
@@ -86,7 +96,7 @@ def lanes(case: CaseRecord) -> Markup | None:
     if not times:
         return None
     begin, length_s = min(times), max(max(times) - min(times), 1e-6)
-    if length_s > _MAX_S:
+    if length_s > MAX_S:
         return None
     first = [case.culprit, *case.failing, *case.victims]
     shown = sorted(known, key=lambda rank: (rank.rank not in first, rank.rank))[:_MAX_LANES]
@@ -107,7 +117,7 @@ def lanes(case: CaseRecord) -> Markup | None:
         for phase in rank.phases:
             title = tag("title", f"{name}: {shorten(phase.name, 40)}, {seconds(phase.end_s - phase.begin_s)}")
             left, right = x(phase.begin_s), x(phase.end_s)
-            kind = phase.name if phase.name in PHASES else "call"
+            kind = phase.name if phase.name in _PHASES else "call"
             parts.append(
                 tag(
                     "rect",
@@ -119,6 +129,8 @@ def lanes(case: CaseRecord) -> Markup | None:
                     class_=f"ph-{kind}",
                 )
             )
+        if rank.ledger is not None:
+            parts += _collectives(rank.ledger, name, top, x)
         if rank.seen_at_s is not None:
             marks[rank.rank] = (x(rank.seen_at_s), top + _BAR / 2)
     parts += _arrows(case, marks)
@@ -127,21 +139,41 @@ def lanes(case: CaseRecord) -> Markup | None:
         label += f"; rank {case.culprit} failed first"
     if case.victims:
         label += f", {ranks_text(case.victims)} as its consequence"
-    picture = _svg(_LANE_WIDTH, height + 15, label, *parts, class_="lanes")
+    drawn = picture(_LANE_WIDTH, height + 15, label, *parts, class_="lanes")
     left_out = len(known) - len(shown)
     more = (
         tag("p", f"{plural(left_out, 'more rank')} not drawn; the trace has all.", class_="muted") if left_out else ""
     )
-    used = dict.fromkeys(phase.name for rank in shown for phase in rank.phases if phase.name in PHASES)
+    used = dict.fromkeys(phase.name for rank in shown for phase in rank.phases if phase.name in _PHASES)
+    has_calls = any(rank.ledger is not None and rank.ledger.collectives for rank in shown)
     legend = tag(
         "p",
-        join(tag("span", PHASES[name], class_=f"key key-{name}") for name in sorted(used, key=list(PHASES).index)),
+        join(tag("span", _PHASES[name], class_=f"key key-{name}") for name in sorted(used, key=list(_PHASES).index)),
+        tag("span", "collective call", class_="key key-collective") if has_calls else "",
         tag("span", "failed first", class_="key key-culprit") if case.culprit is not None else "",
         tag("span", "failed, too", class_="key key-failing") if case.failing else "",
         tag("span", "victim", class_="key key-victim") if case.victims else "",
         class_="legend",
     )
-    return tag("figure", picture, legend, more, class_="lanes-figure")
+    return tag("figure", drawn, legend, more, class_="lanes-figure")
+
+
+def _collectives(ledger: LedgerRecord, name: str, top: float, x: Callable[[float], float]) -> Iterator[Markup]:
+    """Draw the collective calls of a rank over its phases; of one whose end torch does not know, only the begin."""
+    for call in ledger.collectives:
+        end_s = ledger.at_s if call.end_s is None and not call.is_done else call.end_s
+        begin, end = x(call.begin_s), x(max(call.begin_s, call.begin_s if end_s is None else end_s))
+        told = "" if end_s is None else f", {seconds(end_s - call.begin_s)}"
+        ended = "" if call.is_done else ", not ended"
+        yield tag(
+            "rect",
+            tag("title", f"{name}: {shorten(call.name, 80)}{told}{ended}"),
+            x=_n(begin),
+            y=_n(top + _BAR - _CALL),
+            width=_n(max(1.2, end - begin)),
+            height=str(_CALL),
+            class_="ph-collective",
+        )
 
 
 def _times(rank: RankRecord) -> list[float]:
@@ -194,7 +226,7 @@ def bars(parts: Sequence[Bar], label: str, *, whole: float | None = None, height
             tag("rect", title, x=_n(at), y="0", width=_n(max(length, 0.8)), height=str(height), class_=part.kind)
         )
         at += length
-    return _svg(width, height, label, *drawn, class_="bar", stretches=True)
+    return picture(width, height, label, *drawn, class_="bar", stretches=True)
 
 
 def status_bar(counts: Sequence[tuple[Status, int, str]]) -> Markup:
@@ -226,7 +258,7 @@ def histogram(durations_s: Sequence[float]) -> Markup | None:
     Returns:
         None if there are too few cases.
     """
-    known = [value for value in durations_s if 0 < value < _MAX_S]
+    known = [value for value in durations_s if 0 < value < MAX_S]
     if len(known) < 10:
         return None
     low = max(0.001, min(known))
@@ -260,7 +292,7 @@ def histogram(durations_s: Sequence[float]) -> Markup | None:
             drawn.append(
                 tag("text", seconds(low * 2**number), x=_n(number * each + 1), y=_n(height + 12), class_="axis")
             )
-    return _svg(width, height + 16, f"how long {plural(len(known), 'case')} took", *drawn, class_="histogram")
+    return picture(width, height + 16, f"how long {plural(len(known), 'case')} took", *drawn, class_="histogram")
 
 
 def timeline(runs: Sequence[RunRecord]) -> Markup | None:
@@ -277,7 +309,7 @@ def timeline(runs: Sequence[RunRecord]) -> Markup | None:
         return None
     begin = timed[0][0]
     length_s = max(at + run.duration_s for at, run in timed) - begin
-    if not 0 < length_s < _MAX_S:
+    if not 0 < length_s < MAX_S:
         return None
     # A row is free once its last run has ended. Clocks of workers differ a little. Seconds.
     rows: list[tuple[str, float]] = []
@@ -296,8 +328,7 @@ def timeline(runs: Sequence[RunRecord]) -> Markup | None:
     for row, at, run in placed:
         if order[row] >= _MAX_WORKERS:
             continue
-        bad = run.status not in ("", "PASSED", "FLAKY") or any(case.status in BAD for case in run.cases)
-        words = f"{shorten(run.target, 200)}{f' ({run.part})' if run.part else ''}: {seconds(run.duration_s)}"
+        words = f"{shorten(run.target, 200)}{run.in_part}: {seconds(run.duration_s)}"
         drawn.append(
             tag(
                 "rect",
@@ -306,10 +337,12 @@ def timeline(runs: Sequence[RunRecord]) -> Markup | None:
                 y=str(order[row] * 12 + 1),
                 width=_n(max(1.0, width * run.duration_s / length_s - 0.5)),
                 height="10",
-                class_="st-failed" if bad else "ph-init",
+                class_="st-failed" if run.is_bad else "ph-init",
             )
         )
     hosts = len({run.host for _, run in timed if run.host})
     where = f" on {plural(hosts, 'machine')}" if hosts else ""
     label = f"{plural(len(timed), 'run')}{where} over {seconds(length_s)}; runs in one row ran one after the other"
-    return tag("div", _svg(width, height + 15, label, *drawn, class_="timeline"), tag("p", text(label), class_="muted"))
+    return tag(
+        "div", picture(width, height + 15, label, *drawn, class_="timeline"), tag("p", text(label), class_="muted")
+    )

@@ -6,7 +6,7 @@ import math
 
 # Quantile of the normal distribution for an interval of 95 %.
 _Z95 = 1.959963984540054
-# More runs than anybody makes; the search for a number of runs ends here.
+# No target runs more often; the search for a number of runs ends here.
 _MAX_RUNS = 10_000_000
 _EPSILON = 1e-14
 _TINY = 1e-300
@@ -34,13 +34,6 @@ def wilson(failures: int, runs: int, z: float = _Z95) -> tuple[float, float]:
 def jeffreys(failures: int, runs: int, share: float) -> float:
     """Return the rate below which Jeffreys' posterior, Beta(k + 1/2, n - k + 1/2), has `share` of its mass."""
     return beta_quantile(share, failures + 0.5, runs - failures + 0.5)
-
-
-def upper_bound(failures: int, runs: int, confidence: float = 0.95) -> float:
-    """Return the rate that `failures` in `runs` exclude with `confidence`: the exact bound of Clopper and Pearson."""
-    if failures >= runs:
-        return 1.0
-    return beta_quantile(confidence, failures + 1.0, float(runs - failures))
 
 
 def runs_to_claim(failures: int, runs: int, rate: float = 0.01, confidence: float = 0.95) -> int:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from dist_testing.error_text import shorten
 from dist_testing.errors import ReportError
-from dist_testing.report.model import BAD, LogRecord, Problem, RunRecord, bounded
+from dist_testing.report.model import CaseRecord, LogRecord, Problem, RunRecord, bounded, is_label
 from dist_testing.report.streams import StreamRecord, read_streams
 from dist_testing.report.xml_cases import merge_cases, read_cases
 
@@ -22,9 +22,9 @@ _STREAM = re.compile(r".+\.jsonl(\.gz)?")
 _PACKED_STREAM = re.compile(r"events(\.gw\d+)?\.jsonl(\.gz)?")
 _RANK_LOG = re.compile(r".+\.rank-\d+\.log")
 # Of a log, the head and the tail are kept. Characters.
-MAX_LOG_CHARS = 64 * 1024
+_MAX_LOG_CHARS = 64 * 1024
 # Logs of one run in the report: those of the first few failures. The others are listed with their places.
-MAX_LOGS = 24
+_MAX_LOGS = 24
 # A file of an archive is unpacked up to this size, because a small archive can be enormous. Bytes.
 _MAX_MEMBER_BYTES = 192 << 20
 _PART_BYTES = 1 << 20
@@ -62,7 +62,7 @@ def filled_run(run: RunRecord, files: RunFiles, *, with_processes: bool) -> tupl
         files: The files.
         with_processes: Whether to read when each process was started and ready.
     """
-    subject = f"{run.target}{f' ({run.part})' if run.part else ''}"
+    subject = f"{run.target}{run.in_part}"
     problems: list[Problem] = []
     from_xml = []
     has_results = False
@@ -74,7 +74,7 @@ def filled_run(run: RunRecord, files: RunFiles, *, with_processes: bool) -> tupl
             problems.append(Problem(subject, str(error)))
     with contextlib.ExitStack() as stack:
         try:
-            unpacked = stack.enter_context(packed_files(files.archive)) if files.archive else []
+            unpacked = stack.enter_context(_packed_files(files.archive)) if files.archive else []
         except ReportError as error:
             unpacked = []
             problems.append(Problem(subject, str(error)))
@@ -88,22 +88,27 @@ def filled_run(run: RunRecord, files: RunFiles, *, with_processes: bool) -> tupl
         )
         if stream is not None:
             problems += stream.problems
-            has_results = has_results or bool(stream.cases) or stream.exit_code is not None
-            if not run.target.startswith(("//", "@")):
+            has_results = has_results or bool(stream.cases or stream.uncollected) or stream.exit_code is not None
+            if not is_label(run.target):
                 # Outside Bazel's testlogs the stream itself knows the target, if there is one.
                 run = replace(run, target=stream.target or run.target)
             elif stream.target and stream.target.lstrip("@") != run.target.lstrip("@"):
                 problems.append(_foreign(subject, stream.target, run.target))
                 stream = None
-        merged, contradictions = merge_cases(from_xml, stream.cases if stream else (), subject)
+        merged, contradictions = merge_cases(from_xml, _cases(stream, run.shard) if stream else (), subject)
         problems += contradictions
-        run = replace(run, cases=merged, has_results=has_results, source=str(files.xml or next(iter(streams), "")))
+        run = replace(run, cases=merged, has_results=has_results)
         if stream is not None:
             run = _with_stream(run, stream)
-        is_bad = any(case.status in BAD for case in merged) or run.status not in ("", "PASSED", "FLAKY")
-        if is_bad:
+        if run.is_bad:
             run = replace(run, logs=tuple(_logs(files, outputs, problems, subject)))
     return run, problems
+
+
+def _cases(stream: StreamRecord, shard: int) -> list[CaseRecord]:
+    """Return the cases of a shard. What every shard skips as a whole is a case of the first one, as in the test.xml."""
+    own = [case for case in stream.uncollected if shard == 1 or case.status != "skipped"]
+    return [*own, *stream.cases]
 
 
 def _with_stream(run: RunRecord, stream: StreamRecord) -> RunRecord:
@@ -139,7 +144,7 @@ def _logs(files: RunFiles, outputs: Sequence[Path], problems: list[Problem], sub
     for number, path in enumerate(paths):
         is_packed = files.archive is not None and path.parent not in (files.folder, getattr(files.log, "parent", None))
         place = str(files.archive if is_packed else path)
-        if number >= MAX_LOGS:
+        if number >= _MAX_LOGS:
             yield LogRecord(path.name, "", place)
             continue
         try:
@@ -158,17 +163,17 @@ def _logs(files: RunFiles, outputs: Sequence[Path], problems: list[Problem], sub
 def _log_text(path: Path) -> str:
     size = path.stat().st_size
     with path.open("rb") as file:
-        if size <= 4 * MAX_LOG_CHARS:
+        if size <= 4 * _MAX_LOG_CHARS:
             data = file.read()
         else:
-            head = file.read(2 * MAX_LOG_CHARS)
-            file.seek(-2 * MAX_LOG_CHARS, 2)
-            data = head + f"\n... {size - 4 * MAX_LOG_CHARS} bytes left out ...\n".encode() + file.read()
-    return shorten(data.decode("utf-8", errors="replace"), MAX_LOG_CHARS)
+            head = file.read(2 * _MAX_LOG_CHARS)
+            file.seek(-2 * _MAX_LOG_CHARS, 2)
+            data = head + f"\n... {size - 4 * _MAX_LOG_CHARS} bytes left out ...\n".encode() + file.read()
+    return shorten(data.decode("utf-8", errors="replace"), _MAX_LOG_CHARS)
 
 
 @contextlib.contextmanager
-def packed_files(archive: Path) -> Iterator[list[Path]]:
+def _packed_files(archive: Path) -> Iterator[list[Path]]:
     """Unpack event streams and the logs of ranks from the archive of a run into a folder that is removed afterwards.
 
     Raises:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from dist_testing.error_text import shorten
 from dist_testing.report import facts
-from dist_testing.report.markup import Markup, join, tag
-from dist_testing.report.model import NotRun, Problem, Report, RunRecord
+from dist_testing.report.markup import Markup, join, table, tag
+from dist_testing.report.model import RAN, NotRun, Problem, Report, RunRecord, is_label
 from dist_testing.report.pictures import Bar, bars, histogram, share_bar, timeline
 from dist_testing.report.words import plural, seconds
 
@@ -123,9 +123,10 @@ def slow_section(report: Report) -> Markup:
         ("rest", "rest"),
     ]
     legend = tag("p", join(tag("span", words, class_=f"key key-{kind}") for kind, words in keys), class_="legend")
-    blocks = [legend, _table(("time", "spent on", "case"), rows)]
+    blocks = [legend, table(("time", "spent on", "case"), rows, "slowest cases")]
     totals: Counter[str] = Counter()
-    for run in facts.final_runs(report):
+    final = facts.final_runs(report)
+    for run in final:
         if not run.cached:
             totals[run.target] += round(run.duration_s * 1000)
     if len(totals) > 1:
@@ -137,8 +138,11 @@ def slow_section(report: Report) -> Markup:
             )
             for target, millis in totals.most_common(_SLOW_TARGETS)
         ]
-        blocks += [tag("h3", "Slowest targets, all runs and shards together"), _table(("time", "target"), targets)]
-    durations = [case.duration_s for run in facts.final_runs(report) for case in run.cases]
+        blocks += [
+            tag("h3", "Slowest targets, all runs and shards together"),
+            table(("time", "target"), targets, "slowest targets"),
+        ]
+    durations = [case.duration_s for run in final for case in run.cases if case.status in RAN]
     picture = histogram(durations)
     if picture is not None:
         blocks += [tag("h3", "How long cases took"), tag("figure", picture)]
@@ -146,15 +150,7 @@ def slow_section(report: Report) -> Markup:
 
 
 def _target(run: RunRecord) -> Markup:
-    # Outside Bazel the target is only the name of a file.
-    is_label = run.target.startswith(("//", "@"))
-    return tag("span", shorten(run.target, 300), class_="muted under") if is_label else Markup()
-
-
-def _table(names: Sequence[str], rows: Sequence[Markup]) -> Markup:
-    head = tag("tr", *[tag("th", name, scope="col") for name in names])
-    table = tag("table", tag("thead", head), tag("tbody", *rows))
-    return tag("div", table, class_="wide", tabindex="0", role="group", aria_label=f"table: {', '.join(names)}")
+    return tag("span", shorten(run.target, 300), class_="muted under") if is_label(run.target) else Markup()
 
 
 def shard_section(report: Report) -> Markup:
@@ -197,8 +193,8 @@ def shard_section(report: Report) -> Markup:
         tag("code", 'timings = "timings.json"'),
         " at the target.",
     )
-    table = _table(("longest / mean", "shards", "target"), rows)
-    return tag("section", tag("h2", "Shards"), mend, table, more, id="shards")
+    shards = table(("longest / mean", "shards", "target"), rows, "balance of shards")
+    return tag("section", tag("h2", "Shards"), mend, shards, more, id="shards")
 
 
 def waits_section(report: Report) -> Markup:
@@ -211,7 +207,7 @@ def waits_section(report: Report) -> Markup:
             tag("tr", tag("td", str(count), class_="number"), tag("td", origin))
             for origin, count in origins.most_common()
         ]
-        blocks += [tag("h3", "Where results came from"), _table(("test actions", "origin"), rows)]
+        blocks += [tag("h3", "Where results came from"), table(("test actions", "origin"), rows, "origins of results")]
     if waits:
         rows = [
             tag(
@@ -223,7 +219,10 @@ def waits_section(report: Report) -> Markup:
             )
             for wait in waits[:_BALANCES]
         ]
-        blocks += [tag("h3", "Waiting for GPUs"), _table(("in all", "longest", "cases", "target"), rows)]
+        blocks += [
+            tag("h3", "Waiting for GPUs"),
+            table(("in all", "longest", "cases", "target"), rows, "waits for GPUs"),
+        ]
     if not blocks:
         return Markup()
     return tag("section", tag("h2", "Caches and GPUs"), *blocks, id="caches")

@@ -50,6 +50,11 @@ class Story:
     parts: tuple[Part, ...]
 
     @property
+    def culprits(self) -> list[Part]:
+        """The parts about the culprit."""
+        return [part for part in self.parts if part.kind == "culprit"]
+
+    @property
     def is_plain(self) -> bool:
         """Whether the head is a traceback or another text that this library has not written."""
         return not (self.parts or self.command or self.victims or self.ledger)

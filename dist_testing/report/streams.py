@@ -30,17 +30,23 @@ from dist_testing.events.cases import (
 from dist_testing.events.event import Event
 from dist_testing.events.file import iterate_events
 from dist_testing.events.runs import RunEnded, RunStarted, StreamCut, TestBegan, TestEnded, TestReported, TestsCollected
-from dist_testing.report.model import BAD, CaseRecord, LedgerRecord, Problem, RankRecord, Status, bounded
+from dist_testing.report.model import (
+    BAD,
+    OF_THE_MACHINE,
+    CaseRecord,
+    Problem,
+    Status,
+    bounded,
+)
+from dist_testing.report.ranked_case import RankedCase
 
-# Values of `dist_testing.outcomes.Cause` for which the machine is to blame and not the test.
-INFRASTRUCTURE = ("infrastructure", "promised hardware missing")
 _STATUS_OF_VERDICT: Mapping[str, Status] = {"passed": "passed", "skipped": "skipped"}
 _OF_PROCESSES = (RankReady, RankStarted, WorldAsked)
 # Of the parts of one test, the first of these that occurs is the status of the test.
 _ORDER: tuple[Status, ...] = ("failed", "xpassed", "xfailed", "skipped", "passed")
 
 
-def case_key(nodeid: str) -> str:
+def _case_key(nodeid: str) -> str:
     """Return the name of a case by which a test.xml and an event stream agree."""
     classname, name = xml_name(nodeid)
     return f"{classname}.{name}" if classname and name else classname or name
@@ -58,6 +64,8 @@ class StreamRecord:
         began_at_s: Time of the first event; None if there is none.
         ended_at_s: Time of the last event.
         cases: The cases in the order in which they began.
+        uncollected: Files, and what else pytest could not collect or skipped as a whole. The names are those of the
+            test.xml: node ids.
         to_come: Number of collected tests that did not begin.
         exit_code: Exit code of the front end; None if the run did not come to its end.
         problems: What could not be read, and what does not fit together.
@@ -70,63 +78,10 @@ class StreamRecord:
     began_at_s: float | None
     ended_at_s: float | None
     cases: tuple[CaseRecord, ...]
+    uncollected: tuple[CaseRecord, ...]
     to_come: int
     exit_code: int | None
     problems: tuple[Problem, ...]
-
-
-@dataclass(slots=True)
-class _Ranked:
-    """An engine's case while its events come in."""
-
-    asked: CaseAsked
-    started: dict[int, RankStarted] = field(default_factory=dict)
-    ready: dict[int, float] = field(default_factory=dict)
-    phases: dict[int, RankPhases] = field(default_factory=dict)
-    outcomes: dict[int, RankOutcomeKnown] = field(default_factory=dict)
-    warnings: dict[int, list[str]] = field(default_factory=lambda: defaultdict(list))
-    ledgers: dict[int, RankLedgerRead] = field(default_factory=dict)
-    verdict: CaseJudged | None = None
-    leaked: tuple[str, ...] = ()
-    wait_began_s: float | None = None
-    gpu_wait_s: float = 0.0
-    gpus: str = ""
-    ended: CaseEnded | None = None
-
-    def ranks(self) -> tuple[RankRecord, ...]:
-        """Return what is known of each rank that an event has named."""
-        return tuple(self._rank(rank) for rank in sorted(self._known()))
-
-    def _known(self) -> set[int]:
-        return {*self.started, *self.ready, *self.phases, *self.outcomes, *self.ledgers}
-
-    def _rank(self, rank: int) -> RankRecord:
-        started, told, outcome = self.started.get(rank), self.phases.get(rank), self.outcomes.get(rank)
-        return RankRecord(
-            rank,
-            outcome=outcome.outcome if outcome else "",
-            description=outcome.description if outcome else "",
-            phase=outcome.phase if outcome else "",
-            operation=outcome.operation if outcome else "",
-            pid=started.pid if started else None,
-            started_at_s=started.at_s if started else None,
-            ready_at_s=self.ready.get(rank),
-            seen_at_s=outcome.seen_s if outcome else None,
-            phases=told.phases if told else (),
-            lost_phases=told.lost if told else 0,
-            warnings=tuple(self.warnings.get(rank, ())),
-            ledger=_ledger(self.ledgers[rank]) if rank in self.ledgers else None,
-        )
-
-
-def _ledger(event: RankLedgerRead) -> LedgerRecord:
-    calls = sorted(event.calls, key=lambda call: not call.is_done)
-    words = tuple(
-        f"{call.operation} #{call.number} of group {call.group}, {call.inputs or 'no inputs'}: "
-        f"{'ended' if call.is_done else 'not ended'}"
-        for call in calls
-    )
-    return LedgerRecord(event.at_s, event.state, event.place, words)
 
 
 @dataclass(slots=True)
@@ -147,8 +102,8 @@ class _Collector:
         self.ends: list[RunEnded | None] = []
         self.times: list[float] = []
         self.tests: dict[str, _Test] = {}
-        self.cases: dict[tuple[int, int], _Ranked] = {}
-        self.begun: set[str] = set()
+        self.uncollected: dict[str, TestReported] = {}
+        self.cases: dict[tuple[int, int], RankedCase] = {}
         self.collected = 0
         self.problems: list[Problem] = []
 
@@ -162,6 +117,9 @@ class _Collector:
             for event in iterate_events(path, skipped):
                 last = event
                 match event:
+                    case RankPhases() | RankOutcomeKnown():
+                        # Most events are of these kinds.
+                        self._take_case(number, event)
                     case RunStarted():
                         first = first or event
                         self.times.append(event.at_s)
@@ -169,6 +127,9 @@ class _Collector:
                         end = event
                     case TestsCollected():
                         self.collected = max(self.collected, event.count)
+                    case TestReported(when="collect"):
+                        # Every process of pytest-xdist reports it.
+                        self.uncollected.setdefault(event.test, event)
                     case TestBegan() | TestEnded() | TestReported():
                         self._take_test(event)
                     case StreamCut():
@@ -193,7 +154,6 @@ class _Collector:
         test = self.tests.setdefault(event.test, _Test(event.test))
         match event:
             case TestBegan():
-                self.begun.add(event.test)
                 test.began_s = event.at_s if test.began_s is None else min(test.began_s, event.at_s)
             case TestEnded():
                 test.ended_s = event.at_s if test.ended_s is None else max(test.ended_s, event.at_s)
@@ -202,20 +162,21 @@ class _Collector:
 
     def _take_case(self, number: int, event: Event) -> None:
         if isinstance(event, CaseAsked):
-            self.cases[number, event.case] = _Ranked(event)
+            self.cases[number, event.case] = RankedCase(event)
             return
         case = self.cases.get((number, getattr(event, "case", -1)))
         if case is None:
             return
+        # The most frequent kinds come first.
         match event:
-            case RankStarted():
-                case.started[event.rank] = event
-            case RankReady():
-                case.ready[event.rank] = event.at_s
             case RankPhases():
                 case.phases[event.rank] = event
             case RankOutcomeKnown():
                 case.outcomes[event.rank] = event
+            case RankStarted():
+                case.started[event.rank] = event
+            case RankReady():
+                case.ready[event.rank] = event.at_s
             case RankLedgerRead():
                 case.ledgers[event.rank] = event
             case RankWarned():
@@ -235,7 +196,7 @@ class _Collector:
 
     def finished(self) -> StreamRecord:
         """Return what the streams say together."""
-        by_name: dict[str, list[_Ranked]] = defaultdict(list)
+        by_name: dict[str, list[RankedCase]] = defaultdict(list)
         for ranked in self.cases.values():
             by_name[ranked.asked.name].append(ranked)
         tries = {name: by_name.pop(name, []) for name in self.tests}
@@ -252,12 +213,13 @@ class _Collector:
             began_at_s=min(self.times, default=None),
             ended_at_s=max(self.times, default=None),
             cases=tuple(records),
-            to_come=max(0, self.collected - len(self.begun)),
+            uncollected=tuple(map(_uncollected_record, self.uncollected.values())),
+            to_come=max(0, self.collected - sum(test.began_s is not None for test in self.tests.values())),
             exit_code=max(codes) if codes and len(codes) == len(self.ends) else None,
             problems=tuple(self.problems),
         )
 
-    def _adopt(self, by_name: dict[str, list[_Ranked]], tries: dict[str, list[_Ranked]]) -> None:
+    def _adopt(self, by_name: dict[str, list[RankedCase]], tries: dict[str, list[RankedCase]]) -> None:
         """Give cases that have another name than every test to the test during which they ran.
 
         A test may run worlds of its own, and may expect them to fail: its own result counts.
@@ -290,7 +252,7 @@ def read_streams(paths: Sequence[tuple[Path, str]], *, with_processes: bool = Fa
     return collector.finished()
 
 
-def _test_record(test: _Test, tries: Sequence[_Ranked]) -> CaseRecord:
+def _test_record(test: _Test, tries: Sequence[RankedCase]) -> CaseRecord:
     parts: dict[str, list[TestReported]] = defaultdict(list)
     for report in test.reports:
         parts[report.outcome].append(report)
@@ -306,14 +268,14 @@ def _test_record(test: _Test, tries: Sequence[_Ranked]) -> CaseRecord:
     message = next((report.message for report in told if report.message), "")
     if status == "unfinished":
         message = "the run ended before the test did" + (f": {verdict.reason}" if verdict and verdict.reason else "")
-    if status == "failed" and cause in INFRASTRUCTURE:
+    if status == "failed" and cause in OF_THE_MACHINE:
         status = "error"
     if last is not None and status not in BAD and verdict is not None:
         # No rank is to blame for a failure that was expected.
         last.verdict = verdict = replace(verdict, culprit=None, failing=(), victims=(), status="passed")
     blamed = verdict is not None and verdict.status == "failed"
     return CaseRecord(
-        name=case_key(test.name),
+        name=_case_key(test.name),
         status=status,
         message=message or (verdict.reason if verdict and status in BAD else ""),
         # Reports of several parts: the failure of the call, and that of the teardown.
@@ -328,18 +290,23 @@ def _test_record(test: _Test, tries: Sequence[_Ranked]) -> CaseRecord:
     )
 
 
-def _case_record(name: str, tries: Sequence[_Ranked]) -> CaseRecord:
+def _uncollected_record(report: TestReported) -> CaseRecord:
+    status: Status = "skipped" if report.outcome == "skipped" else "failed"
+    return CaseRecord(report.test, status, report.message, report.text, nodeid=report.test)
+
+
+def _case_record(name: str, tries: Sequence[RankedCase]) -> CaseRecord:
     """Return the record of a case that no test of the front end has asked for by this name."""
     last = tries[-1]
     verdict, ended = last.verdict, last.ended
     status: Status = "unfinished"
     if verdict is not None:
-        status = _STATUS_OF_VERDICT.get(verdict.status, "error" if verdict.cause in INFRASTRUCTURE else "failed")
+        status = _STATUS_OF_VERDICT.get(verdict.status, "error" if verdict.cause in OF_THE_MACHINE else "failed")
     elif ended is not None:
         status = "error"
     reason = verdict.reason if verdict else ended.error if ended else "the run ended before the case did"
     return CaseRecord(
-        name=case_key(name),
+        name=_case_key(name),
         status=status,
         message=reason,
         duration_s=_between(last.asked.at_s, ended.at_s if ended else None),
@@ -352,7 +319,7 @@ def _case_record(name: str, tries: Sequence[_Ranked]) -> CaseRecord:
     )
 
 
-def _of_ranks(case: _Ranked | None) -> dict[str, Any]:
+def _of_ranks(case: RankedCase | None) -> dict[str, Any]:
     """Return the fields of a CaseRecord that the engine's events give."""
     if case is None:
         return {}

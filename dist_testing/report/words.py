@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from dist_testing.report.model import Status
+from dist_testing.report.model import MAX_S, Status
 
 # A word for each status, after a number.
 WORDS: dict[Status, str] = {
@@ -20,8 +20,8 @@ WORDS: dict[Status, str] = {
 
 def seconds(value: float) -> str:
     """Return a duration: "0 s", "8 ms", "1.42 s", "53 s", "4 min 10 s", "2 h 5 min"."""
-    if not value < 3e8:
-        # No run takes ten years: a damaged file, or another program's.
+    if not value < MAX_S:
+        # A damaged file, or another program's.
         return "unknown"
     if value < 0.0005:
         return "0 s"
@@ -52,6 +52,13 @@ def size(value: int) -> str:
     if value < 1024:
         return f"{value} bytes"
     return f"{value / 1024:.0f} KiB" if value < 1 << 20 else f"{value / (1 << 20):.1f} MiB"
+
+
+def percent(rate: float) -> str:
+    """Return a rate: "0.34 %", "12 %"."""
+    value = rate * 100
+    digits = 0 if value >= 9.95 else 1 if value >= 0.95 else 2
+    return f"{value:.{digits}f}\N{NO-BREAK SPACE}%"
 
 
 def ranks_text(ranks: tuple[int, ...]) -> str:

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from dist_testing.bazel.junit import EXPECTED, XmlCase, XmlSuite, read_xml
 from dist_testing.errors import ReportError
-from dist_testing.report.model import BAD, STATUSES, CaseRecord, Problem, RankRecord, Status, bounded
+from dist_testing.report.model import BAD, OF_THE_MACHINE, STATUSES, CaseRecord, Problem, RankRecord, Status, bounded
 
 # About 100,000 cases. A larger file would take minutes and gigabytes.
-MAX_XML_BYTES = 128 << 20
+_MAX_XML_BYTES = 128 << 20
 _RANK = re.compile(r"rank_(\d{1,7})")
 # Numbers in properties, which any program may have written.
 _NUMBER = re.compile(r"\d{1,7}")
@@ -35,9 +35,9 @@ def read_cases(path: Path) -> list[tuple[XmlSuite, tuple[CaseRecord, ...]]]:
             "The file was removed while it was to be read, or this user may not read it.\n"
             "Run the target again, or leave the file out."
         ) from error
-    if size > MAX_XML_BYTES:
+    if size > _MAX_XML_BYTES:
         raise ReportError(
-            f"{path}: {size >> 20} MiB; at most {MAX_XML_BYTES >> 20} MiB are read.\n"
+            f"{path}: {size >> 20} MiB; at most {_MAX_XML_BYTES >> 20} MiB are read.\n"
             "A test has put much output into its result.\n"
             "Leave the file out, or run the target with less output."
         )
@@ -50,7 +50,7 @@ def _record(case: XmlCase) -> CaseRecord:
     culprit = properties.get("culprit", "")
     return CaseRecord(
         name=case.key,
-        status=_status(case),
+        status=_status(case, properties.get("cause", "")),
         message=case.message.removeprefix(EXPECTED),
         text=case.text,
         duration_s=bounded(case.duration_s),
@@ -63,7 +63,10 @@ def _record(case: XmlCase) -> CaseRecord:
     )
 
 
-def _status(case: XmlCase) -> Status:
+def _status(case: XmlCase, cause: str) -> Status:
+    if case.outcome == "error":
+        # JUnit's word for a failure outside of the test's body, too: in a fixture, or while a file is imported.
+        return "error" if cause in OF_THE_MACHINE else "failed"
     if case.outcome != "skipped":
         return case.outcome
     return "xfailed" if case.has_run else "skipped"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Collection, Iterable
 
-from dist_testing.error_text import summarise
+from dist_testing.error_text import ranks_text, summarise
 from dist_testing.errors import CollectiveTimeoutError, DeadlockError, PeerFailedError
 from dist_testing.threaded.operation import Failure, RankState, Wait, call_site
 
@@ -51,12 +51,6 @@ def peer_failed(rank: int, error: BaseException) -> Failure:
 def wait_text(wait: Wait) -> str:
     """Return what a thread waits for and in which call, such as "waiting for rank 1 in barrier() at ..."."""
     return f"waiting for {wait.operation.missing()} in {wait.call} ({wait.operation.title()})"
-
-
-def ranks_text(ranks: Iterable[int]) -> str:
-    """Return one or more ranks as text, such as "rank 1" or "ranks 0, 2 and 3"."""
-    *others, last = map(str, ranks)
-    return f"ranks {', '.join(others)} and {last}" if others else f"rank {last}"
 
 
 def sentence(text: str) -> str:

@@ -117,7 +117,7 @@ class Operation:
         raise NotImplementedError
 
     def missing(self) -> str:
-        """Return what it still needs, for error texts, such as "ranks 1 and 3"."""
+        """Return what it still needs, for error texts, such as "ranks 1, 3"."""
         raise NotImplementedError
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from dist_testing.error_text import ranks_text
 from dist_testing.errors import CollectiveMismatchError, DeadlockError
-from dist_testing.threaded.explain import ranks_text, sentence
+from dist_testing.threaded.explain import sentence
 from dist_testing.threaded.operation import Call, Failure, Operation
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ class Collective(Operation):
         return f"collective #{self.number} of {self.label.title}"
 
     def missing(self) -> str:
-        """Return the ranks that have not called yet, such as "ranks 1 and 3"."""
+        """Return the ranks that have not called yet, such as "ranks 1, 3"."""
         return ranks_text(self.label.ranks[rank] for rank, call in enumerate(self.calls) if call is None)
 
     def mismatch(self, reason: str) -> Failure:

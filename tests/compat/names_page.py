@@ -99,6 +99,15 @@ _MEMBERS = {
         "An override gets `(failed_ranks, timeout, fn)`: pairs of a rank and a `sys.exc_info()`, of every "
         "rank that did not pass. What an override removes from the list does not count."
     ),
+    "`MultiProcContinuousTest._run_test_given_id`": (
+        "Runs one test on a rank. An override must call it by `super()`. If it does not, the test fails: the library "
+        "cannot know whether the test ran."
+    ),
+    "`MultiProcContinuousTest._ensure_processes_spawned`, `_spawn_processes`, `_worker_loop`, `_get_world_size`, "
+    "`_worker_run_main_wait`; `MultiProcessTestCase._event_listener`": (
+        "Not here: the engine starts the ranks, sends them tests and asks them for stacks. A class that has one of "
+        "them fails with a text that names the way out, because the library would never call the method."
+    ),
     "`EFA_PROBE_RESULT`, `MultiProcContinousTest`, `run_tests`, `abc`, `Dict`, `List`, `Optional`, `Tuple`, `Union`": (
         "Names of older releases of torch; still here."
     ),
@@ -107,7 +116,8 @@ _MEMBERS = {
 _MORE = """
 ## Which private names and members work, and what do they do?
 
-Test files of torch also use names that begin with an underscore, and classes override members. These work:
+Test files of torch also use names that begin with an underscore, and classes override members. Each row says what
+works:
 
 | name | what differs |
 | --- | --- |

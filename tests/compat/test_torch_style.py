@@ -74,6 +74,7 @@ _FILE = """
                 for _ in range(2):
                     with _dynamo_dist_per_rank_init(self.rank, 2, backend="gloo"):
                         dist.barrier()
+            self.assertNotIn("MASTER_PORT", os.environ)
             with _dynamo_dist_per_rank_init(self.rank, 2, fake_pg=True):
                 self.assertEqual(dist.get_backend(), "fake")
 
@@ -224,6 +225,17 @@ _FILE = """
             if self.rank == 1:
                 time.sleep(600)
 
+        def test_skips(self):
+            self.skipTest("because")
+
+
+    class NotCalled(Spawning):
+        def _event_listener(parent_pipe, signal_pipe, rank):
+            pass
+
+        def test_not_called(self):
+            pass
+
 
     if __name__ == "__main__":
         run_tests()
@@ -252,6 +264,7 @@ _EXPECTED = {
     "test_dtensor_in_one_process": "PASSED",
     "test_handles_its_skip": "SKIPPED",
     "test_compiled": "SKIPPED",
+    "test_not_called": "ERROR",
     "test_comms": "SKIPPED",
 }
 
@@ -266,21 +279,22 @@ def test_torchs_usages_of_the_classes_work(starter: Starter, tmp_path: Path) -> 
     assert outcomes(ended.log) == _EXPECTED, ended.log
     assert "rank 1 raised AssertionError" in ended.log
     assert "exited with code 91" in ended.log
+    assert "test_not_called: the class has a method _event_listener, which the library would never call" in ended.log
     # A build of torch for CUDA has an accelerator even without a GPU; torch's class uses it, too.
     backend = "gloo" if torch.accelerator.current_accelerator() is None else "nccl"
     for reason in ("Need at least 12 CUDA devices", "because", f"torchcomms {backend} backend is not available"):
         assert f"skipped '{reason}'" in ended.log
 
 
-def test_torchs_variable_sets_the_limit(starter: Starter, tmp_path: Path) -> None:
-    """If this fails, a hang takes five minutes in a CI job that asked for twenty seconds."""
+def test_variables_of_torch(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, a hang takes five minutes in a CI job that asked for ten seconds, or a skip counts as a pass."""
     write_file(tmp_path, "test_file.py", _FILE)
     # Long enough for ranks on a busy machine to reach the point where one of them hangs.
-    env = {"DISTRIBUTED_TESTS_DEFAULT_TIMEOUT": "10"}
+    env = {"DISTRIBUTED_TESTS_DEFAULT_TIMEOUT": "10", "SANDCASTLE": "1"}
     arguments = ["-m", "dist_testing.compat", "test_file.py", "-v", "Limits"]
     child = starter.start(arguments, tmp_path, env=env)
     assert child.wait() == 1
-    assert outcomes(child.log) == {"test_hang": "FAILED"}, child.log
+    assert outcomes(child.log) == {"test_hang": "FAILED", "test_skips": "SKIPPED"}, child.log
     assert "rank 1 was still in call at the deadline" in child.log
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.support.starter import Starter
+from tests.support.torchrun_agent import Agent
 
 
 @pytest.fixture(scope="session")
@@ -22,3 +24,9 @@ def starter(starters: Starter) -> Iterator[Starter]:
     yield starters
     # The library's own limit for the clean-up after a killed runner bounds this wait.
     starters.wait_nothing_left(limit_s=15)
+
+
+@pytest.fixture
+def agent(starter: Starter, tmp_path: Path) -> Agent:
+    """Starts the ranks of an attached world."""
+    return Agent(starter, tmp_path)

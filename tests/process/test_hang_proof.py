@@ -208,7 +208,6 @@ def _forks_and_hangs(world: World, _: _Arguments) -> None:
 # Small, for every run: each kind of wait once, and the parallel models. A stress run takes all.
 _FEW = (
     "early return",
-    "barrier in finally",
     "one batch more",
     "other collective",
     "other order of two groups",
@@ -278,6 +277,10 @@ def test_hang_is_proven(engine: Engine, name: str) -> None:
     assert kind.said in result.verdict.reason
     assert result.verdict.culprit == kind.culprit
     assert kind.culprit not in result.verdict.victims
+    if kind.suspects:
+        assert result.verdict.suspects == kind.suspects
+        first, second = kind.suspects
+        assert result.verdict.reason.endswith(f"; the fault is on rank {first} or on rank {second}")
     assert "hang_" in "\n".join([result.verdict.reason, *result.notes]), "no line of the test is told"
     assert "It is proven that no rank could ever go on" in report
     assert "at the deadline" not in report

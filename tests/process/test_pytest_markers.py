@@ -179,9 +179,14 @@ def test_an_ini_option_names_the_marker(starter: Starter, tmp_path: Path) -> Non
         @pytest.mark.ranks(world_size=2)
         def test_ours(world, world_size):
             assert world.size == world_size == 2
+
+        # As projects write it whose marker is `world_size`.
+        @pytest.mark.ranks(3)
+        def test_by_position(world):
+            assert world.size == 3
         """
     ended = run_cases(starter, tmp_path, source, "-o", "dist_marker=ranks")
-    assert ended.outcomes() == {"test_theirs": "PASSED", "test_ours": "PASSED"}, ended.log
+    assert ended.outcomes() == {"test_theirs": "PASSED", "test_ours": "PASSED", "test_by_position": "PASSED"}, ended.log
     ended = run_cases(starter, tmp_path, source.replace("world_size=2", "worldsize=2"), "-o", "dist_marker=ranks")
     assert "test_ours: @pytest.mark.ranks with worldsize = 2." in ended.log
     ended = run_cases(starter, tmp_path, source, "-o", "dist_marker=two words")

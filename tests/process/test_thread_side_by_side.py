@@ -121,7 +121,7 @@ def test_outcomes(starter: Starter, tmp_path: Path, which: str) -> None:
     """If this fails for ours, a migrated suite gets other results; for torch, this comparison is outdated."""
     file = write_file(tmp_path, "test_cases.py", _CASES)
     file.write_text(file.read_text().replace("{base}", _BASES[which]))
-    child = starter.start(["test_cases.py"], tmp_path, fresh=True)
+    child = starter.start(["test_cases.py"], tmp_path)
     assert child.wait() == 0, child.log
     better = {name: outcomes[which == "ours"] for name, outcomes in _BETTER.items()}
     assert {**_ALIKE, **better} == json.loads((tmp_path / "outcomes.json").read_text()), child.log

@@ -199,6 +199,40 @@ def test_group_follows_the_class(starter: Starter, tmp_path: Path) -> None:
                 pass
 
 
+        class TestAround(MultiProcContinuousTest):
+            world_size = 2
+
+            @classmethod
+            def _run_test_given_id(cls, test_id):
+                cls.seen = test_id
+                super()._run_test_given_id(test_id)
+
+            def test_around(self):
+                self.assertEqual(self.seen, self.id())
+
+
+        class TestForgets(MultiProcContinuousTest):
+            world_size = 2
+
+            @classmethod
+            def _run_test_given_id(cls, test_id):
+                pass
+
+            def test_forgotten(self):
+                pass
+
+
+        class TestOwnLoop(MultiProcContinuousTest):
+            world_size = 2
+
+            @classmethod
+            def _worker_loop(cls, rank, world_size, rdvz_file, task_queue, completion_queue):
+                pass
+
+            def test_own_loop(self):
+                pass
+
+
         class TestPoisoned(MultiProcContinuousTest):
             poison_pill = True
 
@@ -227,9 +261,11 @@ def test_group_follows_the_class(starter: Starter, tmp_path: Path) -> None:
         """,
     )
     assert {name for name, outcome in ended.outcomes().items() if outcome == "FAILED"} == {
-        *("test_fails", "test_no_ranks_fails")
+        *("test_fails", "test_no_ranks_fails", "test_forgotten", "test_own_loop")
     }, ended.log
     for said in (
+        "TestForgets._run_test_given_id has returned, and test_forgotten has not run",
+        "test_own_loop: the class has a method _worker_loop, which the library would never call",
         "Need at least 2 CUDA devices",
         "raised ValueError: planted in _init_pg in init",
         "the class's poison_pill is set",

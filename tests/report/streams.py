@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +24,7 @@ from dist_testing.events.cases import (
     RankWarned,
     WorldAsked,
 )
-from dist_testing.events.event import Event, LedgerCall, Phase
+from dist_testing.events.event import CallTimes, Event, LedgerCall, Phase
 from dist_testing.events.file import EventFile
 from dist_testing.events.runs import RunEnded, RunStarted, TestBegan, TestEnded, TestReported, TestsCollected
 
@@ -51,6 +52,7 @@ class Case:
         is_cut: Whether the stream ends within the case.
         warning: A warning of rank 0.
         duration_s: Seconds of the call.
+        chance: Makes the times of ranks differ; by default all ranks take the same times.
     """
 
     test: str
@@ -65,6 +67,7 @@ class Case:
     is_cut: bool = False
     warning: str = ""
     duration_s: float = CASE_S
+    chance: random.Random | None = None
 
 
 def _case_events(number: int, case: Case, at_s: float) -> Iterable[Event]:
@@ -85,11 +88,16 @@ def _case_events(number: int, case: Case, at_s: float) -> Iterable[Event]:
         for rank in range(case.world_size):
             names = ("start", "init", "setup", "call", "teardown", "destroy")
             marks = [at_s + 0.002, at_s + 0.02, at_s + 0.05, at_s + 0.06, end - 0.02, end - 0.01, end - 0.001]
+            if case.chance is not None:
+                marks = [mark + case.chance.uniform(0, 0.008) for mark in marks]
             phases = tuple(Phase(name, marks[i], marks[i + 1]) for i, name in enumerate(names))
             yield RankPhases(end, number, rank, phases)
         for rank in case.victims:
             call = LedgerCall("0", 1, "gloo", "all_reduce", "[[3]] Float", False)
-            yield RankLedgerRead(end, number, rank, "waits in all_reduce #1 of the default group", "t.py:4", (call,))
+            earlier = LedgerCall("0", 0, "gloo", "broadcast", "[[3]] Float", True)
+            times = (CallTimes(at_s + 0.07, None), CallTimes(at_s + 0.08, None))
+            state = "waits in all_reduce #1 of the default group"
+            yield RankLedgerRead(end, number, rank, state, "t.py:4", (earlier, call), times)
         if case.warning:
             yield RankWarned(end, number, 0, "builtins.UserWarning", case.warning, "a.py", 3)
         for rank in range(case.world_size):
@@ -144,9 +152,14 @@ def stream_events(cases: Sequence[Case], *, target: str = "", collected: int | N
 
 def write_stream(path: Path, cases: Sequence[Case], *, target: str = "", collected: int | None = None) -> Path:
     """Write the event stream of a run of these cases."""
+    return write_events(path, stream_events(cases, target=target, collected=collected))
+
+
+def write_events(path: Path, events: Iterable[Event]) -> Path:
+    """Write an event stream."""
     path.parent.mkdir(parents=True, exist_ok=True)
     file = EventFile(path)
-    for event in stream_events(cases, target=target, collected=collected):
+    for event in events:
         file(event)
     file.close()
     return path

@@ -1,7 +1,7 @@
-"""The page in a real browser: search, filters, folds, keys, no complaint, no request, and no barrier for anybody.
+"""The page in a real browser: search, filters, folds, keys, no complaint, no request, and no barrier for its readers.
 
-It needs a Chromium: on PATH, or named by DIST_TESTING_CHROMIUM. The check of barriers also needs axe-core: the file
-axe.min.js (`npm pack axe-core`), named by DIST_TESTING_AXE.
+It needs a Chromium: on PATH (Debian: `apt-get install chromium`), or named by DIST_TESTING_CHROMIUM. The check of
+barriers also needs axe-core: the file axe.min.js (`npm pack axe-core`), named by DIST_TESTING_AXE.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ from tests.report.chromium import Browser, Tab, browser, chromium
 from tests.report.streams import Case, write_stream
 
 _AXE = os.environ.get("DIST_TESTING_AXE", "")
-pytestmark = pytest.mark.skipif(chromium() is None, reason="no Chromium on PATH, and DIST_TESTING_CHROMIUM is not set")
+_NO_CHROMIUM = (
+    "no chromium, chromium-browser, google-chrome or chrome on PATH, and DIST_TESTING_CHROMIUM is not set: "
+    "apt-get install chromium, or --test_env=DIST_TESTING_CHROMIUM=/path/to/chromium"
+)
 
 _RULE = "-" * 100
 _HOSTILE = (
@@ -53,6 +56,8 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def chrome(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     """A running browser."""
+    if chromium() is None:
+        pytest.skip(_NO_CHROMIUM)
     with browser(tmp_path_factory.mktemp("profile")) as running:
         yield running
 
@@ -70,6 +75,19 @@ def _pick(tab: Tab, name: str, value: str) -> None:
 def _keep(tab: Tab, name: str, folder: Path) -> None:
     """Keep a picture, under Bazel among the undeclared outputs."""
     tab.screenshot(Path(os.environ.get("TEST_UNDECLARED_OUTPUTS_DIR", folder)) / f"{name}.png")
+
+
+def test_the_browser_is_the_named_one_or_the_first_on_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If it fails, the tests below skip on a machine that has a browser."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("DIST_TESTING_CHROMIUM", raising=False)
+    assert chromium() is None
+    for name in ("chrome", "chromium"):
+        program = tmp_path / name
+        program.touch(mode=0o755)
+        assert chromium() == str(program)
+    monkeypatch.setenv("DIST_TESTING_CHROMIUM", "/a/chromium")
+    assert chromium() == "/a/chromium"
 
 
 def test_search_filters_and_more_rows(chrome: Browser, page: Path, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from dist_testing.report.flake_history import Point, history, history_picture
 from dist_testing.report.flakes import Vote, changes, measured, votes
 from dist_testing.report.gather import gather
 from dist_testing.report.page import page
@@ -17,7 +18,6 @@ from dist_testing.report.rates import (
     binomial_cdf,
     jeffreys,
     runs_to_claim,
-    upper_bound,
     wilson,
 )
 from tests.report.streams import Action, Case, build_events, write_build_events, write_stream
@@ -48,7 +48,6 @@ def test_claims_are_those_of_the_textbook() -> None:
     assert runs_to_claim(0, 299) == 0
     assert runs_to_claim(1, 10) == 473 - 10
     assert runs_to_claim(0, 0, 0.05) == 59
-    assert upper_bound(0, 299) == pytest.approx(1 - 0.05 ** (1 / 299), abs=1e-9)
     assert wilson(1, 10) == pytest.approx((0.01787621, 0.40415003), abs=1e-6)
     assert (wilson(0, 0), wilson(0, 5)[0], wilson(5, 5)[1]) == ((0.0, 1.0), 0.0, 1.0)
     assert jeffreys(0, 10, 0.5) < jeffreys(1, 10, 0.5) < jeffreys(1, 5, 0.5)
@@ -180,3 +179,38 @@ def test_invocations_of_unknown_sources_vote_together_only_if_the_user_vouches(
     report = gather([tmp_path])
     runs = [replace(run, target="t") for run in report.runs]
     assert [flake.label for flake in measured(votes(replace(report, runs=tuple(runs)), same_inputs=same))] == [label]
+
+
+def test_the_rates_of_a_history_are_drawn_in_the_order_of_time(tmp_path: Path) -> None:
+    """If it fails, the page does not show since when a test is flaky."""
+    for number in range(6):
+        failed = Case("t.py::x", "failed", "m", cause="hang", culprit=0)
+        # It is flaky from the fourth invocation on.
+        cases = [failed if number >= 3 and run == 0 else Case("t.py::x") for run in range(2)]
+        for run, case in enumerate(cases):
+            write_stream(tmp_path / f"{number}-{run}" / "e.jsonl", [case], target="//a:a")
+    report = gather([tmp_path])
+    shuffled = [replace(one, began_wall_s=1.7e9 - 3600.0 * index) for index, one in enumerate(report.invocations)]
+    report = replace(report, invocations=tuple(shuffled))
+    given = list(votes(report, same_inputs=True))
+    (flake,) = measured(given)
+    points = history(given, flake)
+    assert [point.failures for point in points] == [0, 1, 0, 1, 0, 1, 0, 0, 0, 0, 0, 0]
+    text = page(report, made_wall_s=0.0, same_inputs=True)
+    assert "Rates over time" in text
+    assert text.count('class="rate"') == 3
+    assert text.count('class="rate none"') == 9
+    assert "2023-11-14 22:13:20 UTC: 0 of 1 failed" in text
+
+
+def test_a_long_history_is_put_together_and_a_short_one_is_none() -> None:
+    """If it fails, a year of invocations is a black bar, or two invocations are a trend."""
+    given = [replace(_VOTE, order=order, kind="hang" if order % 10 == 0 else "") for order in range(365)]
+    points = history(given, measured(given)[0])
+    assert points[0] == Point(0, 9, 10, 1)
+    assert (len(points), sum(point.runs for point in points), points[-1].last) == (37, 365, 364)
+    assert "invocation 1" in history_picture(points, [None] * 365)
+    # A damaged file may name any time, and the votes of the machine do not count.
+    assert "1e+300 s after 1970" in history_picture(points, [1e300] * 365)
+    assert history([replace(vote, is_machine=True) for vote in given], measured(given)[0]) == []
+    assert history(given[:2], measured(given[:2])[0]) == []

@@ -14,11 +14,20 @@ from pathlib import Path
 import pytest
 
 from dist_testing.bazel.junit import XmlCase, write_xml
+from dist_testing.events.runs import RunEnded, TestReported, TestsCollected
 from dist_testing.report.build_events import read_invocation
 from dist_testing.report.digests import blake3
 from dist_testing.report.gather import gather
 from dist_testing.report.model import CaseRecord, Report
-from tests.report.streams import Action, Case, build_events, stream_events, write_build_events, write_stream
+from tests.report.streams import (
+    Action,
+    Case,
+    build_events,
+    stream_events,
+    write_build_events,
+    write_events,
+    write_stream,
+)
 
 FAILED = Case("t.py::bad", "failed", "rank 1 raised ValueError: x", "a text", 2, "failure", 1, (0,))
 
@@ -112,6 +121,39 @@ def test_a_target_is_its_xml_its_events_and_its_logs(tmp_path: Path, zipped: boo
     # Build events name the test.log themselves.
     assert logs.get("t.bad.rank-1.log") == "output of rank 1"
     assert by_events or logs["test.log"] == "the log"
+
+
+@pytest.mark.parametrize("shard", [1, 2])
+def test_a_file_that_cannot_be_collected_is_one_case(tmp_path: Path, shard: int) -> None:
+    """If it fails, the page shows each broken file twice, or a file that is skipped as a whole once for each shard."""
+    folder = tmp_path / "testlogs" / "a" / "a" / f"shard_{shard}_of_2"
+    folder.mkdir(parents=True)
+    broken = XmlCase("", "d/broken.py", "error", 0.0, "E   ImportError: x", "text")
+    skipped = [XmlCase("", "d/skipped.py", "skipped", 0.0, "no GPU")] if shard == 1 else []
+    write_xml(folder / "test.xml", "//a:a", [broken, *skipped])
+    first, *_ = stream_events([], target="//a:a")
+    reports = [
+        TestReported(101.0, "d/broken.py", "collect", "failed", 0.0, "E   ImportError: x", "text"),
+        TestReported(101.0, "d/skipped.py", "collect", "skipped", 0.0, "no GPU"),
+    ]
+    events = [first, *reports, TestsCollected(102.0, 3), RunEnded(103.0, 2)]
+    write_events(folder / "test.outputs" / "events.jsonl.gz", events)
+    report = gather([tmp_path / "testlogs"])
+    assert report.problems == ()
+    (run,) = report.runs
+    assert run.to_come == 3
+    found = [(case.name, case.status) for case in run.cases]
+    assert found == [("d/broken.py", "failed"), *[("d/skipped.py", "skipped")] * len(skipped)]
+
+
+def test_an_error_outside_of_the_test_is_not_the_machines(tmp_path: Path) -> None:
+    """If it fails, the page says of a broken fixture that the infrastructure failed, and the run does not vote."""
+    cases = [
+        XmlCase("t", "fixture", "error", 0.0, "m"),
+        XmlCase("t", "machine", "error", 0.0, "m", properties=[("cause", "infrastructure")]),
+    ]
+    write_xml(tmp_path / "x.xml", "//a:a", cases)
+    assert _statuses(gather([tmp_path])) == {"t.fixture": "failed", "t.machine": "error"}
 
 
 def test_contradicting_files_are_named_and_the_worse_result_counts(tmp_path: Path) -> None:
@@ -243,6 +285,7 @@ def _huge_number(folder: Path) -> Path:
         (_write("x.json", '{"foreign": 1}\n'), "neither build events"),
         (_write("x.json", ""), "neither build events"),
         (_write("x.xml", "<testsuites><testsuite>"), "cannot be read as XML"),
+        (_write("x.xml", ""), "cannot be read as XML"),
         (_write("x.xml", "<html></html>"), "the root element is <html>"),
         (_write("x.bin", os.urandom(1000)), "neither build events"),
         (lambda folder: folder, "has no results in it"),
@@ -262,6 +305,59 @@ def test_bad_input_is_a_clear_text_and_the_rest_is_still_read(
     assert any(says in problem.text for problem in report.problems), report.problems
     assert all("Traceback" not in problem.text for problem in report.problems)
     assert _statuses(report)["t.good"] == "passed"
+
+
+@pytest.mark.parametrize(
+    ("limit", "name", "content", "says"),
+    [
+        ("build_events._MAX_BYTES", "x.json", '{"id": {"started": {}}}\n' + " " * (2 << 20), "it has 2 MiB"),
+        ("xml_cases._MAX_XML_BYTES", "x.xml", f"<testsuites>{' ' * (2 << 20)}</testsuites>", "at most 1 MiB are read"),
+    ],
+)
+def test_an_enormous_file_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, name: str, content: str, says: str
+) -> None:
+    """If it fails, one file takes all memory, or the command never ends."""
+    monkeypatch.setattr(f"dist_testing.report.{limit}", 1 << 20)
+    (tmp_path / name).write_text(content, encoding="utf-8")
+    report = gather([tmp_path / name, write_stream(tmp_path / "good.jsonl", [Case("t.py::good")])])
+    assert says in report.problems[0].text
+    assert _statuses(report) == {"t.good": "passed"}
+
+
+def test_more_cases_and_files_than_a_page_can_show_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If it fails, the page does not open, or a folder such as / keeps the command busy for hours."""
+    monkeypatch.setattr("dist_testing.report.gather._MAX_CASES", 3)
+    monkeypatch.setattr("dist_testing.report.gather._MAX_FILES", 4)
+    results = write_stream(tmp_path / "e.jsonl", [Case(f"t.py::a{number}", world_size=0) for number in range(5)])
+    for number in range(4):
+        (tmp_path / str(number)).touch()
+    report = gather([results, tmp_path])
+    assert sorted(_statuses(report)) == ["t.a0", "t.a1", "t.a2"]
+    texts = [problem.text for problem in report.problems]
+    assert "it has 4 files or more" in texts[0]
+    assert "2 cases are left out" in texts[1]
+
+
+def test_a_log_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    """If it fails, a log that a clean-up has removed hides the failure, or is missing without a word."""
+    xml = _target(tmp_path / "testlogs" / "a" / "a", [FAILED], [XmlCase("t", "bad", "failed", 1.0, "m", "text")])
+    (xml.parent / "test.outputs" / "t.bad.rank-0.log").symlink_to(tmp_path / "gone")
+    report = gather([tmp_path])
+    assert _statuses(report) == {"t.bad": "failed"}
+    (problem,) = report.problems
+    assert problem.text.startswith("the log t.bad.rank-0.log cannot be read: No such file or directory.")
+    assert {log.name for log in report.runs[0].logs} == {"test.log", "t.bad.rank-1.log"}
+
+
+def test_elements_in_elements_without_end_are_read(tmp_path: Path) -> None:
+    """If it fails, a hostile XML file ends the command by a signal."""
+    deep = 20_000
+    (tmp_path / "x.xml").write_text("<testsuite>" * deep + "</testsuite>" * deep, encoding="utf-8")
+    report = gather([tmp_path / "x.xml", write_stream(tmp_path / "good.jsonl", [Case("t.py::good")])])
+    assert _statuses(report) == {"t.good": "passed"}
 
 
 def test_entities_that_multiply_are_refused(tmp_path: Path) -> None:

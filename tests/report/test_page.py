@@ -6,6 +6,7 @@ import base64
 import gzip
 import hashlib
 import json
+import random
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -15,10 +16,11 @@ import pytest
 
 from dist_testing.bazel.junit import XmlCase, write_xml
 from dist_testing.report.cli import main
-from dist_testing.report.facts import failures, ledger
+from dist_testing.report.facts import failures, headline, ledger, slow_cases
 from dist_testing.report.gather import gather
 from dist_testing.report.markup import clean, tag
-from dist_testing.report.model import Report
+from dist_testing.report.model import CaseRecord, Report, RunRecord
+from dist_testing.report.packed import Packer
 from dist_testing.report.page import page
 from dist_testing.report.story import story_of
 from dist_testing.report.words import plural, ranks_text, seconds
@@ -173,6 +175,21 @@ def test_the_table_of_all_cases_has_every_case_and_rank(tmp_path: Path) -> None:
     assert (texts[rank[1]], texts[rank[3]]) == ("stopped", "start,init,setup,call,teardown,destroy")
 
 
+@pytest.mark.parametrize(("limit", "kept"), [(10**6, 4), (30_000, 2), (0, 0)])
+def test_the_first_logs_fill_the_room_that_is_left(limit: int, kept: int) -> None:
+    """If it fails, the page of a large job is too large, or no log is whole although there is room."""
+    packer = Packer()
+    chance = random.Random(1)
+    # Random letters: each log needs some 10 KB of base64.
+    logs = ["".join(chance.choices("abcdefgh", k=20_000)) for _ in range(4)]
+    assert [packer.log(log) for log in [*logs, logs[0]]] == [0, 1, 2, 3, 0]
+    packed = packer.packed(limit)
+    data = json.loads(gzip.decompress(base64.b64decode(packed)))
+    assert data["logs"] == logs[:kept]
+    assert len(packed) <= max(limit, 200)
+    assert packed == packer.packed(limit)
+
+
 def test_the_skip_ledger_says_of_everything_why_it_did_not_run(tmp_path: Path) -> None:
     """If it fails, a target that never ran looks like a green one."""
     xml = tmp_path / "test.xml"
@@ -181,6 +198,7 @@ def test_the_skip_ledger_says_of_everything_why_it_did_not_run(tmp_path: Path) -
     more: list[dict[str, object]] = [
         {"id": {"targetCompleted": {"label": "//a:gpu"}}, "aborted": {"reason": "SKIPPED"}},
         {"id": {"targetCompleted": {"label": "//a:broken"}}, "aborted": {"reason": "ANALYSIS_FAILURE"}},
+        {"id": {"pattern": {"pattern": ["//a:gone"]}}, "aborted": {"description": "no such target '//a:gone'"}},
         {"id": {"testSummary": {"label": "//a:late"}}, "testSummary": {"overallStatus": "NO_STATUS"}},
         {"id": {"optionsParsed": {}}, "optionsParsed": {"cmdLine": ["--test_filter=x"]}},
     ]
@@ -192,6 +210,7 @@ def test_the_skip_ledger_says_of_everything_why_it_did_not_run(tmp_path: Path) -
         "skipped", "incompatible", "not built", "not reached", "ran nothing", "no results", "filtered", "cached"
     }  # fmt: skip
     assert found["not reached", str(cut)].count == 3
+    assert found["not built", "//a:gone"].reason == "no such target '//a:gone'"
     assert "from a run of 2020-09-13 12:26:40 UTC" in found["cached", "//a:a"].reason
     words = _page(report).words
     for part in ("Need at least 2 CUDA devices", "//a:gpu", "//a:broken", "//a:late", "--test_filter=x", "//a:none"):
@@ -222,6 +241,18 @@ def test_a_failure_that_a_later_attempt_has_made_good_is_not_red(tmp_path: Path)
     assert "a later attempt passed" in words
 
 
+def test_a_case_that_took_no_time_is_not_among_the_slowest(tmp_path: Path) -> None:
+    """If it fails, files that could not be collected are in the list of slow cases."""
+    xml = '<testsuite><testcase classname="t" name="{}" time="{}">{}</testcase></testsuite>'
+    (tmp_path / "a.xml").write_text(xml.format("broken", 0, '<error message="E   ImportError: x"/>'), encoding="utf-8")
+    (tmp_path / "b.xml").write_text(xml.format("slow", 2, ""), encoding="utf-8")
+    report = gather([tmp_path])
+    assert [slow.case.name for slow in slow_cases(report, 5)] == ["t.slow"]
+    # pytest's mark of the lines of an error says nothing here.
+    assert "ImportError: x" in _page(report).words
+    assert "E   ImportError" not in _page(report).words
+
+
 def test_pages_of_nothing_and_of_damage_say_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """If it fails, an empty folder makes a green page."""
     out = tmp_path / "page.html"
@@ -247,6 +278,22 @@ def test_a_world_of_a_test_that_expects_its_failure_is_no_failure(tmp_path: Path
     assert [(case.name, case.culprit, case.world_size) for run in report.runs for case in run.cases] == [
         ("t.ok", None, 2)
     ]
+
+
+@pytest.mark.parametrize(
+    ("message", "shown"),
+    [
+        ("d/t.py::x[1] (world of 3): rank 1 raised", "rank 1 raised"),
+        ("//a:a_gloo, case d/t.py::x[1] (world of 3): rank 1 raised", "rank 1 raised"),
+        ("d/t.py::x[1]: rank 1 raised, case d/t.py::x[1]", "rank 1 raised, case d/t.py::x[1]"),
+        ("rank 1 raised ValueError: d/t.py::x[1]", "rank 1 raised ValueError: d/t.py::x[1]"),
+        ("E   ValueError: x", "ValueError: x"),
+    ],
+)
+def test_a_headline_does_not_repeat_the_case(message: str, shown: str) -> None:
+    """If it fails, each failure of the list begins with the same long names."""
+    case = CaseRecord("d.t.x[1]", "failed", message, nodeid="d/t.py::x[1]")
+    assert headline(RunRecord("//a:a_gloo", cases=(case,)), case) == shown
 
 
 def test_a_foreign_text_is_one_head() -> None:

@@ -8,19 +8,63 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+from dist_testing.events.event import Phase
 from dist_testing.report.cli import main
 from dist_testing.report.gather import gather
+from dist_testing.report.model import CaseRecord, CollectiveRecord, LedgerRecord, RankRecord, RunRecord, Status
 from dist_testing.report.perfetto import trace
+from dist_testing.report.pictures import lanes as lanes_of
 from tests.report.streams import Case, write_stream
 
 _BAD = Case("t.py::bad", "failed", "rank 1 raised", "text", 4, "failure", 1, (0, 3), gpu_wait_s=0.5)
 
 
+_NUMBER = (int, float)
+_TIMED = {"pid": int, "tid": int, "ts": _NUMBER, "name": str}
+# Fields of an event by its kind, as Chrome's format of traces defines them, and those that it may lack.
+_FORMS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "M": ({"pid": int, "tid": int, "name": str, "args": dict}, {}),
+    "X": ({**_TIMED, "dur": _NUMBER, "cat": str}, {"args": dict}),
+    "i": ({**_TIMED, "s": str}, {"cat": str, "args": dict}),
+    "s": ({**_TIMED, "id": int, "cat": str}, {}),
+    "f": ({**_TIMED, "id": int, "cat": str, "bp": str}, {}),
+}
+
+
+def _checked(content: bytes) -> list[dict[str, Any]]:
+    """Return the events of a trace, after a check of each by the format that Perfetto reads."""
+    whole = json.loads(content)
+    assert {name: type(value) for name, value in whole.items()} == {"traceEvents": list, "displayTimeUnit": str}
+    events: list[dict[str, Any]] = whole["traceEvents"]
+    named = {(one["pid"], one["tid"]) for one in events if one["name"] == "thread_name"}
+    bars = defaultdict(list)
+    for one in events:
+        needed, allowed = _FORMS[one["ph"]]
+        fields = {name: value for name, value in one.items() if name != "ph"}
+        assert needed.keys() <= fields.keys() <= {*needed, *allowed}, one
+        for name, value in fields.items():
+            assert isinstance(value, {**needed, **allowed}[name]), one
+            assert type(value) is not bool, one
+        assert one["name"] == "process_name" or (one["pid"], one["tid"]) in named, one
+        assert one.get("ts", 0) >= 0, one
+        assert one.get("dur", 0) >= 0, one
+        if one["ph"] == "X":
+            bars[one["pid"], one["tid"]].append((one["ts"], one["ts"] + one["dur"]))
+    arrows = defaultdict(list)
+    for one in events:
+        if one["ph"] in "sf":
+            arrows[one["id"]].append(one)
+            # An arrow begins and ends at a bar, else Perfetto drops it.
+            assert any(start <= one["ts"] <= end for start, end in bars[one["pid"], one["tid"]]), one
+    for start, end in arrows.values():
+        assert (start["ph"], end["ph"], start["cat"], start["name"]) == ("s", "f", end["cat"], end["name"])
+        assert start["ts"] <= end["ts"]
+    return events
+
+
 def _events(folder: Path, *cases: Case, target: str = "//a:a") -> list[dict[str, Any]]:
     path = write_stream(folder / "e.jsonl", cases, target=target)
-    content = json.loads(gzip.decompress(trace(gather([path], with_processes=True).runs)))
-    events: list[dict[str, Any]] = content["traceEvents"]
-    return events
+    return _checked(trace(gather([path], with_processes=True).runs))
 
 
 def _lanes(events: list[dict[str, Any]]) -> dict[int, str]:
@@ -31,7 +75,8 @@ def test_each_rank_has_a_lane_with_its_phases_in_order(tmp_path: Path) -> None:
     """If it fails, Perfetto shows the phases on the wrong rank."""
     events = _events(tmp_path, Case("t.py::ok", world_size=2), _BAD)
     lanes = _lanes(events)
-    assert list(lanes.values()) == ["cases", "rank 0", "rank 1", "rank 2", "rank 3"]
+    calls = [f"rank {rank}, collectives" for rank in (0, 3)]
+    assert list(lanes.values()) == ["cases", "rank 0", calls[0], "rank 1", "rank 2", "rank 3", calls[1]]
     found = defaultdict(list)
     for event in events:
         if event.get("cat") == "phase":
@@ -47,8 +92,46 @@ def test_each_rank_has_a_lane_with_its_phases_in_order(tmp_path: Path) -> None:
         "process started",
         "ready",
         "waits in all_reduce #1 of the default group",
+        "broadcast #0 of group 0",
     }
     assert min(event["ts"] for event in events if "ts" in event) == 0
+
+
+def test_collective_calls_are_bars_below_their_rank(tmp_path: Path) -> None:
+    """If it fails, the trace of a hang does not show in which call each rank waits, and since when."""
+    events = _events(tmp_path, _BAD)
+    lanes = _lanes(events)
+    calls = [event for event in events if event.get("cat") == "collective"]
+    told = {(lanes[call["tid"]], call["name"], call["ph"], call["args"]["ended"]) for call in calls}
+    # torch does not say when a call of gloo has ended.
+    for rank in (0, 3):
+        lane = f"rank {rank}, collectives"
+        assert (lane, "broadcast #0 of group 0", "i", True) in told
+        assert (lane, "all_reduce #1 of group 0", "X", False) in told
+    assert len(told) == 4
+    waits = [call for call in calls if call["ph"] == "X"]
+    assert {call["dur"] for call in waits} == {170_000.0}
+    picture = lanes_of(gather([tmp_path / "e.jsonl"]).runs[0].cases[0])
+    assert picture is not None
+    assert picture.count('class="ph-collective"') == 4
+    assert "all_reduce #1 of group 0, 0.17 s, not ended" in picture
+
+
+def test_calls_at_one_time_have_lanes_of_their_own() -> None:
+    """If it fails, Perfetto drops calls that overlap."""
+    calls = tuple(CollectiveRecord(f"all_reduce #{n} of group 0", 1.0 + n, None, False) for n in range(6))
+    done = CollectiveRecord("broadcast #9 of group 1", 1.5, 1.7, True)
+    ledger = LedgerRecord(9.0, "waits", "t.py:1", (), (calls[0], done, *calls[1:]))
+    ranks = (RankRecord(0, "stopped", ledger=ledger),)
+    case = CaseRecord("t", "failed", ranks=ranks, began_at_s=0.5, ended_at_s=10.0)
+    events = json.loads(trace([RunRecord("//a:a", wall_zero_s=1.7e9, cases=(case,))]))["traceEvents"]
+    bars = [(one["tid"], one["name"], one["ts"], one["dur"]) for one in events if one.get("cat") == "collective"]
+    assert len({tid for tid, *_ in bars}) == 4
+    ends: dict[int, float] = {}
+    for tid, _, start, length in bars:
+        assert start >= ends.get(tid, 0.0)
+        ends[tid] = start + length
+    assert [name for _, name, *_ in bars].count(done.name) == 1
 
 
 def test_no_bar_crosses_the_end_of_another(tmp_path: Path) -> None:
@@ -92,7 +175,7 @@ def test_hostile_times_and_names_make_no_broken_trace(tmp_path: Path) -> None:
         .replace(',"seen_s":', ',"seen_s":1e300,"x":')
     )
     path.write_text(text.replace('[["start",', '[["start",-1e300,1e300],["start",'), encoding="utf-8")
-    content = gzip.decompress(trace(gather([path]).runs))
+    content = trace(gather([path]).runs)
     events = json.loads(content)["traceEvents"]
     assert all(abs(event.get("ts", 0)) + event.get("dur", 0) < 1e15 for event in events)
     assert b"NaN" not in content
@@ -102,18 +185,17 @@ def test_hostile_times_and_names_make_no_broken_trace(tmp_path: Path) -> None:
 
 def test_a_world_of_64_ranks_with_a_thousand_events_each_is_small() -> None:
     """If it fails, the trace of a large target does not open."""
-    # 64 ranks x 167 cases x 6 phases, without the time that writing such a stream takes.
-    from dist_testing.events.event import Phase
-    from dist_testing.report.model import CaseRecord, RankRecord, RunRecord
-
+    # 64 ranks x 167 cases x 6 phases, without the time that writing such a stream takes. Rank 7 fails in the last case.
     names = ("start", "init", "setup", "call", "teardown", "destroy")
     cases = []
     for number in range(167):
         begin = number * 1.7
+        is_bad = number == 166
         ranks = tuple(
             RankRecord(
                 rank,
-                "passed",
+                ("raised" if rank == 7 else "stopped") if is_bad else "passed",
+                seen_at_s=begin + 0.7 + rank * 0.001,
                 phases=tuple(
                     Phase(name, begin + index * 0.2 + rank * 0.001234, begin + index * 0.2 + 0.2 + rank * 0.001234)
                     for index, name in enumerate(names)
@@ -121,11 +203,28 @@ def test_a_world_of_64_ranks_with_a_thousand_events_each_is_small() -> None:
             )
             for rank in range(64)
         )
-        cases.append(CaseRecord(f"t.case_{number}", "passed", ranks=ranks, began_at_s=begin, ended_at_s=begin + 1.6))
+        victims = tuple(rank for rank in range(64) if rank != 7)
+        blame: dict[str, Any] = {"culprit": 7, "victims": victims} if is_bad else {}
+        status: Status = "failed" if is_bad else "passed"
+        cases.append(
+            CaseRecord(f"t.case_{number}", status, ranks=ranks, began_at_s=begin, ended_at_s=begin + 1.6, **blame)
+        )
     content = trace([RunRecord("//a:a", wall_zero_s=1.7e9, cases=tuple(cases))])
-    events = json.loads(gzip.decompress(content))["traceEvents"]
-    assert sum(event["ph"] == "X" for event in events) > 64_000
-    assert len(content) < 4_000_000
+    assert len(gzip.compress(content, 6)) < 4_000_000
+    events = _checked(content)
+    lanes = _lanes(events)
+    assert list(lanes.values()) == ["cases", *[f"rank {rank}" for rank in range(64)]]
+    order = {one["tid"]: one["args"]["sort_index"] for one in events if one["name"] == "thread_sort_index"}
+    assert sorted(lanes, key=order.__getitem__) == list(lanes)
+    phases = defaultdict(list)
+    for one in events:
+        if one.get("cat") == "phase":
+            phases[lanes[one["tid"]]].append(one["name"])
+    assert phases == {f"rank {rank}": list(names) * 167 for rank in range(64)}
+    ends = {one["id"]: lanes[one["tid"]] for one in events if one["ph"] == "f"}
+    starts = {one["id"]: lanes[one["tid"]] for one in events if one["ph"] == "s"}
+    assert sorted(ends.values()) == sorted(f"rank {rank}" for rank in range(64) if rank != 7)
+    assert set(starts.values()) == {"rank 7"}
 
 
 def test_the_command_writes_one_trace_or_one_for_each_target(tmp_path: Path) -> None:

@@ -144,13 +144,15 @@ LOADING_CASES = (
     Loading("own_tag", RIGHT + ', tags = ["gpus:4"]', ('"gpus:4" is set by dist_py_test',)),
     Loading("own_variable", RIGHT + ', env = {"RANK": "0"}', ('env: RANK = "0"',)),
     Loading("own_main", RIGHT + ', main = "a.py"', ('main = "a.py"',)),
-    Loading("two_problems", RIGHT + ', isolation = "x", nodes = 2', ('isolation = "x"', "and nodes = 2")),
+    Loading(
+        "two_problems", RIGHT + ', isolation = "x", gpus_per_rank = 1', ('isolation = "x"', "and gpus_per_rank = 1")
+    ),
     Loading(
         "too_many_gpus",
         'srcs = ["a.py"], backends = ["nccl"], world_size = 32',
         ("world_size 32 x gpus_per_rank 1 = 32 GPUs",),
     ),
-    Loading("two_machines", RIGHT + ", nodes = 2", ("nodes = 2", "not there yet")),
+    Loading("uneven_nodes", RIGHT + ", nodes = 3", ("nodes = 3 with world_size = 2", "must divide")),
     Loading(
         "shards_of_another",
         RIGHT + ', shard_count = {"nccl": 2}',

@@ -3,7 +3,7 @@
 load("@bazel_skylib//lib:partial.bzl", "partial")
 load("@bazel_skylib//lib:unittest.bzl", "asserts", "unittest")
 load("//backends:table.bzl", "BACKENDS")
-load("//dist_testing/private:host_facts.bzl", "amd_model", "driver_major", "nvidia_information", "nvidia_minors")  # buildifier: disable=bzl-visibility
+load("//dist_testing/private:host_facts.bzl", "amd_model", "driver_major", "nvidia_information", "nvidia_minors", "nvidia_models")  # buildifier: disable=bzl-visibility
 load("//dist_testing/private:suggest.bzl", "edit_distance", "suggestion")  # buildifier: disable=bzl-visibility
 load("//dist_testing/private:tags.bzl", "dist_tags")  # buildifier: disable=bzl-visibility
 
@@ -26,12 +26,13 @@ def _suggestion_test_impl(ctx):
 
 suggestion_test = unittest.make(_suggestion_test_impl)
 
-def _tags(backend, *, world_sizes, gpu_archs = [], gpus = 0, isolation = "fork", user_tags = []):
+def _tags(backend, *, world_sizes, gpu_archs = [], gpus = 0, isolation = "fork", nodes = 1, user_tags = []):
     return dist_tags(
         backend = BACKENDS[backend],
         gpu_archs = gpu_archs,
         gpus = gpus,
         isolation = isolation,
+        nodes = nodes,
         user_tags = user_tags,
         world_sizes = world_sizes,
     )
@@ -42,6 +43,11 @@ def _cpu_tags_test_impl(ctx):
         env,
         ["backend:gloo", "cpu:4", "dist", "mine", "resources:memory:310", "world_size:2", "world_size:4"],
         _tags("gloo", user_tags = ["mine"], world_sizes = [2, 4]),
+    )
+    asserts.equals(
+        env,
+        ["backend:gloo", "cpu:4", "dist", "nodes:2", "requires-netns", "resources:memory:310", "world_size:4"],
+        _tags("gloo", nodes = 2, world_sizes = [4]),
     )
     asserts.equals(
         env,
@@ -104,6 +110,11 @@ def _nvidia_facts_test_impl(ctx):
     asserts.equals(env, (3, "NVIDIA H200"), nvidia_information(information))
     asserts.equals(env, (None, "unknown"), nvidia_information(""))
     asserts.equals(env, (None, "unknown"), nvidia_information("Model:\nDevice Minor: none\n"))
+
+    # A node without a GPU, a GPU without a node, a GPU that is lost, and files that a container hides.
+    asserts.equals(env, {1: "B"}, nvidia_models([0, 1], [(1, "B"), (2, "C")]))
+    asserts.equals(env, {0: "unknown", 1: "B"}, nvidia_models([0, 1], [(1, "B"), (None, "unknown")]))
+    asserts.equals(env, {0: "unknown", 1: "unknown"}, nvidia_models([0, 1], []))
     return unittest.end(env)
 
 nvidia_facts_test = unittest.make(_nvidia_facts_test_impl)

@@ -92,10 +92,11 @@ def selects_test_suite(*, name):
     dist_py_test(
         name = "selects",
         size = "small",
-        srcs = _always(["cases.py"]),
+        srcs = _always([Label(":cases.py")]),
         args = _always(["-v"]),
         backends = ["gloo", "nccl"],
-        data = _always([":BUILD.bazel"]),
+        # A symbolic macro passes labels as objects.
+        data = _always([Label(":BUILD.bazel")]),
         deps = _always([]),
         env = _always({"MINE": "yes"}),
         env_inherit = _always(["MY_RANK"]),
@@ -103,6 +104,8 @@ def selects_test_suite(*, name):
         shard_count = _always(2),
         tags = ["manual"],
         target_compatible_with = _always([]),
+        timings = None,
+        visibility = [Label("//tests:__pkg__")],
         world_size = 2,
     )
     all_selects_test(name = "all_selects_test", size = "small", target_under_test = ":selects_gloo")

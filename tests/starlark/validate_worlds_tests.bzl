@@ -186,12 +186,35 @@ def _isolation_test_impl(ctx):
 
 isolation_test = unittest.make(_isolation_test_impl)
 
+def _target(backend, *, world_sizes, gpus = 0, isolation = "fork"):
+    return struct(backend = BACKENDS[backend], gpus = gpus, isolation = isolation, world_sizes = world_sizes)
+
 def _nodes_test_impl(ctx):
     env = unittest.begin(ctx)
-    assert_accepted(env, nodes_problems(1))
-    assert_refused(env, nodes_problems(2), "nodes = 2\n", "not there yet", "Drop it")
-    for wrong in [0, -1, "1", True, None]:
-        assert_refused(env, nodes_problems(wrong), "nodes = {}\n".format(repr(wrong)), "for now 1")
+    fits = _target("gloo", world_sizes = [2, 4])
+    assert_accepted(env, nodes_problems(1, [_target("threaded", isolation = "thread", world_sizes = [3])]))
+    assert_accepted(env, nodes_problems(2, [fits]))
+    for wrong in [0, -1, "1", True, None, 65]:
+        assert_refused(env, nodes_problems(wrong, [fits]), "nodes = {}\n".format(repr(wrong)), "from 1 to 64")
+    assert_refused(
+        env,
+        nodes_problems(2, [fits, _target("gloo", world_sizes = [3])]),
+        "nodes = 2 with world_size = 3\n",
+        "must divide",
+        "world_size = 4",
+    )
+    assert_refused(
+        env,
+        nodes_problems(2, [_target("threaded", isolation = "thread", world_sizes = [4])]),
+        "nodes = 2 with backend \"threaded\"\n",
+        "threads of one process",
+    )
+    assert_refused(
+        env,
+        nodes_problems(2, [_target("nccl", gpus = 4, world_sizes = [4])]),
+        "nodes = 2 with backend \"nccl\"\n",
+        "share the GPUs",
+    )
     return unittest.end(env)
 
 nodes_test = unittest.make(_nodes_test_impl)

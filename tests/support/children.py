@@ -167,6 +167,7 @@ class Target:
             "gpus_per_rank": table[backend]["gpus_per_rank"],
             "isolation": "fork",
             "nodes": 1,
+            "program_exits": None,
             "ranks_per_gpu": 1,
             "schema": SCHEMA,
             "srcs": [f"//pkg:{name}" for name in sources],

@@ -31,6 +31,7 @@ class HangKind:
         said: Part of the verdict's reason.
         culprit: The rank that the hang comes from; None where no single rank is to blame.
         why_not: Why the hang cannot be proven, so that the deadline decides; "" if it can.
+        suspects: Ranks of which one is to blame, where the ledgers do not show which.
         otherwise: How ranks are made (`tests.support.hang_runs.ISOLATIONS`), to why the case ends in another way there.
     """
 
@@ -38,6 +39,7 @@ class HangKind:
     said: str
     culprit: int | None = None
     why_not: str = ""
+    suspects: tuple[int, ...] = ()
     otherwise: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -230,11 +232,19 @@ KINDS: dict[str, HangKind] = {
     "exception swallowed": HangKind(_swallows_an_error, _left_out(2, "all_reduce #1"), 2),
     "barrier in finally": HangKind(_meets_after_an_error, "call #1 of the default group: rank 2 calls barrier", 2),
     "one batch less": HangKind(_repeats(3, -1), _left_out(3, "all_reduce #4"), 3),
-    "one batch more": HangKind(_repeats(3, 1), "ranks 0, 1, 2 ended the test; rank 3 waits for them in all_reduce #5"),
+    "one batch more": HangKind(
+        _repeats(3, 1), "ranks 0, 1, 2 ended the test; rank 3 waits for them in all_reduce #5", 3
+    ),
     "other collective": HangKind(_calls_another, "call #2 of the default group: rank 3 calls barrier", 3),
-    "other order of two groups": HangKind(_swaps_two_groups, "wait for each other: rank 0 in all_reduce #1 of group"),
-    "group before default": HangKind(_swaps_group_and_default, "ranks 0, 1 wait for each other: rank 0 in barrier #1"),
-    "sub-group forgotten": HangKind(_forgets_a_subgroup, "ranks 1, 2 wait for each other: rank 1 in broadcast #1"),
+    "other order of two groups": HangKind(
+        _swaps_two_groups, "wait for each other: rank 0 in all_reduce #1 of group", 0
+    ),
+    "group before default": HangKind(
+        _swaps_group_and_default, "ranks 0, 1 wait for each other: rank 0 in barrier #1", suspects=(0, 1)
+    ),
+    "sub-group forgotten": HangKind(
+        _forgets_a_subgroup, "ranks 1, 2 wait for each other: rank 1 in broadcast #1", suspects=(1, 2)
+    ),
     "other root": HangKind(
         _broadcasts_from_another_root, "", None, "all ranks are in one call; the recorder does not hold its root"
     ),
@@ -288,7 +298,7 @@ KINDS: dict[str, HangKind] = {
     ),
     "ring of receives": HangKind(_all_receive_in_a_ring, f"ranks 0, 1, 2, 3 {_CYCLE} recv from rank 1"),
     "pairs of sends": HangKind(_all_send_in_pairs, f"ranks 0, 1 {_CYCLE} send to rank 1"),
-    "other tag": HangKind(_sends_with_another_tag, f"ranks 0, 1 {_CYCLE} send to rank 1"),
+    "other tag": HangKind(_sends_with_another_tag, f"ranks 0, 1 {_CYCLE} send to rank 1", suspects=(0, 1)),
     "irecv in a variable": HangKind(_one(0, _receives_by_a_variable), "no rank can go on: rank 0 in wait"),
     "batch without a peer": HangKind(_all_but(1, _exchanges), "no rank can go on: rank 0 in wait"),
     "async call": HangKind(_all_but(2, _waits_for_an_async_call), _left_out(2, "all_reduce #1"), 2),
@@ -316,5 +326,5 @@ KINDS: dict[str, HangKind] = {
     "endless loop": HangKind(hang_outside.loops, "rank 1", 1, "a rank that computes can end"),
     "file lock": HangKind(hang_outside.waits_for_a_lock, "rank 1", 1, "the ledger does not know locks of files"),
     "child process": HangKind(hang_outside.waits_for_a_child, "rank 1", 1, "a child process can end, and the wait too"),
-    "stopped rank": HangKind(hang_outside.is_stopped, "rank 1", 1, "a stopped rank tells nothing", _STOPPED),
+    "stopped rank": HangKind(hang_outside.is_stopped, "rank 1", 1, "a stopped rank tells nothing", otherwise=_STOPPED),
 }

@@ -44,7 +44,7 @@ def test_ranks_that_wait_for_each_other_get_an_error_with_all_waits() -> None:
         assert "Deadlock: all 3 ranks of the world wait" in str(error)
         assert "rank 0: waiting for rank 1 to send in recv(from rank 1, tag 7, float32[2])" in str(error)
         assert "rank 1: waiting for rank 2 to receive in send(to rank 2" in str(error)
-        assert "rank 2: waiting for ranks 0 and 1 in barrier()" in str(error)
+        assert "rank 2: waiting for ranks 0, 1 in barrier()" in str(error)
         assert 3 == str(error).count(f"{HERE}:")
 
 

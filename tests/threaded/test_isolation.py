@@ -152,7 +152,7 @@ def test_a_group_with_other_sizes_on_its_ranks_is_refused() -> None:
             turn.set()
         else:
             assert turn.wait(LIMIT_S)
-            with pytest.raises(UsageError, match="ranks 0, 1 and 2 on one rank and ranks 0 and 1 on another"):
+            with pytest.raises(UsageError, match="ranks 0, 1, 2 on one rank and ranks 0, 1 on another"):
                 dist.init_process_group("threaded", store=store, rank=1, world_size=3)
 
     pass_on_threads(body, 2, init=False)

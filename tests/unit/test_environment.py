@@ -7,18 +7,20 @@ from unittest import mock
 
 import pytest
 
+from dist_testing.nodes.layout import LOOPBACK, Layout
 from dist_testing.rank.environment import become, world_env
-from dist_testing.world import LOOPBACK
 
-# The rank itself sets RANK and LOCAL_RANK.
-BASE = {"WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK"}
+# The rank itself sets RANK, LOCAL_RANK and GROUP_RANK.
+BASE = {"WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE"}
 
 
 @pytest.mark.parametrize("size", [1, 4, 64])
 def test_variables_are_those_of_torchrun_on_one_node(size: int) -> None:
     """If this fails, code under test that reads these variables learns a wrong rank or world size."""
-    env = world_env({}, size, 29500)
+    layout = Layout(size)
+    env = {**world_env({}, layout, 29500), **layout.rank_env(size - 1)}
     assert (env["WORLD_SIZE"], env["LOCAL_WORLD_SIZE"]) == (str(size), str(size))
+    assert (env["RANK"], env["LOCAL_RANK"]) == (str(size - 1), str(size - 1))
     assert (env["GROUP_RANK"], env["GROUP_WORLD_SIZE"]) == ("0", "1")
     assert (env["MASTER_ADDR"], env["MASTER_PORT"]) == (LOOPBACK, "29500")
 
@@ -26,15 +28,15 @@ def test_variables_are_those_of_torchrun_on_one_node(size: int) -> None:
 @pytest.mark.parametrize(("store_port", "is_told"), [(29500, False), (0, True)])
 def test_store_of_torchrun_is_not_the_store_of_a_world(store_port: int, is_told: bool) -> None:
     """If this fails, under torchrun no rank serves a store at a test's own port, or none where the world has none."""
-    env = world_env({"TORCHELASTIC_USE_AGENT_STORE": "True", "KEPT": "1"}, 2, store_port)
+    env = world_env({"TORCHELASTIC_USE_AGENT_STORE": "True", "KEPT": "1"}, Layout(2), store_port)
     assert ("TORCHELASTIC_USE_AGENT_STORE" in env) is is_told
     assert env["KEPT"] == "1"
-    assert env.items() >= world_env({}, 2, store_port).items()
+    assert env.items() >= world_env({}, Layout(2), store_port).items()
 
 
 def test_a_world_without_a_store_has_no_address() -> None:
     """If this fails, env:// waits for an address at which no store listens."""
-    env = world_env({}, 2, 0)
+    env = world_env({}, Layout(2), 0)
     assert env.keys() >= BASE
     assert not [name for name in env if name.startswith(("MASTER_", "TORCHELASTIC_"))]
 

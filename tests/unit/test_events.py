@@ -29,7 +29,7 @@ from dist_testing.events.cases import (
     RankWarned,
     WorldAsked,
 )
-from dist_testing.events.event import Event, LedgerCall, Phase
+from dist_testing.events.event import CallTimes, Event, LedgerCall, Phase
 from dist_testing.events.runs import (
     RunEnded,
     RunStarted,
@@ -87,9 +87,10 @@ _FORMS: list[tuple[Event, str]] = [
             "waits in all_reduce #2 of the default group",
             "test_f.py:6",
             (LedgerCall("0", 2, "gloo", "all_reduce", "[[3]] Float", False),),
+            (CallTimes(0.5, None),),
         ),
         '{"event":"rank_ledger","at_s":1.0,"case":3,"rank":0,"state":"waits in all_reduce #2 of the default group",'
-        '"place":"test_f.py:6","calls":[["0",2,"gloo","all_reduce","[[3]] Float",false]]}',
+        '"place":"test_f.py:6","calls":[["0",2,"gloo","all_reduce","[[3]] Float",false]],"times":[[0.5,null]]}',
     ),
     (
         RankOutcomeKnown(1.0, 3, 0, "signalled", 0.75, "call", "", "was killed", "", None, 9),

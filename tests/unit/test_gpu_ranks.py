@@ -14,6 +14,7 @@ import torch
 from torch._C._distributed_c10d import HashStore
 
 from dist_testing.gpus.faults import is_hardware_fault
+from dist_testing.nodes.layout import Layout
 from dist_testing.outcomes import Cause, Kind, RankOutcome, Status, Verdict, blame_machine, verdict
 from dist_testing.rank.device import finish_device_work
 from dist_testing.rank.rank_world import RankWorld
@@ -23,7 +24,7 @@ from dist_testing.world import WorldSettings
 def world(rank: int, *, gpus_per_rank: int = 1, ranks_per_gpu: int = 1) -> RankWorld:
     """A rank of a world of four on CUDA."""
     settings = WorldSettings("gloo", "cuda", gpus_per_rank, "", 60.0, False, ranks_per_gpu)
-    return RankWorld(rank, 4, settings, directory=Path(), store_port=0, store_fd=None)
+    return RankWorld(rank, Layout(4), settings, directory=Path(), store_port=0, store_fd=None)
 
 
 @pytest.mark.parametrize(
@@ -40,7 +41,7 @@ def test_ranks_take_the_devices_of_a_plug_in_in_turn(monkeypatch: pytest.MonkeyP
     """The library leases none of them, and rank 3 of a world on two devices must not ask for a fourth."""
     monkeypatch.setattr(torch, "get_device_module", lambda device: SimpleNamespace(device_count=lambda: 2))
     settings = WorldSettings("gloo", "privateuseone", 0, "", 60.0, False)
-    ranks = [RankWorld(rank, 4, settings, directory=Path(), store_port=0, store_fd=None) for rank in range(4)]
+    ranks = [RankWorld(rank, Layout(4), settings, directory=Path(), store_port=0, store_fd=None) for rank in range(4)]
     assert [rank.device.index for rank in ranks] == [0, 1, 0, 1]
 
 
@@ -51,7 +52,7 @@ def test_a_group_gets_the_ranks_device_where_the_backend_says_so(monkeypatch: py
     monkeypatch.setattr("torch.distributed.init_process_group", lambda backend, **arguments: given.update(arguments))
     monkeypatch.setattr(torch, "get_device_module", lambda device: SimpleNamespace(set_device=lambda device: None))
     settings = WorldSettings("any", "cuda", 1, "", 60.0, True, binds_device=binds)
-    RankWorld(2, 4, settings, directory=Path(), store_port=0, store_fd=None, store=HashStore()).prepare()
+    RankWorld(2, Layout(4), settings, directory=Path(), store_port=0, store_fd=None, store=HashStore()).prepare()
     assert given["device_id"] == (torch.device("cuda", 2) if binds else None)
 
 

@@ -24,7 +24,14 @@ def ended(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def have(monkeypatch: pytest.MonkeyPatch, *backends: str) -> None:
     """Give this process a group for each torch backend string."""
     groups = {object(): (backend, None) for backend in backends}
-    monkeypatch.setattr(dist.distributed_c10d, "_world", SimpleNamespace(pg_map=groups))
+    world = SimpleNamespace(pg_map=groups, pg_backend_config=dict.fromkeys(groups, "cpu:gloo"))
+    monkeypatch.setattr(dist.distributed_c10d, "_world", world)
+
+
+def test_a_group_without_a_named_backend_counts_by_its_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it no hang of a program that calls `init_process_group()` without an argument is ever proven."""
+    have(monkeypatch, "undefined", "nccl")
+    assert backends_in_use(dist.distributed_c10d) == {"cpu:gloo", "nccl"}
 
 
 @pytest.mark.parametrize(
@@ -45,7 +52,7 @@ def test_a_process_that_ends_destroys_the_groups_that_need_it(
 ) -> None:
     """To destroy gloo's takes 20 to 40 ms of each case; not to destroy NCCL's loses what it holds."""
     have(monkeypatch, *backends)
-    assert backends_in_use() == set(backends)
+    assert backends_in_use(dist.distributed_c10d) == set(backends)
     end_groups()
     assert ended == expected
 

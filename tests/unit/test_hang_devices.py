@@ -55,7 +55,8 @@ _DUMP = {
 
 
 def _call(number: int, operation: str = "all_reduce", *, is_done: bool) -> Call:
-    return Call("0", 0, number, "nccl", operation, "[[3, 4]]", "Float", is_done, 600_000)
+    begun_ns, ended_ns = _ENTRY["time_created_ns"], _ENTRY["time_discovered_completed_ns"]
+    return Call("0", 0, number, "nccl", operation, "[[3, 4]]", "Float", is_done, 600_000, begun_ns, ended_ns)
 
 
 def test_record_of_nccl_is_in_the_ledger(monkeypatch: pytest.MonkeyPatch) -> None:

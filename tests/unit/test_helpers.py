@@ -90,6 +90,13 @@ def test_a_limit_can_be_set_for_a_method_name(monkeypatch: pytest.MonkeyPatch) -
     assert dist_testing.get_timeout("__main__.Case.test_other") == 7
 
 
+def test_rocm_has_a_limit_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If this fails, the slowest test of torch's suite for DDP has a longer limit on ROCm than under torch's class."""
+    assert "test_join_kwargs" not in environment.TIMEOUT_OVERRIDE
+    monkeypatch.setenv("PYTORCH_TEST_WITH_ROCM", "1")
+    assert runpy.run_path(environment.__file__)["TIMEOUT_OVERRIDE"]["test_join_kwargs"] == 200
+
+
 @pytest.mark.parametrize(
     ("env", "seconds"),
     [

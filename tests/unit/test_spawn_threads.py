@@ -13,7 +13,7 @@ import torch.distributed as dist
 from dist_testing import spawn_threads_and_init_comms
 from dist_testing.case import ThreadsFailedError
 from dist_testing.errors import UsageError
-from dist_testing.frontends.unittest.spawn_threads import starts_threads
+from dist_testing.frontends.unittest.spawn_threads import starts_ranks
 from dist_testing.outcomes import Cause
 
 
@@ -55,14 +55,14 @@ def test_threads_of_a_test_are_known_before_it_runs(tmp_path: Path) -> None:
 
     file = tmp_path / "test_x.py"
     file.write_text("def test_plain(): pass")
-    assert not starts_threads(plain, file)
-    assert not starts_threads(None, tmp_path / "no file")
+    assert not starts_ranks(plain, file)
+    assert not starts_ranks(None, tmp_path / "no file")
     decorated = spawn_threads_and_init_comms(world_size=2)(plain)
-    assert starts_threads(decorated, file)
-    assert starts_threads(functools.wraps(decorated)(lambda: None), file)
+    assert starts_ranks(decorated, file)
+    assert starts_ranks(functools.wraps(decorated)(lambda: None), file)
     nested = tmp_path / "test_y.py"
     nested.write_text("def test_nested():\n    dist_testing.spawn_threads_and_init_comms(list)()")
-    assert starts_threads(plain, nested)
+    assert starts_ranks(plain, nested)
 
 
 def test_rank_that_hangs_is_a_failure_with_its_stack() -> None:

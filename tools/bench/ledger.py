@@ -5,7 +5,9 @@
 
 World of 4 over gloo. A case makes so many all_reduce calls of four numbers. `without`: torch's flight recorder is off,
 no helper thread answers the runner, and the calls of the ranks are not compared. Columns: median, min and max of one
-case, in milliseconds. The ratio is that of a case with the ledger to one without it.
+case, in milliseconds: of the time that it takes, and of the CPU time that the runner and the ranks use (of cases in
+blocks of 10, because the kernel counts in steps). The ratio is that of a case with the ledger to one without it; that
+of the CPU time says more on a machine that does something else, too.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any
 from unittest import mock
 
@@ -26,12 +28,15 @@ from options import bench_parser, count, counts, run_bench
 
 from dist_testing.engine.engine import Engine
 from dist_testing.outcomes import Status
+from dist_testing.procfs import children_of, stat_of
 from dist_testing.world import World
 from tests.support.worlds import engine_for, run
 
 WORLD_SIZE = 4
 MS_PER_S = 1000.0
 _NAMES = ("with", "without")
+# Cases in a measurement of CPU time: the kernel counts in steps of 10 ms.
+_BLOCK = 10
 
 
 class _NoCalls:
@@ -45,51 +50,78 @@ def _reduces(_: World, arguments: dict[str, Any]) -> None:
 
 
 @contextlib.contextmanager
-def _engines() -> Iterator[dict[str, Engine]]:
-    """One engine with the ledger and one without it; each has its own fork server, which is made here."""
+def _engines() -> Iterator[tuple[dict[str, Engine], dict[str, list[int]]]]:
+    """One engine with the ledger and one without it; each has its own fork server, which is made here.
+
+    Also the pids of the processes that each has started.
+    """
     with contextlib.ExitStack() as stack:
         engines = {}
+        servers = {}
         for name in _NAMES:
+            before = children_of(os.getpid())
             with contextlib.ExitStack() as changes:
                 if name == "without":
                     for function, other in (("answer_with_ledger", lambda _: None), ("_call_record", _no_record)):
                         changes.enter_context(mock.patch(f"dist_testing.rank.bootstrap.{function}", other))
                 engines[name] = stack.enter_context(engine_for({"reduces": _reduces}))
                 # The first case forks the fork server, which keeps the changes.
-                _case_ms(engines, name, "fork", 1)
-        yield engines
+                _run_case(engines[name], name, "fork", 1)
+            servers[name] = sorted(children_of(os.getpid()) - before)
+        yield engines, servers
 
 
 def _no_record(*_: object, **__: object) -> _NoCalls:
     return _NoCalls()
 
 
-def _case_ms(engines: Mapping[str, Engine], name: str, isolation: str, calls: int) -> float:
+def _run_case(engine: Engine, name: str, isolation: str, calls: int) -> None:
     pool: dict[str, Any] = {"pool": "bench"} if isolation == "pool" else {}
     recorder = {"TORCH_FR_BUFFER_SIZE": "0"} if name == "without" else {}
-    begin_s = time.perf_counter()
     with mock.patch.dict(os.environ, recorder):
-        result = run(
-            engines[name], "reduces", world_size=WORLD_SIZE, isolation=isolation, arguments={"calls": calls}, **pool
-        )
-    case_s = time.perf_counter() - begin_s
+        result = run(engine, "reduces", world_size=WORLD_SIZE, isolation=isolation, arguments={"calls": calls}, **pool)
     if result.verdict.status is not Status.PASSED:
         raise BenchError(f"a case {name} the ledger: {result.verdict.reason}")
-    return MS_PER_S * case_s
+
+
+def _cpu_ms(pids: Iterable[int]) -> float:
+    """CPU time that processes and their descendants, ended ones included, have used until now."""
+    found = 0.0
+    for pid in pids:
+        if stat := stat_of(pid):
+            # proc(5): the fields 14 to 17 are the times of the process and of the children that it has waited for.
+            found += sum(map(int, stat[11:15])) * MS_PER_S / os.sysconf("SC_CLK_TCK")
+        found += _cpu_ms(children_of(pid))
+    return found
 
 
 def measure(options: argparse.Namespace) -> dict[str, dict[str, Summary]]:
-    """Return the isolation and the number of calls -> with or without -> times of a case, in milliseconds."""
+    """Return what was measured -> with or without -> milliseconds of a case."""
     found = {}
-    with _engines() as engines:
+    with _engines() as (engines, servers):
         for isolation in ("fork", "pool"):
             for calls in options.calls:
                 times: dict[str, list[float]] = {name: [] for name in _NAMES}
-                for number in range(options.cases + 1):
-                    for name in _NAMES if number % 2 else reversed(_NAMES):
-                        times[name].append(_case_ms(engines, name, isolation, calls))
-                # The first case of a pool makes the ranks.
-                found[f"{isolation}, {calls} call(s)"] = {name: summarise(of[1:]) for name, of in times.items()}
+                cpu: dict[str, list[float]] = {name: [] for name in _NAMES}
+                for name in _NAMES:
+                    # The first case of a pool makes the ranks.
+                    _run_case(engines[name], name, isolation, calls)
+                for begin in range(0, options.cases, _BLOCK):
+                    block = range(begin, min(begin + _BLOCK, options.cases))
+                    # While one engine runs a case, the processes of the other one do nothing.
+                    used = {name: -_cpu_ms(servers[name]) for name in _NAMES}
+                    for number in block:
+                        for name in _NAMES if number % 2 else reversed(_NAMES):
+                            begin_s, own_s = time.perf_counter(), time.process_time()
+                            _run_case(engines[name], name, isolation, calls)
+                            times[name].append(MS_PER_S * (time.perf_counter() - begin_s))
+                            used[name] += MS_PER_S * (time.process_time() - own_s)
+                    for name in _NAMES:
+                        cpu[name].append((used[name] + _cpu_ms(servers[name])) / len(block))
+                for what, figures in (("time", times), ("CPU", cpu)):
+                    found[f"{isolation}, {calls} call(s), {what}"] = {
+                        name: summarise(of) for name, of in figures.items()
+                    }
             for engine in engines.values():
                 engine.end_pool()
     return found

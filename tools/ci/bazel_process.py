@@ -22,6 +22,12 @@ INFRASTRUCTURE = {
 }
 
 
+def usual_bazel(workspace: Path) -> str:
+    """Return the program to start: `bazelw` of the workspace if it has one, else `bazel` on PATH."""
+    wrapper = workspace / "bazelw"
+    return str(wrapper) if wrapper.exists() else "bazel"
+
+
 def run_bazel(command: Sequence[str], workspace: Path, *, output: Path | None = None) -> int:
     """Run Bazel. An interrupt ends Bazel first, so that its messages come last.
 

@@ -20,7 +20,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from bazel_process import INFRASTRUCTURE, REMOTE_FAILED, run_bazel
+from bazel_process import INFRASTRUCTURE, REMOTE_FAILED, run_bazel, usual_bazel
 from build_events import EventsError, Invocation, read_invocation
 from endpoint import ask_endpoint
 from summary import Summary, summarise, summary_lines
@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     options, given = _parser().parse_known_args(arguments)
     workspace = Path(os.environ.get("BUILD_WORKSPACE_DIRECTORY") or Path.cwd())
-    bazel = options.bazel or (str(workspace / "bazelw") if (workspace / "bazelw").exists() else "bazel")
+    bazel = options.bazel or usual_bazel(workspace)
     with tempfile.TemporaryDirectory(prefix="dist-ci-") as folder:
         try:
             return _run(options, [bazel, "test", "--config=ci"], given, workspace, Path(folder))
@@ -80,7 +80,7 @@ def _run(options: argparse.Namespace, bazel: Sequence[str], given: Sequence[str]
                 "so there is no summary"
             )
             return status or 1
-        if not is_worth_another_attempt(status, invocation) or number == options.attempts:
+        if not _is_worth_another_attempt(status, invocation) or number == options.attempts:
             break
         _say(f"Bazel's exit status is {status}: {INFRASTRUCTURE[status]}; attempt {number + 1} of {options.attempts}")
     summary = summarise(invocation)
@@ -106,7 +106,7 @@ def _write_page(events: Path, place: Path) -> None:
         print(f"page: {place.absolute()} ({size(written)})")
 
 
-def is_worth_another_attempt(status: int, invocation: Invocation) -> bool:
+def _is_worth_another_attempt(status: int, invocation: Invocation) -> bool:
     """Return whether only infrastructure failed, and it worked before.
 
     A failed test is not repeated in the hope that it passes, and neither is a target that does not build. An executor

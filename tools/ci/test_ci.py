@@ -234,7 +234,7 @@ def test_a_job_without_results_is_not_green(
 
 
 def test_a_job_ends_with_a_page_of_its_results(bazel: Bazel, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    """If it fails, a red job is only a terminal page that nobody can open, search or keep."""
+    """If it fails, a red job is only a terminal page, which users cannot open, search or keep."""
     events = bazel.events([Target("//a:a"), Target("//a:b", [PASSED, FAILED], "FAILED")], 3, "TESTS_FAILED")
     assert run((3, events)) == 3
     page = bazel.folder / "bazel-report.html"

@@ -79,6 +79,19 @@ def _steps() -> list[Step]:
             _pytest(*_SHARED, "--dist-on-missing=fail", "tests/test_pg_wrapper.py"),
         ),
         Step(
+            "autograd",
+            "ranks that are threads: a backward pass on the GPU runs on the rank's own thread, and sees its group",
+            _pytest(
+                "--dist-backend=threaded",
+                "--dist-isolation=thread",
+                f"{_CASES}::test_a_backward_pass_of_a_thread_sees_the_ranks_group",
+            ),
+            output=r"1 passed",
+            # Threads lease no GPU.
+            keeps_gpu=True,
+            env={"CUDA_VISIBLE_DEVICES": "0"},
+        ),
+        Step(
             "nccl",
             "a world of one rank of NCCL",
             _pytest(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import threading
 
 import pytest
 import torch
@@ -50,6 +51,25 @@ def test_other_programs_see_the_lease(world: dist_testing.World) -> None:
     # CUDA opens the node as well; one locked descriptor is enough.
     leased = {node for node in nodes if node.removeprefix("/dev/nvidia").isdecimal()}
     assert any(subprocess.run(["flock", "--nonblock", node, "true"]).returncode == 1 for node in leased)
+
+
+@pytest.mark.distributed(backends=["threaded"], world_size=3)
+def test_a_backward_pass_of_a_thread_sees_the_ranks_group(world: dist_testing.World) -> None:
+    """torch has a thread of its own for the nodes of a GPU, which belongs to no rank."""
+    where = []
+
+    def hook(gradient: torch.Tensor) -> torch.Tensor:
+        where.append((threading.get_ident(), dist.get_rank()))
+        reduced = gradient.clone()
+        dist.all_reduce(reduced)
+        return reduced
+
+    weight = torch.ones(2, device="cuda", requires_grad=True)
+    weight.register_hook(hook)  # type: ignore[no-untyped-call]  # in torch
+    (weight * (world.rank + 1)).sum().backward()  # type: ignore[no-untyped-call]  # in torch
+    assert where == [(threading.get_ident(), world.rank)]
+    assert weight.grad is not None
+    assert weight.grad.eq(world.size * (world.size + 1) / 2).all()
 
 
 def _is_open(fd: str) -> bool:

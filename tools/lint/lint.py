@@ -19,11 +19,12 @@ from links import broken_links
 # Each group is checked by itself, because a program's folder is on its path and its module names may repeat those of
 # others. Group -> folders on its path.
 _MYPY_GROUPS: dict[tuple[str, ...], tuple[str, ...]] = {
-    ("dist_testing", "e2e/check.py", "e2e/questions.py", "tests"): (".",),
+    ("dist_testing", "e2e/check.py", "e2e/first_week.py", "e2e/questions.py", "tests"): (".",),
     ("tools/bazel", "tools/debian_prefix"): ("tools/bazel", "tools/bazel/tests", "tools/debian_prefix"),
     ("tools/bench",): (".", "tools/bench"),
     ("tools/docs",): ("tools/docs",),
     ("tools/gpu",): (".", "tools/gpu"),
+    ("tools/init",): ("tools/init",),
     ("tools/coverage",): ("tools/coverage",),
     ("tools/rbe",): ("tools/debian_prefix", "tools/rbe", "tools/rbe/pool_check", "tools/report"),
     ("tools/ci",): (".", "tools/report", "tools/ci"),

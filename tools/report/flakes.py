@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from bazel_process import run_bazel
+from bazel_process import run_bazel, usual_bazel
 
 from dist_testing.errors import ReportError
 from dist_testing.report.flake_section import flake_lines
@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         return 2
     workspace = Path(os.environ.get("BUILD_WORKSPACE_DIRECTORY") or Path.cwd())
-    bazel = options.bazel or (str(workspace / "bazelw") if (workspace / "bazelw").exists() else "bazel")
+    bazel = options.bazel or usual_bazel(workspace)
     try:
         with tempfile.TemporaryDirectory(prefix="dist-flakes-") as folder:
             return _run(options, bazel, given, workspace, Path(folder))

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from build_events import EventsError, read_invocation
+from build_events import read_invocation
 
 from dist_testing.bazel.junit import XmlCase, read_xml
 from dist_testing.errors import ReportError
 from dist_testing.report.gather import label_of
+from dist_testing.report.model import is_label
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,18 +87,14 @@ def read_results(paths: Sequence[Path]) -> Results:
 
 def _read_file(path: Path, target: str = "") -> list[Run]:
     return [
-        Run(target or (suite.name if suite.name.startswith(("//", "@")) else label_of(path)), suite.cases)
-        for suite in read_xml(path)
+        Run(target or (suite.name if is_label(suite.name) else label_of(path)), suite.cases) for suite in read_xml(path)
     ]
 
 
 def _read_events(path: Path) -> Results:
     runs: list[Run] = []
     unread: set[str] = set()
-    try:
-        invocation = read_invocation(path)
-    except EventsError as error:
-        raise ReportError(str(error)) from error
+    invocation = read_invocation(path)
     if not invocation.is_complete:
         raise ReportError(
             f"{path}: the build events are incomplete after {len(invocation.attempts)} results.\n"

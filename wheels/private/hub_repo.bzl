@@ -78,7 +78,9 @@ def _by_python(label, repos):
 def _hub_repo_impl(repository_ctx):
     locks = json.decode(repository_ctx.attr.locks)
     packages = {}
-    for lock, file in zip(locks, repository_ctx.attr.files):
+    files = {str(file): file for file in repository_ctx.attr.files}
+    for lock in locks:
+        file = files[lock["file"]]
         locked = read_lock(repository_ctx.read(file))
         if locked.problems:
             fail("{}: {}".format(user_label(file), "\nand ".join(locked.problems)))
@@ -125,13 +127,13 @@ hub_repo = repository_rule(
     doc = "The labels of a hub. They choose the lock by //wheels:lock, and the Python by the flag of rules_python.",
     implementation = _hub_repo_impl,
     attrs = {
-        "files": attr.label_list(doc = "The lock files, in the order of `locks`.", mandatory = True),
+        "files": attr.label_list(doc = "The lock files, each once.", mandatory = True),
         "hub": attr.string(
             doc = "Name of the hub in error texts.",
             mandatory = True,
         ),
         "locks": attr.string(
-            doc = "JSON: a list of {name, python_version, repo}. The first name is the default.",
+            doc = "JSON: a list of {file, name, python_version, repo}. The first name is the default.",
             mandatory = True,
         ),
     },

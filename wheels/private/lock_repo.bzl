@@ -23,28 +23,23 @@ py_library(
     imports = ["site-packages"],
 )
 
-# A remote worker gets them as one file.
-alias(
-    name = "site_packages",
-    actual = select({{
-        "{archive_setting}": "{archive}",
-        "//conditions:default": ":directory",
-    }}),
-)
-
 # The same, for `data` and for rules that know nothing of Python.
 filegroup(
     name = "files",
     srcs = ["site-packages"],
 )
 
-alias(
-    name = "data",
-    actual = select({{
-        "{archive_setting}": "{archive}",
-        "//conditions:default": ":files",
-    }}),
-)
+# A remote worker gets them as one file.
+[
+    alias(
+        name = name,
+        actual = select({{
+            "{archive_setting}": "{archive}",
+            "//conditions:default": directory,
+        }}),
+    )
+    for name, directory in [("site_packages", ":directory"), ("data", ":files")]
+]
 
 exports_files(["installed.json"])
 """

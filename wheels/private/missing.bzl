@@ -2,11 +2,14 @@
 
 def _missing_package_impl(ctx):
     fail(("The lock \"{lock}\" of the hub \"{hub}\" has no package \"{package}\".\n" +
-          "Only {others} has it; with that lock's copy beside the packages of this one, two torches could meet in one test.\n" +
+          "Only {others} it; with that lock's copy beside the packages of this one, two torches could meet in one test.\n" +
           "Add it to the lock file of \"{lock}\", or choose another lock (docs/wheels.md).").format(
         hub = ctx.attr.hub,
         lock = ctx.attr.lock,
-        others = ", ".join(["\"{}\"".format(other) for other in ctx.attr.others]),
+        others = "{} {}".format(
+            ", ".join(["\"{}\"".format(other) for other in ctx.attr.others]),
+            "has" if len(ctx.attr.others) == 1 else "have",
+        ),
         package = ctx.attr.package,
     ))
 

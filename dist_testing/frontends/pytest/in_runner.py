@@ -22,10 +22,10 @@ from dist_testing.case import Case, CaseBody
 from dist_testing.engine.engine import Engine
 from dist_testing.engine.interrupts import raise_on_termination
 from dist_testing.engine.kept_logs import keep_logs
-from dist_testing.engine.kept_reports import ReportFolder
 from dist_testing.engine.needs import missing_need
 from dist_testing.errors import DistTestingError, LaunchError, UsageError
 from dist_testing.frontends.messages import PYTEST_CASES, PYTEST_SESSIONS, PytestCase, PytestSession
+from dist_testing.frontends.program.on_rank import ProgramRankContext, program_loader
 from dist_testing.frontends.pytest import attached, reports
 from dist_testing.frontends.pytest.backend_hook import declared_backends
 from dist_testing.frontends.pytest.debugger import check_world, leave_ranks_to_ranks
@@ -41,11 +41,12 @@ from dist_testing.frontends.pytest.marker import Distributed
 from dist_testing.frontends.pytest.marking import check_all_marked, mark_items
 from dist_testing.frontends.pytest.on_rank import EXPECTED, PytestRankContext
 from dist_testing.frontends.pytest.options import check_plugins, read_options
-from dist_testing.frontends.pytest.rank_plugins import repeated
+from dist_testing.frontends.pytest.program_items import PROGRAM_KEY, PROGRAM_SPEC_KEY, ProgramItem
+from dist_testing.frontends.pytest.reruns import RERUN, not_repeated, until_passed
 from dist_testing.frontends.pytest.session_events import SessionEvents
 from dist_testing.frontends.requirements.decision import unmet_requirement
 from dist_testing.frontends.session import Session, open_session
-from dist_testing.frontends.unittest.spawn_threads import starts_threads
+from dist_testing.frontends.unittest.spawn_threads import starts_ranks
 from dist_testing.launch.clean import spare_cuda
 from dist_testing.launch.isolation import FORK, Isolation, Reuse, isolation_named, isolation_names
 from dist_testing.outcomes import Status
@@ -61,10 +62,6 @@ OUTPUTS_KEY = pytest.StashKey[Path | None]()
 PAUSE_LIMIT_KEY = pytest.StashKey[Callable[[], contextlib.AbstractContextManager[None]]]()
 # Set in a fresh interpreter: called with the rank context after the collection, instead of running the tests.
 FRESH_KEY = pytest.StashKey[Callable[[RankContext], NoReturn]]()
-
-
-# Folder in pytest's cache for reports that are too long for the log.
-_REPORTS = "dist_testing-reports"
 
 
 class RunnerPlugin:
@@ -92,8 +89,14 @@ class RunnerPlugin:
         else:
             add_backends([(target.backend, target.target)], target.backend_names)
         options = read_options(config, target, self._rank_info)
-        self._spec = options.spec
+        self._spec = config.stash[PROGRAM_SPEC_KEY] = options.spec
         self._pool_keeps = options.pool_keeps
+        # Why no case can run again after a failure.
+        self._no_reruns = ""
+        if target is not None:
+            self._no_reruns = "Bazel repeats a whole target, and shows each attempt"
+        elif self._rank_info is not None:
+            self._no_reruns = "the ranks under torchrun cannot be replaced"
         self._outputs = config.stash.get(OUTPUTS_KEY, None)
         self._items: dict[str, pytest.Item] = {}
         self.context = PytestRankContext(config, self._items)
@@ -112,13 +115,16 @@ class RunnerPlugin:
             options.fail_on_missing,
             options.strict_collectives,
             pause_limit=config.stash.get(PAUSE_LIMIT_KEY, contextlib.nullcontext),
-            reports=_report_folder(config, self._outputs),
+            reports=reports.report_folder(config, self._outputs),
         )
         open_session(self._session)
 
     def _make_engine(self) -> Engine:
         config = self._config
         budget = config.stash.get(BUDGET_KEY, Budget())
+        if PROGRAM_KEY in config.stash:
+            # A program expects an interpreter of its own, without pytest and what pytest changes.
+            return Engine(self._spec, budget, ProgramRankContext(), program_loader(), may_fork_runner=False)
         session = PytestSession(
             arguments=(
                 *(str(argument) for argument in config.invocation_params.args),
@@ -179,7 +185,7 @@ class RunnerPlugin:
             launcher, _ = self._engine.prepare()
         except (LaunchError, UsageError) as error:
             raise pytest.UsageError(str(error)) from error
-        if line := repeated(item for item in ours if is_marked(item)):
+        if line := not_repeated(filter(is_marked, ours), self._no_reruns):
             self._config.get_terminal_writer().line(line)
         if reasons := launcher.unclean_reasons:
             self._config.get_terminal_writer().line(
@@ -194,7 +200,7 @@ class RunnerPlugin:
             return None
         item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
         try:
-            found = self._reports(item, item.stash[MARKER_KEY], nextitem)
+            found = self._run_item(item, nextitem)
         except pytest.fail.Exception as error:
             found = reports.ended_from_outside(item, error)
         for report in found:
@@ -206,6 +212,12 @@ class RunnerPlugin:
         item.session._setupstate.teardown_exact(nextitem)
         return True
 
+    def _run_item(self, item: pytest.Item, nextitem: pytest.Item | None) -> list[pytest.TestReport]:
+        def run() -> list[pytest.TestReport]:
+            return self._reports(item, item.stash[MARKER_KEY], nextitem)
+
+        return run() if self._no_reruns else until_passed(item, run, self._engine.tell)
+
     def _reports(self, item: pytest.Item, marker: Distributed, nextitem: pytest.Item | None) -> list[pytest.TestReport]:
         try:
             skip_reason, expected = reports.skip_mark(item), reports.xfail_mark(item)
@@ -216,25 +228,21 @@ class RunnerPlugin:
         if expected is not None and not expected.run:
             return reports.expected_failure(item, f"[NOTRUN] {expected.reason}", 0.0)
         size = world_size(item)
-        if missing := self._missing(getattr(item, "obj", None), size):
+        nodes = marker.nodes or self._spec.nodes
+        if missing := self._missing(getattr(item, "obj", None), size, nodes):
             refused = self._session.promise_error(item.nodeid, missing, size)
             return reports.skipped(item, missing) if refused is None else reports.not_run(item, refused)
-        content = PytestCase(item.nodeid, nextitem.nodeid if self._rank_info and nextitem else None)
         case = Case(
             name=item.nodeid,
             world_size=size,
-            body=CaseBody(
-                "pytest",
-                PYTEST_CASES.to_wire(content).decode(),
-                only_test=item.nodeid,
-                strict_calls=self._session.is_strict(marker.strict_collectives),
-                may_change=self._pool_keeps,
-            ),
+            body=self._body_of(item, nextitem, strict_calls=self._session.is_strict(marker.strict_collectives)),
             timeout_s=marker.timeout or self._session.timeout_s,
             isolation=self._isolation_of(item).name,
             pool=self._pool_of(item),
             init=marker.init,
             expected_exits=marker.expected_exits,
+            nodes=nodes,
+            exit_0_passes=isinstance(item, ProgramItem),
         )
         try:
             result = self._engine.run(case)
@@ -261,13 +269,28 @@ class RunnerPlugin:
                 text = reports.failure_text(item.nodeid, result, self._spec)
                 return reports.failed(item, text, result.duration_s, properties)
 
+    def _body_of(self, item: pytest.Item, nextitem: pytest.Item | None, *, strict_calls: bool) -> CaseBody:
+        if isinstance(item, ProgramItem):
+            return self._config.stash[PROGRAM_KEY].body(strict_calls=strict_calls)
+        content = PytestCase(item.nodeid, nextitem.nodeid if self._rank_info and nextitem else None)
+        return CaseBody(
+            "pytest",
+            PYTEST_CASES.to_wire(content).decode(),
+            only_test=item.nodeid,
+            strict_calls=strict_calls,
+            may_change=self._pool_keeps,
+        )
+
     def runs_on_ranks(self, item: pytest.Item) -> bool:
         """Return whether the item runs on ranks, processes or threads, if it runs at all."""
+        if isinstance(item, ProgramItem):
+            return True
         if (marker := item_marker(item)) is not None:
             return marker.is_for(self._spec.backend)
         # The conformance kit starts ranks of its own, and says so by an attribute.
-        starts_ranks = getattr(function_of(item), "starts_ranks", False)
-        return bool(starts_ranks) or is_multi_process(item) or starts_threads(function_of(item), item.path)
+        function = function_of(item)
+        says_so = getattr(function, "starts_ranks", False)
+        return bool(says_so) or is_multi_process(item) or starts_ranks(function, item.path)
 
     def skips_by_mark(self, item: pytest.Item) -> bool:
         """Return whether the item will certainly skip; False if that is unknown."""
@@ -292,10 +315,10 @@ class RunnerPlugin:
             return False
         return bool(missing) and self._session.promise_error(item.nodeid, str(missing), size) is None
 
-    def _missing(self, function: Any, size: int) -> str | None:
+    def _missing(self, function: Any, size: int, nodes: int = 1) -> str | None:
         """Return what the machine lacks for a test, by its spec or its requirements; None if nothing is known."""
         unmet = function and unmet_requirement(function, os.environ | {"WORLD_SIZE": str(size)})
-        return missing_need(self._spec, size) or unmet
+        return missing_need(self._spec, size, nodes) or unmet
 
     def _isolation_of(self, item: pytest.Item) -> Isolation:
         """Return how the ranks of the item are made: by its marker or its class, else by the target."""
@@ -363,15 +386,12 @@ class RunnerPlugin:
         if (text := getattr(report, "dist_failure", None)) is not None:
             reports.point_to_end(report, text)
 
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, object] | None:
+        """Show a try that failed, and was not the last, as pytest-rerunfailures does."""
+        return (RERUN, "R", ("RERUN", {"yellow": True})) if report.outcome == RERUN else None
+
     def pytest_unconfigure(self) -> None:
         """Close the engine, then print the failures at the end of the log."""
         self._engine.close()
         self._events.end()
-
-
-def _report_folder(config: pytest.Config, outputs: Path | None) -> ReportFolder:
-    """Return the folder of long reports: Bazel's outputs of the test, else in pytest's cache, else a temporary one."""
-    if outputs is not None:
-        return ReportFolder(lambda: outputs, "in test.outputs, beside the log (bazel-testlogs)")
-    cache: Any = getattr(config, "cache", None)
-    return ReportFolder() if cache is None else ReportFolder(lambda: Path(cache.mkdir(_REPORTS)))

@@ -14,6 +14,7 @@ from dist_testing.backends import Backend, check_backend_name, check_features
 from dist_testing.budget import MAX_TIMEOUT_S
 from dist_testing.errors import UsageError
 from dist_testing.launch.isolation import isolation_names
+from dist_testing.nodes.layout import MAX_NODES
 from dist_testing.spec import MAX_WORLD_SIZE, is_world_size
 
 # The ini option that names the marker, and the name without it.
@@ -29,7 +30,7 @@ _OTHER_PROJECT = (
 # Follows the marker's name.
 MARKER_HELP = (
     "(world_size=None, init=True, timeout=None, isolation=None, expected_exits=None, backends=None, "
-    "features=None, strict_collectives=None): "
+    "features=None, strict_collectives=None, nodes=None): "
     "run the test on every rank of a world. "
     "world_size: a number, or a list of numbers of which each makes a case; default: the target's. "
     "init=False: the test makes its own groups. "
@@ -39,7 +40,8 @@ MARKER_HELP = (
     "expected_exits: rank to the exit code that its process must end with, as {1: -9}; a negative one is a signal. "
     "backends: names of the backends that the test is for; with others it is deselected. "
     "features: features that a backend must have; with others the test is deselected. "
-    "strict_collectives: whether the test fails if its ranks pass but make different collective calls."
+    "strict_collectives: whether the test fails if its ranks pass but make different collective calls. "
+    "nodes: simulated nodes that the ranks are spread over, each with a network of its own."
 )
 
 
@@ -56,6 +58,7 @@ class Distributed:
         backends: Backends that the test is for; empty for all.
         features: Features that a backend must have for the test.
         strict_collectives: Whether different collective calls fail the test; None for the command line's choice.
+        nodes: Nodes that the ranks are spread over; None for the target's or the command line's number.
     """
 
     world_size: tuple[int, ...] = ()
@@ -66,6 +69,7 @@ class Distributed:
     backends: tuple[str, ...] = ()
     features: tuple[str, ...] = ()
     strict_collectives: bool | None = None
+    nodes: int | None = None
 
     def is_for(self, backend: Backend) -> bool:
         """Whether the test is for a backend."""
@@ -91,7 +95,8 @@ def marker_name(config: pytest.Config | Any) -> str:
 def read_marker(definition: pytest.Function | Any) -> Distributed | None:
     """Return the marker of a test function; None if it has none.
 
-    Arguments of the function's own marker override those of its class's marker, and those the module's.
+    Arguments of the function's own marker override those of its class's marker, and those the module's. If the ini
+    option `dist_marker` names the marker, its one positional argument is `world_size`.
 
     Raises:
         UsageError: If an argument is unknown or its value is impossible.
@@ -101,7 +106,10 @@ def read_marker(definition: pytest.Function | Any) -> Distributed | None:
     if not marks:
         return None
     for mark in reversed(marks):
-        if mark.args:
+        if len(mark.args) == 1 and "world_size" not in mark.kwargs and definition.config.getini(MARKER_OPTION):
+            # The project has said that its marker is the library's, and others write `@pytest.mark.world_size(2)`.
+            arguments["world_size"] = mark.args[0]
+        elif mark.args:
             raise _wrong(
                 definition,
                 f"positional arguments {mark.args!r}",
@@ -160,6 +168,12 @@ def _exits(definition: Any, given: str, value: object) -> dict[int, int]:
     return value
 
 
+def _nodes(definition: Any, given: str, value: object) -> int:
+    if type(value) is not int or not 1 <= value <= MAX_NODES:
+        raise _wrong(definition, given, f"It is a number of nodes from 1 to {MAX_NODES}, which divides the world size")
+    return value
+
+
 def _names(definition: Any, given: str, value: object, check: Callable[[str], object]) -> tuple[str, ...]:
     names = list(value) if isinstance(value, Sequence) and not isinstance(value, str) else []
     if not names or not all(isinstance(name, str) for name in names):
@@ -189,4 +203,5 @@ _READERS: dict[str, Callable[[Any, str, object], Any]] = {
     "backends": partial(_names, check=check_backend_name),
     "features": partial(_names, check=lambda name: check_features([name])),
     "strict_collectives": _true_or_false,
+    "nodes": _nodes,
 }

@@ -16,6 +16,7 @@ from dist_testing.frontends.pytest.debugger import debug_rank
 from dist_testing.frontends.pytest.marker import MARKER_OPTION
 from dist_testing.frontends.pytest.session_events import OPTION
 from dist_testing.launch.isolation import check_isolation, default_isolation, isolation_named, isolation_names
+from dist_testing.nodes.layout import check_nodes
 from dist_testing.spec import DEFAULT_WORLD_SIZE, MAX_WORLD_SIZE, Spec, is_world_size
 
 # The ini option that lists what a worker pool lets a test leave changed.
@@ -76,6 +77,11 @@ def add_options(parser: pytest.Parser) -> None:
         "--dist-ranks-per-gpu",
         metavar="N",
         help="ranks that share a GPU, if the backend allows it (default: 1)",
+    )
+    group.addoption(
+        "--dist-nodes",
+        metavar="N",
+        help="simulated nodes that the ranks of a test are spread over, if it sets no nodes (default: 1)",
     )
     group.addoption(
         "--dist-isolation",
@@ -166,7 +172,14 @@ def _spec(config: pytest.Config, spec: Spec | None, rank_info: RankInfo | None) 
         gpus_per_rank=gpus_per_rank,
         ranks_per_gpu=ranks_per_gpu,
         isolation=isolation.name,
+        nodes=_nodes(config.getoption("--dist-nodes"), spec.nodes),
     )
+
+
+def _nodes(text: str | None, of_target: int) -> int:
+    if text is None:
+        return of_target
+    return check_nodes("--dist-nodes", int(text) if text.isascii() and text.isdecimal() else text)
 
 
 def _sizes(text: str | None) -> tuple[int, ...]:

@@ -6,7 +6,6 @@ elsewhere. What a wrapper prepares for the other hooks of its plugin has to exis
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -16,32 +15,17 @@ from dist_testing.frontends.pytest.internals import runtestprotocol
 _HOOK = "pytest_runtest_protocol"
 # pytest's own wrappers have replacements on ranks, as has a limit of the time: the runner keeps it.
 _NOT_ON_RANKS = ("_pytest", "dist_testing", "pytest_timeout", "xdist")
-# They run a failed test again, in the process that failed: a rank would repeat it alone, while its peers wait.
-_REPEATERS = ("flaky", "pytest_rerunfailures", "pytest_retry")
-# Options and ini settings of these plugins that ask for it for all tests, and what they leave on a test.
-_OPTIONS = ("reruns", "retries", "force_reruns", "force_flaky")
-_MARK = "flaky"
-_ATTRIBUTE = "_flaky_max_runs"
+# They run a failed test again, in the process that failed: a rank would repeat it alone, while its peers wait. The
+# runner runs the whole case again (`reruns`).
+REPEATERS = ("flaky", "pytest_rerunfailures", "pytest_retry")
 
 
 def leave_out_repeaters(config: pytest.Config) -> None:
     """Switch off the plugins that run a failed test again; call it on a rank."""
     manager = config.pluginmanager
     for plugin in manager.get_plugins():
-        if _module(plugin) in _REPEATERS:
+        if package_of(plugin) in REPEATERS:
             manager.unregister(plugin)
-
-
-def repeated(items: Iterable[pytest.Item]) -> str:
-    """Return one line about tests that another plugin is to run again if they fail; "" if there are none."""
-    names = [item.nodeid for item in items if _is_repeated(item)]
-    if not names:
-        return ""
-    return (
-        f"dist_testing: {len(names)} test(s) on ranks have a mark or an option of a plugin that runs failed tests "
-        f"again, such as {names[0]}. It has no effect on them: a rank cannot repeat a test alone. "
-        "Run the session again with --lf, or set flaky = True in the Bazel target."
-    )
 
 
 def run_item(item: pytest.Item, next_item: pytest.Item | None) -> None:
@@ -77,19 +61,10 @@ class _Body:
 
 
 def _wraps(impl: Any) -> bool:
-    return bool(impl.wrapper or impl.hookwrapper) and _module(impl.plugin) not in (*_NOT_ON_RANKS, *_REPEATERS)
+    return bool(impl.wrapper or impl.hookwrapper) and package_of(impl.plugin) not in (*_NOT_ON_RANKS, *REPEATERS)
 
 
-def _module(plugin: object) -> str:
+def package_of(plugin: object) -> str:
     """Return the name of the package of a plugin, which is a module or an object; "conftest" for a conftest."""
     name: str = getattr(plugin, "__name__", "") or type(plugin).__module__
     return name.partition(".")[0]
-
-
-def _is_repeated(item: pytest.Item) -> bool:
-    config = item.config
-    if not any(_module(plugin) in _REPEATERS for plugin in config.pluginmanager.get_plugins()):
-        return False
-    if any(config.getoption(option, None) for option in _OPTIONS):
-        return True
-    return item.get_closest_marker(_MARK) is not None or hasattr(getattr(item, "obj", None), _ATTRIBUTE)

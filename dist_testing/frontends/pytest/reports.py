@@ -12,8 +12,11 @@ import pytest
 
 from dist_testing.case import CaseFailedError, CaseResult
 from dist_testing.engine.kept_logs import keep_logs
+from dist_testing.engine.kept_reports import ReportFolder
 from dist_testing.engine.report import failure_report
 from dist_testing.errors import DistTestingError, LaunchError, PromiseError, UsageError
+from dist_testing.frontends.messages import PROGRAM_CASES
+from dist_testing.frontends.program.program import FRONT_END as PROGRAM
 from dist_testing.frontends.pytest.expectations import is_expected
 from dist_testing.frontends.pytest.internals import (
     ReprFileLocation,
@@ -29,6 +32,9 @@ from dist_testing.outcomes import Cause, Status
 from dist_testing.spec import Spec
 
 Properties = list[tuple[str, object]]
+
+# Folder in pytest's cache for reports that are too long for the log.
+_REPORTS = "dist_testing-reports"
 
 _COMPAT_PLUGIN = "dist_testing.compat.pytest_install"
 
@@ -121,7 +127,17 @@ def properties(result: CaseResult) -> Properties:
 
 def failure_text(name: str, result: CaseResult, spec: Spec) -> str:
     """Return the report of a failed case, with the command that runs it alone; `name` is pytest's for the case."""
-    if spec.target:
+    if result.case.body.front_end == PROGRAM and not spec.target:
+        program = PROGRAM_CASES.from_wire(result.case.body.content)
+        reproduce = shlex.join(
+            [
+                *("python", "-m", "dist_testing.run_program"),
+                *(f"--backend={spec.backend.name}", f"--world-size={result.case.world_size}"),
+                *([f"--nodes={result.case.nodes}"] if result.case.nodes > 1 else []),
+                *program.arguments,
+            ]
+        )
+    elif spec.target:
         # Without the path, which differs between machines.
         reproduce = f"bazel test {spec.target} --test_filter={shlex.quote(name.partition('::')[2])}"
     else:
@@ -131,6 +147,8 @@ def failure_text(name: str, result: CaseResult, spec: Spec) -> str:
         # A class of threads always uses the threaded backend, whatever the backend of this run.
         if isolation_named(result.case.isolation).fits(spec.backend):
             reproduce += f" --dist-backend={spec.backend.name} --dist-world-size={result.case.world_size}"
+            if result.case.nodes > 1:
+                reproduce += f" --dist-nodes={result.case.nodes}"
     session = current_session()
     keep = None if session is None else lambda whole: session.reports.keep(result, whole)
     return failure_report(result, target=spec.target, reproduce=reproduce, keep=keep)
@@ -289,3 +307,11 @@ def _report(
         duration=duration_s,
         user_properties=values,
     )
+
+
+def report_folder(config: pytest.Config, outputs: Path | None) -> ReportFolder:
+    """Return the folder of long reports: Bazel's outputs of the test, else in pytest's cache, else a temporary one."""
+    if outputs is not None:
+        return ReportFolder(lambda: outputs, "in test.outputs, beside the log (bazel-testlogs)")
+    cache: Any = getattr(config, "cache", None)
+    return ReportFolder() if cache is None else ReportFolder(lambda: Path(cache.mkdir(_REPORTS)))

@@ -18,6 +18,7 @@ from dist_testing.events.file import EventFile
 from dist_testing.events.runs import RunEnded, TestBegan, TestEnded, TestReported, TestsCollected
 from dist_testing.events.stream import EventStream
 from dist_testing.frontends.pytest.reports import skip_reason
+from dist_testing.frontends.pytest.reruns import RERUN
 from dist_testing.spec import Spec
 
 # The Bazel main sets this, because its own sinks need the events of the session, too.
@@ -113,6 +114,9 @@ class SessionEvents:
         """Print a line below the unfinished line of pytest."""
         reporter: Any = self._config.pluginmanager.getplugin("terminalreporter")
         reporter.ensure_newline()
+        if reporter._tw.width_of_current_line:
+            # pytest does not count the letter of a test that runs again.
+            reporter._tw.line()
         reporter._tw.line(line)
         reporter._tw.flush()
 
@@ -186,7 +190,7 @@ def _reported(report: pytest.TestReport | pytest.CollectReport, when: str, durat
     # `reports` sets it. pytest-xdist sends it with the report from a worker.
     own: str | None = getattr(report, "dist_failure", None)
     expected: str | None = getattr(report, "wasxfail", None)
-    if report.failed:
+    if report.failed or outcome == RERUN:
         text = own or str(report.longrepr)
         # pytest writes the error in the last line, this library in the first.
         message = text.rstrip().rpartition("\n")[2] if own is None else text.partition("\n")[0]

@@ -63,6 +63,15 @@ class ContinuousCase(WorldCase):
     poison_pill: ClassVar[bool] = False
     pg: ClassVar[Any] = None
     keeps_state: ClassVar[bool | Sequence[str]] = False
+    _replaced = (
+        "_ensure_processes_spawned",
+        "_get_world_size",
+        "_spawn_processes",
+        "_worker_loop",
+        "_worker_run_main_wait",
+    )
+    # The way to the runner of the test that this rank runs.
+    _pipe: ClassVar[RankPipe]
     # Whether this process, which another launcher has started, is a rank.
     _is_attached: ClassVar[bool] = False
 
@@ -211,9 +220,30 @@ class ContinuousCase(WorldCase):
 
     @classmethod
     def _run_on_rank(cls, rank: int, case: UnittestCase, pipe: RankPipe) -> None:
-        self = cls(case.method)
-        self.rank = rank
-        pipe.run(self, case.method)
+        cls.rank = rank
+        cls._pipe = pipe
+        cls._run_test_given_id(f"{cls.__module__}.{cls.__qualname__}.{case.method}")
+        if not pipe.has_run:
+            raise UsageError(
+                f"{cls.__qualname__}._run_test_given_id has returned, and {case.method} has not run.\n"
+                "The class overrides the method, and does not call the one of its base class.\n"
+                "Call super()._run_test_given_id(test_id) there."
+            )
+
+    @classmethod
+    def _run_test_given_id(cls, test_id: str) -> None:
+        """Make the instance and run its test, on a rank. A class may override it, to do something around its tests.
+
+        Args:
+            test_id: As of `unittest.TestCase.id()`.
+
+        Raises:
+            SystemExit: If the test did not pass, so that the code after it does not run.
+        """
+        method = test_id.rpartition(".")[2]
+        self = cls(method)
+        self.rank = cls.rank
+        cls._pipe.run(self, method)
 
 
 class _LoaderOf(unittest.TestLoader):

@@ -17,6 +17,7 @@ from dist_testing.frontends.unittest.lookup import find_class
 from dist_testing.process.messages import RankStart
 from dist_testing.rank.bootstrap import RankFrontEnd
 from dist_testing.rank.groups import destroy_groups, end_groups
+from dist_testing.rank.rank_world import RankWorld
 from dist_testing.rank.reporter import Reporter
 
 # unittest leaves frames of modules with this mark out of its tracebacks.
@@ -59,12 +60,17 @@ class UnittestRankFrontEnd:
         self._rank = -1
         self._destroys_groups = True
         self._is_kept = False
+        # Only where the library serves a store for the ranks.
+        self._world: RankWorld | None = None
 
     def open(self, start: RankStart, reporter: Reporter) -> None:
         """Make the objects that the tests of the class share; most classes share nothing."""
         self._rank = start.rank
         self._is_kept = start.request.pool
         reporter.phase("init")
+        if start.request.store_port:
+            self._world = RankWorld.of(start)
+            self._world.prepare()
         cls = find_class(UNITTEST_CASES.from_wire(start.request.body.content).cls)
         cls._open_rank(start.rank, start.request.size, start.request.directory)
 
@@ -188,6 +194,10 @@ class _RankResult(unittest.TestResult):
         error = err[1]
         assert error is not None
         self.has_passed = False
+        if isinstance(error, _pytest_skip()):
+            self._raised.append(unittest.SkipTest(str(error)))
+            self._reporter.skipped(str(error))
+            return
         if self._exit_0_passes and isinstance(error, SystemExit) and not error.code:
             return
         self._raised.append(error)
@@ -196,3 +206,9 @@ class _RankResult(unittest.TestResult):
         if isinstance(test, _SubTest):
             text = f"{test}\n{text}"
         self._reporter.ended_by(error, text)
+
+
+def _pytest_skip() -> type[BaseException] | tuple[()]:
+    """Return the class of what `pytest.skip` raises, if it can have been called in this process."""
+    found = getattr(sys.modules.get("_pytest.outcomes"), "Skipped", ())
+    return found if isinstance(found, type) else ()

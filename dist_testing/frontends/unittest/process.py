@@ -45,6 +45,8 @@ class ProcessCase(WorldCase):
         special_return_code_checks: Test method to the exit code that rank 0 must end with; other ranks may end with it.
     """
 
+    _replaced = ("_event_listener",)
+
     class Event(enum.Enum):
         """Questions of the runner to a rank, by torch's names."""
 

@@ -13,6 +13,7 @@ from dist_testing.case import Case, CaseBody, ThreadsFailedError
 from dist_testing.engine.running_world import group_limit_s
 from dist_testing.errors import UsageError
 from dist_testing.frontends.unittest.plain import current_session
+from dist_testing.frontends.unittest.start_processes import start_processes
 from dist_testing.launch.isolation import THREAD
 from dist_testing.rank.reporter import Reporter
 from dist_testing.spec import DEFAULT_WORLD_SIZE, check_world_size
@@ -76,16 +77,18 @@ def spawn_threads_and_init_comms(
     return wrapper
 
 
-def starts_threads(function: object, file: Path) -> bool:
-    """Return whether a test may run ranks on threads: it has the decorator, or its file names the decorator."""
+def starts_ranks(function: object, file: Path) -> bool:
+    """Return whether a plain test may run ranks: it has the decorator, or its file names a function for ranks."""
     # A test can also decorate functions while it runs, which only the file's text shows before.
-    return hasattr(function, _MARK) or _names_decorator(file)
+    return hasattr(function, _MARK) or _names_starter(file)
 
 
 @functools.lru_cache
-def _names_decorator(file: Path) -> bool:
-    name = spawn_threads_and_init_comms.__name__
-    return file.is_file() and name in file.read_text(encoding="utf-8", errors="replace")
+def _names_starter(file: Path) -> bool:
+    if not file.is_file():
+        return False
+    text = file.read_text(encoding="utf-8", errors="replace")
+    return any(starter.__name__ in text for starter in (spawn_threads_and_init_comms, start_processes))
 
 
 def _run(call: Callable[[], Any], name: str, timeout: float | None, world_size: int) -> None:

@@ -46,9 +46,16 @@ class WorldCase(unittest.TestCase):
     case_timeout_s: ClassVar[float | None] = None
     # Whether a test fails if its ranks pass but make different collective calls; None for the command line's choice.
     strict_collectives: ClassVar[bool | None] = None
+    # Simulated nodes that the ranks are spread over; None for the target's or the command line's number.
+    nodes: ClassVar[int | None] = None
 
     # Whether `sys.exit(0)` in a test is a pass of that rank, as with torch's classes. Otherwise it ended too early.
     exit_0_passes: ClassVar[bool] = False
+
+    # Whether the library serves a store for the world; torch's classes leave that to the test.
+    _with_store: ClassVar[bool] = False
+    # Members of torch's class whose work the engine does. It would not call them in a class that has them.
+    _replaced: ClassVar[tuple[str, ...]] = ()
 
     MAIN_PROCESS_RANK: ClassVar[int] = -1
     TEST_ERROR_EXIT_CODE: ClassVar[int] = FAILED_EXIT_CODE
@@ -159,7 +166,8 @@ class WorldCase(unittest.TestCase):
         session.check_not_attached(self.id())
         world_size, timeout_s, how = self._checked(method, size, isolation)
         strict_calls = session.is_strict(self._checked_strict())
-        if missing := missing_need(spec, world_size) or lacking:
+        nodes = spec.nodes if self.nodes is None else self.nodes
+        if missing := missing_need(spec, world_size, nodes) or lacking:
             self._skip_or_fail(missing, world_size)
         cls = type(self)
         content = UnittestCase(class_name(cls), self._testMethodName, self._shows_locals, file_name, fake_pg)
@@ -178,8 +186,9 @@ class WorldCase(unittest.TestCase):
             isolation=how.name,
             pool=f"{cls.__module__}.{cls.__qualname__}" if how.reuse is Reuse.RANKS else "",
             init=False,
-            with_store=False,
+            with_store=self._with_store,
             expected_exits=declared_exits(method) if method else {},
+            nodes=nodes,
         )
         self._running = running = session.engine.start(case)
         # The ranks never outlive the test, even if setUp fails after this, or the method does not run.
@@ -235,6 +244,7 @@ class WorldCase(unittest.TestCase):
                 ranks.
         """
         try:
+            self._check_members()
             self._check_method(method)
             return self._checked_size(size), self._checked_timeout(), self._checked_isolation(isolation)
         except DistTestingError as error:
@@ -273,6 +283,14 @@ class WorldCase(unittest.TestCase):
                 "Derive the class from MultiThreadedTestCase, or run it with another isolation."
             )
         return isolation
+
+    def _check_members(self) -> None:
+        if found := next((name for name in self._replaced if hasattr(self, name)), None):
+            raise UsageError(
+                f"{self.id()}: the class has a method {found}, which the library would never call.\n"
+                "torch's class starts its ranks and talks to them by this method; here the engine does that.\n"
+                "Put code for the ranks into setUpRank and tearDownRank; docs/torch_names.md has the members that work."
+            )
 
     def _check_method(self, method: object) -> None:
         is_coroutine = inspect.iscoroutinefunction(method) or inspect.isasyncgenfunction(method)

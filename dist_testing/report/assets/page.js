@@ -143,8 +143,10 @@
   async function openLog(log) {
     if (log.dataset.log === undefined || log.dataset.done !== undefined) return;
     log.dataset.done = "";
-    const data = await load();
-    log.querySelector("pre").textContent = data.logs[Number(log.dataset.log)];
+    const whole = (await load()).logs[Number(log.dataset.log)];
+    // There was no room for it in the page.
+    if (whole === undefined) return;
+    log.querySelector("pre").textContent = whole;
     log.querySelector("p").hidden = true;
   }
 

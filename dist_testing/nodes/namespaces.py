@@ -1,0 +1,229 @@
+"""Makes simulated nodes, and moves a process into one.
+
+    node 0            node 1            ...
+    +----------+      +----------+
+    |   eth0   |      |   eth0   |      a network and a UTS namespace each
+    +----|-----+      +----|-----+
+         |                 |
+    +----|-----------------|-----+
+    |   port0    bridge   port1  |      a network namespace of its own
+    +----------------------------+
+
+Only descriptors and processes hold the namespaces. When the last of them is gone, for any reason, the kernel removes
+namespaces and interfaces, so nothing can stay behind. No process is in the namespace of the bridge, so a descriptor
+holds it. A user without privileges gets a user namespace around all of them.
+
+This module imports nothing that has to be installed, because `missing_permission` loads it in a bare interpreter.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from dist_testing.nodes.layout import INTERFACE, NETWORK_BITS, node_address, node_name
+from dist_testing.nodes.netlink import Netlink
+
+# <linux/sched.h>
+_CLONE_NEWUTS, _CLONE_NEWUSER, _CLONE_NEWNET = 0x04000000, 0x10000000, 0x40000000
+# <sys/prctl.h>
+_PR_SET_DUMPABLE = 4
+
+_BRIDGE = "switch"
+# Size of the answer of the process that makes the nodes: an error text.
+_ANSWER_BYTES = 4096
+# Limit for the attempt in a bare interpreter. Seconds.
+_ATTEMPT_LIMIT_S = 30.0
+_ATTEMPT = """
+import sys, types
+package = types.ModuleType("dist_testing")
+package.__path__ = [sys.argv[1]]
+sys.modules["dist_testing"] = package
+from dist_testing.nodes.namespaces import attempt
+attempt()
+"""
+
+_libc: Any = ctypes.CDLL(None, use_errno=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Nodes:
+    """The nodes of a world, as descriptors of this process.
+
+    Attributes:
+        bridge: The network namespace of the bridge. Keep it open as long as the nodes are to reach each other.
+        user: The user namespace around them; None if this process may make network namespaces itself.
+        network: The network namespace of each node.
+        uts: The UTS namespace of each node, which holds its host name.
+        store: A socket that listens on node 0; None if none was asked for.
+    """
+
+    bridge: int
+    user: int | None
+    network: tuple[int, ...]
+    uts: tuple[int, ...]
+    store: int | None
+
+    def of(self, node: int) -> tuple[int, ...]:
+        """Return the descriptors that `enter` needs for a node."""
+        user = () if self.user is None else (self.user,)
+        return (*user, self.network[node], self.uts[node])
+
+    @property
+    def fds(self) -> tuple[int, ...]:
+        """All descriptors. Without them, and without a process in it, a node is gone."""
+        return tuple(fd for fd in (self.bridge, self.user, *self.network, *self.uts, self.store) if fd is not None)
+
+
+def make_nodes(count: int, store_port: int, backlog: int) -> Nodes:
+    """Make nodes that a bridge connects.
+
+    A child process makes them, so this process stays in its own namespaces. It must be fit to be forked.
+
+    Args:
+        count: Number of nodes, from 1 to `dist_testing.nodes.layout.MAX_NODES`.
+        store_port: Port of the listening socket on node 0; 0 for no socket.
+        backlog: Connections that may wait at that socket.
+
+    Raises:
+        OSError: If the kernel refuses, or forbids it to this user.
+    """
+    near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with near, far:
+        pid = os.fork()
+        if pid == 0:
+            _make_and_send(far, count, store_port, backlog)
+        far.close()
+        answer, fds, _, _ = socket.recv_fds(near, _ANSWER_BYTES, 2 * count + 3)
+        os.waitpid(pid, 0)
+    error = json.loads(answer) if answer else [0, "the process that makes them has ended"]
+    if error is not None:
+        number, text = error
+        raise OSError(number, text)
+    for fd in fds:
+        os.set_inheritable(fd, False)
+    bridge, *rest = fds
+    store = rest.pop() if store_port else None
+    user = rest.pop() if len(rest) > 2 * count else None
+    return Nodes(bridge, user, tuple(rest[:count]), tuple(rest[count:]), store)
+
+
+def enter(fds: Sequence[int]) -> None:
+    """Move this process, which must have one thread, into a node. Close the descriptors, which are those of `Nodes.of`.
+
+    Raises:
+        OSError: If the kernel refuses.
+    """
+    for fd in fds:
+        # The kernel knows from the descriptor which kind of namespace it is.
+        _call(_libc.setns, fd, 0)
+        os.close(fd)
+    # A process that joins a user namespace loses this, and with it the runner's view of its stacks and memory.
+    _call(_libc.prctl, _PR_SET_DUMPABLE, 1, 0, 0, 0)
+
+
+@functools.cache
+def missing_permission() -> str:
+    """Return why this process cannot make nodes; "" if it can. Tries it once, in another process."""
+    command = [sys.executable, "-I", "-S", "-c", _ATTEMPT, str(Path(__file__).resolve().parents[1])]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_ATTEMPT_LIMIT_S, check=False, stdin=subprocess.DEVNULL
+        )
+    except subprocess.TimeoutExpired:
+        return f"an attempt has not ended after {_ATTEMPT_LIMIT_S:.0f} s"
+    lines = (done.stdout + done.stderr).strip().splitlines()
+    return "" if done.returncode == 0 else lines[-1] if lines else f"an attempt ended with status {done.returncode}"
+
+
+def attempt() -> NoReturn:
+    """Make two nodes, enter one, and end this process: status 0, or 1 after a line that says why it failed."""
+    try:
+        nodes = make_nodes(2, 0, 0)
+        enter(nodes.of(1))
+    except OSError as error:
+        print(error.strerror)
+        sys.exit(1)
+    sys.exit(0)
+
+
+def _make_and_send(channel: socket.socket, count: int, store_port: int, backlog: int) -> NoReturn:
+    """Make the nodes in this process, a child, send their descriptors to the parent, and end."""
+    fds: list[int] = []
+    error = None
+    try:
+        fds = _make(count, store_port, backlog)
+    except OSError as refused:
+        error = [refused.errno or 0, refused.strerror or str(refused)]
+    except BaseException as unexpected:
+        error = [0, f"{type(unexpected).__name__}: {unexpected}"]
+    finally:
+        socket.send_fds(channel, [json.dumps(error).encode()[:_ANSWER_BYTES]], [] if error else fds)
+        os._exit(0)
+
+
+def _make(count: int, store_port: int, backlog: int) -> list[int]:
+    user = _separate()
+    bridge = _open_namespace("net")
+    network, uts, store = [], [], []
+    with Netlink() as on_bridge:
+        on_bridge.add_bridge(_BRIDGE)
+        for node in range(count):
+            with _explaining("a node"):
+                _call(_libc.unshare, _CLONE_NEWNET | _CLONE_NEWUTS)
+            network.append(_open_namespace("net"))
+            uts.append(_open_namespace("uts"))
+            socket.sethostname(node_name(node))
+            with Netlink() as on_node:
+                on_node.switch_on("lo")
+                on_node.add_pair(INTERFACE, f"port{node}", bridge)
+                on_node.add_address(INTERFACE, node_address(node), NETWORK_BITS)
+            if node == 0 and store_port:
+                store.append(socket.create_server((node_address(0), store_port), backlog=backlog).detach())
+        _call(_libc.setns, bridge, 0)
+        for node in range(count):
+            on_bridge.add_port(f"port{node}", _BRIDGE)
+    return [bridge, *network, *uts, *([] if user is None else [user]), *store]
+
+
+def _separate() -> int | None:
+    """Leave the machine's network. Return a descriptor of the user namespace if that needed one."""
+    uid, gid = os.getuid(), os.getgid()
+    with contextlib.suppress(OSError):
+        _call(_libc.unshare, _CLONE_NEWNET)
+        return None
+    with _explaining("a user namespace"):
+        _call(_libc.unshare, _CLONE_NEWUSER | _CLONE_NEWNET)
+    # The user keeps the own number: a rank sees the same owners of files as the runner.
+    Path("/proc/self/setgroups").write_text("deny")
+    Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1")
+    Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1")
+    return _open_namespace("user")
+
+
+def _open_namespace(kind: str) -> int:
+    return os.open(f"/proc/self/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC)
+
+
+@contextlib.contextmanager
+def _explaining(what: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, f"the kernel does not let this user make {what}: {error.strerror}") from error
+
+
+def _call(function: Any, *arguments: int) -> None:
+    if function(*map(ctypes.c_ulong, arguments)):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))

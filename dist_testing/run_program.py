@@ -1,0 +1,174 @@
+"""Runs a script on every rank of a world: `python -m dist_testing.run_program --world-size=4 train.py --steps=10`.
+
+Use it where torchrun would start the script. The ranks have torchrun's variables, so `init_process_group()` works as
+there. The run ends with one verdict, and with the report of the rank that failed first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from dist_testing.backends import backend_named, default_backend
+from dist_testing.budget import MAX_TIMEOUT_S
+from dist_testing.errors import UsageError
+from dist_testing.frontends.program.program import (
+    NO_LIMIT_S,
+    Program,
+    check_isolation_of_program,
+    check_program,
+)
+from dist_testing.launch.isolation import FORK, SPAWN, isolation_named
+from dist_testing.nodes.layout import check_nodes
+from dist_testing.rank.debugging import debug_by
+from dist_testing.spec import DEFAULT_WORLD_SIZE, check_world_size
+
+_COMMAND = "python -m dist_testing.run_program"
+_EXIT = "RANK=CODE"
+# As argparse and Python end after a wrong command line.
+_WRONG_COMMAND = 2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the program that the command line names.
+
+    Args:
+        arguments: The command line without the command; None (default) for the command line's.
+
+    Returns:
+        0 if every rank has passed, or if all skip; 1 if the run failed; 2 if the command line is wrong.
+    """
+    given = _parser().parse_args(arguments)
+    try:
+        program, options = _read(given)
+    except UsageError as error:
+        print(error, file=sys.stderr)
+        return _WRONG_COMMAND
+
+    import pytest
+
+    from dist_testing.frontends.pytest import plugin as pytest_plugin
+    from dist_testing.frontends.pytest.program_items import ProgramPlugin, command_line
+
+    debug_by(_COMMAND)
+    command = [*command_line(program.path), f"--rootdir={os.path.dirname(program.path)}", "-q", "-rs", *options]
+    return int(pytest.main(command, plugins=[ProgramPlugin(program), pytest_plugin]))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=_COMMAND,
+        description="Run a script on every rank of a world, with one verdict.",
+        epilog="Everything after the script belongs to the script.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--world-size", metavar="N[,N...]", help=f"ranks; each number makes a run (default: {DEFAULT_WORLD_SIZE})"
+    )
+    parser.add_argument("--backend", metavar="NAME", help=f"backend of the ranks (default: {default_backend().name})")
+    parser.add_argument("--isolation", metavar="ISOLATION", help=f"{FORK.name} (default) or {SPAWN.name}")
+    parser.add_argument("--nodes", metavar="N", help="simulated nodes that the ranks are spread over (default: 1)")
+    parser.add_argument("--timeout", metavar="SECONDS", help="limit of a run (default: none)")
+    parser.add_argument(
+        "--expected-exit",
+        metavar=_EXIT,
+        action="append",
+        default=[],
+        help="how the process of a rank must end; a negative code is a signal, as in 1=-9; may be repeated",
+    )
+    parser.add_argument("--events", metavar="FILE", help="write what happens in the run, with times, as JSON lines")
+    parser.add_argument("--junit", metavar="FILE", help="write the result as JUnit's XML")
+    parser.add_argument(
+        "--debug-rank", "--dist-debug-rank", metavar="RANK", help="give this rank the terminal, for breakpoint()"
+    )
+    parser.add_argument("script", help="a Python file")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's own arguments")
+    return parser
+
+
+def _read(given: argparse.Namespace) -> tuple[Program, list[str]]:
+    """Return the program, and pytest's options for the settings.
+
+    Raises:
+        UsageError: If an argument is impossible.
+    """
+    if "RANK" in os.environ:
+        raise UsageError(
+            f"{given.script}: this process is already a rank (RANK={os.environ['RANK']}).\n"
+            "torchrun or another launcher has started it, and the library starts the ranks of a program itself.\n"
+            f"Run `{_COMMAND}` once, without a launcher; or unset RANK."
+        )
+    path = os.path.abspath(given.script)
+    check_program(path)
+    options = []
+    if given.backend is not None:
+        options.append(f"--dist-backend={backend_named(given.backend).name}")
+    if given.world_size is not None:
+        sizes = [check_world_size("--world-size", _number(size), _SIZE) for size in given.world_size.split(",")]
+        options.append(f"--dist-world-size={','.join(map(str, sizes))}")
+    if given.nodes is not None:
+        options.append(f"--dist-nodes={check_nodes('--nodes', _number(given.nodes))}")
+    if given.isolation is not None:
+        check_isolation_of_program("--isolation", isolation_named(given.isolation))
+        options.append(f"--dist-isolation={given.isolation}")
+    if given.events is not None:
+        options.append(f"--dist-events={given.events}")
+    if given.junit is not None:
+        options.append(f"--junitxml={given.junit}")
+    if given.debug_rank is not None:
+        options.append(f"--dist-debug-rank={given.debug_rank}")
+    program = Program(
+        path=path,
+        name=given.script,
+        arguments=tuple(given.arguments),
+        # Python has put the current folder first, because of `-m`. A script has its own folder there, links resolved.
+        search_path=(os.path.dirname(os.path.realpath(path)), *sys.path[0 if _is_safe_path() else 1 :]),
+        expected_exits=dict(map(_exit, given.expected_exit)),
+        timeout_s=_timeout_s(given.timeout),
+    )
+    return program, options
+
+
+_SIZE = "Write --world-size=4, or --world-size=2,4 for two runs."
+
+
+def _is_safe_path() -> bool:
+    # New in Python 3.11.
+    return bool(getattr(sys.flags, "safe_path", False))
+
+
+def _number(text: str) -> object:
+    return int(text) if text.isascii() and text.isdecimal() else text
+
+
+def _timeout_s(text: str | None) -> float:
+    if text is None:
+        return NO_LIMIT_S
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 < value <= MAX_TIMEOUT_S:
+        raise UsageError(
+            f"--timeout={text}: expected a number of seconds above 0, up to {MAX_TIMEOUT_S}.\n"
+            "It is the limit of a run, from the moment when all ranks are ready.\n"
+            "Write --timeout=60, for example, or leave it out: a proven hang ends without it."
+        )
+    return value
+
+
+def _exit(text: str) -> tuple[int, int]:
+    rank, _, code = text.partition("=")
+    if not (rank.isascii() and rank.isdecimal() and code.removeprefix("-").isdecimal() and code.isascii()):
+        raise UsageError(
+            f"--expected-exit={text}: expected {_EXIT}.\n"
+            "It says how the process of a rank must end: by an exit code, or by a signal, as a negative number.\n"
+            "Write --expected-exit=1=3, or --expected-exit=1=-9."
+        )
+    return int(rank), int(code)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,180 @@
+"""Worlds whose ranks are on simulated nodes: real namespaces, real connections between them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dist_testing.nodes.namespaces import missing_permission
+from tests.support.children import run_cases, write_file
+from tests.support.starter import Starter
+
+pytestmark = pytest.mark.skipif(
+    bool(missing_permission()),
+    reason=f"Need network namespaces, as root or by user namespaces: {missing_permission()}",
+)
+
+_WORLDS = """
+    import os
+    import socket
+
+    import pytest
+    import torch
+    import torch.distributed as dist
+
+    pytestmark = pytest.mark.distributed(world_size=4, nodes=2, isolation="{isolation}")
+
+
+    def test_places(world):
+        assert (world.node, world.local_rank) == divmod(world.rank, 2)
+        assert socket.gethostname() == f"node{{world.node}}"
+        assert [name for _, name in socket.if_nameindex()] == ["lo", "eth0"]
+        found = [os.environ[name] for name in ("GROUP_RANK", "GROUP_WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")]
+        assert found == [str(world.node), "2", str(world.local_rank), "2"]
+        assert os.environ["MASTER_ADDR"] == "10.0.0.1"
+
+
+    def test_nodes_reach_each_other(world):
+        total = torch.ones(1)
+        dist.all_reduce(total)
+        assert total.item() == 4
+        names = [None] * world.size
+        dist.all_gather_object(names, socket.gethostname())
+        assert names == ["node0", "node0", "node1", "node1"]
+
+
+    def test_loopback_belongs_to_the_node(world):
+        if world.rank == 0:
+            server = socket.create_server(("127.0.0.1", 4321))
+        world.barrier()
+        if world.node == 0:
+            socket.create_connection(("127.0.0.1", 4321), timeout=60).close()
+        else:
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection(("127.0.0.1", 4321), timeout=60)
+        world.barrier()
+        if world.rank == 0:
+            server.close()
+"""
+
+
+@pytest.mark.parametrize("isolation", ["fork", "pool", "spawn"])
+def test_ranks_are_on_their_nodes(starter: Starter, tmp_path: Path, isolation: str) -> None:
+    """If this fails, code that mixes up RANK and LOCAL_RANK, or needs the loopback of another node, passes here."""
+    # Fresh interpreters take seconds each.
+    only = ["-k", "reach"] if isolation == "spawn" else []
+    ended = run_cases(starter, tmp_path, _WORLDS.format(isolation=isolation), *only)
+    assert set(ended.outcomes().values()) == {"PASSED"}, ended.log
+    assert len(ended.outcomes()) == (1 if only else 3), ended.log
+
+
+_FAULTS = """
+    import os
+    import signal
+
+    import pytest
+    import torch.distributed as dist
+
+    pytestmark = pytest.mark.distributed(world_size=4, nodes=2, timeout=100)
+
+
+    def test_killed(world):
+        if world.rank == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        dist.barrier()
+
+
+    def test_returns_early(world):
+        if world.rank != 2:
+            dist.barrier()
+
+
+    def test_uneven():
+        pass
+
+
+    test_uneven = pytest.mark.distributed(nodes=3)(test_uneven)
+
+
+    @pytest.mark.distributed(nodes=1)
+    def test_without_nodes(world):
+        assert (world.node, world.local_rank) == (0, world.rank)
+"""
+
+
+def test_faults_on_nodes_have_the_same_verdicts(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, a fault on a node costs the deadline, or the report names another rank."""
+    ended = run_cases(starter, tmp_path, _FAULTS)
+    assert ended.outcomes() == {
+        "test_killed": "FAILED",
+        "test_returns_early": "FAILED",
+        "test_uneven": "FAILED",
+        "test_without_nodes": "PASSED",
+    }, ended.log
+    assert "rank 3 was killed by SIGKILL (9)" in ended.log
+    assert "rank 2 ended the test; ranks 0, 1, 3 wait for it in barrier" in ended.log
+    assert "nodes = 3 with world_size = 4" in ended.log
+
+
+_USER = """
+    import ctypes
+    import os
+
+    # From here on, this process and its children have no capability to make a network, also not as root after an exec.
+    # Linux demands one of root, and of root alone, for a user namespace: CAP_SETFCAP.
+    kept = 1 << 31 if os.geteuid() == 0 else 0
+    libc = ctypes.CDLL(None, use_errno=True)
+    if kept:
+        assert libc.prctl(28, 3, 0, 0, 0) == 0  # PR_SET_SECUREBITS: SECBIT_NOROOT, locked
+    assert libc.capset((ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)(kept, kept, kept)) == 0
+    if kept:
+        assert libc.prctl(47, 2, 31, 0, 0) == 0  # PR_CAP_AMBIENT_RAISE
+"""
+_ONE = """
+    import pytest
+    import torch.distributed as dist
+
+
+    @pytest.mark.distributed(world_size=2, nodes=2)
+    def test_one(world):
+        dist.barrier()
+"""
+
+
+def test_a_user_without_privileges_has_nodes(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, only root can test more than one node."""
+    write_file(tmp_path, "conftest.py", _USER)
+    ended = run_cases(starter, tmp_path, _ONE)
+    assert ended.outcomes() == {"test_one": "PASSED"}, ended.log
+
+
+_FORBIDDEN = """
+    import ctypes
+    import platform
+    import struct
+
+    # A filter of system calls for this process and its children: unshare() fails with EPERM.
+    number = {"x86_64": 272, "aarch64": 97}[platform.machine()]
+    instructions = [
+        (0x20, 0, 0, 0),  # load the number of the system call
+        (0x15, 0, 1, number),  # the next line if it is equal, else the one after it
+        (0x06, 0, 0, 0x00050001),  # fail with error 1
+        (0x06, 0, 0, 0x7FFF0000),  # allow
+    ]
+    code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *line) for line in instructions))
+    program = struct.pack("HxxxxxxP", len(instructions), ctypes.addressof(code))
+    libc = ctypes.CDLL(None, use_errno=True)
+    assert libc.prctl(38, 1, 0, 0, 0) == 0  # PR_SET_NO_NEW_PRIVS
+    assert libc.prctl(22, 2, program, 0, 0) == 0  # PR_SET_SECCOMP, with a filter
+"""
+
+
+@pytest.mark.parametrize(("option", "outcome"), [("skip", "skipped"), ("fail", "failed")])
+def test_without_permission_the_reason_is_told(starter: Starter, tmp_path: Path, option: str, outcome: str) -> None:
+    """If this fails, a container without namespaces gives a failure without a cause, or a run that tested nothing."""
+    write_file(tmp_path, "conftest.py", _FORBIDDEN)
+    ended = run_cases(starter, tmp_path, _ONE, f"--dist-on-missing={option}")
+    assert f"1 {outcome}" in ended.log, ended.log
+    assert "Need network namespaces for simulated nodes" in ended.log, ended.log
+    assert "the kernel does not let this user make" in ended.log, ended.log

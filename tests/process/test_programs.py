@@ -1,0 +1,262 @@
+"""A user's own script on every rank: on the command line, and as a Bazel target."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dist_testing.backends import backend_named
+from dist_testing.budget import Budget
+from dist_testing.case import Case
+from dist_testing.engine.engine import Engine
+from dist_testing.frontends.program.on_rank import ProgramRankContext, program_loader
+from dist_testing.frontends.program.program import Program
+from dist_testing.frontends.pytest.reports import failure_text
+from dist_testing.outcomes import Status
+from dist_testing.spec import Spec
+from tests.support.children import Ended, Target, assert_no_folder_left, write_file
+from tests.support.starter import LIMIT_S, Starter
+
+# What a program can observe of its surroundings, told by rank 0 as JSON in its output. The second argument ends it.
+_SCRIPT = """
+    import __main__
+    import atexit
+    import json
+    import logging
+    import multiprocessing
+    import os
+    import sys
+    import threading
+    import time
+
+    import sibling
+
+    EXPECTED = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
+
+
+    def child(queue):
+        # Under spawn this file is imported again, by another name.
+        queue.put([os.environ["RANK"], __name__])
+
+
+    def surroundings():
+        context = multiprocessing.get_context("spawn")
+        queue = context.SimpleQueue()
+        process = context.Process(target=child, args=(queue,))
+        process.start()
+        told = queue.get()
+        process.join()
+        # Python ends it with the program.
+        multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,), daemon=True).start()
+        pid = os.fork()
+        if pid == 0:
+            # As in a program that runs alone, this ends the child and not the rank.
+            sys.exit(5)
+        logging.basicConfig(stream=sys.stdout, format="logged by basicConfig: %(message)s", level="INFO")
+        logging.info("yes")
+        return {
+            "argv": sys.argv,
+            "path": sys.path[0],
+            "file": __file__,
+            "cwd": os.getcwd(),
+            "is main": __main__.surroundings is surroundings,
+            "pytest": "pytest" in sys.modules,
+            "environment": sorted(EXPECTED - os.environ.keys()),
+            "backend": os.environ["DIST_TESTING_BACKEND"],
+            "sibling": sibling.__file__,
+            "spawned": told,
+            "forked": os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]),
+        }
+
+
+    def main():
+        # Not at the top: the child under spawn would import it, too.
+        import torch
+        import torch.distributed as dist
+
+        dist.init_process_group()
+        total = torch.ones(1)
+        dist.all_reduce(total)
+        assert total.item() == dist.get_world_size() == int(os.environ["WORLD_SIZE"])
+        if dist.get_rank() == 0:
+            print("TOLD", json.dumps(surroundings()))
+        dist.barrier()
+        dist.destroy_process_group()
+        # Not a daemon, so the program ends after it.
+        threading.Timer(0.1, print, ["printed by a thread"]).start()
+
+
+    atexit.register(print, "printed at exit")
+    if __name__ == "__main__":
+        main()
+"""
+
+
+def _run(starter: Starter, folder: Path, script: str, *options: str, arguments: tuple[str, ...] = ()) -> Ended:
+    """Run a script by the command line on two ranks, from the folder above its own."""
+    write_file(folder, "scripts/train.py", script)
+    write_file(folder, "scripts/sibling.py", "")
+    command = ["-m", "dist_testing.run_program", "--world-size=2", *options, "scripts/train.py", *arguments]
+    child = starter.start(command, folder)
+    code = child.wait(LIMIT_S)
+    assert_no_folder_left(folder)
+    return Ended(code, child.log)
+
+
+def _told(log: str) -> dict[str, Any]:
+    line = next(line for line in log.splitlines() if "TOLD" in line)
+    told: dict[str, Any] = json.loads(line.partition("TOLD")[2])
+    return told
+
+
+@pytest.mark.parametrize("isolation", ["fork", "spawn"])
+def test_a_program_finds_what_python_and_torchrun_give(starter: Starter, tmp_path: Path, isolation: str) -> None:
+    """If this fails, a script that works under torchrun fails or behaves differently here."""
+    ended = _run(starter, tmp_path, _SCRIPT, f"--isolation={isolation}", arguments=("--world-size=7", "--", "-k"))
+    assert ended.code == 0, ended.log
+    scripts = tmp_path.resolve() / "scripts"
+    assert _told(ended.log) == {
+        "argv": ["scripts/train.py", "--world-size=7", "--", "-k"],
+        "path": str(scripts),
+        "file": str(scripts / "train.py"),
+        "cwd": str(tmp_path.resolve()),
+        "is main": True,
+        "pytest": False,
+        "environment": [],
+        "backend": "gloo",
+        "sibling": str(scripts / "sibling.py"),
+        "spawned": ["0", "__mp_main__"],
+        "forked": 5,
+    }
+    assert "[rank 0] logged by basicConfig: yes" in ended.log
+    for rank in (0, 1):
+        thread, at_exit = (f"[rank {rank}] printed {how}" for how in ("by a thread", "at exit"))
+        assert 0 < ended.log.index(thread) < ended.log.rindex(at_exit), ended.log
+
+
+_ENDS = """
+    import os
+    import signal
+    import sys
+
+    import torch
+    import torch.distributed as dist
+
+    how = sys.argv[1]
+    dist.init_process_group()
+    dist.barrier()
+    if how == "hang":
+        if dist.get_rank() == 1:
+            dist.recv(torch.ones(1), 0)
+        dist.barrier()
+    if how == "skip":
+        sys.exit(74)
+    if how == "some skip" and dist.get_rank() == 1:
+        sys.exit(74)
+    if how == "os exit":
+        os._exit(0)
+    if dist.get_rank() == 1:
+        if how == "raise":
+            raise ValueError("planted")
+        if how == "text":
+            sys.exit("planted text")
+        if how == "code":
+            sys.exit(3)
+        if how == "os exit 3":
+            os._exit(3)
+        if how == "signal":
+            os.kill(os.getpid(), signal.SIGSEGV)
+    elif how == "alone":
+        dist.barrier()
+    if how == "zero":
+        sys.exit(0)
+"""
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    """An engine whose cases are programs. Its fork server is forked from here, which saves the time of an import."""
+    backend = backend_named("gloo")
+    engine = Engine(Spec("", backend, (2,), 0, "fork"), Budget(), ProgramRankContext(), program_loader())
+    yield engine
+    engine.close()
+
+
+@pytest.mark.parametrize(
+    ("how", "expected_exits", "status", "said"),
+    [
+        ("zero", {}, Status.PASSED, ""),
+        ("os exit", {}, Status.PASSED, ""),
+        ("skip", {}, Status.SKIPPED, "CUDA is not available."),
+        ("some skip", {}, Status.FAILED, "ranks disagree about a skip"),
+        ("raise", {}, Status.FAILED, "rank 1 raised ValueError: planted in call"),
+        ("text", {}, Status.FAILED, "rank 1 exited with code 1 in call"),
+        ("code", {}, Status.FAILED, "rank 1 exited with code 3 in call"),
+        ("code", {1: 3}, Status.PASSED, ""),
+        ("signal", {1: -11}, Status.PASSED, ""),
+        ("zero", {1: 3}, Status.FAILED, "expected to end by exit code 3, but it ended the test"),
+        ("os exit", {1: 3}, Status.FAILED, "expected to end by exit code 3, but it ended by exit code 0"),
+        ("os exit 3", {}, Status.FAILED, "rank 1 exited with code 3 in call"),
+        ("signal", {}, Status.FAILED, "rank 1 was killed by SIGSEGV (11) in call"),
+        ("hang", {}, Status.FAILED, "ranks 0, 1 wait for each other"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_the_exit_codes_are_the_verdict(
+    engine: Engine, tmp_path: Path, how: str, expected_exits: dict[int, int], status: Status, said: str
+) -> None:
+    """If this fails, a program that fails passes, one that passes fails, or nothing says which rank began it."""
+    path = str(write_file(tmp_path, "train.py", _ENDS))
+    program = Program(path, "scripts/train.py", (how,), (str(tmp_path), *sys.path), expected_exits)
+    body = program.body(strict_calls=False)
+    exits = program.expected_exits
+    result = engine.run(Case(how, 2, body, 300.0, "fork", init=False, expected_exits=exits, exit_0_passes=True))
+    assert (result.verdict.status, said in result.verdict.reason) == (status, True), result
+    if status is Status.FAILED:
+        report = failure_text("train.py::program", result, engine.spec)
+        command = "python -m dist_testing.run_program --backend=gloo --world-size=2 scripts/train.py"
+        assert f"This case alone: {command} {shlex.quote(how)}" in report.splitlines()
+
+
+def test_a_target_runs_its_program_as_one_case_per_size(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, Bazel has no result of a program, or pytest reads files and options that are not the program's."""
+    program = """
+        import os
+        import sys
+
+        import sibling
+
+        assert sys.argv[1:] == ["-k", "nothing", "--dist-world-size=9"]
+        print("arguments", sys.argv[1:])
+        if os.environ["RANK"] == "1":
+            os._exit(7)
+        if os.environ["RANK"] == "2":
+            sys.exit(sibling.CODE)
+    """
+    sources = {"train.py": program, "sibling.py": "CODE = 4\n", "conftest.py": "raise SystemExit('read')\n"}
+    spec = {"program_exits": [[1, 7]], "srcs": ["//pkg:train.py"], "world_sizes": [2, 3]}
+    target = Target(tmp_path, sources, spec=spec)
+    ended = target.run(starter, "-k", "nothing", "--dist-world-size=9", env={"PYTEST_ADDOPTS": "--no-such-option"})
+    assert ended.code == 1, ended.log
+    assert target.xml_keys() == ["pkg.train.program[world_size=2]", "pkg.train.program[world_size=3]"]
+    smaller, larger = target.xml().values()
+    assert (smaller.outcome, larger.outcome, larger.properties["culprit"]) == ("passed", "failure", "2")
+    assert "rank 2 exited with code 4 in call" in larger.message
+    assert "[rank 0] arguments ['-k', 'nothing', '--dist-world-size=9']" in ended.log
+    assert "This case alone: bazel test //pkg:cases_gloo --test_filter='program[world_size=3]'" in ended.log
+
+
+def test_a_target_whose_program_runs_nothing_fails(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, a target passes that ran nothing."""
+    fields = {"program_exits": [], "srcs": ["//pkg:train.py"]}
+    target = Target(tmp_path, {"train.py": "def test_one():\n    pass\n"}, spec=fields)
+    ended = target.run(starter)
+    assert ended.code != 0, ended.log
+    assert "only imports and defines things" in ended.log
+    assert [result.outcome for result in target.xml().values()] == ["error"]

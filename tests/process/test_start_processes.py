@@ -1,0 +1,163 @@
+"""`start_processes`: plain tests that call a function on every rank of a world."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.support.children import run_cases, write_file
+from tests.support.starter import Starter
+
+_CALLS = """
+    import os
+    import sys
+    import unittest
+    from pathlib import Path
+
+    import pytest
+    import torch
+    import torch.distributed as dist
+
+    import dist_testing
+    from dist_testing import start_processes
+
+
+    def sums(rank, factor, folder):
+        # RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are enough.
+        dist.init_process_group("gloo")
+        total = torch.full((1,), float(factor * (rank + 1)))
+        dist.all_reduce(total)
+        Path(folder, f"{rank}-{os.environ['SET_BY_TEST']}").write_text(str(total.item()))
+
+
+    def fails(rank):
+        dist.init_process_group("gloo")
+        if rank == 1:
+            raise ValueError("planted")
+        dist.barrier()
+
+
+    def dies(rank):
+        if rank == 1:
+            os._exit(3)
+
+
+    def skips(rank, way):
+        if way == "unittest":
+            raise unittest.SkipTest("of unittest")
+        if way == "pytest":
+            pytest.skip("of pytest")
+        sys.exit(dist_testing.TEST_SKIPS["small_worldsize"].exit_code)
+
+
+    def hangs(rank):
+        if rank == 1:
+            dist.init_process_group("gloo")
+
+
+    @pytest.mark.parametrize("method", [None, "spawn"])
+    def test_sums(method, tmp_path, monkeypatch):
+        monkeypatch.setenv("SET_BY_TEST", "here")
+        start_processes(sums, (10, str(tmp_path)), nprocs=2, start_method=method)
+        assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"0-here": "30.0", "1-here": "30.0"}
+
+
+    def test_fails():
+        start_processes(fails, nprocs=2)
+
+
+    def test_dies():
+        start_processes(dies, nprocs=2)
+
+
+    @pytest.mark.parametrize("way", ["unittest", "pytest", "code"])
+    def test_skips(way):
+        start_processes(skips, args=(way,), nprocs=2)
+
+
+    def test_hangs():
+        start_processes(hangs, nprocs=2, timeout=2)
+
+
+    def test_of_a_failure():
+        with pytest.raises(AssertionError, match="rank 1 raised ValueError: planted"):
+            start_processes(fails, nprocs=2)
+
+
+    class PlainTest(unittest.TestCase):
+        def test_method_fails(self):
+            start_processes(fails, nprocs=2)
+
+
+    if __name__ == "__main__":
+        unittest.main()
+"""
+
+
+def test_a_function_runs_on_every_rank_and_its_world_is_judged(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, a suite with a helper of its own around `mp.spawn` has to write the engine's front end itself."""
+    ended = run_cases(starter, tmp_path, _CALLS)
+    assert ended.outcomes() == {
+        "test_sums[None]": "PASSED",
+        "test_sums[spawn]": "PASSED",
+        "test_fails": "FAILED",
+        "test_dies": "FAILED",
+        "test_hangs": "FAILED",
+        "test_of_a_failure": "PASSED",
+        "test_method_fails": "FAILED",
+    }, ended.log
+    for reason in ("of unittest", "of pytest", "Skipped due to small world size."):
+        assert f": {reason}" in ended.log, reason
+    for said in (
+        "test_cases.fails (world of 2): rank 1 raised ValueError: planted in call",
+        "rank 1 exited with code 3",
+    ):
+        assert said in ended.log, said
+
+
+def test_a_unittest_program_can_call_it(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, the function works under pytest only: a function of the main module has another name there."""
+    write_file(tmp_path, "test_cases.py", _CALLS)
+    child = starter.start(["test_cases.py", "PlainTest"], tmp_path)
+    assert child.wait() == 1
+    assert "rank 1 raised ValueError: planted" in child.log
+    assert "Ran 1 test" in child.log
+
+
+_WRONG = """
+    import pytest
+
+    from dist_testing import start_processes
+    from dist_testing.errors import UsageError
+
+
+    def nothing(rank):
+        pass
+
+
+    @pytest.mark.parametrize(
+        ("change", "said"),
+        [
+            ({"fn": 3}, "fn = 3; expected a function"),
+            ({"fn": lambda rank: None}, "the call cannot be sent to the ranks"),
+            ({"args": [1]}, "args = [1]; expected a tuple"),
+            ({"args": (lambda: None,)}, "the call cannot be sent to the ranks"),
+            ({"nprocs": 0}, "world_size = 0; expected a number of ranks"),
+            ({"nprocs": "2"}, "world_size = '2'; expected a number of ranks"),
+            ({"join": False}, "join = False; expected True"),
+            ({"start_method": "threads"}, "start_method = 'threads'; expected one of fork, forkserver, spawn"),
+            ({"timeout": 0}, "timeout = 0; expected a number of seconds"),
+            ({"timeout": True}, "timeout = True; expected a number of seconds"),
+        ],
+    )
+    def test_refuses(change, said):
+        with pytest.raises(UsageError) as caught:
+            start_processes(**{"fn": nothing, "nprocs": 2, **change})
+        assert said in str(caught.value)
+        assert len(str(caught.value).splitlines()) == 3
+"""
+
+
+def test_impossible_arguments_are_refused(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, a wrong argument ends in a traceback of pickle, or has no effect."""
+    ended = run_cases(starter, tmp_path, _WRONG)
+    assert set(ended.outcomes().values()) == {"PASSED"}, ended.log

@@ -1,0 +1,73 @@
+"""The places of ranks on simulated nodes, and cases whose ranks cannot be spread over them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dist_testing.case import Case, CaseBody
+from dist_testing.engine.running_world import check_nodes
+from dist_testing.errors import UsageError
+from dist_testing.launch.isolation import FORK, isolation_named
+from dist_testing.nodes.layout import INTERFACE, LOOPBACK, MAX_NODES, Layout, node_address, node_name
+
+
+def test_ranks_are_placed_as_torchrun_places_them() -> None:
+    """If this fails, a test that maps ranks to nodes is right here and wrong on a cluster, or the other way round."""
+    layout = Layout(6, 3)
+    assert [(layout.node_of(rank), layout.local_rank(rank)) for rank in range(6)] == [
+        (0, 0),
+        (0, 1),
+        (1, 0),
+        (1, 1),
+        (2, 0),
+        (2, 1),
+    ]
+    assert layout.rank_env(3) == {"RANK": "3", "LOCAL_RANK": "1", "GROUP_RANK": "1"}
+    env = layout.world_env()
+    assert (env["WORLD_SIZE"], env["LOCAL_WORLD_SIZE"], env["GROUP_WORLD_SIZE"]) == ("6", "2", "3")
+    assert env["GLOO_SOCKET_IFNAME"] == env["NCCL_SOCKET_IFNAME"] == INTERFACE
+
+
+def test_one_node_is_the_machine_itself() -> None:
+    """If this fails, a test without nodes loses the user's choice of an interface, or finds no store."""
+    assert Layout(4).address == LOOPBACK
+    assert not [name for name in Layout(4).world_env() if name.endswith("IFNAME")]
+
+
+def test_every_node_has_a_name_and_an_address_of_its_own() -> None:
+    """If this fails, two nodes of a large world answer to one address."""
+    nodes = range(MAX_NODES)
+    assert len({node_address(node) for node in nodes}) == len({node_name(node) for node in nodes}) == MAX_NODES
+
+
+@pytest.mark.parametrize(
+    ("nodes", "isolation", "gpus", "problem", "way_out"),
+    [
+        (0, "fork", 0, "nodes = 0; expected a number from 1 to 64.", "leave it out"),
+        (True, "fork", 0, "nodes = True; expected a number from 1 to 64.", "leave it out"),
+        ("2", "fork", 0, "nodes = '2'; expected a number from 1 to 64.", "leave it out"),
+        (MAX_NODES + 1, "fork", 0, "nodes = 65; expected a number from 1 to 64.", "leave it out"),
+        (3, "fork", 0, "nodes = 3 with world_size = 4.", "Set world_size = 6"),
+        (8, "fork", 0, "nodes = 8 with world_size = 4.", "Set world_size = 8"),
+        (2, "thread", 0, 'nodes = 2 with isolation "thread".', 'Set isolation = "fork"'),
+        (2, "fork", 4, "nodes = 2 with 4 GPU(s).", "a backend for CPUs"),
+    ],
+)
+def test_a_case_that_cannot_be_spread_is_refused(
+    nodes: Any, isolation: str, gpus: int, problem: str, way_out: str
+) -> None:
+    """If this fails, ranks start on nodes of different sizes, or all of a node's ranks take the same GPU."""
+    case = Case("test_x", 4, CaseBody("none"), 60.0, isolation, nodes=nodes)
+    with pytest.raises(UsageError) as caught:
+        check_nodes(case, isolation_named(isolation), gpus)
+    first, *_, last = str(caught.value).splitlines()
+    assert first == f"test_x: {problem}"
+    assert way_out in last
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 4])
+def test_a_case_that_can_be_spread_is_accepted(nodes: int) -> None:
+    """If this fails, no test runs on nodes."""
+    check_nodes(Case("test_x", 4, CaseBody("none"), 60.0, "fork", nodes=nodes), FORK, 0)

@@ -1,0 +1,1 @@
+"""Writes and checks the files by which a repository uses dist_testing."""
