@@ -4,28 +4,35 @@ Run it by hand: `python -m tests.conformance.mutate_oracle [MODULE ...]`. It pri
 and the score. docs/conformance.md has the last score and explains what is left.
 
 A change is a mutation of the syntax tree: another operator, another number, a negated condition, another keyword.
-Each runs in a forked process that has torch imported and loads the changed module in the place of the real one.
+Each runs in a forked process, which has collected the tests and puts the changed code into the functions of the module.
 """
 
 from __future__ import annotations
 
 import ast
 import copy
-import importlib.abc
-import importlib.util
+import importlib
 import os
 import signal
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import pytest
+from _pytest.runner import runtestprotocol
 
 _PACKAGE = "dist_testing.conformance"
-MODULES = ("on_rank.oracle", "on_rank.tensors", "reductions", "layouts", "groups", "judge")
-_TESTS = ("test_oracle.py", "test_tensors.py", "test_judge.py")
+# Module to the file of tests that must notice each change of it.
+TESTS = {
+    "on_rank.oracle": "test_oracle.py",
+    "on_rank.tensors": "test_tensors.py",
+    "reductions": "test_oracle.py",
+    "layouts": "test_oracle.py",
+    "groups": "test_oracle.py",
+    "judge": "test_judge.py",
+}
 # Limit of one run of the tests: a change can make a loop endless. Seconds.
 _LIMIT_S = 60
 
@@ -132,63 +139,80 @@ class _Replace(ast.NodeTransformer):
         return self.generic_visit(node)
 
 
-class _Loader(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Loads one module from a tree."""
+class _Mutations:
+    """A plugin of pytest that runs the collected tests once per change, each time in a forked process."""
 
-    def __init__(self, name: str, path: Path, tree: ast.Module) -> None:
+    def __init__(self, name: str) -> None:
         self._name = name
-        self._path = path
-        self._tree = tree
+        self._module = importlib.import_module(f"{_PACKAGE}.{name}")
 
-    def find_spec(self, name: str, path: Any, target: ModuleType | None = None) -> Any:
-        """Return the module's spec if it is the one."""
-        return importlib.util.spec_from_loader(name, self) if name == self._name else None
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        """Run the tests with each change."""
+        path = Path(str(self._module.__file__))
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        if self._is_noticed(session, tree):
+            raise pytest.UsageError(f"{self._name}: the tests fail without any change")
+        noticed = total = 0
+        for line, what, mutant in mutants_of(tree):
+            total += 1
+            if self._is_noticed(session, mutant):
+                noticed += 1
+            else:
+                print(f"{self._name}:{line}: {what} lives", flush=True)
+        print(f"{self._name}: {noticed} of {total} changes are noticed.", flush=True)
+        return True
 
-    def exec_module(self, module: ModuleType) -> None:
-        """Run the changed code."""
-        exec(compile(self._tree, str(self._path), "exec"), module.__dict__)
+    def _is_noticed(self, session: pytest.Session, tree: ast.Module) -> bool:
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                signal.alarm(_LIMIT_S)
+                _change(self._module, tree)
+                code = int(any(_fails(item) for item in session.items))
+            finally:
+                os._exit(code)
+        return os.waitpid(child, 0)[1] != 0
 
 
-def is_noticed(name: str, path: Path, tree: ast.Module) -> bool:
-    """Return whether a test fails with the changed module, in a process of its own."""
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            signal.alarm(_LIMIT_S)
-            null = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(null, 1)
-            os.dup2(null, 2)
-            sys.meta_path.insert(0, _Loader(name, path, tree))
-            folder = Path(__file__).parent
-            tests = [str(folder / test) for test in _TESTS]
-            code = int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *tests]))
-        finally:
-            os._exit(code)
-    return os.waitpid(child, 0)[1] != 0
+def _fails(item: pytest.Item) -> bool:
+    return any(report.failed for report in runtestprotocol(item, log=False))
+
+
+def _change(module: ModuleType, tree: ast.Module) -> None:
+    """Put the code of a tree into the functions of a module, and its values wherever the old ones are."""
+    changed = ModuleType(module.__name__)
+    sys.modules[module.__name__] = changed
+    exec(compile(tree, str(module.__file__), "exec"), changed.__dict__)
+    sys.modules[module.__name__] = module
+    for name, old in list(vars(module).items()):
+        new = changed.__dict__.get(name)
+        if isinstance(old, FunctionType) and isinstance(new, FunctionType) and old.__module__ == module.__name__:
+            old.__code__, old.__defaults__ = new.__code__, new.__defaults__
+        elif isinstance(old, type) and old.__module__ == module.__name__:
+            for key, method in vars(old).items():
+                if isinstance(method, FunctionType) and key in vars(new) and not key.startswith("__"):
+                    method.__code__ = vars(new)[key].__code__
+        elif not name.startswith("__") and not isinstance(old, ModuleType | type | FunctionType):
+            for other in list(sys.modules.values()):
+                if getattr(other, "__dict__", {}).get(name) is old:
+                    setattr(other, name, new)
 
 
 def main(names: Sequence[str]) -> int:
-    """Print the changes that no test notices, and the score. Returns 1 if the tests fail without a change."""
+    """Print the changes that no test notices, and the score of each module. Returns the exit code."""
     import torch
 
     # Threads of torch do not survive a fork.
     torch.set_num_threads(1)
-    noticed = total = 0
-    for name in names or MODULES:
-        path = Path(__file__).parents[2] / "dist_testing" / "conformance" / f"{name.replace('.', '/')}.py"
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        full_name = f"{_PACKAGE}.{name}"
-        if is_noticed(full_name, path, tree):
-            print("The tests fail without any change.")
-            return 1
-        for line, what, mutant in mutants_of(tree):
-            total += 1
-            if is_noticed(full_name, path, mutant):
-                noticed += 1
-            else:
-                print(f"{name}:{line}: {what} lives", flush=True)
-    print(f"{noticed} of {total} changes are noticed.")
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    for name in names or TESTS:
+        plugin = _Mutations(name)
+        tests = Path(__file__).parent / TESTS[name]
+        code = pytest.main(["-q", "-s", "-p", "no:cacheprovider", "--no-summary", str(tests)], plugins=[plugin])
+        # The tests run in other processes, so this one counts none.
+        if code not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+            return int(code)
     return 0
 
 
