@@ -58,6 +58,8 @@ _SCRIPT = """
         if pid == 0:
             # As in a program that runs alone, this ends the child and not the rank.
             sys.exit(5)
+        # Before this process prints: the output of both could meet in one line.
+        forked = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         logging.basicConfig(stream=sys.stdout, format="logged by basicConfig: %(message)s", level="INFO")
         logging.info("yes")
         return {
@@ -71,7 +73,7 @@ _SCRIPT = """
             "backend": os.environ["DIST_TESTING_BACKEND"],
             "sibling": sibling.__file__,
             "spawned": told,
-            "forked": os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]),
+            "forked": forked,
         }
 
 
