@@ -26,7 +26,6 @@ _MODULUS = {
     "bfloat16": 251,
 }
 _LARGE_MODULUS = 1_000_003
-_UNSIGNED = ("bool", "uint8")
 
 
 def moved(dtype: str, source: int, part: int, shape: Sequence[int], call: int) -> Tensor:
@@ -65,8 +64,6 @@ def reduced(op: str, dtype: str, ranks: Sequence[int], part: int, shape: Sequenc
     every = torch.stack([_given(op, dtype, ranks, rank, part, count, call) for rank in ranks])
     if dtype.startswith("complex") and op == "product":
         return torch.stack([_typed(given, "complex128") for given in every]).prod(0).to(_dtype(dtype)).reshape(shape)
-    if dtype == "bool":
-        every = (every != 0).to(torch.int64)
     match op:
         case "sum":
             value = every.sum(0)
@@ -110,7 +107,7 @@ def _raw(kind: str, dtype: str, source: int, part: int, count: int, call: int) -
         return ((mixed ^ (mixed >> 15)) & 0xFFFFFFFF) * 0x2C1B3C6D >> 31 & 1
     modulus = _MODULUS.get(dtype, _LARGE_MODULUS)
     value = (source * 37 + part * 11 + position * 5 + position // 251 * 3 + call * 17 + 1) % modulus
-    return value if dtype in _UNSIGNED else value - modulus // 2
+    return value if dtype == "uint8" else value - modulus // 2
 
 
 def _typed(value: Tensor, dtype: str) -> Tensor:
