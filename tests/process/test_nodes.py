@@ -10,7 +10,7 @@ from dist_testing.nodes.namespaces import missing_permission
 from tests.support.children import run_cases, write_file
 from tests.support.starter import Starter
 
-pytestmark = pytest.mark.skipif(
+_needs_nodes = pytest.mark.skipif(
     bool(missing_permission()),
     reason=f"Need network namespaces, as root or by user namespaces: {missing_permission()}",
 )
@@ -59,6 +59,7 @@ _WORLDS = """
 """
 
 
+@_needs_nodes
 @pytest.mark.parametrize("isolation", ["fork", "pool", "spawn"])
 def test_ranks_are_on_their_nodes(starter: Starter, tmp_path: Path, isolation: str) -> None:
     """If this fails, code that mixes up RANK and LOCAL_RANK, or needs the loopback of another node, passes here."""
@@ -103,6 +104,7 @@ _FAULTS = """
 """
 
 
+@_needs_nodes
 def test_faults_on_nodes_have_the_same_verdicts(starter: Starter, tmp_path: Path) -> None:
     """If this fails, a fault on a node costs the deadline, or the report names another rank."""
     ended = run_cases(starter, tmp_path, _FAULTS)
@@ -142,6 +144,7 @@ _ONE = """
 """
 
 
+@_needs_nodes
 def test_a_user_without_privileges_has_nodes(starter: Starter, tmp_path: Path) -> None:
     """If this fails, only root can test more than one node."""
     write_file(tmp_path, "conftest.py", _USER)
