@@ -145,7 +145,7 @@ LOADING_CASES = (
     Loading("own_variable", RIGHT + ', env = {"RANK": "0"}', ('env: RANK = "0"',)),
     Loading("own_main", RIGHT + ', main = "a.py"', ('main = "a.py"',)),
     Loading(
-        "two_problems", RIGHT + ', isolation = "x", gpus_per_rank = 1', ('isolation = "x"', "and gpus_per_rank = 1")
+        "two_problems", RIGHT + ', isolation = "x", gpus_per_rank = 1', ("gpus_per_rank = 1", 'and isolation = "x"')
     ),
     Loading(
         "too_many_gpus",
