@@ -38,8 +38,10 @@ OURS = (
     "gpus:<n>",
     "gpus_ge_<n>",
     "multi_gpu",
+    "nodes:<n>",
     "requires-gpu-<word>",
     "requires-gpu-<word>:<n>",
+    "requires-netns",
     "world_size:<n>",
 )
 

@@ -77,7 +77,8 @@ def tag_problems(targets: Iterable[Target], table: TagTable) -> list[str]:
             f'Without "{_TEST_GROUP}" it applies to every action of the target, and builds wait for GPU workers.\n'
             f'Write "{_TEST_GROUP}{name}".'
             for name in target.exec_properties
-            if "dist" in target.tags and not name.startswith(_TEST_GROUP)
+            # No CI job builds a manual test.
+            if "dist" in target.tags and "manual" not in target.tags and not name.startswith(_TEST_GROUP)
         ]
     return problems
 

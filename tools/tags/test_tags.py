@@ -32,6 +32,8 @@ def _rule(name: str, tag_list: list[str], **properties: str) -> str:
         ("backend:cuda_gloo", True),
         ("requires-gpu-nvidia:2", True),
         ("requires-gpu-nvidia:2:3", False),
+        ("nodes:2", True),
+        ("requires-netns", True),
         ("mutli_gpu", False),
         ("team:infra", True),
         ("nightly", True),
@@ -57,7 +59,8 @@ def test_properties_of_every_action_are_reported() -> None:
     right = _rule("//a:right", ["dist"], test__Pool="gpu")
     wrong = _rule("//a:wrong", ["dist"], Pool="gpu")
     other = _rule("//a:other", [], Pool="gpu")
-    (problem,) = tags.tag_problems(tags.read_targets(f"{right}\n{wrong}\n{other}\n"), TagTable())
+    manual = _rule("//a:manual", ["dist", "manual"], Pool="gpu")
+    (problem,) = tags.tag_problems(tags.read_targets(f"{right}\n{wrong}\n{other}\n{manual}\n"), TagTable())
     assert problem.startswith("//a:wrong: exec_properties has 'Pool'.\n")
 
 
