@@ -28,6 +28,20 @@ _STUCK_SHARE = 0.75
 _REPORT_S = 2.0
 
 
+def is_timeout(value: object) -> bool:
+    """Return whether `value` is a possible limit: a number of seconds above 0, up to MAX_TIMEOUT_S, and not a bool."""
+    return not isinstance(value, bool) and isinstance(value, int | float) and 0 < value <= MAX_TIMEOUT_S
+
+
+def timeout_in(text: str) -> float | None:
+    """Return the time limit that a text of the command line gives, in seconds; None if it is not a possible one."""
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if is_timeout(value) else None
+
+
 @dataclass(frozen=True, slots=True)
 class Budget:
     """The time that the cases of a run may use.

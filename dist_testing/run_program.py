@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from dist_testing.backends import backend_named, default_backend
-from dist_testing.budget import MAX_TIMEOUT_S
+from dist_testing.budget import MAX_TIMEOUT_S, timeout_in
 from dist_testing.errors import UsageError
 from dist_testing.frontends.program.program import (
     NO_LIMIT_S,
@@ -21,7 +21,7 @@ from dist_testing.frontends.program.program import (
     check_program,
 )
 from dist_testing.launch.isolation import FORK, SPAWN, isolation_named
-from dist_testing.nodes.layout import check_nodes
+from dist_testing.nodes.layout import check_node_count
 from dist_testing.rank.debugging import debug_by
 from dist_testing.spec import DEFAULT_WORLD_SIZE, check_world_size
 
@@ -109,7 +109,7 @@ def _read(given: argparse.Namespace) -> tuple[Program, list[str]]:
         sizes = [check_world_size("--world-size", _number(size), _SIZE) for size in given.world_size.split(",")]
         options.append(f"--dist-world-size={','.join(map(str, sizes))}")
     if given.nodes is not None:
-        options.append(f"--dist-nodes={check_nodes('--nodes', _number(given.nodes))}")
+        options.append(f"--dist-nodes={check_node_count('--nodes', _number(given.nodes))}")
     if given.isolation is not None:
         check_isolation_of_program("--isolation", isolation_named(given.isolation))
         options.append(f"--dist-isolation={given.isolation}")
@@ -146,11 +146,7 @@ def _number(text: str) -> object:
 def _timeout_s(text: str | None) -> float:
     if text is None:
         return NO_LIMIT_S
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 < value <= MAX_TIMEOUT_S:
+    if (value := timeout_in(text)) is None:
         raise UsageError(
             f"--timeout={text}: expected a number of seconds above 0, up to {MAX_TIMEOUT_S}.\n"
             "It is the limit of a run, from the moment when all ranks are ready.\n"

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from e2e.questions import stand_in_for_bazel
-from tests.support.nested_bazel import COMMAND_LIMIT_S, Done, NestedBazel
+from e2e.questions import run_command, stand_in_for_bazel
+from tests.support.nested_bazel import NestedBazel
 
 # A line of a block that is a command; what follows "  #" is a comment.
 _COMMAND = re.compile(r"^(bazel (?:test|run|coverage) .+?)(?: +# .*)?$", re.MULTILINE)
@@ -132,7 +130,7 @@ def command_problems(bazel: NestedBazel, page: Path) -> list[str]:
             if one.before is not None:
                 one.before(bazel.workspace)
             start = time.monotonic()
-            done = _run(one.command, bazel.workspace, folder)
+            done = run_command(one.command, bazel.workspace, Path(folder))
             print(f"e2e.check: {time.monotonic() - start:.0f} s: {one.command}", flush=True)
             missing = [part for part in one.parts if re.search(part, done.output, re.MULTILINE) is None]
             if done.status != one.status or missing:
@@ -141,16 +139,3 @@ def command_problems(bazel: NestedBazel, page: Path) -> list[str]:
             elif one.problem is not None and (complaint := one.problem(bazel.workspace)):
                 found.append(f"mine: {one.command}: {complaint}")
     return found
-
-
-def _run(command: str, workspace: Path, folder: str) -> Done:
-    done = subprocess.run(
-        ["bash", "-c", command],
-        cwd=workspace,
-        env={**os.environ, "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=COMMAND_LIMIT_S,
-    )
-    return Done(done.returncode, done.stdout, done.stderr)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.support.nested_bazel import COMMAND_LIMIT_S, NestedBazel
+from tests.support.nested_bazel import COMMAND_LIMIT_S, Done, NestedBazel
 from tools.report.build_events import read_events
 
 # Command -> the lines of its answer. Repeated blanks count as one, and the order does not count.
@@ -107,14 +107,8 @@ def stand_in_for_bazel(bazel: NestedBazel, folder: Path, name: str = "bazel") ->
     program.chmod(0o755)
 
 
-def _ask(command: str, workspace: Path, folder: Path) -> tuple[int, list[str], str]:
-    """Run a command; return its status, the sorted lines of its answer, and its messages."""
-    events = folder / "events.json"
-    is_test = command.startswith("bazel test ")
-    if is_test:
-        # The selected tests are known after the analysis.
-        build = f"bazel build --nobuild --build_tests_only --build_event_json_file={events} "
-        command = build + command.removeprefix("bazel test ")
+def run_command(command: str, workspace: Path, folder: Path) -> Done:
+    """Run a command of a page as a user types it, with the programs of `folder` before others."""
     done = subprocess.run(
         ["bash", "-c", command],
         cwd=workspace,
@@ -124,8 +118,20 @@ def _ask(command: str, workspace: Path, folder: Path) -> tuple[int, list[str], s
         check=False,
         timeout=COMMAND_LIMIT_S,
     )
-    lines = _selected(read_events(events)) if is_test and done.returncode == 0 else done.stdout.splitlines()
-    return done.returncode, sorted(" ".join(line.split()) for line in lines), done.stderr
+    return Done(done.returncode, done.stdout, done.stderr)
+
+
+def _ask(command: str, workspace: Path, folder: Path) -> tuple[int, list[str], str]:
+    """Run a command; return its status, the sorted lines of its answer, and its messages."""
+    events = folder / "events.json"
+    is_test = command.startswith("bazel test ")
+    if is_test:
+        # The selected tests are known after the analysis.
+        build = f"bazel build --nobuild --build_tests_only --build_event_json_file={events} "
+        command = build + command.removeprefix("bazel test ")
+    done = run_command(command, workspace, folder)
+    lines = _selected(read_events(events)) if is_test and done.status == 0 else done.stdout.splitlines()
+    return done.status, sorted(" ".join(line.split()) for line in lines), done.stderr
 
 
 def _selected(events: Iterable[Mapping[str, Any]]) -> list[str]:

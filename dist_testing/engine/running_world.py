@@ -21,8 +21,7 @@ from dist_testing.gpus.nccl import recorder_env
 from dist_testing.gpus.world import WorldGpus
 from dist_testing.launch.isolation import FORK, Isolation
 from dist_testing.launch.launcher import Launcher
-from dist_testing.nodes.layout import LOOPBACK
-from dist_testing.nodes.layout import check_nodes as check_number
+from dist_testing.nodes.layout import LOOPBACK, check_node_count
 from dist_testing.process.board import PhaseBoard
 from dist_testing.process.files import log_name, text_name
 from dist_testing.process.lifetime import current_umask
@@ -216,7 +215,7 @@ def check_nodes(case: Case, isolation: Isolation, gpus: int) -> None:
     Raises:
         UsageError: If its ranks cannot be spread over that many nodes.
     """
-    check_number(case.name, case.nodes)
+    check_node_count(case.name, case.nodes)
     if case.world_size % case.nodes:
         problem = f"nodes = {case.nodes} with world_size = {case.world_size}"
         cause = "Each node has equally many ranks, so the number of nodes must divide the number of ranks."

@@ -73,18 +73,24 @@ class Layout:
         }
 
 
-def check_nodes(subject: str, value: object) -> int:
+def is_node_count(value: object) -> bool:
+    """Return whether `value` is a possible number of nodes: an int from 1 to MAX_NODES, and not a bool."""
+    return type(value) is int and 1 <= value <= MAX_NODES
+
+
+def check_node_count(subject: str, value: object) -> int:
     """Return `value`, if it is a possible number of nodes.
 
     Raises:
         UsageError: If it is not. Its text begins with `subject`.
     """
-    if type(value) is not int or not 1 <= value <= MAX_NODES:
+    if not is_node_count(value):
         raise UsageError(
             f"{subject}: nodes = {value!r}; expected a number from 1 to {MAX_NODES}.\n"
             "The ranks of a world are spread over that many simulated nodes of this machine.\n"
             "Use 2, for example, or leave it out."
         )
+    assert isinstance(value, int)
     return value
 
 

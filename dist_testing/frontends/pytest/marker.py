@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from dist_testing.backends import Backend, check_backend_name, check_features
-from dist_testing.budget import MAX_TIMEOUT_S
+from dist_testing.budget import MAX_TIMEOUT_S, is_timeout
 from dist_testing.errors import UsageError
 from dist_testing.launch.isolation import isolation_names
-from dist_testing.nodes.layout import MAX_NODES
+from dist_testing.nodes.layout import MAX_NODES, is_node_count
 from dist_testing.spec import MAX_WORLD_SIZE, is_world_size
 
 # The ini option that names the marker, and the name without it.
@@ -149,8 +149,9 @@ def _true_or_false(definition: Any, given: str, value: object) -> bool:
 
 
 def _timeout(definition: Any, given: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= MAX_TIMEOUT_S:
+    if not is_timeout(value):
         raise _wrong(definition, given, f"It is a number of seconds above 0, up to {MAX_TIMEOUT_S}")
+    assert isinstance(value, int | float)
     return float(value)
 
 
@@ -169,8 +170,9 @@ def _exits(definition: Any, given: str, value: object) -> dict[int, int]:
 
 
 def _nodes(definition: Any, given: str, value: object) -> int:
-    if type(value) is not int or not 1 <= value <= MAX_NODES:
+    if not is_node_count(value):
         raise _wrong(definition, given, f"It is a number of nodes from 1 to {MAX_NODES}, which divides the world size")
+    assert isinstance(value, int)
     return value
 
 

@@ -9,14 +9,14 @@ import pytest
 
 from dist_testing.attach.rank_info import RankInfo
 from dist_testing.backends import Backend, backend_named, backends, default_backend
-from dist_testing.budget import MAX_TIMEOUT_S
+from dist_testing.budget import MAX_TIMEOUT_S, timeout_in
 from dist_testing.case import ENV_PREFIX, KEEPABLE, check_keepable
 from dist_testing.errors import UsageError
 from dist_testing.frontends.pytest.debugger import debug_rank
 from dist_testing.frontends.pytest.marker import MARKER_OPTION
 from dist_testing.frontends.pytest.session_events import OPTION
 from dist_testing.launch.isolation import check_isolation, default_isolation, isolation_named, isolation_names
-from dist_testing.nodes.layout import check_nodes
+from dist_testing.nodes.layout import check_node_count
 from dist_testing.spec import DEFAULT_WORLD_SIZE, MAX_WORLD_SIZE, Spec, is_world_size
 
 # The ini option that lists what a worker pool lets a test leave changed.
@@ -179,7 +179,7 @@ def _spec(config: pytest.Config, spec: Spec | None, rank_info: RankInfo | None) 
 def _nodes(text: str | None, of_target: int) -> int:
     if text is None:
         return of_target
-    return check_nodes("--dist-nodes", int(text) if text.isascii() and text.isdecimal() else text)
+    return check_node_count("--dist-nodes", int(text) if text.isascii() and text.isdecimal() else text)
 
 
 def _sizes(text: str | None) -> tuple[int, ...]:
@@ -228,11 +228,7 @@ def _timeout_s(config: pytest.Config, spec: Spec) -> float:
     text: str | None = config.getoption("--dist-timeout")
     if text is None:
         return float(spec.backend.timeout_s)
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 < value <= MAX_TIMEOUT_S:
+    if (value := timeout_in(text)) is None:
         raise UsageError(
             f"--dist-timeout={text}: expected a number of seconds above 0, up to {MAX_TIMEOUT_S}.\n"
             "It is the limit of each case that sets no timeout.\n"

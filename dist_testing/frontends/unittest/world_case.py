@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any, ClassVar, NoReturn
 
-from dist_testing.budget import MAX_TIMEOUT_S
+from dist_testing.budget import MAX_TIMEOUT_S, is_timeout
 from dist_testing.case import Case, CaseBody, CaseFailedError, CaseResult
 from dist_testing.engine.needs import missing_need
 from dist_testing.engine.running_case import RunningCase
@@ -261,8 +261,9 @@ class WorldCase(unittest.TestCase):
 
     def _checked_timeout(self) -> float:
         value: object = self.case_timeout_s if self.case_timeout_s is not None else current_session().timeout_s
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= MAX_TIMEOUT_S:
+        if not is_timeout(value):
             raise self._wrong("case_timeout_s", value, f"a number of seconds above 0, up to {MAX_TIMEOUT_S}")
+        assert isinstance(value, int | float)
         return float(value)
 
     def _checked_strict(self) -> bool | None:
