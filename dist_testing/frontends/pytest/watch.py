@@ -101,7 +101,7 @@ def watched_session(config: pytest.Config) -> Generator[None, object, object]:
         problems = grow(forked.order)
         forked = park(forked.channel, [*problems, *_obstacles(forked.inertness)])
     late = _LateImports(environment)
-    sys.meta_path.insert(0, late)  # type: ignore[arg-type]  # a finder that finds nothing
+    sys.meta_path.insert(0, late)
     if isinstance(forked.order, LoadConftests):
         result = yield
         forked = park(forked.channel, _obstacles(forked.inertness))
@@ -124,7 +124,7 @@ def _check(config: pytest.Config) -> None:
         if getattr(given, name, None):
             raise UsageError(
                 f"{WATCH_OPTION} with {spelling}.\n"
-                "The watch mode runs parts of the session again and again in forks of one process, and chooses the tests.\n"
+                "The watch mode runs parts of the session in forks of one process, and chooses the tests.\n"
                 f"{way_out}"
             )
     if config.pluginmanager.is_blocked("capturemanager") or config.pluginmanager.is_blocked("terminalreporter"):
@@ -173,6 +173,8 @@ class _LateImports:
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._environment = environment
         self.names: set[str] = set()
+        # Modules that the warm process had before the conftest files.
+        self.known = frozenset(sys.modules)
 
     def find_spec(self, name: str, *_: object) -> None:
         """Note the name if a conftest or a test file has changed the environment."""
@@ -211,6 +213,7 @@ class _Run:
         self._channel: socket.socket | None = channel
         self._late = late
         self._pid = os.getpid()
+        self._code: int | None = None
         self._test_files: set[str] = set()
         self._left_out = set(order.left_out)
 
@@ -268,7 +271,7 @@ class _Run:
         self._test_files.update(str(item.path) for item in session.items)
         self._tell_imports([item.nodeid for item in session.items])
         if self._late in sys.meta_path:
-            sys.meta_path.remove(self._late)  # type: ignore[arg-type]
+            sys.meta_path.remove(self._late)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Tell the watcher how a test ended."""
@@ -277,8 +280,15 @@ class _Run:
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, exitstatus: int) -> None:
-        """Tell the watcher the exit code."""
-        self._send(Finished(int(exitstatus)))
+        """Keep the exit code."""
+        self._code = int(exitstatus)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_unconfigure(self) -> Generator[None]:
+        """Tell the watcher the exit code when all reports are printed. The process itself ends a little later."""
+        yield
+        if self._code is not None:
+            self._send(Finished(self._code))
 
     def pytest_keyboard_interrupt(self) -> None:
         """Let the session end: the watcher was interrupted, too, and would send its signal into the clean-up."""
@@ -289,7 +299,7 @@ class _Run:
         for name, module in list(sys.modules.items()):
             spec = getattr(module, "__spec__", None)
             file = file_of(module)
-            if file is not None and spec is not None and spec.name == name:
+            if file is not None and spec is not None and spec.name == name and name not in self._late.known:
                 # pytest's own imports rewrite assertions, and give test modules names of their own.
                 is_rewritten = type(spec.loader).__module__.startswith("_pytest.")
                 is_movable = not is_rewritten and name not in self._late.names

@@ -124,7 +124,10 @@ class Files:
         with contextlib.suppress(OSError):
             for entry in os.scandir(folder):
                 if entry.name.endswith(".py") and entry.path not in self._status:
-                    self._status[entry.path], self._content[entry.path] = _status_of(entry.path), _content_of(entry.path)
+                    self._status[entry.path], self._content[entry.path] = (
+                        _status_of(entry.path),
+                        _content_of(entry.path),
+                    )
                     created.add(entry.path)
         return created
 

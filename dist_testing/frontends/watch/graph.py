@@ -39,6 +39,7 @@ class Graph:
         self._modules: Mapping[str, str] = {}
         self._modules_of: Mapping[str, str] = {}
         self._search_path: Sequence[str] = ()
+        self._names: dict[str, frozenset[str]] = {}
         self._imports: dict[str, tuple[str, ...]] = {}
         self._files: dict[tuple[str, str], str | None] = {}
 
@@ -49,16 +50,20 @@ class Graph:
             modules: Name of a module to its file.
             search_path: Folders in which other modules are looked up.
         """
-        self._modules, self._modules_of = modules, {file: name for name, file in modules.items()}
-        self._search_path = [folder for folder in search_path if not is_third_party(os.path.join(folder, ""))]
-        self._imports.clear()
-        self._files.clear()
+        folders = [folder for folder in search_path if not is_third_party(os.path.join(folder, ""))]
+        if (modules, folders) != (self._modules, self._search_path):
+            self._modules, self._modules_of = modules, {file: name for name, file in modules.items()}
+            self._search_path = folders
+            self._imports.clear()
+            self._files.clear()
 
     def forget(self, paths: Iterable[str]) -> None:
         """Read these files again when they are needed next."""
+        # A file that was created may come before another one.
+        self._imports.clear()
         self._files.clear()
         for path in paths:
-            self._imports.pop(path, None)
+            self._names.pop(path, None)
 
     def reached_from(self, path: str) -> set[str]:
         """Return the file itself, and all files that it imports, directly or not."""
@@ -94,10 +99,9 @@ class Graph:
         if path in self.leaves:
             return ()
         if path not in self._imports:
-            names = set(_imported_names(path, self._modules_of.get(path, "")))
-            # The import of a module imports its packages.
-            names |= {name[:end] for name in names for end, letter in enumerate(name) if letter == "."}
-            found = {self._file_of(name, os.path.dirname(path)) for name in names}
+            if path not in self._names:
+                self._names[path] = frozenset(_imported_names(path, self._modules_of.get(path, "")))
+            found = {self._file_of(name, os.path.dirname(path)) for name in self._names[path]}
             self._imports[path] = tuple(file for file in found if file is not None)
         return self._imports[path]
 
@@ -128,7 +132,13 @@ def _looks_like_tests(path: str) -> bool:
 
 
 def _imported_names(path: str, module: str) -> Iterator[str]:
-    """Yield the names that a source imports; with `from a import b` both `a` and `a.b`."""
+    """Yield the modules that a source may import, and their packages; with `from a import b` both `a` and `a.b`."""
+    for name in _names_in(path, module):
+        yield name
+        yield from (name[:end] for end, letter in enumerate(name) if letter == ".")
+
+
+def _names_in(path: str, module: str) -> Iterator[str]:
     try:
         tree = ast.parse(Path(path).read_bytes(), path)
     except (OSError, SyntaxError, ValueError):
@@ -150,5 +160,7 @@ def _imported_names(path: str, module: str) -> Iterator[str]:
             isinstance(target, ast.Name) and target.id == "pytest_plugins" for target in node.targets
         ):
             yield from (
-                one.value for one in ast.walk(node.value) if isinstance(one, ast.Constant) and isinstance(one.value, str)
+                one.value
+                for one in ast.walk(node.value)
+                if isinstance(one, ast.Constant) and isinstance(one.value, str)
             )

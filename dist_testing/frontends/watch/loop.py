@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import select
 import signal
 import socket
@@ -139,8 +138,3 @@ class Loop:
         if not self.is_debugging:
             with contextlib.suppress(OSError):
                 self.keys.start()
-
-
-def in_folder(path: str, folder: str) -> bool:
-    """Return whether a path is a folder or below it."""
-    return os.path.commonpath([path, folder]) == folder

@@ -117,6 +117,7 @@ class _Warm:
         self._poller.register(channel, select.POLLIN)
 
     def serve(self) -> Fork:
+        """Obey orders. Returns in forked processes; this one ends when the watcher is gone."""
         with contextlib.suppress(BrokenPipeError, ConnectionResetError, MessageError):
             while True:
                 for fd, _ in self._poller.poll(self._wait_ms()):
@@ -127,8 +128,7 @@ class _Warm:
                     elif (forked := self._obey(*received)) is not None:
                         return forked
                 self._kill_late()
-        # The watcher is gone.
-        self._end()
+        return self._end()
 
     def _obey(self, order: WatchOrder, fds: Sequence[int]) -> Fork | None:
         if isinstance(order, StopRun):

@@ -16,7 +16,7 @@ from dist_testing.frontends.watch.chain import Chain
 from dist_testing.frontends.watch.files import Files, forget_compiled, own_files
 from dist_testing.frontends.watch.graph import Graph, syntax_error
 from dist_testing.frontends.watch.inert import Inertness
-from dist_testing.frontends.watch.loop import EndWatchError, Loop, in_folder
+from dist_testing.frontends.watch.loop import EndWatchError, Loop
 from dist_testing.frontends.watch.messages import (
     Collected,
     Finished,
@@ -33,6 +33,8 @@ _TORCH = "torch.distributed"
 # Process ends by a signal as in a shell.
 _BY_SIGNAL = 128
 _HELP = "watch: keys: a all tests, f failed tests, p tests by pattern, d debug a rank, q quit"
+# pytest's exit code of a session without tests.
+_NO_TESTS = 5
 # A message names this many files.
 _NAMED = 3
 
@@ -88,7 +90,7 @@ def watch(project: Project, check_pattern: Callable[[str], object]) -> Fork:
         return Fork(first, theirs, Inertness(may_hold=True))
     theirs.close()
     become_subreaper()
-    _Watcher(project, Chain(pid, ours, first), check_pattern).run()
+    return _Watcher(project, Chain(pid, ours, first), check_pattern).run()
 
 
 class _Watcher:
@@ -104,6 +106,8 @@ class _Watcher:
         self._tests: set[str] = set()
         self._modules: tuple[Module, ...] = ()
         self._search_path: tuple[str, ...] = ()
+        # What was imported ahead, in the order in which runs have needed it.
+        self._third_party: list[Preload] = []
         # Files that have changed since the start. What imports them is imported in each run.
         self._hot: set[str] = set()
         # Orders that cannot be kept, until the next save.
@@ -213,9 +217,7 @@ class _Watcher:
         if not chosen:
             return None
         left_out = self._tests - set(wanted)
-        return RunTests(
-            tuple(chosen), tuple(sorted(left_out)), failed=tuple(self._failed), pattern=self._pattern
-        )
+        return RunTests(tuple(chosen), tuple(sorted(left_out)), failed=tuple(self._failed), pattern=self._pattern)
 
     def _on_key(self, key: str) -> None:
         match key:
@@ -284,8 +286,13 @@ class _Watcher:
                 _say(f"watch: each run imports {what} again: {self._refused[order]}")
 
     def _orders(self) -> list[Preload | LoadConftests]:
-        orders: list[Preload | LoadConftests] = []
-        third_party = [module for module in self._modules if module.is_third_party and module.is_movable]
+        third_party = {
+            module.name: module.file for module in self._modules if module.is_third_party and module.is_movable
+        }
+        known = {name for order in self._third_party for name in order.modules}
+        if more := {name: file for name, file in third_party.items() if name not in known}:
+            # After the others, which stay.
+            self._third_party.append(Preload(tuple(more), tuple(more.values()), self._search_path, may_hold=True))
         library = [
             module
             for module in self._modules
@@ -294,10 +301,10 @@ class _Watcher:
             and module.file not in self._own
             and self._graph.reached_from(module.file).isdisjoint(self._hot)
         ]
-        for modules, may_hold in ((third_party, True), (library, False)):
-            if modules:
-                names, files = tuple(one.name for one in modules), tuple(one.file for one in modules)
-                orders.append(Preload(names, files, self._search_path, may_hold))
+        orders: list[Preload | LoadConftests] = [*self._third_party]
+        if library:
+            names, files = tuple(one.name for one in library), tuple(one.file for one in library)
+            orders.append(Preload(names, files, self._search_path, may_hold=False))
         return [*orders, LoadConftests()]
 
     def _run_tests(self, order: RunTests, why: str) -> None:
@@ -321,53 +328,52 @@ class _Watcher:
             ended = ended or chain.run_ended()
             return ended is not None
 
-        loop.wait(lambda: is_over() or bool(loop.changed and not is_debugging) or bool(loop.pressed or self._next))
-        is_whole = is_over()
-        if not is_whole:
-            chain.stop_run()
-            loop.wait(is_over)
-        loop.take_terminal()
-        self._learn(run.events, order, began_ns, is_whole=is_whole)
+        def is_told() -> bool:
+            return is_over() or any(isinstance(event, Finished) for event in run.events)
+
+        loop.wait(lambda: is_told() or bool(loop.changed and not is_debugging) or bool(loop.pressed or self._next))
+        is_whole = is_told()
         if is_whole:
+            self._learn(run.events, order, began_ns)
             self._tell(run.events, why, time.monotonic() - began_s)
         else:
+            chain.stop_run()
+        loop.wait(is_over)
+        loop.take_terminal()
+        if not is_whole:
+            self._learn_imports(run.events, began_ns)
             _say("watch: the run was stopped")
 
-    def _learn(self, events: Sequence[object], order: RunTests, began_ns: int, *, is_whole: bool) -> None:
-        reported: set[str] = set()
+    def _learn(self, events: Sequence[object], order: RunTests, began_ns: int) -> None:
+        """Take over the results of a whole run."""
+        collected = self._learn_imports(events, began_ns)
+        failed = {event.node_id for event in events if isinstance(event, Reported) and event.outcome == "failed"}
+        seen = {event.node_id for event in events if isinstance(event, Reported)}
+        self._unseen.clear()
+        self._failed.update(dict.fromkeys(sorted(failed - self._failed.keys())))
+        is_selected = bool(order.pattern or order.only_failed)
+        for node_id in list(self._failed):
+            file = self._project.file_of(node_id)
+            # A test that is not there any more cannot fail.
+            is_gone = not os.path.exists(file) or (file in collected and node_id not in seen and not is_selected)
+            if is_gone or (node_id in seen and node_id not in failed):
+                del self._failed[node_id]
+        self._tests = {path for path in self._tests if os.path.exists(path)}
+
+    def _learn_imports(self, events: Sequence[object], began_ns: int) -> set[str]:
+        """Take over what a run has imported; return its test files."""
         collected: set[str] = set()
         for event in events:
-            match event:
-                case Collected():
-                    self._modules, self._search_path = self._merged(event.modules), event.search_path
-                    self._tests.update(event.test_files)
-                    collected.update(event.test_files)
-                case Reported():
-                    if event.outcome == "failed":
-                        self._failed[event.node_id] = None
-                    elif event.node_id not in reported:
-                        self._failed.pop(event.node_id, None)
-                    if event.outcome == "failed":
-                        reported.add(event.node_id)
-                case Finished():
-                    self._code = int(event.code not in (0, 5))
+            if isinstance(event, Collected):
+                self._modules, self._search_path = self._merged(event.modules), event.search_path
+                collected.update(event.test_files)
+        self._tests |= collected
         self._graph.learn({module.name: module.file for module in self._modules}, self._search_path)
         own = {module.file for module in self._modules if not module.is_third_party} | collected
         for path in list(own):
             own |= self._graph.reached_from(path)
         self._loop.changed |= self._files.add(own, began_ns)
-        if not is_whole:
-            return
-        self._unseen.clear()
-        if not (order.pattern or order.only_failed):
-            # A test that is not there any more cannot fail.
-            seen = {event.node_id for event in events if isinstance(event, Reported)}
-            for node_id in [one for one in self._failed if self._project.file_of(one) in collected]:
-                if node_id not in seen:
-                    del self._failed[node_id]
-        self._tests = {path for path in self._tests if os.path.exists(path)}
-        for node_id in [one for one in self._failed if not os.path.exists(self._project.file_of(one))]:
-            del self._failed[node_id]
+        return collected
 
     def _merged(self, modules: Sequence[Module]) -> tuple[Module, ...]:
         """Return the modules of this run, and those that only earlier runs have imported."""
@@ -382,9 +388,10 @@ class _Watcher:
                 worst[event.node_id] = event.outcome
         outcomes = list(worst.values())
         counts = [f"{count} {word}" for word in ("failed", "passed", "skipped") if (count := outcomes.count(word))]
-        if not any(isinstance(event, Finished) for event in events):
+        codes = [event.code for event in events if isinstance(event, Finished)]
+        self._code = int(codes[-1:] not in ([0], [_NO_TESTS]))
+        if not codes:
             counts.append("the run ended before its session did")
-            self._code = 1
         _say(f"watch: {', '.join(counts) or 'no test ran'} in {elapsed_s:.2f} s {why}")
         if earlier := [node_id for node_id in self._failed if node_id not in worst]:
             _say(f"watch: {len(earlier)} failed earlier: {_names(earlier)}")
