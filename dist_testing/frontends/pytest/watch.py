@@ -23,6 +23,7 @@ from dist_testing.errors import InterruptedRunError, UsageError
 from dist_testing.frontends.pytest.internals import CaptureManager, parse_expression
 from dist_testing.frontends.watch.files import file_of, is_third_party
 from dist_testing.frontends.watch.inert import Inertness
+from dist_testing.frontends.watch.knowledge import Project
 from dist_testing.frontends.watch.messages import (
     WATCH_EVENTS,
     Collected,
@@ -35,7 +36,7 @@ from dist_testing.frontends.watch.messages import (
     WatchEvent,
 )
 from dist_testing.frontends.watch.warm import Fork, grow, park
-from dist_testing.frontends.watch.watcher import Project, watch
+from dist_testing.frontends.watch.watcher import watch
 from dist_testing.launch.clean import spare_cuda
 from dist_testing.outcomes import exit_name
 from dist_testing.process import wire

@@ -8,20 +8,18 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 from typing import NoReturn
 
 from dist_testing.errors import LaunchError
 from dist_testing.frontends.watch.chain import Chain
 from dist_testing.frontends.watch.files import Files, forget_compiled, own_files
-from dist_testing.frontends.watch.graph import Graph, syntax_error
+from dist_testing.frontends.watch.graph import syntax_error
 from dist_testing.frontends.watch.inert import Inertness
+from dist_testing.frontends.watch.knowledge import Knowledge, Project
 from dist_testing.frontends.watch.loop import EndWatchError, Loop
 from dist_testing.frontends.watch.messages import (
-    Collected,
     Finished,
     LoadConftests,
-    Module,
     Preload,
     Reported,
     RunTests,
@@ -37,33 +35,6 @@ _HELP = "watch: keys: a all tests, f failed tests, p tests by pattern, d debug a
 _NO_TESTS = 5
 # A message names this many files.
 _NAMED = 3
-
-
-@dataclass(frozen=True, slots=True)
-class Project:
-    """What the command line asks to watch.
-
-    Attributes:
-        directory: Where pytest was started.
-        root: pytest's root folder, which node ids begin at.
-        arguments: Files, folders and node ids.
-        configuration: pytest's configuration file; "" for none.
-        has_package_names: Whether arguments may be names of packages.
-    """
-
-    directory: str
-    root: str
-    arguments: tuple[str, ...]
-    configuration: str
-    has_package_names: bool
-
-    def path_of(self, argument: str) -> str:
-        """Return the file or folder that an argument names."""
-        return os.path.normpath(os.path.join(self.directory, argument.partition("::")[0]))
-
-    def file_of(self, node_id: str) -> str:
-        """Return the file of a test."""
-        return os.path.normpath(os.path.join(self.root, node_id.partition("::")[0]))
 
 
 def watch(project: Project, check_pattern: Callable[[str], object]) -> Fork:
@@ -102,17 +73,9 @@ class _Watcher:
         self._loop = Loop(self._files, lambda: chain.peers)
         # The watcher has read these; their change needs a new watcher.
         self._own = {*own_files(), *([project.configuration] if project.configuration else [])}
-        self._graph = Graph(self._own)
-        self._tests: set[str] = set()
-        self._modules: tuple[Module, ...] = ()
-        self._search_path: tuple[str, ...] = ()
-        # What was imported ahead, in the order in which runs have needed it.
-        self._third_party: list[Preload] = []
-        # Files that have changed since the start. What imports them is imported in each run.
-        self._hot: set[str] = set()
+        self._known = Knowledge(project, self._own)
         # Orders that cannot be kept, until the next save.
         self._refused: dict[Preload | LoadConftests, str] = {}
-        self._failed: dict[str, None] = {}
         # Changes that no complete run has seen.
         self._unseen: set[str] = set()
         self._pattern = ""
@@ -184,7 +147,7 @@ class _Watcher:
                 _say(f"watch: {error}")
             _say("watch: the file does not parse; waiting for the next save")
             return False
-        order = self._order(self._graph.affected(self._unseen, self._tests))
+        order = self._order(self._known.graph.affected(self._unseen, self._known.tests))
         if order is None:
             gone = [argument for argument in self._project.arguments if not self._exists(argument)]
             _say(f"watch: {_names(gone)} is gone; waiting until it is back")
@@ -195,9 +158,9 @@ class _Watcher:
     def _take_changes(self) -> set[str]:
         changed, self._loop.changed = self._loop.changed, set()
         forget_compiled(changed)
-        self._graph.forget(changed)
+        self._known.graph.forget(changed)
         self._unseen |= changed
-        self._hot |= changed
+        self._known.hot |= changed
         self._refused.clear()
         self._chain.drop(changed)
         return changed
@@ -211,13 +174,13 @@ class _Watcher:
         for argument in self._project.arguments:
             path = self._project.path_of(argument)
             if self._exists(argument) and (
-                not self._tests or not os.path.isfile(path) or path in wanted or path not in self._tests
+                not self._known.tests or not os.path.isfile(path) or path in wanted or path not in self._known.tests
             ):
                 chosen.append(argument)
         if not chosen:
             return None
-        left_out = self._tests - set(wanted)
-        return RunTests(tuple(chosen), tuple(sorted(left_out)), failed=tuple(self._failed), pattern=self._pattern)
+        left_out = self._known.tests - set(wanted)
+        return RunTests(tuple(chosen), tuple(sorted(left_out)), failed=tuple(self._known.failed), pattern=self._pattern)
 
     def _on_key(self, key: str) -> None:
         match key:
@@ -225,12 +188,12 @@ class _Watcher:
                 raise EndWatchError
             case "a" | "\n" | "\r":
                 self._pattern = ""
-                self._next = self._every(failed=tuple(self._failed))
+                self._next = self._every(failed=tuple(self._known.failed))
             case "f":
-                if not self._failed:
+                if not self._known.failed:
                     _say("watch: no test has failed")
                 else:
-                    self._next = self._every(failed=tuple(self._failed), only_failed=True)
+                    self._next = self._every(failed=tuple(self._known.failed), only_failed=True)
             case "p":
                 self._loop.keys.ask("pattern, as for -k: ", self._on_pattern)
             case "d":
@@ -247,7 +210,7 @@ class _Watcher:
     def _on_pattern(self, text: str) -> None:
         if self._is_pattern(text):
             self._pattern = text
-            self._next = self._every(failed=tuple(self._failed), pattern=text)
+            self._next = self._every(failed=tuple(self._known.failed), pattern=text)
 
     def _on_debug(self, text: str) -> None:
         rank, _, pattern = text.partition(" ")
@@ -256,10 +219,10 @@ class _Watcher:
         elif pattern.strip():
             if self._is_pattern(pattern.strip()):
                 self._next = self._every(failed=(), pattern=pattern.strip(), debug_rank=int(rank))
-        elif not self._failed:
+        elif not self._known.failed:
             _say("watch: no test has failed; type the rank and a pattern, such as 1 all_reduce")
         else:
-            self._next = self._every(failed=(next(iter(self._failed)),), only_failed=True, debug_rank=int(rank))
+            self._next = self._every(failed=(next(iter(self._known.failed)),), only_failed=True, debug_rank=int(rank))
 
     def _is_pattern(self, text: str) -> bool:
         try:
@@ -271,7 +234,7 @@ class _Watcher:
 
     def _warm_up(self) -> None:
         """Have the unchanged modules of the last run imported ahead of the next one."""
-        orders = [order for order in self._orders() if order not in self._refused]
+        orders = [order for order in self._known.orders() if order not in self._refused]
         self._chain.fit(orders)
         for order in orders[len(self._chain.peers) - 1 :]:
             began_ns = time.time_ns()
@@ -284,28 +247,6 @@ class _Watcher:
                 self._refused[order] = "; ".join(peer.parked.obstacles)
                 what = "the conftest files" if isinstance(order, LoadConftests) else "the modules of the tests"
                 _say(f"watch: each run imports {what} again: {self._refused[order]}")
-
-    def _orders(self) -> list[Preload | LoadConftests]:
-        third_party = {
-            module.name: module.file for module in self._modules if module.is_third_party and module.is_movable
-        }
-        known = {name for order in self._third_party for name in order.modules}
-        if more := {name: file for name, file in third_party.items() if name not in known}:
-            # After the others, which stay.
-            self._third_party.append(Preload(tuple(more), tuple(more.values()), self._search_path, may_hold=True))
-        library = [
-            module
-            for module in self._modules
-            if not module.is_third_party
-            and module.is_movable
-            and module.file not in self._own
-            and self._graph.reached_from(module.file).isdisjoint(self._hot)
-        ]
-        orders: list[Preload | LoadConftests] = [*self._third_party]
-        if library:
-            names, files = tuple(one.name for one in library), tuple(one.file for one in library)
-            orders.append(Preload(names, files, self._search_path, may_hold=False))
-        return [*orders, LoadConftests()]
 
     def _run_tests(self, order: RunTests, why: str) -> None:
         """Run tests. A save or a key ends the run; the main loop then starts the next."""
@@ -334,52 +275,19 @@ class _Watcher:
         loop.wait(lambda: is_told() or bool(loop.changed and not is_debugging) or bool(loop.pressed or self._next))
         is_whole = is_told()
         if is_whole:
-            self._learn(run.events, order, began_ns)
+            self._watch_all(self._known.learn(run.events, order), began_ns)
+            self._unseen.clear()
             self._tell(run.events, why, time.monotonic() - began_s)
         else:
             chain.stop_run()
         loop.wait(is_over)
         loop.take_terminal()
         if not is_whole:
-            self._learn_imports(run.events, began_ns)
+            self._watch_all(self._known.learn_imports(run.events), began_ns)
             _say("watch: the run was stopped")
 
-    def _learn(self, events: Sequence[object], order: RunTests, began_ns: int) -> None:
-        """Take over the results of a whole run."""
-        collected = self._learn_imports(events, began_ns)
-        failed = {event.node_id for event in events if isinstance(event, Reported) and event.outcome == "failed"}
-        seen = {event.node_id for event in events if isinstance(event, Reported)}
-        self._unseen.clear()
-        self._failed.update(dict.fromkeys(sorted(failed - self._failed.keys())))
-        is_selected = bool(order.pattern or order.only_failed)
-        for node_id in list(self._failed):
-            file = self._project.file_of(node_id)
-            # A test that is not there any more cannot fail.
-            is_gone = not os.path.exists(file) or (file in collected and node_id not in seen and not is_selected)
-            if is_gone or (node_id in seen and node_id not in failed):
-                del self._failed[node_id]
-        self._tests = {path for path in self._tests if os.path.exists(path)}
-
-    def _learn_imports(self, events: Sequence[object], began_ns: int) -> set[str]:
-        """Take over what a run has imported; return its test files."""
-        collected: set[str] = set()
-        for event in events:
-            if isinstance(event, Collected):
-                self._modules, self._search_path = self._merged(event.modules), event.search_path
-                collected.update(event.test_files)
-        self._tests |= collected
-        self._graph.learn({module.name: module.file for module in self._modules}, self._search_path)
-        own = {module.file for module in self._modules if not module.is_third_party} | collected
-        for path in list(own):
-            own |= self._graph.reached_from(path)
-        self._loop.changed |= self._files.add(own, began_ns)
-        return collected
-
-    def _merged(self, modules: Sequence[Module]) -> tuple[Module, ...]:
-        """Return the modules of this run, and those that only earlier runs have imported."""
-        names = {module.name for module in modules}
-        earlier = [one for one in self._modules if one.name not in names and os.path.exists(one.file)]
-        return (*earlier, *modules)
+    def _watch_all(self, paths: Collection[str], began_ns: int) -> None:
+        self._loop.changed |= self._files.add(paths, began_ns)
 
     def _tell(self, events: Sequence[object], why: str, elapsed_s: float) -> None:
         worst: dict[str, str] = {}
@@ -393,7 +301,7 @@ class _Watcher:
         if not codes:
             counts.append("the run ended before its session did")
         _say(f"watch: {', '.join(counts) or 'no test ran'} in {elapsed_s:.2f} s {why}")
-        if earlier := [node_id for node_id in self._failed if node_id not in worst]:
+        if earlier := [node_id for node_id in self._known.failed if node_id not in worst]:
             _say(f"watch: {len(earlier)} failed earlier: {_names(earlier)}")
         _say(f"watch: waiting for a save ({len(self._files)} files)")
 
