@@ -8,10 +8,15 @@ import py_compile
 import socket
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
+from dist_testing.errors import UsageError
+from dist_testing.frontends.pytest.watch import check_watchable
 from dist_testing.frontends.watch.files import Files, forget_compiled, is_third_party
 from dist_testing.frontends.watch.graph import Graph, syntax_error
 from dist_testing.frontends.watch.inert import Inertness
@@ -130,6 +135,40 @@ def test_imports_are_followed(tmp_path: Path) -> None:
     write_file(tmp_path, "test_two.py", "import package.one")
     graph.forget([str(tmp_path / "test_two.py")])
     assert affected("package/two.py") == {"test_one.py", "test_two.py"}
+
+
+def _config(
+    given: dict[str, object], arguments: tuple[str, ...] = ("--dist-watch",), blocked: str = ""
+) -> pytest.Config:
+    parts = SimpleNamespace(
+        known_args_namespace=SimpleNamespace(**given),
+        invocation_params=SimpleNamespace(args=arguments),
+        pluginmanager=SimpleNamespace(is_blocked=lambda name: name == blocked),
+    )
+    return cast("pytest.Config", parts)
+
+
+def test_what_cannot_be_watched_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If this fails, an option has no effect in watch mode, or every pytest of a project waits for saves."""
+    check_watchable(_config({"usepdb": False, "numprocesses": None, "lf": False}))
+    refused: tuple[tuple[Mapping[str, object], str], ...] = (
+        ({"numprocesses": 2}, "--dist-watch with -n."),
+        ({"dist_debug_rank": "0"}, "--dist-watch with --dist-debug-rank."),
+        ({"lf": True}, "--dist-watch with --lf."),
+        ({"cov_source": ["package"]}, "--dist-watch with --cov."),
+        ({"collectonly": True}, "--dist-watch with --collect-only."),
+    )
+    for given, said in refused:
+        with pytest.raises(UsageError, match=said):
+            check_watchable(_config(given))
+    with pytest.raises(UsageError, match="comes from a configuration file"):
+        check_watchable(_config({}, ()))
+    with pytest.raises(UsageError, match="without pytest's capture"):
+        check_watchable(_config({}, blocked="capturemanager"))
+    for name, value in (("RANK", "1"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "host"), ("MASTER_PORT", "1")):
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UsageError, match="is rank 1 of 2"):
+        check_watchable(_config({}))
 
 
 def test_what_a_copy_would_share_is_named(tmp_path: Path) -> None:

@@ -92,7 +92,7 @@ def watched_session(config: pytest.Config) -> Generator[None, object, object]:
     if not getattr(given, "dist_watch", False) or given.help or given.version:
         return (yield)
     try:
-        _check(config)
+        check_watchable(config)
     except UsageError as error:
         raise pytest.UsageError(str(error)) from error
     spare_cuda()
@@ -113,7 +113,12 @@ def watched_session(config: pytest.Config) -> Generator[None, object, object]:
     return result
 
 
-def _check(config: pytest.Config) -> None:
+def check_watchable(config: pytest.Config) -> None:
+    """Refuse the watch mode where it cannot keep its promises.
+
+    Raises:
+        UsageError: If another option, the place of the option, or the environment rules it out.
+    """
     given = config.known_args_namespace
     if WATCH_OPTION not in map(str, config.invocation_params.args):
         raise UsageError(

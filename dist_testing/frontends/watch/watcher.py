@@ -81,6 +81,8 @@ class _Watcher:
         self._pattern = ""
         self._code = 0
         self._next: RunTests | None = None
+        # Whether the user has not read yet that the watch waits.
+        self._has_news = True
 
     def run(self) -> NoReturn:
         code = 0
@@ -126,7 +128,10 @@ class _Watcher:
         self._run_tests(RunTests(), "at the start")
         while True:
             self._warm_up()
-            self._loop.wait(lambda: bool(self._loop.changed or self._loop.pressed or self._next))
+            if self._has_news and not self._is_disturbed():
+                self._has_news = False
+                _say(f"watch: waiting for a save ({len(self._files)} files)")
+            self._loop.wait(self._is_disturbed)
             if self._loop.changed:
                 if self._on_save():
                     return True
@@ -136,21 +141,25 @@ class _Watcher:
             else:
                 self._on_key(self._loop.pressed.pop(0))
 
+    def _is_disturbed(self) -> bool:
+        return bool(self._loop.changed or self._loop.pressed or self._next)
+
     def _on_save(self) -> bool:
         """Run what a save concerns. Returns True if the watcher itself is out of date."""
         changed = self._take_changes()
+        self._has_news = True
         if stale := sorted(self._unseen & self._own):
             _say(f"watch: {_names(stale)} changed, which this process has read: starting again")
             return True
         if errors := [error for path in sorted(self._unseen) if path.endswith(".py") and (error := syntax_error(path))]:
             for error in errors:
                 _say(f"watch: {error}")
-            _say("watch: the file does not parse; waiting for the next save")
+            _say("watch: no test runs until this parses")
             return False
         order = self._order(self._known.graph.affected(self._unseen, self._known.tests))
         if order is None:
             gone = [argument for argument in self._project.arguments if not self._exists(argument)]
-            _say(f"watch: {_names(gone)} is gone; waiting until it is back")
+            _say(f"watch: {_names(gone)} is gone; no test runs until it is back")
             return False
         self._run_tests(order, f"after the save of {_names(sorted(changed))}")
         return False
@@ -252,7 +261,7 @@ class _Watcher:
         """Run tests. A save or a key ends the run; the main loop then starts the next."""
         self._warm_up()
         if self._refused.get(LoadConftests()) == "it ended":
-            _say("watch: a conftest file cannot be imported; waiting for the next save")
+            _say("watch: no test runs until the conftest file can be imported")
             return
         if self._loop.changed:
             return
@@ -272,15 +281,20 @@ class _Watcher:
         def is_told() -> bool:
             return is_over() or any(isinstance(event, Finished) for event in run.events)
 
-        loop.wait(lambda: is_told() or bool(loop.changed and not is_debugging) or bool(loop.pressed or self._next))
+        self._has_news = True
+        # A debugger has the keys.
+        is_disturbed = self._is_disturbed if not is_debugging else lambda: False
+        loop.wait(lambda: is_told() or is_disturbed())
         is_whole = is_told()
         if is_whole:
             self._watch_all(self._known.learn(run.events, order), began_ns)
             self._unseen.clear()
             self._tell(run.events, why, time.monotonic() - began_s)
-        else:
+            # Its threads, or exit handlers, may never end.
+            loop.wait(lambda: is_over() or is_disturbed())
+        if not is_over():
             chain.stop_run()
-        loop.wait(is_over)
+            loop.wait(is_over)
         loop.take_terminal()
         if not is_whole:
             self._watch_all(self._known.learn_imports(run.events), began_ns)
@@ -303,7 +317,6 @@ class _Watcher:
         _say(f"watch: {', '.join(counts) or 'no test ran'} in {elapsed_s:.2f} s {why}")
         if earlier := [node_id for node_id in self._known.failed if node_id not in worst]:
             _say(f"watch: {len(earlier)} failed earlier: {_names(earlier)}")
-        _say(f"watch: waiting for a save ({len(self._files)} files)")
 
 
 def _names(paths: Sequence[str]) -> str:
