@@ -42,6 +42,7 @@ def test_only_new_content_is_a_change(tmp_path: Path) -> None:
     write_file(tmp_path, "created.py", "")
     assert files.changed() == {str(tmp_path / "created.py")}
     write_file(tmp_path, "notes.txt", "")
+    write_file(tmp_path, ".#one.py", "")
     assert not files.changed()
 
 
@@ -138,7 +139,7 @@ def test_imports_are_followed(tmp_path: Path) -> None:
 
 
 def _config(
-    given: dict[str, object], arguments: tuple[str, ...] = ("--dist-watch",), blocked: str = ""
+    given: Mapping[str, object], arguments: tuple[str, ...] = ("--dist-watch",), blocked: str = ""
 ) -> pytest.Config:
     parts = SimpleNamespace(
         known_args_namespace=SimpleNamespace(**given),

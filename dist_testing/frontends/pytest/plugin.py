@@ -14,7 +14,7 @@ from dist_testing.frontends.pytest.marker import MARKER_HELP, marker_name
 from dist_testing.frontends.pytest.marking import parametrize_world_size
 from dist_testing.frontends.pytest.on_rank import current_world
 from dist_testing.frontends.pytest.options import add_options
-from dist_testing.frontends.pytest.watch import watched_session
+from dist_testing.frontends.pytest.watch import check_taken_over, watched_session
 from dist_testing.world import World
 
 _RUNNER = "dist_testing_runner"
@@ -40,6 +40,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Register the marker and the runner's half of the plugin."""
     config.stash[USES_LIBRARY_KEY] = SPEC_KEY in config.stash
     try:
+        check_taken_over(config)
         config.addinivalue_line("markers", f"{marker_name(config)}{MARKER_HELP}")
         runner = RunnerPlugin(config)
     except DistTestingError as error:

@@ -62,6 +62,8 @@ _REFUSED = (
     ("looponfail", "-f", "Leave one of the two out."),
     ("cov_source", "--cov", "Measure coverage in a run of its own."),
 )
+# The name of the plugin of a run.
+_RUN = "dist_testing_watch_run"
 # pytest sets these itself.
 _OWN_VARIABLES = "PYTEST_"
 
@@ -153,6 +155,20 @@ def check_watchable(config: pytest.Config) -> None:
         )
 
 
+def check_taken_over(config: pytest.Config) -> None:
+    """Refuse a session with the option that is no run of a watch: the watch mode could not begin.
+
+    Raises:
+        UsageError: If this plugin was loaded too late.
+    """
+    if config.getoption("dist_watch") and not config.pluginmanager.has_plugin(_RUN) and not config.option.help:
+        raise UsageError(
+            f"{WATCH_OPTION}: a conftest file loads the plugin of dist_testing.\n"
+            "The watch mode begins before that: it imports the conftest files again after a change.\n"
+            "Load the plugin with -p dist_testing.frontends.pytest.plugin, on the command line or in addopts."
+        )
+
+
 def _project(config: pytest.Config) -> Project:
     given = config.known_args_namespace
     named = [str(argument) for argument in given.file_or_dir or config.getini("testpaths") or ["."]]
@@ -206,7 +222,7 @@ def _begin(config: pytest.Config, forked: Fork, late: _LateImports) -> None:
         # Python's own generator does the same at a fork.
         numpy_random.seed()
     run = _Run(config, forked.order, forked.channel, late)
-    config.pluginmanager.register(run, "dist_testing_watch_run")
+    config.pluginmanager.register(run, _RUN)
     signal.signal(signal.SIGTERM, run.stop)
 
 

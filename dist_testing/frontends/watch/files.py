@@ -123,7 +123,9 @@ class Files:
         created = set()
         with contextlib.suppress(OSError):
             for entry in os.scandir(folder):
-                if entry.name.endswith(".py") and entry.path not in self._status:
+                # Editors give hidden names to files of their own.
+                is_source = entry.name.endswith(".py") and not entry.name.startswith(".")
+                if is_source and entry.path not in self._status:
                     self._status[entry.path], self._content[entry.path] = (
                         _status_of(entry.path),
                         _content_of(entry.path),

@@ -74,8 +74,8 @@ class _Watcher:
         # The watcher has read these; their change needs a new watcher.
         self._own = {*own_files(), *([project.configuration] if project.configuration else [])}
         self._known = Knowledge(project, self._own)
-        # Orders that cannot be kept, until the next save.
-        self._refused: dict[Preload | LoadConftests, str] = {}
+        # Orders whose process cannot be kept, with the files that it has imported; none if their import failed.
+        self._refused: dict[Preload | LoadConftests, frozenset[str]] = {}
         # Changes that no complete run has seen.
         self._unseen: set[str] = set()
         self._pattern = ""
@@ -170,7 +170,9 @@ class _Watcher:
         self._known.graph.forget(changed)
         self._unseen |= changed
         self._known.hot |= changed
-        self._refused.clear()
+        for order, files in list(self._refused.items()):
+            if not files or not files.isdisjoint(changed):
+                del self._refused[order]
         self._chain.drop(changed)
         return changed
 
@@ -250,17 +252,17 @@ class _Watcher:
             peer = self._chain.grow(order, self._loop.wait)
             self._loop.changed |= self._files.add(peer.files, began_ns)
             if peer.parked is None:
-                self._refused[order] = "it ended"
+                self._refused[order] = frozenset()
                 return
             if peer.parked.obstacles:
-                self._refused[order] = "; ".join(peer.parked.obstacles)
+                self._refused[order] = peer.files
                 what = "the conftest files" if isinstance(order, LoadConftests) else "the modules of the tests"
-                _say(f"watch: each run imports {what} again: {self._refused[order]}")
+                _say(f"watch: each run imports {what} again: {'; '.join(peer.parked.obstacles)}")
 
     def _run_tests(self, order: RunTests, why: str) -> None:
         """Run tests. A save or a key ends the run; the main loop then starts the next."""
         self._warm_up()
-        if self._refused.get(LoadConftests()) == "it ended":
+        if self._refused.get(LoadConftests()) == frozenset():
             _say("watch: no test runs until the conftest file can be imported")
             return
         if self._loop.changed:
