@@ -15,7 +15,7 @@ from dist_testing.frontends.watch.files import Files
 from dist_testing.frontends.watch.keys import Keys
 
 # Seconds between two looks at the files, and until a second look at files that are being written.
-_LOOK_S = 0.1
+_LOOK_S = 0.05
 _SETTLE_S = 0.02
 # A look at many files may take at most this part of the time.
 _LOOK_SHARE = 0.05
