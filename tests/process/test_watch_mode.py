@@ -97,8 +97,10 @@ def test_a_save_runs_what_it_concerns(starter: Starter, tmp_path: Path) -> None:
 _LEAKING = """
     import os
     import signal
+    import subprocess
     import sys
     import threading
+    from pathlib import Path
 
     import pytest
     import torch
@@ -106,6 +108,8 @@ _LEAKING = """
     import library
 
     STATE = []
+    LEFT = Path(__file__).with_name("left.txt")
+    LEFT.touch()
 
 
     def seen():
@@ -120,13 +124,14 @@ _LEAKING = """
             "threads": [thread.name for thread in threading.enumerate() if "leak" in thread.name],
             "umask": os.umask(0o22),
             "dtype": torch.get_default_dtype(),
+            "processes": [pid for pid in LEFT.read_text().split() if os.path.exists(f"/proc/{pid}")],
         }
 
 
     CLEAN = {
         "module": [], "library": {}, "environment": {}, "modules": [], "path": [],
         "directory": os.path.basename(os.getcwd()), "signal": signal.SIG_DFL, "threads": [], "umask": 0o22,
-        "dtype": torch.float32,
+        "dtype": torch.float32, "processes": [],
     }
 
 
@@ -142,6 +147,9 @@ _LEAKING = """
         threading.Thread(target=threading.Event().wait, name="leak", daemon=True).start()
         os.umask(0o77)
         torch.set_default_dtype(torch.float64)
+        if "LEAVES" in os.environ:
+            left = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"], start_new_session=True)
+            LEFT.write_text(str(left.pid))
 
 
     def test_in_the_runner():
@@ -165,8 +173,9 @@ def test_no_state_of_a_run_is_in_the_next(starter: Starter, tmp_path: Path) -> N
     ended = run_pytest(starter, tmp_path, "test_leaks.py", "-p", "no:cacheprovider")
     assert "2 passed" in ended.log, ended.log
     (tmp_path / "pytest.ini").unlink()
-    with Watch(starter, tmp_path, "test_leaks.py") as watch:
+    with Watch(starter, tmp_path, "test_leaks.py", env={"LEAVES": "1"}) as watch:
         assert "watch: 2 passed" in watch.wait()
+        assert (tmp_path / "left.txt").read_text(encoding="utf-8")
         watch.type("a")
         assert "watch: 2 passed" in watch.wait()
         save(tmp_path / "test_leaks.py", "STATE = []", "STATE = list()")

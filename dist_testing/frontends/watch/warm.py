@@ -39,6 +39,7 @@ from dist_testing.frontends.watch.messages import (
 from dist_testing.process import wire
 from dist_testing.process.lifetime import become_subreaper, die_with_parent, fork, watch_child
 from dist_testing.process.orphans import Orphans
+from dist_testing.process.refusal import refusal
 
 # Seconds until a run that was told to stop is killed. The fork server then removes the ranks.
 _STOP_LIMIT_S = 10.0
@@ -136,7 +137,15 @@ class _Warm:
             return None
         is_run = isinstance(order, RunTests)
         parent = os.getpid()
-        pid = fork()
+        try:
+            pid = fork()
+            pidfd = watch_child(pid) if pid else -1
+        except OSError as error:
+            print(f"watch: this machine has no room for another process: {refusal(error)}", flush=True)
+            for fd in fds:
+                os.close(fd)
+            self._send(ChildEnded(1, is_run))
+            return None
         if pid == 0:
             die_with_parent(parent, signal.SIGTERM if is_run else signal.SIGKILL)
             self._channel.close()
@@ -149,7 +158,6 @@ class _Warm:
             return Fork(order, socket.socket(fileno=fds[0]), inertness)
         for fd in fds:
             os.close(fd)
-        pidfd = watch_child(pid)
         self._children[pidfd] = (pid, is_run)
         self._poller.register(pidfd, select.POLLIN)
         return None
