@@ -48,6 +48,7 @@ from dist_testing.process.messages import (
     WorldRequest,
     WorldStarted,
 )
+from dist_testing.process.native_stacks import has_sanitizer
 from dist_testing.process.orphans import Orphans, kill_tracer
 from dist_testing.process.refusal import refusal
 from dist_testing.rank.bootstrap import RankContext, enter, take_over
@@ -247,6 +248,8 @@ def serve(control: socket.socket, context: RankContext, loader: Loader, run_dire
         mark_descendants()
         own_streams()
         context.prepare()
+        # Each rank asks this. Its fork then has the answer.
+        has_sanitizer()
         gc.collect()
         # The garbage collector of a rank does not touch frozen objects, so their pages stay shared.
         gc.freeze()
