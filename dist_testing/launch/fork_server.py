@@ -48,11 +48,11 @@ from dist_testing.process.messages import (
     WorldRequest,
     WorldStarted,
 )
-from dist_testing.process.native_stacks import has_sanitizer
 from dist_testing.process.orphans import Orphans, kill_tracer
 from dist_testing.process.refusal import refusal
 from dist_testing.rank.bootstrap import RankContext, enter, take_over
 from dist_testing.rank.capture import own_streams
+from dist_testing.rank.rehearsal import rehearse
 from dist_testing.rank.threads import enter_together
 
 # The report shows this much of the command line of an orphan process.
@@ -248,8 +248,7 @@ def serve(control: socket.socket, context: RankContext, loader: Loader, run_dire
         mark_descendants()
         own_streams()
         context.prepare()
-        # Each rank asks this. Its fork then has the answer.
-        has_sanitizer()
+        rehearse()
         gc.collect()
         # The garbage collector of a rank does not touch frozen objects, so their pages stay shared.
         gc.freeze()

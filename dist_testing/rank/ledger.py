@@ -283,7 +283,12 @@ def _recorded(name: str = _CPU_DUMP) -> list[dict[str, Any]] | None:
     dump = getattr(getattr(torch._C, "_distributed_c10d", None), name, None)
     if dump is None:
         return None
-    entries: list[dict[str, Any]] | None = json.loads(dump(includeCollectives=True, onlyActive=False)).get("entries")
+    return entries_of(dump(includeCollectives=True, onlyActive=False))
+
+
+def entries_of(dump: str | bytes) -> list[dict[str, Any]]:
+    """Return the calls in a dump of torch's flight recorder, in the order in which they began."""
+    entries: list[dict[str, Any]] | None = json.loads(dump).get("entries")
     if entries is None:
         # It has recorded nothing yet; or the size in the environment is not the one that it began with.
         return []

@@ -141,9 +141,7 @@ class RankState:
         changes = []
         env = _environment()
         if env != self.env:
-            names = {
-                os.fsdecode(name) for name in env.keys() | self.env.keys() if env.get(name) != self.env.get(name)
-            }
+            names = {os.fsdecode(name) for name in env.keys() | self.env.keys() if env.get(name) != self.env.get(name)}
             patterns = [kept.removeprefix(ENV_PREFIX) for kept in may_change if kept.startswith(ENV_PREFIX)]
             patterns += ["*"] if ALL_ENV in may_change else []
             names = {name for name in names - _SET_BY_TORCH if not any(fnmatch.fnmatchcase(name, p) for p in patterns)}
