@@ -31,10 +31,10 @@ from dist_testing.frontends.pytest.backend_hook import declared_backends
 from dist_testing.frontends.pytest.debugger import check_world, leave_ranks_to_ranks
 from dist_testing.frontends.pytest.marked_items import (
     MARKER_KEY,
+    forks_of,
     function_of,
     is_marked,
     is_multi_process,
-    forks_of,
     item_marker,
     world_size,
 )
