@@ -77,9 +77,14 @@ def add_watch_option(group: Any) -> None:
     )
 
 
-def without_watch(arguments: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the command line for an interpreter that takes part in a run."""
-    return tuple(argument for argument in arguments if argument != WATCH_OPTION)
+def arguments_of_part(config: pytest.Config) -> tuple[str, ...]:
+    """Return the command line for an interpreter that takes part in the session."""
+    arguments = [str(argument) for argument in config.invocation_params.args]
+    return (
+        *(argument for argument in arguments if argument != WATCH_OPTION),
+        # A worker of pytest-xdist gets the arguments of its controller; it must not start workers.
+        *(("-n", "0") if hasattr(config.option, "numprocesses") else ()),
+    )
 
 
 def watched_session(config: pytest.Config) -> Generator[None, object, object]:
