@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 
 from dist_testing.audit.faults import Plan
-from dist_testing.audit.left import Left, find_left, living, shared_memory
+from dist_testing.audit.left import Left, SharedMemoryWatch, find_left, living, reap
 from dist_testing.audit.seen import Seen, read_records
 from dist_testing.errors import UsageError
 from dist_testing.process.lifetime import die_with_parent
@@ -94,12 +94,12 @@ class Runner:
         (folder / "plan.json").write_text(json.dumps(dataclasses.asdict(plan)), encoding="utf-8")
         (folder / "records.jsonl").touch()
         log = self._logs / f"{self._count}.log"
-        shm = shared_memory()
+        shm = SharedMemoryWatch()
         began_s = time.monotonic()
         with log.open("wb") as output:
             process = self._start(folder, temp, output.fileno())
         try:
-            in_time = _wait(process, folder / "planted", began_s + limit_s, after_fault_s)
+            in_time = _wait(process, folder / "planted", began_s + limit_s, after_fault_s, shm)
             ended_s = time.monotonic()
             left = find_left(temp, shm) if in_time else Left()
         finally:
@@ -114,11 +114,9 @@ class Runner:
             read_records(folder / "records.jsonl"),
         )
         shutil.rmtree(folder, ignore_errors=True)
-        for path in shared_memory() - shm:
-            # Only what the run is known to have left there; other files may belong to programs that still run.
-            if path in left.files:
-                with contextlib.suppress(OSError):
-                    os.unlink(path)
+        for path in shm.left():
+            with contextlib.suppress(OSError):
+                os.unlink(path)
         return ran
 
     def _start(self, folder: Path, temp: Path, output: int) -> subprocess.Popen[bytes]:
@@ -149,16 +147,16 @@ def environment(given: Mapping[str, str], folder: Path, temp: Path) -> dict[str,
     added["DIST_TESTING_AUDIT_BOOTSTRAP"] = str(_BOOTSTRAP)
     added["TMPDIR"] = str(temp)
     added["PYTHONPATH"] = os.pathsep.join([str(_BOOTSTRAP), *filter(None, [given.get("PYTHONPATH")])])
-    added["PYTEST_PLUGINS"] = ",".join(
-        [*filter(None, [given.get("PYTEST_PLUGINS")]), "_dist_testing_audit.pytest_plugin"]
-    )
     return added
 
 
-def _wait(process: subprocess.Popen[bytes], planted: Path, until_s: float, after_fault_s: float) -> bool:
+def _wait(
+    process: subprocess.Popen[bytes], planted: Path, until_s: float, after_fault_s: float, shm: SharedMemoryWatch
+) -> bool:
     """Wait for the end of the command; return False if it did not come in time."""
     fault_s: float | None = None
     while process.poll() is None:
+        shm.look()
         now_s = time.monotonic()
         if fault_s is None and planted.exists():
             fault_s = now_s
@@ -183,6 +181,7 @@ def _end_all(process: subprocess.Popen[bytes]) -> None:
             with contextlib.suppress(psutil.Error):
                 one.kill()
         psutil.wait_procs(below, timeout=0.5)
+        reap()
 
 
 def _tail(log: Path) -> str:

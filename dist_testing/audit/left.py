@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import glob
 import os
 import re
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +16,7 @@ from dist_testing.process.lifetime import is_helper
 from dist_testing.process.orphans import is_dead
 from dist_testing.procfs import command_of
 
-_SHM = Path("/dev/shm")
+_SHM = "/dev/shm"
 # Seconds until a process counts as left behind: it may be about to end, and helpers wait for a moment of their own.
 _LEAVING_S = 2.0
 _COMMAND_CHARS = 160
@@ -62,35 +60,68 @@ def shape(name: str) -> str:
     return re.sub(r"0x[0-9a-f]+|\d+", "0", name)
 
 
-def shared_memory() -> frozenset[str]:
-    """Return the names of this user's files in /dev/shm."""
-    names = set()
+class SharedMemoryWatch:
+    """Tells which files of /dev/shm the processes of a run have made. All programs of the machine share that folder."""
+
+    def __init__(self) -> None:
+        """Make the object before the run."""
+        self._before = _shared_memory()
+        self._own: set[str] = set()
+
+    def look(self) -> None:
+        """Look who uses the new files; call it often while the run goes on."""
+        if new := _shared_memory() - self._before - self._own:
+            for process in living():
+                self._own |= new & _files_used_by(process.pid)
+
+    def left(self) -> frozenset[str]:
+        """Return the files of the run that still exist."""
+        return _shared_memory() & self._own
+
+
+def _shared_memory() -> frozenset[str]:
     with contextlib.suppress(OSError):
-        for entry in os.scandir(_SHM):
+        return frozenset(entry.path for entry in os.scandir(_SHM))
+    return frozenset()
+
+
+def _files_used_by(pid: int) -> set[str]:
+    """Return the files that a process has mapped or open."""
+    used: set[str] = set()
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/maps", encoding="utf-8", errors="replace") as maps:
+        used.update("/" + line.rstrip("\n").partition("/")[2] for line in maps if "/" in line)
+    with contextlib.suppress(OSError):
+        for entry in os.scandir(f"/proc/{pid}/fd"):
             with contextlib.suppress(OSError):
-                if entry.stat(follow_symlinks=False).st_uid == os.getuid():
-                    names.add(entry.path)
-    return frozenset(names)
+                used.add(os.readlink(entry.path))
+    return used
 
 
-def living() -> list[psutil.Process]:
-    """Return the descendants of this process that still run, and reap those that have ended."""
+def reap() -> None:
+    """Reap all children that have ended. The command's own exit status must be known by now."""
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
+
+
+def living() -> list[psutil.Process]:
+    """Return the descendants of this process that still run."""
     return [process for process in psutil.Process().children(recursive=True) if not is_dead(process)]
 
 
-def find_left(temp: Path, shm_before: frozenset[str]) -> Left:
-    """Return what a finished command has left behind. Its processes must be descendants of this one.
+def find_left(temp: Path, shm: SharedMemoryWatch) -> Left:
+    """Return what a command has left behind that has ended. Its processes must be descendants of this one.
 
     Args:
         temp: The temporary folder of the run.
-        shm_before: `shared_memory()` before it.
+        shm: Watched /dev/shm during the run.
     """
+    shm.look()
     until_s = time.monotonic() + _LEAVING_S
+    reap()
     while (processes := living()) and time.monotonic() < until_s:
         time.sleep(0.05)
+        reap()
     named, ports = [], set()
     for process in processes:
         with contextlib.suppress(psutil.Error):
@@ -102,23 +133,6 @@ def find_left(temp: Path, shm_before: frozenset[str]) -> Left:
                 if connection.status == psutil.CONN_LISTEN:
                     ports.add(f"{connection.laddr.ip}:{connection.laddr.port}")
     files = [str(path) for path in sorted(temp.iterdir()) if not path.name.startswith(_KEPT_ON_PURPOSE)]
-    new = shared_memory() - shm_before
-    files += sorted(new - _used_by_others(new)) if new else []
+    files += sorted(shm.left())
     # The folder of the run is the audit's own, and gone when a person reads this.
     return Left(tuple(named), tuple(sorted(ports)), tuple(file.replace(f"{temp}/", "/tmp/") for file in files))
-
-
-def _used_by_others(paths: Iterable[str]) -> set[str]:
-    """Return those files of /dev/shm that living processes have open or mapped."""
-    wanted = set(paths)
-    used: set[str] = set()
-    ours = {process.pid for process in living()}
-    for link in glob.iglob("/proc/[0-9]*/map_files/*"):
-        with contextlib.suppress(OSError):
-            if int(link.split("/")[2]) not in ours and (target := os.readlink(link)) in wanted:
-                used.add(target)
-    for link in glob.iglob("/proc/[0-9]*/fd/*"):
-        with contextlib.suppress(OSError):
-            if int(link.split("/")[2]) not in ours and (target := os.readlink(link)) in wanted:
-                used.add(target)
-    return used

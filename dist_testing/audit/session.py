@@ -29,7 +29,7 @@ class Settings:
 
     Attributes:
         faults: Names of the faults.
-        cases: Patterns of `fnmatch` of the cases to audit; none for all.
+        cases: Parts of the ids of the cases to audit, with * and ?; none for all.
         rank: The rank that gets faults; in a smaller world, the last rank.
         slow_s: From how many seconds on a fault is noticed too late.
         limit_s: How long the audit waits after a fault, in seconds.
@@ -145,7 +145,9 @@ def _why_not(case: CaseSeen, whole: Ran, settings: Settings) -> str:
         return "it started no ranks"
     if case.outcome not in ("passed", "") or (case.id == WHOLE and whole.exit_status != 0):
         return f"it does not pass: {case.outcome or f'exit status {whole.exit_status}'}"
-    if settings.cases and not any(fnmatchcase(case.id, f"*{pattern}*") for pattern in settings.cases):
+    # Ids of parametrized cases have brackets, which would be sets of characters.
+    patterns = [f"*{pattern.replace('[', '[[]')}*" for pattern in settings.cases]
+    if patterns and not any(fnmatchcase(case.id, pattern) for pattern in patterns):
         return "--cases leaves it out"
     return ""
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from dist_testing.audit.cli import main
+
 HERE = Path(__file__).parent
 HARNESSES = HERE / "harnesses"
-_LIMIT_S = 900
 
 
 @dataclass(frozen=True)
@@ -52,16 +56,15 @@ def suite(*words: object) -> list[str]:
 
 
 def environment(*, with_torch: bool = False) -> dict[str, str]:
-    """Return an environment for audits: with the stand-in of torch, or with torch itself."""
+    """Return the variables of audits: with the stand-in of torch, or with torch itself."""
     # The models come first; then this checkout, or what Bazel provides.
     first = [str(HARNESSES)] if with_torch else [str(HERE / "stand_in"), str(HARNESSES)]
     path = os.pathsep.join([*first, str(HERE.parents[1]), *filter(None, sys.path)])
-    own = {"PYTHONPATH": path, "MODEL_PATH": path, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    return {**os.environ, **own}
+    return {"PYTHONPATH": path, "MODEL_PATH": path, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
 
 
 def audit(folder: Path, options: Sequence[str], command: Sequence[str], *, with_torch: bool = False) -> Audited:
-    """Run an audit.
+    """Run an audit in this process, because each start of the command imports this library.
 
     Args:
         folder: Folder for its files.
@@ -71,21 +74,10 @@ def audit(folder: Path, options: Sequence[str], command: Sequence[str], *, with_
     """
     json_file = folder / "audit.json"
     own = [f"--json={json_file}", f"--logs={folder / 'logs'}", *options]
-    return finished(
-        [sys.executable, "-m", "dist_testing.audit", *own, "--", *command], json_file, with_torch=with_torch
-    )
-
-
-def finished(command: Sequence[str], json_file: Path, *, with_torch: bool = False) -> Audited:
-    """Run a command that audits, and return what it found."""
-    done = subprocess.run(
-        command,
-        env=environment(with_torch=with_torch),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=_LIMIT_S,
-        check=False,
-    )
+    output = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(output), redirect_stderr(output):
+        for name, value in environment(with_torch=with_torch).items():
+            patch.setenv(name, value)
+        exit_status = main([*own, "--", *command])
     found = json.loads(json_file.read_text(encoding="utf-8")) if json_file.exists() else {}
-    return Audited(done.returncode, done.stdout, found)
+    return Audited(exit_status, output.getvalue(), found)

@@ -15,7 +15,8 @@ import psutil
 import pytest
 
 import dist_testing.audit
-from tests.audit.audits import HARNESSES, Audited, audit, environment, finished, suite
+from dist_testing.audit.left import shape
+from tests.audit.audits import HARNESSES, Audited, audit, environment, suite
 from tests.report.schema_check import check
 
 _SCHEMA = Path(dist_testing.audit.__file__).parent / "audit.schema.json"
@@ -88,13 +89,15 @@ def test_another_rank_is_blamed_and_things_are_left_behind(tmp_path: Path) -> No
     one = done.fault("test_meets", "kill")
     assert one["holes"] == ["blamed_other", "left_behind"], done.output
     assert (one["named"], one["outcome"]) == ([0], "failed")
-    (process,) = one["left"]["processes"]
-    (port,) = one["left"]["ports"]
-    assert "create_server" in process
-    assert port.startswith("127.0.0.1:")
-    assert all(name.startswith("/tmp/store") for name in one["left"]["files"])
-    # The audit has ended it.
-    assert not [each for each in psutil.process_iter(["cmdline"]) if process == " ".join(each.info["cmdline"] or ())]
+    # Each of the two ranks has left all of them.
+    processes, files = one["left"]["processes"], one["left"]["files"]
+    assert len(processes) == len(one["left"]["ports"]) == 2, one
+    assert all("create_server" in process for process in processes)
+    assert [shape(name) for name in files] == ["/tmp/store"] * 2 + ["/dev/shm/model"] * 2
+    # The audit has removed what outlives a run.
+    running = [" ".join(each.info["cmdline"] or ()) for each in psutil.process_iter(["cmdline"])]
+    assert processes[0] not in running
+    assert not [name for name in files if name.startswith("/dev/shm") and os.path.exists(name)]
 
 
 def test_a_dead_worker_of_a_pool_costs_the_whole_limit_and_the_session(tmp_path: Path) -> None:
@@ -150,7 +153,13 @@ def test_as_a_plugin_of_pytest(tmp_path: Path) -> None:
     page = tmp_path / "audit.html"
     command = suite("-p", "dist_testing.audit", f"--audit=--faults=raise --page={page}", "unchecked_suite.py")
     done = subprocess.run(
-        command, env=environment(), cwd=HARNESSES, capture_output=True, text=True, timeout=300, check=False
+        command,
+        env={**os.environ, **environment()},
+        cwd=HARNESSES,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
     )
     assert done.returncode == 1, done.stdout + done.stderr
     assert "HOLE unchecked_suite.py::test_job: raise: the fault did not fail the run" in done.stdout
@@ -162,7 +171,7 @@ def test_an_interrupted_audit_ends_the_suite(tmp_path: Path) -> None:
     started = tmp_path / "pid"
     code = f"import os, time; open({str(started)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
     command = [sys.executable, "-m", "dist_testing.audit", "--", sys.executable, "-c", code]
-    running = subprocess.Popen(command, env=environment(), stderr=subprocess.PIPE, text=True)
+    running = subprocess.Popen(command, env={**os.environ, **environment()}, stderr=subprocess.PIPE, text=True)
     until_s = time.monotonic() + 120
     while not (started.exists() and started.read_text()) and time.monotonic() < until_s:
         time.sleep(0.05)
@@ -184,7 +193,7 @@ def test_an_interrupted_audit_ends_the_suite(tmp_path: Path) -> None:
 )
 def test_commands_without_anything_to_audit(tmp_path: Path, command: list[str], reason: str) -> None:
     """A command without tests or without ranks is refused with the reason."""
-    done = finished([sys.executable, "-m", "dist_testing.audit", "--", *command], tmp_path / "none")
+    done = audit(tmp_path, [], command)
     assert done.exit_status == 3, done.output
     assert reason in done.output
     assert "Traceback" not in done.output

@@ -216,7 +216,6 @@ def test_an_environment_that_a_harness_makes_keeps_the_hook(monkeypatch: pytest.
     """Its own PYTHONPATH comes after the hook's folder; names in bytes stay as they are."""
     monkeypatch.setenv("DIST_TESTING_AUDIT", "/run")
     monkeypatch.setenv("DIST_TESTING_AUDIT_BOOTSTRAP", "/boot")
-    monkeypatch.delenv("PYTEST_PLUGINS", raising=False)
     assert with_hook({"PYTHONPATH": "src"}) == {
         "DIST_TESTING_AUDIT": "/run",
         "DIST_TESTING_AUDIT_BOOTSTRAP": "/boot",

@@ -27,6 +27,7 @@ def start(folder: str) -> None:
             "torch.distributed.distributed_c10d": ranks.watch,
             "torch.testing._internal.common_distributed": leaving.open_torch_classes,
             "torch.multiprocessing.spawn": leaving.open_torch_spawn,
+            "_pytest.config": cases.join_pytest,
             "multiprocessing.pool": leaving.open_pool,
             "multiprocessing.process": leaving.open_process,
             "threading": leaving.open_thread,

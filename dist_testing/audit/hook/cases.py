@@ -20,6 +20,22 @@ def leave_to_pytest() -> None:
     _pytest_pids.add(os.getpid())
 
 
+def join_pytest(config: ModuleType) -> None:
+    """Have each pytest of this process load the plugin, where it loads those of its environment variable.
+
+    The variable itself stays as it is: a Python that ignores PYTHONPATH could not import the plugin.
+    """
+    owner = config.PytestPluginManager
+    consider_env = owner.consider_env
+
+    @functools.wraps(consider_env)
+    def consider(self: Any) -> None:
+        consider_env(self)
+        self.import_plugin("_dist_testing_audit.pytest_plugin")
+
+    owner.consider_env = consider
+
+
 def watch(unittest_case: ModuleType) -> None:
     """Stand around the call of each case, and of its test method."""
     owner = unittest_case.TestCase

@@ -7,7 +7,7 @@ import os
 from types import ModuleType
 from typing import Any
 
-_KEPT = ("DIST_TESTING_AUDIT", "PYTEST_PLUGINS")
+_KEPT = ("DIST_TESTING_AUDIT", "DIST_TESTING_AUDIT_BOOTSTRAP")
 
 
 def keep_environment(subprocess: ModuleType) -> None:
@@ -29,7 +29,7 @@ def with_hook(env: Any) -> Any:
     if not bootstrap or not all(isinstance(name, str) for name in env):
         return env
     added = dict(env)
-    for name in (*_KEPT, "DIST_TESTING_AUDIT_BOOTSTRAP"):
+    for name in _KEPT:
         if name in os.environ:
             added.setdefault(name, os.environ[name])
     paths = str(added.get("PYTHONPATH", "")).split(os.pathsep)

@@ -1,4 +1,4 @@
-"""The plugin that PYTEST_PLUGINS loads into each pytest of a suite: notes cases, and selects that of the plan."""
+"""The plugin that the hook loads into each pytest of a suite: notes cases, and selects that of the plan."""
 
 from __future__ import annotations
 

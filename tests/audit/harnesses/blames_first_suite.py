@@ -1,4 +1,4 @@
-"""A model that reports the rank of its first error message, and leaves a server, a socket and a file behind."""
+"""A model that reports the rank of its first error message, and leaves a server, its port and files behind."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ _SERVER = "import socket, time; s = socket.create_server(('127.0.0.1', 0)); time
 
 
 def _rank(rank: int, path: str, errors: Any) -> None:
-    server = subprocess.Popen([sys.executable, "-c", _SERVER], start_new_session=True) if rank == 0 else None
+    shared, memory = tempfile.mkstemp(prefix="model", dir="/dev/shm")
+    server = subprocess.Popen([sys.executable, "-c", _SERVER], start_new_session=True, pass_fds=[shared])
     handle, name = tempfile.mkstemp(prefix="store")
     os.close(handle)
     try:
@@ -29,9 +30,9 @@ def _rank(rank: int, path: str, errors: Any) -> None:
         errors.put(f"rank {rank}: {error}")
         return
     os.unlink(name)
-    if server is not None:
-        server.kill()
-        server.wait()
+    os.unlink(memory)
+    server.kill()
+    server.wait()
 
 
 def test_meets(tmp_path: Any) -> None:
