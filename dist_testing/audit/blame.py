@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 
-# "rank 1", "[rank1]", "rank: 1", "local_rank: 1", "Rank=1"; "Process 1 exited", as torch's classes and mp.spawn write.
+# "rank 1", "[rank1]", "rank: 1", "local_rank: 1", "Rank=1"; "Process 1" and "Thread 1", as torch writes.
 # `rank == 1` and `rank = 1` are source code and arguments, which pytest shows around a failure; they blame no rank.
 _RANK = re.compile(
-    r"(?:rank(?:\s?[:#]\s?|=|\s)?\[?|(?<![A-Za-z])process\s(?:#|rank\s)?)(\d{1,5})(?!\d|\.\d|-bit)", re.IGNORECASE
+    r"(?:rank(?:\s?[:#]\s?|=|\s)?\[?|(?<![A-Za-z])(?:process|thread)\s(?:#|rank\s)?)(\d{1,5})(?![\dx]|\.\d|-bit)",
+    re.IGNORECASE,
 )
 _RANKS = re.compile(r"ranks\s(\d{1,5}(?:(?:,\s?|\sand\s)\d{1,5})+)", re.IGNORECASE)
 _TERMINAL = re.compile("\x1b\\[[0-9;:?]*[A-Za-z]")

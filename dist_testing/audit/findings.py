@@ -12,7 +12,7 @@ SCHEMA: Final = 1
 # Each kind of hole, and what it means.
 HOLES: Final[dict[str, str]] = {
     "green": "the fault did not fail the run",
-    "slow": "the harness noticed the fault too late, or not within the limit",
+    "slow": "the failure came too late, or the command did not end within the limit",
     "blamed_other": "the report names other ranks only",
     "left_behind": "the run left processes, ports or files behind",
     "ended_harness": "the failure of one rank ended the whole session, so that later cases would not run",

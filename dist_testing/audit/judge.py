@@ -54,14 +54,15 @@ def judge(plan: Plan, ran: Ran, clean: Ran, case_id: str, *, slow_s: float, limi
         holes.append("green")
         notes.append(_green_note(case))
     noticed_s = None
+    if case.outcome == "failed" and case.ended_s is not None:
+        noticed_s = round(max(0.0, case.ended_s - came.at_s), 3)
+    elif ran.exit_status is not None and not is_green:
+        noticed_s = round(max(0.0, ran.ended_s - came.at_s), 3)
     if ran.exit_status is None:
         holes.append("slow")
-        notes.append(f"stopped by the audit {limit_s:g} s after the fault")
-    elif not is_green:
-        ended_s = case.ended_s if case.outcome == "failed" and case.ended_s is not None else ran.ended_s
-        noticed_s = round(max(0.0, ended_s - came.at_s), 3)
-        if noticed_s > slow_s:
-            holes.append("slow")
+        notes.append(f"still running {limit_s:g} s after the fault")
+    elif not is_green and noticed_s is not None and noticed_s > slow_s:
+        holes.append("slow")
     # Without one report of the case, as where each rank is a pytest, the output is the report.
     named = ranks_named(case.text if case.text and case.tellers == 1 else ran.output, world_size)
     if ran.exit_status is not None and not is_green and named and plan.rank not in named:

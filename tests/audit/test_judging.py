@@ -33,6 +33,7 @@ from tests.report.schema_check import check
         ("rank: 2 (local_rank: 3), exitcode: -9", (2, 3)),
         ("Process 1 exited with error code 10", (1,)),
         ("-- Process 2 terminated with the following error:", (2,)),
+        ("Thread 1 exited with exception:", (1,)),
         ("ranks 0, 3 and 2 did not come", (0, 2, 3)),
         ("\x1b[31mrank\x1b[0m 1", (1,)),
         # Source code and arguments, which pytest shows; pids and sizes.
@@ -40,6 +41,7 @@ from tests.report.schema_check import check
         ("backend = 'gloo', rank = 0, world_size = 4", ()),
         ("Process 4711 was killed, rank 29500", ()),
         ("process 1.5 s", ()),
+        ("Current thread 0x00007f11 (most recent call first):", ()),
         ("subprocess 1 ended", ()),
         ("", ()),
     ],
@@ -171,6 +173,13 @@ def _hostile() -> Audit:
         CaseResult("idle", "passed", 0, "it started no ranks", ("ran_nothing",)),
     ]
     return Audit(["python", name], 0, 1.0, 30.0, 120.0, 9.0, cases, [name])
+
+
+def test_a_command_that_does_not_end_after_the_failure() -> None:
+    """The time of the failure is known, and the command is a hole all the same."""
+    stuck = _judged("raise", CaseSeen("t::a", "failed", "rank 1", ended_s=11.0, tellers=1), None)
+    assert (stuck.noticed_s, stuck.holes) == (1.0, ("slow",))
+    assert "still running 20 s after the fault" in stuck.note
 
 
 def test_texts_of_a_suite_are_escaped() -> None:
