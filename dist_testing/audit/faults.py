@@ -16,6 +16,9 @@ FAULTS: Final[dict[str, str]] = {
     "hang": "hangs",
 }
 
+# Faults after which the whole process of the rank is gone.
+ENDS_PROCESS: Final = frozenset({"kill", "exit0", "exit3"})
+
 # When a fault comes, from the latest moment to the earliest.
 MOMENTS: Final[dict[str, str]] = {
     "own": "at the first collective call of the test itself",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dist_testing.audit.blame import ranks_named
 from dist_testing.audit.command import Ran
-from dist_testing.audit.faults import MOMENTS, Plan
+from dist_testing.audit.faults import ENDS_PROCESS, MOMENTS, Plan
 from dist_testing.audit.findings import FaultResult
 from dist_testing.audit.seen import CaseSeen
 
@@ -65,7 +65,9 @@ def judge(plan: Plan, ran: Ran, clean: Ran, case_id: str, *, slow_s: float, limi
         holes.append("slow")
     # Without one report of the case, as where each rank is a pytest, the output is the report.
     named = ranks_named(case.text if case.text and case.tellers == 1 else ran.output, world_size)
-    if ran.exit_status is not None and not is_green and named and plan.rank not in named:
+    if came.hit_all and fault in ENDS_PROCESS:
+        notes.append("the process had several ranks, which all ended")
+    elif ran.exit_status is not None and not is_green and named and plan.rank not in named:
         holes.append("blamed_other")
     left = ran.left.beyond(clean.left)
     if left:

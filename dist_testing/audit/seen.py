@@ -49,6 +49,7 @@ class FaultSeen:
         call: The call in which it came, such as "all_reduce".
         how: For an early return, the function that was left.
         hit_harness: Whether the rank was a thread of the process that runs the cases.
+        hit_all: Whether other ranks were threads of the same process.
     """
 
     at_s: float
@@ -56,6 +57,7 @@ class FaultSeen:
     call: str
     how: str
     hit_harness: bool
+    hit_all: bool = False
 
 
 @dataclass
@@ -106,6 +108,7 @@ def seen_in(records: list[dict[str, Any]]) -> Seen:
     is_whole = not told
     sessions: dict[int, bool] = {}
     begun: set[int] = set()
+    hosted: dict[int, set[int]] = defaultdict(set)
     for record in records:
         kind, name = record["kind"], WHOLE if is_whole else record["case"]
         if kind == "process":
@@ -122,13 +125,15 @@ def seen_in(records: list[dict[str, Any]]) -> Seen:
         elif kind in ("rank", "process", "begin") and name:
             case = _case(seen, name)
             if kind == "rank":
+                hosted[record["pid"]].add(record["rank"])
                 case.ranks[record["rank"]].add(record["moment"])
                 case.world_size = max(case.world_size, record["world"])
             elif kind == "process":
                 case.processes += 1
         elif kind == "fault":
             hit = record["pid"] in begun or record["pid"] in sessions
-            seen.fault = FaultSeen(record["t"], record["pid"], record["call"], record["how"], hit)
+            shared = len(hosted[record["pid"]]) > 1
+            seen.fault = FaultSeen(record["t"], record["pid"], record["call"], record["how"], hit, shared)
     outer = [pid for pid in sessions if not _above(pid, parents) & sessions.keys()]
     seen.session_ended = all(sessions[pid] for pid in outer)
     return seen

@@ -154,6 +154,19 @@ def test_a_session_that_ended_with_a_rank() -> None:
     assert "the process of the harness" in hit.note
 
 
+def test_ranks_that_end_together_are_all_right() -> None:
+    """Threads of one process end with it, so no report can know which of them was killed."""
+    records = [_record("rank", 7, 1, rank, rank=rank, world=2, moment="own", call="barrier") for rank in (0, 1)]
+    fault = _record("fault", 7, 1, 2.0, fault="kill", rank=1, call="barrier", how="")
+    case = CaseSeen("t::a", "failed", "rank 0 was killed", ended_s=3.0, tellers=1)
+    for known, holes in ((records, ()), (records[1:], ("blamed_other",))):
+        ran = _ran(case, 1)
+        ran.seen.fault = seen_in([*known, fault]).fault
+        clean = _ran(CaseSeen("t::a", "passed", world_size=2), 0)
+        found = judge(Plan("t::a", "kill", 1, "own"), ran, clean, "t::a", slow_s=5.0, limit_s=20.0)
+        assert found.holes == holes
+
+
 def test_times_begin_at_the_fault() -> None:
     """The harness noticed when its result was known, not when its command ended."""
     late = _judged("raise", CaseSeen("t::a", "failed", "rank 1", ended_s=16.5, tellers=1), 1)
