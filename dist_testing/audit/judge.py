@@ -94,7 +94,7 @@ def judge(plan: Plan, ran: Ran, clean: Ran, case_id: str, *, slow_s: float, limi
 
 
 def judge_clean(ran: Ran, case_id: str) -> FaultResult:
-    """Return what the run of a case without a fault shows: what it leaves behind although it passes."""
+    """Return the result of the run without a fault. Processes that it leaves behind although it passes are a hole."""
     holes = ("left_behind",) if ran.left.processes else ()
     outcome = ran.seen.cases[case_id].outcome if case_id in ran.seen.cases else ""
     return FaultResult(

@@ -41,7 +41,7 @@ class Left:
     files: tuple[str, ...] = ()
 
     def beyond(self, usual: Left) -> Left:
-        """Return what `usual`, the rest of a run without a fault, has nothing like."""
+        """Return the things of which `usual`, from a run without a fault, has none of the same shape."""
         known = {shape(name) for name in (*usual.processes, *usual.files)}
         processes = tuple(name for name in self.processes if shape(name) not in known)
         ports = self.ports if processes else ()

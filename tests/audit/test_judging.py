@@ -63,7 +63,7 @@ def test_ranks_of_a_report(text: str, ranks: tuple[int, ...]) -> None:
     ],
 )
 def test_things_left_behind_are_compared_without_random_parts(one: str, other: str, alike: bool) -> None:
-    """What a run without a fault leaves, too, is not held against the fault."""
+    """A fault is not blamed for things that a run without it leaves, too."""
     assert (shape(one) == shape(other)) is alike
 
 
