@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 
 from dist_testing.attach.launcher import AttachedLauncher
 from dist_testing.attach.rank import AttachedRank
-from dist_testing.attach.rank_info import RankInfo
+from dist_testing.attach.rank_info import RankInfo, reachable_host
 from dist_testing.budget import Budget
 from dist_testing.case import Case, CaseResult
 from dist_testing.engine.case_events import CaseEvents
@@ -23,6 +23,7 @@ from dist_testing.errors import InterruptedRunError, LaunchError
 from dist_testing.gpus.world import WorldGpus
 from dist_testing.launch.isolation import Isolation, isolation_named
 from dist_testing.launch.launcher import Launcher, RunContext
+from dist_testing.nodes.layout import LOOPBACK
 from dist_testing.process.lifetime import check_platform
 from dist_testing.process.messages import Loader
 from dist_testing.rank.bootstrap import RankContext
@@ -52,7 +53,7 @@ class AttachedEngine(Engine):
         self.exit_code = 1
         self._rank_info = rank_info
         # Not in the registry: the environment chooses it, never a user.
-        self._isolation = Isolation("attached", self._attach, can_debug=False, has_exit_codes=False)
+        self._isolation: Isolation | None = None
         self._as_rank = as_rank
         self._launcher: AttachedLauncher | None = None
         self._rank: AttachedRank | None = None
@@ -78,8 +79,15 @@ class AttachedEngine(Engine):
         return super().start(dataclasses.replace(case, pool=""))
 
     def isolation_named(self, name: str) -> Isolation:
-        """Return the isolation of ranks that exist already, whatever name is asked for."""
+        """Return the isolation of ranks that exist already, whatever name is asked for.
+
+        Raises:
+            LaunchError: If ranks of other nodes cannot reach this one.
+        """
         del name
+        if self._isolation is None:
+            host = reachable_host(self._rank_info) if self._rank_info.has_other_nodes else LOOPBACK
+            self._isolation = Isolation("attached", self._attach, can_debug=False, has_exit_codes=False, host=host)
         return self._isolation
 
     def finish(self, running: RunningCase) -> CaseResult:
@@ -159,6 +167,7 @@ class AttachedEngine(Engine):
                 "A world without one of its ranks cannot run a case.\n"
                 "See the first case that failed."
             )
-        self._launcher = AttachedLauncher(self._rank_info, run)
+        assert self._isolation is not None
+        self._launcher = AttachedLauncher(self._rank_info, run, self._isolation.host)
         self._rank = AttachedRank(self._launcher.own_end, run.ranks, self._as_rank)
         return self._launcher

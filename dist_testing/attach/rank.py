@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import os
 import signal
@@ -14,8 +15,10 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from types import FrameType
 
-from dist_testing.attach.launcher import GIVE_UP_SIGNAL, SOCKET_KEY, peer_of
+from dist_testing.attach.helper import start_relay
+from dist_testing.attach.launcher import GIVE_UP_SIGNAL, HOME_KEY, TOKEN_VARIABLE, peer_of
 from dist_testing.attach.rank_info import RankInfo
+from dist_testing.attach.relay_messages import PLACES, Home, RelayPlace, RelayTask
 from dist_testing.backends import any_declared
 from dist_testing.errors import InterruptedRunError, LaunchError, MessageError
 from dist_testing.outcomes import exit_name
@@ -31,6 +34,7 @@ from dist_testing.process.messages import (
     Hello,
     PartOver,
     RankStart,
+    Refused,
     TakePart,
     Welcome,
 )
@@ -68,8 +72,9 @@ def connect(rank_info: RankInfo) -> tuple[socket.socket, tuple[str, ...]]:
         LaunchError: If rank 0 cannot be reached, or the platform is not Linux.
     """
     check_platform()
+    name = f"Rank {rank_info.rank} of {rank_info.size}"
     try:
-        path = rank_info.store().get(SOCKET_KEY).decode()
+        path = _path_to_rank_0(rank_info)
         connection = socket.socket(socket.AF_UNIX)
         connection.connect(path)
         # Any process can write into the store, and this process obeys the messages of the connection.
@@ -79,17 +84,64 @@ def connect(rank_info: RankInfo) -> tuple[socket.socket, tuple[str, ...]]:
         answer = wire.receive(connection, ATTACHED_ORDERS)
         if answer is None:
             raise ConnectionError("it has closed the connection")
+        if isinstance(answer[0], Refused):
+            raise LaunchError(
+                f"{name} was refused: {answer[0].text}\n"
+                "Two processes have the same rank, or the processes belong to different worlds.\n"
+                f"Start every rank once, with {rank_info.launcher}; set {rank_info.launcher}'s variables in no script."
+            )
         if not isinstance(answer[0], Welcome):
             raise ATTACHED_ORDERS.refused(f"{type(answer[0]).__name__} from rank 0 before Welcome")
     except MessageError as error:
         raise LaunchError(str(error)) from error
     except (RuntimeError, OSError) as error:
         raise LaunchError(
-            f"Rank {rank_info.rank} of {rank_info.size} has not found rank 0: {str(error).partition(chr(10))[0]}\n"
+            f"{name} has not found rank 0: {str(error).partition(chr(10))[0]}\n"
             "Rank 0 runs another program, or ended while it collected the tests.\n"
-            "Start every rank by the same command, with torchrun; see the output of rank 0."
+            f"Start every rank by the same command, with {rank_info.launcher}; see the output of rank 0."
         ) from error
     return connection, answer[0].directories
+
+
+# The relay that this process has started. It ends if this process ends before any rank has connected.
+_relays: list[object] = []
+
+
+def _path_to_rank_0(rank_info: RankInfo) -> str:
+    """Return the path of the Unix socket that leads to rank 0: its own, or the relay's on another node.
+
+    Raises:
+        LaunchError: If this node has no relay.
+        RuntimeError: If the store cannot be reached.
+    """
+    store = rank_info.store()
+    home = PLACES.from_wire(store.get(HOME_KEY))
+    assert isinstance(home, Home)
+    own = rank_info.node_key
+    if home.node == own:
+        return home.path
+    if not home.address:
+        raise LaunchError(
+            f"Rank {rank_info.rank} of {rank_info.size} is not on the node of rank 0, which expects all ranks there.\n"
+            f"{rank_info.launcher}'s variables name no other node; set by hand, they lack LOCAL_WORLD_SIZE.\n"
+            "Set LOCAL_WORLD_SIZE to the number of ranks of each node."
+        )
+    key = f"relay/{own}"
+    # The first rank of the node to come starts the relay.
+    if store.add(f"{key}/count", 1) == 1:
+        try:
+            process, place = start_relay(
+                RelayTask(home.address, home.port, home.token or os.environ.get(TOKEN_VARIABLE, ""))
+            )
+            _relays.append(process)
+        except LaunchError as error:
+            place = RelayPlace("", str(error))
+        store.set(key, PLACES.to_wire(place).decode())
+    found = PLACES.from_wire(store.get(key))
+    assert isinstance(found, RelayPlace)
+    if found.error:
+        raise LaunchError(found.error)
+    return found.path
 
 
 class AttachedRank:
@@ -107,6 +159,8 @@ class AttachedRank:
         # To rank 0.
         self._connection = connection
         self._context = context
+        # A request tells what rank 0 has changed since its own start.
+        self._env = dict(os.environ)
         # Entered around each part: makes the front end's changes in this process, and undoes them.
         self._as_rank = as_rank
         self._can_give_up = False
@@ -136,6 +190,8 @@ class AttachedRank:
         """
         while (received := self._next_order()) is not None:
             order, fds = received
+            if isinstance(order, Refused):
+                raise LaunchError(order.text)
             if isinstance(order, EndRun):
                 # When the first rank ends with a failure, torchrun stops the others. This one is about to end itself.
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -176,7 +232,9 @@ class AttachedRank:
                 f"Rank {order.rank} of {order.request.size} could not begin: "
                 f"{refusal(OSError(errno.EMFILE, os.strerror(errno.EMFILE)))}"
             )
-        rank, request = order.rank, order.request
+        env = {name: value for name, value in self._env.items() if name not in order.removed}
+        request = dataclasses.replace(order.request, env={**order.defaults, **env, **order.request.env})
+        rank = order.rank
         channel_fd, stacks_fd, board_fd, *stores = fds
         start = RankStart(
             request, rank, channel_fd, stacks_fd, board_fd, stores[0] if stores else None, fork_server_pid=os.getpid()
@@ -271,7 +329,7 @@ def _in_place_of_runner(start: RankStart, nowhere: int) -> Iterator[None]:
         own_streams()
         answer_with_stacks(start.stacks_fd)
         take_over(start.request)
-        os.environ["RANK"] = os.environ["LOCAL_RANK"] = str(start.rank)
+        os.environ.update(start.request.layout.rank_env(start.rank))
         yield
     finally:
         undo_hook()

@@ -301,7 +301,7 @@ class Supervisor:
                 case RankEnded():
                     record = self.records[event.rank]
                     fd = record.channel.fileno()
-                    record.ended(event.exit_code, now_s)
+                    record.ended(event.exit_code, now_s, event.reason)
                     if fd in self._by_fd:
                         self._forget(fd)
                 case WorldRefused():

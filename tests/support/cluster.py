@@ -1,0 +1,106 @@
+"""A cluster of simulated nodes for launchers: each runs its programs in real network and UTS namespaces."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from dist_testing.nodes.layout import node_address
+from dist_testing.nodes.namespaces import Nodes, make_nodes, missing_permission
+from tests.support.children import Ended, assert_no_folder_left, start_pytest
+from tests.support.starter import Child, Starter
+
+needs_nodes = pytest.mark.skipif(
+    bool(missing_permission()),
+    reason=f"Need network namespaces, as root or by user namespaces: {missing_permission()}",
+)
+# No other process has a port on a node.
+PORT = 29500
+
+
+class Cluster:
+    """Nodes, and ways to start ranks on them. Use as a context manager."""
+
+    def __init__(self, starter: Starter, folder: Path, nodes: int = 2) -> None:
+        self._starter = starter
+        self.folder = folder
+        self.count = nodes
+        self._nodes = make_nodes(nodes, 0, 0)
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for fd in self._nodes.fds:
+            with contextlib.suppress(OSError):
+                os.close(fd)
+
+    @property
+    def nodes(self) -> Nodes:
+        """The descriptors of the nodes."""
+        return self._nodes
+
+    def by_hand(
+        self, per_node: int, *options: str, env: Mapping[str, str] | None = None, places: list[int] | None = None
+    ) -> Iterator[Child]:
+        """Start each rank as a shell script on each node would, with the variables of `env://` and nothing else.
+
+        Args:
+            per_node: Ranks of each node.
+            *options: Options of pytest.
+            env: More variables.
+            places: The node of each rank; None for equal blocks.
+        """
+        places = places or [rank // per_node for rank in range(per_node * self.count)]
+        for rank, node in enumerate(places):
+            rank_env = {
+                "RANK": str(rank),
+                "WORLD_SIZE": str(len(places)),
+                "LOCAL_WORLD_SIZE": str(places.count(node)),
+                "MASTER_ADDR": node_address(0),
+                "MASTER_PORT": str(PORT),
+                **(env or {}),
+            }
+            yield self.start(node, *options, env=rank_env)
+
+    def start(self, node: int, *options: str, env: Mapping[str, str]) -> Child:
+        """Start one rank on a node."""
+        return start_pytest(
+            self._starter, self.folder, "-rA", *options, "test_cases.py", env=env, node=self._nodes.of(node)
+        )
+
+    def torchrun(self, per_node: int, *program: str, env: Mapping[str, str] | None = None) -> list[Child]:
+        """Start an agent of torchrun on each node, which starts Python with these arguments on each rank."""
+        agents = []
+        for node in range(self.count):
+            options = [
+                f"--nnodes={self.count}",
+                f"--nproc-per-node={per_node}",
+                "--rdzv-backend=c10d",
+                f"--rdzv-endpoint={node_address(0)}:{PORT}",
+                "--rdzv-id=test",
+                # Host names of the nodes have no addresses, so torchrun cannot find out.
+                f"--rdzv-conf=is_host={int(node == 0)}",
+                f"--local-addr={node_address(node)}",
+            ]
+            # gloo in torchrun's agent is not used; the ranks' own interface is found by the library.
+            agents.append(
+                self._starter.start(
+                    ["-m", "torch.distributed.run", *options, *program],
+                    self.folder,
+                    env={"OMP_NUM_THREADS": "1", **(env or {})},
+                    node=self._nodes.of(node),
+                )
+            )
+        return agents
+
+
+def wait_all(children: list[Child]) -> list[Ended]:
+    """Wait for the end of all, and check that nothing is left."""
+    ended = [Ended(child.wait(), child.log) for child in children]
+    assert_no_folder_left(children[0].folder)
+    return ended
