@@ -34,7 +34,7 @@ _RETURN_LIMIT_S = 5.0
 
 
 class AttachedEngine(Engine):
-    """Runs cases on the ranks that torchrun has started. It skips a case that needs other ranks.
+    """Runs cases on the ranks that a launcher has started. It skips a case that needs other ranks.
 
     Attributes:
         exit_code: Exit code that the other ranks will end with.
@@ -65,7 +65,7 @@ class AttachedEngine(Engine):
         """Reason why no further case can run; "" if they can."""
         if self._launcher is not None and self._launcher.gone:
             return self._launcher.exit_message().partition("\n")[0]
-        return "torchrun has stopped the run" if self._rank is not None and self._rank.is_terminated else ""
+        return self._stopped if self._rank is not None and self._rank.is_terminated else ""
 
     def start(self, case: Case) -> RunningCase:
         """Start a case on the existing ranks.
@@ -108,7 +108,7 @@ class AttachedEngine(Engine):
         assert self._launcher is not None
         if self._rank.is_terminated and not self._launcher.gone:
             # This is the cause, whatever the ranks report.
-            raise InterruptedRunError("torchrun has stopped the run")
+            raise InterruptedRunError(self._stopped)
         return found
 
     def abandon(self, running: RunningCase) -> None:
@@ -147,27 +147,32 @@ class AttachedEngine(Engine):
         # The ranks have what torchrun, or a scheduler before it, gave them.
         return None
 
+    @property
+    def _stopped(self) -> str:
+        return f"{self._rank_info.launcher} has stopped the run"
+
     def _unfit(self, case: Case) -> str:
+        name = self._rank_info.launcher
         if case.world_size != self._rank_info.size:
-            return f"world_size = {case.world_size}; torchrun has started a world of {self._rank_info.size}"
+            return f"world_size = {case.world_size}; {name} has started a world of {self._rank_info.size}"
         wanted = isolation_named(case.isolation)
         if wanted.in_process or wanted.fresh_interpreter:
-            return f'isolation = "{wanted.name}"; torchrun has started the ranks, as processes that stay'
+            return f'isolation = "{wanted.name}"; {name} has started the ranks, as processes that stay'
         if case.nodes > 1:
-            return f"nodes = {case.nodes}; torchrun has started the ranks where they are"
+            return f"nodes = {case.nodes}; {name} has started the ranks where they are"
         if case.expected_exits:
-            return "expected_exits: if a rank ends, torchrun ends the whole world"
+            return f"expected_exits: if a rank ends, {name} ends the whole world"
         return ""
 
     def _attach(self, run: RunContext) -> Launcher:
         check_platform()
         if self._rank is not None:
             raise LaunchError(
-                "The ranks of torchrun's world are unusable: one could not be stopped, or does not receive messages.\n"
+                "The attached ranks are unusable: one could not be stopped, or does not receive messages.\n"
                 "A world without one of its ranks cannot run a case.\n"
                 "See the first case that failed."
             )
         assert self._isolation is not None
         self._launcher = AttachedLauncher(self._rank_info, run, self._isolation.host)
-        self._rank = AttachedRank(self._launcher.own_end, run.ranks, self._as_rank)
+        self._rank = AttachedRank(self._launcher.own_end, run.ranks, self._as_rank, launcher=self._rank_info.launcher)
         return self._launcher

@@ -26,7 +26,7 @@ from typing import Any
 
 from dist_testing.attach.helper import start_hub
 from dist_testing.attach.rank_info import ATTACH_LIMIT_S, RankInfo, own_listener, pid_key
-from dist_testing.attach.relay_messages import PLACES, Home, HubTask
+from dist_testing.attach.relay_messages import GIVE_UP_SIGNAL, PLACES, Home, HubTask
 from dist_testing.errors import LaunchError, MessageError
 from dist_testing.launch.launcher import RunContext
 from dist_testing.nodes.layout import INTERFACE_VARIABLES, LOOPBACK
@@ -50,11 +50,8 @@ from dist_testing.process.messages import (
     WorldStarted,
 )
 from dist_testing.process.refusal import refusal
-from dist_testing.process.stacks import real_time_signal
 from dist_testing.rank.bootstrap import FAILED_EXIT_CODE
 
-# Tells a rank to give up its test. A real-time signal, as the one for stacks, because test code uses the others.
-GIVE_UP_SIGNAL = real_time_signal(8)
 # Key in the store of the `Home` of rank 0.
 HOME_KEY = "home"
 # A token that every rank has in its environment, so that it is not in the store.

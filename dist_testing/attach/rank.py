@@ -16,9 +16,9 @@ from contextlib import AbstractContextManager
 from types import FrameType
 
 from dist_testing.attach.helper import start_relay
-from dist_testing.attach.launcher import GIVE_UP_SIGNAL, HOME_KEY, TOKEN_VARIABLE, peer_of
+from dist_testing.attach.launcher import HOME_KEY, TOKEN_VARIABLE, peer_of
 from dist_testing.attach.rank_info import RankInfo
-from dist_testing.attach.relay_messages import PLACES, Home, RelayPlace, RelayTask
+from dist_testing.attach.relay_messages import GIVE_UP_SIGNAL, PLACES, Home, RelayPlace, RelayTask
 from dist_testing.backends import any_declared
 from dist_testing.errors import InterruptedRunError, LaunchError, MessageError
 from dist_testing.outcomes import exit_name
@@ -152,9 +152,15 @@ class AttachedRank:
     """
 
     def __init__(
-        self, connection: socket.socket, context: RankContext, as_rank: Callable[[], AbstractContextManager[None]]
+        self,
+        connection: socket.socket,
+        context: RankContext,
+        as_rank: Callable[[], AbstractContextManager[None]],
+        *,
+        launcher: str,
     ):
-        """Install the signal handlers."""
+        """Install the signal handlers. `launcher` is the name of what has started the ranks."""
+        self._launcher = launcher
         self.is_terminated = False
         # To rank 0.
         self._connection = connection
@@ -198,11 +204,11 @@ class AttachedRank:
                 return order.exit_code
             self._take_part(order, fds)
             if self.is_terminated:
-                raise InterruptedRunError("torchrun has stopped the run")
+                raise InterruptedRunError(f"{self._launcher} has stopped the run")
         raise LaunchError(
             "Rank 0 has ended before the run was over.\n"
             "It is the runner: without it no case can be started or reported.\n"
-            "See the output of rank 0, and torchrun's message about its end."
+            f"See the output of rank 0, and {self._launcher}'s message about its end."
         )
 
     def take_part_once(self, *, gives_up: bool = False) -> None:

@@ -10,6 +10,7 @@ import array
 import contextlib
 import fcntl
 import functools
+import math
 import os
 import secrets
 import shutil
@@ -24,6 +25,7 @@ from pathlib import Path
 from dist_testing.attach.line import Line, keep_alive
 from dist_testing.attach.loop import Loop
 from dist_testing.attach.relay_messages import (
+    GIVE_UP_SIGNAL,
     GREETINGS,
     HUB,
     RELAY,
@@ -70,6 +72,8 @@ from dist_testing.process.messages import (
 _CONNECT_LIMIT_S = 30.0
 # Limit for the last messages to leave, at the end. Seconds.
 _LAST_WORDS_S = 2.0
+# Between two looks at what ranks have written to the board and to their files. Seconds.
+_TELL_S = 0.5
 _READ_BYTES = 1 << 18
 # struct ucred of SO_PEERCRED: pid, uid, gid.
 _CREDENTIALS = struct.Struct("iII")
@@ -132,6 +136,11 @@ class _LocalRank:
         self._loop.watch(connection, self._read)
         self._loop.watch(self._pidfd, self.leave)
 
+    @property
+    def is_running(self) -> bool:
+        """Whether the rank takes part in a world."""
+        return bool(self._streams)
+
     def order(self, message: Welcome | Refused | EndRun) -> None:
         """Send an order without descriptors."""
         self._loop.send(self.connection, wire.frame(ATTACHED_ORDERS, message))
@@ -174,6 +183,11 @@ class _LocalRank:
         self.tell()
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._pidfd, number)
+
+    def give_up(self) -> None:
+        """Let the rank give up its test, if it runs one."""
+        if self.is_running:
+            self.signal(GIVE_UP_SIGNAL)
 
     def tell(self) -> None:
         """Send what the rank has written to the board and to its files since the last time."""
@@ -294,6 +308,14 @@ class Relay:
         if self._world is not None:
             self._world.close()
 
+    def look(self) -> None:
+        """Wait for the next thing to do, and do it."""
+        running = [local for local in self._ranks.values() if local.is_running]
+        self.loop.look(_TELL_S if running else math.inf)
+        for local in running:
+            # A change of phase, or output, wakes nothing up. If this node goes down, the runner has the last ones.
+            local.tell()
+
     def starter_has_gone(self) -> None:
         """End if the rank that has started this process died before any rank has connected."""
         self.is_over = self.is_over or not self._has_had_ranks
@@ -363,7 +385,9 @@ class Relay:
             "See the output of rank 0, and the launcher's message about its end."
         )
         for local in (*self._ranks.values(), *self._strangers):
+            # The rank reads orders only between its parts.
             local.order(Refused(text))
+            local.give_up()
             local.leave(tells=False)
         self.is_over = True
 
@@ -394,7 +418,7 @@ def serve(task: RelayTask, life: int, ready: Callable[[str, str], None]) -> None
 
         relay.loop.watch(life, starter_has_gone)
         while not relay.is_over:
-            relay.loop.look()
+            relay.look()
         relay.close()
     finally:
         own.remove()

@@ -16,12 +16,16 @@ from typing import Annotated, Literal, TypeAlias
 
 from dist_testing.codec import Family
 from dist_testing.process.messages import TakePart
+from dist_testing.process.stacks import real_time_signal
 from dist_testing.spec import MAX_WORLD_SIZE
 
 _Rank = Annotated[int, range(1, MAX_WORLD_SIZE)]
 _ExitCode = Annotated[int, range(256)]
 Stream = Literal["channel", "stacks"]
 KeptFile = Literal["log", "texts"]
+
+# Tells a rank to give up its test. A real-time signal, as the one for stacks, because test code uses the others.
+GIVE_UP_SIGNAL = real_time_signal(8)
 
 # What a process without the token may send. Bytes.
 _GREETING_BYTES = 4096

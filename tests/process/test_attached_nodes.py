@@ -1,4 +1,4 @@
-"""Attached worlds over several nodes: real launchers and ranks set by hand, on simulated nodes."""
+"""Attached worlds over several nodes: ranks of torchrun, and ranks whose variables a script has set."""
 
 from __future__ import annotations
 
@@ -7,73 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.bell import Bell
 from tests.support.children import write_file
 from tests.support.cluster import Cluster, needs_nodes, wait_all
+from tests.support.node_cases import BAD, BAD_OUTCOMES, DOWN, assert_bad, assert_down
 from tests.support.starter import Starter
 
 pytestmark = needs_nodes
-
-_CASES = """
-    import os
-    import socket
-
-    import pytest
-    import torch
-    import torch.distributed as dist
-
-    pytestmark = pytest.mark.distributed
-
-
-    def test_passes(world):
-        assert (world.size, world.node, world.local_rank) == (4, *divmod(world.rank, 2))
-        assert socket.gethostname() == f"node{world.node}"
-        names = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "MASTER_ADDR")
-        assert [os.environ[name] for name in names] == [
-            str(world.rank), str(world.local_rank), "2", str(world.node), "2", "10.0.0.1",
-        ]
-        total = torch.ones(1)
-        dist.all_reduce(total)
-        assert total.item() == 4
-        (world.tmp_path / str(world.rank)).touch()
-        world.barrier()
-        assert len(list(world.tmp_path.iterdir())) == 4
-
-
-    def test_raises(world):
-        print("printed by", world.rank)
-        if world.rank == 3:
-            raise KeyError("planted")
-        dist.barrier()
-
-
-    def test_skips(world):
-        pytest.skip("not here")
-
-
-    @pytest.mark.distributed(timeout=3)
-    def test_hangs(world):
-        if world.rank == 2:
-            import threading
-            threading.Event().wait()
-        dist.barrier()
-
-
-    def test_is_killed(world):
-        if world.rank == 3:
-            print("last words")
-            os.kill(os.getpid(), 9)
-        dist.barrier()
-
-
-    def test_never_runs(world):
-        pass
-"""
-_OUTCOMES = {
-    "test_passes": "PASSED",
-    "test_raises": "FAILED",
-    "test_hangs": "FAILED",
-    "test_is_killed": "FAILED",
-}
 
 
 @pytest.fixture
@@ -83,31 +23,60 @@ def cluster(starter: Starter, tmp_path: Path) -> Iterator[Cluster]:
         yield cluster
 
 
-def _check(log: str) -> None:
-    for said in (
-        "not here",
-        "rank 3 raised KeyError: 'planted' in call",
-        "output of rank 3:\nprinted by 3\n",
-        "rank 3 of 4 failed first: it ended in call; its exit status is known only to its parent",
-        "last words",
-        "rank 2 of 4 is the rank that the others wait for: it was",
-        "rank 2 has not come yet",
-    ):
-        assert said in log, f"{said}\nis not in\n{log}"
-
-
-def test_by_hand(cluster: Cluster, tmp_path: Path) -> None:
+def test_ranks_set_by_hand_have_one_verdict(cluster: Cluster, tmp_path: Path) -> None:
     """If this fails, ranks of another node cannot report, or the report names another rank."""
-    write_file(tmp_path, "test_cases.py", _CASES)
-    first, *_ = wait_all(list(cluster.by_hand(2)))
-    assert first.outcomes() == _OUTCOMES, first.log
-    _check(first.log)
+    write_file(tmp_path, "test_cases.py", BAD)
+    first, second, *others = wait_all(list(cluster.by_hand(2)))
+    assert first.outcomes() == BAD_OUTCOMES, first.log
+    assert_bad(first.log)
+    assert [first.code, second.code, others[0].code, others[1].code] == [1, 1, 1, -9]
+    for rank in (second, *others):
+        # torch warns that the names of the nodes have no addresses.
+        assert [line for line in rank.log.splitlines() if "hostname of the client socket" not in line] == []
 
 
-def test_torchrun(cluster: Cluster, tmp_path: Path) -> None:
-    """If this fails, `torchrun --nnodes=2` does not work."""
-    write_file(tmp_path, "test_cases.py", _CASES)
+def test_ranks_set_by_hand_pass_wherever_they_are(cluster: Cluster, tmp_path: Path) -> None:
+    """If this fails, a launcher that deals the ranks out in turn gets wrong local ranks, or a good run is no pass."""
+    write_file(
+        tmp_path,
+        "test_cases.py",
+        """
+        import os
+        import pytest
+        import torch.distributed as dist
+
+        @pytest.mark.distributed
+        def test_places(world):
+            assert (world.local_rank, world.node) == {0: (0, 0), 1: (0, 1), 2: (1, 0), 3: (1, 1), 4: (2, 0)}[world.rank]
+            assert os.environ["LOCAL_WORLD_SIZE"] == str(3 - world.node)
+            dist.barrier()
+        """,
+    )
+    ended = wait_all(list(cluster.by_hand(0, places=[0, 1, 0, 1, 0])))
+    assert [rank.code for rank in ended] == [0] * 5, ended[0].log
+    assert ended[0].outcomes() == {"test_places": "PASSED"}
+
+
+def test_a_node_that_goes_down_is_named(cluster: Cluster, tmp_path: Path) -> None:
+    """If this fails, the other nodes wait for a node without power until the limit of the case, or longer."""
+    write_file(tmp_path, "test_cases.py", DOWN)
+    with Bell(tmp_path) as bell:
+        children = list(cluster.by_hand(2, env=bell.env))
+        bell.wait(4, children[0])
+        cluster.cut(1)
+        ended = wait_all(children)
+    assert_down(ended[0].log)
+    assert [rank.code for rank in ended] == [1, 1, 2, 2], [rank.log for rank in ended]
+    for rank in ended[2:]:
+        assert "This node has lost the node of rank 0" in rank.log
+        assert "Traceback" not in rank.log
+
+
+def test_torchrun_on_two_nodes(cluster: Cluster, tmp_path: Path) -> None:
+    """If this fails, `torchrun --nnodes=2` gives two reports, another verdict, or a success for a failure."""
+    write_file(tmp_path, "test_cases.py", BAD)
     write_file(tmp_path, "pytest.ini", "[pytest]\naddopts = -p dist_testing.frontends.pytest.plugin --color=no\n")
-    first, second = wait_all(cluster.torchrun(2, "-m", "pytest", "-rA", "test_cases.py"))
-    assert first.code == second.code == 1, first.log
-    _check(first.log + second.log)
+    # As Kubeflow names torchrun's options for a pod.
+    ended = wait_all(cluster.torchrun(2, "-m", "pytest", "-rA", "test_cases.py"))
+    assert [agent.code for agent in ended] == [1, 1], ended[0].log
+    assert_bad("".join(agent.log for agent in ended))

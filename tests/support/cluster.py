@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from dist_testing.nodes.layout import node_address
-from dist_testing.nodes.namespaces import Nodes, make_nodes, missing_permission
+from dist_testing.nodes.namespaces import Nodes, enter, make_nodes, missing_permission
+from dist_testing.nodes.netlink import Netlink
 from tests.support.children import Ended, assert_no_folder_left, start_pytest
 from tests.support.starter import Child, Starter
 
@@ -22,6 +23,30 @@ needs_nodes = pytest.mark.skipif(
 PORT = 29500
 
 
+@contextlib.contextmanager
+def nodes_for_test(count: int) -> Iterator[Nodes]:
+    """Make nodes. After the block, they are gone with their last process."""
+    nodes = make_nodes(count, 0, 0)
+    try:
+        yield nodes
+    finally:
+        for fd in nodes.fds:
+            os.close(fd)
+
+
+def cut(nodes: Nodes, node: int) -> None:
+    """Pull the cable of a node: nothing arrives there or leaves it, and neither side is told."""
+    pid = os.fork()
+    if pid == 0:
+        with contextlib.suppress(BaseException):
+            enter([os.dup(fd) for fd in (nodes.user, nodes.bridge) if fd is not None])
+            with Netlink() as netlink:
+                netlink.switch_off(f"port{node}")
+            os._exit(0)
+        os._exit(1)
+    assert os.waitpid(pid, 0)[1] == 0, "the bridge's port could not be switched off"
+
+
 class Cluster:
     """Nodes, and ways to start ranks on them. Use as a context manager."""
 
@@ -29,20 +54,18 @@ class Cluster:
         self._starter = starter
         self.folder = folder
         self.count = nodes
-        self._nodes = make_nodes(nodes, 0, 0)
+        self._closing = contextlib.ExitStack()
+        self._nodes = self._closing.enter_context(nodes_for_test(nodes))
 
     def __enter__(self) -> Cluster:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for fd in self._nodes.fds:
-            with contextlib.suppress(OSError):
-                os.close(fd)
+        self._closing.close()
 
-    @property
-    def nodes(self) -> Nodes:
-        """The descriptors of the nodes."""
-        return self._nodes
+    def cut(self, node: int) -> None:
+        """Pull the cable of a node: nothing arrives there or leaves it, and neither side is told."""
+        cut(self._nodes, node)
 
     def by_hand(
         self, per_node: int, *options: str, env: Mapping[str, str] | None = None, places: list[int] | None = None
