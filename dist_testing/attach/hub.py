@@ -42,6 +42,7 @@ from dist_testing.attach.relay_messages import (
     sign,
     to_bytes,
     to_text,
+    why_refused,
 )
 from dist_testing.errors import MessageError
 from dist_testing.process import wire
@@ -212,7 +213,8 @@ class _Node:
                     connection = self._hub.introduce(rank, self._name)
                 except OSError as error:
                     # Rank 0 has all its ranks, or ends.
-                    self.line.send(RankRefused(rank, f"Rank 0 takes no rank {rank} any more: {error.strerror}."))
+                    problem = f"rank 0 takes no more connections: {error.strerror}"
+                    self.line.send(RankRefused(rank, why_refused(rank, problem)))
                 else:
                     self._ranks[rank] = _RemoteRank(self, rank, connection)
             case RankGone(rank):

@@ -26,7 +26,7 @@ from typing import Any
 
 from dist_testing.attach.helper import start_hub
 from dist_testing.attach.rank_info import ATTACH_LIMIT_S, RankInfo, own_listener, pid_key
-from dist_testing.attach.relay_messages import GIVE_UP_SIGNAL, PLACES, Home, HubTask
+from dist_testing.attach.relay_messages import GIVE_UP_SIGNAL, PLACES, Home, HubTask, why_refused
 from dist_testing.errors import LaunchError, MessageError
 from dist_testing.launch.launcher import RunContext
 from dist_testing.nodes.layout import INTERFACE_VARIABLES, LOOPBACK
@@ -274,9 +274,9 @@ class AttachedLauncher:
 
     def _why_refused(self, rank: int, size: int) -> str:
         if rank >= size:
-            return f"Rank 0 is in a world of {size} ranks, which has no rank {rank}."
+            return why_refused(rank, f"rank 0 is in a world of {size} ranks")
         first = self._peers[rank].node or "the node of rank 0"
-        return f"Rank {rank} has connected already, from {first}."
+        return why_refused(rank, f"it has connected already, from {first}")
 
     def fileno(self) -> int:
         """Return a descriptor for polling: readable when there are events."""

@@ -85,11 +85,7 @@ def connect(rank_info: RankInfo) -> tuple[socket.socket, tuple[str, ...]]:
         if answer is None:
             raise ConnectionError("it has closed the connection")
         if isinstance(answer[0], Refused):
-            raise LaunchError(
-                f"{name} was refused: {answer[0].text}\n"
-                "Two processes have the same rank, or the processes belong to different worlds.\n"
-                f"Start every rank once, with {rank_info.launcher}; set {rank_info.launcher}'s variables in no script."
-            )
+            raise LaunchError(answer[0].text)
         if not isinstance(answer[0], Welcome):
             raise ATTACHED_ORDERS.refused(f"{type(answer[0]).__name__} from rank 0 before Welcome")
     except MessageError as error:

@@ -50,6 +50,7 @@ from dist_testing.attach.relay_messages import (
     sign,
     to_bytes,
     to_text,
+    why_refused,
 )
 from dist_testing.engine.run_directory import RunDirectory
 from dist_testing.errors import LaunchError, MessageError
@@ -323,7 +324,7 @@ class Relay:
     def admit(self, local: _LocalRank, rank: int) -> None:
         """Greet a rank of this node."""
         if rank == 0 or rank in self._ranks:
-            local.order(Refused(f"Rank {rank} has connected already, from the same node."))
+            local.order(Refused(why_refused(rank, "it has connected already, from the same node")))
             local.leave()
             return
         self._strangers.remove(local)

@@ -219,6 +219,15 @@ LINES: Family[LineMessage] = Family(
 )
 
 
+def why_refused(rank: int, problem: str) -> str:
+    """Return the error for a process that rank 0 does not accept as a rank."""
+    return (
+        f"Rank {rank} was refused: {problem}.\n"
+        "Two processes have the same rank, or they belong to different worlds.\n"
+        "Start every rank once, by its launcher; set the launcher's variables in no script."
+    )
+
+
 def sign(token: str, role: str, nonce: str) -> str:
     """Return the proof that a side has the token."""
     return hmac.new(token.encode(), f"{role} {nonce}".encode(), "sha256").hexdigest()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -67,8 +68,32 @@ class Cluster:
         """Pull the cable of a node: nothing arrives there or leaves it, and neither side is told."""
         cut(self._nodes, node)
 
+    @contextlib.contextmanager
+    def listening(self, node: int, port: int) -> Iterator[None]:
+        """Have another program listen at a port of a node."""
+        near, far = socket.socketpair()
+        pid = os.fork()
+        if pid == 0:
+            with contextlib.suppress(BaseException):
+                enter([os.dup(fd) for fd in self._nodes.of(node)])
+                with socket.create_server((node_address(node), port)) as listener:
+                    socket.send_fds(far, [b"x"], [listener.fileno()])
+            os._exit(0)
+        with near, far:
+            _, (listener_fd,), _, _ = socket.recv_fds(near, 1, 1)
+        os.waitpid(pid, 0)
+        try:
+            yield
+        finally:
+            os.close(listener_fd)
+
     def by_hand(
-        self, per_node: int, *options: str, env: Mapping[str, str] | None = None, places: list[int] | None = None
+        self,
+        per_node: int,
+        *options: str,
+        env: Mapping[str, str] | None = None,
+        env_of: Mapping[int, Mapping[str, str]] | None = None,
+        places: list[int] | None = None,
     ) -> Iterator[Child]:
         """Start each rank as a shell script on each node would, with the variables of `env://` and nothing else.
 
@@ -76,6 +101,7 @@ class Cluster:
             per_node: Ranks of each node.
             *options: Options of pytest.
             env: More variables.
+            env_of: Rank to more variables for it alone.
             places: The node of each rank; None for equal blocks.
         """
         places = places or [rank // per_node for rank in range(per_node * self.count)]
@@ -87,6 +113,7 @@ class Cluster:
                 "MASTER_ADDR": node_address(0),
                 "MASTER_PORT": str(PORT),
                 **(env or {}),
+                **((env_of or {}).get(rank, {})),
             }
             yield self.start(node, *options, env=rank_env)
 
