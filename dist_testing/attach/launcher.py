@@ -25,6 +25,7 @@ from dataclasses import replace
 from typing import Any
 
 from dist_testing.attach.helper import start_hub
+from dist_testing.attach.line import interface_of
 from dist_testing.attach.rank_info import ATTACH_LIMIT_S, RankInfo, own_listener, pid_key
 from dist_testing.attach.relay_messages import GIVE_UP_SIGNAL, PLACES, Home, HubTask, why_refused
 from dist_testing.errors import LaunchError, MessageError
@@ -293,11 +294,14 @@ class AttachedLauncher:
         size = request.size
         self._world = request.world
         request, removed = self._for_ranks(request)
+        interface = interface_of(self._host) if self._hub is not None else ""
+        # A relay replaces it by that of its own node.
+        defaults = dict.fromkeys(INTERFACE_VARIABLES, interface) if interface else {}
         self._running = set(range(size))
         for rank, peer in self._peers.items():
             own = request.start_of(rank, fds, os.getpid()).fds
             try:
-                wire.send(peer.connection, ATTACHED_ORDERS, TakePart(rank, request, removed), own)
+                wire.send(peer.connection, ATTACHED_ORDERS, TakePart(rank, request, removed, defaults), own)
             except (BrokenPipeError, ConnectionResetError):
                 self._ended(rank)
             except OSError as error:

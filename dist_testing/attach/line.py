@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import array
+import contextlib
+import fcntl
 import socket
 from collections.abc import Callable
 
@@ -18,6 +21,11 @@ _QUESTIONS = 6
 # The same for data that the other side does not acknowledge. Milliseconds.
 _UNANSWERED_MS = 8000
 
+# <linux/sockios.h>: asks for the IPv4 address of an interface, which begins at byte 20 of struct ifreq.
+_SIOCGIFADDR = 0x8915
+_IFREQ_BYTES = 40
+_ADDRESS_IN_IFREQ = slice(20, 24)
+
 _READ_BYTES = 1 << 18
 
 
@@ -29,6 +37,19 @@ def keep_alive(connection: socket.socket) -> None:
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _QUESTIONS)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNANSWERED_MS)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+def interface_of(address: str) -> str:
+    """Return the network interface of this machine that has an IPv4 address; "" if none has."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        for _, name in socket.if_nameindex():
+            entry = array.array("B", name.encode().ljust(_IFREQ_BYTES, b"\0"))
+            # Without an IPv4 address.
+            with contextlib.suppress(OSError):
+                fcntl.ioctl(asking, _SIOCGIFADDR, entry)
+                if socket.inet_ntoa(entry[_ADDRESS_IN_IFREQ].tobytes()) == address:
+                    return name
+    return ""
 
 
 class Line:

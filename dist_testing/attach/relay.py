@@ -6,9 +6,7 @@ rank dies, to report that. It ends when the last rank of the node, or the hub, h
 
 from __future__ import annotations
 
-import array
 import contextlib
-import fcntl
 import functools
 import math
 import os
@@ -22,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from dist_testing.attach.line import Line, keep_alive
+from dist_testing.attach.line import Line, interface_of, keep_alive
 from dist_testing.attach.loop import Loop
 from dist_testing.attach.relay_messages import (
     GIVE_UP_SIGNAL,
@@ -78,9 +76,6 @@ _TELL_S = 0.5
 _READ_BYTES = 1 << 18
 # struct ucred of SO_PEERCRED: pid, uid, gid.
 _CREDENTIALS = struct.Struct("iII")
-# <linux/sockios.h>: the IPv4 address of an interface, which begins at byte 20 of struct ifreq.
-_SIOCGIFADDR = 0x8915
-_ADDRESS_IN_IFREQ = slice(20, 24)
 
 
 class _World:
@@ -106,7 +101,7 @@ class _World:
     def adapt(self, order: TakePart, interface: str) -> TakePart:
         """Return the order with the folders and the network interface of this node."""
         env = {**order.request.env, **({"TMPDIR": self.temp} if self.temp else {})}
-        defaults = {**order.defaults, **(dict.fromkeys(INTERFACE_VARIABLES, interface) if interface else {})}
+        defaults = dict.fromkeys(INTERFACE_VARIABLES, interface) if interface else {}
         return replace(order, request=replace(order.request, directory=str(self.folder), env=env), defaults=defaults)
 
     def close(self) -> None:
@@ -293,7 +288,7 @@ class Relay:
         self._listener.listen(socket.SOMAXCONN)
         self._listener.setblocking(False)
         connection, self.shift_s = _connect(task)
-        self._interface = _interface_of(connection)
+        self._interface = interface_of(connection.getsockname()[0])
         self._ranks: dict[int, _LocalRank] = {}
         self._strangers: list[_LocalRank] = []
         self._world: _World | None = None
@@ -460,21 +455,6 @@ def _connect(task: RelayTask) -> tuple[socket.socket, float]:
 def _greeting(connection: socket.socket) -> object:
     received = wire.receive(connection, GREETINGS)
     return None if received is None else received[0]
-
-
-def _interface_of(connection: socket.socket) -> str:
-    """Return the network interface that has this node's address of a connection; "" if it is not known."""
-    if connection.family != socket.AF_INET:
-        return ""
-    own = socket.inet_aton(connection.getsockname()[0])
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
-        for _, name in socket.if_nameindex():
-            entry = array.array("B", name.encode().ljust(40, b"\0"))
-            with contextlib.suppress(OSError):
-                fcntl.ioctl(asking, _SIOCGIFADDR, entry)
-                if entry[_ADDRESS_IN_IFREQ].tobytes() == own:
-                    return name
-    return ""
 
 
 def _read_from(path: Path, begin: int) -> bytes:

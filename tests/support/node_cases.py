@@ -22,6 +22,7 @@ GOOD = """
         assert [os.environ[name] for name in names] == [
             str(world.rank), str(world.local_rank), "2", str(world.node), "2", "10.0.0.1",
         ]
+        assert os.environ["GLOO_SOCKET_IFNAME"] == "eth0"
         total = torch.ones(1)
         dist.all_reduce(total)
         assert total.item() == 4

@@ -51,7 +51,7 @@ class Real:
         hosts = folder / "hosts"
         lines = ["127.0.0.1 localhost", *(f"{node_address(node)} {node_name(node)}" for node in range(count))]
         hosts.write_text("\n".join(lines) + "\n")
-        libraries = f"{sys.platform and '/usr/lib/'}{os.uname().machine}-linux-gnu"
+        libraries = f"/usr/lib/{os.uname().machine}-linux-gnu"
         env = {
             "LD_LIBRARY_PATH": f"{libraries}/slurm-wlm:{libraries}/openmpi/lib",
             "SLURM_CONF": str(folder / "slurm.conf"),
@@ -133,7 +133,13 @@ class Real:
         agent.write_text(f'#!/bin/sh\nhost=$1; shift\nexec {staged} "{self._folder}/stage-$host.json" sh -c "$*"\n')
         agent.chmod(0o755)
         hosts = ",".join(f"{node_name(node)}:2" for node in range(self._count))
-        settings = {"plm": "rsh", "plm_rsh_agent": str(agent), "oob_tcp_if_include": INTERFACE}
+        settings = {
+            "plm": "rsh",
+            "plm_rsh_agent": str(agent),
+            "oob_tcp_if_include": INTERFACE,
+            # After the death of a rank, the others have so many seconds between SIGTERM and SIGKILL. By default, one.
+            "odls_base_sigkill_timeout": "30",
+        }
         mca = [word for name, value in settings.items() for word in ("--mca", name, value)]
         return ["mpirun.openmpi", "--allow-run-as-root", *mca, "--host", hosts, "-np", "4"]
 
