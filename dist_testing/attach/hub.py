@@ -21,6 +21,7 @@ from dist_testing.attach.loop import Loop
 from dist_testing.attach.relay_messages import (
     GREETINGS,
     HUB,
+    LINES,
     RELAY,
     Admitted,
     Answer,
@@ -224,7 +225,7 @@ class _Node:
                 if (known := self._ranks.get(message.rank)) is not None:
                     known.put(message)
             case _:
-                raise ValueError(f"{type(message).__name__} from a relay")
+                raise LINES.refused(f"{type(message).__name__} from a relay")
 
     def _over(self, reason: str) -> None:
         text = f"{self._name} does not answer: {reason}" if reason else f"{self._name}, or its relay, has ended"

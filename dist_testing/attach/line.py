@@ -105,5 +105,5 @@ class Line:
                 self._on_message(message)
                 if not self.is_open:
                     return
-        except (MessageError, ValueError) as error:
+        except MessageError as error:
             self.end(str(error).partition("\n")[0])

@@ -26,6 +26,7 @@ from dist_testing.attach.relay_messages import (
     GIVE_UP_SIGNAL,
     GREETINGS,
     HUB,
+    LINES,
     RELAY,
     Admitted,
     Answer,
@@ -179,6 +180,11 @@ class _LocalRank:
         self.tell()
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._pidfd, number)
+
+    def forget_world(self) -> None:
+        """Use the world of the last part no more: all ranks have ended their parts in it."""
+        self._close_streams()
+        self._world = None
 
     def give_up(self) -> None:
         """Let the rank give up its test, if it runs one."""
@@ -365,11 +371,13 @@ class Relay:
             case RankGone():
                 local.leave(tells=False)
             case _:
-                raise ValueError(f"{type(message).__name__} from the hub")
+                raise LINES.refused(f"{type(message).__name__} from the hub")
 
     def _world_of(self, order: TakePart) -> _World:
         if self._world is None or self._world.number != order.request.world:
             if self._world is not None:
+                for local in self._ranks.values():
+                    local.forget_world()
                 self._world.close()
             self._world = _World(order, self._own)
         return self._world

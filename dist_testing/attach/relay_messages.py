@@ -29,6 +29,8 @@ GIVE_UP_SIGNAL = real_time_signal(8)
 
 # What a process without the token may send. Bytes.
 _GREETING_BYTES = 4096
+# An error shows so much of what cannot be read.
+_SHOWN = 80
 # Each side signs the other's number, and its own role, so that no answer can be sent back.
 RELAY, HUB = "relay", "hub"
 
@@ -247,6 +249,9 @@ def to_bytes(text: str) -> bytes:
     """Return the bytes that `to_text` has made a text of.
 
     Raises:
-        ValueError: If it has not.
+        MessageError: If it has not.
     """
-    return base64.b64decode(text, validate=True)
+    try:
+        return base64.b64decode(text, validate=True)
+    except ValueError as error:
+        raise LINES.refused(f"bytes that are no base64: {text[:_SHOWN]!r}") from error
