@@ -148,7 +148,7 @@ def test_options_without_meaning_are_refused(agent: Agent) -> None:
 
 
 def test_torchrun_itself(starter: Starter, tmp_path: Path) -> None:
-    """If this fails, the documented command does not work with unittest files. test_attached_nodes.py has the others."""
+    """If this fails, the documented command does not work with unittest files."""
     write_file(
         tmp_path,
         "test_unit.py",
