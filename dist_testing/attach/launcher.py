@@ -17,16 +17,15 @@ import secrets
 import select
 import signal
 import socket
-import struct
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
+from dist_testing.attach.guests import Announced, Guest, Peer, peer_of
 from dist_testing.attach.helper import start_hub
 from dist_testing.attach.line import interface_of
-from dist_testing.attach.rank_info import ATTACH_LIMIT_S, RankInfo, own_listener, pid_key
+from dist_testing.attach.rank_info import ATTACH_LIMIT_S, RankInfo, own_listener
 from dist_testing.attach.relay_messages import GIVE_UP_SIGNAL, PLACES, Home, HubTask, why_refused
 from dist_testing.errors import LaunchError, MessageError
 from dist_testing.launch.launcher import RunContext
@@ -34,7 +33,6 @@ from dist_testing.nodes.layout import INTERFACE_VARIABLES, LOOPBACK
 from dist_testing.outcomes import UNKNOWN_EXIT_CODE
 from dist_testing.process import wire
 from dist_testing.process.messages import (
-    ATTACHED_MESSAGES,
     ATTACHED_ORDERS,
     EndRun,
     Hello,
@@ -57,97 +55,8 @@ from dist_testing.rank.bootstrap import FAILED_EXIT_CODE
 HOME_KEY = "home"
 # A token that every rank has in its environment, so that it is not in the store.
 TOKEN_VARIABLE = "DIST_TESTING_TOKEN"
-# struct ucred of SO_PEERCRED: pid, uid, gid.
-_CREDENTIALS = struct.Struct("iII")
-# Much more than a rank's first message.
-_HELLO_BYTES = 1 << 12
 # While rank 0 waits for the others, it looks this often for news of their processes. Seconds.
 _LOOK_S = 1.0
-
-
-def peer_of(connection: socket.socket) -> tuple[int, int]:
-    """Return the ids of process and user at the other end of a Unix socket, as the kernel knows them."""
-    pid, user, _ = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
-    return pid, user
-
-
-class _Guest:
-    """A connection that may or may not be a rank's."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        self.connection = connection
-        self._reader = wire.MessageReader(ATTACHED_MESSAGES)
-
-    def hear(self) -> Hello | None:
-        """Return the message; that of rank -1 if it is invalid or the peer has gone; None before the message."""
-        nothing = Hello(-1)
-        try:
-            data = self.connection.recv(_HELLO_BYTES)
-            if not data or peer_of(self.connection)[1] != os.getuid():
-                return nothing
-            messages = list(self._reader.feed(data))
-        except MessageError as error:
-            if error.is_other_schema:
-                # It would be missed only when all others have waited for it for long, and without this reason.
-                raise LaunchError(str(error)) from error
-            return nothing
-        except OSError:
-            # Reset.
-            return nothing
-        if not messages:
-            return None
-        return messages[0] if isinstance(messages[0], Hello) else nothing
-
-
-class _Peer:
-    """Rank 0's connection to the process of one rank; for a rank of another node, to the hub."""
-
-    def __init__(self, connection: socket.socket, pid: int, node: str = "") -> None:
-        self.connection = connection
-        # For a rank of another node, the hub.
-        self.pid = pid
-        self.node = node
-        self.pidfd = os.pidfd_open(pid)
-        self.reader = wire.MessageReader(ATTACHED_MESSAGES)
-
-    def close(self) -> None:
-        self.connection.close()
-        os.close(self.pidfd)
-
-
-class _Announced:
-    """The processes of ranks of this node that have told their numbers, but have not connected yet."""
-
-    def __init__(self, store: Any, node_key: str) -> None:
-        self._store = store
-        self._node_key = node_key
-        self._pidfds: dict[int, int] = {}
-        self._gone: set[int] = set()
-
-    def ended(self, ranks: Sequence[int]) -> list[int]:
-        """Return those of the ranks whose processes have ended."""
-        for rank in ranks:
-            if rank not in self._pidfds and rank not in self._gone and self._store.check([pid_key(rank)]):
-                pid, _, node_key = self._store.get(pid_key(rank)).decode().partition(" ")
-                if node_key != self._node_key:
-                    # The number means another process here.
-                    continue
-                try:
-                    self._pidfds[rank] = os.pidfd_open(int(pid))
-                except ProcessLookupError:
-                    self._gone.add(rank)
-        poller = select.poll()
-        for rank, fd in self._pidfds.items():
-            if rank in ranks:
-                poller.register(fd, select.POLLIN)
-        # A pidfd is readable when its process has ended.
-        ready = {fd for fd, _ in poller.poll(0)}
-        return [rank for rank in ranks if rank in self._gone or self._pidfds.get(rank) in ready]
-
-    def close(self) -> None:
-        """Close the descriptors."""
-        for fd in self._pidfds.values():
-            os.close(fd)
 
 
 class AttachedLauncher:
@@ -189,7 +98,7 @@ class AttachedLauncher:
         self._epoll = select.epoll()
         self._epoll.register(self._bell, select.EPOLLIN)
         ours, self.own_end = socket.socketpair()
-        self._peers = {0: _Peer(ours, os.getpid())}
+        self._peers = {0: Peer(ours, os.getpid())}
         self._by_fd: dict[int, int] = {}
         # Kept, because it may serve the store.
         self._store = rank_info.store() if rank_info.size > 1 else None
@@ -225,9 +134,9 @@ class AttachedLauncher:
 
     def _admit(self, listener: socket.socket, size: int, directories: Sequence[str]) -> None:
         deadline_s = time.monotonic() + ATTACH_LIMIT_S
-        announced = _Announced(self._store, self._rank_info.node_key)
+        announced = Announced(self._store, self._rank_info.node_key)
         # Read at the same time: a peer that sends half a message, or nothing, must not delay the others.
-        guests: dict[int, _Guest] = {}
+        guests: dict[int, Guest] = {}
         poller = select.poll()
         poller.register(listener, select.POLLIN)
         try:
@@ -250,7 +159,7 @@ class AttachedLauncher:
                     )
                 for fd, _ in ready:
                     if fd == listener.fileno():
-                        guest = _Guest(listener.accept()[0])
+                        guest = Guest(listener.accept()[0])
                         guests[guest.connection.fileno()] = guest
                         poller.register(guest.connection, select.POLLIN)
                     elif (hello := guests[fd].hear()) is not None:
@@ -267,7 +176,7 @@ class AttachedLauncher:
         with contextlib.suppress(OSError):
             if 0 <= rank < size and rank not in self._peers:
                 wire.send(connection, ATTACHED_ORDERS, Welcome(tuple(directories)))
-                self._peers[rank] = _Peer(connection, peer_of(connection)[0], hello.node)
+                self._peers[rank] = Peer(connection, peer_of(connection)[0], hello.node)
                 return
             if rank >= 0:
                 wire.send(connection, ATTACHED_ORDERS, Refused(self._why_refused(rank, size)))

@@ -15,8 +15,9 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from types import FrameType
 
+from dist_testing.attach.guests import peer_of
 from dist_testing.attach.helper import start_relay
-from dist_testing.attach.launcher import HOME_KEY, TOKEN_VARIABLE, peer_of
+from dist_testing.attach.launcher import HOME_KEY, TOKEN_VARIABLE
 from dist_testing.attach.rank_info import RankInfo
 from dist_testing.attach.relay_messages import GIVE_UP_SIGNAL, PLACES, Home, RelayPlace, RelayTask
 from dist_testing.backends import any_declared

@@ -10,7 +10,7 @@ import subprocess
 import time
 from types import SimpleNamespace
 
-from dist_testing.attach.launcher import _Announced
+from dist_testing.attach.guests import Announced
 from dist_testing.bazel import watchdog
 from dist_testing.engine.rank_record import RankRecord
 from dist_testing.outcomes import Kind
@@ -68,7 +68,7 @@ def test_a_rank_that_ended_before_it_connected_is_seen() -> None:
     child = subprocess.Popen(["true"])
     store = SimpleNamespace(check=lambda keys: True, get=lambda key: f"{child.pid} here".encode())
     with all_low_numbers_taken():
-        announced = _Announced(store, "here")
+        announced = Announced(store, "here")
         try:
             # The process exists until it is waited for.
             os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
