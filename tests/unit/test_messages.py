@@ -264,7 +264,7 @@ def test_garbage_is_refused(family: Family[Any], payload: bytes) -> None:
 def test_bytes_that_are_not_json_are_refused(family: Family[Any], payload: bytes) -> None:
     """Whatever the parser makes of it, there is one error for it, and it is short."""
     # A family that anyone can send to has a limit below the longest of these.
-    with pytest.raises(MessageError, match="not JSON|the limit is 4096") as caught:
+    with pytest.raises(MessageError, match=r"not JSON|the limit is 4096") as caught:
         family.from_wire(payload)
     assert len(str(caught.value)) < 1000
 
