@@ -17,8 +17,11 @@ from dist_testing.rank.bootstrap import RankContext
 class Launchers:
     """Holds the folder of a run, and one launcher for all isolations with the same `make_launcher`."""
 
-    def __init__(self, ranks: RankContext, loader: Loader, *, may_fork_runner: bool = True) -> None:
+    def __init__(
+        self, ranks: RankContext, loader: Loader, *, may_fork_runner: bool = True, keeps_state: bool = False
+    ) -> None:
         self._ranks = ranks
+        self._keeps_state = keeps_state
         self._may_fork_runner = may_fork_runner
         self._loader = loader
         self._made: dict[Callable[[RunContext], Launcher], Launcher] = {}
@@ -52,6 +55,7 @@ class Launchers:
                 self.directory.all_paths,
                 str(self.directory.short),
                 may_fork_runner=self._may_fork_runner,
+                keeps_state=self._keeps_state,
             )
             launcher = self._made[isolation.make_launcher] = isolation.make_launcher(run)
         return launcher

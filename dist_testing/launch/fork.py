@@ -8,7 +8,9 @@ import select
 import signal
 import socket
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import NoReturn
 
 from dist_testing.errors import LaunchError, MessageError
 from dist_testing.launch import fork_server
@@ -51,7 +53,7 @@ class ForkServerLauncher:
             OSError: If the machine has no room for another process.
         """
         check_platform()
-        self.unclean_reasons = unclean_reasons() if run.may_fork_runner else []
+        self.unclean_reasons = unclean_reasons() if run.may_fork_runner and not run.keeps_state else []
         self._temp = run.temp
         become_subreaper()
         spare_cuda()
@@ -61,10 +63,12 @@ class ForkServerLauncher:
             if self.unclean_reasons or not run.may_fork_runner:
                 self._pid = _start_fresh(theirs, run)
             else:
-                self._pid = fork()
-                if self._pid == 0:
+
+                def serve() -> NoReturn:
                     ours.close()
                     fork_server.serve(theirs, run.ranks, run.loader, run.directories)
+
+                self._pid = _fork_from_thread(serve) if run.keeps_state else _fork(serve)
             # A test may wait for all children. Then the pid could belong to another process.
             self._pidfd = watch_child(self._pid)
             undo.pop_all()
@@ -155,6 +159,27 @@ class ForkServerLauncher:
             "It runs no test code. Most likely the kernel killed it for lack of memory, or a test killed it.\n"
             "Look for an out-of-memory message of the kernel, and for a test that kills its parent process."
         )
+
+
+def _fork(program: Callable[[], NoReturn]) -> int:
+    """Return the pid of a child of this process that runs the program."""
+    pid = fork()
+    if pid == 0:
+        program()
+    return pid
+
+
+def _fork_from_thread(program: Callable[[], NoReturn]) -> int:
+    """Do the same from a new thread, which becomes the only thread of the child.
+
+    The threads of OpenMP belong to the thread that used them first. In a child of that thread the next computation
+    would wait for them for ever; a new thread gets new ones.
+
+    Raises:
+        OSError: If the machine has no room for another process.
+    """
+    with ThreadPoolExecutor(1) as executor:
+        return executor.submit(_fork, program).result()
 
 
 def _start_fresh(control: socket.socket, run: RunContext) -> int:

@@ -20,6 +20,8 @@ class RunContext:
         temp: Prefix of every rank's TMPDIR, by which the launcher recognises processes that ranks started.
         may_fork_runner: Whether ranks may inherit the modules and the state of the runner. If not, each rank comes from
             a fresh interpreter.
+        keeps_state: Whether the ranks need the runner's memory, such as a function that has no name, so that the runner
+            is forked although it has other threads. No other interpreter can replace it.
     """
 
     ranks: RankContext
@@ -27,6 +29,7 @@ class RunContext:
     directories: Sequence[str]
     temp: str
     may_fork_runner: bool = True
+    keeps_state: bool = False
 
 
 class Launcher(Protocol):
