@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import NoReturn
 
 from dist_testing.errors import LaunchError, MessageError
@@ -18,7 +17,7 @@ from dist_testing.launch.clean import spare_cuda, unclean_reasons
 from dist_testing.launch.fresh import command, with_imports
 from dist_testing.launch.launcher import RunContext
 from dist_testing.process import wire
-from dist_testing.process.lifetime import become_subreaper, check_platform, fork, watch_child
+from dist_testing.process.lifetime import become_subreaper, check_platform, fork, in_new_thread, watch_child
 from dist_testing.process.messages import (
     FORK_SERVER_EVENTS,
     FORK_SERVER_ORDERS,
@@ -68,7 +67,7 @@ class ForkServerLauncher:
                     ours.close()
                     fork_server.serve(theirs, run.ranks, run.loader, run.directories)
 
-                self._pid = _fork_from_thread(serve) if run.keeps_state else _fork(serve)
+                self._pid = in_new_thread(lambda: _fork(serve)) if run.keeps_state else _fork(serve)
             # A test may wait for all children. Then the pid could belong to another process.
             self._pidfd = watch_child(self._pid)
             undo.pop_all()
@@ -167,19 +166,6 @@ def _fork(program: Callable[[], NoReturn]) -> int:
     if pid == 0:
         program()
     return pid
-
-
-def _fork_from_thread(program: Callable[[], NoReturn]) -> int:
-    """Do the same from a new thread, which becomes the only thread of the child.
-
-    The threads of OpenMP belong to the thread that used them first. In a child of that thread the next computation
-    would wait for them for ever; a new thread gets new ones.
-
-    Raises:
-        OSError: If the machine has no room for another process.
-    """
-    with ThreadPoolExecutor(1) as executor:
-        return executor.submit(_fork, program).result()
 
 
 def _start_fresh(control: socket.socket, run: RunContext) -> int:

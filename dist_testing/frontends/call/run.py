@@ -2,34 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import os
-import sys
-import tempfile
-import threading
 import unittest
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from dist_testing.backends import Backend, backend_named, default_backend
-from dist_testing.budget import MAX_TIMEOUT_S, Budget, is_timeout
-from dist_testing.case import Case, CaseBody, CaseResult, RunFailedError
-from dist_testing.engine.engine import Engine
+from dist_testing.budget import MAX_TIMEOUT_S, is_timeout
+from dist_testing.case import RunFailedError
 from dist_testing.engine.needs import Lack, missing_need
-from dist_testing.error_text import summarise
 from dist_testing.errors import UsageError
 from dist_testing.events.cases import RankOutput
-from dist_testing.frontends.call.on_rank import CallRankContext, call_loader, write_call
-from dist_testing.frontends.call.values import read_value
-from dist_testing.frontends.messages import FUNCTION_CALLS, FunctionCall
+from dist_testing.frontends.call.world import CallWorld
 from dist_testing.frontends.session import Session, current_session
-from dist_testing.frontends.unittest.plain import main_module
 from dist_testing.launch.clean import unshareable_reasons
-from dist_testing.launch.isolation import FORK, Isolation, Reuse, default_isolation, isolation_named, isolation_names
+from dist_testing.launch.isolation import FORK, Reuse, default_isolation, isolation_named, isolation_names
 from dist_testing.nodes.layout import check_node_count
-from dist_testing.outcomes import Status
 from dist_testing.spec import DEFAULT_WORLD_SIZE, Spec, check_world_size
 from dist_testing.threaded.members import current_member
 
@@ -38,8 +28,6 @@ __unittest = True
 
 _Value = TypeVar("_Value")
 _EXAMPLE = "Write dist_testing.run(train, world_size=4, args=(0.1,)), for example."
-# A process makes one world at a time: calls of other threads wait. A fork of one call must not inherit another's files.
-_one_call = threading.Lock()
 
 
 def run(
@@ -82,6 +70,8 @@ def run(
         unittest.SkipTest: If all ranks skip for the same reason, or in a test if the machine lacks GPUs.
         UsageError: If an argument is impossible, this process is a rank, or it has state that ranks cannot share.
     """
+    # pytest leaves out the frame.
+    __tracebackhide__ = True
     name = f"{getattr(fn, '__module__', '')}.{getattr(fn, '__qualname__', repr(fn))}"
     subject = f"run({name})"
     _check(subject, fn, args, kwargs, timeout)
@@ -89,7 +79,7 @@ def run(
     check_node_count(subject, nodes)
     _check_no_rank(subject)
     session = current_session()
-    spec = _spec(subject, session, world_size, backend, isolation)
+    spec = call_spec(subject, session, world_size, backend, isolation)
     way = isolation_named(spec.isolation)
     if not way.fresh_interpreter and (reasons := unshareable_reasons()):
         raise UsageError(
@@ -99,100 +89,15 @@ def run(
         )
     _check_hardware(subject, session, spec, world_size, nodes)
     call = functools.partial(fn, *args, **(kwargs or {}))
-    with _one_call, session.pause_limit() if session is not None else contextlib.nullcontext():
-        return _run(call, name, world_size, nodes, timeout, spec, way, session)
-
-
-def _run(
-    call: Callable[[], _Value],
-    name: str,
-    world_size: int,
-    nodes: int,
-    timeout: float | None,
-    spec: Spec,
-    way: Isolation,
-    session: Session | None,
-) -> list[_Value]:
-    engine = Engine(
-        spec,
-        session.engine.budget if session is not None else Budget(),
-        CallRankContext(None if way.fresh_interpreter else call),
-        call_loader(main_module()),
-        keeps_state=not way.fresh_interpreter,
-    )
-    if session is not None:
-        engine.cases_after = session.engine.cases_after
-    engine.events.subscribe(_show, RankOutput, name="the ranks' output")
-    own = Session(engine, session.timeout_s if session is not None else float(spec.backend.timeout_s))
-    if session is not None:
-        own.reports = session.reports
-    with _closing(engine):
-        folder = tempfile.mkdtemp(prefix="call-", dir=engine.prepare()[1].path)
-        if way.fresh_interpreter:
-            _send(call, name, folder)
-        result = engine.run(
-            Case(
-                name=name,
-                world_size=world_size,
-                body=CaseBody("call", FUNCTION_CALLS.to_wire(FunctionCall(name, folder)).decode()),
-                timeout_s=own.timeout_s if timeout is None else float(timeout),
-                isolation=way.name,
-                # Threads of one process: the engine asks for a name of what they share.
-                pool=name if way.reuse is Reuse.PROCESS else "",
-                nodes=nodes,
-            )
-        )
-        own.judge(result, RunFailedError)
-        assert result.verdict.status is Status.PASSED
-        return [_value(result, folder, rank) for rank in range(world_size)]
-
-
-def _value(result: CaseResult, folder: str, rank: int) -> Any:
-    try:
-        return read_value(folder, rank)
-    except Exception as error:
-        raise RunFailedError(
-            f"run({result.case.name}): the value of rank {rank} cannot be read: {summarise(error)}\n"
-            "The rank could read it. Its type needs something that only ranks have, such as a process group; or the "
-            "function has changed the file.\n"
-            "Return tensors, numbers, strings and containers of them.",
-            result,
-        ) from None
+    timeout_s = None if timeout is None else float(timeout)
+    with CallWorld(call, name, world_size, spec, nodes=nodes, timeout_s=timeout_s, show=_show) as world:
+        result = world.run()
+        world.judge(result, RunFailedError)
+        return world.values(result)
 
 
 def _show(event: RankOutput) -> None:
     print(f"[rank {event.rank}] {event.line}", flush=True)
-
-
-@contextlib.contextmanager
-def _closing(engine: Engine) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        engine.close()
-
-
-def _send(call: Callable[[], Any], name: str, folder: str) -> None:
-    """Write the call for fresh interpreters.
-
-    Raises:
-        UsageError: If it cannot travel.
-    """
-    function = call.func if isinstance(call, functools.partial) else call
-    if getattr(function, "__module__", "") == "__main__" and not hasattr(sys.modules["__main__"], "__file__"):
-        why = "its module is this interactive session, which has no file"
-    else:
-        try:
-            write_call(call, folder)
-            return
-        except Exception as error:
-            why = summarise(error)
-    raise UsageError(
-        f'run({name}, isolation="spawn"): the call cannot be sent to the ranks: {why}\n'
-        "Each rank is a fresh interpreter. It finds the function by the name that it has in its module, and gets the "
-        "arguments by pickle.\n"
-        f'Define the function at the level of a module, or use isolation="{FORK.name}", which needs neither.'
-    )
 
 
 def _check(subject: str, fn: object, args: object, kwargs: object, timeout: object) -> None:
@@ -238,7 +143,7 @@ def _check_no_rank(subject: str) -> None:
         )
 
 
-def _spec(subject: str, session: Session | None, size: int, backend: str | None, isolation: str | None) -> Spec:
+def call_spec(subject: str, session: Session | None, size: int, backend: str | None, isolation: str | None) -> Spec:
     """Return what the call asks for: what it says itself, then what the target or the command line says.
 
     Raises:
