@@ -21,7 +21,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-import dist_testing
 from dist_testing.adopt.launch_commands import Launch, launch_in
 from dist_testing.process.lifetime import fork
 
@@ -97,7 +96,7 @@ def _channel() -> socket.socket:
     process = _host.get("process")
     if process is None or process.poll() is not None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        folder = str(Path(dist_testing.__file__).parent.parent)
+        folder = str(Path(__file__).parents[2])
         code = (
             f"import sys; sys.path.append({folder!r}); from dist_testing.adopt import launch_host; "
             f"launch_host.main({theirs.fileno()}, {_preloaded!r})"

@@ -17,13 +17,13 @@ from dist_testing.case import CaseFailedError, CaseResult
 from dist_testing.errors import UsageError
 from dist_testing.events.cases import RankOutput
 from dist_testing.frontends.call.run import call_spec
+from dist_testing.frontends.call.spawned import as_spawned_rank
 from dist_testing.frontends.call.world import CallWorld
 from dist_testing.frontends.session import current_session
 from dist_testing.frontends.unittest.exits import exit_code
 from dist_testing.frontends.unittest.handles import RankHandle
 from dist_testing.launch.clean import unshareable_reasons
 from dist_testing.launch.isolation import FORK
-from dist_testing.nodes.layout import Layout
 from dist_testing.outcomes import Kind, Status, exit_name
 from dist_testing.spec import check_world_size
 
@@ -250,15 +250,9 @@ def _start(
 
 def _call(fn: Callable[..., Any], args: tuple[Any, ...], env: Mapping[str, str]) -> None:
     """Call the function on a rank, in the environment that a spawned process has."""
-    rank = int(os.environ["RANK"])
     _is_rank[0] = True
-    layout = Layout(1, 1)
-    for variable in (*layout.rank_env(0), *layout.world_env()):
-        # torch's function sets no variable.
-        if variable in env:
-            os.environ[variable] = env[variable]
-        else:
-            os.environ.pop(variable, None)
+    # torch's function sets no variable.
+    rank = as_spawned_rank(env)
     try:
         fn(rank, *args)
     except SystemExit as error:

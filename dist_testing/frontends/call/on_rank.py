@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import os
 import pickle
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from dist_testing.case import CaseBody
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
 Call = Callable[[], Any]
+# The folder of this library.
+_PACKAGE = f"{Path(__file__).parents[2]}{os.sep}"
 
 
 class CallRankContext:
@@ -75,9 +79,7 @@ class CallRankFrontEnd:
             if isinstance(error, pytest_skip_class()):
                 reporter.skipped(message_of(error))
                 return
-            own = error.__traceback__
-            # The first entry is that of this function.
-            reporter.ended_by(error.with_traceback(own.tb_next if own is not None else None))
+            reporter.ended_by(error.with_traceback(_own_part(error.__traceback__)))
             return
         # A process that the function has forked has no value of the rank.
         if not reporter.is_forked:
@@ -87,6 +89,14 @@ class CallRankFrontEnd:
         """Destroy the groups."""
         assert self._world is not None
         self._world.finish()
+
+
+def _own_part(where: TracebackType | None) -> TracebackType | None:
+    """Return a traceback without its first entries, of this library, if others follow them."""
+    rest = where
+    while rest is not None and rest.tb_frame.f_code.co_filename.startswith(_PACKAGE):
+        rest = rest.tb_next
+    return where if rest is None else rest
 
 
 def call_loader(main: str) -> Loader:
