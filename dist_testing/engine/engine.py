@@ -87,21 +87,31 @@ class Engine:
         self.debug_rank: int | None = None
         self.events = EventStream()
         self.tell: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True)
-        self._launchers = Launchers(context, loader, may_fork_runner=may_fork_runner, keeps_state=keeps_state)
+        self._launchers = Launchers(
+            context,
+            loader,
+            may_fork_runner=may_fork_runner,
+            keeps_state=keeps_state,
+            emit=lambda event: self.events.emit(event),
+        )
         self._pool: RunningWorld | None = None
         self._worlds = 0
         self._numbers = itertools.count(1)
         self._settled_memory: dict[Gpu, int] = {}
         self._has_warned = False
 
-    def prepare(self) -> tuple[Launcher, RunDirectory]:
+    def prepare(self, forks: int = 0) -> tuple[Launcher, RunDirectory]:
         """Make the launcher of the target's isolation and the run's folder now, while this process may still be forked.
+
+        Args:
+            forks: Number of ranks that the run will fork, as far as the front end knows; 0 if it does not.
 
         Raises:
             LaunchError: If the machine lacks the resources.
             UsageError: If the isolation does not exist.
         """
         isolation = self.isolation_named(self.spec.isolation)
+        self._launchers.forks = max(self._launchers.forks, forks)
         try:
             return self._launchers.of(isolation), self._launchers.directory
         except OSError as error:

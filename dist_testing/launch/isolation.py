@@ -48,6 +48,11 @@ class Isolation:
     can_debug: bool = True
     has_exit_codes: bool = True
 
+    @property
+    def forks_each_case(self) -> bool:
+        """Whether each case has ranks that are forked and go on in the memory of the fork server."""
+        return self.reuse is Reuse.NOTHING and not self.fresh_interpreter
+
     def fits(self, backend: Backend) -> bool:
         """Return whether the backend can connect such ranks."""
         return self.in_process == backend.in_process

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from dist_testing.events.event import Event
 from dist_testing.process.messages import LauncherEvent, Loader, WorldRequest
 from dist_testing.rank.bootstrap import RankContext
 
@@ -22,6 +23,8 @@ class RunContext:
             a fresh interpreter.
         keeps_state: Whether the ranks need the runner's memory, such as a function that has no name, so that the runner
             is forked although it has other threads. No other interpreter can replace it.
+        forks: Number of ranks that the run will fork, as far as it is known; 0 if it is not.
+        emit: Takes an event of the run.
     """
 
     ranks: RankContext
@@ -30,6 +33,8 @@ class RunContext:
     temp: str
     may_fork_runner: bool = True
     keeps_state: bool = False
+    forks: int = 0
+    emit: Callable[[Event], None] = lambda event: None
 
 
 class Launcher(Protocol):

@@ -33,6 +33,7 @@ _Port = Annotated[int, range(1 << 16)]
 # As in `subprocess`: a negative code is a signal. 256 is `dist_testing.outcomes.UNKNOWN_EXIT_CODE`.
 _EndOfProcess = Annotated[int, range(-64, 257)]
 _ExitCode = Annotated[int, range(256)]
+_Natural = Annotated[int, range(1 << 62)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +175,23 @@ class Unfit:
 
 
 @dataclass(frozen=True, slots=True)
+class MemoryPrepared:
+    """The fork server has moved its memory to huge pages, or does not do it.
+
+    Attributes:
+        huge_bytes: Its memory in huge pages; 0 if it has moved nothing.
+        pss_bytes: Its share of all memory that it uses, pages of libraries included; 0 if it has moved nothing.
+        work_us: Time of the work, in microseconds.
+        refusal: Why it does not move more; "" if it has moved all.
+    """
+
+    huge_bytes: _Natural
+    pss_bytes: _Natural
+    work_us: _Natural
+    refusal: str
+
+
+@dataclass(frozen=True, slots=True)
 class Hello:
     """Tell rank 0 which rank, from 1, this attached process is."""
 
@@ -284,12 +302,14 @@ class FreshForkServer:
         run_directories: Folders of the run, which it removes if the runner is killed.
         runner_pid: The runner, which is the parent as long as it lives.
         loader: How to find the tests.
+        forks: Number of ranks that the run will fork, as far as the runner knows.
     """
 
     control_fd: _Fd
     run_directories: tuple[str, ...]
     runner_pid: _Pid
     loader: Loader
+    forks: _Natural = 0
 
 
 ForkServerOrder: TypeAlias = WorldRequest | SignalRanks
@@ -297,9 +317,9 @@ FORK_SERVER_ORDERS: Family[ForkServerOrder] = Family("order to the fork server",
 
 # The events of every launcher.
 LauncherEvent: TypeAlias = WorldStarted | WorldRefused | RankEnded | WorldOver
-ForkServerEvent: TypeAlias = LauncherEvent | Unfit
+ForkServerEvent: TypeAlias = LauncherEvent | MemoryPrepared | Unfit
 FORK_SERVER_EVENTS: Family[ForkServerEvent] = Family(
-    "event of the fork server", 1, (WorldStarted, WorldRefused, RankEnded, WorldOver, Unfit)
+    "event of the fork server", 2, (WorldStarted, WorldRefused, RankEnded, WorldOver, MemoryPrepared, Unfit)
 )
 
 AttachedMessage: TypeAlias = Hello | PartOver
@@ -309,4 +329,4 @@ AttachedOrder: TypeAlias = Welcome | TakePart | EndRun
 ATTACHED_ORDERS: Family[AttachedOrder] = Family("order to an attached rank", 3, (Welcome, TakePart, EndRun))
 
 FreshProgram: TypeAlias = FreshRank | FreshForkServer
-FRESH_PROGRAMS: Family[FreshProgram] = Family("order to a fresh interpreter", 3, (FreshRank, FreshForkServer))
+FRESH_PROGRAMS: Family[FreshProgram] = Family("order to a fresh interpreter", 4, (FreshRank, FreshForkServer))
