@@ -18,7 +18,6 @@ import socket
 import subprocess
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NoReturn
 
 from dist_testing.adopt.launch_commands import Launch, launch_in
@@ -96,10 +95,10 @@ def _channel() -> socket.socket:
     process = _host.get("process")
     if process is None or process.poll() is not None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        folder = str(Path(__file__).parents[2])
+        # The host finds what this process finds, also where that is not the interpreter's own path.
         code = (
-            f"import sys; sys.path.append({folder!r}); from dist_testing.adopt import launch_host; "
-            f"launch_host.main({theirs.fileno()}, {_preloaded!r})"
+            f"import sys; own = sys.path[:]; sys.path += {sys.path!r}; from dist_testing.adopt import launch_host; "
+            f"launch_host.main({theirs.fileno()}, {_preloaded!r}, own)"
         )
         with theirs:
             _host["process"] = _original(

@@ -11,6 +11,7 @@ import signal
 import socket
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 from dist_testing.adopt.launch_run import launched_by
@@ -24,9 +25,15 @@ _FD_COUNT = 5
 _FAILED = 1
 
 
-def main(channel_fd: int, preloaded: Sequence[str]) -> NoReturn:
-    """Serve until the test's process is gone."""
-    search_path = _search_path()
+def main(channel_fd: int, preloaded: Sequence[str], own_path: Sequence[str]) -> NoReturn:
+    """Serve until the test's process is gone.
+
+    Args:
+        channel_fd: The connection to it.
+        preloaded: Modules that all launched scripts import.
+        own_path: The search path with which this interpreter began.
+    """
+    search_path = _search_path(own_path)
     for module in ("torch.distributed.run", *preloaded):
         importlib.import_module(module)
     channel = socket.socket(fileno=channel_fd)
@@ -48,10 +55,14 @@ def main(channel_fd: int, preloaded: Sequence[str]) -> NoReturn:
             os.close(fd)
 
 
-def _search_path() -> list[str]:
-    """Return the search path of every program of this interpreter, without what PYTHONPATH and `-c` have added."""
+def _search_path(own_path: Sequence[str]) -> list[str]:
+    """Return the search path of every program of this interpreter, without what PYTHONPATH and `-c` have added.
+
+    This library is at its end: its part on the ranks imports some modules late.
+    """
     added = {os.path.abspath(path) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path}
-    return [path for path in sys.path if path and os.path.abspath(path) not in added]
+    found = [path for path in own_path if path and os.path.abspath(path) not in added]
+    return [*found, str(Path(__file__).parents[2])]
 
 
 def _be_runner(fds: Sequence[int], search_path: Sequence[str]) -> NoReturn:
