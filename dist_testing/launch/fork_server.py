@@ -23,6 +23,7 @@ import socket
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -30,9 +31,10 @@ from dist_testing.errors import MessageError
 from dist_testing.launch.fresh import load_tests, order_for
 from dist_testing.launch.huge_pages import HugePages
 from dist_testing.launch.spawn import become_rank
-from dist_testing.nodes.namespaces import Nodes, make_nodes
+from dist_testing.nodes.namespaces import Nodes, make_nodes, write_hosts
 from dist_testing.process import wire
 from dist_testing.process.descent import mark_descendants
+from dist_testing.process.files import HOSTS
 from dist_testing.process.lifetime import become_subreaper, fork, watch_child
 from dist_testing.process.messages import (
     FORK_SERVER_EVENTS,
@@ -137,6 +139,7 @@ class _ForkServer:
         try:
             take_over(request)
             if request.layout.has_namespaces:
+                write_hosts(Path(request.directory, HOSTS), request.nodes)
                 world.nodes = make_nodes(request.nodes, request.store_port, 2 * request.size)
         except OSError as error:
             self._refuse(request.world, 0, error)
