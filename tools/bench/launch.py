@@ -18,7 +18,8 @@ Columns: `median`, `min`, `max`: cost of one more case, in milliseconds. `first`
 worker pool it includes the start of the ranks. `session`: the whole process, from its start to its end, divided by its
 cases. `x raw`: the ratio to the cheaper of the two raw forks, of medians and of minima. `PSS/rank`: memory that each
 rank beyond the first adds to all processes of the contestant, in MB; shared pages count once, and pages of libraries do
-not count, because the kernel shares them with other programs.
+not count, because the kernel shares them with other programs. If the cases fork enough ranks for huge pages
+(docs/isolation.md), the figure includes the fork server's copies, which a run has once.
 
 torch's classes need the packages expecttest, hypothesis and numpy; without them, use --no-torch.
 """
