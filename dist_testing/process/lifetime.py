@@ -8,11 +8,15 @@ import os
 import re
 import signal
 import sys
+import threading
 import warnings
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from dist_testing.errors import LaunchError
 from dist_testing.procfs import stat_of
+
+_Result = TypeVar("_Result")
 
 # <sys/prctl.h>
 _PR_SET_PDEATHSIG = 1
@@ -56,6 +60,34 @@ def fork() -> int:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         return os.fork()
+
+
+def in_new_thread(function: Callable[[], _Result]) -> _Result:
+    """Return what a function returns in a new thread, or raise what it raises. Use it for forks.
+
+    The threads of OpenMP belong to the thread that used them first. In a child that this thread forks, the next
+    computation would wait for them for ever; a new thread, which is the only one of its child, gets new ones.
+    """
+    ended: list[_Result | BaseException] = []
+    returned = False
+
+    def body() -> None:
+        nonlocal returned
+        try:
+            ended.append(function())
+            returned = True
+        except BaseException as error:
+            ended.append(error)
+
+    # Not an executor: in the child, that would wait at the exit for its own thread.
+    thread = threading.Thread(target=body, name="fork")
+    thread.start()
+    thread.join()
+    (end,) = ended
+    if not returned:
+        assert isinstance(end, BaseException)
+        raise end
+    return end  # type: ignore[return-value]  # it has returned
 
 
 def current_umask() -> int:
