@@ -117,12 +117,12 @@ def watch_child(pid: int) -> int:
         raise
 
 
-def die_with_parent(parent_pid: int) -> None:
-    """Have the kernel kill this process when its parent ends. If the parent has ended already, exit.
+def die_with_parent(parent_pid: int, number: int = signal.SIGKILL) -> None:
+    """Have the kernel kill this process, or send it another signal, when its parent ends. If it has ended, exit.
 
     The parent must fork from its main thread, because Linux sends the signal when the forking *thread* ends.
     """
-    _set(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    _set(_PR_SET_PDEATHSIG, number)
     if os.getppid() != parent_pid:
         os._exit(1)
 
