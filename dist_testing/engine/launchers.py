@@ -28,10 +28,12 @@ class Launchers:
         loader: Loader,
         *,
         may_fork_runner: bool = True,
+        keeps_state: bool = False,
         emit: Callable[[Event], None] = lambda event: None,
     ) -> None:
         self.forks = 0
         self._ranks = ranks
+        self._keeps_state = keeps_state
         self._emit = emit
         self._may_fork_runner = may_fork_runner
         self._loader = loader
@@ -66,6 +68,7 @@ class Launchers:
                 self.directory.all_paths,
                 str(self.directory.short),
                 may_fork_runner=self._may_fork_runner,
+                keeps_state=self._keeps_state,
                 forks=self.forks,
                 emit=self._emit,
             )

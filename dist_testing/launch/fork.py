@@ -11,7 +11,8 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import NoReturn
 
 from dist_testing.errors import LaunchError, MessageError
 from dist_testing.events.runs import ForkServerMemory
@@ -20,7 +21,7 @@ from dist_testing.launch.clean import spare_cuda, unclean_reasons
 from dist_testing.launch.fresh import command, with_imports
 from dist_testing.launch.launcher import RunContext
 from dist_testing.process import wire
-from dist_testing.process.lifetime import become_subreaper, check_platform, fork, watch_child
+from dist_testing.process.lifetime import become_subreaper, check_platform, fork, in_new_thread, watch_child
 from dist_testing.process.messages import (
     FORK_SERVER_EVENTS,
     FORK_SERVER_ORDERS,
@@ -57,23 +58,27 @@ class ForkServerLauncher:
             OSError: If the machine has no room for another process.
         """
         check_platform()
-        self.unclean_reasons = unclean_reasons() if run.may_fork_runner else []
+        self.unclean_reasons = unclean_reasons() if run.may_fork_runner and not run.keeps_state else []
         self._temp = run.temp
         self.untold: list[MemoryPrepared] = []
         self._emit = run.emit
         become_subreaper()
         spare_cuda()
-        _freeze_imports()
+        if not run.keeps_state:
+            # Else this process is a user's own program, whose garbage must stay visible.
+            _freeze_imports()
         ours, theirs = socket.socketpair()
         with theirs, contextlib.ExitStack() as undo:
             undo.enter_context(ours)
             if self.unclean_reasons or not run.may_fork_runner:
                 self._pid = _start_fresh(theirs, run)
             else:
-                self._pid = fork()
-                if self._pid == 0:
+
+                def serve() -> NoReturn:
                     ours.close()
                     fork_server.serve(theirs, run.ranks, run.loader, run.directories, run.forks)
+
+                self._pid = in_new_thread(lambda: _fork(serve)) if run.keeps_state else _fork(serve)
             # A test may wait for all children. Then the pid could belong to another process.
             self._pidfd = watch_child(self._pid)
             undo.pop_all()
@@ -173,6 +178,14 @@ class ForkServerLauncher:
             "It runs no test code. Most likely the kernel killed it for lack of memory, or a test killed it.\n"
             "Look for an out-of-memory message of the kernel, and for a test that kills its parent process."
         )
+
+
+def _fork(program: Callable[[], NoReturn]) -> int:
+    """Return the pid of a child of this process that runs the program."""
+    pid = fork()
+    if pid == 0:
+        program()
+    return pid
 
 
 @functools.cache

@@ -160,13 +160,13 @@ class _ForkServer:
                     if fd not in mine:
                         os.close(fd)
                 self._run_ranks(starts)
-            self._pages.forked(1)
             world.ranks[pid] = ranks
             world.pidfds[pidfd] = pid
             self._poller.register(pidfd, select.POLLIN)
         for fd in fds:
             os.close(fd)
         if world.ranks:
+            self._pages.forked(len(world.ranks))
             pids = {rank: pid for pid, ranks in world.ranks.items() for rank in ranks}
             self._send(WorldStarted(world.number, tuple(pids[rank] for rank in sorted(pids))))
         else:

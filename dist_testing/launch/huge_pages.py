@@ -2,8 +2,9 @@
 
 A fork of a process with torch copies the page tables of about 140 MB, and the end of each rank frees them: half the
 price of a fresh world. In huge pages (2 MiB instead of 4 KiB) the same memory needs almost no page tables. The kernel
-copies memory into a huge page on request (`MADV_COLLAPSE`, Linux 6.1). The fork server asks for a few at a time: before
-the first world is over only if a CPU is free, and afterwards while ranks run, when it has nothing else to do.
+copies memory into a huge page on request (`MADV_COLLAPSE`, Linux 6.1). The fork server asks for a few at a time: once
+per world, when it has just forked the ranks and would wait for them, and otherwise only while a CPU is free. The first
+world has the CPUs for itself.
 
 The copies belong to the fork server alone, which shared the small pages with the runner. So a run needs as much more
 memory as they have, once. Ranks share them as they shared the small pages.
@@ -32,11 +33,12 @@ _SPARE_BYTES = 512 << 20
 _SPARE_TIMES = 4
 # Largest share of unused pages: a huge page takes their memory, too.
 _MOST_UNUSED = 0.25
-# Huge pages per system call: each call has fixed costs, and a request for a world waits for the end of a call.
-_AT_ONCE = 4
+# Huge pages per system call. The kernel waits for every CPU in each call, on a busy machine for 0.1 s; the copies take
+# 0.7 ms each.
+_AT_ONCE = 8
 # The kernel may lack room for one piece. After so many refusals in a row it will not take the next one either.
 _MOST_REFUSALS = 4
-# Milliseconds until the next look whether a CPU is free, before the first world is over; each look doubles the pause.
+# Milliseconds until the next look whether a CPU is free; each look doubles the pause.
 _FIRST_PAUSE_MS = 10
 _LONGEST_PAUSE_MS = 320
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -195,6 +197,7 @@ class HugePages:
         self._told_forks = forks
         self._forked = 0
         self._worlds_over = 0
+        self._is_due = False
         self._pause_ms = _FIRST_PAUSE_MS
         # None before the plan is made.
         self._left: list[Range] | None = None
@@ -205,8 +208,10 @@ class HugePages:
         self._work_s = 0.0
 
     def forked(self, ranks: int) -> None:
-        """Count forked ranks: a process that has forked many will probably fork as many again."""
+        """Count the ranks of a new world: a process that has forked many will probably fork as many again."""
         self._forked += ranks
+        # They need longer to start than a step needs, also on a busy machine.
+        self._is_due = self._worlds_over > 0
 
     def world_over(self) -> None:
         """Count worlds: the first one must not wait for this work, or share its CPUs with it."""
@@ -220,9 +225,9 @@ class HugePages:
         """
         if self._is_over or (self._has_told_forks and self._forks < LEAST_FORKS):
             return None
-        if self._worlds_over:
-            return 0 if has_world else None
-        if has_free_cpu():
+        if self._worlds_over and not has_world:
+            return None
+        if self._is_due or has_free_cpu():
             return 0
         pause_ms = self._pause_ms
         self._pause_ms = min(2 * pause_ms, _LONGEST_PAUSE_MS)
@@ -230,8 +235,9 @@ class HugePages:
 
     def step(self) -> MemoryPrepared | None:
         """Do a part of the work, in some milliseconds. Return its result if this was the last part, else None."""
-        if not (self._worlds_over or has_free_cpu()):
+        if not (self._is_due or has_free_cpu()):
             return None
+        self._is_due = False
         start_s = time.perf_counter()
         try:
             refusal = self._plan() if self._left is None else self._take_next()

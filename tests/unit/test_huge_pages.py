@@ -132,7 +132,7 @@ class _Machine:
         self._errors = list(errors)
         monkeypatch.setattr(huge_pages, "has_free_cpu", lambda: self.has_free_cpu)
         monkeypatch.setattr(huge_pages, "read_facts", lambda forks: self.facts._replace(forks=forks))
-        monkeypatch.setattr(huge_pages, "in_use", lambda ranges, huge_bytes: [Range(0, 10 * _HUGE)])
+        monkeypatch.setattr(huge_pages, "in_use", lambda ranges, huge_bytes: [Range(0, 20 * _HUGE)])
         monkeypatch.setattr(huge_pages, "collapse", self._collapse)
 
     def _collapse(self, piece: Range) -> int:
@@ -152,8 +152,26 @@ def test_the_first_world_has_the_cpus_for_itself(monkeypatch: pytest.MonkeyPatch
     assert pauses == sorted(pauses, key=lambda pause: pause or 0), "a long first case must not be woken all the time"
     assert pages.step() is None
     assert machine.taken == []
+    pages.forked(4)
+    assert pages.pause_ms(has_world=True) != 0
     pages.world_over()
     assert pages.pause_ms(has_world=False) is None, "the next request would wait for the end of a step"
+
+
+def test_a_busy_machine_does_one_step_for_each_later_world(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step is hidden by the start of the ranks; a second one could delay the end of the world."""
+    machine = _Machine(monkeypatch)
+    pages = HugePages(1000)
+    pages.world_over()
+    for _ in range(2):
+        pages.forked(4)
+        assert pages.pause_ms(has_world=True) == 0
+        pages.step()
+        assert pages.pause_ms(has_world=True) != 0
+        pages.step()
+        pages.world_over()
+    assert len(machine.taken) == 1, "the plan, and a piece"
+    machine.has_free_cpu = True
     assert pages.pause_ms(has_world=True) == 0
 
 
@@ -166,7 +184,7 @@ def test_each_step_takes_one_piece_and_the_last_one_tells(monkeypatch: pytest.Mo
     while pages.pause_ms(has_world=False) == 0:
         results.append(pages.step())
     assert [one is None for one in results] == [True, True, True, False], "the plan, and three pieces"
-    assert [(one.start // _HUGE, one.end // _HUGE) for one in machine.taken] == [(0, 4), (4, 8), (8, 10)]
+    assert [(one.start // _HUGE, one.end // _HUGE) for one in machine.taken] == [(0, 8), (8, 16), (16, 20)]
     assert results[-1] is not None
     assert results[-1].refusal == ""
     assert pages.pause_ms(has_world=True) is None

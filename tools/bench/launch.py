@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Measure what a distributed test case costs: the library, a bare fork, and torch's own test classes.
 
-    python tools/bench/launch.py [--worlds 2,4,8] [--cases 20] [--body nothing] [--before FOLDER] [--json FILE]
-        [--history FILE] [--quick]
+    python tools/bench/launch.py [--worlds 2,4,8] [--cases 20] [--body nothing] [--isolations fork,pool]
+        [--before FOLDER] [--json FILE] [--history FILE] [--quick]
 
 Every contestant runs the same case, one all_reduce of four numbers over gloo, in its own process, which has imported
 everything before the first turn. With `--body nothing` the case does nothing, so the figure is the contestant's own
@@ -18,7 +18,8 @@ Columns: `median`, `min`, `max`: cost of one more case, in milliseconds. `first`
 worker pool it includes the start of the ranks. `session`: the whole process, from its start to its end, divided by its
 cases. `x raw`: the ratio to the cheaper of the two raw forks, of medians and of minima. `PSS/rank`: memory that each
 rank beyond the first adds to all processes of the contestant, in MB; shared pages count once, and pages of libraries do
-not count, because the kernel shares them with other programs.
+not count, because the kernel shares them with other programs. If the cases fork enough ranks for huge pages
+(docs/isolation.md), the figure includes the fork server's copies, which a run has once.
 
 torch's classes need the packages expecttest, hypothesis and numpy; without them, use --no-torch.
 """
@@ -156,13 +157,15 @@ def measure_worlds(options: argparse.Namespace) -> dict[int, dict[str, Row]]:
         few = min(timed, options.fresh_cases)
         fresh_fits = world_size <= options.largest_fresh_world
         counts = dict.fromkeys((*RAW, RAW_KEPT), timed)
-        for isolation in isolation_names():
+        for isolation in options.isolations:
             if isolation != "spawn":
                 counts[library(isolation)] = timed
             elif fresh_fits:
                 counts[library(isolation)] = few
         if options.before is not None:
-            counts |= dict.fromkeys((library(isolation, options.before) for isolation in BEFORE), timed)
+            counts |= dict.fromkeys(
+                (library(isolation, options.before) for isolation in BEFORE if isolation in options.isolations), timed
+            )
         if options.torch:
             counts[TORCH_THREADED] = timed
         if options.torch and fresh_fits:
@@ -284,12 +287,25 @@ def _options() -> argparse.Namespace:
         default=LARGEST_FRESH_WORLD,
         help=f"largest world where each rank is an interpreter of its own, default {LARGEST_FRESH_WORLD}",
     )
+    parser.add_argument(
+        "--isolations",
+        type=_isolations,
+        default=isolation_names(),
+        help="of the library, such as fork,pool; default all",
+    )
     parser.add_argument("--before", type=_checkout, metavar="FOLDER", help="another checkout, to compare with")
     parser.add_argument("--history", type=_file, metavar="FILE", help="also append the figures to this file, in a line")
     parser.add_argument(
         "--body", choices=("all_reduce", "nothing"), default="all_reduce", help="work of a case, default all_reduce"
     )
     return parse(parser)
+
+
+def _isolations(text: str) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(text.split(",")))
+    if unknown := [name for name in names if name not in isolation_names()]:
+        raise argparse.ArgumentTypeError(f"{unknown[0]!r}: expected one of {', '.join(isolation_names())}")
+    return names
 
 
 def _file(text: str) -> Path:

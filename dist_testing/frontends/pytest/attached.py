@@ -35,9 +35,9 @@ def make_engine(
     """
     if hasattr(config, "workerinput") or config.getoption("numprocesses", None):
         raise UsageError(
-            "-n (pytest-xdist) under torchrun.\n"
+            f"-n (pytest-xdist) under {rank_info.launcher}.\n"
             "The ranks of the world exist already; a worker process of a rank is not a rank.\n"
-            "Use torchrun without -n, or -n without torchrun."
+            f"Use {rank_info.launcher} without -n, or -n without {rank_info.launcher}."
         )
     rank_info.announce()
     engine = AttachedEngine(spec, budget, context, loader, rank_info, context.as_rank)
@@ -133,13 +133,16 @@ class Follower:
         directories: tuple[str, ...] = ()
         try:
             connection, directories = connect(self._rank_info)
-            self._exit_code = AttachedRank(connection, self._context, self._context.as_rank).serve()
+            self._exit_code = AttachedRank(
+                connection, self._context, self._context.as_rank, launcher=self._rank_info.launcher
+            ).serve()
         except (InterruptedRunError, LaunchError) as error:
             # torchrun may send the signal again.
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             print(f"rank {self._rank_info.rank}: {error}", file=sys.__stderr__)
             self._exit_code = int(pytest.ExitCode.INTERRUPTED)
-            for path in directories:
+            # A launcher that stops the ranks because one has died stops rank 0, too, which still reads the logs there.
+            for path in directories if isinstance(error, LaunchError) else ():
                 # Rank 0 may have been killed before it could.
                 shutil.rmtree(path, ignore_errors=True)
         session._setupstate.teardown_exact(None)

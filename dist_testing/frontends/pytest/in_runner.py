@@ -45,6 +45,7 @@ from dist_testing.frontends.pytest.options import check_plugins, read_options
 from dist_testing.frontends.pytest.program_items import PROGRAM_KEY, PROGRAM_SPEC_KEY, ProgramItem
 from dist_testing.frontends.pytest.reruns import RERUN, not_repeated, until_passed
 from dist_testing.frontends.pytest.session_events import SessionEvents
+from dist_testing.frontends.pytest.watch import arguments_of_part
 from dist_testing.frontends.requirements.decision import unmet_requirement
 from dist_testing.frontends.session import Session, open_session
 from dist_testing.frontends.unittest.spawn_threads import starts_ranks
@@ -127,11 +128,7 @@ class RunnerPlugin:
             # A program expects an interpreter of its own, without pytest and what pytest changes.
             return Engine(self._spec, budget, ProgramRankContext(), program_loader(), may_fork_runner=False)
         session = PytestSession(
-            arguments=(
-                *(str(argument) for argument in config.invocation_params.args),
-                # A worker of pytest-xdist gets the arguments of its controller; it must not start workers.
-                *(("-n", "0") if hasattr(config.option, "numprocesses") else ()),
-            ),
+            arguments=arguments_of_part(config),
             directory=str(config.invocation_params.dir),
             spec=self._spec.text or None,
             promised_gpus=self._spec.promised_gpus,
