@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from dist_testing.case import RunFailedError
 from dist_testing.frontends import names as _names
+from dist_testing.frontends.call.run import run
 from dist_testing.frontends.names import *  # noqa: F403
 from dist_testing.frontends.requirements.worlds import skip_if_small_worldsize
 from dist_testing.frontends.unittest.classes import (
@@ -32,10 +34,12 @@ __all__ = [
     "MultiProcContinuousTest",
     "MultiProcessTestCase",
     "MultiThreadedTestCase",
+    "RunFailedError",
     "SaveForwardInputsModel",
     "SaveForwardInputsModule",
     "World",
     "expected_exits",
+    "run",
     "run_tests",
     "skip_if_small_worldsize",
     "start_processes",

@@ -1,6 +1,6 @@
 """The module extension by which MODULE.bazel declares remote executors. docs/executors.md has examples."""
 
-load("//dist_testing/private:executors_repo.bzl", "declared_executors_problems", "executors_repo")
+load("//dist_testing/private:executors_repo.bzl", "EXECUTOR_VARIABLE", "chosen_executor", "executors_repo")
 
 def _pool(tag):
     return {
@@ -8,29 +8,30 @@ def _pool(tag):
         "gpus": tag.gpus,
         "name": tag.name,
         "properties": tag.properties,
+        "remote": tag.remote,
         "vendor": (tag.vendor or "nvidia") if tag.gpus else tag.vendor,
     }
 
 def _executors_impl(module_ctx):
     # Only the repository in which Bazel runs knows its executors.
-    kinds = []
+    remotes = []
     pools = []
     for module in module_ctx.modules:
         if module.is_root:
-            kinds = [tag.kind for tag in module.tags.remote]
+            remotes = [{"kind": tag.kind, "name": tag.name or tag.kind} for tag in module.tags.remote]
             pools = [_pool(tag) for tag in module.tags.pool]
-    problems = declared_executors_problems(kinds, pools)
+    kind, pools, problems = chosen_executor(remotes, pools, module_ctx.getenv(EXECUTOR_VARIABLE) or "")
     if problems:
         fail("MODULE.bazel: " + "\nand ".join(problems))
     executors_repo(
         name = "dist_testing_executors",
-        kind = kinds[0] if kinds else "",
+        kind = kind,
         pools = json.encode(pools),
     )
     return module_ctx.extension_metadata(reproducible = True)
 
 executors = module_extension(
-    doc = "Declares the kind of remote executor that runs the tests, and its pools.",
+    doc = "Declares the remote executors that run the tests, and their pools.",
     implementation = _executors_impl,
     tag_classes = {
         "pool": tag_class(
@@ -40,16 +41,18 @@ executors = module_extension(
                 "gpus": attr.int(doc = "GPUs of one worker; 0 (the default) for a pool without GPUs."),
                 "name": attr.string(doc = "Name of the pool in the executor.", mandatory = True),
                 "properties": attr.string_dict(doc = "More properties that tests in this pool need, without a prefix."),
+                "remote": attr.string(doc = "Name of the executor that the pool belongs to. Default: the only one."),
                 "vendor": attr.string(doc = "Maker of the GPUs. Default: nvidia, if the pool has GPUs."),
             },
         ),
         "remote": tag_class(
-            doc = "The kind of executor.",
+            doc = "An executor. With several, `--repo_env=DIST_TESTING_EXECUTOR=NAME` chooses; the default is the first.",
             attrs = {
                 "kind": attr.string(
                     doc = "buildbarn, buildbuddy, buildgrid, engflow or nativelink.",
                     mandatory = True,
                 ),
+                "name": attr.string(doc = "Name by which pools and an invocation choose it. Default: the kind."),
             },
         ),
     },

@@ -138,6 +138,8 @@ class RankOutcome(ReportDetails):
                 return f"raised {self.summary} in {self.phase}"
             case Kind.EXITED | Kind.SIGNALLED if self.collateral:
                 return f"went down in {self.phase} with the process that all ranks share"
+            case Kind.EXITED if self.exit_code == UNKNOWN_EXIT_CODE and self.summary:
+                return f"was lost in {self.phase}: {self.summary}"
             case Kind.EXITED if self.exit_code == UNKNOWN_EXIT_CODE:
                 return f"ended in {self.phase}; its exit status is known only to its parent"
             case Kind.EXITED:

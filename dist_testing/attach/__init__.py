@@ -1,1 +1,1 @@
-"""Attached worlds: their ranks exist already, because torchrun has started them."""
+"""Attached worlds: their ranks exist already, because torchrun, srun, mpirun or a script has started them."""

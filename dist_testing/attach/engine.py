@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 
 from dist_testing.attach.launcher import AttachedLauncher
 from dist_testing.attach.rank import AttachedRank
-from dist_testing.attach.rank_info import RankInfo
+from dist_testing.attach.rank_info import RankInfo, reachable_host
 from dist_testing.budget import Budget
 from dist_testing.case import Case, CaseResult
 from dist_testing.engine.case_events import CaseEvents
@@ -23,6 +23,7 @@ from dist_testing.errors import InterruptedRunError, LaunchError
 from dist_testing.gpus.world import WorldGpus
 from dist_testing.launch.isolation import Isolation, isolation_named
 from dist_testing.launch.launcher import Launcher, RunContext
+from dist_testing.nodes.layout import LOOPBACK
 from dist_testing.process.lifetime import check_platform
 from dist_testing.process.messages import Loader
 from dist_testing.rank.bootstrap import RankContext
@@ -33,7 +34,7 @@ _RETURN_LIMIT_S = 5.0
 
 
 class AttachedEngine(Engine):
-    """Runs cases on the ranks that torchrun has started. It skips a case that needs other ranks.
+    """Runs cases on the ranks that a launcher has started. It skips a case that needs other ranks.
 
     Attributes:
         exit_code: Exit code that the other ranks will end with.
@@ -52,7 +53,7 @@ class AttachedEngine(Engine):
         self.exit_code = 1
         self._rank_info = rank_info
         # Not in the registry: the environment chooses it, never a user.
-        self._isolation = Isolation("attached", self._attach, can_debug=False, has_exit_codes=False)
+        self._isolation: Isolation | None = None
         self._as_rank = as_rank
         self._launcher: AttachedLauncher | None = None
         self._rank: AttachedRank | None = None
@@ -64,7 +65,7 @@ class AttachedEngine(Engine):
         """Reason why no further case can run; "" if they can."""
         if self._launcher is not None and self._launcher.gone:
             return self._launcher.exit_message().partition("\n")[0]
-        return "torchrun has stopped the run" if self._rank is not None and self._rank.is_terminated else ""
+        return self._stopped if self._rank is not None and self._rank.is_terminated else ""
 
     def start(self, case: Case) -> RunningCase:
         """Start a case on the existing ranks.
@@ -78,8 +79,15 @@ class AttachedEngine(Engine):
         return super().start(dataclasses.replace(case, pool=""))
 
     def isolation_named(self, name: str) -> Isolation:
-        """Return the isolation of ranks that exist already, whatever name is asked for."""
+        """Return the isolation of ranks that exist already, whatever name is asked for.
+
+        Raises:
+            LaunchError: If ranks of other nodes cannot reach this one.
+        """
         del name
+        if self._isolation is None:
+            host = reachable_host(self._rank_info) if self._rank_info.has_other_nodes else LOOPBACK
+            self._isolation = Isolation("attached", self._attach, can_debug=False, has_exit_codes=False, host=host)
         return self._isolation
 
     def finish(self, running: RunningCase) -> CaseResult:
@@ -100,7 +108,7 @@ class AttachedEngine(Engine):
         assert self._launcher is not None
         if self._rank.is_terminated and not self._launcher.gone:
             # This is the cause, whatever the ranks report.
-            raise InterruptedRunError("torchrun has stopped the run")
+            raise InterruptedRunError(self._stopped)
         return found
 
     def abandon(self, running: RunningCase) -> None:
@@ -139,26 +147,32 @@ class AttachedEngine(Engine):
         # The ranks have what torchrun, or a scheduler before it, gave them.
         return None
 
+    @property
+    def _stopped(self) -> str:
+        return f"{self._rank_info.launcher} has stopped the run"
+
     def _unfit(self, case: Case) -> str:
+        name = self._rank_info.launcher
         if case.world_size != self._rank_info.size:
-            return f"world_size = {case.world_size}; torchrun has started a world of {self._rank_info.size}"
+            return f"world_size = {case.world_size}; {name} has started a world of {self._rank_info.size}"
         wanted = isolation_named(case.isolation)
         if wanted.in_process or wanted.fresh_interpreter:
-            return f'isolation = "{wanted.name}"; torchrun has started the ranks, as processes that stay'
+            return f'isolation = "{wanted.name}"; {name} has started the ranks, as processes that stay'
         if case.nodes > 1:
-            return f"nodes = {case.nodes}; torchrun has started the ranks where they are"
+            return f"nodes = {case.nodes}; {name} has started the ranks where they are"
         if case.expected_exits:
-            return "expected_exits: if a rank ends, torchrun ends the whole world"
+            return f"expected_exits: if a rank ends, {name} ends the whole world"
         return ""
 
     def _attach(self, run: RunContext) -> Launcher:
         check_platform()
         if self._rank is not None:
             raise LaunchError(
-                "The ranks of torchrun's world are unusable: one could not be stopped, or does not receive messages.\n"
+                "The attached ranks are unusable: one could not be stopped, or does not receive messages.\n"
                 "A world without one of its ranks cannot run a case.\n"
                 "See the first case that failed."
             )
-        self._launcher = AttachedLauncher(self._rank_info, run)
-        self._rank = AttachedRank(self._launcher.own_end, run.ranks, self._as_rank)
+        assert self._isolation is not None
+        self._launcher = AttachedLauncher(self._rank_info, run, self._isolation.host)
+        self._rank = AttachedRank(self._launcher.own_end, run.ranks, self._as_rank, launcher=self._rank_info.launcher)
         return self._launcher

@@ -1,37 +1,47 @@
-"""The launcher of an attached world: it sends its requests to the ranks that torchrun has started.
+"""The launcher of an attached world: it sends its requests to the ranks that torchrun or another launcher has started.
 
     torchrun --- starts --->  rank 0 (the runner, too)  <--- Unix socket --->  rank 1, 2, ...
 
 Rank 0 listens on a socket in the run's folder, which only this user can open, and puts its path into the store of the
 world. From then on it asks for worlds as from the fork server: descriptors travel with the request, and frames come
 back on them. Instead of killing a rank, it tells the rank to give up its test; the rank takes part in the next world.
+
+For each rank of another node, the hub (`dist_testing.attach.hub`) connects to the same socket.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import select
 import signal
 import socket
-import struct
+import subprocess
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
+from dataclasses import replace
 
-from dist_testing.attach.rank_info import ATTACH_LIMIT_S, RankInfo, pid_key
+from dist_testing.attach.guests import Announced, Guest, Peer, peer_of
+from dist_testing.attach.helper import start_hub
+from dist_testing.attach.line import interface_of
+from dist_testing.attach.rank_info import ATTACH_LIMIT_S, RankInfo, own_listener
+from dist_testing.attach.relay_messages import GIVE_UP_SIGNAL, PLACES, Home, HubTask, why_refused
 from dist_testing.errors import LaunchError, MessageError
 from dist_testing.launch.launcher import RunContext
+from dist_testing.nodes.layout import INTERFACE_VARIABLES, LOOPBACK
 from dist_testing.outcomes import UNKNOWN_EXIT_CODE
 from dist_testing.process import wire
 from dist_testing.process.messages import (
-    ATTACHED_MESSAGES,
     ATTACHED_ORDERS,
     EndRun,
     Hello,
     LauncherEvent,
+    Lost,
     PartOver,
     RankEnded,
+    Refused,
+    SignalPart,
     TakePart,
     Welcome,
     WorldOver,
@@ -39,96 +49,14 @@ from dist_testing.process.messages import (
     WorldStarted,
 )
 from dist_testing.process.refusal import refusal
-from dist_testing.process.stacks import real_time_signal
 from dist_testing.rank.bootstrap import FAILED_EXIT_CODE
 
-# Tells a rank to give up its test. A real-time signal, as the one for stacks, because test code uses the others.
-GIVE_UP_SIGNAL = real_time_signal(8)
-# Key in the store of the path of rank 0's socket.
-SOCKET_KEY = "socket"
-# struct ucred of SO_PEERCRED: pid, uid, gid.
-_CREDENTIALS = struct.Struct("iII")
-# Much more than a rank's first message.
-_HELLO_BYTES = 1 << 12
+# Key in the store of the `Home` of rank 0.
+HOME_KEY = "home"
+# A token that every rank has in its environment, so that it is not in the store.
+TOKEN_VARIABLE = "DIST_TESTING_TOKEN"
 # While rank 0 waits for the others, it looks this often for news of their processes. Seconds.
 _LOOK_S = 1.0
-
-
-def peer_of(connection: socket.socket) -> tuple[int, int]:
-    """Return the ids of process and user at the other end of a Unix socket, as the kernel knows them."""
-    pid, user, _ = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
-    return pid, user
-
-
-class _Guest:
-    """A connection that may or may not be a rank's."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        self.connection = connection
-        self._reader = wire.MessageReader(ATTACHED_MESSAGES)
-
-    def hear(self) -> int | None:
-        """Return the rank that the message names; -1 if it is invalid or the peer has gone; None before the message."""
-        try:
-            data = self.connection.recv(_HELLO_BYTES)
-            if not data or peer_of(self.connection)[1] != os.getuid():
-                return -1
-            messages = list(self._reader.feed(data))
-        except MessageError as error:
-            if error.is_other_schema:
-                # It would be missed only when all others have waited for it for long, and without this reason.
-                raise LaunchError(str(error)) from error
-            return -1
-        except OSError:
-            # Reset.
-            return -1
-        if not messages:
-            return None
-        return messages[0].rank if isinstance(messages[0], Hello) else -1
-
-
-class _Peer:
-    """Rank 0's connection to the process of one rank."""
-
-    def __init__(self, connection: socket.socket, pid: int) -> None:
-        self.connection = connection
-        self.pid = pid
-        self.pidfd = os.pidfd_open(pid)
-        self.reader = wire.MessageReader(ATTACHED_MESSAGES)
-
-    def close(self) -> None:
-        self.connection.close()
-        os.close(self.pidfd)
-
-
-class _Announced:
-    """The processes of ranks that have told their numbers, but have not connected yet."""
-
-    def __init__(self, store: Any) -> None:
-        self._store = store
-        self._pidfds: dict[int, int] = {}
-        self._gone: set[int] = set()
-
-    def ended(self, ranks: Sequence[int]) -> list[int]:
-        """Return those of the ranks whose processes have ended."""
-        for rank in ranks:
-            if rank not in self._pidfds and rank not in self._gone and self._store.check([pid_key(rank)]):
-                try:
-                    self._pidfds[rank] = os.pidfd_open(int(self._store.get(pid_key(rank))))
-                except ProcessLookupError:
-                    self._gone.add(rank)
-        poller = select.poll()
-        for rank, fd in self._pidfds.items():
-            if rank in ranks:
-                poller.register(fd, select.POLLIN)
-        # A pidfd is readable when its process has ended.
-        ready = {fd for fd, _ in poller.poll(0)}
-        return [rank for rank in ranks if rank in self._gone or self._pidfds.get(rank) in ready]
-
-    def close(self) -> None:
-        """Close the descriptors."""
-        for fd in self._pidfds.values():
-            os.close(fd)
 
 
 class AttachedLauncher:
@@ -137,19 +65,31 @@ class AttachedLauncher:
     Attributes:
         unclean_reasons: Always empty: nothing is forked.
         gone: Ranks whose processes have ended.
+        lost: Rank to why the runner has lost it, for ranks of other nodes.
         own_end: The end of the connection for this process as a rank. That rank closes it, because it may still send
             in another thread when this launcher is closed.
     """
 
     unclean_reasons: Sequence[str] = ()
 
-    def __init__(self, rank_info: RankInfo, run: RunContext) -> None:
+    def __init__(self, rank_info: RankInfo, run: RunContext, host: str = LOOPBACK) -> None:
         """Wait until every rank has connected, by a socket in the folder of the run.
+
+        Args:
+            rank_info: This process's place in the world.
+            run: Facts of the run.
+            host: This machine's address for the ranks of other nodes, if there are any.
 
         Raises:
             LaunchError: If a rank does not connect in time.
         """
         self.gone: list[int] = []
+        self.lost: dict[int, str] = {}
+        self._rank_info = rank_info
+        self._host = host
+        self._hub: subprocess.Popen[bytes] | None = None
+        # A request tells the ranks what has changed since now; the rest of their environment is their own.
+        self._env = dict(os.environ)
         self._world = 0
         self._running: set[int] = set()
         self._said: list[LauncherEvent] = []
@@ -158,7 +98,7 @@ class AttachedLauncher:
         self._epoll = select.epoll()
         self._epoll.register(self._bell, select.EPOLLIN)
         ours, self.own_end = socket.socketpair()
-        self._peers = {0: _Peer(ours, os.getpid())}
+        self._peers = {0: Peer(ours, os.getpid())}
         self._by_fd: dict[int, int] = {}
         # Kept, because it may serve the store.
         self._store = rank_info.store() if rank_info.size > 1 else None
@@ -169,19 +109,34 @@ class AttachedLauncher:
                 path = os.path.join(run.temp, "ranks")
                 listener.bind(path)
                 listener.listen(rank_info.size)
-                self._store.set(SOCKET_KEY, path)
+                self._store.set(HOME_KEY, PLACES.to_wire(self._home(path)).decode())
                 self._admit(listener, rank_info.size, run.directories)
                 undo.pop_all()
         for rank, peer in self._peers.items():
             for fd in {peer.connection.fileno(), peer.pidfd} if rank else {peer.connection.fileno()}:
                 self._by_fd[fd] = rank
                 self._epoll.register(fd, select.EPOLLIN)
+        # The nodes in the order of their first ranks.
+        names = [self._peers[rank].node for rank in range(rank_info.size)]
+        order = list(dict.fromkeys(names))
+        self._places = tuple(order.index(name) for name in names)
+
+    def _home(self, path: str) -> Home:
+        """Return where the ranks find this one. Start the hub, if there are other nodes."""
+        if not self._rank_info.has_other_nodes:
+            return Home(self._rank_info.node_key, path)
+        given = os.environ.get(TOKEN_VARIABLE, "")
+        token = given or secrets.token_hex(16)
+        with own_listener(self._host, 0) as listener:
+            self._hub = start_hub(HubTask(listener.fileno(), path, token))
+            address, port = listener.getsockname()[:2]
+        return Home(self._rank_info.node_key, path, address, port, "" if given else token)
 
     def _admit(self, listener: socket.socket, size: int, directories: Sequence[str]) -> None:
         deadline_s = time.monotonic() + ATTACH_LIMIT_S
-        announced = _Announced(self._store)
+        announced = Announced(self._store, self._rank_info.node_key)
         # Read at the same time: a peer that sends half a message, or nothing, must not delay the others.
-        guests: dict[int, _Guest] = {}
+        guests: dict[int, Guest] = {}
         poller = select.poll()
         poller.register(listener, select.POLLIN)
         try:
@@ -200,29 +155,38 @@ class AttachedLauncher:
                         f"Rank(s) {', '.join(map(str, missing))} of {size} did not connect within "
                         f"{ATTACH_LIMIT_S:.0f} s.\n"
                         "They run another program, or have not finished the collection of the tests.\n"
-                        "Start every rank by the same command, with torchrun."
+                        f"Start every rank by the same command, with {self._rank_info.launcher}."
                     )
                 for fd, _ in ready:
                     if fd == listener.fileno():
-                        guest = _Guest(listener.accept()[0])
+                        guest = Guest(listener.accept()[0])
                         guests[guest.connection.fileno()] = guest
                         poller.register(guest.connection, select.POLLIN)
-                    elif (rank := guests[fd].hear()) is not None:
+                    elif (hello := guests[fd].hear()) is not None:
                         poller.unregister(fd)
-                        self._welcome(rank, guests.pop(fd).connection, directories, size)
+                        self._welcome(hello, guests.pop(fd).connection, directories, size)
         finally:
             announced.close()
             for guest in guests.values():
                 guest.connection.close()
 
-    def _welcome(self, rank: int, connection: socket.socket, directories: Sequence[str], size: int) -> None:
-        if 0 <= rank < size and rank not in self._peers:
-            # The process may have ended by now.
-            with contextlib.suppress(OSError):
+    def _welcome(self, hello: Hello, connection: socket.socket, directories: Sequence[str], size: int) -> None:
+        rank = hello.rank
+        # The process may have ended by now.
+        with contextlib.suppress(OSError):
+            if 0 <= rank < size and rank not in self._peers:
                 wire.send(connection, ATTACHED_ORDERS, Welcome(tuple(directories)))
-                self._peers[rank] = _Peer(connection, peer_of(connection)[0])
+                self._peers[rank] = Peer(connection, peer_of(connection)[0], hello.node)
                 return
+            if rank >= 0:
+                wire.send(connection, ATTACHED_ORDERS, Refused(self._why_refused(rank, size)))
         connection.close()
+
+    def _why_refused(self, rank: int, size: int) -> str:
+        if rank >= size:
+            return why_refused(rank, f"rank 0 is in a world of {size} ranks")
+        first = self._peers[rank].node or "the node of rank 0"
+        return why_refused(rank, f"it has connected already, from {first}")
 
     def fileno(self) -> int:
         """Return a descriptor for polling: readable when there are events."""
@@ -238,26 +202,45 @@ class AttachedLauncher:
             raise LaunchError(self.exit_message())
         size = request.size
         self._world = request.world
+        request, removed = self._for_ranks(request)
+        interface = interface_of(self._host) if self._hub is not None else ""
+        # A relay replaces it by that of its own node.
+        defaults = dict.fromkeys(INTERFACE_VARIABLES, interface) if interface else {}
         self._running = set(range(size))
         for rank, peer in self._peers.items():
             own = request.start_of(rank, fds, os.getpid()).fds
             try:
-                wire.send(peer.connection, ATTACHED_ORDERS, TakePart(rank, request), own)
+                wire.send(peer.connection, ATTACHED_ORDERS, TakePart(rank, request, removed, defaults), own)
             except (BrokenPipeError, ConnectionResetError):
                 self._ended(rank)
             except OSError as error:
                 # A part of it may have been sent, so the rank would not understand what follows.
                 raise LaunchError(f"Rank {rank} of {size} can receive no more messages: {refusal(error)}") from error
-        self._say(WorldStarted(request.world, tuple(self._peers[rank].pid for rank in range(size))))
+        peers = [self._peers[rank] for rank in range(size)]
+        self._say(WorldStarted(request.world, tuple(None if peer.node else peer.pid for peer in peers)))
+
+    def _for_ranks(self, request: WorldRequest) -> tuple[WorldRequest, tuple[str, ...]]:
+        """Return the request with the places of the ranks, and with changes in place of the whole environment."""
+        changed = {name: value for name, value in request.env.items() if self._env.get(name) != value}
+        if self._hub is not None:
+            for name in INTERFACE_VARIABLES:
+                # The default for one machine.
+                if name not in os.environ:
+                    changed.pop(name, None)
+        removed = tuple(name for name in self._env if name not in request.env)
+        return replace(request, env=changed, places=self._places, host=self._host), removed
 
     def signal(self, ranks: Sequence[int], number: int) -> None:
         """Send a signal to those of `ranks` that still run their part; instead of SIGKILL, GIVE_UP_SIGNAL."""
+        number = GIVE_UP_SIGNAL if number == signal.SIGKILL else number
         for rank in self._running.intersection(ranks):
+            peer = self._peers[rank]
             # If it has ended, `events` will report that.
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(
-                    self._peers[rank].pidfd, GIVE_UP_SIGNAL if number == signal.SIGKILL else number
-                )
+            with contextlib.suppress(ProcessLookupError, BrokenPipeError, ConnectionResetError):
+                if peer.node:
+                    wire.send(peer.connection, ATTACHED_ORDERS, SignalPart(number))
+                else:
+                    signal.pidfd_send_signal(peer.pidfd, number)
 
     def events(self) -> Iterator[LauncherEvent]:
         """Yield what has happened since the last call.
@@ -288,13 +271,21 @@ class AttachedLauncher:
         for peer in self._peers.values():
             peer.close()
         self._peers.clear()
+        if self._hub is not None:
+            assert self._hub.stdin is not None
+            assert self._hub.stdout is not None
+            self._hub.stdin.close()
+            with self._hub.stdout as end:
+                end.read()
 
     def exit_message(self) -> str:
         """Return the text about ranks that have ended."""
+        name = self._rank_info.launcher
+        lost = "".join(f" {reason}." for reason in dict.fromkeys(self.lost.values()))
         return (
-            f"Rank(s) {', '.join(map(str, self.gone))} of torchrun's world have ended.\n"
+            f"Rank(s) {', '.join(map(str, self.gone))} of {name}'s world have ended.{lost}\n"
             "A world without one of its ranks cannot run a case.\n"
-            "torchrun's output below says how they ended; the first case that failed says what they were doing."
+            f"{name}'s output below says how they ended; the first case that failed says what they were doing."
         )
 
     def _hear(self, rank: int, fd: int) -> None:
@@ -314,6 +305,8 @@ class AttachedLauncher:
                 if isinstance(message, PartOver):
                     # It is 0 or not; the rank's report, on its channel, has told the rest.
                     self._part_over(rank, FAILED_EXIT_CODE if message.exit_code else 0)
+                elif isinstance(message, Lost) and peer.node:
+                    self.lost[rank] = message.reason
         except MessageError as error:
             raise LaunchError(f"Rank {rank} of {len(self._peers)}: {error}") from error
 
@@ -331,7 +324,7 @@ class AttachedLauncher:
         if rank not in self._running:
             return
         self._running.remove(rank)
-        self._say(RankEnded(self._world, rank, exit_code))
+        self._say(RankEnded(self._world, rank, exit_code, self.lost.get(rank, "")))
         if not self._running:
             self._say(WorldOver(self._world, ()))
 

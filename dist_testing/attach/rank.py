@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import os
 import signal
@@ -14,8 +15,11 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from types import FrameType
 
-from dist_testing.attach.launcher import GIVE_UP_SIGNAL, SOCKET_KEY, peer_of
+from dist_testing.attach.guests import peer_of
+from dist_testing.attach.helper import start_relay
+from dist_testing.attach.launcher import HOME_KEY, TOKEN_VARIABLE
 from dist_testing.attach.rank_info import RankInfo
+from dist_testing.attach.relay_messages import GIVE_UP_SIGNAL, PLACES, Home, RelayPlace, RelayTask
 from dist_testing.backends import any_declared
 from dist_testing.errors import InterruptedRunError, LaunchError, MessageError
 from dist_testing.outcomes import exit_name
@@ -31,6 +35,7 @@ from dist_testing.process.messages import (
     Hello,
     PartOver,
     RankStart,
+    Refused,
     TakePart,
     Welcome,
 )
@@ -68,8 +73,9 @@ def connect(rank_info: RankInfo) -> tuple[socket.socket, tuple[str, ...]]:
         LaunchError: If rank 0 cannot be reached, or the platform is not Linux.
     """
     check_platform()
+    name = f"Rank {rank_info.rank} of {rank_info.size}"
     try:
-        path = rank_info.store().get(SOCKET_KEY).decode()
+        path = _path_to_rank_0(rank_info)
         connection = socket.socket(socket.AF_UNIX)
         connection.connect(path)
         # Any process can write into the store, and this process obeys the messages of the connection.
@@ -79,17 +85,60 @@ def connect(rank_info: RankInfo) -> tuple[socket.socket, tuple[str, ...]]:
         answer = wire.receive(connection, ATTACHED_ORDERS)
         if answer is None:
             raise ConnectionError("it has closed the connection")
+        if isinstance(answer[0], Refused):
+            raise LaunchError(answer[0].text)
         if not isinstance(answer[0], Welcome):
             raise ATTACHED_ORDERS.refused(f"{type(answer[0]).__name__} from rank 0 before Welcome")
     except MessageError as error:
         raise LaunchError(str(error)) from error
     except (RuntimeError, OSError) as error:
         raise LaunchError(
-            f"Rank {rank_info.rank} of {rank_info.size} has not found rank 0: {str(error).partition(chr(10))[0]}\n"
+            f"{name} has not found rank 0: {str(error).partition(chr(10))[0]}\n"
             "Rank 0 runs another program, or ended while it collected the tests.\n"
-            "Start every rank by the same command, with torchrun; see the output of rank 0."
+            f"Start every rank by the same command, with {rank_info.launcher}; see the output of rank 0."
         ) from error
     return connection, answer[0].directories
+
+
+# The relay that this process has started. It ends if this process ends before any rank has connected.
+_relays: list[object] = []
+
+
+def _path_to_rank_0(rank_info: RankInfo) -> str:
+    """Return the path of the Unix socket that leads to rank 0: its own, or the relay's on another node.
+
+    Raises:
+        LaunchError: If this node has no relay.
+        RuntimeError: If the store cannot be reached.
+    """
+    store = rank_info.store()
+    home = PLACES.from_wire(store.get(HOME_KEY))
+    assert isinstance(home, Home)
+    own = rank_info.node_key
+    if home.node == own:
+        return home.path
+    if not home.address:
+        raise LaunchError(
+            f"Rank {rank_info.rank} of {rank_info.size} is not on the node of rank 0, which expects all ranks there.\n"
+            f"{rank_info.launcher}'s variables name no other node; set by hand, they lack LOCAL_WORLD_SIZE.\n"
+            "Set LOCAL_WORLD_SIZE to the number of ranks of each node."
+        )
+    key = f"relay/{own}"
+    # The first rank of the node to come starts the relay.
+    if store.add(f"{key}/count", 1) == 1:
+        try:
+            process, place = start_relay(
+                RelayTask(home.address, home.port, home.token or os.environ.get(TOKEN_VARIABLE, ""))
+            )
+            _relays.append(process)
+        except LaunchError as error:
+            place = RelayPlace("", str(error))
+        store.set(key, PLACES.to_wire(place).decode())
+    found = PLACES.from_wire(store.get(key))
+    assert isinstance(found, RelayPlace)
+    if found.error:
+        raise LaunchError(found.error)
+    return found.path
 
 
 class AttachedRank:
@@ -100,13 +149,21 @@ class AttachedRank:
     """
 
     def __init__(
-        self, connection: socket.socket, context: RankContext, as_rank: Callable[[], AbstractContextManager[None]]
+        self,
+        connection: socket.socket,
+        context: RankContext,
+        as_rank: Callable[[], AbstractContextManager[None]],
+        *,
+        launcher: str,
     ):
-        """Install the signal handlers."""
+        """Install the signal handlers. `launcher` is the name of what has started the ranks."""
+        self._launcher = launcher
         self.is_terminated = False
         # To rank 0.
         self._connection = connection
         self._context = context
+        # A request tells what rank 0 has changed since its own start.
+        self._env = dict(os.environ)
         # Entered around each part: makes the front end's changes in this process, and undoes them.
         self._as_rank = as_rank
         self._can_give_up = False
@@ -136,17 +193,19 @@ class AttachedRank:
         """
         while (received := self._next_order()) is not None:
             order, fds = received
+            if isinstance(order, Refused):
+                raise LaunchError(order.text)
             if isinstance(order, EndRun):
                 # When the first rank ends with a failure, torchrun stops the others. This one is about to end itself.
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)
                 return order.exit_code
             self._take_part(order, fds)
             if self.is_terminated:
-                raise InterruptedRunError("torchrun has stopped the run")
+                raise InterruptedRunError(f"{self._launcher} has stopped the run")
         raise LaunchError(
             "Rank 0 has ended before the run was over.\n"
             "It is the runner: without it no case can be started or reported.\n"
-            "See the output of rank 0, and torchrun's message about its end."
+            f"See the output of rank 0, and {self._launcher}'s message about its end."
         )
 
     def take_part_once(self, *, gives_up: bool = False) -> None:
@@ -176,7 +235,9 @@ class AttachedRank:
                 f"Rank {order.rank} of {order.request.size} could not begin: "
                 f"{refusal(OSError(errno.EMFILE, os.strerror(errno.EMFILE)))}"
             )
-        rank, request = order.rank, order.request
+        env = {name: value for name, value in self._env.items() if name not in order.removed}
+        request = dataclasses.replace(order.request, env={**order.defaults, **env, **order.request.env})
+        rank = order.rank
         channel_fd, stacks_fd, board_fd, *stores = fds
         start = RankStart(
             request, rank, channel_fd, stacks_fd, board_fd, stores[0] if stores else None, fork_server_pid=os.getpid()
@@ -271,7 +332,7 @@ def _in_place_of_runner(start: RankStart, nowhere: int) -> Iterator[None]:
         own_streams()
         answer_with_stacks(start.stacks_fd)
         take_over(start.request)
-        os.environ["RANK"] = os.environ["LOCAL_RANK"] = str(start.rank)
+        os.environ.update(start.request.layout.rank_env(start.rank))
         yield
     finally:
         undo_hook()

@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from dist_testing.errors import UsageError
-from dist_testing.spec import MAX_WORLD_SIZE
+from dist_testing.attach.launchers import place_in
+from dist_testing.errors import LaunchError
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
 # Limit for every rank to collect the tests and connect: from a cold disk the import of torch takes a minute. Seconds.
 ATTACH_LIMIT_S = 300.0
-
-_CAUSE_AND_WAY_OUT = (
-    "With RANK set, this process is a rank of an existing world, as torchrun makes one.\n"
-    "Start it with torchrun; or unset RANK, and the library starts the ranks itself."
-)
-_NEEDED = ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+# Names the address of this machine that the other nodes reach, if it is not that of MASTER_ADDR.
+ADDRESS_VARIABLE = "DIST_TESTING_ADDRESS"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +33,9 @@ class RankInfo:
         port: Port of the store.
         is_served: Whether torchrun's agent serves the store already; else rank 0 serves it.
         attempt: Distinguishes this start of the world from torchrun's earlier ones.
+        launcher: Name of the launcher that has started the ranks.
+        has_other_nodes: Whether some ranks are on other nodes, as far as the launcher tells.
+        node: The launcher's name of this node; "" if it does not tell.
     """
 
     rank: int
@@ -44,23 +44,38 @@ class RankInfo:
     port: int
     is_served: bool
     attempt: str
+    launcher: str = "torchrun"
+    has_other_nodes: bool = False
+    node: str = ""
+
+    @property
+    def is_runner(self) -> bool:
+        """Whether this process is rank 0, which judges and reports."""
+        return self.rank == 0
 
     def store(self) -> Store:
         """Connect to the store, under a prefix of keys of our own.
 
         It is independent of the groups of the tests, so it works also if those fail.
+
+        Raises:
+            LaunchError: If this is rank 0, serves the store, and cannot listen at its address.
+            RuntimeError: If the store cannot be reached.
         """
         from torch._C._distributed_c10d import PrefixStore, TCPStore
 
+        serves = self.is_runner and not self.is_served
+        listener = self._listener() if serves else None
         store = TCPStore(
             self.address,
             self.port,
             self.size,
-            is_master=self.rank == 0 and not self.is_served,
+            is_master=serves,
             timeout=timedelta(seconds=ATTACH_LIMIT_S),
             wait_for_workers=False,
             # Later stores of rank 0 at this port, such as that of env://, then share the server.
             multi_tenant=True,
+            master_listen_fd=listener,
         )
         return PrefixStore(f"dist_testing/{self.attempt}", store)
 
@@ -72,7 +87,75 @@ class RankInfo:
         if self.rank and self.is_served:
             # Without a store rank 0 cannot be found either, which is reported then.
             with contextlib.suppress(RuntimeError):
-                self.store().set(pid_key(self.rank), str(os.getpid()))
+                self.store().set(pid_key(self.rank), f"{os.getpid()} {self.node_key}")
+
+    @property
+    def node_key(self) -> str:
+        """What tells this node from every other one.
+
+        Processes with the same key can reach each other by Unix sockets, and know each other's numbers. Two agents of
+        torchrun on one machine are two nodes, as for torchrun itself.
+        """
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            boot = file.read().strip()
+        spaces = [os.readlink(f"/proc/self/ns/{kind}") for kind in ("net", "pid")]
+        return " ".join([self.node or "-", boot, socket.gethostname(), *spaces])
+
+    def _listener(self) -> int:
+        """Bind the port of the store at its address alone, and return the descriptor, which the store takes over."""
+        try:
+            return own_listener(self.address, self.port).detach()
+        except OSError as error:
+            raise LaunchError(
+                f"Rank 0 cannot listen at {self.address}:{self.port}, where the other ranks look for it: "
+                f"{error.strerror or error}.\n"
+                "MASTER_ADDR is not the machine of rank 0, or another process has the port of MASTER_PORT.\n"
+                "Set MASTER_ADDR to the host of rank 0, and MASTER_PORT to a port that is free there."
+            ) from error
+
+
+def own_listener(host: str, port: int) -> socket.socket:
+    """Return a socket that listens at one address of this machine, and at no other.
+
+    Raises:
+        OSError: If the host has no address, or none of this machine, or the port is taken.
+    """
+    refused = OSError(f"{host} has no address")
+    for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+        listener = socket.socket(family, kind, protocol)
+        try:
+            # A port that a finished run has left in TIME_WAIT is free.
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            listener.listen(socket.SOMAXCONN)
+        except OSError as error:
+            listener.close()
+            refused = error
+        else:
+            return listener
+    raise refused
+
+
+def reachable_host(rank_info: RankInfo) -> str:
+    """Return the address of this machine, which is that of rank 0, for the ranks of other nodes.
+
+    Raises:
+        LaunchError: If it is not known.
+    """
+    host = os.environ.get(ADDRESS_VARIABLE) or rank_info.address
+    try:
+        with own_listener(host, 0) as listener:
+            found = str(listener.getsockname()[0])
+        problem = "only this machine reaches it" if found.startswith("127.") or found == "::1" else ""
+    except OSError as error:
+        found, problem = "", f"rank 0 cannot listen there: {error.strerror or error}"
+    if problem and not (rank_info.node and found):
+        raise LaunchError(
+            f"Ranks of other nodes cannot reach rank 0 at {host}: {problem}.\n"
+            f"The address is that of MASTER_ADDR={rank_info.address}, or of {ADDRESS_VARIABLE}.\n"
+            f"Set {ADDRESS_VARIABLE} to the address of rank 0's machine in the network of the nodes."
+        )
+    return found
 
 
 def pid_key(rank: int) -> str:
@@ -81,38 +164,25 @@ def pid_key(rank: int) -> str:
 
 
 def rank_info_in(env: Mapping[str, str]) -> RankInfo | None:
-    """Return this process's rank info from torchrun's variables; None if RANK is not set.
+    """Return this process's rank info from its launcher's variables; None if it is no rank of a world.
 
     Args:
         env: Environment variables.
 
     Raises:
-        UsageError: If the variables are incomplete or impossible.
+        UsageError: If the variables are incomplete, impossible, or contradict each other.
     """
-    if "RANK" not in env:
+    place = place_in(env)
+    if place is None:
         return None
-    if missing := [name for name in _NEEDED if name not in env]:
-        raise UsageError(f"RANK={env['RANK']} is set without {', '.join(missing)}.\n{_CAUSE_AND_WAY_OUT}")
-    size = _number(env, "WORLD_SIZE", 1, MAX_WORLD_SIZE)
-    local_size = _number(env, "LOCAL_WORLD_SIZE", 1, MAX_WORLD_SIZE) if "LOCAL_WORLD_SIZE" in env else size
-    if local_size != size:
-        raise UsageError(
-            f"WORLD_SIZE={size} and LOCAL_WORLD_SIZE={local_size}: the world spans several machines.\n"
-            "The ranks of a world must be on one machine: nothing may listen on the network.\n"
-            f"Start torchrun with --nnodes=1 --nproc-per-node={size}."
-        )
     return RankInfo(
-        rank=_number(env, "RANK", 0, size - 1),
-        size=size,
-        address=env["MASTER_ADDR"],
-        port=_number(env, "MASTER_PORT", 1, 65535),
-        is_served=env.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
-        attempt=f"{env.get('TORCHELASTIC_RUN_ID', '')}/{env.get('TORCHELASTIC_RESTART_COUNT', '0')}",
+        rank=place.rank,
+        size=place.size,
+        address=place.address,
+        port=place.port,
+        is_served=place.is_served,
+        attempt=place.attempt,
+        launcher=place.launcher,
+        has_other_nodes=place.has_other_nodes,
+        node=place.node,
     )
-
-
-def _number(env: Mapping[str, str], name: str, least: int, most: int) -> int:
-    text = env[name]
-    if text.isascii() and text.isdecimal() and least <= int(text) <= most:
-        return int(text)
-    raise UsageError(f"{name}={text!r}: expected a number from {least} to {most}.\n{_CAUSE_AND_WAY_OUT}")

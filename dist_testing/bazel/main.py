@@ -35,6 +35,8 @@ _TIMINGS_VARIABLE = "DIST_TESTING_TIMINGS"
 # Runfiles paths of the source files, if `srcs` is a select(): then the spec names a target that stands for them.
 _SOURCES_VARIABLE = "DIST_TESTING_SPEC_SRCS"
 _BLAS_THREADS = "OPENBLAS_NUM_THREADS"
+# The option of the pytest front end, which is imported later.
+_WATCH_OPTION = "--dist-watch"
 _EVENTS_NAME = "events.jsonl.gz"
 # A label as the rules write it: `//package:name`, after the canonical name of another repository.
 _LABEL = re.compile(r"(?:@{1,2}(?P<repository>[^@/]+))?//(?P<package>[^:]*):(?P<name>.+)")
@@ -53,9 +55,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with protocol.not_over_yet():
             raise_on_termination()
             target = _find_target()
+            given = list(sys.argv[1:] if arguments is None else arguments)
+            if _WATCH_OPTION in given and target.spec.program_exits is None:
+                from dist_testing.bazel.watched import watch_target
+
+                return watch_target(target.spec, target.files, target.repositories, given)
             let_threads_be = _limit_fork_server_threads()
             show_cpp_stacks(os.environ)
-            given = list(sys.argv[1:] if arguments is None else arguments)
             return guard.conclude(_run(target, protocol, given, guard, let_threads_be))
     except (DistTestingError, InterruptedRunError) as error:
         print(error, file=sys.stderr)

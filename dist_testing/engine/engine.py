@@ -59,6 +59,7 @@ class Engine:
 
     Attributes:
         spec: What the target asks for.
+        budget: The time that all cases share.
         cases_after: Number of cases after the next one. They share the budget with it.
         debug_rank: The rank that gets the terminal in every case; None for none.
         events: Takes every event of the run. The engine reads live output only if a sink wants `RankOutput`.
@@ -66,33 +67,51 @@ class Engine:
     """
 
     def __init__(
-        self, spec: Spec, budget: Budget, context: RankContext, loader: Loader, *, may_fork_runner: bool = True
+        self,
+        spec: Spec,
+        budget: Budget,
+        context: RankContext,
+        loader: Loader,
+        *,
+        may_fork_runner: bool = True,
+        keeps_state: bool = False,
     ) -> None:
         """Make an engine. It starts no process yet.
 
-        `loader` finds the tests again in a fresh interpreter. Without `may_fork_runner` each rank comes from one.
+        `loader` finds the tests again in a fresh interpreter. Without `may_fork_runner` each rank comes from one. With
+        `keeps_state` no forked rank does: this process is forked although it has threads.
         """
         self.spec = spec
+        self.budget = budget
         self.cases_after = 0
         self.debug_rank: int | None = None
         self.events = EventStream()
         self.tell: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True)
-        self._budget = budget
-        self._launchers = Launchers(context, loader, may_fork_runner=may_fork_runner)
+        self._launchers = Launchers(
+            context,
+            loader,
+            may_fork_runner=may_fork_runner,
+            keeps_state=keeps_state,
+            emit=lambda event: self.events.emit(event),
+        )
         self._pool: RunningWorld | None = None
         self._worlds = 0
         self._numbers = itertools.count(1)
         self._settled_memory: dict[Gpu, int] = {}
         self._has_warned = False
 
-    def prepare(self) -> tuple[Launcher, RunDirectory]:
+    def prepare(self, forks: int = 0) -> tuple[Launcher, RunDirectory]:
         """Make the launcher of the target's isolation and the run's folder now, while this process may still be forked.
+
+        Args:
+            forks: Number of ranks that the run will fork, as far as the front end knows; 0 if it does not.
 
         Raises:
             LaunchError: If the machine lacks the resources.
             UsageError: If the isolation does not exist.
         """
         isolation = self.isolation_named(self.spec.isolation)
+        self._launchers.forks = max(self._launchers.forks, forks)
         try:
             return self._launchers.of(isolation), self._launchers.directory
         except OSError as error:
@@ -149,7 +168,7 @@ class Engine:
         events.begun_on(world, is_new=is_first)
         world.supervisor.begin_case(
             limit_s,
-            latest_s=math.inf if case.debug_rank is not None else self._budget.end_s,
+            latest_s=math.inf if case.debug_rank is not None else self.budget.end_s,
             keep=bool(case.pool),
             expected_exits=case.expected_exits,
             exit_0_passes=case.exit_0_passes,
@@ -207,7 +226,7 @@ class Engine:
             UsageError: If the world is too large, or no time is left.
         """
         check_world_size(case.name, case.world_size, needs_files=False)
-        limit_s = self._budget.limit_s(case.timeout_s, cases_after=self.cases_after)
+        limit_s = self.budget.limit_s(case.timeout_s, cases_after=self.cases_after)
         _check_time_left(case, limit_s)
         events = CaseEvents(self.events, next(self._numbers), case)
         started_s = time.monotonic()
@@ -259,7 +278,7 @@ class Engine:
     def _limit_s(self, case: Case) -> float:
         if case.debug_rank is not None:
             return _DEBUG_LIMIT_S
-        return self._budget.limit_s(case.timeout_s, cases_after=self.cases_after)
+        return self.budget.limit_s(case.timeout_s, cases_after=self.cases_after)
 
     def _new_world(
         self, case: Case, isolation: Isolation, limit_s: float, events: CaseEvents

@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable
 
 from dist_testing.engine.run_directory import RunDirectory
+from dist_testing.events.event import Event
 from dist_testing.launch.isolation import Isolation
 from dist_testing.launch.launcher import Launcher, RunContext
 from dist_testing.process.messages import Loader
@@ -15,10 +16,25 @@ from dist_testing.rank.bootstrap import RankContext
 
 
 class Launchers:
-    """Holds the folder of a run, and one launcher for all isolations with the same `make_launcher`."""
+    """Holds the folder of a run, and one launcher for all isolations with the same `make_launcher`.
 
-    def __init__(self, ranks: RankContext, loader: Loader, *, may_fork_runner: bool = True) -> None:
+    Attributes:
+        forks: Number of ranks that the run will fork, as far as it is known; 0 if it is not.
+    """
+
+    def __init__(
+        self,
+        ranks: RankContext,
+        loader: Loader,
+        *,
+        may_fork_runner: bool = True,
+        keeps_state: bool = False,
+        emit: Callable[[Event], None] = lambda event: None,
+    ) -> None:
+        self.forks = 0
         self._ranks = ranks
+        self._keeps_state = keeps_state
+        self._emit = emit
         self._may_fork_runner = may_fork_runner
         self._loader = loader
         self._made: dict[Callable[[RunContext], Launcher], Launcher] = {}
@@ -52,6 +68,9 @@ class Launchers:
                 self.directory.all_paths,
                 str(self.directory.short),
                 may_fork_runner=self._may_fork_runner,
+                keeps_state=self._keeps_state,
+                forks=self.forks,
+                emit=self._emit,
             )
             launcher = self._made[isolation.make_launcher] = isolation.make_launcher(run)
         return launcher

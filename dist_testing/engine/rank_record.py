@@ -97,6 +97,7 @@ class RankRecord:
         self._expected_exit: int | None = None
         self._exit_0_passes = False
         self._exit_code: int | None = None
+        self._lost_by = ""
         self.ended_s: float | None = None
         self._stopped_as: Kind | None = None
         self._stopped_in = ""
@@ -155,9 +156,13 @@ class RankRecord:
         with contextlib.suppress(OSError):
             wire.send(self.channel, INSTRUCTIONS, instruction)
 
-    def ended(self, exit_code: int, now_s: float) -> None:
-        """Note the end of the process. A negative code is a signal, as in `subprocess`."""
+    def ended(self, exit_code: int, now_s: float, reason: str = "") -> None:
+        """Note the end of the process. A negative code is a signal, as in `subprocess`.
+
+        `reason` says why the runner has lost the rank, as in `RankEnded`.
+        """
         self._exit_code = exit_code
+        self._lost_by = reason
         self.ended_s = now_s
         # The socket may still hold the last messages, but no end of stream: a child of the rank can keep it open.
         while self.channel.fileno() >= 0 and (data := self._received()) is not None:
@@ -253,7 +258,8 @@ class RankRecord:
         if report is None and self._has_passed_by_exit:
             return RankOutcome(self.rank, Kind.PASSED, at_s, self.phase)
         if self._exit_code > 0 or not self.is_done or report is None:
-            return RankOutcome(self.rank, Kind.EXITED, at_s, self.phase, exit_code=self._exit_code)
+            lost_by = self._lost_by
+            return RankOutcome(self.rank, Kind.EXITED, at_s, self.phase, exit_code=self._exit_code, summary=lost_by)
         return report
 
     def _stopped_outcome(self, stopped_as: Kind, at_s: float) -> RankOutcome:

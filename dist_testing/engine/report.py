@@ -37,7 +37,8 @@ _INTERPRETER_FRAME = re.compile(r'  Binary file "[^"]*/(python[\d.]*|libpython[^
 _BELOW_TEST = re.compile(
     r"[/](_pytest/(python|fixtures)|unittest/case|dist_testing/("
     r"frontends/pytest/(on_rank|rank_\w+|in_runner)|"
-    r"frontends/program/\w+|"
+    r"adopt/\w+|"
+    r"frontends/(call|program)/\w+|"
     r"frontends/unittest/(continuous|on_rank|process|rank_threads|spawn_threads|threads|world_case)|"
     r"(attach|bazel|engine|launch|rank)/\w+))\.py\""
 )

@@ -21,7 +21,7 @@ from dist_testing.gpus.nccl import recorder_env
 from dist_testing.gpus.world import WorldGpus
 from dist_testing.launch.isolation import FORK, Isolation
 from dist_testing.launch.launcher import Launcher
-from dist_testing.nodes.layout import LOOPBACK, check_node_count
+from dist_testing.nodes.layout import check_node_count
 from dist_testing.process.board import PhaseBoard
 from dist_testing.process.files import log_name, text_name
 from dist_testing.process.lifetime import current_umask
@@ -145,7 +145,7 @@ def start_world(
             store_port = _NODE_STORE_PORT
         elif case.with_store and not together:
             # The runner binds the port once and keeps it until the world is over, so no other process can take it.
-            store = ours.enter_context(socket.create_server((LOOPBACK, 0), backlog=2 * size))
+            store = ours.enter_context(socket.create_server((isolation.host, 0), backlog=2 * size))
             store_port = store.getsockname()[1]
             fds.append(store.fileno())
         lease_fds = gpus.lease.fds if gpus is not None else ()

@@ -301,7 +301,7 @@ class Supervisor:
                 case RankEnded():
                     record = self.records[event.rank]
                     fd = record.channel.fileno()
-                    record.ended(event.exit_code, now_s)
+                    record.ended(event.exit_code, now_s, event.reason)
                     if fd in self._by_fd:
                         self._forget(fd)
                 case WorldRefused():
@@ -380,4 +380,7 @@ class Supervisor:
         stacks = collect_stacks(fds, lambda: self._launcher.signal(list(fds), STACKS_SIGNAL), limit_s) if fds else {}
         if self._threads_directory is not None:
             stacks = stacks_by_rank(stacks.get(0, ""), read_ranks(self._threads_directory))
-        return {rank: stacks.get(rank) or f"no answer; its state is {state}" for rank, state in states.items()}
+        return {
+            rank: stacks.get(rank) or f"no answer; its state is {state or 'not known'}"
+            for rank, state in states.items()
+        }

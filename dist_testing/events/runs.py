@@ -40,6 +40,25 @@ class TestsCollected(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class ForkServerMemory(Event):
+    """The fork server has moved its memory to huge pages, or does not do it; told when the next world is asked for.
+
+    Attributes:
+        huge_bytes: Its memory in huge pages; 0 if it has moved nothing.
+        pss_bytes: Its share of all memory that it uses, pages of libraries included; 0 if it has moved nothing.
+        work_s: Time of the work, in seconds. The fork server does it while it waits for the runner.
+        refusal: Why it does not move more; "" if it has moved all.
+    """
+
+    kind: ClassVar[str] = "fork_server_memory"
+
+    huge_bytes: int
+    pss_bytes: int
+    work_s: float
+    refusal: str
+
+
+@dataclass(frozen=True, slots=True)
 class TestBegan(Event):
     """The front end begins a test, on ranks or in the runner; `test` is its pytest node id."""
 

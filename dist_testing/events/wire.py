@@ -11,6 +11,7 @@ from dist_testing.codec import WrongValueError, shape_of
 from dist_testing.events.cases import CASE_KINDS
 from dist_testing.events.event import Event
 from dist_testing.events.runs import (
+    ForkServerMemory,
     RunEnded,
     RunStarted,
     StreamCut,
@@ -27,6 +28,7 @@ SCHEMA = 1
 KINDS: tuple[type[Event], ...] = (
     RunStarted,
     TestsCollected,
+    ForkServerMemory,
     TestBegan,
     TestReported,
     TestEnded,

@@ -64,6 +64,8 @@ class Session:
             unittest.SkipTest: If all ranks skip for the same reason.
             CaseFailedError: If the case failed.
         """
+        # pytest leaves out the frame.
+        __tracebackhide__ = True
         match result.verdict.status:
             case Status.SKIPPED:
                 raise unittest.SkipTest(result.verdict.reason)

@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import gc
 import os
 import select
 import signal
 import socket
 import subprocess
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import NoReturn
 
 from dist_testing.errors import LaunchError, MessageError
+from dist_testing.events.runs import ForkServerMemory
 from dist_testing.launch import fork_server
 from dist_testing.launch.clean import spare_cuda, unclean_reasons
 from dist_testing.launch.fresh import command, with_imports
 from dist_testing.launch.launcher import RunContext
 from dist_testing.process import wire
-from dist_testing.process.lifetime import become_subreaper, check_platform, fork, watch_child
+from dist_testing.process.lifetime import become_subreaper, check_platform, fork, in_new_thread, watch_child
 from dist_testing.process.messages import (
     FORK_SERVER_EVENTS,
     FORK_SERVER_ORDERS,
     ForkServerOrder,
     FreshForkServer,
     LauncherEvent,
+    MemoryPrepared,
     SignalRanks,
     Unfit,
     WorldRequest,
@@ -41,6 +47,7 @@ class ForkServerLauncher:
 
     Attributes:
         unclean_reasons: Why this process was unfit to be forked; empty if it was fit, or if the run forbids it.
+        untold: What the fork server has said about its memory since the last world. The next world makes it events.
     """
 
     def __init__(self, run: RunContext) -> None:
@@ -51,20 +58,27 @@ class ForkServerLauncher:
             OSError: If the machine has no room for another process.
         """
         check_platform()
-        self.unclean_reasons = unclean_reasons() if run.may_fork_runner else []
+        self.unclean_reasons = unclean_reasons() if run.may_fork_runner and not run.keeps_state else []
         self._temp = run.temp
+        self.untold: list[MemoryPrepared] = []
+        self._emit = run.emit
         become_subreaper()
         spare_cuda()
+        if not run.keeps_state:
+            # Else this process is a user's own program, whose garbage must stay visible.
+            _freeze_imports()
         ours, theirs = socket.socketpair()
         with theirs, contextlib.ExitStack() as undo:
             undo.enter_context(ours)
             if self.unclean_reasons or not run.may_fork_runner:
                 self._pid = _start_fresh(theirs, run)
             else:
-                self._pid = fork()
-                if self._pid == 0:
+
+                def serve() -> NoReturn:
                     ours.close()
-                    fork_server.serve(theirs, run.ranks, run.loader, run.directories)
+                    fork_server.serve(theirs, run.ranks, run.loader, run.directories, run.forks)
+
+                self._pid = in_new_thread(lambda: _fork(serve)) if run.keeps_state else _fork(serve)
             # A test may wait for all children. Then the pid could belong to another process.
             self._pidfd = watch_child(self._pid)
             undo.pop_all()
@@ -81,6 +95,11 @@ class ForkServerLauncher:
         Raises:
             LaunchError: If the fork server is gone or did not get the whole request. It then serves no other world.
         """
+        while self.untold:
+            said = self.untold.pop(0)
+            self._emit(
+                ForkServerMemory(time.monotonic(), said.huge_bytes, said.pss_bytes, said.work_us / 1e6, said.refusal)
+            )
         self._send(request, fds)
 
     def signal(self, ranks: Sequence[int], number: int) -> None:
@@ -103,7 +122,11 @@ class ForkServerLauncher:
             for event in self._reader.feed(data):
                 if isinstance(event, Unfit):
                     raise LaunchError(event.text)
-                yield event
+                if isinstance(event, MemoryPrepared):
+                    # An event of the run at once would stand before events that the supervisor saw earlier.
+                    self.untold.append(event)
+                else:
+                    yield event
         except MessageError as error:
             raise LaunchError(str(error)) from error
 
@@ -157,10 +180,29 @@ class ForkServerLauncher:
         )
 
 
+def _fork(program: Callable[[], NoReturn]) -> int:
+    """Return the pid of a child of this process that runs the program."""
+    pid = fork()
+    if pid == 0:
+        program()
+    return pid
+
+
+@functools.cache
+def _freeze_imports() -> None:
+    """Hide all present objects from the garbage collector of this process, once.
+
+    The import of torch leaves 170,000 objects that live until the end. A full collection looks at all of them and takes
+    0.1 to 0.2 s, and pytest makes five at its end. It also writes to each of them, and so copies the pages that this
+    process shares with the fork server. The collector still finds the garbage of objects that tests make.
+    """
+    gc.freeze()
+
+
 def _start_fresh(control: socket.socket, run: RunContext) -> int:
     arguments, descriptor = command(
         fork_server.__name__,
-        FreshForkServer(control.fileno(), tuple(run.directories), os.getpid(), with_imports(run.loader)),
+        FreshForkServer(control.fileno(), tuple(run.directories), os.getpid(), with_imports(run.loader), run.forks),
     )
     try:
         # It stays in this process group, because Bazel kills the group.

@@ -23,15 +23,18 @@ import socket
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
 from dist_testing.errors import MessageError
 from dist_testing.launch.fresh import load_tests, order_for
+from dist_testing.launch.huge_pages import HugePages
 from dist_testing.launch.spawn import become_rank
-from dist_testing.nodes.namespaces import Nodes, make_nodes
+from dist_testing.nodes.namespaces import Nodes, make_nodes, write_hosts
 from dist_testing.process import wire
 from dist_testing.process.descent import mark_descendants
+from dist_testing.process.files import HOSTS
 from dist_testing.process.lifetime import become_subreaper, fork, watch_child
 from dist_testing.process.messages import (
     FORK_SERVER_EVENTS,
@@ -52,6 +55,7 @@ from dist_testing.process.orphans import Orphans, kill_tracer
 from dist_testing.process.refusal import refusal
 from dist_testing.rank.bootstrap import RankContext, enter, take_over
 from dist_testing.rank.capture import own_streams
+from dist_testing.rank.rehearsal import rehearse
 from dist_testing.rank.threads import enter_together
 
 # The report shows this much of the command line of an orphan process.
@@ -74,20 +78,26 @@ class _World:
 
 
 class _ForkServer:
-    def __init__(self, control: socket.socket, context: RankContext, loader: Loader, on_child: _Handler) -> None:
+    def __init__(
+        self, control: socket.socket, context: RankContext, loader: Loader, on_child: _Handler, forks: int
+    ) -> None:
         self._control = control
         self._context = context
         self._loader = loader
         self._on_child = on_child
         self.orphans = Orphans()
         self._world: _World | None = None
+        self._pages = HugePages(forks)
         self._poller = select.poll()
         self._poller.register(control, select.POLLIN)
 
     def run(self) -> None:
         """Serve until the runner closes its end of the connection for writing."""
         while True:
-            for fd, _ in self._poller.poll():
+            ready = self._poller.poll(self._pages.pause_ms(has_world=self._world is not None))
+            if not ready and (prepared := self._pages.step()) is not None:
+                self._send(prepared)
+            for fd, _ in ready:
                 if fd != self._control.fileno():
                     self._reap(fd)
                 elif not self._handle_order():
@@ -129,6 +139,7 @@ class _ForkServer:
         try:
             take_over(request)
             if request.layout.has_namespaces:
+                write_hosts(Path(request.directory, HOSTS), request.nodes)
                 world.nodes = make_nodes(request.nodes, request.store_port, 2 * request.size)
         except OSError as error:
             self._refuse(request.world, 0, error)
@@ -155,6 +166,7 @@ class _ForkServer:
         for fd in fds:
             os.close(fd)
         if world.ranks:
+            self._pages.forked(len(world.ranks))
             pids = {rank: pid for pid, ranks in world.ranks.items() for rank in ranks}
             self._send(WorldStarted(world.number, tuple(pids[rank] for rank in sorted(pids))))
         else:
@@ -210,6 +222,7 @@ class _ForkServer:
 
     def _end_world(self, world: _World) -> None:
         self._world = None
+        self._pages.world_over()
         for fd in world.node_fds:
             os.close(fd)
         self._send(WorldOver(world.number, tuple(map(_cut, self.orphans.remove()))))
@@ -227,11 +240,19 @@ def _cut(command: str) -> str:
     return command if len(command) <= _COMMAND_CHARS else f"{command[:_COMMAND_CHARS]} ..."
 
 
-def serve(control: socket.socket, context: RankContext, loader: Loader, run_directories: Sequence[str]) -> NoReturn:
+def serve(
+    control: socket.socket, context: RankContext, loader: Loader, run_directories: Sequence[str], forks: int = 0
+) -> NoReturn:
     """Be the fork server until the runner is gone, then remove all descendants.
 
-    It also removes the folders of the run if the runner cannot do it. `control` is its end of the connection to the
-    runner.
+    It also removes the folders of the run if the runner cannot do it.
+
+    Args:
+        control: Its end of the connection to the runner.
+        context: Finds the tests for the ranks.
+        loader: Finds them in a fresh interpreter.
+        run_directories: Folders of the run.
+        forks: Number of ranks that the run will fork, as far as the runner knows.
     """
     code = 1
     try:
@@ -247,10 +268,11 @@ def serve(control: socket.socket, context: RankContext, loader: Loader, run_dire
         mark_descendants()
         own_streams()
         context.prepare()
-        gc.collect()
-        # The garbage collector of a rank does not touch frozen objects, so their pages stay shared.
+        rehearse()
+        # The garbage collector of a rank does not touch frozen objects, so their pages stay shared. A collection before
+        # that would find little, touch every object that torch's import has made, and take 0.1 s.
         gc.freeze()
-        server = _ForkServer(control, context, loader, on_child)
+        server = _ForkServer(control, context, loader, on_child, forks)
         # The runner may end while it gets a message.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             try:
@@ -283,7 +305,7 @@ def main(text: str) -> NoReturn:
     control = socket.socket(fileno=order.control_fd)
     loader = order.loader
     try:
-        load_tests(loader, lambda context: serve(control, context, loader, order.run_directories))
+        load_tests(loader, lambda context: serve(control, context, loader, order.run_directories, order.forks))
     except BaseException as error:
         wire.send(control, FORK_SERVER_EVENTS, Unfit(str(error)))
     finally:

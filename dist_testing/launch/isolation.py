@@ -15,6 +15,7 @@ from dist_testing.error_text import did_you_mean
 from dist_testing.errors import UsageError
 from dist_testing.launch.fork import ForkServerLauncher
 from dist_testing.launch.launcher import Launcher, RunContext
+from dist_testing.nodes.layout import LOOPBACK
 
 
 class Reuse(enum.Enum):
@@ -38,6 +39,7 @@ class Isolation:
         reuse: What stays alive for the next case of the class or module.
         can_debug: A debugger on one rank can have the terminal.
         has_exit_codes: Each rank has its own exit code, which a test can expect.
+        host: Address at which the store of a world listens.
     """
 
     name: str
@@ -47,6 +49,12 @@ class Isolation:
     reuse: Reuse = Reuse.NOTHING
     can_debug: bool = True
     has_exit_codes: bool = True
+    host: str = LOOPBACK
+
+    @property
+    def forks_each_case(self) -> bool:
+        """Whether each case has ranks that are forked and go on in the memory of the fork server."""
+        return self.reuse is Reuse.NOTHING and not self.fresh_interpreter
 
     def fits(self, backend: Backend) -> bool:
         """Return whether the backend can connect such ranks."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from dist_testing.events.event import Event
 from dist_testing.process.messages import LauncherEvent, Loader, WorldRequest
 from dist_testing.rank.bootstrap import RankContext
 
@@ -20,6 +21,10 @@ class RunContext:
         temp: Prefix of every rank's TMPDIR, by which the launcher recognises processes that ranks started.
         may_fork_runner: Whether ranks may inherit the modules and the state of the runner. If not, each rank comes from
             a fresh interpreter.
+        keeps_state: Whether the ranks need the runner's memory, such as a function that has no name, so that the runner
+            is forked although it has other threads. No other interpreter can replace it.
+        forks: Number of ranks that the run will fork, as far as it is known; 0 if it is not.
+        emit: Takes an event of the run.
     """
 
     ranks: RankContext
@@ -27,6 +32,9 @@ class RunContext:
     directories: Sequence[str]
     temp: str
     may_fork_runner: bool = True
+    keeps_state: bool = False
+    forks: int = 0
+    emit: Callable[[Event], None] = lambda event: None
 
 
 class Launcher(Protocol):

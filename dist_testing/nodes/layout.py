@@ -22,20 +22,23 @@ INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IF
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The places of a world's ranks. Each node has equally many, in the order of the ranks.
+    """The places of a world's ranks. Each simulated node has equally many, in the order of the ranks.
 
     Attributes:
         size: Number of ranks.
-        nodes: Number of nodes, which divides it. 1 for the machine itself, without namespaces.
+        nodes: Number of simulated nodes, which divides it. 1 for the machine itself, without namespaces.
+        places: The node of each rank of an attached world, by rank; empty for other worlds.
+        host: Address at which the ranks of an attached world find the store; "" for this machine alone.
     """
 
     size: int
     nodes: int = 1
+    places: tuple[int, ...] = ()
+    host: str = ""
 
-    @property
-    def local_size(self) -> int:
-        """Number of ranks of each node."""
-        return self.size // self.nodes
+    def local_size(self, rank: int) -> int:
+        """Return the number of ranks of the node of a rank."""
+        return self.places.count(self.places[rank]) if self.places else self.size // self.nodes
 
     @property
     def has_namespaces(self) -> bool:
@@ -45,32 +48,36 @@ class Layout:
     @property
     def address(self) -> str:
         """The address at which the ranks find the store, which is on node 0."""
-        return node_address(0) if self.has_namespaces else LOOPBACK
+        return node_address(0) if self.has_namespaces else self.host or LOOPBACK
 
     def node_of(self, rank: int) -> int:
         """Return the node of a rank."""
-        return rank // self.local_size
+        return self.places[rank] if self.places else rank // self.local_size(rank)
 
     def local_rank(self, rank: int) -> int:
         """Return the number of a rank among those of its node."""
-        return rank % self.local_size
+        if self.places:
+            return self.places[:rank].count(self.places[rank])
+        return rank % self.local_size(rank)
 
     def world_env(self) -> dict[str, str]:
         """Return the variables that torchrun sets equally for all ranks, and those that name the interface."""
         env = {
             "WORLD_SIZE": str(self.size),
-            "LOCAL_WORLD_SIZE": str(self.local_size),
-            "GROUP_WORLD_SIZE": str(self.nodes),
+            # With places it may differ between nodes; then it is a variable of the rank.
+            "LOCAL_WORLD_SIZE": str(self.size // self.nodes),
+            "GROUP_WORLD_SIZE": str(max(self.places) + 1 if self.places else self.nodes),
         }
         return env | dict.fromkeys(INTERFACE_VARIABLES, INTERFACE) if self.has_namespaces else env
 
     def rank_env(self, rank: int) -> Mapping[str, str]:
         """Return the variables that torchrun sets for one rank."""
-        return {
+        env = {
             "RANK": str(rank),
             "LOCAL_RANK": str(self.local_rank(rank)),
             "GROUP_RANK": str(self.node_of(rank)),
         }
+        return env | {"LOCAL_WORLD_SIZE": str(self.local_size(rank))} if self.places else env
 
 
 def is_node_count(value: object) -> bool:

@@ -35,11 +35,15 @@ from dist_testing.nodes.layout import INTERFACE, NETWORK_BITS, node_address, nod
 from dist_testing.nodes.netlink import Netlink
 
 # <linux/sched.h>
-_CLONE_NEWUTS, _CLONE_NEWUSER, _CLONE_NEWNET = 0x04000000, 0x10000000, 0x40000000
+_CLONE_NEWNS, _CLONE_NEWUTS, _CLONE_NEWUSER, _CLONE_NEWNET = 0x00020000, 0x04000000, 0x10000000, 0x40000000
+# <sys/mount.h>
+_MS_BIND, _MS_REC, _MS_PRIVATE = 0x1000, 0x4000, 0x40000
 # <sys/prctl.h>
 _PR_SET_DUMPABLE = 4
 
 _BRIDGE = "switch"
+# Where the C library looks up names first.
+_HOSTS = "/etc/hosts"
 # Size of the answer of the process that makes the nodes: an error text.
 _ANSWER_BYTES = 4096
 # Limit for the attempt in a bare interpreter. Seconds.
@@ -132,6 +136,29 @@ def enter(fds: Sequence[int]) -> None:
     _call(_libc.prctl, _PR_SET_DUMPABLE, 1, 0, 0, 0)
 
 
+def write_hosts(path: Path, count: int) -> None:
+    """Write the names and addresses of nodes to a file, and those that this machine knows.
+
+    Raises:
+        OSError: If the file cannot be written, or the machine's own cannot be read.
+    """
+    # The first line with a name counts.
+    named = "".join(f"{node_address(node)} {node_name(node)}\n" for node in range(count))
+    path.write_bytes(named.encode() + Path(_HOSTS).read_bytes())
+
+
+def name_nodes(hosts: Path) -> None:
+    """Show a file of `write_hosts` as /etc/hosts to this process and those that it starts. Call it after `enter`.
+
+    Raises:
+        OSError: If the kernel refuses.
+    """
+    _call(_libc.unshare, _CLONE_NEWNS)
+    # Other processes must not see the next mount.
+    _mount("none", "/", _MS_REC | _MS_PRIVATE)
+    _mount(os.fspath(hosts), _HOSTS, _MS_BIND)
+
+
 @functools.cache
 def missing_permission() -> str:
     """Return why this process cannot make nodes; "" if it can. Tries it once, in another process."""
@@ -151,6 +178,7 @@ def attempt() -> NoReturn:
     try:
         nodes = make_nodes(2, 0, 0)
         enter(nodes.of(1))
+        name_nodes(Path(_HOSTS))
     except OSError as error:
         print(error.strerror)
         sys.exit(1)
@@ -221,6 +249,12 @@ def _explaining(what: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise OSError(error.errno, f"the kernel does not let this user make {what}: {error.strerror}") from error
+
+
+def _mount(source: str, target: str, flags: int) -> None:
+    if _libc.mount(os.fsencode(source), os.fsencode(target), None, ctypes.c_ulong(flags), None):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), target)
 
 
 def _call(function: Any, *arguments: int) -> None:

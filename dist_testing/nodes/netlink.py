@@ -98,6 +98,15 @@ class Netlink:
             self._ask(_RTM_NEWLINK, 0, _link() + _text(_IFLA_IFNAME, name) + family)
         self._ask(_RTM_NEWLINK, 0, _link(is_up=True) + _text(_IFLA_IFNAME, name))
 
+    def switch_off(self, name: str) -> None:
+        """Switch an interface off: what it would carry is lost, and neither side is told.
+
+        Raises:
+            OSError: If the kernel refuses.
+        """
+        off = _LINK.pack(socket.AF_UNSPEC, 0, 0, 0, _IFF_UP)
+        self._ask(_RTM_NEWLINK, 0, off + _text(_IFLA_IFNAME, name))
+
     def add_address(self, name: str, address: str, network_bits: int) -> None:
         """Give an interface an IPv4 address in a network whose part of the address has so many bits.
 

@@ -6,6 +6,9 @@ load("//dist_testing/private:gpu_archs.bzl", "GPU_ARCHS")
 load("//dist_testing/private:gpus.bzl", "MAX_GPUS")
 load("//dist_testing/private:problems.bzl", "choice_problems", "problem")
 
+# Chooses one of several executors, with --repo_env.
+EXECUTOR_VARIABLE = "DIST_TESTING_EXECUTOR"
+
 def _executors_repo_impl(repository_ctx):
     declared = {"kind": repository_ctx.attr.kind, "pools": json.decode(repository_ctx.attr.pools)}
     repository_ctx.file("BUILD.bazel", "exports_files([\"executors.bzl\"])\n")
@@ -105,31 +108,63 @@ def _pool_problems(pool, kind, others):
 def _need(pool):
     return pool["gpus"], pool["vendor"], pool["gpu_arch"]
 
-def declared_executors_problems(kinds, pools):
-    """Checks the declarations of MODULE.bazel.
+def _remote_problems(remotes):
+    """Checks the declarations of executors; returns error texts."""
+    problems = []
+    for index, remote in enumerate(remotes):
+        subject = "executors.remote()" if len(remotes) == 1 else "executors.remote(name = \"{}\")".format(remote["name"])
+        problems += choice_problems(
+            subject + ": kind",
+            remote["kind"],
+            KINDS.keys(),
+            "The names of properties depend on it.",
+        )
+        if remote["name"] in [other["name"] for other in remotes[:index]]:
+            problems.append(problem(
+                "{} is there twice.".format(subject),
+                "Pools and {} tell executors by their names; the default is the kind.".format(EXECUTOR_VARIABLE),
+                "Give each a name of its own.",
+            ))
+    return problems
+
+def chosen_executor(remotes, pools, chosen):
+    """Checks the declarations of MODULE.bazel, and chooses the executor whose pools the targets use.
 
     Args:
-        kinds: The kind of each executors.remote().
-        pools: A dict for each executors.pool().
+        remotes: A dict with "kind" and "name" for each executors.remote().
+        pools: A dict for each executors.pool(); its "remote" may be empty if there is one executor.
+        chosen: Name of the executor; "" for the first one.
 
     Returns:
-        A list of error texts.
+        The kind of the executor, "" for none; a list of its pools; and a list of error texts.
     """
-    if len(kinds) > 1:
-        return [problem(
-            "executors.remote() is there {} times: {}.".format(len(kinds), ", ".join(kinds)),
-            "Tests carry the property names of one kind of executor.",
-            "Keep one.",
-        )]
-    if not kinds:
-        return [problem(
-            "executors.pool(name = \"{}\") without executors.remote().".format(pools[0]["name"]),
+    names = [remote["name"] for remote in remotes]
+    if not remotes and (pools or chosen):
+        return "", [], [problem(
+            "executors.pool(name = \"{}\") without executors.remote().".format(pools[0]["name"]) if pools else "{}={} without executors.remote().".format(EXECUTOR_VARIABLE, chosen),
             "The names of properties depend on the kind of executor.",
             "Add executors.remote(kind = ...), one of: {}.".format(", ".join(KINDS)),
-        )] if pools else []
-    problems = choice_problems("executors.remote(): kind", kinds[0], KINDS.keys(), "The names of properties depend on it.")
-    if problems:
-        return problems
-    for index, pool in enumerate(pools):
-        problems += _pool_problems(pool, kinds[0], pools[:index])
-    return problems
+        )]
+    problems = _remote_problems(remotes)
+    for pool in pools:
+        if pool["remote"] or len(remotes) > 1:
+            problems += choice_problems(
+                "executors.pool(name = \"{}\"): remote".format(pool["name"]),
+                pool["remote"],
+                names,
+                "Each pool belongs to one of the executors.",
+            )
+    if chosen:
+        problems += choice_problems(EXECUTOR_VARIABLE, chosen, names, "It is the executor of this invocation.")
+    if problems or not remotes:
+        return "", [], problems
+    own = {
+        remote["name"]: [pool for pool in pools if pool["remote"] in ("", remote["name"])]
+        for remote in remotes
+    }
+    for remote in remotes:
+        for index, pool in enumerate(own[remote["name"]]):
+            problems += _pool_problems(pool, remote["kind"], own[remote["name"]][:index])
+    name = chosen or names[0]
+    (remote,) = [remote for remote in remotes if remote["name"] == name]
+    return remote["kind"], own[name], problems

@@ -101,6 +101,22 @@ class PhaseBoard:
         phases = tuple(Phase(name, at_s, until_s) for (name, at_s), (_, until_s) in itertools.pairwise(changes) if name)
         return phases, min(first - since, _MOST_LOST)
 
+    def copy(self, rank: int, shift_s: float) -> bytes:
+        """Return what a rank has written, for the board of another machine whose clock is `shift_s` seconds later."""
+        begin = _RANK_BYTES * rank
+        count, entries = self.count(rank), self._memory[begin + _COUNT.size : begin + _RANK_BYTES]
+        return _COUNT.pack(count) + b"".join(
+            _ENTRY.pack(at_s + shift_s, name) for at_s, name in _ENTRY.iter_unpack(entries)
+        )
+
+    def put(self, rank: int, copied: bytes) -> None:
+        """Take over what `copy` has returned on another machine; nothing if the size is another."""
+        if len(copied) == _RANK_BYTES:
+            begin = _RANK_BYTES * rank
+            self._memory[begin + _COUNT.size : begin + _RANK_BYTES] = copied[_COUNT.size :]
+            # The entries first, as in `write`.
+            self._memory[begin : begin + _COUNT.size] = copied[: _COUNT.size]
+
     def close(self) -> None:
         """Release the memory."""
         self._memory.close()

@@ -1,6 +1,9 @@
-"""Names of the files that a rank writes into the folder of its world."""
+"""Names of the files in the folder of a world."""
 
 from __future__ import annotations
+
+# The names and addresses of simulated nodes.
+HOSTS = "hosts"
 
 
 def log_name(rank: int) -> str:

@@ -8,11 +8,15 @@ import os
 import re
 import signal
 import sys
+import threading
 import warnings
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from dist_testing.errors import LaunchError
-from dist_testing.procfs import stat_of, status_of
+from dist_testing.procfs import stat_of
+
+_Result = TypeVar("_Result")
 
 # <sys/prctl.h>
 _PR_SET_PDEATHSIG = 1
@@ -22,6 +26,8 @@ _PF_FORKNOEXEC = 0x40
 # What multiprocessing gives to `python -c`; and the program of torch, whose only word is its name.
 _HELPER = re.compile(r"from multiprocessing\.(resource_tracker|forkserver) import main|^([^ ]*/)?torch_shm_manager$")
 
+# In proc(5)'s `status`. A worker pool reads it after each case, and all fields would take four times as long.
+_UMASK = re.compile(rb"^Umask:\s*([0-7]+)$", re.MULTILINE)
 # Loaded at import, so that a rank need not search for a library after the fork. None on macOS, where `check_platform`
 # refuses to make processes.
 _prctl: Any = getattr(ctypes.CDLL(None, use_errno=True), "prctl", None)
@@ -56,12 +62,43 @@ def fork() -> int:
         return os.fork()
 
 
+def in_new_thread(function: Callable[[], _Result]) -> _Result:
+    """Return what a function returns in a new thread, or raise what it raises. Use it for forks.
+
+    The threads of OpenMP belong to the thread that used them first. In a child that this thread forks, the next
+    computation would wait for them for ever; a new thread, which is the only one of its child, gets new ones.
+    """
+    ended: list[_Result | BaseException] = []
+    returned = False
+
+    def body() -> None:
+        nonlocal returned
+        try:
+            ended.append(function())
+            returned = True
+        except BaseException as error:
+            ended.append(error)
+
+    # Not an executor: in the child, that would wait at the exit for its own thread.
+    thread = threading.Thread(target=body, name="fork")
+    thread.start()
+    thread.join()
+    (end,) = ended
+    if not returned:
+        assert isinstance(end, BaseException)
+        raise end
+    return end  # type: ignore[return-value]  # it has returned
+
+
 def current_umask() -> int:
     """Return this process's mask for new files.
 
     `os.umask` has to set the mask to read it. Meanwhile all users could read the files of other threads.
     """
-    return int(status_of("self")["Umask"], 8)
+    with open("/proc/self/status", "rb") as status:
+        found = _UMASK.search(status.read())
+    assert found is not None
+    return int(found[1], 8)
 
 
 def watch_child(pid: int) -> int:
@@ -80,12 +117,12 @@ def watch_child(pid: int) -> int:
         raise
 
 
-def die_with_parent(parent_pid: int) -> None:
-    """Have the kernel kill this process when its parent ends. If the parent has ended already, exit.
+def die_with_parent(parent_pid: int, number: int = signal.SIGKILL) -> None:
+    """Have the kernel kill this process, or send it another signal, when its parent ends. If it has ended, exit.
 
     The parent must fork from its main thread, because Linux sends the signal when the forking *thread* ends.
     """
-    _set(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    _set(_PR_SET_PDEATHSIG, number)
     if os.getppid() != parent_pid:
         os._exit(1)
 

@@ -15,7 +15,7 @@ Raise the schema number of a family with every change of one of its messages.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, TypeAlias
 
 from dist_testing.case import CaseBody
@@ -30,9 +30,11 @@ _WorldNumber = Annotated[int, range(1 << 31)]
 _Pid = Annotated[int, range(1, 1 << 31)]
 _Fd = Annotated[int, range(1 << 31)]
 _Port = Annotated[int, range(1 << 16)]
+_SignalNumber = Annotated[int, range(1, 65)]
 # As in `subprocess`: a negative code is a signal. 256 is `dist_testing.outcomes.UNKNOWN_EXIT_CODE`.
 _EndOfProcess = Annotated[int, range(-64, 257)]
 _ExitCode = Annotated[int, range(256)]
+_Natural = Annotated[int, range(1 << 62)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,8 @@ class WorldRequest:
         settings: Backend, device and limits of the world.
         debug_rank: The rank that gets the terminal; None for none.
         lease_fds: Number of lease descriptors, the last ones, which hold the world's GPUs.
+        places: The node of each rank, by rank, of an attached world; empty for other worlds.
+        host: Address at which the ranks of an attached world find the store; "" for this machine alone.
     """
 
     world: _WorldNumber
@@ -75,11 +79,13 @@ class WorldRequest:
     debug_rank: _Rank | None = None
     lease_fds: Annotated[int, range(1 << 16)] = 0
     nodes: Annotated[int, range(1, MAX_NODES + 1)] = 1
+    places: tuple[_Rank, ...] = ()
+    host: str = ""
 
     @property
     def layout(self) -> Layout:
         """The places of the ranks."""
-        return Layout(self.size, self.nodes)
+        return Layout(self.size, self.nodes, self.places, self.host)
 
     @property
     def brings_store(self) -> bool:
@@ -112,7 +118,7 @@ class SignalRanks:
     """Send a signal to those of the ranks of the running world that still run."""
 
     ranks: tuple[_Rank, ...]
-    number: Annotated[int, range(1, 65)]
+    number: _SignalNumber
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,11 +126,12 @@ class WorldStarted:
     """The ranks of a world have processes.
 
     Attributes:
-        pids: Pid of each rank, by rank; without the ranks that could not be started.
+        pids: Pid of each rank, by rank; without the ranks that could not be started. None for a process that this
+            machine does not know, because it is on another node.
     """
 
     world: _WorldNumber
-    pids: tuple[_Pid, ...]
+    pids: tuple[_Pid | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,11 +154,13 @@ class RankEnded:
 
     Attributes:
         exit_code: Its exit code; a negative number is a signal, as in `subprocess`.
+        reason: Why the runner has lost the rank, if its exit code is not known; "" if only that it has ended is known.
     """
 
     world: _WorldNumber
     rank: _Rank
     exit_code: _EndOfProcess
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,10 +183,32 @@ class Unfit:
 
 
 @dataclass(frozen=True, slots=True)
+class MemoryPrepared:
+    """The fork server has moved its memory to huge pages, or does not do it.
+
+    Attributes:
+        huge_bytes: Its memory in huge pages; 0 if it has moved nothing.
+        pss_bytes: Its share of all memory that it uses, pages of libraries included; 0 if it has moved nothing.
+        work_us: Time of the work, in microseconds.
+        refusal: Why it does not move more; "" if it has moved all.
+    """
+
+    huge_bytes: _Natural
+    pss_bytes: _Natural
+    work_us: _Natural
+    refusal: str
+
+
+@dataclass(frozen=True, slots=True)
 class Hello:
-    """Tell rank 0 which rank, from 1, this attached process is."""
+    """Tell rank 0 which rank, from 1, this attached process is.
+
+    Attributes:
+        node: Host name and address of the node of a rank for which the hub speaks; "" for one of rank 0's own node.
+    """
 
     rank: _Rank
+    node: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +223,17 @@ class PartOver:
 
 
 @dataclass(frozen=True, slots=True)
+class Lost:
+    """The hub has lost a rank of another node.
+
+    Attributes:
+        reason: Why, such as "node1 (10.0.0.2) does not answer".
+    """
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Welcome:
     """Rank 0's answer to `Hello`.
 
@@ -203,11 +245,37 @@ class Welcome:
 
 
 @dataclass(frozen=True, slots=True)
+class Refused:
+    """Rank 0's answer to a `Hello` that it cannot accept, or the relay's to a rank that has lost rank 0.
+
+    Attributes:
+        text: What is wrong, the cause and the way out.
+    """
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class SignalPart:
+    """Send a signal to the process of the rank. For the hub, which passes it on to the rank's node."""
+
+    number: _SignalNumber
+
+
+@dataclass(frozen=True, slots=True)
 class TakePart:
-    """Be this rank of a world."""
+    """Be this rank of a world.
+
+    Attributes:
+        request: The world. Its environment holds only the variables that rank 0 has changed since its start.
+        removed: Variables that rank 0 has removed since its start.
+        defaults: Values for variables that the rank's own environment does not have.
+    """
 
     rank: _Rank
     request: WorldRequest
+    removed: tuple[str, ...] = ()
+    defaults: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,29 +352,33 @@ class FreshForkServer:
         run_directories: Folders of the run, which it removes if the runner is killed.
         runner_pid: The runner, which is the parent as long as it lives.
         loader: How to find the tests.
+        forks: Number of ranks that the run will fork, as far as the runner knows.
     """
 
     control_fd: _Fd
     run_directories: tuple[str, ...]
     runner_pid: _Pid
     loader: Loader
+    forks: _Natural = 0
 
 
 ForkServerOrder: TypeAlias = WorldRequest | SignalRanks
-FORK_SERVER_ORDERS: Family[ForkServerOrder] = Family("order to the fork server", 3, (WorldRequest, SignalRanks))
+FORK_SERVER_ORDERS: Family[ForkServerOrder] = Family("order to the fork server", 4, (WorldRequest, SignalRanks))
 
 # The events of every launcher.
 LauncherEvent: TypeAlias = WorldStarted | WorldRefused | RankEnded | WorldOver
-ForkServerEvent: TypeAlias = LauncherEvent | Unfit
+ForkServerEvent: TypeAlias = LauncherEvent | MemoryPrepared | Unfit
 FORK_SERVER_EVENTS: Family[ForkServerEvent] = Family(
-    "event of the fork server", 1, (WorldStarted, WorldRefused, RankEnded, WorldOver, Unfit)
+    "event of the fork server", 3, (WorldStarted, WorldRefused, RankEnded, WorldOver, MemoryPrepared, Unfit)
 )
 
-AttachedMessage: TypeAlias = Hello | PartOver
-ATTACHED_MESSAGES: Family[AttachedMessage] = Family("message of an attached rank", 1, (Hello, PartOver))
+AttachedMessage: TypeAlias = Hello | PartOver | Lost
+ATTACHED_MESSAGES: Family[AttachedMessage] = Family("message of an attached rank", 2, (Hello, PartOver, Lost))
 
-AttachedOrder: TypeAlias = Welcome | TakePart | EndRun
-ATTACHED_ORDERS: Family[AttachedOrder] = Family("order to an attached rank", 3, (Welcome, TakePart, EndRun))
+AttachedOrder: TypeAlias = Welcome | Refused | TakePart | SignalPart | EndRun
+ATTACHED_ORDERS: Family[AttachedOrder] = Family(
+    "order to an attached rank", 4, (Welcome, Refused, TakePart, SignalPart, EndRun)
+)
 
 FreshProgram: TypeAlias = FreshRank | FreshForkServer
-FRESH_PROGRAMS: Family[FreshProgram] = Family("order to a fresh interpreter", 3, (FreshRank, FreshForkServer))
+FRESH_PROGRAMS: Family[FreshProgram] = Family("order to a fresh interpreter", 5, (FreshRank, FreshForkServer))

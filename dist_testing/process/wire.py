@@ -32,10 +32,19 @@ def send(channel: socket.socket, family: Family[_Message], message: _Message, fd
     Raises:
         MessageError: If the message cannot be written as JSON; nothing is sent then.
     """
-    payload = family.to_wire(message)
-    channel.sendall(_HEADER.pack(len(payload), len(fds)) + payload)
+    channel.sendall(frame(family, message, len(fds)))
     for first in range(0, len(fds), _FDS_PER_MESSAGE):
         _send_fds(channel, fds[first : first + _FDS_PER_MESSAGE])
+
+
+def frame(family: Family[_Message], message: _Message, fd_count: int = 0) -> bytes:
+    """Return the bytes of one message, as they are sent before its `fd_count` descriptors.
+
+    Raises:
+        MessageError: If the message cannot be written as JSON.
+    """
+    payload = family.to_wire(message)
+    return _HEADER.pack(len(payload), fd_count) + payload
 
 
 def _send_fds(channel: socket.socket, fds: Sequence[int]) -> None:

@@ -10,14 +10,16 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import NoReturn, Protocol
 
 from dist_testing.case import CaseBody
 from dist_testing.errors import MessageError
 from dist_testing.nodes.namespaces import enter as enter_namespaces
+from dist_testing.nodes.namespaces import name_nodes
 from dist_testing.process import wire
 from dist_testing.process.board import PhaseBoard
-from dist_testing.process.files import log_name
+from dist_testing.process.files import HOSTS, log_name
 from dist_testing.process.lifetime import die_with_parent
 from dist_testing.process.messages import RankStart, WorldRequest
 from dist_testing.process.native_stacks import print_native_stacks
@@ -229,6 +231,7 @@ def enter_node(start: RankStart) -> None:
     """
     if start.node_fds:
         enter_namespaces(start.node_fds)
+        name_nodes(Path(start.request.directory, HOSTS))
         # The kernel forgets the parent's death signal when a process joins a user namespace.
         die_with_parent(start.fork_server_pid)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 from dist_testing.process.ledger import TORCH_LIMITS_MS
@@ -43,10 +44,18 @@ class CallRecord:
             self._before = -1
             return None
         recorded = recorded_entries(self._before)
-        is_complete = is_record_complete(len(recorded))
         if not self._is_fresh:
             self._before = last_record()
-        members = _members()
+        return self.grouped(recorded, _members())
+
+    def grouped(self, recorded: list[dict[str, Any]], members: Mapping[str, tuple[int, ...]]) -> CallsMade:
+        """Return what to tell about recorded calls.
+
+        Args:
+            recorded: Entries of torch's flight recorder, in the order in which they began.
+            members: Ranks of the groups that exist, by the groups' names.
+        """
+        is_complete = is_record_complete(len(recorded))
         # Of groups with one name the recorder's last is the one that exists.
         newest = {entry["process_group"][0]: entry["pg_id"] for entry in recorded}
         made: dict[tuple[str, int], list[dict[str, Any]]] = {(name, newest.get(name, 0)): [] for name in members}

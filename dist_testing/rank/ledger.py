@@ -7,6 +7,7 @@ other. It reads and writes nothing that belongs to the test.
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]
 import _thread
 import contextlib
 import json
@@ -19,7 +20,7 @@ import threading
 import time
 from collections.abc import Iterator
 from types import FrameType
-from typing import Any
+from typing import Any, ClassVar
 
 from dist_testing.backends import all_declared
 from dist_testing.errors import MessageError
@@ -53,7 +54,8 @@ _STEP_ASIDE_S = 1.0
 _PAUSE_S = 0.0002
 # A signal to the process must never find a thread of ours to take it. When the process crashes, torch asks every thread
 # for its native stack by SIGUSR2, and waits seconds for one that blocks it. As plain numbers, because a new rank copies
-# every page that it touches, such as those of the enumeration's members.
+# every page that it touches, such as those of the enumeration's members. For the same reason the mask is set by the
+# function below `signal.pthread_sigmask`, which would make members of the enumeration from the numbers.
 _BLOCKED = tuple(map(int, signal.valid_signals() - {signal.SIGUSR2}))
 
 
@@ -83,8 +85,11 @@ def answering(ledger: LedgerThread | None, fd: int) -> Iterator[None]:
 class LedgerThread:
     """The helper thread of a process. There is at most one at a time."""
 
+    # The one whose thread steps aside when the process forks.
+    in_use: ClassVar[LedgerThread | None] = None
+
     def __init__(self) -> None:
-        """Prepare the thread. Make one of these per process: what happens at a fork cannot be undone."""
+        """Prepare the thread."""
         self._fd = -1
         self._main = 0
         self._ident = 0
@@ -94,7 +99,6 @@ class LedgerThread:
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._ended = _thread.allocate_lock()
         self._pid = os.getpid()
-        os.register_at_fork(before=self._step_aside, after_in_parent=self._resume)
 
     def start(self, fd: int, *, is_fresh: bool = False) -> None:
         """Start the thread; the calling thread is the one that runs the test.
@@ -106,28 +110,31 @@ class LedgerThread:
         self._fd = fd
         self._main = threading.get_ident()
         self._before = -1 if is_fresh else last_record()
-        self._resume()
+        LedgerThread.in_use = self
+        self.resume()
 
     def stop(self) -> None:
         """End the thread, and return when the kernel no longer knows it."""
-        self._step_aside()
+        self.step_aside()
         self._fd = -1
 
-    def _resume(self) -> None:
+    def resume(self) -> None:
+        """Start the thread again after `step_aside`."""
         # A thread that did not step aside in time still runs.
         if self._fd < 0 or os.getpid() != self._pid or not self._ended.acquire(blocking=False):
             return
         # The thread inherits this from its first moment.
-        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)
+        blocked = _signal.pthread_sigmask(_signal.SIG_BLOCK, _BLOCKED)
         try:
             self._ident = _thread.start_new_thread(self._serve, ())
         except RuntimeError:
             # The machine has no room for a thread; then the deadline decides alone.
             self._ended.release()
         finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+            _signal.pthread_sigmask(_signal.SIG_SETMASK, blocked)
 
-    def _step_aside(self) -> None:
+    def step_aside(self) -> None:
+        """End the thread, if it runs in this process."""
         if self._fd < 0 or os.getpid() != self._pid:
             return
         os.eventfd_write(self._wake, 1)
@@ -170,6 +177,20 @@ class LedgerThread:
         except OSError:
             return False
         return True
+
+
+def _before_fork() -> None:
+    if LedgerThread.in_use is not None:
+        LedgerThread.in_use.step_aside()
+
+
+def _after_fork() -> None:
+    if LedgerThread.in_use is not None:
+        LedgerThread.in_use.resume()
+
+
+# Once, for all threads and forks: it cannot be undone.
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork)
 
 
 @contextlib.contextmanager
@@ -262,7 +283,12 @@ def _recorded(name: str = _CPU_DUMP) -> list[dict[str, Any]] | None:
     dump = getattr(getattr(torch._C, "_distributed_c10d", None), name, None)
     if dump is None:
         return None
-    entries: list[dict[str, Any]] | None = json.loads(dump(includeCollectives=True, onlyActive=False)).get("entries")
+    return entries_of(dump(includeCollectives=True, onlyActive=False))
+
+
+def entries_of(dump: str | bytes) -> list[dict[str, Any]]:
+    """Return the calls in a dump of torch's flight recorder, in the order in which they began."""
+    entries: list[dict[str, Any]] | None = json.loads(dump).get("entries")
     if entries is None:
         # It has recorded nothing yet; or the size in the environment is not the one that it began with.
         return []

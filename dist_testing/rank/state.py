@@ -64,7 +64,7 @@ class RankState:
     the helpers of multiprocessing, which stay after their first use.
     """
 
-    env: dict[str, str]
+    env: dict[bytes, bytes]
     settings: dict[str, dict[str, Any]]
     descriptors: frozenset[int]
     threads: frozenset[int]
@@ -77,7 +77,7 @@ class RankState:
         with LOOKING:
             descriptors = _descriptors()
         return cls(
-            dict(os.environ),
+            _environment(),
             _settings(),
             descriptors,
             frozenset(thread.ident or 0 for thread in threading.enumerate()),
@@ -139,9 +139,9 @@ class RankState:
     def _changes(self, has_kept_groups: bool, may_change: Collection[str]) -> list[str]:
         """Return the changes that stay as they are."""
         changes = []
-        env = dict(os.environ)
+        env = _environment()
         if env != self.env:
-            names = {name for name in env.keys() | self.env.keys() if env.get(name) != self.env.get(name)}
+            names = {os.fsdecode(name) for name in env.keys() | self.env.keys() if env.get(name) != self.env.get(name)}
             patterns = [kept.removeprefix(ENV_PREFIX) for kept in may_change if kept.startswith(ENV_PREFIX)]
             patterns += ["*"] if ALL_ENV in may_change else []
             names = {name for name in names - _SET_BY_TORCH if not any(fnmatch.fnmatchcase(name, p) for p in patterns)}
@@ -149,6 +149,8 @@ class RankState:
                 changes.append(f"environment variable(s) {', '.join(sorted(names))}")
         for kind, now in _settings().items():
             before = self.settings[kind]
+            if before == now:
+                continue
             changes += [
                 _described(name, before.get(name), now.get(name))
                 for name in sorted(before.keys() | now.keys())
@@ -252,6 +254,12 @@ def _helpers() -> tuple[frozenset[int], frozenset[int]]:
             if (number := getattr(helper, attribute, None)) is not None:
                 numbers.add(number)
     return frozenset(pids), frozenset(descriptors)
+
+
+def _environment() -> dict[bytes, bytes]:
+    # The mapping itself makes a string of each name and value: as slow as the rest of a comparison.
+    data: dict[bytes, bytes] = vars(os.environ)["_data"]
+    return data.copy()
 
 
 def _settings() -> dict[str, dict[str, Any]]:

@@ -14,10 +14,11 @@ from dist_testing.errors import LaunchError
 from dist_testing.launch import fork_server
 from dist_testing.launch.fork import ForkServerLauncher
 from dist_testing.outcomes import Cause, Status
-from dist_testing.process.messages import FORK_SERVER_ORDERS
+from dist_testing.process.messages import FORK_SERVER_EVENTS, FORK_SERVER_ORDERS
 from tests.support.worlds import engine_for, run
 
 _ORDERS = FORK_SERVER_ORDERS.schema
+_EVENTS = FORK_SERVER_EVENTS.schema
 
 
 @pytest.fixture
@@ -85,9 +86,18 @@ def test_request_with_other_descriptors_than_it_needs_costs_one_case(
     ("instead", "said"),
     [
         (lambda event: b"\0\0\0\2\0\0{]", r"event of the fork server: not JSON: b'{\]'\."),
-        (lambda event: _framed({"schema": 3, "message": "RankEnded"}), r"schema 3 .*schema 1\.\n.*\n.*one version"),
-        (lambda event: _framed({"schema": 1, "message": "Ready"}), "unknown message 'Ready'; expected one of World"),
-        (lambda event: _framed({"schema": 1, "message": "RankEnded", "world": 1, "rank": 7, "exit_code": 0}), "Rank 7"),
+        (
+            lambda event: _framed({"schema": 9, "message": "RankEnded"}),
+            rf"schema 9 .*schema {_EVENTS}\.\n.*\n.*one version",
+        ),
+        (
+            lambda event: _framed({"schema": _EVENTS, "message": "Ready"}),
+            "unknown message 'Ready'; expected one of World",
+        ),
+        (
+            lambda event: _framed({"schema": _EVENTS, "message": "RankEnded", "world": 1, "rank": 7, "exit_code": 0}),
+            "Rank 7",
+        ),
     ],
     ids=["not JSON", "newer", "unknown", "no such rank"],
 )

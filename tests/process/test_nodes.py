@@ -18,6 +18,8 @@ _needs_nodes = pytest.mark.skipif(
 _WORLDS = """
     import os
     import socket
+    import subprocess
+    import sys
 
     import pytest
     import torch
@@ -33,6 +35,15 @@ _WORLDS = """
         found = [os.environ[name] for name in ("GROUP_RANK", "GROUP_WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")]
         assert found == [str(world.node), "2", str(world.local_rank), "2"]
         assert os.environ["MASTER_ADDR"] == "10.0.0.1"
+
+
+    def test_names_have_addresses(world):
+        assert [socket.gethostbyname(f"node{{node}}") for node in range(2)] == ["10.0.0.1", "10.0.0.2"]
+        assert socket.gethostbyname(socket.gethostname()) == f"10.0.0.{{world.node + 1}}"
+        # A program that the rank starts; and the names that the machine knows are still known.
+        code = "import socket; print(socket.gethostbyname('node1'), socket.gethostbyname('localhost'))"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        assert done.stdout.split() == ["10.0.0.2", "127.0.0.1"]
 
 
     def test_nodes_reach_each_other(world):
@@ -67,7 +78,7 @@ def test_ranks_are_on_their_nodes(starter: Starter, tmp_path: Path, isolation: s
     only = ["-k", "reach"] if isolation == "spawn" else []
     ended = run_cases(starter, tmp_path, _WORLDS.format(isolation=isolation), *only)
     assert set(ended.outcomes().values()) == {"PASSED"}, ended.log
-    assert len(ended.outcomes()) == (1 if only else 3), ended.log
+    assert len(ended.outcomes()) == (1 if only else 4), ended.log
 
 
 _FAULTS = """

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,6 +13,7 @@ from dist_testing.report.exports import SCHEMA_FILE, ctrf, exported
 from dist_testing.report.gather import gather
 from dist_testing.report.github import annotation_lines, markdown
 from dist_testing.report.model import Report
+from tests.report.schema_check import check
 from tests.report.streams import Case, write_stream
 
 _RULE = "-" * 100
@@ -32,45 +32,11 @@ def _report(folder: Path, *cases: Case, target: str = "") -> Report:
     return gather([write_stream(folder / "e.jsonl", cases or _EVERY, target=target)])
 
 
-_TYPES: dict[str, tuple[type, ...]] = {
-    "object": (dict,),
-    "array": (list,),
-    "string": (str,),
-    "integer": (int,),
-    "number": (int, float),
-    "boolean": (bool,),
-    "null": (type(None),),
-}
-
-
-def _check(value: Any, schema: dict[str, Any], place: str) -> None:
-    """Check a value against the part of JSON Schema that our schema uses. Unknown fields are errors here."""
-    unknown = schema.keys() - {
-        *("$schema", "title", "description", "type", "required", "properties", "additionalProperties", "items", "enum"),
-        "const",
-    }
-    assert not unknown, f"{place}: the test does not know {unknown}"
-    kinds = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
-    fits = any(isinstance(value, _TYPES[kind]) and (kind == "boolean" or type(value) is not bool) for kind in kinds)
-    assert fits, f"{place}: {value!r} is not {kinds}"
-    assert "enum" not in schema or value in schema["enum"], f"{place}: {value!r}"
-    assert "const" not in schema or value == schema["const"], f"{place}: {value!r}"
-    if isinstance(value, dict):
-        properties = schema.get("properties", {})
-        assert not set(schema.get("required", ())) - value.keys(), place
-        for name, item in value.items():
-            assert name in properties or "additionalProperties" in schema, f"{place}.{name} is not in the schema"
-            _check(item, properties.get(name) or schema["additionalProperties"], f"{place}.{name}")
-    if isinstance(value, list):
-        for number, item in enumerate(value):
-            _check(item, schema["items"], f"{place}[{number}]")
-
-
 def test_the_json_fits_its_published_schema(tmp_path: Path) -> None:
     """If it fails, programs that read the export break without a new version of the schema."""
     schema = json.loads(SCHEMA_FILE.read_text(encoding="utf-8"))
     content = json.loads(exported(_report(tmp_path)))
-    _check(content, schema, "$")
+    check(content, schema, "$")
     (run,) = content["runs"]
     assert [case["status"] for case in run["cases"]] == ["failed", "passed", "skipped", "xfailed", "xpassed", "error"]
     assert run["cases"][0]["ranks"][1]["outcome"] == "raised"
@@ -88,7 +54,7 @@ def test_the_schema_check_finds_errors(tmp_path: Path) -> None:
             part = part[step]
         part[path[-1]] = value
         with pytest.raises(AssertionError, match=r"\$"):
-            _check(content, schema, "$")
+            check(content, schema, "$")
 
 
 def test_hostile_times_are_still_json(tmp_path: Path) -> None:

@@ -3,10 +3,17 @@
 load("@bazel_skylib//lib:partial.bzl", "partial")
 load("@bazel_skylib//lib:unittest.bzl", "asserts", "unittest")
 load("//dist_testing/private:executors.bzl", "KINDS", "capacity_text", "largest_pools", "pool_for", "test_exec_properties")  # buildifier: disable=bzl-visibility
-load("//dist_testing/private:executors_repo.bzl", "declared_executors_problems")  # buildifier: disable=bzl-visibility
+load("//dist_testing/private:executors_repo.bzl", "chosen_executor")  # buildifier: disable=bzl-visibility
 
-def _pool(name, gpus = 0, vendor = "nvidia", properties = {}, gpu_arch = ""):
-    return {"gpu_arch": gpu_arch, "gpus": gpus, "name": name, "properties": properties, "vendor": vendor if gpus else ""}
+def _pool(name, gpus = 0, vendor = "nvidia", properties = {}, gpu_arch = "", remote = ""):
+    return {"gpu_arch": gpu_arch, "gpus": gpus, "name": name, "properties": properties, "remote": remote, "vendor": vendor if gpus else ""}
+
+def _problems(kinds, pools, chosen = ""):
+    remotes = []
+    for declared in kinds:
+        kind, _, name = declared.partition(" ")
+        remotes.append({"kind": kind, "name": name or kind})
+    return chosen_executor(remotes, pools, chosen)[2]
 
 _POOLS = [_pool("cpu"), _pool("eight", 8), _pool("two", 2), _pool("amd4", 4, "amd")]
 
@@ -108,19 +115,30 @@ capacity_test = unittest.make(_capacity_test_impl)
 
 def _declaration_test_impl(ctx):
     env = unittest.begin(ctx)
-    asserts.equals(env, [], declared_executors_problems([], []))
-    asserts.equals(env, [], declared_executors_problems(["buildbuddy"], _POOLS))
-    asserts.equals(env, [], declared_executors_problems(["nativelink"], [_pool("two", 2)]))
-    asserts.equals(env, [], declared_executors_problems(["buildbarn"], [_pool("two", 2, properties = {"Pool": "a"})]))
+    asserts.equals(env, [], _problems([], []))
+    asserts.equals(env, [], _problems(["buildbuddy"], _POOLS))
+    asserts.equals(env, [], _problems(["nativelink"], [_pool("two", 2)]))
+    asserts.equals(env, [], _problems(["buildbarn"], [_pool("two", 2, properties = {"Pool": "a"})]))
     models = [_pool("a", 8, gpu_arch = "sm_90"), _pool("b", 8, gpu_arch = "sm_80")]
-    asserts.equals(env, [], declared_executors_problems(["engflow"], models))
+    asserts.equals(env, [], _problems(["engflow"], models))
 
     # The same number of GPUs of several vendors, and of several models of one.
     vendors = [_pool("c", 8, "amd", gpu_arch = "gfx942"), _pool("d", 8, "amd", gpu_arch = "gfx90a"), _pool("e", 8, "intel")]
-    asserts.equals(env, [], declared_executors_problems(["engflow"], models + vendors))
+    asserts.equals(env, [], _problems(["engflow"], models + vendors))
     negative = _pool("a", -1)
+
+    # Two executors have pools of one size.
+    two = ["buildgrid", "nativelink cloud"]
+    theirs = [_pool("two", 2, remote = "buildgrid"), _pool("gpu2", 2, remote = "cloud")]
+    asserts.equals(env, [], _problems(two, theirs))
+    remotes = [{"kind": "buildgrid", "name": "buildgrid"}, {"kind": "nativelink", "name": "cloud"}]
+    asserts.equals(env, ("buildgrid", [theirs[0]], []), chosen_executor(remotes, theirs, ""))
+    asserts.equals(env, ("nativelink", [theirs[1]], []), chosen_executor(remotes, theirs, "cloud"))
     for kinds, pools, parts in [
-        (["engflow", "engflow"], [], ["executors.remote() is there 2 times", "Keep one"]),
+        (["engflow", "engflow"], [], ["executors.remote(name = \"engflow\") is there twice", "a name of its own"]),
+        (two, [_pool("a")], ["\"a\"): remote = \"\"", "belongs to one of the executors", "buildgrid, cloud"]),
+        (two, [_pool("a", remote = "clout")], ["remote = \"clout\". Did you mean \"cloud\"?"]),
+        (two, theirs + [_pool("b", 2, remote = "cloud")], ["\"b\") and \"gpu2\" both have 2 GPU(s)"]),
         ([], [_pool("a")], ["executors.pool(name = \"a\") without executors.remote()", "Add executors.remote"]),
         (["bildgrid"], [], ["kind = \"bildgrid\". Did you mean \"buildgrid\"?", "buildbarn, buildbuddy, buildgrid"]),
         (["engflow"], [_pool("")], ["executors.pool(name = \"\")"]),
@@ -142,11 +160,18 @@ def _declaration_test_impl(ctx):
         (["nativelink"], [_pool("a", 2, properties = {"gpu_count": "2"})], ["properties has \"gpu_count\""]),
         (["buildbarn"], [_pool("a", 2)], ["properties is empty", "buildbarn has no property that names a pool"]),
     ]:
-        problems = declared_executors_problems(kinds, pools)
+        problems = _problems(kinds, pools)
         asserts.equals(env, 1, len(problems), "{}".format(problems))
         asserts.equals(env, 3, len(problems[0].split("\n")), problems[0])
         for part in parts:
             asserts.true(env, part in problems[0], "\"{}\" is not in: {}".format(part, problems[0]))
+    for kinds, chosen, part in [
+        (two, "clout", "DIST_TESTING_EXECUTOR = \"clout\". Did you mean \"cloud\"?"),
+        ([], "cloud", "DIST_TESTING_EXECUTOR=cloud without executors.remote()"),
+    ]:
+        problems = _problems(kinds, [], chosen)
+        asserts.equals(env, 1, len(problems), "{}".format(problems))
+        asserts.true(env, part in problems[0], problems[0])
     return unittest.end(env)
 
 declaration_test = unittest.make(_declaration_test_impl)

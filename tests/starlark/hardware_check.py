@@ -23,9 +23,12 @@ host_facts = use_extension("@dist_testing//dist_testing/private:host_facts.bzl",
 use_repo(host_facts, "dist_testing_host")
 executors = use_extension("@dist_testing//dist_testing:extensions.bzl", "executors")
 executors.remote(kind = "buildbuddy")
-executors.pool(name = "cpus", properties = {"container-image": "docker://plain"})
-executors.pool(name = "pair", gpus = 2)
-executors.pool(name = "four", gpus = 4, gpu_arch = "sm_80", properties = {"dockerRuntime": "nvidia"})
+executors.remote(name = "spare", kind = "nativelink")
+executors.pool(name = "cpus", remote = "buildbuddy", properties = {"container-image": "docker://plain"})
+executors.pool(name = "pair", remote = "buildbuddy", gpus = 2)
+WITH = {"dockerRuntime": "nvidia"}
+executors.pool(name = "four", remote = "buildbuddy", gpus = 4, gpu_arch = "sm_80", properties = WITH)
+executors.pool(name = "eight", remote = "spare", gpus = 8)
 """
 
 _PACKAGES = {
@@ -234,8 +237,8 @@ def _check_configurations(checks: Checks, machine: NestedBazel, scratch: Path) -
     checks.expect("--config=rbe_local asks this machine", True, refused, done.output)
 
 
-def _exec_properties(bazel: NestedBazel, target: str) -> object:
-    done = bazel.run("query", "--output=streamed_jsonproto", target)
+def _exec_properties(bazel: NestedBazel, target: str, *options: str) -> object:
+    done = bazel.run("query", "--output=streamed_jsonproto", *options, target)
     attributes = json.loads(done.stdout)["rule"]["attribute"]
     found = next(one for one in attributes if one["name"] == "exec_properties")
     return {entry["key"]: entry["value"] for entry in found.get("stringDictValue", ())}
@@ -256,6 +259,11 @@ def _check_pools(checks: Checks, machine: NestedBazel) -> None:
         ("//archs:new_nccl", {}),
     ):
         checks.expect(f"exec_properties of {target}", expected, _exec_properties(machine, target))
+    spare = "--repo_env=DIST_TESTING_EXECUTOR=spare"
+    found = _exec_properties(machine, "//large:case_nccl", spare)
+    checks.expect("exec_properties for another executor", {"test.gpu_count": "8"}, found)
+    done = machine.run("build", "--nobuild", FLAG + "gpus=pools", spare, "//large:case_nccl")
+    checks.expect("a target that fits a pool of another executor", 0, done.status, done.output)
     done = machine.run("build", "--nobuild", FLAG + "gpus=pools", "//large:case_nccl")
     for part in (
         "//large:case_nccl: needs 8 GPU(s) of nvidia, and no declared pool has them.",
@@ -314,7 +322,7 @@ def _check_declaration(checks: Checks, machine: NestedBazel) -> None:
     text = module.read_text(encoding="utf-8")
     module.write_text(text.replace('"buildbuddy"', '"bildbuddy"'), encoding="utf-8")
     done = machine.run("query", "//right:all")
-    part = 'executors.remote(): kind = "bildbuddy". Did you mean "buildbuddy"?'
+    part = 'executors.remote(name = "bildbuddy"): kind = "bildbuddy". Did you mean "buildbuddy"?'
     checks.expect("an unknown kind of executor", (True, True), (done.status != 0, part in done.output), done.output)
 
 

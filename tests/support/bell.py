@@ -6,10 +6,23 @@ import os
 import select
 import time
 from pathlib import Path
+from typing import Protocol
 
-from tests.support.starter import LIMIT_S, Child
+from tests.support.starter import LIMIT_S
 
 _VARIABLE = "BELL_OF_THE_TEST"
+
+
+class _Process(Protocol):
+    """A process that the test has started."""
+
+    @property
+    def pid(self) -> int:
+        """Its number."""
+
+    @property
+    def log(self) -> str:
+        """The output so far."""
 
 
 def ring(text: str) -> None:
@@ -37,7 +50,7 @@ class Bell:
     def __exit__(self, *_: object) -> None:
         os.close(self._fd)
 
-    def wait(self, count: int, child: Child, limit_s: float = LIMIT_S) -> list[str]:
+    def wait(self, count: int, child: _Process, limit_s: float = LIMIT_S) -> list[str]:
         """Wait until `count` lines have arrived since the last call.
 
         Raises:

@@ -29,6 +29,7 @@ from typing import Any
 
 import psutil
 
+from dist_testing.nodes.namespaces import enter
 from dist_testing.process.lifetime import become_subreaper
 
 # Limit in seconds for a child that works; far above what it needs on a busy machine.
@@ -114,6 +115,7 @@ class Starter:
         env: Mapping[str, str | None] | None = None,
         limits: Mapping[int, int] | None = None,
         fresh: bool = False,
+        node: Sequence[int] = (),
     ) -> Child:
         """Start Python as `python <arguments>` would.
 
@@ -123,6 +125,7 @@ class Starter:
             env: Added to an environment without any settings of a test runner; None removes a variable.
             limits: Numbers of `resource.RLIMIT_*` to soft and hard limit.
             fresh: Whether to start a new interpreter, without torch.
+            node: Descriptors of the simulated node to start it on, as `Nodes.of` returns them.
         """
         self._started += 1
         log_file = folder / f"log-{self._started}.txt"
@@ -137,6 +140,7 @@ class Starter:
             "env": {name: value for name, value in given.items() if value is not None},
             "limits": {str(number): limit for number, limit in (limits or {}).items()},
             "fresh": fresh,
+            "node": [f"/proc/{os.getpid()}/fd/{fd}" for fd in node],
         }
         return Child(self, self._ask(message), folder, log_file)
 
@@ -229,6 +233,7 @@ def _become(message: Mapping[str, Any]) -> None:
     os.chdir(message["folder"])
     for number, limit in message["limits"].items():
         resource.setrlimit(int(number), (limit, limit))
+    enter([os.open(path, os.O_RDONLY | os.O_CLOEXEC) for path in message["node"]])
     arguments = message["arguments"]
     if message["fresh"]:
         os.execve(sys.executable, [sys.executable, *arguments], message["env"])

@@ -43,14 +43,17 @@ def admit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., At
         def admit(*visits: _Visit, size: int = 2) -> AttachedLauncher:
             folder = Path(stack.enter_context(_short_folder()))
 
-            def connect(_: str, path: str) -> None:
+            def connect(_: str, home: str) -> None:
+                path = json.loads(home)["path"]
                 for visit in visits:
                     connection = stack.enter_context(socket.socket(socket.AF_UNIX))
                     connection.connect(path)
                     visit(connection)
 
             store = SimpleNamespace(set=connect, check=lambda keys: False)
-            rank_info: Any = SimpleNamespace(size=size, store=lambda: store)
+            rank_info: Any = SimpleNamespace(
+                size=size, store=lambda: store, has_other_nodes=False, node_key="here", launcher="torchrun"
+            )
             run: Any = SimpleNamespace(temp=str(folder), directories=[str(folder)])
             launcher = AttachedLauncher(rank_info, run)
             stack.callback(launcher.own_end.close)
@@ -68,7 +71,7 @@ def _short_folder() -> Iterator[str]:
 
 
 def _connect_as(rank: object) -> _Visit:
-    return _send(_message(json.dumps({"schema": 1, "message": "Hello", "rank": rank}).encode()))
+    return _send(_message(json.dumps({"schema": 2, "message": "Hello", "rank": rank, "node": ""}).encode()))
 
 
 @pytest.mark.parametrize(
@@ -80,10 +83,10 @@ def _connect_as(rank: object) -> _Visit:
         _send(_message(b"[]")),
         _send(_message(b'"rank"')),
         _send(_message(b'{"rank": 1}')),
-        _send(_message(b'{"schema": 1, "message": "Hello"}')),
-        _send(_message(b'{"schema": 1, "message": "Hello", "rank": 1, "more": 1}')),
-        _send(_message(b'{"schema": 1, "message": "PartOver", "exit_code": 0}')),
-        _send(_message(b'{"schema": 1, "message": "Hello", "rank": 1}', fds=1)),
+        _send(_message(b'{"schema": 2, "message": "Hello"}')),
+        _send(_message(b'{"schema": 2, "message": "Hello", "rank": 1, "node": "", "more": 1}')),
+        _send(_message(b'{"schema": 2, "message": "PartOver", "exit_code": 0}')),
+        _send(_message(b'{"schema": 2, "message": "Hello", "rank": 1, "node": ""}', fds=1)),
         _send(struct.pack(">IH", 0xFFFFFFFF, 0)),
         _connect_as(None),
         _connect_as([1]),
@@ -119,7 +122,7 @@ def test_invalid_clients_do_not_keep_the_ranks_out(admit: Callable[..., Attached
 
 def test_a_message_may_arrive_in_pieces(admit: Callable[..., AttachedLauncher]) -> None:
     """If this fails, a message that the kernel delivers in pieces is lost."""
-    whole = _message(b'{"schema": 1, "message": "Hello", "rank": 1}')
+    whole = _message(b'{"schema": 2, "message": "Hello", "rank": 1, "node": ""}')
 
     def in_parts(connection: socket.socket) -> None:
         for byte in whole:
@@ -130,8 +133,8 @@ def test_a_message_may_arrive_in_pieces(admit: Callable[..., AttachedLauncher]) 
 
 def test_rank_of_another_version_ends_the_wait(admit: Callable[..., AttachedLauncher]) -> None:
     """It would be missed only after a long wait, and the error would not name the reason."""
-    newer = _send(_message(b'{"schema": 2, "message": "Hello", "rank": 1, "name": "r"}'))
-    with pytest.raises(LaunchError, match=r"schema 2 .*schema 1\.\n.*\n.*one version of dist_testing"):
+    newer = _send(_message(b'{"schema": 3, "message": "Hello", "rank": 1, "name": "r"}'))
+    with pytest.raises(LaunchError, match=r"schema 3 .*schema 2\.\n.*\n.*one version of dist_testing"):
         admit(newer, _connect_as(1))
 
 
@@ -149,7 +152,7 @@ def test_rank_0_can_finish_after_the_launcher_was_closed() -> None:
 
     That thread closes it when a rank cannot be stopped.
     """
-    rank_info: Any = SimpleNamespace(size=1)
+    rank_info: Any = SimpleNamespace(size=1, has_other_nodes=False)
     launcher = AttachedLauncher(rank_info, SimpleNamespace())  # type: ignore[arg-type]  # no other rank connects
     rank: Any = SimpleNamespace(_connection=launcher.own_end)
     with launcher.own_end:

@@ -32,6 +32,7 @@ from dist_testing.events.cases import (
 )
 from dist_testing.events.event import CallTimes, Event, LedgerCall, Phase
 from dist_testing.events.runs import (
+    ForkServerMemory,
     RunEnded,
     RunStarted,
     StreamCut,
@@ -53,6 +54,11 @@ _FORMS: list[tuple[Event, str]] = [
         '"versions":{"python":"3.12.1"}}',
     ),
     (TestsCollected(1.0, 7), '{"event":"tests_collected","at_s":1.0,"count":7}'),
+    (
+        ForkServerMemory(1.0, 1 << 26, 1 << 27, 0.25, ""),
+        '{"event":"fork_server_memory","at_s":1.0,"huge_bytes":67108864,"pss_bytes":134217728,"work_s":0.25,'
+        '"refusal":""}',
+    ),
     (TestBegan(1.0, "a.py::b"), '{"event":"test_began","at_s":1.0,"test":"a.py::b"}'),
     (
         TestReported(1.0, "a.py::b", "call", "failed", 0.25, "boom", "a text", True, (("world_size", 2),)),

@@ -10,7 +10,7 @@ import subprocess
 import time
 from types import SimpleNamespace
 
-from dist_testing.attach.launcher import _Announced
+from dist_testing.attach.guests import Announced
 from dist_testing.bazel import watchdog
 from dist_testing.engine.rank_record import RankRecord
 from dist_testing.outcomes import Kind
@@ -66,9 +66,9 @@ def _has_to_end_run_that_is_over(limit_s: float) -> bool:
 def test_a_rank_that_ended_before_it_connected_is_seen() -> None:
     """If this fails, rank 0 of a large world under torchrun ends with an error of its own."""
     child = subprocess.Popen(["true"])
-    store = SimpleNamespace(check=lambda keys: True, get=lambda key: str(child.pid))
+    store = SimpleNamespace(check=lambda keys: True, get=lambda key: f"{child.pid} here".encode())
     with all_low_numbers_taken():
-        announced = _Announced(store)
+        announced = Announced(store, "here")
         try:
             # The process exists until it is waited for.
             os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)

@@ -46,7 +46,6 @@ def test_variables_set_by_hand_are_enough() -> None:
         ({"WORLD_SIZE": "0"}, "WORLD_SIZE='0': expected a number from 1 to"),
         ({"WORLD_SIZE": "four"}, "WORLD_SIZE='four'"),
         ({"MASTER_PORT": "65536"}, "MASTER_PORT='65536': expected a number from 1 to 65535."),
-        ({"WORLD_SIZE": "8"}, "WORLD_SIZE=8 and LOCAL_WORLD_SIZE=4: the world spans several machines."),
     ],
 )
 def test_contradictory_variables_are_a_clear_error(changed: dict[str, str | None], said: str) -> None:

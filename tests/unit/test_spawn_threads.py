@@ -67,6 +67,15 @@ def test_threads_of_a_test_are_known_before_it_runs(tmp_path: Path) -> None:
     file.write_text("def test_plain(): pass")
     assert not starts_ranks(plain, file)
     assert not starts_ranks(None, tmp_path / "no file")
+    for text, expected in (
+        ("dist_testing.run(f)", True),
+        ("from dist_testing import World, run", True),
+        ("dist_testing.run_tests()", False),
+        ("subprocess.run(['a'])", False),
+    ):
+        named = tmp_path / f"test_{len(text)}.py"
+        named.write_text(text, encoding="utf-8")
+        assert starts_ranks(plain, named) is expected, text
     decorated = spawn_threads_and_init_comms(world_size=2)(plain)
     assert starts_ranks(decorated, file)
     assert starts_ranks(functools.wraps(decorated)(lambda: None), file)

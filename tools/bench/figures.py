@@ -49,9 +49,28 @@ def ratio(one: Summary, other: Summary) -> dict[str, float]:
     return {"medians": one.median / other.median, "minima": one.smallest / other.smallest}
 
 
+def paired_ratio(one: Sequence[float], other: Sequence[float]) -> dict[str, float]:
+    """Return the first series over the second, by medians and by minima, with the spread of the ratio.
+
+    The spread is the middle half of the ratios of single rounds: "low" and "high" are its quartiles. Measurements with
+    the same index belong to one round; a longer series is cut. Each series has at least one value.
+    """
+    rounds = min(len(one), len(other))
+    first, second = one[:rounds], other[:rounds]
+    ratios = [mine / its for mine, its in zip(first, second, strict=True)]
+    low, _, high = statistics.quantiles(ratios, n=4, method="inclusive") if rounds > 1 else ratios * 3
+    return {**ratio(summarise(first), summarise(second)), "low": low, "high": high, "rounds": rounds}
+
+
 def ratio_lines(ratios: Mapping[str, Mapping[str, float]]) -> str:
     """Return one line for each named ratio."""
-    return "".join(f"{name}: {found['medians']:.2f} (minima {found['minima']:.2f})\n" for name, found in ratios.items())
+    lines = []
+    for name, found in ratios.items():
+        line = f"{name}: {found['medians']:.2f} (minima {found['minima']:.2f}"
+        if "rounds" in found:
+            line += f", middle half of {found['rounds']} rounds {found['low']:.2f} to {found['high']:.2f}"
+        lines.append(f"{line})\n")
+    return "".join(lines)
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -1,18 +1,25 @@
 #!/usr/bin/env python3
 """Measure what a distributed test case costs: the library, a bare fork, and torch's own test classes.
 
-    python tools/bench/launch.py [--worlds 2,4,8] [--cases 20] [--body nothing] [--json FILE] [--quick]
+    python tools/bench/launch.py [--worlds 2,4,8] [--cases 20] [--body nothing] [--isolations fork,pool]
+        [--before FOLDER] [--json FILE] [--history FILE] [--quick]
 
 Every contestant runs the same case, one all_reduce of four numbers over gloo, in its own process, which has imported
 everything before the first turn. With `--body nothing` the case does nothing, so the figure is the contestant's own
 cost: on a worker pool, the all_reduce is most of the other figure. The contestants take turns case by case, so that the
-machine's noise is the same for all. This program does not judge times; compare the ratios within one run.
+machine's noise is the same for all; every second round has the reverse order. This program does not judge times;
+compare the ratios within one run. A ratio has its spread: the middle half of the ratios of single rounds. The last line
+says how much CPU time other work has taken, and whether the figures count.
+
+With `--before`, another checkout of the library takes part, so that a change is measured against the commit before it.
+With `--history`, the run is one more line of a file, and the ratios stand beside the latest ones that count.
 
 Columns: `median`, `min`, `max`: cost of one more case, in milliseconds. `first`: the first case of the session; on a
 worker pool it includes the start of the ranks. `session`: the whole process, from its start to its end, divided by its
 cases. `x raw`: the ratio to the cheaper of the two raw forks, of medians and of minima. `PSS/rank`: memory that each
 rank beyond the first adds to all processes of the contestant, in MB; shared pages count once, and pages of libraries do
-not count, because the kernel shares them with other programs.
+not count, because the kernel shares them with other programs. If the cases fork enough ranks for huge pages
+(docs/isolation.md), the figure includes the fork server's copies, which a run has once.
 
 torch's classes need the packages expecttest, hypothesis and numpy; without them, use --no-torch.
 """
@@ -20,19 +27,22 @@ torch's classes need the packages expecttest, hypothesis and numpy; without them
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from contest import Contestant, Run, contest, pytest_command
+import history
+import quiet
+from contest import BENCH, Contestant, Run, contest, pytest_command
 from contestants.turns import EMPTY_CASE, MEMORY_CASE, MEMORY_FILE
-from figures import BenchError, Summary, machine_facts, ratio, ratio_lines, summarise, table
-from options import bench_parser, count, counts, parse, run_bench
+from figures import BenchError, Summary, machine_facts, paired_ratio, ratio_lines, summarise, table
+from options import ROOT, bench_parser, count, counts, parse, run_bench
 
-from dist_testing.launch.isolation import isolation_names
+from dist_testing.launch.isolation import FORK, POOL, isolation_names
 
 RAW = (
     Contestant("raw fork, TCPStore", ("-m", "contestants.raw_fork", "tcp")),
@@ -48,6 +58,8 @@ BYTES_PER_MB = 1e6
 # A rank that is an interpreter of its own takes 200 to 300 MB, and some CPU seconds to start.
 FRESH_CASES = 10
 LARGEST_FRESH_WORLD = 8
+# Isolations of the other checkout that take part.
+BEFORE = ("fork", "pool")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +68,7 @@ class Row:
 
     Attributes:
         case_ms: Cost of one more case, without the first case unless there is no other.
+        costs_ms: These costs, in the order of the rounds.
         first_ms: Cost of the first case.
         session_ms: Time of the whole process divided by its cases.
         import_ms: Time from the start of the process to the end of its imports.
@@ -65,6 +78,7 @@ class Row:
     """
 
     case_ms: Summary
+    costs_ms: tuple[float, ...]
     first_ms: float
     session_ms: float
     import_ms: float
@@ -73,13 +87,18 @@ class Row:
     pss_mb_per_rank: float | None
 
 
-def library(isolation: str) -> Contestant:
-    """Return the library with one of its launchers."""
+def library(isolation: str, before: Path | None = None) -> Contestant:
+    """Return the library with one of its launchers; with `before`, that of another checkout."""
     options = [f"--dist-isolation={isolation}"]
     if isolation == "thread":
         # No other backend connects threads; threads.py measures its cost.
         options.append("--dist-backend=threaded")
-    return Contestant(f"library, {isolation}", pytest_command("test_trivial.py", *options))
+    command = pytest_command("test_trivial.py", *options)
+    if before is None:
+        return Contestant(f"library, {isolation}", command)
+    # First the contestants, then the other checkout, and at last the places of this one.
+    places = [str(BENCH), str(before), *filter(None, sys.path)]
+    return Contestant(f"library before, {isolation}", command, (("PYTHONPATH", os.pathsep.join(places)),))
 
 
 def measure(case_counts: Mapping[Contestant, int], *, world_size: int, body: str = "") -> dict[str, tuple[Run, int]]:
@@ -121,6 +140,7 @@ def row(run: Run, *, world_size: int, pss_bytes: int, pss_bytes_of_one: int) -> 
     per_rank = (pss_bytes - pss_bytes_of_one) / (world_size - 1) / BYTES_PER_MB if world_size > 1 else None
     return Row(
         case_ms=summarise(costs_ms[1:] or costs_ms),
+        costs_ms=tuple(costs_ms[1:] or costs_ms),
         first_ms=costs_ms[0],
         session_ms=MS_PER_S * run.session_s / len(run.turns),
         import_ms=MS_PER_S * run.imported_s,
@@ -137,11 +157,15 @@ def measure_worlds(options: argparse.Namespace) -> dict[int, dict[str, Row]]:
         few = min(timed, options.fresh_cases)
         fresh_fits = world_size <= options.largest_fresh_world
         counts = dict.fromkeys((*RAW, RAW_KEPT), timed)
-        for isolation in isolation_names():
+        for isolation in options.isolations:
             if isolation != "spawn":
                 counts[library(isolation)] = timed
             elif fresh_fits:
                 counts[library(isolation)] = few
+        if options.before is not None:
+            counts |= dict.fromkeys(
+                (library(isolation, options.before) for isolation in BEFORE if isolation in options.isolations), timed
+            )
         if options.torch:
             counts[TORCH_THREADED] = timed
         if options.torch and fresh_fits:
@@ -171,16 +195,31 @@ def ratios(rows: Mapping[str, Row]) -> dict[str, dict[str, float]]:
     fork, spawn, pool = (library(isolation).name for isolation in ("fork", "spawn", "pool"))
     pairs = (
         (fork, yardstick(rows)),
+        (f"library before, {FORK.name}", yardstick(rows)),
+        (fork, f"library before, {FORK.name}"),
+        (pool, f"library before, {POOL.name}"),
         (TORCH_PROCESS.name, fork),
         (TORCH_PROCESS.name, spawn),
         (pool, RAW_KEPT.name),
         (TORCH_CONTINUOUS.name, pool),
     )
     return {
-        f"{one} / {other}": ratio(rows[one].case_ms, rows[other].case_ms)
+        f"{one} / {other}": paired_ratio(rows[one].costs_ms, rows[other].costs_ms)
         for one, other in pairs
         if one in rows and other in rows
     }
+
+
+def latest_lines(entries: Sequence[Mapping[str, Any]], worlds: Mapping[int, Mapping[str, Any]]) -> str:
+    """Return the ratios of the latest run of the history that counts, for the same world sizes; "" without one."""
+    entry = next((one for one in reversed(entries) if one.get("counts")), None)
+    if entry is None:
+        return ""
+    text = f"\nThe latest run that counts, of {entry['when']}, commit {entry['commit'] or 'unknown'}:\n"
+    for size in worlds:
+        for name, found in entry["worlds"].get(str(size), {}).get("ratios", {}).items():
+            text += f"world size {size}, {name}: {found['medians']:.2f}\n"
+    return text
 
 
 def world_table(world_size: int, rows: Mapping[str, Row]) -> str:
@@ -204,17 +243,32 @@ def world_table(world_size: int, rows: Mapping[str, Row]) -> str:
 def main() -> int:
     """Measure and print."""
     options = _options()
+    found: dict[str, Any] = {}
 
     def report() -> tuple[str, dict[str, Any]]:
+        # Read first: a broken file is told before the long measurement.
+        earlier = history.read(options.history, "launch") if options.history is not None else []
+        start = quiet.now()
         rows = measure_worlds(options)
+        others = start.until(quiet.now())
         worlds = {
             world_size: {"rows": of_world, "yardstick": yardstick(of_world), "ratios": ratios(of_world)}
             for world_size, of_world in rows.items()
         }
         text = "\n".join(world_table(world_size, of_world) for world_size, of_world in rows.items())
-        return text, {"machine": machine_facts(), "worlds": worlds}
+        text += latest_lines(earlier, worlds) + "\n" + others.line()
+        found.update(machine=machine_facts(), cases=options.cases, body=options.body, worlds=worlds, **others.to_json())
+        return text, found
 
-    return run_bench("launch", options.json, report)
+    code = run_bench("launch", options.json, report)
+    if code == 0 and options.history is not None:
+        # After the table is printed: no figure is lost if the file cannot be written.
+        try:
+            history.append(options.history, "launch", history.commit_of(ROOT), found)
+        except BenchError as error:
+            sys.stderr.write(f"launch.py: {error}\n")
+            return 1
+    return code
 
 
 def _options() -> argparse.Namespace:
@@ -234,9 +288,38 @@ def _options() -> argparse.Namespace:
         help=f"largest world where each rank is an interpreter of its own, default {LARGEST_FRESH_WORLD}",
     )
     parser.add_argument(
+        "--isolations",
+        type=_isolations,
+        default=isolation_names(),
+        help="of the library, such as fork,pool; default all",
+    )
+    parser.add_argument("--before", type=_checkout, metavar="FOLDER", help="another checkout, to compare with")
+    parser.add_argument("--history", type=_file, metavar="FILE", help="also append the figures to this file, in a line")
+    parser.add_argument(
         "--body", choices=("all_reduce", "nothing"), default="all_reduce", help="work of a case, default all_reduce"
     )
     return parse(parser)
+
+
+def _isolations(text: str) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(text.split(",")))
+    if unknown := [name for name in names if name not in isolation_names()]:
+        raise argparse.ArgumentTypeError(f"{unknown[0]!r}: expected one of {', '.join(isolation_names())}")
+    return names
+
+
+def _file(text: str) -> Path:
+    path = Path(text)
+    if path.is_dir() or not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a file, in a folder that exists")
+    return path
+
+
+def _checkout(text: str) -> Path:
+    folder = Path(text).resolve()
+    if not (text and folder.joinpath("dist_testing", "__init__.py").is_file()):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a checkout, with a folder dist_testing")
+    return folder
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ _MYPY_GROUPS: dict[tuple[str, ...], tuple[str, ...]] = {
     ("tools/docs",): ("tools/docs",),
     ("tools/gpu",): (".", "tools/gpu"),
     ("tools/init",): ("tools/init",),
+    ("tools/nodes",): (".", "tools/debian_prefix", "tools/nodes"),
     ("tools/coverage",): ("tools/coverage",),
     ("tools/rbe",): ("tools/debian_prefix", "tools/rbe", "tools/rbe/pool_check", "tools/report"),
     ("tools/ci",): (".", "tools/report", "tools/ci"),

@@ -35,9 +35,9 @@ def make_engine(
     """
     if hasattr(config, "workerinput") or config.getoption("numprocesses", None):
         raise UsageError(
-            "-n (pytest-xdist) under torchrun.\n"
+            f"-n (pytest-xdist) under {rank_info.launcher}.\n"
             "The ranks of the world exist already; a worker process of a rank is not a rank.\n"
-            "Use torchrun without -n, or -n without torchrun."
+            f"Use {rank_info.launcher} without -n, or -n without {rank_info.launcher}."
         )
     rank_info.announce()
     engine = AttachedEngine(spec, budget, context, loader, rank_info, context.as_rank)
@@ -133,7 +133,9 @@ class Follower:
         directories: tuple[str, ...] = ()
         try:
             connection, directories = connect(self._rank_info)
-            self._exit_code = AttachedRank(connection, self._context, self._context.as_rank).serve()
+            self._exit_code = AttachedRank(
+                connection, self._context, self._context.as_rank, launcher=self._rank_info.launcher
+            ).serve()
         except (InterruptedRunError, LaunchError) as error:
             # torchrun may send the signal again.
             signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -31,6 +31,7 @@ from dist_testing.frontends.pytest.backend_hook import declared_backends
 from dist_testing.frontends.pytest.debugger import check_world, leave_ranks_to_ranks
 from dist_testing.frontends.pytest.marked_items import (
     MARKER_KEY,
+    forks_of,
     function_of,
     is_marked,
     is_multi_process,
@@ -44,6 +45,7 @@ from dist_testing.frontends.pytest.options import check_plugins, read_options
 from dist_testing.frontends.pytest.program_items import PROGRAM_KEY, PROGRAM_SPEC_KEY, ProgramItem
 from dist_testing.frontends.pytest.reruns import RERUN, not_repeated, until_passed
 from dist_testing.frontends.pytest.session_events import SessionEvents
+from dist_testing.frontends.pytest.watch import arguments_of_part
 from dist_testing.frontends.requirements.decision import unmet_requirement
 from dist_testing.frontends.session import Session, open_session
 from dist_testing.frontends.unittest.spawn_threads import starts_ranks
@@ -126,11 +128,7 @@ class RunnerPlugin:
             # A program expects an interpreter of its own, without pytest and what pytest changes.
             return Engine(self._spec, budget, ProgramRankContext(), program_loader(), may_fork_runner=False)
         session = PytestSession(
-            arguments=(
-                *(str(argument) for argument in config.invocation_params.args),
-                # A worker of pytest-xdist gets the arguments of its controller; it must not start workers.
-                *(("-n", "0") if hasattr(config.option, "numprocesses") else ()),
-            ),
+            arguments=arguments_of_part(config),
             directory=str(config.invocation_params.dir),
             spec=self._spec.text or None,
             promised_gpus=self._spec.promised_gpus,
@@ -182,7 +180,9 @@ class RunnerPlugin:
             check_world(self._config, self._engine.debug_rank, map(self._world_of, ours))
             leave_ranks_to_ranks(self._config)
             raise_on_termination()
-            launcher, _ = self._engine.prepare()
+            # The reports of this process need it, and a fork then has it: a rank takes 0.4 ms to find it.
+            _ = [item.location for item in ours]
+            launcher, _ = self._engine.prepare(forks_of(ours, self._isolation_of))
         except (LaunchError, UsageError) as error:
             raise pytest.UsageError(str(error)) from error
         if line := not_repeated(filter(is_marked, ours), self._no_reruns):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -11,6 +11,7 @@ import pytest
 from dist_testing.errors import UsageError
 from dist_testing.frontends.pytest.marker import MARKER_OPTION, Distributed, marker_name, read_marker
 from dist_testing.frontends.unittest.world_case import WorldCase
+from dist_testing.launch.isolation import Isolation
 
 # Module of the fixtures `world` and `world_size`.
 PLUGIN = f"{__package__}.plugin"
@@ -107,6 +108,12 @@ def is_marked(item: pytest.Item) -> bool:
 def world_size(item: pytest.Item) -> int:
     """Return the world size of a marked item."""
     return item.stash[SIZE_KEY]
+
+
+def forks_of(items: Iterable[pytest.Item], isolation_of: Callable[[pytest.Item], Isolation]) -> int:
+    """Return how many ranks the cases of items will fork. A unittest class counts as one: its size is not known yet."""
+    forking = (item for item in items if isolation_of(item).forks_each_case)
+    return sum(world_size(item) if is_marked(item) else 1 for item in forking)
 
 
 def is_multi_process(item: pytest.Item) -> bool:

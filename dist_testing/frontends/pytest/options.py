@@ -15,6 +15,7 @@ from dist_testing.errors import UsageError
 from dist_testing.frontends.pytest.debugger import debug_rank
 from dist_testing.frontends.pytest.marker import MARKER_OPTION
 from dist_testing.frontends.pytest.session_events import OPTION
+from dist_testing.frontends.pytest.watch import add_watch_option
 from dist_testing.launch.isolation import check_isolation, default_isolation, isolation_named, isolation_names
 from dist_testing.nodes.layout import check_node_count
 from dist_testing.spec import DEFAULT_WORLD_SIZE, MAX_WORLD_SIZE, Spec, is_world_size
@@ -104,6 +105,7 @@ def add_options(parser: pytest.Parser) -> None:
         metavar="RANK",
         help="give this rank the terminal, for breakpoint() and --pdb; no limit applies",
     )
+    add_watch_option(group)
     group.addoption(
         OPTION,
         metavar="FILE",

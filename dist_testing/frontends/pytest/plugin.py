@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+
 import pytest
 
 from dist_testing.errors import DistTestingError, UsageError
@@ -12,6 +14,7 @@ from dist_testing.frontends.pytest.marker import MARKER_HELP, marker_name
 from dist_testing.frontends.pytest.marking import parametrize_world_size
 from dist_testing.frontends.pytest.on_rank import current_world
 from dist_testing.frontends.pytest.options import add_options
+from dist_testing.frontends.pytest.watch import check_taken_over, watched_session
 from dist_testing.world import World
 
 _RUNNER = "dist_testing_runner"
@@ -27,10 +30,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     add_options(parser)
 
 
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None, object, object]:
+    """With `--dist-watch`, be the watch mode; its forks go on from here."""
+    return (yield from watched_session(early_config))
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Register the marker and the runner's half of the plugin."""
     config.stash[USES_LIBRARY_KEY] = SPEC_KEY in config.stash
     try:
+        check_taken_over(config)
         config.addinivalue_line("markers", f"{marker_name(config)}{MARKER_HELP}")
         runner = RunnerPlugin(config)
     except DistTestingError as error:

@@ -194,7 +194,7 @@ class _RankResult(unittest.TestResult):
         error = err[1]
         assert error is not None
         self.has_passed = False
-        if isinstance(error, _pytest_skip()):
+        if isinstance(error, pytest_skip_class()):
             self._raised.append(unittest.SkipTest(str(error)))
             self._reporter.skipped(str(error))
             return
@@ -208,7 +208,7 @@ class _RankResult(unittest.TestResult):
         self._reporter.ended_by(error, text)
 
 
-def _pytest_skip() -> type[BaseException] | tuple[()]:
+def pytest_skip_class() -> type[BaseException] | tuple[()]:
     """Return the class of what `pytest.skip` raises, if it can have been called in this process."""
     found = getattr(sys.modules.get("_pytest.outcomes"), "Skipped", ())
     return found if isinstance(found, type) else ()

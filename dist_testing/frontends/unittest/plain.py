@@ -46,24 +46,30 @@ def _rank_info() -> RankInfo | None:
 
 def unittest_loader() -> Loader:
     """Return the loader for this process's tests: they are imported by name, except those of the main module."""
+    return Loader(__name__, main_module())
+
+
+def main_module() -> str:
+    """Return how a fresh interpreter imports the main module of this process: a text for `import_main`."""
     main = sys.modules["__main__"]
     spec = getattr(main, "__spec__", None)
     module = MainModule(
         name=spec.name if spec is not None else None,
         path=getattr(main, "__file__", None) if spec is None else None,
     )
-    return Loader(__name__, MAIN_MODULES.to_wire(module).decode())
+    return MAIN_MODULES.to_wire(module).decode()
 
 
 def load(state: str, then: ThenBe, test: str | None) -> NoReturn:
     """Import the main module; a rank imports the module of its class when it looks for it."""
     del test
-    _import(MAIN_MODULES.from_wire(state))
+    import_main(state)
     then(UnittestRankContext())
 
 
-def _import(main: MainModule) -> None:
+def import_main(state: str) -> None:
     """Import the main module as multiprocessing does: not under the name that makes it run its tests."""
+    main = MAIN_MODULES.from_wire(state)
     if main.name is not None and not main.name.endswith("__main__"):
         content = runpy.run_module(main.name, run_name="__mp_main__", alter_sys=True)
     elif main.path is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -25,6 +26,8 @@ __unittest = True
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 # Part of a function's __dict__, which functools.wraps copies.
 _MARK = "__dist_threads__"
+# `dist_testing.run`: its last name alone is in every other file.
+_CALLS_RUN = re.compile(r"\bdist_testing\.run\(|^\s*from dist_testing import .*\brun\b", re.MULTILINE)
 _EXAMPLE = "Write @spawn_threads_and_init_comms, or @spawn_threads_and_init_comms(world_size=4)."
 
 
@@ -88,7 +91,8 @@ def _names_starter(file: Path) -> bool:
     if not file.is_file():
         return False
     text = file.read_text(encoding="utf-8", errors="replace")
-    return any(starter.__name__ in text for starter in (spawn_threads_and_init_comms, start_processes))
+    named = any(starter.__name__ in text for starter in (spawn_threads_and_init_comms, start_processes))
+    return named or _CALLS_RUN.search(text) is not None
 
 
 def _run(call: Callable[[], Any], name: str, timeout: float | None, world_size: int) -> None:

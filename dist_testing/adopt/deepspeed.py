@@ -1,0 +1,144 @@
+"""A plugin of pytest for suites with DeepSpeed's `DistributedTest`: `pytest -p dist_testing.adopt.deepspeed`.
+
+Their own hooks and classes read fixtures, marks and settings as before. Only the two methods that start processes are
+replaced, on the classes that define them: the ranks are forked from the test's process and run on the engine.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import socket
+import sys
+import unittest
+from collections.abc import Callable, Generator
+from typing import Any
+
+import pytest
+
+from dist_testing.case import CaseFailedError
+from dist_testing.errors import UsageError
+from dist_testing.events.cases import RankOutput
+from dist_testing.frontends.call.run import call_spec
+from dist_testing.frontends.call.spawned import as_spawned_rank
+from dist_testing.frontends.call.world import CallWorld
+from dist_testing.frontends.session import current_session
+from dist_testing.launch.clean import spare_cuda, unshareable_reasons
+from dist_testing.launch.isolation import FORK
+from dist_testing.spec import check_world_size
+
+# unittest leaves frames of modules with this mark out of its tracebacks.
+__unittest = True
+
+# What their classes have: the mark of a test's and of a fixture's class, the methods that start processes, and what
+# these call in each process.
+_MARKS = ("is_dist_test", "is_dist_fixture")
+_LAUNCHERS = ("_launch_daemonic_procs", "_launch_non_daemonic_procs")
+_ON_RANK, _AFTER = "_dist_run", "_dist_destroy"
+
+# At import, before a test file asks for the GPUs: no rank could be forked then.
+spare_cuda()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Replace the methods of the item's class, before the hook of the suite calls it."""
+    _adopt(getattr(item, "cls", None))
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(fixturedef: Any) -> Generator[None, Any, Any]:
+    """Replace the methods of a fixture's class, before the hook of the suite calls it."""
+    _adopt(fixturedef.func)
+    return (yield)
+
+
+def _adopt(cls: Any) -> None:
+    if not isinstance(cls, type) or not any(getattr(cls, mark, False) for mark in _MARKS):
+        return
+    if missing := [name for name in (*_LAUNCHERS, _ON_RANK) if not callable(getattr(cls, name, None))]:
+        raise UsageError(
+            f"{cls.__module__}.{cls.__qualname__}: the class has no {', '.join(missing)}.\n"
+            "It is marked as a class of DeepSpeed's tests, and its version is not one that the adapter knows.\n"
+            "Run it without -p dist_testing.adopt.deepspeed."
+        )
+    for owner in cls.__mro__:
+        for name in _LAUNCHERS:
+            original = vars(owner).get(name)
+            if original is not None and not hasattr(original, "__wrapped__"):
+                setattr(owner, name, _replacement(original))
+
+
+def _replacement(original: Callable[..., Any]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def launch(self: Any, num_procs: int, init_method: str) -> None:
+        __tracebackhide__ = True
+        if reasons := unshareable_reasons():
+            why = "; ".join(reasons)
+            print(f"dist_testing: {_name(self)}: its own processes run it, because {why}", file=sys.stderr)
+            original(self, num_procs, init_method)
+            return
+        _launch(self, num_procs, init_method)
+
+    return launch
+
+
+def _launch(test: Any, num_procs: int, init_method: str) -> None:
+    __tracebackhide__ = True
+    name = _name(test)
+    check_world_size(name, num_procs, "Set world_size of the class, or in the mark of the test.")
+    world = CallWorld(
+        functools.partial(_call, test, num_procs, _port(test), init_method, dict(os.environ)),
+        name,
+        num_procs,
+        call_spec(name, current_session(), num_procs, None, FORK.name),
+        timeout_s=float(test.exec_timeout) if getattr(test, "exec_timeout", None) else None,
+        init=False,
+        with_store=False,
+        show=_show,
+    )
+    with world:
+        world.judge(world.run(), CaseFailedError)
+
+
+class _Skips(list[str]):
+    """Takes the place of the queue for the reasons of skips."""
+
+    def put(self, reason: str) -> None:
+        """Take a reason."""
+        self.append(reason)
+
+
+def _call(test: Any, num_procs: int, port: str, init_method: str, env: dict[str, str]) -> None:
+    """Run the test or the fixture on a rank, as a process of the suite does."""
+    rank = as_spawned_rank(env)
+    skips = _Skips()
+    uses_queue = bool(getattr(test, "non_daemonic_procs", False))
+    reason = getattr(test, _ON_RANK)(rank, num_procs, port, init_method, skips if uses_queue else "")
+    if isinstance(reason, str) and reason:
+        skips.put(reason)
+    if skips:
+        raise unittest.SkipTest(skips[0])
+    if not uses_queue and (after := getattr(test, _AFTER, None)) is not None:
+        after()
+
+
+def _port(test: Any) -> str:
+    """Return a free port, as the suite chooses it; its rendezvous is a file, so few tests use the port."""
+    for cls in type(test).__mro__:
+        choose = getattr(sys.modules.get(cls.__module__), "get_master_port", None)
+        if choose is not None:
+            return str(choose())
+    with socket.socket() as chosen:
+        chosen.bind(("127.0.0.1", 0))
+        return str(chosen.getsockname()[1])
+
+
+def _name(test: Any) -> str:
+    function = getattr(getattr(test, "_current_test", None), "__name__", "")
+    return ".".join(filter(None, (type(test).__module__, type(test).__qualname__, function)))
+
+
+def _show(event: RankOutput) -> None:
+    print(event.line, flush=True)

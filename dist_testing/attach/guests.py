@@ -1,0 +1,106 @@
+"""The connections of rank 0 of an attached world, and the processes that have not connected yet."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+from dist_testing.attach.rank_info import pid_key
+from dist_testing.errors import LaunchError, MessageError
+from dist_testing.process import wire
+from dist_testing.process.messages import ATTACHED_MESSAGES, Hello
+
+# struct ucred of SO_PEERCRED: pid, uid, gid.
+_CREDENTIALS = struct.Struct("iII")
+# Much more than a rank's first message.
+_HELLO_BYTES = 1 << 12
+
+
+def peer_of(connection: socket.socket) -> tuple[int, int]:
+    """Return the ids of process and user at the other end of a Unix socket, as the kernel knows them."""
+    pid, user, _ = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    return pid, user
+
+
+class Guest:
+    """A connection that may or may not be a rank's."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        self._reader = wire.MessageReader(ATTACHED_MESSAGES)
+
+    def hear(self) -> Hello | None:
+        """Return the message; that of rank -1 if it is invalid or the peer has gone; None before the message."""
+        nothing = Hello(-1)
+        try:
+            data = self.connection.recv(_HELLO_BYTES)
+            if not data or peer_of(self.connection)[1] != os.getuid():
+                return nothing
+            messages = list(self._reader.feed(data))
+        except MessageError as error:
+            if error.is_other_schema:
+                # It would be missed only when all others have waited for it for long, and without this reason.
+                raise LaunchError(str(error)) from error
+            return nothing
+        except OSError:
+            # Reset.
+            return nothing
+        if not messages:
+            return None
+        return messages[0] if isinstance(messages[0], Hello) else nothing
+
+
+class Peer:
+    """Rank 0's connection to the process of one rank; for a rank of another node, to the hub."""
+
+    def __init__(self, connection: socket.socket, pid: int, node: str = "") -> None:
+        self.connection = connection
+        # For a rank of another node, the hub.
+        self.pid = pid
+        self.node = node
+        self.pidfd = os.pidfd_open(pid)
+        self.reader = wire.MessageReader(ATTACHED_MESSAGES)
+
+    def close(self) -> None:
+        """Close the connection. A rank that is served then ends."""
+        self.connection.close()
+        os.close(self.pidfd)
+
+
+class Announced:
+    """The processes of ranks of this node that have told their numbers, but have not connected yet."""
+
+    def __init__(self, store: Any, node_key: str) -> None:
+        self._store = store
+        self._node_key = node_key
+        self._pidfds: dict[int, int] = {}
+        self._gone: set[int] = set()
+
+    def ended(self, ranks: Sequence[int]) -> list[int]:
+        """Return those of the ranks whose processes have ended."""
+        for rank in ranks:
+            if rank not in self._pidfds and rank not in self._gone and self._store.check([pid_key(rank)]):
+                pid, _, node_key = self._store.get(pid_key(rank)).decode().partition(" ")
+                if node_key != self._node_key:
+                    # The number means another process here.
+                    continue
+                try:
+                    self._pidfds[rank] = os.pidfd_open(int(pid))
+                except ProcessLookupError:
+                    self._gone.add(rank)
+        poller = select.poll()
+        for rank, fd in self._pidfds.items():
+            if rank in ranks:
+                poller.register(fd, select.POLLIN)
+        # A pidfd is readable when its process has ended.
+        ready = {fd for fd, _ in poller.poll(0)}
+        return [rank for rank in ranks if rank in self._gone or self._pidfds.get(rank) in ready]
+
+    def close(self) -> None:
+        """Close the descriptors."""
+        for fd in self._pidfds.values():
+            os.close(fd)

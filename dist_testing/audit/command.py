@@ -1,0 +1,190 @@
+"""Runs the suite's command once, with the hook in its environment, and ends every process of it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from dist_testing.audit.faults import Plan
+from dist_testing.audit.left import Left, SharedMemoryWatch, find_left, living, reap
+from dist_testing.audit.seen import Seen, read_records
+from dist_testing.errors import UsageError
+from dist_testing.process.lifetime import die_with_parent
+
+_BOOTSTRAP = Path(__file__).parent / "bootstrap"
+_LOOK_S = 0.05
+# Seconds for the kernel to end killed processes.
+_KILLED_S = 10.0
+_OUTPUT_BYTES = 400_000
+
+
+@dataclass(frozen=True)
+class Ran:
+    """One run of the command.
+
+    Attributes:
+        exit_status: Its exit status; minus the signal's number if a signal ended it; None if it had to be stopped.
+        began_s: Start, on the clock of `time.monotonic`.
+        ended_s: End on the same clock.
+        output: The end of what it wrote.
+        log: File with all that it wrote.
+        left: What it left behind; nothing if it had to be stopped.
+        seen: What the hook saw.
+    """
+
+    exit_status: int | None
+    began_s: float
+    ended_s: float
+    output: str
+    log: Path
+    left: Left
+    seen: Seen
+
+    @property
+    def seconds(self) -> float:
+        """How long it took."""
+        return self.ended_s - self.began_s
+
+
+class Runner:
+    """Runs a command again and again, each time in an empty folder for its temporary files."""
+
+    def __init__(self, command: Sequence[str], folder: Path, logs: Path) -> None:
+        """Keep the arguments.
+
+        Args:
+            command: The test command.
+            folder: An empty folder for the runs; what a run needs is removed after it.
+            logs: Folder for what the command writes.
+        """
+        self._command = list(command)
+        self._folder = folder
+        self._logs = logs
+        self._count = 0
+
+    def run(self, plan: Plan, *, limit_s: float, after_fault_s: float) -> Ran:
+        """Run the command.
+
+        Args:
+            plan: What the hook does.
+            limit_s: Limit of the run, in seconds.
+            after_fault_s: Limit from the moment when the fault came, in seconds.
+
+        Returns:
+            What happened. No process of the run is alive.
+
+        Raises:
+            UsageError: If the command cannot be started.
+        """
+        self._count += 1
+        folder = self._folder / str(self._count)
+        temp = folder / "t"
+        temp.mkdir(parents=True)
+        (folder / "plan.json").write_text(json.dumps(dataclasses.asdict(plan)), encoding="utf-8")
+        (folder / "records.jsonl").touch()
+        log = self._logs / f"{self._count}.log"
+        shm = SharedMemoryWatch()
+        began_s = time.monotonic()
+        with log.open("wb") as output:
+            process = self._start(folder, temp, output.fileno())
+        try:
+            in_time = _wait(process, folder / "planted", began_s + limit_s, after_fault_s, shm)
+            ended_s = time.monotonic()
+            left = find_left(temp, shm) if in_time else Left()
+        finally:
+            _end_all(process)
+        ran = Ran(
+            process.returncode if in_time else None,
+            began_s,
+            ended_s,
+            _tail(log),
+            log,
+            left,
+            read_records(folder / "records.jsonl"),
+        )
+        shutil.rmtree(folder, ignore_errors=True)
+        for path in shm.left():
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+        return ran
+
+    def _start(self, folder: Path, temp: Path, output: int) -> subprocess.Popen[bytes]:
+        parent = os.getpid()
+        try:
+            return subprocess.Popen(
+                self._command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=environment(os.environ, folder, temp),
+                start_new_session=True,
+                # Safe: this process has one thread.
+                preexec_fn=lambda: die_with_parent(parent),
+            )
+        except (OSError, ValueError) as error:
+            raise UsageError(
+                f"{' '.join(self._command)}: {error}.\n"
+                "The command could not be started.\n"
+                "Write the test command after `--` as in a shell without quotes: -- python -m pytest tests/."
+            ) from error
+
+
+def environment(given: Mapping[str, str], folder: Path, temp: Path) -> dict[str, str]:
+    """Return the environment of a run: the given one, and the variables that the hook needs."""
+    added = dict(given)
+    added["DIST_TESTING_AUDIT"] = str(folder)
+    added["DIST_TESTING_AUDIT_BOOTSTRAP"] = str(_BOOTSTRAP)
+    added["TMPDIR"] = str(temp)
+    added["PYTHONPATH"] = os.pathsep.join([str(_BOOTSTRAP), *filter(None, [given.get("PYTHONPATH")])])
+    return added
+
+
+def _wait(
+    process: subprocess.Popen[bytes], planted: Path, until_s: float, after_fault_s: float, shm: SharedMemoryWatch
+) -> bool:
+    """Wait for the end of the command; return False if it did not come in time."""
+    fault_s: float | None = None
+    while process.poll() is None:
+        shm.look()
+        now_s = time.monotonic()
+        if fault_s is None and planted.exists():
+            fault_s = now_s
+            until_s = min(until_s, fault_s + after_fault_s)
+        if now_s >= until_s:
+            return False
+        time.sleep(_LOOK_S)
+    return True
+
+
+def _end_all(process: subprocess.Popen[bytes]) -> None:
+    """Kill the command and all its descendants, which this process adopts as their subreaper."""
+    with contextlib.suppress(OSError):
+        os.killpg(process.pid, signal.SIGKILL)
+    until_s = time.monotonic() + _KILLED_S
+    # First the command by its own handle, because reaping all children would take its exit status.
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(_KILLED_S)
+    # Several rounds, because a process may start another one between the look and the kill.
+    while (below := living()) and time.monotonic() < until_s:
+        for one in below:
+            with contextlib.suppress(psutil.Error):
+                one.kill()
+        psutil.wait_procs(below, timeout=0.5)
+        reap()
+
+
+def _tail(log: Path) -> str:
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - _OUTPUT_BYTES))
+        return file.read().decode(errors="replace")

@@ -1,0 +1,48 @@
+"""The faults that the audit plants, and the plan of a run, which the hook reads inside the suite's processes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+# What each fault does to one rank.
+FAULTS: Final[dict[str, str]] = {
+    "raise": "raises AssertionError",
+    "kill": "is killed by SIGKILL",
+    "exit0": "calls os._exit(0)",
+    "exit3": "calls os._exit(3)",
+    "skip": "skips the test (unittest.SkipTest)",
+    "return": "returns early",
+    "hang": "hangs",
+}
+
+# Faults after which the whole process of the rank is gone.
+ENDS_PROCESS: Final = frozenset({"kill", "exit0", "exit3"})
+
+# When a fault comes, from the latest moment to the earliest.
+MOMENTS: Final[dict[str, str]] = {
+    "own": "at the first collective call of the test itself",
+    "collective": "at the first collective call",
+    "init": "after init_process_group",
+}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one run of the command does (`hook.record.Plan` is the other side).
+
+    Attributes:
+        case: Id of the one case to run; None for all.
+        fault: Name of the fault; None for none.
+        rank: The rank that gets it.
+        moment: A key of MOMENTS.
+        hold_s: How long a rank hangs at most, in seconds.
+        collectives: Whether to look at collective calls.
+    """
+
+    case: str | None = None
+    fault: str | None = None
+    rank: int = 0
+    moment: str = "init"
+    hold_s: float = 0.0
+    collectives: bool = True

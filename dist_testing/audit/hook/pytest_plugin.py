@@ -1,0 +1,64 @@
+"""The plugin that the hook loads into each pytest of a suite: notes cases, and selects that of the plan."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any
+
+import pytest
+
+from . import cases, leaving, record
+
+
+def pytest_configure() -> None:
+    """Note that pytest runs here."""
+    cases.leave_to_pytest()
+    record.note("session", what="begin")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out all cases except that of the plan."""
+    wanted = record.plan().case
+    if wanted is None:
+        return
+    left_out = [item for item in items if item.nodeid != wanted]
+    items[:] = [item for item in items if item.nodeid == wanted]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+
+
+@pytest.hookimpl(hookwrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, None]:
+    """Tell all processes which case runs."""
+    record.begin_case(item.nodeid, str(item.path))
+    yield
+    record.begin_case("", "")
+
+
+@pytest.hookimpl(hookwrapper=True, trylast=True)
+def pytest_pyfunc_call() -> Generator[None, Any, None]:
+    """Make the test function leavable."""
+    token = leaving.open_door("the test function")
+    try:
+        outcome = yield
+    finally:
+        leaving.close_door(token)
+    error = outcome.excinfo[1] if outcome.excinfo else None
+    if isinstance(error, leaving.Leave) and error.door is token:
+        outcome.force_result(True)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Note the result of each phase."""
+    if report.outcome not in ("passed", "failed", "skipped") or (report.when != "call" and report.passed):
+        return
+    parts = [report.longreprtext, *(content for _, content in report.sections)] if not report.passed else []
+    record.note_result(report.nodeid, report.outcome, "\n".join(parts), report.duration)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish() -> None:
+    """Note that the session has come to its end."""
+    record.note("session", what="end")

@@ -1,0 +1,147 @@
+"""Reads the plan of a run, and writes records for the audit: one JSON line each, appended by one call of `write`."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from typing import Any, NamedTuple
+
+# A failure's text may be large, and the audit looks only for ranks in it.
+_MAX_TEXT_CHARS = 100_000
+
+
+class Plan(NamedTuple):
+    """What a run does: the case that it selects (None: all), and its fault (None: no fault).
+
+    Attributes:
+        case: Id of the case, as pytest or unittest name it.
+        fault: Name of the fault.
+        rank: The rank that gets the fault.
+        moment: When: "init", "collective" or "own".
+        hold_s: How long a rank hangs at most, in seconds.
+        collectives: Whether the run may put wrappers around the collective calls of torch.distributed.
+    """
+
+    case: str | None
+    fault: str | None
+    rank: int
+    moment: str
+    hold_s: float
+    collectives: bool
+
+
+class Case(NamedTuple):
+    """The case that runs now, and the file of its test."""
+
+    id: str
+    file: str
+
+
+NO_CASE = Case("", "")
+
+_folder = ""
+_plan = Plan(None, None, 0, "init", 0.0, False)
+# The process that has told the current case itself, and that case. A forked child has to look at the file again,
+# because ranks may be reused for other cases.
+_told_by = 0
+_told = NO_CASE
+# Whether another process has told of that case first.
+_is_echo = False
+
+
+def open_run(folder: str) -> bool:
+    """Read the plan of the run; return whether there is one."""
+    global _folder, _plan
+    try:
+        with open(os.path.join(folder, "plan.json"), encoding="utf-8") as file:
+            read = json.load(file)
+    except FileNotFoundError:
+        return False
+    _plan = Plan(**read)
+    _folder = folder
+    return True
+
+
+def plan() -> Plan:
+    """Return the plan of this run."""
+    return _plan
+
+
+def note(kind: str, **fields: Any) -> None:
+    """Append a record. After the end of the audit, when the folder is gone, do nothing."""
+    case = current_case()
+    line = {"kind": kind, "t": time.monotonic(), "pid": os.getpid(), "ppid": os.getppid(), "case": case.id, **fields}
+    data = json.dumps(line).encode() + b"\n"
+    try:
+        fd = os.open(os.path.join(_folder, "records.jsonl"), os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+    except OSError:
+        return
+    try:
+        os.write(fd, data)
+    finally:
+        os.close(fd)
+
+
+def note_result(case: str, outcome: str, text: str, seconds: float) -> None:
+    """Note the result of a case, or of one part of it.
+
+    Args:
+        case: Its id.
+        outcome: "passed", "failed" or "skipped".
+        text: What the harness reports about it.
+        seconds: How long it took.
+    """
+    if len(text) > _MAX_TEXT_CHARS:
+        text = text[: _MAX_TEXT_CHARS // 2] + "\n...\n" + text[-_MAX_TEXT_CHARS // 2 :]
+    note("result", id=case, outcome=outcome, text=text, seconds=seconds)
+
+
+def begin_case(case: str, file: str) -> None:
+    """Tell all processes of the suite which case runs now; with "" that none does."""
+    global _told_by, _told, _is_echo
+    if case:
+        # A rank that runs the case of its harness as a case of its own. The harness tells when it is over.
+        _is_echo = _read_case().id == case
+    _told_by, _told = os.getpid(), Case(case, file)
+    if case and not _is_echo:
+        note("begin")
+    if _is_echo:
+        return
+    path = _case_file()
+    own = f"{path}.{os.getpid()}.{threading.get_ident()}"
+    try:
+        with open(own, "w", encoding="utf-8") as written:
+            json.dump([case, file], written)
+        os.replace(own, path)
+    except OSError:
+        # The audit has ended.
+        return
+
+
+def current_case() -> Case:
+    """Return the case that runs now."""
+    return _told if _told_by == os.getpid() else _read_case()
+
+
+def _read_case() -> Case:
+    try:
+        with open(_case_file(), encoding="utf-8") as file:
+            return Case(*json.load(file))
+    except (OSError, ValueError):
+        return NO_CASE
+
+
+def claim_fault() -> bool:
+    """Return whether this process may plant the fault: only the first of all processes may."""
+    try:
+        os.close(os.open(os.path.join(_folder, "planted"), os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+    except OSError:
+        return False
+    return True
+
+
+def _case_file() -> str:
+    # Workers of pytest-xdist run cases at the same time, and the processes that they start inherit this variable.
+    return os.path.join(_folder, f"case-{os.environ.get('PYTEST_XDIST_WORKER', 'main')}")

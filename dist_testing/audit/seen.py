@@ -1,0 +1,174 @@
+"""Reads the records of a run: which cases ran, which processes and threads became ranks, and where the fault came."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+# A case, where neither pytest nor unittest runs the suite.
+WHOLE = "(the whole command)"
+
+
+@dataclass
+class CaseSeen:
+    """One case of a run.
+
+    Attributes:
+        id: Its id, as pytest or unittest names it.
+        outcome: "passed", "failed" or "skipped"; "" if it has no result.
+        text: What the harness reports about it.
+        seconds: How long it took.
+        ended_s: When its result was known, on the clock of `time.monotonic`.
+        ranks: For each rank the moments that it reached: "init", "collective", "own".
+        world_size: The largest world; 0 without ranks.
+        processes: How many processes began during the case.
+        tellers: How many processes tell its result: more than one if each rank is a pytest.
+    """
+
+    id: str
+    outcome: str = ""
+    text: str = ""
+    seconds: float = 0.0
+    ended_s: float | None = None
+    ranks: dict[int, set[str]] = field(default_factory=lambda: defaultdict(set))
+    world_size: int = 0
+    processes: int = 0
+    tellers: int = 0
+
+
+@dataclass(frozen=True)
+class FaultSeen:
+    """The fault that came.
+
+    Attributes:
+        at_s: When, on the clock of `time.monotonic`.
+        pid: The process of the rank.
+        call: The call in which it came, such as "all_reduce".
+        how: For an early return, the function that was left.
+        hit_harness: Whether the rank was a thread of the process that runs the cases.
+        hit_all: Whether other ranks were threads of the same process.
+    """
+
+    at_s: float
+    pid: int
+    call: str
+    how: str
+    hit_harness: bool
+    hit_all: bool = False
+
+
+@dataclass
+class Seen:
+    """What the hook saw in one run.
+
+    Attributes:
+        cases: The cases by id, in the order in which they ran.
+        has_pytest: Whether pytest ran in any process.
+        session_ended: Whether each outermost pytest came to its end.
+        processes: How many Python processes had the hook.
+        fault: The fault, if it came.
+    """
+
+    cases: dict[str, CaseSeen] = field(default_factory=dict)
+    has_pytest: bool = False
+    session_ended: bool = True
+    processes: int = 0
+    fault: FaultSeen | None = None
+
+    @property
+    def has_ranks(self) -> bool:
+        """Whether any case started ranks."""
+        return any(case.ranks for case in self.cases.values())
+
+
+def read_records(path: Path) -> Seen:
+    """Return what the records of a run say. A line that a killed process left unfinished is left out."""
+    records: list[dict[str, Any]] = []
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            records.append(json.loads(line))
+        except ValueError:
+            continue
+    return seen_in(records)
+
+
+def seen_in(records: list[dict[str, Any]]) -> Seen:
+    """Return what records say, in the order of their times."""
+    records = sorted(records, key=lambda record: record["t"])
+    parents: dict[int, int] = {}
+    for record in records:
+        # The first parent: later it may be the audit, which adopts orphans.
+        parents.setdefault(record["pid"], record["ppid"])
+    told = _outermost(records, parents)
+    seen = Seen()
+    # Without results of a harness that the hook knows, the command is the only case.
+    is_whole = not told
+    sessions: dict[int, bool] = {}
+    begun: set[int] = set()
+    hosted: dict[int, set[int]] = defaultdict(set)
+    for record in records:
+        kind, name = record["kind"], WHOLE if is_whole else record["case"]
+        if kind == "process":
+            seen.processes += 1
+        if kind == "session":
+            seen.has_pytest = True
+            sessions[record["pid"]] = record["what"] == "end"
+        if kind == "begin":
+            begun.add(record["pid"])
+        if kind == "result" and record["pid"] in told.get(record["id"], ()):
+            case = _case(seen, record["id"])
+            case.tellers = len(told[record["id"]])
+            _add_result(case, record)
+        elif kind in ("rank", "process", "begin") and name:
+            case = _case(seen, name)
+            if kind == "rank":
+                hosted[record["pid"]].add(record["rank"])
+                case.ranks[record["rank"]].add(record["moment"])
+                case.world_size = max(case.world_size, record["world"])
+            elif kind == "process":
+                case.processes += 1
+        elif kind == "fault":
+            hit = record["pid"] in begun or record["pid"] in sessions
+            shared = len(hosted[record["pid"]]) > 1
+            seen.fault = FaultSeen(record["t"], record["pid"], record["call"], record["how"], hit, shared)
+    outer = [pid for pid in sessions if not _above(pid, parents) & sessions.keys()]
+    seen.session_ended = all(sessions[pid] for pid in outer)
+    return seen
+
+
+def _case(seen: Seen, name: str) -> CaseSeen:
+    return seen.cases.setdefault(name, CaseSeen(name))
+
+
+def _outermost(records: list[dict[str, Any]], parents: dict[int, int]) -> dict[str, set[int]]:
+    """Return for each case the processes whose results count: not ranks below a process that has a result itself."""
+    told: dict[str, set[int]] = defaultdict(set)
+    for record in records:
+        if record["kind"] == "result":
+            told[record["id"]].add(record["pid"])
+    return {name: {pid for pid in pids if not _above(pid, parents) & pids} for name, pids in told.items()}
+
+
+def _above(pid: int, parents: dict[int, int]) -> set[int]:
+    found: set[int] = set()
+    while (parent := parents.get(pid)) is not None and parent not in found:
+        found.add(parent)
+        pid = parent
+    return found
+
+
+def _add_result(case: CaseSeen, record: dict[str, Any]) -> None:
+    # Phases of one case, and the ranks of `torchrun -m pytest`: a failure of any counts, then a pass, then a skip.
+    order = ("", "skipped", "passed", "failed")
+    outcome = record["outcome"]
+    if outcome == "failed" and case.outcome != "failed":
+        case.ended_s = record["t"]
+    if order.index(outcome) > order.index(case.outcome):
+        case.outcome = outcome
+    if case.outcome != "failed":
+        case.ended_s = record["t"]
+    case.text = "\n".join(filter(None, [case.text, record["text"]]))
+    case.seconds += record["seconds"]

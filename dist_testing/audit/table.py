@@ -1,0 +1,111 @@
+"""Writes the findings as text for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dist_testing.audit.faults import FAULTS
+from dist_testing.audit.findings import HOLES, Audit, CaseResult, FaultResult
+from dist_testing.audit.left import Left
+from dist_testing.error_text import ranks_text
+from dist_testing.report.markup import clean
+from dist_testing.report.words import plural, seconds
+
+_NAMES_SHOWN = 20
+
+
+def lines(found: Audit) -> Iterator[str]:
+    """Yield the lines of the table. Control characters of a suite's own texts are made visible."""
+    for line in _lines(found):
+        yield clean(line).replace("\n", " ")
+
+
+def _lines(found: Audit) -> Iterator[str]:
+    audited = found.audited
+    if audited:
+        yield from _matrix(audited)
+    for case in found.cases:
+        yield from _holes(case)
+    idle = [case for case in found.without_ranks if not case.holes]
+    if idle:
+        yield f"started no ranks: {plural(len(idle), 'case')}"
+        yield from (f"  {case.id}" for case in idle[:_NAMES_SHOWN])
+        if len(idle) > _NAMES_SHOWN:
+            yield f"  and {len(idle) - _NAMES_SHOWN} more"
+    for case in found.cases:
+        if case.world_size and case.why_not:
+            yield f"not audited: {case.id}: {case.why_not}"
+    for text in found.unseen:
+        yield f"not seen: {text}"
+    yield verdict(found)
+
+
+def verdict(found: Audit) -> str:
+    """Return the audit in one line."""
+    count = sum(fault.planted for case in found.cases for fault in case.faults)
+    holes = plural(found.hole_count, "hole") if found.hole_count else "no holes"
+    return f"{holes}: {plural(count, 'fault')} in {plural(len(found.audited), 'case')}, {seconds(found.total_s)}"
+
+
+def word(fault: FaultResult) -> str:
+    """Return the result of a fault in one word or time."""
+    if fault.holes:
+        return "/".join(fault.holes)
+    if fault.fault == "none":
+        return "passed"
+    if not fault.planted:
+        return "-"
+    return "skipped" if fault.noticed_s is None else seconds(fault.noticed_s)
+
+
+def story(fault: FaultResult) -> str:
+    """Return what a fault did, in a sentence."""
+    if fault.fault == "none":
+        parts = ["without a fault"]
+    else:
+        parts = [f"rank {fault.rank} {FAULTS[fault.fault]} in {fault.call}"]
+    if fault.planted:
+        status = "stopped by the audit" if fault.exit_status is None else f"exit status {fault.exit_status}"
+        parts.append(f"case {fault.outcome or 'without a result'}, {status}")
+    if fault.noticed_s is not None:
+        parts.append(f"noticed after {seconds(fault.noticed_s)}")
+    if "blamed_other" in fault.holes:
+        parts.append(f"the report names {ranks_text(fault.named)}")
+    parts += [text for text in (left_text(fault.left), fault.note) if text]
+    return "; ".join(parts)
+
+
+def left_text(left: Left) -> str:
+    """Return what a run left behind, in words."""
+    parts = [*left.processes, *(f"listening on {port}" for port in left.ports), *left.files]
+    shown = ", ".join(parts[:5]) + (f" and {len(parts) - 5} more" if len(parts) > 5 else "")
+    return f"left behind: {shown}" if parts else ""
+
+
+def _matrix(audited: list[CaseResult]) -> Iterator[str]:
+    """Yield a table with a row for each case and fault."""
+    rows = [("case", "ranks", "fault", "result", "names")]
+    for case in audited:
+        for index, fault in enumerate(case.faults):
+            names = ranks_text(fault.named) if fault.planted and fault.named else ""
+            rows.append(
+                (
+                    case.id if not index else "",
+                    str(case.world_size) if not index else "",
+                    fault.fault,
+                    word(fault),
+                    names,
+                )
+            )
+    widths = [max(len(row[column]) for row in rows) for column in range(5)]
+    for row in rows:
+        yield "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
+
+
+def _holes(case: CaseResult) -> Iterator[str]:
+    for kind in case.holes:
+        yield f"HOLE {case.id}: {HOLES[kind]}"
+    for fault in case.faults:
+        if fault.holes:
+            yield f"HOLE {case.id}: {fault.fault}: {'; '.join(HOLES[kind] for kind in fault.holes)}"
+            yield f"  {story(fault)}"

@@ -1,0 +1,345 @@
+"""The watch mode of pytest: `--dist-watch`.
+
+The watcher takes over before pytest imports the first conftest file, and never returns. Its forks go on with the same
+session from there, so each run is the session that the user has started, with other tests left out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+from collections.abc import Generator, Mapping
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from dist_testing.attach.rank_info import rank_info_in
+from dist_testing.errors import InterruptedRunError, UsageError
+from dist_testing.frontends.pytest.internals import CaptureManager, parse_expression
+from dist_testing.frontends.watch.files import file_of, is_third_party
+from dist_testing.frontends.watch.inert import Inertness
+from dist_testing.frontends.watch.knowledge import Project
+from dist_testing.frontends.watch.messages import (
+    WATCH_EVENTS,
+    Collected,
+    Finished,
+    LoadConftests,
+    Module,
+    Preload,
+    Reported,
+    RunTests,
+    WatchEvent,
+)
+from dist_testing.frontends.watch.warm import Fork, grow, park
+from dist_testing.frontends.watch.watcher import watch
+from dist_testing.launch.clean import spare_cuda
+from dist_testing.outcomes import exit_name
+from dist_testing.process import wire
+
+WATCH_OPTION = "--dist-watch"
+# Options that a run after each save cannot honour: name in the namespace, spelling, way out.
+_REFUSED = (
+    ("numprocesses", "-n", "Leave -n out: the ranks of one test run side by side anyway."),
+    ("dist_debug_rank", "--dist-debug-rank", "Leave it out, and press d while the watch waits."),
+    ("usepdb", "--pdb", "Leave it out, and press d while the watch waits: that opens the debugger on a rank."),
+    ("trace", "--trace", "Leave it out, and press d while the watch waits: that opens the debugger on a rank."),
+    ("collectonly", "--collect-only", "Leave one of the two out."),
+    ("lf", "--lf", "Leave it out: failed tests come first, and f runs them alone."),
+    ("failedfirst", "--ff", "Leave it out: failed tests come first."),
+    ("newfirst", "--nf", "Leave it out: a save runs the tests that it concerns."),
+    ("stepwise", "--sw", "Leave it out: failed tests come first, and -x stops at the first failure."),
+    ("showfixtures", "--fixtures", "Leave one of the two out."),
+    ("show_fixtures_per_test", "--fixtures-per-test", "Leave one of the two out."),
+    ("markers", "--markers", "Leave one of the two out."),
+    ("cacheshow", "--cache-show", "Leave one of the two out."),
+    ("setuponly", "--setup-only", "Leave one of the two out."),
+    ("setupplan", "--setup-plan", "Leave one of the two out."),
+    ("looponfail", "-f", "Leave one of the two out."),
+    ("cov_source", "--cov", "Measure coverage in a run of its own."),
+)
+# The name of the plugin of a run.
+_RUN = "dist_testing_watch_run"
+# pytest sets these itself.
+_OWN_VARIABLES = "PYTEST_"
+
+
+def add_watch_option(group: Any) -> None:
+    """Declare the option."""
+    group.addoption(
+        WATCH_OPTION,
+        action="store_true",
+        help="run the tests again after each save, from processes that have the unchanged imports; keys choose tests",
+    )
+
+
+def arguments_of_part(config: pytest.Config) -> tuple[str, ...]:
+    """Return the command line for an interpreter that takes part in the session."""
+    arguments = [str(argument) for argument in config.invocation_params.args]
+    return (
+        *(argument for argument in arguments if argument != WATCH_OPTION),
+        # A worker of pytest-xdist gets the arguments of its controller; it must not start workers.
+        *(("-n", "0") if hasattr(config.option, "numprocesses") else ()),
+    )
+
+
+def watched_session(config: pytest.Config) -> Generator[None, object, object]:
+    """Be the watch mode around the import of the first conftest files; the whole of `pytest_load_initial_conftests`.
+
+    Without the option it only lets pytest import them.
+
+    Raises:
+        pytest.UsageError: If another option, or the environment, rules the watch mode out.
+    """
+    given = config.known_args_namespace
+    if not getattr(given, "dist_watch", False) or given.help or given.version:
+        return (yield)
+    try:
+        check_watchable(config)
+    except UsageError as error:
+        raise pytest.UsageError(str(error)) from error
+    spare_cuda()
+    environment = _environment()
+    forked = watch(_project(config), lambda text: parse_expression(text, "the pattern"))
+    while isinstance(forked.order, Preload):
+        problems = grow(forked.order)
+        forked = park(forked.channel, [*problems, *_obstacles(forked.inertness)])
+    late = _LateImports(environment)
+    sys.meta_path.insert(0, late)
+    if isinstance(forked.order, LoadConftests):
+        result = yield
+        forked = park(forked.channel, _obstacles(forked.inertness))
+        _begin(config, forked, late)
+    else:
+        _begin(config, forked, late)
+        result = yield
+    return result
+
+
+def check_watchable(config: pytest.Config) -> None:
+    """Refuse the watch mode where it cannot keep its promises.
+
+    Raises:
+        UsageError: If another option, the place of the option, or the environment rules it out.
+    """
+    given = config.known_args_namespace
+    if WATCH_OPTION not in map(str, config.invocation_params.args):
+        raise UsageError(
+            f"{WATCH_OPTION} comes from a configuration file or from PYTEST_ADDOPTS.\n"
+            "Every pytest of this project would wait for saves, also those that tests and CI start.\n"
+            "Write it on the command line itself."
+        )
+    for name, spelling, way_out in _REFUSED:
+        if getattr(given, name, None):
+            raise UsageError(
+                f"{WATCH_OPTION} with {spelling}.\n"
+                "The watch mode runs parts of the session in forks of one process, and chooses the tests.\n"
+                f"{way_out}"
+            )
+    if config.pluginmanager.is_blocked("capturemanager") or config.pluginmanager.is_blocked("terminalreporter"):
+        raise UsageError(
+            f"{WATCH_OPTION} without pytest's capture or terminal plugin.\n"
+            "Each run needs files of its own for captured output, and reports to the terminal.\n"
+            "Leave out -p no:capture and -p no:terminal."
+        )
+    if (rank_info := rank_info_in(os.environ)) is not None:
+        raise UsageError(
+            f"{WATCH_OPTION} in a process that is rank {rank_info.rank} of {rank_info.size} (RANK is set).\n"
+            "torchrun has started the ranks, and a save cannot start them again.\n"
+            f"Run pytest {WATCH_OPTION} without torchrun: the library starts the ranks."
+        )
+    if sys.platform != "linux":
+        raise UsageError(
+            f"{WATCH_OPTION} on {sys.platform}.\n"
+            "It forks processes and removes them by system calls that only Linux has.\n"
+            "Run pytest without the option."
+        )
+
+
+def check_taken_over(config: pytest.Config) -> None:
+    """Refuse a session with the option that is no run of a watch: the watch mode could not begin.
+
+    Raises:
+        UsageError: If this plugin was loaded too late.
+    """
+    if config.getoption("dist_watch") and not config.pluginmanager.has_plugin(_RUN) and not config.option.help:
+        raise UsageError(
+            f"{WATCH_OPTION}: a conftest file loads the plugin of dist_testing.\n"
+            "The watch mode begins before that: it imports the conftest files again after a change.\n"
+            "Load the plugin with -p dist_testing.frontends.pytest.plugin, on the command line or in addopts."
+        )
+
+
+def _project(config: pytest.Config) -> Project:
+    given = config.known_args_namespace
+    named = [str(argument) for argument in given.file_or_dir or config.getini("testpaths") or ["."]]
+    return Project(
+        directory=str(config.invocation_params.dir),
+        root=str(config.rootpath),
+        arguments=tuple(named),
+        configuration=str(config.inipath) if config.inipath is not None else "",
+        has_package_names=bool(given.pyargs),
+    )
+
+
+def _environment() -> Mapping[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith(_OWN_VARIABLES)}
+
+
+def _obstacles(inertness: Inertness | None) -> list[str]:
+    return inertness.obstacles() if inertness is not None else []
+
+
+class _LateImports:
+    """A finder that finds nothing, and notes the imports that began after a change of the environment variables."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._environment = environment
+        self.names: set[str] = set()
+        # Modules that the warm process had before the conftest files.
+        self.known = frozenset(sys.modules)
+
+    def find_spec(self, name: str, *_: object) -> None:
+        """Note the name if a conftest or a test file has changed the environment."""
+        if _environment() != self._environment:
+            self.names.add(name)
+
+
+def _begin(config: pytest.Config, forked: Fork, late: _LateImports) -> None:
+    """Become a run: the session goes on with the tests of the order."""
+    assert isinstance(forked.order, RunTests)
+    if forked.order.debug_rank is None:
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(nothing, 0)
+        os.close(nothing)
+    capture: CaptureManager | None = config.pluginmanager.getplugin("capturemanager")
+    if capture is not None:
+        # The files for captured output are those of the warm process, and other runs have written into them.
+        capture.read_global_capture()
+        capture.stop_global_capturing()
+        capture.start_global_capturing()
+        capture.suspend_global_capture()
+    if (numpy_random := sys.modules.get("numpy.random")) is not None:
+        # Python's own generator does the same at a fork.
+        numpy_random.seed()
+    run = _Run(config, forked.order, forked.channel, late)
+    config.pluginmanager.register(run, _RUN)
+    signal.signal(signal.SIGTERM, run.stop)
+
+
+class _Run:
+    """The plugin of a run: chooses its tests, and tells the watcher about them."""
+
+    def __init__(self, config: pytest.Config, order: RunTests, channel: socket.socket, late: _LateImports) -> None:
+        self._config = config
+        self._order = order
+        self._channel: socket.socket | None = channel
+        self._late = late
+        self._pid = os.getpid()
+        self._code: int | None = None
+        self._test_files: set[str] = set()
+        self._left_out = set(order.left_out)
+
+    def stop(self, number: int, _: FrameType | None) -> None:
+        """Handle the signal of the watcher: end the session without a word, because the next one follows at once."""
+        if os.getpid() != self._pid:
+            # A process that a test has forked.
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        signal.signal(number, signal.SIG_IGN)
+        self._config.get_terminal_writer()._file = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+        raise InterruptedRunError(f"the runner got {exit_name(-number)}")
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_cmdline_main(self, config: pytest.Config) -> None:
+        """Set the options of this run before any plugin is configured."""
+        order, option = self._order, config.option
+        if order.arguments:
+            config.args[:] = order.arguments
+        if order.pattern:
+            option.keyword = f"({option.keyword}) and ({order.pattern})" if option.keyword else order.pattern
+        if order.debug_rank is not None:
+            option.dist_debug_rank, option.usepdb = str(order.debug_rank), True
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_ignore_collect(self, collection_path: Path) -> bool | None:
+        """Leave out test files that the change does not concern."""
+        return True if str(collection_path) in self._left_out else None
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """Put the tests that failed last first, or leave out all others."""
+        failed = set(self._order.failed)
+        # A file that could not be collected has failed as a whole.
+        chosen = [item for item in items if item.nodeid in failed or item.nodeid.partition("::")[0] in failed]
+        names = {item.nodeid for item in chosen}
+        others = [item for item in items if item.nodeid not in names]
+        if self._order.only_failed and chosen:
+            self._config.hook.pytest_deselected(items=others)
+            others = []
+        items[:] = [*chosen, *others]
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """Tell the watcher about a file that could not be collected."""
+        path = str(report.fspath) if report.fspath else ""
+        if path.endswith(".py"):
+            self._test_files.add(os.path.abspath(self._config.rootpath / path))
+        if report.failed:
+            self._send(Reported(report.nodeid, "failed"))
+            self._tell_imports([])
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        """Tell the watcher what was collected and imported, before ranks are forked."""
+        self._test_files.update(str(item.path) for item in session.items)
+        self._tell_imports([item.nodeid for item in session.items])
+        if self._late in sys.meta_path:
+            sys.meta_path.remove(self._late)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Tell the watcher how a test ended."""
+        if report.failed or report.when == "call" or report.skipped:
+            self._send(Reported(report.nodeid, report.outcome))
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, exitstatus: int) -> None:
+        """Keep the exit code."""
+        self._code = int(exitstatus)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_unconfigure(self) -> Generator[None]:
+        """Tell the watcher the exit code when all reports are printed. The process itself ends a little later."""
+        yield
+        if self._code is not None:
+            self._send(Finished(self._code))
+
+    def pytest_keyboard_interrupt(self) -> None:
+        """Let the session end: the watcher was interrupted, too, and would send its signal into the clean-up."""
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+    def _tell_imports(self, node_ids: list[str]) -> None:
+        modules = []
+        for name, module in list(sys.modules.items()):
+            spec = getattr(module, "__spec__", None)
+            file = file_of(module)
+            if file is not None and spec is not None and spec.name == name and name not in self._late.known:
+                # pytest's own imports rewrite assertions, and give test modules names of their own.
+                is_rewritten = type(spec.loader).__module__.startswith("_pytest.")
+                is_movable = not is_rewritten and name not in self._late.names
+                modules.append(Module(name, file, is_third_party(file), is_movable))
+        self._send(Collected(tuple(sorted(self._test_files)), tuple(node_ids), tuple(modules), tuple(sys.path)))
+
+    def _send(self, event: WatchEvent) -> None:
+        # Ranks have inherited this object, and their hooks reach it.
+        if self._channel is not None and os.getpid() == self._pid:
+            try:
+                wire.send(self._channel, WATCH_EVENTS, event)
+            except OSError:
+                # A test has closed the descriptor, or the watcher is gone. The run reports to the terminal in any case.
+                with contextlib.suppress(OSError):
+                    self._channel.close()
+                self._channel = None

@@ -1,0 +1,304 @@
+"""Moves the memory of the fork server to huge pages, so that a fork copies fewer page tables.
+
+A fork of a process with torch copies the page tables of about 140 MB, and the end of each rank frees them: half the
+price of a fresh world. In huge pages (2 MiB instead of 4 KiB) the same memory needs almost no page tables. The kernel
+copies memory into a huge page on request (`MADV_COLLAPSE`, Linux 6.1). The fork server asks for a few at a time: once
+per world, when it has just forked the ranks and would wait for them, and otherwise only while a CPU is free. The first
+world has the CPUs for itself.
+
+The copies belong to the fork server alone, which shared the small pages with the runner. So a run needs as much more
+memory as they have, once. Ranks share them as they shared the small pages.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from dist_testing.process.messages import MemoryPrepared
+
+# <asm-generic/mman-common.h>, since Linux 6.1.
+_MADV_COLLAPSE = 25
+_THP = "/sys/kernel/mm/transparent_hugepage"
+# The forks and the ends of this many ranks gain more than the copies cost; measured with tools/bench/launch.
+LEAST_FORKS = 24
+# Free memory that a run leaves to others: this much, and this many times what the copies need.
+_SPARE_BYTES = 512 << 20
+_SPARE_TIMES = 4
+# Largest share of unused pages: a huge page takes their memory, too.
+_MOST_UNUSED = 0.25
+# Huge pages per system call. The kernel waits for every CPU in each call, on a busy machine for 0.1 s; the copies take
+# 0.7 ms each.
+_AT_ONCE = 8
+# The kernel may lack room for one piece. After so many refusals in a row it will not take the next one either.
+_MOST_REFUSALS = 4
+# Milliseconds until the next look whether a CPU is free; each look doubles the pause.
+_FIRST_PAUSE_MS = 10
+_LONGEST_PAUSE_MS = 320
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+# Loaded at import, as in `process.lifetime`. Python's own `mmap.madvise` takes no foreign memory.
+_madvise = getattr(ctypes.CDLL(None, use_errno=True), "madvise", None)
+if _madvise is not None:
+    _madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+# Keeps the two highest bits of a byte.
+_PRESENT = bytes(byte & 0xC0 for byte in range(256))
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Memory at addresses from `start` to `end`, in whole huge pages."""
+
+    start: int
+    end: int
+
+
+class MemoryFacts(NamedTuple):
+    """What the choice for or against huge pages depends on.
+
+    Attributes:
+        mode: The kernel's mode of transparent huge pages: "always", "madvise" or "never"; "" if it has none.
+        huge_bytes: Size of a huge page; 0 if it is not known.
+        free_bytes: Memory that this process may take without harm to others.
+        forks: Number of ranks that will be forked, as far as it is known.
+    """
+
+    mode: str
+    huge_bytes: int
+    free_bytes: int
+    forks: int
+
+
+def refusal_of(facts: MemoryFacts, needed_bytes: int = 0) -> str:
+    """Return why huge pages do not pay, for the event of the run; "" if they do.
+
+    `needed_bytes` is the memory to copy; 0 if it is not known yet.
+    """
+    if facts.mode in ("", "never"):
+        return f"transparent huge pages are {facts.mode or 'not known to this kernel'}"
+    if facts.huge_bytes <= 0:
+        return "the kernel does not tell the size of a huge page"
+    least_bytes = _SPARE_BYTES + _SPARE_TIMES * needed_bytes
+    if facts.free_bytes < least_bytes:
+        return f"{facts.free_bytes >> 20} MiB of memory are free; {least_bytes >> 20} MiB must be"
+    if facts.forks < LEAST_FORKS:
+        return f"{facts.forks} ranks will be forked; it pays from {LEAST_FORKS}"
+    return ""
+
+
+def ranges_in(maps: str, huge_bytes: int) -> list[Range]:
+    """Return the aligned parts of private, writable, anonymous memory in the text of `/proc/<pid>/maps`."""
+    found = []
+    for line in maps.splitlines():
+        # Address, permissions, offset, device, inode, and a name that may contain spaces.
+        fields = line.split(maxsplit=5)
+        if len(fields) < 5 or not fields[1].startswith("rw") or fields[1][3] != "p":
+            continue
+        if len(fields) == 6 and not fields[5].startswith(("[heap]", "[anon")):
+            continue
+        low, high = (int(address, 16) for address in fields[0].split("-"))
+        start, end = -(-low // huge_bytes) * huge_bytes, high // huge_bytes * huge_bytes
+        if start < end:
+            found.append(Range(start, end))
+    return found
+
+
+def pieces(ranges: Sequence[Range], huge_bytes: int, at_once: int = _AT_ONCE) -> Iterator[Range]:
+    """Cut ranges into pieces of at most `at_once` huge pages."""
+    step = at_once * huge_bytes
+    for one in ranges:
+        for start in range(one.start, one.end, step):
+            yield Range(start, min(start + step, one.end))
+
+
+def read_facts(forks: int) -> MemoryFacts:
+    """Ask the kernel for the facts."""
+    mode, size = "", 0
+    with contextlib.suppress(OSError), open(f"{_THP}/enabled", encoding="ascii") as file:
+        # Such as "always [madvise] never".
+        mode = file.read().partition("[")[2].partition("]")[0]
+    with contextlib.suppress(OSError, ValueError), open(f"{_THP}/hpage_pmd_size", encoding="ascii") as file:
+        size = int(file.read())
+    return MemoryFacts(mode, size, free_bytes(), forks)
+
+
+def free_bytes() -> int:
+    """Return the memory that is available on the machine and within the limits of this process's control groups."""
+    free = 0
+    with contextlib.suppress(OSError), open("/proc/meminfo", encoding="ascii") as file:
+        known = dict(line.split(":", 1) for line in file)
+        free = int(known.get("MemAvailable", "0 kB").split()[0]) << 10
+    for folder in _memory_groups():
+        with contextlib.suppress(OSError, ValueError):
+            limit, used = (_number(f"{folder}/{name}") for name in ("memory.max", "memory.current"))
+            free = min(free, max(0, limit - used))
+    return free
+
+
+def _memory_groups() -> Iterator[str]:
+    """Yield the folders of the control groups of this process, from its own to the root."""
+    with contextlib.suppress(OSError), open("/proc/self/cgroup", encoding="utf-8", errors="surrogateescape") as file:
+        for line in file:
+            if line.startswith("0::/"):
+                path = line[3:].rstrip("\n").rstrip("/")
+                while path:
+                    yield f"/sys/fs/cgroup{path}"
+                    path = path.rpartition("/")[0]
+    yield "/sys/fs/cgroup"
+
+
+def _number(path: str) -> int:
+    with open(path, encoding="ascii") as file:
+        # A group without a limit says "max", which is a ValueError.
+        return int(file.read())
+
+
+def in_use(ranges: Sequence[Range], huge_bytes: int) -> list[Range]:
+    """Return the parts of ranges of this process whose huge pages would be mostly full. Neighbours stay together.
+
+    Raises:
+        OSError: If the kernel does not tell which pages are in use.
+    """
+    found: list[Range] = []
+    pages = huge_bytes // _PAGE_BYTES
+    with open("/proc/self/pagemap", "rb", buffering=0) as pagemap:
+        for one in ranges:
+            for start in range(one.start, one.end, huge_bytes):
+                # Eight bytes per page. The two highest bits of the last one: in memory, or swapped out.
+                entries = os.pread(pagemap.fileno(), 8 * pages, start // _PAGE_BYTES * 8)
+                if len(entries) != 8 * pages or entries[7::8].translate(_PRESENT).count(0) > _MOST_UNUSED * pages:
+                    continue
+                if found and found[-1].end == start:
+                    found[-1] = Range(found[-1].start, start + huge_bytes)
+                else:
+                    found.append(Range(start, start + huge_bytes))
+    return found
+
+
+def has_free_cpu() -> bool:
+    """Return whether a CPU of the machine has nothing to do but this process; False if the kernel does not tell."""
+    with contextlib.suppress(OSError, ValueError, IndexError), open("/proc/loadavg", encoding="ascii") as file:
+        # Such as "0.05 0.10 0.09 2/139 4711": two processes run, this one is one of them.
+        return int(file.read().split()[3].partition("/")[0]) <= len(os.sched_getaffinity(0))
+    return False
+
+
+class HugePages:
+    """Moves this process to huge pages in steps, between other work of its single thread."""
+
+    def __init__(self, forks: int) -> None:
+        """Plan the work. `forks` is the number of ranks that will be forked, as far as it is known; 0 if it is not."""
+        self._told_forks = forks
+        self._forked = 0
+        self._worlds_over = 0
+        self._is_due = False
+        self._pause_ms = _FIRST_PAUSE_MS
+        # None before the plan is made.
+        self._left: list[Range] | None = None
+        self._is_over = False
+        self._has_told_forks = False
+        self._has_taken = False
+        self._refusals = 0
+        self._work_s = 0.0
+
+    def forked(self, ranks: int) -> None:
+        """Count the ranks of a new world: a process that has forked many will probably fork as many again."""
+        self._forked += ranks
+        # They need longer to start than a step needs, also on a busy machine.
+        self._is_due = self._worlds_over > 0
+
+    def world_over(self) -> None:
+        """Count worlds: the first one must not wait for this work, or share its CPUs with it."""
+        self._worlds_over += 1
+
+    def pause_ms(self, *, has_world: bool) -> int | None:
+        """Return how long to wait for other work before `step`; None if there is nothing to do now.
+
+        `has_world` says whether ranks run. Between two worlds there is nothing to do, because a request for the next
+        world would wait for the end of a step, which can be long on a busy machine.
+        """
+        if self._is_over or (self._has_told_forks and self._forks < LEAST_FORKS):
+            return None
+        if self._worlds_over and not has_world:
+            return None
+        if self._is_due or has_free_cpu():
+            return 0
+        pause_ms = self._pause_ms
+        self._pause_ms = min(2 * pause_ms, _LONGEST_PAUSE_MS)
+        return pause_ms
+
+    def step(self) -> MemoryPrepared | None:
+        """Do a part of the work, in some milliseconds. Return its result if this was the last part, else None."""
+        if not (self._is_due or has_free_cpu()):
+            return None
+        self._is_due = False
+        start_s = time.perf_counter()
+        try:
+            refusal = self._plan() if self._left is None else self._take_next()
+        finally:
+            self._work_s += time.perf_counter() - start_s
+        if not refusal and (self._left is None or self._left):
+            return None
+        return self._result(refusal)
+
+    @property
+    def _forks(self) -> int:
+        return max(self._told_forks, self._forked)
+
+    def _plan(self) -> str:
+        facts = read_facts(self._forks)
+        if refusal := refusal_of(facts):
+            self._has_told_forks = True
+            # More forks than the runner knew of can make it pay later.
+            self._is_over = refusal_of(facts._replace(forks=LEAST_FORKS)) != ""
+            return refusal
+        try:
+            with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
+                ranges = in_use(ranges_in(maps.read(), facts.huge_bytes), facts.huge_bytes)
+        except (OSError, ValueError) as error:
+            self._is_over = True
+            return f"the map of this process cannot be read: {error}"
+        if refusal := refusal_of(facts, sum(one.end - one.start for one in ranges)):
+            self._is_over = True
+            return refusal
+        self._left = list(pieces(ranges, facts.huge_bytes))
+        self._is_over = not self._left
+        return "" if self._left else "no memory fills a huge page"
+
+    def _take_next(self) -> str:
+        assert self._left
+        error = collapse(self._left.pop(0))
+        if error:
+            self._refusals += 1
+        else:
+            self._has_taken, self._refusals = True, 0
+        self._is_over = not self._left or error == errno.ENOMEM or self._refusals == _MOST_REFUSALS
+        if not error or not self._is_over:
+            return ""
+        hint = "; Linux 6.1 is the first that can" if error == errno.EINVAL else ""
+        return f"the kernel refuses to collapse pages: {os.strerror(error)}{hint}"
+
+    def _result(self, refusal: str) -> MemoryPrepared:
+        huge_bytes, pss_bytes = _own_memory() if self._has_taken else (0, 0)
+        return MemoryPrepared(huge_bytes, pss_bytes, round(1e6 * self._work_s), refusal)
+
+
+def collapse(piece: Range) -> int:
+    """Ask the kernel to copy memory of this process into huge pages. Return 0, or its error number."""
+    if _madvise is None:
+        return errno.ENOSYS
+    return 0 if _madvise(piece.start, piece.end - piece.start, _MADV_COLLAPSE) == 0 else ctypes.get_errno()
+
+
+def _own_memory() -> tuple[int, int]:
+    """Return the bytes of this process in huge pages, and those of its share of all memory; zeros if not known."""
+    with contextlib.suppress(OSError, ValueError), open("/proc/self/smaps_rollup", encoding="ascii") as file:
+        kilobytes = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in file) if rest}
+        return kilobytes.get("AnonHugePages", 0) << 10, kilobytes.get("Pss", 0) << 10
+    return 0, 0

@@ -1,0 +1,179 @@
+"""A suite in the style of projects that start their ranks with `torch.multiprocessing`; it knows no library for that.
+
+`pytest tests/adopt/spawn_suite.py` runs it under its own harness, and with `-p dist_testing.adopt.spawn` on the engine.
+"""
+
+# mypy: disable-error-code="attr-defined,no-untyped-call"
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import unittest
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch.multiprocessing import spawn
+
+
+def _free_port() -> int:
+    with socket.socket() as chosen:
+        chosen.bind(("127.0.0.1", 0))
+        port: int = chosen.getsockname()[1]
+        return port
+
+
+def _setup(rank: int, world_size: int, port: int) -> None:
+    os.environ["MASTER_ADDR"] = "127.0.0.1"
+    os.environ["MASTER_PORT"] = str(port)
+    dist.init_process_group("gloo", rank=rank, world_size=world_size)
+
+
+def _all_reduce(rank: int, world_size: int, port: int, sums: torch.Tensor) -> None:
+    # A process of torch's function has no variables of a launcher.
+    assert not {"RANK", "WORLD_SIZE", "LOCAL_RANK"} & os.environ.keys()
+    _setup(rank, world_size, port)
+    value = torch.full((2,), float(rank + 1))
+    dist.all_reduce(value)
+    sums[rank] = value[0]
+    print(f"printed by {rank}")
+    dist.destroy_process_group()
+
+
+def _raises(rank: int, world_size: int, port: int) -> None:
+    _setup(rank, world_size, port)
+    if rank == 1:
+        raise ValueError("planted")
+    dist.barrier()
+
+
+def _exits(rank: int, code: int) -> None:
+    if rank == 1:
+        os._exit(code)
+
+
+def _is_killed(rank: int) -> None:
+    if rank == 1:
+        os.kill(os.getpid(), 9)
+
+
+def _leaves(rank: int) -> None:
+    sys.exit(0)
+
+
+def _puts(rank: int, queue: Any) -> None:
+    queue.put(rank)
+
+
+def _trains(rank: int, world_size: int, port: int, model: torch.nn.Module) -> None:
+    _setup(rank, world_size, port)
+    replica = torch.nn.parallel.DistributedDataParallel(model)
+    replica(torch.ones(4, 8)).sum().backward()
+    assert model.weight.grad is not None
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_all_reduce(world_size: int) -> None:
+    sums = torch.zeros(world_size)
+    spawn(_all_reduce, args=(world_size, _free_port(), sums), nprocs=world_size)
+    # The tensor is in shared memory.
+    assert sums.tolist() == [world_size * (world_size + 1) / 2] * world_size
+
+
+def test_ddp() -> None:
+    mp.spawn(_trains, args=(2, _free_port(), torch.nn.Linear(8, 8)), nprocs=2, join=True)
+
+
+def test_ddp_after_computation() -> None:
+    # The threads of OpenMP do not survive a fork.
+    torch.ones(1 << 21).sum()
+    mp.start_processes(_trains, args=(2, _free_port(), torch.nn.Linear(8, 8)), nprocs=2)
+
+
+def test_error_is_expected() -> None:
+    with pytest.raises(mp.ProcessRaisedException, match="ValueError: planted") as caught:
+        mp.spawn(_raises, args=(2, _free_port()), nprocs=2)
+    assert caught.value.error_index == 1
+
+
+def test_exit_is_expected() -> None:
+    with pytest.raises(mp.ProcessExitedException) as caught:
+        mp.spawn(_exits, args=(3,), nprocs=2)
+    assert caught.value.exit_code == 3
+
+
+def test_signal_is_expected() -> None:
+    with pytest.raises(mp.ProcessExitedException) as caught:
+        mp.spawn(_is_killed, nprocs=2)
+    assert caught.value.signal_name == "SIGKILL"
+
+
+def test_leaves() -> None:
+    mp.spawn(_leaves, nprocs=2)
+
+
+def test_without_join() -> None:
+    queue = mp.get_context("spawn").SimpleQueue()
+    context = mp.spawn(_puts, (queue,), nprocs=2, join=False)
+    assert sorted([queue.get(), queue.get()]) == [0, 1]
+    while not context.join(timeout=5):
+        pass
+    assert [process.exitcode for process in context.processes] == [0, 0]
+
+
+def test_processes() -> None:
+    context = mp.get_context("spawn")
+    queue = context.Queue()
+    processes = [context.Process(target=_puts, args=(rank, queue)) for rank in range(2)]
+    for process in processes:
+        process.start()
+    assert sorted([queue.get(), queue.get()]) == [0, 1]
+    for process in processes:
+        process.join()
+        assert process.exitcode == 0
+
+
+def test_fails() -> None:
+    mp.spawn(_raises, args=(2, _free_port()), nprocs=2)
+
+
+def test_dies() -> None:
+    mp.spawn(_is_killed, nprocs=2)
+
+
+class MethodTest(unittest.TestCase):
+    def test_method(self) -> None:
+        sums = torch.zeros(2)
+        mp.spawn(_all_reduce, args=(2, _free_port(), sums), nprocs=2)
+        self.assertEqual(sums.tolist(), [3.0, 3.0])
+
+
+# From here on: holes of the own harness, under which all of them pass.
+
+
+def test_hole_exit_0() -> None:
+    mp.spawn(_exits, args=(0,), nprocs=2)
+
+
+def test_hole_no_join() -> None:
+    mp.spawn(_raises, args=(2, _free_port()), nprocs=2, join=False)
+
+
+def test_hole_exit_codes_unread() -> None:
+    processes = [mp.Process(target=_exits, args=(rank, 3)) for rank in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+
+
+class HoleTest(unittest.TestCase):
+    def test_hole_in_method(self) -> None:
+        process = mp.get_context("spawn").Process(target=_exits, args=(1, 3))
+        process.start()
+        process.join()

@@ -1,0 +1,118 @@
+"""`-p dist_testing.adopt.subprocess`: a suite that starts torchrun for each test, unchanged."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from dist_testing.adopt.launch_commands import Launch, launch_in
+from tests.support.children import write_file
+from tests.support.starter import Starter
+
+_HERE = Path(__file__).parent
+
+
+def _copy_suite(folder: Path) -> None:
+    shutil.copy(_HERE / "launch_suite.py", folder / "test_suite.py")
+    (folder / "scripts").mkdir()
+    shutil.copy(_HERE / "scripts" / "train.py", folder / "scripts")
+
+
+def test_a_suite_has_the_verdicts_of_its_own_harness(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, the script of a launcher gets other arguments, streams or verdicts than torchrun gives it."""
+    _copy_suite(tmp_path)
+    child = starter.start(["-m", "pytest", "-p", "dist_testing.adopt.subprocess", "-rA", "test_suite.py"], tmp_path)
+    assert child.wait() == 1, child.log
+    lines = [line for line in child.log.splitlines() if line.startswith(("PASSED ", "FAILED ", "ERROR "))]
+    failed = [line for line in lines if not line.startswith("PASSED ")]
+    assert [line.split(" - ")[0] for line in failed] == ["FAILED test_suite.py::test_fails"], child.log
+    skips = 0 if Path(sys.executable).with_name("torchrun").exists() else 1
+    assert len(lines) == 11 - skips, child.log
+    # One report for both ranks: the culprit, and what happened to the other rank.
+    assert "rank 1 exited with code 7 in call" in child.log
+    assert "Victims: rank 0" in child.log
+
+
+_SKIPS = """
+    import subprocess
+    import sys
+
+
+    def test_imports():
+        command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "script.py"]
+        ended = subprocess.run(command, text=True, capture_output=True)
+        assert ended.returncode == 1
+        assert "all ranks have skipped" in ended.stderr
+        assert ended.stdout == "imported\\nimported\\n"
+        # The agent itself writes the logs of ranks.
+        subprocess.run([*command[:-1], "--log-dir=logs", "--redirects=3", "script.py"])
+        assert len(list(__import__("pathlib").Path("logs").glob("*/attempt_0/*/stdout.log"))) == 2
+"""
+
+
+def test_modules_are_imported_once_for_all(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, each rank imports the project's heavy modules anew, or options of the agent are ignored."""
+    write_file(tmp_path, "pytest.ini", "[pytest]\ndist_preload = heavy\n")
+    write_file(tmp_path, "heavy.py", "import os\nPID = os.getpid()\n")
+    script = """
+        import os
+        import sys
+
+        import heavy
+
+        own = "TORCHELASTIC_ERROR_FILE" in os.environ
+        assert own or heavy.PID != os.getpid()
+        print("imported", flush=True)
+        sys.exit(86)
+    """
+    write_file(tmp_path, "script.py", script)
+    write_file(tmp_path, "test_suite.py", _SKIPS)
+    env = {"PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, sys.path), os.getcwd()])}
+    child = starter.start(["-m", "pytest", "-p", "dist_testing.adopt.subprocess", "test_suite.py"], tmp_path, env=env)
+    assert child.wait() == 0, child.log
+
+
+@pytest.mark.parametrize(
+    ("command", "module"),
+    [
+        ([sys.executable, "-m", "torch.distributed.run", "x.py"], "torch.distributed.run"),
+        ([sys.executable, "-u", "-m", "torch.distributed.launch", "x.py"], "torch.distributed.launch"),
+        ([sys.executable, "-m", "accelerate.commands.launch", "x.py"], "accelerate.commands.launch"),
+        ([sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch"], "accelerate.commands.accelerate_cli"),
+        ([sys.executable, "-m", "accelerate.commands.accelerate_cli", "test"], None),
+        ([sys.executable, "-m", "pytest"], None),
+        ([sys.executable, "-W", "error", "-m", "torch.distributed.run"], None),
+        ([sys.executable, "x.py"], None),
+        ([sys.executable], None),
+        (["/bin/sh", "-c", "torchrun x.py"], None),
+        (["/nowhere/torchrun", "x.py"], None),
+        (["python-of-somebody-else", "-m", "torch.distributed.run"], None),
+        ([], None),
+    ],
+)
+def test_commands_that_launch_ranks_are_recognised(command: list[str], module: str | None) -> None:
+    """If this fails, a command runs without the engine, or the engine runs what it cannot."""
+    found = launch_in(command, os.environ)
+    assert (found.module if found is not None else None) == module
+
+
+def test_a_launcher_of_another_python_is_left_alone(tmp_path: Path) -> None:
+    """If this fails, a test of another environment runs in this one."""
+    beside, other = tmp_path / "beside", tmp_path / "other"
+    for folder in (beside, other):
+        folder.mkdir()
+        for name in ("torchrun", "accelerate"):
+            (folder / name).write_text("#!/bin/sh\n", encoding="utf-8")
+            (folder / name).chmod(0o755)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "executable", str(beside / "python3"))
+        env = {"PATH": str(beside)}
+        assert launch_in(["torchrun", "x.py"], env) == Launch("torch.distributed.run", ("torchrun", "x.py"))
+        accelerate = ("accelerate", "launch", "x.py")
+        assert launch_in(accelerate, env) == Launch("accelerate.commands.accelerate_cli", accelerate)
+        assert launch_in(["accelerate", "env"], env) is None
+        assert launch_in(["torchrun", "x.py"], {"PATH": str(other)}) is None

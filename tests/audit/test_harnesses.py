@@ -1,0 +1,199 @@
+"""The audit over models of harnesses: it finds the holes that each model has, and no others."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+import dist_testing.audit
+from dist_testing.audit.left import shape
+from tests.audit.audits import HARNESSES, Audited, audit, environment, suite
+from tests.report.schema_check import check
+
+_SCHEMA = Path(dist_testing.audit.__file__).parent / "audit.schema.json"
+
+
+def _digests() -> dict[str, str]:
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in HARNESSES.glob("*.py")}
+
+
+@pytest.fixture(scope="module")
+def several(tmp_path_factory: pytest.TempPathFactory) -> Audited:
+    """One audit of the suites in the style of vLLM, TensorRT-LLM and accelerate."""
+    files = [HARNESSES / f"{name}_suite.py" for name in ("process_wrappers", "unchecked", "subprocess")]
+    before = _digests()
+    done = audit(tmp_path_factory.mktemp("several"), ["--faults=raise,kill,skip", "--limit=60"], suite(*files))
+    assert _digests() == before
+    return done
+
+
+def test_several_cases_are_audited_each_alone(several: Audited) -> None:
+    """Each case with ranks gets each fault; the case without ranks gets none."""
+    assert several.exit_status == 1, several.output
+    assert [case["id"].partition("::")[2] for case in several.found["cases"]] == [
+        "test_forked",
+        "test_spawned",
+        "test_job",
+        "test_script",
+    ]
+    for case, world_size in (("test_forked", 1), ("test_spawned", 0), ("test_job", 2), ("test_script", 1)):
+        assert several.case(case)["world_size"] == world_size, case
+    # Every fault came, on the rank that the option names or on the last one.
+    for case, rank in (("test_forked", 0), ("test_job", 1), ("test_script", 0)):
+        for fault in ("raise", "kill", "skip"):
+            one = several.fault(case, fault)
+            assert (one["planted"], one["rank"], one["call"]) == (True, rank, "barrier"), one
+
+
+def test_json_is_as_its_schema_says(several: Audited) -> None:
+    """The findings of a real audit fit the published schema."""
+    check(several.found, json.loads(_SCHEMA.read_text(encoding="utf-8")), "audit")
+
+
+def test_a_skip_that_becomes_a_pass(several: Audited) -> None:
+    """vLLM's fork wrapper ends a skipped test with exit code 0."""
+    assert several.holes("test_forked") == {"skip": ["green"]}
+
+
+def test_a_case_that_runs_nothing(several: Audited) -> None:
+    """vLLM's spawn wrapper starts an interpreter that never calls the test."""
+    case = several.case("test_spawned")
+    assert case["holes"] == ["ran_nothing"]
+    assert case["outcome"] == "passed"
+    assert "none of them became a rank" in several.output
+
+
+def test_exit_codes_that_no_one_checks(several: Audited) -> None:
+    """TensorRT-LLM's jobs pass whatever happens to their ranks."""
+    assert several.holes("test_job") == {"raise": ["green"], "kill": ["green"], "skip": ["green"]}
+
+
+def test_a_signal_that_passes_as_no_positive_exit_code(several: Audited) -> None:
+    """The model replaces the whole environment of its script, and the audit still sees the rank."""
+    assert several.holes("test_script") == {"kill": ["green"]}
+    assert several.fault("test_script", "raise")["noticed_s"] is not None
+
+
+def test_another_rank_is_blamed_and_things_are_left_behind(tmp_path: Path) -> None:
+    """The report names the victim; a process, its port and a file stay."""
+    done = audit(tmp_path, ["--faults=kill"], suite(HARNESSES / "blames_first_suite.py"))
+    one = done.fault("test_meets", "kill")
+    assert one["holes"] == ["blamed_other", "left_behind"], done.output
+    assert (one["named"], one["outcome"]) == ([0], "failed")
+    # Each of the two ranks has left all of them.
+    processes, files = one["left"]["processes"], one["left"]["files"]
+    assert len(processes) == len(one["left"]["ports"]) == 2, one
+    assert all("create_server" in process for process in processes)
+    assert [shape(name) for name in files] == ["/tmp/store"] * 2 + ["/dev/shm/model"] * 2
+    # The audit has removed what outlives a run.
+    running = [" ".join(each.info["cmdline"] or ()) for each in psutil.process_iter(["cmdline"])]
+    assert processes[0] not in running
+    assert not [name for name in files if name.startswith("/dev/shm") and os.path.exists(name)]
+
+
+def test_a_dead_worker_of_a_pool_costs_the_whole_limit_and_the_session(tmp_path: Path) -> None:
+    """DeepSpeed's pool waits for its limit, then ends pytest."""
+    done = audit(tmp_path, ["--faults=kill", "--slow=3"], suite(HARNESSES / "pool_workers_suite.py"))
+    assert done.holes("test_meets") == {"kill": ["slow", "ended_harness"]}, done.output
+
+
+def test_ranks_that_are_threads_of_the_harness(tmp_path: Path) -> None:
+    """A fault that ends the process of a rank ends the harness."""
+    done = audit(tmp_path, ["--faults=exit0,return"], suite(HARNESSES / "threads_suite.py"))
+    # Exit status 0 and no result: a CI system sees a pass.
+    assert done.holes("test_threads") == {"exit0": ["green"]}, done.output
+    assert "the process of the harness, which ended with it" in done.fault("test_threads", "exit0")["note"]
+    early = done.fault("test_threads", "return")
+    assert early["planted"], early
+    assert early["outcome"] == "failed"
+
+
+def test_unittest_without_pytest(tmp_path: Path) -> None:
+    """Cases of unittest are seen, selected and judged."""
+    done = audit(tmp_path, ["--faults=exit3"], [sys.executable, "-m", "unittest", "unittest_suite"])
+    assert done.holes("test_ranks") == {"exit3": ["green"]}, done.output
+    assert [case["world_size"] for case in done.found["cases"]] == [0, 2]
+    assert "started no ranks: 1 case" in done.output
+
+
+def test_a_harness_that_the_audit_does_not_know(tmp_path: Path) -> None:
+    """The whole command is one case, and the audit says what it cannot see."""
+    command = [sys.executable, str(HARNESSES / "agent.py"), "2", str(HARNESSES / "script.py")]
+    done = audit(tmp_path, ["--faults=exit3,exit0"], command)
+    (case,) = done.found["cases"]
+    assert case["world_size"] == 2
+    right, wrong = case["faults"][1:]
+    assert (right["named"], right["holes"]) == ([1], [])
+    # The launcher reports the rank that waited for the one that ended with 0.
+    assert (wrong["named"], wrong["holes"]) == ([0], ["blamed_other"])
+    assert "neither pytest nor unittest" in done.output
+
+
+def test_ranks_that_are_pytests(tmp_path: Path) -> None:
+    """`torchrun -m pytest`: the launcher names the rank, and no hole is found."""
+    command = [sys.executable, str(HARNESSES / "agent.py"), "2", *suite(HARNESSES / "agent_pytest_suite.py")[1:]]
+    done = audit(tmp_path, ["--faults=kill"], command)
+    assert done.exit_status == 0, done.output
+    one = done.fault("test_meets", "kill")
+    assert (one["planted"], one["named"], one["holes"]) == (True, [1], [])
+    assert "no holes: 1 fault in 1 case" in done.output
+
+
+def test_as_a_plugin_of_pytest(tmp_path: Path) -> None:
+    """`-p dist_testing.audit` audits the command line of pytest instead of running it."""
+    page = tmp_path / "audit.html"
+    command = suite("-p", "dist_testing.audit", f"--audit=--faults=raise --page={page}", "unchecked_suite.py")
+    done = subprocess.run(
+        command,
+        env={**os.environ, **environment()},
+        cwd=HARNESSES,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "HOLE unchecked_suite.py::test_job: raise: the fault did not fail the run" in done.stdout
+    assert "unchecked_suite.py::test_job" in page.read_text(encoding="utf-8")
+
+
+def test_an_interrupted_audit_ends_the_suite(tmp_path: Path) -> None:
+    """SIGTERM ends all processes of the suite."""
+    started = tmp_path / "pid"
+    code = f"import os, time; open({str(started)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
+    command = [sys.executable, "-m", "dist_testing.audit", "--", sys.executable, "-c", code]
+    running = subprocess.Popen(command, env={**os.environ, **environment()}, stderr=subprocess.PIPE, text=True)
+    until_s = time.monotonic() + 120
+    while not (started.exists() and started.read_text()) and time.monotonic() < until_s:
+        time.sleep(0.05)
+    running.send_signal(signal.SIGTERM)
+    _, errors = running.communicate(timeout=120)
+    assert running.returncode == 130, errors
+    assert "interrupted" in errors
+    assert not os.path.exists(f"/proc/{started.read_text()}")
+
+
+@pytest.mark.parametrize(
+    ("command", "reason"),
+    [
+        ([sys.executable, "-c", "print('built')"], "no test of pytest or unittest ran, and no rank"),
+        (["sh", "-c", "echo built"], "no Python process of it ran the audit's hook"),
+        (suite(HARNESSES / "no_such_suite.py"), "pytest collected no test"),
+        (suite(HARNESSES / "idle_suite.py"), "no case started ranks: 1 cases ran"),
+    ],
+)
+def test_commands_without_anything_to_audit(tmp_path: Path, command: list[str], reason: str) -> None:
+    """A command without tests or without ranks is refused with the reason."""
+    done = audit(tmp_path, [], command)
+    assert done.exit_status == 3, done.output
+    assert reason in done.output
+    assert "Traceback" not in done.output

@@ -1,0 +1,147 @@
+"""The fork server moves its memory to huge pages while it waits, or says why not; no verdict depends on it."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import json
+import os
+import platform
+import time
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from dist_testing import World
+from dist_testing.case import Case, CaseBody
+from dist_testing.engine.engine import Engine
+from dist_testing.events.runs import ForkServerMemory
+from dist_testing.launch import huge_pages
+from dist_testing.launch.fork import ForkServerLauncher
+from dist_testing.outcomes import Status
+from tests.support.worlds import engine_for, run
+
+_MODES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+
+
+def _huge_bytes(pid: int) -> int:
+    rollup = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii")
+    return sum(int(line.split()[1]) << 10 for line in rollup.splitlines() if line.startswith("AnonHugePages"))
+
+
+def _pass(world: World, body: dict[str, Any]) -> None:
+    world.barrier()
+
+
+def _wait(world: World, body: dict[str, Any]) -> None:
+    """Give the fork server time until the runner has its answer; the limit of the case ends a wait in vain."""
+    while not os.path.exists(body["file"]):
+        time.sleep(0.01)
+    Path(body["file"]).with_name(f"huge-{world.rank}").write_text(str(_huge_bytes(os.getppid())), encoding="ascii")
+
+
+@pytest.fixture(autouse=True)
+def free_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine would need as many worlds as the work has steps. The fork server is forked from this process."""
+    monkeypatch.setattr(huge_pages, "has_free_cpu", lambda: True)
+
+
+def _told(engine: Engine, folder: Path, forks: int = 1000) -> ForkServerMemory:
+    """Run cases, of which the second waits until the fork server has said what it did, and return the event."""
+    found: list[ForkServerMemory] = []
+    engine.events.subscribe(found.append, ForkServerMemory, name="the test")
+    launcher, _ = engine.prepare(forks)
+    assert isinstance(launcher, ForkServerLauncher)
+    assert run(engine, "pass", world_size=2).verdict.status is Status.PASSED
+    body = CaseBody("functions", json.dumps({"function": "wait", "file": str(folder / "told")}))
+    waiting = engine.start(Case("wait", 2, body, 60.0, "fork"))
+    waiting.world.supervisor.wait_until(lambda: bool(launcher.untold or found))
+    folder.joinpath("told").touch()
+    assert engine.finish(waiting).verdict.status is Status.PASSED
+    assert run(engine, "pass", world_size=2).verdict.status is Status.PASSED
+    (event,) = found
+    return event
+
+
+def test_the_fork_server_gets_huge_pages(tmp_path: Path) -> None:
+    """Half the price of a fresh world is page tables, which huge pages do not need."""
+    if not _MODES.exists() or "[never]" in _MODES.read_text(encoding="ascii"):
+        pytest.skip("transparent huge pages are switched off on this machine")
+    if tuple(map(int, platform.release().split(".")[:2])) < (6, 1):
+        pytest.skip(f"Linux {platform.release()} cannot collapse pages on request; 6.1 can")
+    if psutil.virtual_memory().available < 2 << 30:
+        pytest.skip("the machine has less than 2 GiB of free memory")
+    with engine_for({"pass": _pass, "wait": _wait}) as engine:
+        event = _told(engine, tmp_path)
+    assert event.refusal == ""
+    # torch's import leaves about 140 MB.
+    assert event.huge_bytes > 32 << 20
+    # Shared with the ranks that run.
+    assert event.pss_bytes > 0
+    assert event.work_s > 0
+    # What the kernel said to a rank about its parent, later.
+    assert int(tmp_path.joinpath("huge-0").read_text()) > 32 << 20
+
+
+def _as_small_machine(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    monkeypatch.setattr(huge_pages, "free_bytes", lambda: 512 << 20)
+
+
+def _as_never(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    folder.joinpath("enabled").write_text("always madvise [never]\n")
+    monkeypatch.setattr(huge_pages, "_THP", str(folder))
+
+
+def _as_old_kernel(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    folder.joinpath("enabled").write_text("always [madvise] never\n")
+    folder.joinpath("hpage_pmd_size").write_text(str(2 << 20))
+    monkeypatch.setattr(huge_pages, "_THP", str(folder))
+    monkeypatch.setattr(huge_pages, "free_bytes", lambda: 8 << 30)
+    monkeypatch.setattr(huge_pages, "collapse", lambda piece: errno.EINVAL)
+
+
+@pytest.mark.parametrize(
+    ("become", "said"),
+    [
+        (_as_never, "transparent huge pages are never"),
+        (_as_small_machine, "MiB of memory are free"),
+        (_as_old_kernel, "Invalid argument"),
+    ],
+)
+def test_a_machine_without_them_runs_as_before(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, become: Callable[[pytest.MonkeyPatch, Path], None], said: str
+) -> None:
+    """The gain is optional: the verdicts are the same, and the event has the reason."""
+    if become is _as_small_machine and (not _MODES.exists() or "[never]" in _MODES.read_text(encoding="ascii")):
+        pytest.skip("transparent huge pages are switched off on this machine")
+    # The fork server is forked from this process, with the changes.
+    become(monkeypatch, tmp_path)
+    with engine_for({"pass": _pass, "wait": _wait}) as engine:
+        event = _told(engine, tmp_path)
+    assert said in event.refusal
+    assert event.huge_bytes == 0
+
+
+class _Node:
+    """An object that only the garbage collector frees."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+def test_garbage_of_tests_is_still_collected_in_the_runner() -> None:
+    """The runner hides the objects of imports from the collector, once: objects that tests make are not hidden."""
+    counts = []
+    for _ in range(2):
+        with engine_for({"pass": _pass}) as engine:
+            garbage = weakref.ref(_Node())
+            engine.prepare()
+            counts.append(gc.get_freeze_count())
+    assert counts[0] > 100_000, "the objects of torch's import"
+    assert counts[1] <= counts[0], "a second fork server must not hide what tests have made since"
+    gc.collect()
+    assert garbage() is None

@@ -1,0 +1,388 @@
+"""The watch mode, driven as a person does: by saves, keys and signals."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.support.bell import Bell
+from tests.support.children import Target, run_pytest, write_file
+from tests.support.starter import Starter, wait_ended
+from tests.support.watching import WAITS, Watch, save
+
+_NOTING = """
+    from pathlib import Path
+
+    with Path(__file__).with_name("imports.txt").open("a") as imports:
+        imports.write(f"{__name__}\\n")
+"""
+_SUM = """
+    import library
+    import pytest
+    import torch
+    import torch.distributed as dist
+
+    @pytest.mark.distributed(world_size=2)
+    def test_sum(world):
+        total = torch.ones(2)
+        dist.all_reduce(total)
+        assert total[0] == library.TWO
+
+    def test_plain():
+        pass
+"""
+
+
+def _imports(folder: Path) -> list[str]:
+    """Return the modules that were imported since the last call."""
+    file = folder / "imports.txt"
+    names = file.read_text(encoding="utf-8").split() if file.exists() else []
+    file.unlink(missing_ok=True)
+    return names
+
+
+def test_a_save_runs_what_it_concerns(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, a save runs old code, too few tests, or imports what has not changed."""
+    write_file(tmp_path, "library.py", _NOTING + "\n    import deep\n    TWO = deep.TWO\n")
+    write_file(tmp_path, "deep.py", _NOTING + "\n    TWO = 2\n")
+    write_file(tmp_path, "unrelated.py", _NOTING)
+    write_file(tmp_path, "conftest.py", _NOTING)
+    write_file(tmp_path, "tests/test_sum.py", _SUM)
+    other = "\n    import unrelated\n    def test_other():\n        pass\n"
+    write_file(tmp_path, "tests/test_other.py", _NOTING.replace("(__file__)", "(__file__).parent") + other)
+    with Watch(starter, tmp_path, "tests") as watch:
+        assert "3 passed" in watch.wait()
+        _imports(tmp_path)
+        save(tmp_path / "tests/test_sum.py", "== library.TWO", "== library.TWO + 1")
+        shown = watch.wait()
+        assert "watch: 1 failed, 1 passed" in shown
+        assert "rank 0 raised AssertionError" in shown or "rank 1 raised AssertionError" in shown
+        assert "test_other" not in shown
+        assert _imports(tmp_path) == []
+
+        save(tmp_path / "deep.py", "TWO = 2", "TWO = 1")
+        assert "watch: 2 passed" in watch.wait()
+        found = _imports(tmp_path)
+        assert {"deep", "library"} <= set(found), found
+
+        # The same size in the same second, perhaps.
+        save(tmp_path / "deep.py", "TWO = 1", "TWO = 3")
+        assert "watch: 1 failed, 1 passed" in watch.wait()
+        assert _imports(tmp_path) == ["library", "deep"]
+
+        save(tmp_path / "unrelated.py", "from", "\nfrom")
+        shown = watch.wait()
+        assert "watch: 1 passed" in shown
+        assert "watch: 1 failed earlier: tests/test_sum.py::test_sum" in shown
+
+        save(tmp_path / "conftest.py", "from", "\nfrom")
+        shown = watch.wait()
+        assert "watch: 1 failed, 2 passed" in shown
+        assert shown.index("test_sum.py F") < shown.index("test_other.py"), "failures come first"
+
+        # No change: only the next line is one.
+        os.utime(tmp_path / "deep.py")
+        write_file(tmp_path, "tests/test_new.py", "def test_new():\n    pass\n")
+        assert "watch: 1 passed" in watch.wait()
+        (tmp_path / "tests/test_new.py").unlink()
+        save(tmp_path / "deep.py", "TWO = 3", "TWO = 1")
+        assert "watch: 2 passed" in watch.wait("passed in") + watch.wait()
+        watch.type("q")
+        assert watch.end() == 0
+
+
+_LEAKING = """
+    import os
+    import signal
+    import subprocess
+    import sys
+    import threading
+    from pathlib import Path
+
+    import pytest
+    import torch
+
+    import library
+
+    STATE = []
+    LEFT = Path(__file__).with_name("left.txt")
+    LEFT.touch()
+
+
+    def seen():
+        return {
+            "module": list(STATE),
+            "library": dict(vars(library).get("state", {})),
+            "environment": {name: value for name, value in os.environ.items() if name.startswith("LEAK")},
+            "modules": [name for name in sys.modules if name.startswith("leaked")],
+            "path": [path for path in sys.path if "leaked" in path],
+            "directory": os.path.basename(os.getcwd()),
+            "signal": signal.getsignal(signal.SIGUSR1),
+            "threads": [thread.name for thread in threading.enumerate() if "leak" in thread.name],
+            "umask": os.umask(0o22),
+            "dtype": torch.get_default_dtype(),
+            "processes": [pid for pid in LEFT.read_text().split() if os.path.exists(f"/proc/{pid}")],
+        }
+
+
+    CLEAN = {
+        "module": [], "library": {}, "environment": {}, "modules": [], "path": [],
+        "directory": os.path.basename(os.getcwd()), "signal": signal.SIG_DFL, "threads": [], "umask": 0o22,
+        "dtype": torch.float32, "processes": [],
+    }
+
+
+    def leak():
+        STATE.append(1)
+        library.state = {"a": 1}
+        os.environ["LEAK"] = "1"
+        sys.modules["leaked"] = sys
+        sys.path.append("leaked")
+        os.mkdir("sub") if not os.path.isdir("sub") else None
+        os.chdir("sub")
+        signal.signal(signal.SIGUSR1, lambda *_: None)
+        threading.Thread(target=threading.Event().wait, name="leak", daemon=True).start()
+        os.umask(0o77)
+        torch.set_default_dtype(torch.float64)
+        if "LEAVES" in os.environ:
+            left = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"], start_new_session=True)
+            LEFT.write_text(str(left.pid))
+
+
+    def test_in_the_runner():
+        assert seen() == CLEAN
+        leak()
+
+
+    @pytest.mark.distributed(world_size=2)
+    def test_on_ranks(world):
+        assert not [name for name in os.environ if name == "LEAKED_BY_RANK"]
+        os.environ["LEAKED_BY_RANK"] = "1"
+"""
+
+
+def test_no_state_of_a_run_is_in_the_next(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, a test passes or fails in watch mode only because of an earlier run."""
+    write_file(tmp_path, "library.py", "")
+    write_file(tmp_path, "conftest.py", "import library\n")
+    write_file(tmp_path, "test_leaks.py", _LEAKING)
+    # A run of its own: the test is right.
+    ended = run_pytest(starter, tmp_path, "test_leaks.py", "-p", "no:cacheprovider")
+    assert "2 passed" in ended.log, ended.log
+    (tmp_path / "pytest.ini").unlink()
+    with Watch(starter, tmp_path, "test_leaks.py", env={"LEAVES": "1"}) as watch:
+        assert "watch: 2 passed" in watch.wait()
+        assert (tmp_path / "left.txt").read_text(encoding="utf-8")
+        watch.type("a")
+        assert "watch: 2 passed" in watch.wait()
+        save(tmp_path / "test_leaks.py", "STATE = []", "STATE = list()")
+        assert "watch: 2 passed" in watch.wait()
+        watch.type("q")
+        assert watch.end() == 0
+
+
+def test_bad_input_is_told_and_waited_out(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, a half-written file ends the watch, or shows a traceback of ours."""
+    test = write_file(tmp_path, "test_plain.py", "def test_one():\n    assert True\n")
+    conftest = write_file(tmp_path, "conftest.py", "VALUE = 1\n")
+    with Watch(starter, tmp_path, "test_plain.py") as watch:
+        assert "watch: 1 passed" in watch.wait()
+        save(test, "assert True", "assert (True")
+        shown = watch.wait()
+        assert f"watch: {test}:2: '(' was never closed: assert (True" in shown
+        save(test, "assert (True", "assert True and True")
+        assert "watch: 1 passed" in watch.wait()
+
+        test.rename(tmp_path / "away")
+        assert "watch: test_plain.py is gone" in watch.wait()
+        (tmp_path / "away").rename(test)
+        save(test, "True and True", "False")
+        assert "watch: 1 failed" in watch.wait()
+
+        save(conftest, "VALUE = 1", "VALUE = 1 / 0")
+        shown = watch.wait()
+        assert "ZeroDivisionError" in shown
+        assert "Traceback" not in shown
+        save(conftest, "VALUE = 1 / 0", "VALUE = 2")
+        assert "watch: 1 failed" in watch.wait()
+        save(test, "assert False", "import absent")
+        assert "No module named 'absent'" in watch.wait()
+        write_file(tmp_path, "absent.py", "")
+        assert "watch: 1 passed" in watch.wait("passed in") + watch.wait()
+        watch.type("q")
+        assert watch.end() == 0
+
+
+_HELD = """
+    import os
+    import threading
+
+    import pytest
+
+    from tests.support.bell import ring
+
+    HOLDS = True
+
+    @pytest.mark.distributed(world_size=2)
+    def test_held(world):
+        if HOLDS:
+            ring(f"{os.getpid()} {os.getppid()}")
+            threading.Event().wait()
+"""
+
+
+def test_a_save_during_a_run_starts_it_again(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, a save has to wait for a hang, or ranks of the stopped run stay."""
+    test = write_file(tmp_path, "test_held.py", _HELD)
+    with Bell(tmp_path) as bell, Watch(starter, tmp_path, "test_held.py", env=dict(bell.env)) as watch:
+        pids = [int(pid) for line in bell.wait(2, watch.child) for pid in line.split()]
+        save(test, "HOLDS = True", "HOLDS = False")
+        shown = watch.wait()
+        assert "watch: the run was stopped" in shown
+        assert "watch: 1 passed" in shown
+        assert "KeyboardInterrupt" not in shown
+        assert "Traceback" not in shown
+        assert wait_ended(pids, limit_s=0), "ranks or the fork server of the stopped run are left"
+        watch.type("q")
+        assert watch.end() == 0
+
+
+@pytest.mark.parametrize("way", ["SIGINT", "SIGTERM", "SIGKILL", "terminal"])
+def test_nothing_is_left_at_the_end(starter: Starter, tmp_path: Path, way: str) -> None:
+    """If this fails, a closed terminal leaves ranks, or warm processes with torch, behind."""
+    write_file(tmp_path, "test_held.py", _HELD)
+    with Bell(tmp_path) as bell, Watch(starter, tmp_path, "test_held.py", env=dict(bell.env)) as watch:
+        bell.wait(2, watch.child)
+        if way == "terminal":
+            watch.hang_up()
+            watch.child.wait()
+            starter.wait_nothing_left(limit_s=30)
+            return
+        if way == "SIGINT":
+            # To the whole group, as Ctrl-C does.
+            watch.type("\x03")
+        else:
+            watch.child.send_signal(signal.Signals[way])
+        code = watch.end()
+        assert code == {"SIGINT": 130, "SIGTERM": 143, "SIGKILL": -9}[way], watch.shown
+        assert ("nothing is left" in watch.shown) == (way != "SIGKILL")
+
+
+def test_keys(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, a key runs other tests than its text says."""
+    write_file(
+        tmp_path,
+        "test_keys.py",
+        """
+        import pytest
+
+        def test_good():
+            pass
+
+        @pytest.mark.distributed(world_size=2)
+        def test_bad(world):
+            secret = 40 + world.rank
+            assert world.rank == 0
+        """,
+    )
+    with Watch(starter, tmp_path, "test_keys.py") as watch:
+        assert "watch: 1 failed, 1 passed" in watch.wait()
+        watch.type("f")
+        shown = watch.wait()
+        assert "1 deselected" in shown
+        assert "watch: 1 failed in" in shown
+        watch.type("p")
+        watch.wait("pattern, as for -k: ")
+        watch.type("gxx\x7f\x7food\n")
+        shown = watch.wait()
+        assert "watch: 1 passed" in shown
+        assert "watch: 1 failed earlier: test_keys.py::test_bad" in shown
+        watch.type("p")
+        watch.wait("-k: ")
+        watch.type("and\n")
+        watch.wait("the pattern")
+        watch.type("d")
+        watch.wait("failed test: ")
+        watch.type("one\n")
+        watch.wait("'one' is no rank")
+        watch.type("d")
+        watch.wait("failed test: ")
+        watch.type("1\n")
+        watch.wait("(Pdb) ")
+        watch.type("secret\n")
+        assert "41" in watch.wait("(Pdb) ")
+        watch.type("c\n")
+        assert "watch: 1 failed in" in watch.wait()
+        watch.type("a")
+        assert "watch: 1 failed, 1 passed" in watch.wait()
+        watch.type("h")
+        watch.wait("q quit")
+        watch.type("q")
+        assert watch.end() == 1
+
+
+def test_a_conftest_that_cannot_be_shared_is_imported_in_each_run(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, two runs share a folder that the first removes at its end."""
+    write_file(
+        tmp_path,
+        "conftest.py",
+        """
+        import tempfile
+
+        FOLDER = tempfile.TemporaryDirectory()
+        """,
+    )
+    write_file(
+        tmp_path,
+        "test_folder.py",
+        """
+        import os
+
+        import conftest
+
+        def test_folder():
+            assert os.path.isdir(conftest.FOLDER.name)
+        """,
+    )
+    with Watch(starter, tmp_path, "test_folder.py") as watch:
+        shown = watch.wait()
+        assert "watch: each run imports the conftest files again: an object waits for the end of the process" in shown
+        assert "watch: 1 passed" in shown
+        watch.type("a")
+        assert "watch: 1 passed" in watch.wait()
+        watch.type("q")
+        assert watch.end() == 0
+
+
+def test_a_target_of_bazel_without_keys(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, `bazel run //x:y.run -- --dist-watch` ignores the spec, or a script cannot end it."""
+    target = Target(
+        tmp_path, {"test_cases.py": _SUM.replace("library.TWO", "3").replace("import library\n", "\n")}, world_size=3
+    )
+    save(target.package / "test_cases.py", "(world_size=2)", "")
+    env = {name: value for name, value in target.env.items() if not name.startswith(("TEST_", "XML_"))}
+    with Watch(starter, tmp_path, "--bazel", keys=False, env=env | {"TEST_WORKSPACE": "_main"}) as watch:
+        shown = watch.wait()
+        assert "keys are off" in shown
+        assert "watch: 2 passed" in shown
+        save(target.package / "test_cases.py", "== 3", "== 4")
+        assert "watch: 1 failed, 1 passed" in watch.wait()
+        watch.child.send_signal(signal.SIGTERM)
+        assert watch.end() == 143
+    assert WAITS not in watch.shown
+
+
+def test_what_cannot_be_watched_is_refused(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, an option that rules the watch out shows a traceback, or the watch hangs at the start."""
+    ended = run_pytest(starter, tmp_path, "--dist-watch", "--pdb")
+    assert ended.code == pytest.ExitCode.USAGE_ERROR, ended.log
+    assert "--dist-watch with --pdb." in ended.log
+    assert "Traceback" not in ended.log
+    write_file(tmp_path, "pytest.ini", "[pytest]\n")
+    write_file(tmp_path, "conftest.py", "pytest_plugins = ['dist_testing.frontends.pytest.plugin']\n")
+    late = starter.start(["-m", "pytest", "--dist-watch"], tmp_path)
+    assert late.wait() == pytest.ExitCode.USAGE_ERROR
+    assert "a conftest file loads the plugin of dist_testing" in late.log

@@ -1,0 +1,156 @@
+"""A cluster of simulated nodes for launchers: each runs its programs in real network and UTS namespaces."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from dist_testing.nodes.layout import node_address
+from dist_testing.nodes.namespaces import Nodes, enter, make_nodes, missing_permission
+from dist_testing.nodes.netlink import Netlink
+from tests.support.children import Ended, assert_no_folder_left, start_pytest
+from tests.support.starter import Child, Starter
+
+needs_nodes = pytest.mark.skipif(
+    bool(missing_permission()),
+    reason=f"Need network namespaces, as root or by user namespaces: {missing_permission()}",
+)
+# No other process has a port on a node.
+PORT = 29500
+
+
+@contextlib.contextmanager
+def nodes_for_test(count: int) -> Iterator[Nodes]:
+    """Make nodes. After the block, they are gone with their last process."""
+    nodes = make_nodes(count, 0, 0)
+    try:
+        yield nodes
+    finally:
+        for fd in nodes.fds:
+            os.close(fd)
+
+
+def cut(nodes: Nodes, node: int) -> None:
+    """Pull the cable of a node: nothing arrives there or leaves it, and neither side is told."""
+    pid = os.fork()
+    if pid == 0:
+        with contextlib.suppress(BaseException):
+            enter([os.dup(fd) for fd in (nodes.user, nodes.bridge) if fd is not None])
+            with Netlink() as netlink:
+                netlink.switch_off(f"port{node}")
+            os._exit(0)
+        os._exit(1)
+    assert os.waitpid(pid, 0)[1] == 0, "the bridge's port could not be switched off"
+
+
+class Cluster:
+    """Nodes, and ways to start ranks on them. Use as a context manager."""
+
+    def __init__(self, starter: Starter, folder: Path, nodes: int = 2) -> None:
+        self._starter = starter
+        self.folder = folder
+        self.count = nodes
+        self._closing = contextlib.ExitStack()
+        self._nodes = self._closing.enter_context(nodes_for_test(nodes))
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._closing.close()
+
+    def cut(self, node: int) -> None:
+        """Pull the cable of a node: nothing arrives there or leaves it, and neither side is told."""
+        cut(self._nodes, node)
+
+    @contextlib.contextmanager
+    def listening(self, node: int, port: int) -> Iterator[None]:
+        """Have another program listen at a port of a node."""
+        near, far = socket.socketpair()
+        pid = os.fork()
+        if pid == 0:
+            with contextlib.suppress(BaseException):
+                enter([os.dup(fd) for fd in self._nodes.of(node)])
+                with socket.create_server((node_address(node), port)) as listener:
+                    socket.send_fds(far, [b"x"], [listener.fileno()])
+            os._exit(0)
+        with near, far:
+            _, (listener_fd,), _, _ = socket.recv_fds(near, 1, 1)
+        os.waitpid(pid, 0)
+        try:
+            yield
+        finally:
+            os.close(listener_fd)
+
+    def by_hand(
+        self,
+        per_node: int,
+        *options: str,
+        env: Mapping[str, str] | None = None,
+        env_of: Mapping[int, Mapping[str, str]] | None = None,
+        places: list[int] | None = None,
+    ) -> Iterator[Child]:
+        """Start each rank as a shell script on each node would, with the variables of `env://` and nothing else.
+
+        Args:
+            per_node: Ranks of each node.
+            *options: Options of pytest.
+            env: More variables.
+            env_of: Rank to more variables for it alone.
+            places: The node of each rank; None for equal blocks.
+        """
+        places = places or [rank // per_node for rank in range(per_node * self.count)]
+        for rank, node in enumerate(places):
+            rank_env = {
+                "RANK": str(rank),
+                "WORLD_SIZE": str(len(places)),
+                "LOCAL_WORLD_SIZE": str(places.count(node)),
+                "MASTER_ADDR": node_address(0),
+                "MASTER_PORT": str(PORT),
+                **(env or {}),
+                **((env_of or {}).get(rank, {})),
+            }
+            yield self.start(node, *options, env=rank_env)
+
+    def start(self, node: int, *options: str, env: Mapping[str, str]) -> Child:
+        """Start one rank on a node."""
+        return start_pytest(
+            self._starter, self.folder, "-rA", *options, "test_cases.py", env=env, node=self._nodes.of(node)
+        )
+
+    def torchrun(self, per_node: int, *program: str, env: Mapping[str, str] | None = None) -> list[Child]:
+        """Start an agent of torchrun on each node, which starts Python with these arguments on each rank."""
+        agents = []
+        for node in range(self.count):
+            options = [
+                f"--nnodes={self.count}",
+                f"--nproc-per-node={per_node}",
+                "--rdzv-backend=c10d",
+                f"--rdzv-endpoint={node_address(0)}:{PORT}",
+                "--rdzv-id=test",
+                # Host names of the nodes have no addresses, so torchrun cannot find out.
+                f"--rdzv-conf=is_host={int(node == 0)}",
+                f"--local-addr={node_address(node)}",
+            ]
+            # gloo in torchrun's agent is not used; the ranks' own interface is found by the library.
+            agents.append(
+                self._starter.start(
+                    ["-m", "torch.distributed.run", *options, *program],
+                    self.folder,
+                    env={"OMP_NUM_THREADS": "1", **(env or {})},
+                    node=self._nodes.of(node),
+                )
+            )
+        return agents
+
+
+def wait_all(children: list[Child]) -> list[Ended]:
+    """Wait for the end of all, and check that nothing is left."""
+    ended = [Ended(child.wait(), child.log) for child in children]
+    assert_no_folder_left(children[0].folder)
+    return ended

@@ -1,0 +1,118 @@
+"""The cases of an attached world over two nodes with two ranks each, and what its one report must say."""
+
+from __future__ import annotations
+
+import re
+
+GOOD = """
+    import datetime
+    import os
+    import socket
+
+    import pytest
+    import torch
+    import torch.distributed as dist
+
+    pytestmark = pytest.mark.distributed
+
+
+    def test_passes(world):
+        assert (world.size, world.node, world.local_rank) == (4, *divmod(world.rank, 2))
+        assert socket.gethostname() == f"node{world.node}"
+        names = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "MASTER_ADDR")
+        assert [os.environ[name] for name in names] == [
+            str(world.rank), str(world.local_rank), "2", str(world.node), "2", "10.0.0.1",
+        ]
+        assert os.environ["GLOO_SOCKET_IFNAME"] == "eth0"
+        total = torch.ones(1)
+        dist.all_reduce(total)
+        assert total.item() == 4
+        (world.tmp_path / str(world.rank)).touch()
+        world.barrier()
+        assert len(list(world.tmp_path.iterdir())) == 4
+
+
+    def test_skips(world):
+        pytest.skip("not here")
+"""
+GOOD_OUTCOMES = {"test_passes": "PASSED"}
+
+BAD = f"""{GOOD}
+
+    def test_raises(world):
+        print("printed by", world.rank)
+        if world.rank == 3:
+            raise KeyError("planted")
+        dist.barrier()
+
+
+    @pytest.mark.distributed(timeout=8)
+    def test_hangs(world):
+        # A limit of the user, so that no rank raises before the deadline: on a busy machine that takes long.
+        group = dist.new_group(timeout=datetime.timedelta(seconds=300))
+        if world.rank == 2:
+            import threading
+            threading.Event().wait()
+        dist.barrier(group)
+
+
+    def test_is_killed(world):
+        if world.rank == 3:
+            print("last words")
+            os.kill(os.getpid(), 9)
+        dist.barrier()
+
+
+    def test_never_runs(world):
+        pass
+"""
+BAD_OUTCOMES = {
+    "test_passes": "PASSED",
+    "test_raises": "FAILED",
+    "test_hangs": "FAILED",
+    "test_is_killed": "FAILED",
+}
+_BAD_SAYS = (
+    "not here",
+    "rank 3 raised KeyError: 'planted' in call",
+    "output of rank 3:\nprinted by 3\n",
+    "rank 2 has not come yet",
+    "rank 2 of 4 is the rank that the others wait for: it was",
+    "rank 3 of 4 failed first: it ended in call; its exit status is known only to its parent",
+    "last words",
+)
+
+# Rank 0 says when all ranks are in the test, and the test cuts the cable of node 1.
+DOWN = """
+    import pytest
+    import torch.distributed as dist
+
+    from tests.support.bell import ring
+
+
+    @pytest.mark.distributed(timeout=100)
+    def test_loses_a_node(world):
+        world.barrier()
+        ring("here")
+        dist.recv(__import__("torch").ones(1), (world.rank + 1) % 4)
+
+
+    @pytest.mark.distributed
+    def test_never_runs(world):
+        pass
+"""
+
+
+def assert_bad(log: str) -> None:
+    """Check the one report of the cases of `BAD`."""
+    for said in _BAD_SAYS:
+        assert said in log, f"{said}\nis not in\n{log}"
+    assert log.count("3 distributed failures") == 1, log
+
+
+def assert_down(log: str) -> None:
+    """Check that a report names the node that does not answer, and one of its ranks as the culprit."""
+    # Its last phases may have been lost with it.
+    said = r"rank 2 of 4 failed first: it was lost in [a-z]+: node1 \(10\.0\.0\.2\) does not answer"
+    assert re.search(said, log), log
+    assert "test_never_runs" not in log, log

@@ -1,0 +1,1 @@
+"""Tests of attached worlds with real launchers."""
