@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 import xml.etree.ElementTree as ElementTree
 from dataclasses import asdict, dataclass
@@ -15,6 +16,7 @@ LIMITS_S = {"unit": 900.0, "threaded": 400.0, "compat": 1200.0, "process": 3600.
 # Failures with names and messages in the table; the others are counted.
 _NAMED_FAILURES = 12
 _MESSAGE_LENGTH = 160
+_FOLDERS = re.compile(r"/(?:[\w.+~-]+/)+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +90,8 @@ def read_results(results: Path, ended: Ended, seconds: int) -> SuiteResult:
         problem = case.find("error") if problem is None else problem
         if problem is not None:
             failed += 1
-            message = " ".join((problem.get("message") or "").split())[:_MESSAGE_LENGTH]
+            # Without the folders of this machine.
+            message = _FOLDERS.sub("", " ".join((problem.get("message") or "").split()))[:_MESSAGE_LENGTH]
             failures.append((f"{case.get('classname')}.{case.get('name')}", message))
         elif case.find("skipped") is not None:
             skipped += 1
