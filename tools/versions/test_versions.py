@@ -14,7 +14,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 ENDED = commands.Ended(1, "", True)
 XML = """<testsuites><testsuite>
 <testcase classname="tests.unit.test_a" name="test_good"/>
-<testcase classname="tests.unit.test_a" name="test_bad"><failure message="assert 1 == 2&#10; | /home/me/x.py:7: more"/></testcase>
+<testcase classname="tests.unit.test_a" name="test_bad"><failure message="1 != 2&#10; | /home/me/x.py:7: more"/></testcase>
 <testcase classname="tests.unit.test_a" name="test_worse"><error message="no fixture"/></testcase>
 <testcase classname="tests.unit.test_a" name="test_gpu"><skipped message="no GPU"/></testcase>
 </testsuite></testsuites>"""
@@ -83,7 +83,7 @@ def test_results_are_counted_with_the_way_they_ended(tmp_path: Path) -> None:
     file.write_text(XML)
     read = suites.read_results(file, ENDED, 3)
     assert (read.passed, read.failed, read.skipped, read.end) == (1, 2, 1, "whole")
-    assert read.failures[0] == ("tests.unit.test_a.test_bad", "assert 1 == 2 | x.py:7: more")
+    assert read.failures[0] == ("tests.unit.test_a.test_bad", "1 != 2 | x.py:7: more")
     assert suites.read_results(file, commands.Ended(2, "", False), 3).end == "stopped at its limit"
     crashed = commands.Ended(-11, "a\nSegmentation fault\n", True)
     assert suites.read_results(file, crashed, 3).end == "pytest ended with status -11: a Segmentation fault"
