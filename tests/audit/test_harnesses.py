@@ -132,7 +132,9 @@ def test_a_harness_that_the_audit_does_not_know(tmp_path: Path) -> None:
     (case,) = done.found["cases"]
     assert case["world_size"] == 2
     right, wrong = case["faults"][1:]
-    assert (right["named"], right["holes"]) == ([1], [])
+    # The other rank may lose its peer, and end, before the agent looks.
+    assert 1 in right["named"]
+    assert right["holes"] == []
     # The launcher reports the rank that waited for the one that ended with 0.
     assert (wrong["named"], wrong["holes"]) == ([0], ["blamed_other"])
     assert "neither pytest nor unittest" in done.output

@@ -141,7 +141,8 @@ class Follower:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             print(f"rank {self._rank_info.rank}: {error}", file=sys.__stderr__)
             self._exit_code = int(pytest.ExitCode.INTERRUPTED)
-            for path in directories:
+            # A launcher that stops the ranks because one has died stops rank 0, too, which still reads the logs there.
+            for path in directories if isinstance(error, LaunchError) else ():
                 # Rank 0 may have been killed before it could.
                 shutil.rmtree(path, ignore_errors=True)
         session._setupstate.teardown_exact(None)

@@ -33,6 +33,7 @@ class UnittestTest(dist_testing.MultiProcessTestCase):
     """The front end of unittest."""
 
     world_size = 2
+    case_timeout_s = 10.0
 
     def test_method(self) -> None:
         """All ranks meet."""

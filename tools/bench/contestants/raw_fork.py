@@ -88,6 +88,9 @@ class _WorkerPool:
         for rank in range(order().world_size):
             mine, other = socket.socketpair()
             if os.fork() == 0:
+                # Otherwise the ranks keep each other's connection open, and live on if the bench is killed.
+                for inherited in (*self._channels, mine):
+                    inherited.close()
                 self._serve(rank, other)
             other.close()
             self._channels.append(mine)
