@@ -40,9 +40,13 @@ NODES_REASON = "Need network namespaces for simulated nodes"
 
 
 class _SkipTable(dict[str, TestSkip]):
-    """torch's rows, and a computed row for each number of GPUs from 9 to 9999."""
+    """torch's rows, and a computed row for each number of GPUs from 9 to 9999, and of devices from 1."""
 
     def __missing__(self, name: str) -> TestSkip:
+        if name.startswith(_DEVICES):
+            # torch 2.15 has these rows in the place of the rows of GPUs, with their codes.
+            code, message = self[name.replace(_DEVICES, _GPUS, 1)]
+            return TestSkip(code, message.replace("CUDA", "accelerator"))
         if (row := _MANY_GPUS.fullmatch(name)) is None:
             raise KeyError(name)
         gpus = int(row[1])
@@ -51,6 +55,7 @@ class _SkipTable(dict[str, TestSkip]):
         return TestSkip(code if code in _MANY_GPUS_CODES else self["generic"].exit_code, gpus_reason(gpus))
 
 
+_GPUS, _DEVICES = "multi-gpu-", "multi-device-"
 # More GPUs than torch has rows for.
 _MANY_GPUS = re.compile(r"multi-gpu-(9|[1-9][0-9]{1,3})")
 # Exit code minus number of GPUs. Applies to 9 to 25 GPUs, because shells use the codes from 126.
@@ -75,7 +80,7 @@ TEST_SKIPS: dict[str, TestSkip] = _SkipTable(
     }
 )
 
-_GPUS_REASON = re.compile(r"Need at least \d+ CUDA devices?\b")
+_GPUS_REASON = re.compile(r"Need at least \d+ (CUDA|accelerator) devices?\b")
 
 # Reasons that promised hardware excludes: they cannot occur on a machine with the promised GPUs and build of torch.
 _HARDWARE = ("backend_unavailable", "no_cuda", "no_accelerator", "nccl", "no_peer_access")

@@ -80,6 +80,21 @@ class BazelSession:
         with self._watch.until(self._shares.budget.end_s, self._collection_over):
             return (yield)
 
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_cmdline_main(self, config: pytest.Config) -> None:
+        """Refuse worker processes.
+
+        Raises:
+            pytest.UsageError: If pytest-xdist is to run the cases.
+        """
+        if any(config.getoption(name, None) for name in ("numprocesses", "tx")):
+            raise pytest.UsageError(
+                f"{self._spec.target}: -n (pytest-xdist) under Bazel.\n"
+                "Bazel's runner keeps the time, starts the ranks and writes the results; a worker of pytest-xdist "
+                "knows nothing of it.\n"
+                "Remove -n and --tx from the target's args, and set shard_count, which spreads the cases."
+            )
+
     def pytest_configure(self, config: pytest.Config) -> None:
         """End the first line of the log at once with `-s`."""
         if config.option.capture == "no":

@@ -34,8 +34,8 @@ except ImportError as error:
     raise UsageError(
         f"dist_testing.compat: torch.testing._internal.common_utils cannot be imported: {error}.\n"
         "torch's TestCase, the base of the classes, needs the packages expecttest and numpy, which torch does not "
-        "install.\n"
-        "Install them: pip install expecttest numpy; under Bazel, add both to the target's deps."
+        "install, and in torch 2.10 also setuptools.\n"
+        "Install them: pip install expecttest numpy 'setuptools<82'; under Bazel, add them to the target's deps."
     ) from error
 
 if TYPE_CHECKING:

@@ -6,6 +6,7 @@ import os
 import re
 import socket
 import sys
+import tempfile
 from collections.abc import Mapping, MutableMapping
 
 from dist_testing.nodes.layout import INTERFACE_VARIABLES
@@ -117,7 +118,18 @@ def rank_env(
     result.setdefault("LIBC_FATAL_STDERR_", "1")
     if scratch is not None:
         for name, folder in _CACHES.items():
+            if _is_torchs_own_choice(result.get(name, "")):
+                del result[name]
             result.setdefault(name, os.path.join(scratch, "cache", folder))
         # torch asks getpass for the user name for a cache path; a sandbox may have no passwd entry.
         result.setdefault("USER", "dist_testing")
     return result
+
+
+def _is_torchs_own_choice(folder: str) -> bool:
+    """Return whether torch, and not the user, has chosen the folder of a cache.
+
+    torch's CUDA builds put their default into the environment of a runner that imports `torch._dynamo`.
+    """
+    place, name = os.path.split(folder)
+    return name.startswith("torchinductor_") and place == tempfile.gettempdir()

@@ -58,7 +58,7 @@ class Orphans:
 
 
 def kill_orphans(temp: str, fork_server_pid: int) -> None:
-    """Kill descendants of this process that came from ranks, after the fork server was killed and could not do it.
+    """Kill and reap descendants of this process that came from ranks, after the fork server was killed.
 
     Args:
         temp: The start of every rank's TMPDIR. It marks what ranks start where the kernel refuses the other mark.
@@ -69,9 +69,22 @@ def kill_orphans(temp: str, fork_server_pid: int) -> None:
     psutil.wait_procs(_orphans(temp, fork_server_pid), timeout=_LEAVING_S)
     while True:
         _kill(_orphans(temp, fork_server_pid), _KILLED_S)
+        _reap_descendants(fork_server_pid)
         if time.monotonic() >= until_s:
             return
         time.sleep(_LOOK_S)
+
+
+def _reap_descendants(fork_server_pid: int) -> None:
+    """Reap dead children that descend from the fork server: Linux has made this process their parent.
+
+    Otherwise each would stay a zombie until the run ends. The mark of a zombie can still be read, its variables cannot.
+    """
+    for child in psutil.Process().children():
+        if descends_from(child.pid, fork_server_pid) and is_dead(child):
+            # Other code of the runner may have waited for it.
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(child.pid, os.WNOHANG)
 
 
 def kill_tracer(pid: int) -> None:

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import ast
 import inspect
-import itertools
-import linecache
 import operator
 import os
 import sys
@@ -23,6 +21,7 @@ from typing import Any
 import dist_testing.world
 from dist_testing.nodes.layout import LOOPBACK, node_address
 from dist_testing.process.ledger import Wait, WaitKind
+from dist_testing.rank.call_sites import call_in
 from dist_testing.rank.native_waits import native_wait
 
 # torch's module of collectives.
@@ -78,42 +77,6 @@ def wait_of(frame: FrameType) -> Wait | None:
         # RuntimeError: torch does not tell it of this object.
         pass
     return None
-
-
-def call_in(frame: FrameType) -> ast.Call | None:
-    """Return the expression of the call that the frame is in; None if there is none, or no source."""
-    code = frame.f_code
-    if sys.version_info < (3, 11):
-        return _only_call_on_line(frame)
-    position = next(itertools.islice(code.co_positions(), frame.f_lasti // 2, None), (None,) * 4)
-    line, end_line, column, end_column = position
-    if line is None or end_line is None or column is None or end_column is None:
-        return None
-    lines = [text.encode() for text in linecache.getlines(code.co_filename, frame.f_globals)[line - 1 : end_line]]
-    if len(lines) != end_line - line + 1:
-        return None
-    # The end first: both may be on one line.
-    lines[-1] = lines[-1][:end_column]
-    lines[0] = lines[0][column:]
-    return _parsed_call(b"".join(lines))
-
-
-def _only_call_on_line(frame: FrameType) -> ast.Call | None:
-    """Python 3.10 knows the line only: good enough if there is one call on it, alone or assigned."""
-    text = linecache.getline(frame.f_code.co_filename, frame.f_lineno, frame.f_globals)
-    try:
-        calls = [node for node in ast.walk(ast.parse(text.strip())) if isinstance(node, ast.Call)]
-    except (SyntaxError, ValueError):
-        return None
-    return calls[0] if len(calls) == 1 else None
-
-
-def _parsed_call(source: bytes) -> ast.Call | None:
-    try:
-        node = ast.parse(b"(" + source + b"\n)", mode="eval").body
-    except (SyntaxError, ValueError):
-        return None
-    return node if isinstance(node, ast.Call) else None
 
 
 def group_name(group: object, c10d: ModuleType) -> str:

@@ -22,8 +22,16 @@ def run_file(starter: Starter, folder: Path, source: str, *arguments: str) -> En
 def outcomes(log: str) -> dict[str, str]:
     """Return the outcome of each test by name, read from the output of `unittest -v`."""
     found = {}
+    pending = ""
     for line in log.splitlines():
         name, separator, rest = line.partition(" (__main__.")
         if separator and name.startswith("test_") and " ... " in rest:
-            found[name] = _WORDS[rest.rpartition(" ... ")[2].partition(" ")[0]]
+            word = rest.rpartition(" ... ")[2].partition(" ")[0]
+            # A warning of torch, which goes to the same place, can stand between a test's name and its outcome.
+            pending = "" if word in _WORDS else name
+            if not pending:
+                found[name] = _WORDS[word]
+        elif pending and line in _WORDS:
+            found[pending] = _WORDS[line]
+            pending = ""
     return found

@@ -240,5 +240,5 @@ def test_packages_that_torchs_testcase_needs_are_named(
     child = starter.start([*start, "test_file.py"], tmp_path, env={"PYTHONPATH": str(tmp_path)})
     assert child.wait() != 0
     assert "needs the packages expecttest and numpy" in child.log
-    assert "under Bazel, add both to the target's deps" in child.log
+    assert "under Bazel, add them to the target's deps" in child.log
     assert "Traceback" not in child.log

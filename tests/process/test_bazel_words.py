@@ -62,3 +62,14 @@ def test_report_keeps_its_lines_on_any_terminal(starter: Starter, tmp_path: Path
     lines = ended.log.splitlines()
     assert "    @pytest.mark.distributed" in lines
     assert f"E       ValueError: {_ODD}" in lines
+
+
+def test_workers_of_xdist_are_refused_with_the_way_out(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, each case fails for a reason that is none: its worker does not know the fixture `world`."""
+    pytest.importorskip("xdist", reason="pytest-xdist is not installed")
+    target = Target(tmp_path, {"test_cases.py": "def test_never(world):\n    pass\n"})
+    ended = target.run(starter, "-p", "xdist", "-n", "2")
+    assert ended.code == pytest.ExitCode.USAGE_ERROR, ended.log
+    assert ended.log.splitlines()[0] == "dist_testing: //pkg:cases_gloo: gloo, world size 2, fork"
+    assert "ERROR: //pkg:cases_gloo: -n (pytest-xdist) under Bazel.\n" in ended.log
+    assert "set shard_count" in ended.log

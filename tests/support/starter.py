@@ -38,6 +38,8 @@ LIMIT_S = 120.0
 _MESSAGE_BYTES = 1 << 17
 # Settings of the test's own runner, which its children must not inherit.
 _OURS = ("BAZEL_", "COVERAGE", "DIST_", "PYTEST_", "PYTHONSAFEPATH", "RUNFILES_", "TEST", "XML_OUTPUT_FILE")
+# torch's CUDA builds set it when a test imports torch._dynamo; the children would take it for the user's value.
+_TORCHS = ("TORCHINDUCTOR_CACHE_DIR",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +249,7 @@ def _become(message: Mapping[str, Any]) -> None:
 
 
 def _base_env() -> dict[str, str]:
-    env = {name: value for name, value in os.environ.items() if not name.startswith(_OURS)}
+    env = {name: value for name, value in os.environ.items() if not name.startswith((*_OURS, *_TORCHS))}
     # Includes the entries of sys.path: the children import this package and what it needs.
     path = os.pathsep.join(path or os.getcwd() for path in sys.path)
     # Installed plugins are not under test, and some take a second to load.

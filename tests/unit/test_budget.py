@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dist_testing import budget
-from dist_testing.budget import REPORT_RESERVE_S, Budget, TimeShares
+from dist_testing.budget import LEAST_S, MAX_TIMEOUT_S, REPORT_RESERVE_S, Budget, TimeShares, is_timeout, timeout_in
 
 SETTINGS = settings(
     derandomize=True, database=None, deadline=None, max_examples=100, suppress_health_check=[HealthCheck.too_slow]
@@ -87,3 +87,52 @@ def test_every_case_gets_time_and_the_reserve_is_kept_however_many_hang(total_s:
             clock.now_s += limit_s
     reserve_s = min(REPORT_RESERVE_S, 0.2 * total_s)
     assert clock.now_s <= 1000.0 + total_s - reserve_s + 1e-6
+
+
+@pytest.mark.parametrize(
+    ("value", "fits"),
+    [
+        (1, True),
+        (0.001, True),
+        (MAX_TIMEOUT_S, True),
+        (MAX_TIMEOUT_S + 1, False),
+        (0, False),
+        (-1.0, False),
+        (float("nan"), False),
+        (True, False),
+        ("1", False),
+        (None, False),
+    ],
+)
+def test_a_limit_is_a_number_of_seconds_above_zero(value: object, fits: bool) -> None:
+    """If this fails, a limit of zero ends every case at once, or a mistyped one is a hang."""
+    assert is_timeout(value) is fits
+    assert MAX_TIMEOUT_S == 1_000_000_000
+
+
+@pytest.mark.parametrize(("text", "found"), [("2.5", 2.5), ("0", None), ("soon", None), ("nan", None), ("1e99", None)])
+def test_a_limit_of_the_command_line_is_a_limit(text: str, found: float | None) -> None:
+    """If this fails, `--dist-timeout=0` is taken, or a typing error is a traceback."""
+    assert timeout_in(text) == found
+
+
+def test_the_last_teardown_and_the_watchdog_come_after_the_cases(clock: Clock) -> None:
+    """If this fails, the watchdog ends a runner that still reports, or a teardown takes the report's time."""
+    shares = TimeShares.starting_now(100.0)
+    assert (shares.budget.end_s, shares.late_s, shares.stuck_s) == (1090.0, 1095.0, 1097.5)
+    short = TimeShares.starting_now(5.0)
+    assert (short.budget.end_s, short.late_s, short.stuck_s) == (1004.0, 1004.5, 1006.0)
+    assert (TimeShares.starting_now(None).late_s, TimeShares.starting_now(None).stuck_s) == (float("inf"), None)
+
+
+def test_a_part_of_a_case_gets_the_least_time_while_the_reserve_has_it(clock: Clock) -> None:
+    """If this fails, the teardown of the last case has no time, or takes all of the report's."""
+    shares = TimeShares.starting_now(100.0)
+    assert shares.case_end_s(0) == 1090.0
+    assert shares.case_end_s(1) == 1045.0
+    clock.now_s = 1090.0
+    assert shares.case_end_s(0) == 1090.0 + LEAST_S
+    clock.now_s = 1094.5
+    assert shares.case_end_s(0) == 1095.0
+    clock.now_s = 1099.0
+    assert shares.case_end_s(0) == 1099.0

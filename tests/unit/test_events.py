@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import re
 import subprocess
@@ -334,3 +335,31 @@ def test_a_child_of_the_runner_emits_nothing() -> None:
     os.close(write)
     assert os.read(read, 9) == b"x"
     os.close(read)
+
+
+@pytest.mark.parametrize(
+    ("phases", "told"),
+    [
+        ([["call", 1.0, 2.0], ["teardown", 2, 3.5]], None),
+        ([["call", 1e308, 1.7e308], ["teardown", 1.7e308, 1.7e308]], None),
+        ([], None),
+        ([["call", 1.0, math.inf], ["teardown", -math.inf, 3.0]], "expected a finite number"),
+        ([["call", 1.0, math.nan]], "expected a finite number"),
+        ([["call", True, 2.0]], "expected a finite number"),
+        ([["call", 1.0, 2.0], ["teardown", 2.0]], "expected a list of str, a finite number, a finite number"),
+        ([["call", 1.0, 2.0, 3.0]], "expected a list of str, a finite number, a finite number"),
+        ([["call", 1.0, 2.0], "abc"], "expected a list of str, a finite number, a finite number"),
+        ([[None, 1.0, 2.0]], "expected str"),
+    ],
+)
+def test_rows_that_are_read_together_are_checked_one_by_one(phases: list[object], told: str | None) -> None:
+    """If this fails, a damaged stream gives a record with values of other types, which later code cannot take."""
+    wire = {"event": "rank_phases", "at_s": 1.0, "case": 1, "rank": 0, "phases": phases, "lost": 0}
+    if told is not None:
+        with pytest.raises(ValueError, match=told):
+            event_of(wire)
+        return
+    event = event_of(wire)
+    assert isinstance(event, RankPhases)
+    assert [list(phase) for phase in event.phases] == phases
+    assert all(type(phase) is Phase and type(phase.begin_s) is float for phase in event.phases)

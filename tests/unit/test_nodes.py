@@ -10,7 +10,15 @@ from dist_testing.case import Case, CaseBody
 from dist_testing.engine.running_world import check_nodes
 from dist_testing.errors import UsageError
 from dist_testing.launch.isolation import FORK, isolation_named
-from dist_testing.nodes.layout import INTERFACE, LOOPBACK, MAX_NODES, Layout, node_address, node_name
+from dist_testing.nodes.layout import (
+    INTERFACE,
+    LOOPBACK,
+    MAX_NODES,
+    Layout,
+    check_node_count,
+    node_address,
+    node_name,
+)
 
 
 def test_ranks_are_placed_as_torchrun_places_them() -> None:
@@ -71,3 +79,31 @@ def test_a_case_that_cannot_be_spread_is_refused(
 def test_a_case_that_can_be_spread_is_accepted(nodes: int) -> None:
     """If this fails, no test runs on nodes."""
     check_nodes(Case("test_x", 4, CaseBody("none"), 60.0, "fork", nodes=nodes), FORK, 0)
+
+
+def test_nodes_are_named_and_numbered_from_the_first_address() -> None:
+    """If this fails, a test that names another node by the documented address or host name reaches nothing."""
+    assert [node_address(node) for node in (0, 1, 63)] == ["10.0.0.1", "10.0.0.2", "10.0.0.64"]
+    assert [node_name(node) for node in (0, 12)] == ["node0", "node12"]
+    assert Layout(4, 2).address == "10.0.0.1"
+    assert Layout(4, 2).has_namespaces
+    assert (Layout(4).nodes, Layout(4).address, Layout(4).has_namespaces) == (1, "127.0.0.1", False)
+    variables = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
+    assert dict.fromkeys(variables, "eth0").items() <= Layout(4, 2).world_env().items()
+
+
+@pytest.mark.parametrize("count", [1, 2, 63, MAX_NODES])
+def test_a_possible_number_of_nodes_is_returned(count: int) -> None:
+    """If this fails, the number is lost on its way, or the largest one is refused."""
+    assert check_node_count("here", count) == count
+
+
+@pytest.mark.parametrize("count", [0, MAX_NODES + 1, True, "2", 2.0, None])
+def test_an_impossible_number_of_nodes_is_refused_in_three_lines(count: object) -> None:
+    """If this fails, a mistyped number ends deep in the making of namespaces."""
+    with pytest.raises(UsageError) as caught:
+        check_node_count("here", count)
+    first, cause, way_out = str(caught.value).splitlines()
+    assert first == f"here: nodes = {count!r}; expected a number from 1 to 64."
+    assert cause.startswith("The ranks of a world are spread over")
+    assert way_out.startswith("Use 2")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
+import tempfile
 from collections.abc import Mapping
 
 import pytest
@@ -118,6 +119,18 @@ def test_caches_are_under_the_scratch_folder() -> None:
     assert env["TORCH_EXTENSIONS_DIR"].startswith("/tmp/x/cache/")
     assert env["TORCHINDUCTOR_CACHE_DIR"] != env["TORCH_EXTENSIONS_DIR"]
     assert env["TRITON_CACHE_DIR"] == "/mine"
+
+
+def test_a_cache_folder_that_torch_has_chosen_in_the_runner_is_not_the_users() -> None:
+    """If this fails, tests share a cache outside the sandbox as soon as their file imports torch._dynamo."""
+    chosen = os.path.join(tempfile.gettempdir(), "torchinductor_ada")
+    names = {"TORCHINDUCTOR_CACHE_DIR": chosen}
+    env = rank_env(names, world_size=2, backend_env={}, scratch="/tmp/x", temp="/t")
+    assert env["TORCHINDUCTOR_CACHE_DIR"].startswith("/tmp/x/cache/")
+    env = rank_env(names, world_size=2, backend_env={}, scratch=None, temp="/t")
+    assert env["TORCHINDUCTOR_CACHE_DIR"] == chosen
+    mine = {"TORCHINDUCTOR_CACHE_DIR": "/mine/torchinductor_ada"}
+    assert mine.items() <= rank_env(mine, world_size=2, backend_env={}, scratch="/tmp/x", temp="/t").items()
 
 
 def test_a_sandbox_gets_a_user_name_and_a_shell_keeps_its_own() -> None:

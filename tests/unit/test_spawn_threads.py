@@ -26,6 +26,7 @@ from dist_testing.outcomes import Cause
         ({"world_size": True}, "world_size = True"),
         ({"timeout": 0}, "timeout = 0"),
         ({"timeout": "soon"}, "timeout = 'soon'"),
+        ({"timeout": True}, "timeout = True"),
         ({"func": 7}, "func = 7"),
     ],
 )
@@ -35,6 +36,15 @@ def test_impossible_argument_is_refused_when_the_function_is_decorated(arguments
         spawn_threads_and_init_comms(**arguments)
     assert said in str(caught.value)
     assert len(str(caught.value).splitlines()) == 3
+
+
+def test_limit_may_be_a_number_of_another_class() -> None:
+    """If this fails, a limit that numpy has computed is refused here and taken elsewhere; its numbers are floats."""
+
+    class Seconds(float):
+        """A number, as numpy.float64 is one."""
+
+    assert callable(spawn_threads_and_init_comms(timeout=Seconds(1.5)))
 
 
 def test_function_keeps_its_name() -> None:

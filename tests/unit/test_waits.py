@@ -16,8 +16,9 @@ from torch._C._distributed_c10d import FileStore, HashStore, PrefixStore, Store,
 
 from dist_testing.process.ledger import Wait, WaitKind
 from dist_testing.rank import native_waits
+from dist_testing.rank.call_sites import call_in
 from dist_testing.rank.native_waits import native_wait
-from dist_testing.rank.waits import call_in, wait_of
+from dist_testing.rank.waits import wait_of
 
 # Ends every wait of this file, should a test fail to end it. Seconds.
 _LIMIT = timedelta(seconds=30)

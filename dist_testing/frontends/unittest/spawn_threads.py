@@ -9,7 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
-from dist_testing.budget import MAX_TIMEOUT_S
+from dist_testing.budget import MAX_TIMEOUT_S, is_timeout
 from dist_testing.case import Case, CaseBody, ThreadsFailedError
 from dist_testing.engine.running_world import group_limit_s
 from dist_testing.errors import UsageError
@@ -64,7 +64,7 @@ def spawn_threads_and_init_comms(
         UsageError: If an argument is impossible.
     """
     check_world_size("@spawn_threads_and_init_comms", world_size, _EXAMPLE)
-    if timeout is not None and (type(timeout) not in (int, float) or not 0 < timeout <= MAX_TIMEOUT_S):
+    if timeout is not None and not is_timeout(timeout):
         raise _wrong("timeout", timeout, f"a number of seconds above 0, up to {MAX_TIMEOUT_S}")
     if func is None:
         return functools.partial(spawn_threads_and_init_comms, timeout=timeout, world_size=world_size)

@@ -7,7 +7,7 @@ import pickle
 from collections.abc import Callable
 from typing import Any
 
-from dist_testing.budget import MAX_TIMEOUT_S
+from dist_testing.budget import MAX_TIMEOUT_S, is_timeout
 from dist_testing.errors import UsageError
 from dist_testing.frontends.unittest.plain import current_session
 from dist_testing.frontends.unittest.process import ProcessCase
@@ -61,7 +61,7 @@ def start_processes(
         raise _wrong(name, "join", join, "True: the call returns when all ranks have ended")
     if start_method not in _METHODS:
         raise _wrong(name, "start_method", start_method, "one of fork, forkserver, spawn")
-    if timeout is not None and (type(timeout) not in (int, float) or not 0 < timeout <= MAX_TIMEOUT_S):
+    if timeout is not None and not is_timeout(timeout):
         raise _wrong(name, "timeout", timeout, f"a number of seconds above 0, up to {MAX_TIMEOUT_S}")
     try:
         call = pickle.dumps((fn, args))
