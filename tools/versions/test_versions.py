@@ -14,7 +14,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 ENDED = commands.Ended(1, "", True)
 XML = """<testsuites><testsuite>
 <testcase classname="tests.unit.test_a" name="test_good"/>
-<testcase classname="tests.unit.test_a" name="test_bad"><failure message="1 != 2&#10; | /home/me/x.py:7: more"/></testcase>
+<testcase classname="tests.unit.test_a" name="test_bad"><failure message="1 != 2&#10; | /home/x.py:7: more"/></testcase>
 <testcase classname="tests.unit.test_a" name="test_worse"><error message="no fixture"/></testcase>
 <testcase classname="tests.unit.test_a" name="test_gpu"><skipped message="no GPU"/></testcase>
 </testsuite></testsuites>"""
