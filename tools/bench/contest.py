@@ -118,6 +118,8 @@ class _Process:
         self._process = subprocess.Popen(
             [sys.executable, *contestant.command],
             env=env,
+            # Python looks here first, so in a checkout each contestant would find that checkout's library.
+            cwd=BENCH,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
