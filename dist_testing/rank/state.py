@@ -43,6 +43,7 @@ _SET_BY_TORCH = frozenset(
 _LEAVING_S = 2.0
 _LOOK_S = 0.01
 _GROUPS = "process groups"
+_DESCRIPTORS = "/proc/self/fd"
 # Importing setuptools, which torch's extension builder does, adds this folder to sys.path and leaves it there.
 _ADDED_BY_SETUPTOOLS = os.path.join("setuptools", "_vendor")
 # Where the manager of torch's `file_system` sharing listens.
@@ -196,22 +197,16 @@ def _threads_of_torch() -> frozenset[int]:
 
 
 def _descriptors() -> frozenset[int]:
-    # The list includes the descriptor that read it, which is closed by now.
-    return frozenset(fd for fd in map(int, os.listdir("/proc/self/fd")) if _is_open(fd))
-
-
-def _is_open(fd: int) -> bool:
-    try:
-        os.fstat(fd)
-    except OSError:
-        return False
-    return True
+    # The list includes the descriptor that reads it, which gets the lowest free number.
+    reader = os.open(_DESCRIPTORS, os.O_RDONLY | os.O_CLOEXEC)
+    os.close(reader)
+    return frozenset(map(int, os.listdir(_DESCRIPTORS))) - {reader}
 
 
 def _descriptor_name(fd: int) -> str | None:
     """Return the name of a descriptor's file; None if it is no leak."""
     with contextlib.suppress(OSError):
-        name = os.readlink(f"/proc/self/fd/{fd}")
+        name = os.readlink(f"{_DESCRIPTORS}/{fd}")
         if not name.startswith("anon_inode:") and not (name.startswith("socket:") and _leads_to_torchs_manager(fd)):
             return name
     return None
