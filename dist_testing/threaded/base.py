@@ -59,8 +59,13 @@ class GroupBase(dist.ProcessGroup):
     # The base class asks its own backends for the following; this group has none.
 
     def _get_backend(self, device: torch.device) -> Self:  # type: ignore[override]  # no c10d backend, but what it does
-        # From torch 2.15 on, `batch_isend_irecv` asks every group's backend whether it coalesces.
         return self
+
+    # torch asks these of a group's backend: from 2.15 on, the first one in `batch_isend_irecv`.
+    supports_coalescing = True
+    supports_shrinking = False
+    supports_splitting = False
+    supports_time_estimate = False
 
     def rank(self) -> int:
         """Return this rank's number in the group, from 0; see `torch.distributed.get_rank`."""
