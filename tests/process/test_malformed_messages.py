@@ -95,7 +95,9 @@ def test_request_with_other_descriptors_than_it_needs_costs_one_case(
             "unknown message 'Ready'; expected one of World",
         ),
         (
-            lambda event: _framed({"schema": _EVENTS, "message": "RankEnded", "world": 1, "rank": 7, "exit_code": 0}),
+            lambda event: _framed(
+                {"schema": _EVENTS, "message": "RankEnded", "world": 1, "rank": 7, "exit_code": 0, "reason": ""}
+            ),
             "Rank 7",
         ),
     ],
