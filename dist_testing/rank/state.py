@@ -76,7 +76,7 @@ class RankState:
     def now(cls) -> RankState:
         """Return the current state."""
         with LOOKING:
-            descriptors = _descriptors()
+            descriptors = frozenset(filter(_is_open, _listed()))
         return cls(
             _environment(),
             _settings(),
@@ -166,14 +166,15 @@ class RankState:
         changes: list[str] = []
         helpers, pipes = _helpers()
         with LOOKING:
-            descriptors = _descriptors()
-            names_opened = [name for fd in descriptors - self.descriptors - pipes if (name := _descriptor_name(fd))]
+            free, listed = _lowest_free(), _listed()
+            names_opened = [name for fd in listed - self.descriptors - pipes if (name := _descriptor_name(fd))]
         # Sockets and pipes of a process group look like all others.
         allowed = ("socket:", "pipe:") if has_kept_groups else ()
         opened = [name for name in names_opened if not name.startswith(allowed) and "files" not in may_change]
         if opened:
             changes.append(f"open file(s) {', '.join(sorted(opened))}")
-        if (closed := self.descriptors - descriptors) and "files" not in may_change:
+        # The descriptor that read the list may have the number of one that the test has closed.
+        if (closed := (self.descriptors - listed) | (self.descriptors & {free})) and "files" not in may_change:
             changes.append(f"closed descriptor(s) {', '.join(map(str, sorted(closed)))}")
         known = self.threads | _threads_of_torch()
         started = [thread.name for thread in threading.enumerate() if thread.ident not in known]
@@ -196,11 +197,23 @@ def _threads_of_torch() -> frozenset[int]:
     return frozenset(thread.ident or 0 for thread in pool()._threads)
 
 
-def _descriptors() -> frozenset[int]:
-    # The list includes the descriptor that reads it, which gets the lowest free number.
-    reader = os.open(_DESCRIPTORS, os.O_RDONLY | os.O_CLOEXEC)
-    os.close(reader)
-    return frozenset(map(int, os.listdir(_DESCRIPTORS))) - {reader}
+def _listed() -> frozenset[int]:
+    # The list includes the descriptor that read it, which is closed by now.
+    return frozenset(map(int, os.listdir(_DESCRIPTORS)))
+
+
+def _lowest_free() -> int:
+    descriptor = os.open(_DESCRIPTORS, os.O_RDONLY | os.O_CLOEXEC)
+    os.close(descriptor)
+    return descriptor
+
+
+def _is_open(fd: int) -> bool:
+    try:
+        os.fstat(fd)
+    except OSError:
+        return False
+    return True
 
 
 def _descriptor_name(fd: int) -> str | None:
