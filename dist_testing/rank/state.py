@@ -26,9 +26,11 @@ from dist_testing.procfs import children_of, command_of
 LOOKING = threading.Lock()
 
 # torch sets them at the first call of some functions that have nothing to do with them, above all in torch.compile.
-_SET_BY_TORCH = frozenset(
+# pytest sets its own before each test and removes it after, also the value of a pytest that has started this one.
+_SET_BY_OTHERS = frozenset(
     {
         "DISABLE_CUPTI_LAZY_REINIT",
+        "PYTEST_CURRENT_TEST",
         "TEARDOWN_CUPTI",
         "TORCHINDUCTOR_CACHE_DIR",
         "TORCH_WARM_POOL",
@@ -145,7 +147,7 @@ class RankState:
             names = {os.fsdecode(name) for name in env.keys() | self.env.keys() if env.get(name) != self.env.get(name)}
             patterns = [kept.removeprefix(ENV_PREFIX) for kept in may_change if kept.startswith(ENV_PREFIX)]
             patterns += ["*"] if ALL_ENV in may_change else []
-            names = {name for name in names - _SET_BY_TORCH if not any(fnmatch.fnmatchcase(name, p) for p in patterns)}
+            names = {name for name in names - _SET_BY_OTHERS if not any(fnmatch.fnmatchcase(name, p) for p in patterns)}
             if names:
                 changes.append(f"environment variable(s) {', '.join(sorted(names))}")
         for kind, now in _settings().items():

@@ -212,3 +212,10 @@ def test_a_file_of_garbage_is_not_left_behind(tmp_path: Path) -> None:
         state.verify()
     finally:
         gc.enable()
+
+
+def test_the_variable_that_pytest_sets_is_no_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pytest that another pytest has started removes the outer one's."""
+    state = RankState.now()
+    monkeypatch.delenv("PYTEST_CURRENT_TEST")
+    state.verify()
