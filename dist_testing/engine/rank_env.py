@@ -113,6 +113,9 @@ def rank_env(
     for name, value in backend_env.items():
         result.setdefault(name, value)
     result.setdefault("TORCH_FR_BUFFER_SIZE", str(_RECORDED_CALLS))
+    # torch asks DNS for the name of 127.0.0.1 at each connection to a TCPStore, for a text that it seldom shows. By
+    # default the C library waits 5 s for an answer that is lost; with this it asks again after 1 s.
+    result.setdefault("RES_OPTIONS", "timeout:1 attempts:2")
     show_cpp_stacks(result)
     # Older C libraries write their last words to the terminal.
     result.setdefault("LIBC_FATAL_STDERR_", "1")

@@ -68,6 +68,12 @@ def test_loopback_is_pinned_unless_the_user_chose(name: str) -> None:
     assert made({name: "eth7"})[name] == "eth7"
 
 
+def test_a_lost_answer_of_dns_costs_one_second_unless_the_user_chose() -> None:
+    """If this fails, a case takes 5 s longer each time that such an answer is lost: torch asks for 127.0.0.1."""
+    assert "timeout:1" in made({})["RES_OPTIONS"]
+    assert made({"RES_OPTIONS": "timeout:9"})["RES_OPTIONS"] == "timeout:9"
+
+
 @pytest.mark.parametrize("names", [["eth0"], []])
 def test_loopback_is_found_by_its_known_names(monkeypatch: pytest.MonkeyPatch, names: list[str]) -> None:
     """If this fails, ranks on macOS, where loopback has another name, get a missing interface."""
