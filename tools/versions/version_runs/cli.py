@@ -87,8 +87,9 @@ def _run_pair(
         interpreter = pythons.find(python, uv, kept, patchelf)
         environment = environments.make(release, interpreter, uv, folder)
     except VersionsError as error:
+        # The table is for all readers; the rest of the text names hosts and folders of this machine.
         pair["problem"] = str(error).splitlines()[0]
-        print(f"  {pair['problem']}", flush=True)
+        print(f"  {error}", flush=True)
         return pair
     pair |= {"build": environment.torch, "python_full": interpreter.full, "python_source": interpreter.source}
     logs = kept / "logs" / f"{environment.torch}-{python}"

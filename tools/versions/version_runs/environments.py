@@ -90,8 +90,8 @@ def newest_release(torch: str, python: str, uv: Path, folder: Path) -> str:
     if found := _RELEASE.search(ended.log):
         return found[1]
     raise VersionsError(
-        f"no wheel of {wish} for Python {python} ({ended.last_lines}).",
-        "torch does not support this pair, or the package registry is out of reach.",
+        f"no wheel of {wish} for Python {python}.",
+        f"torch does not support this pair, or the package registry is out of reach: {ended.last_lines}",
         "Choose another pair.",
     )
 
@@ -120,15 +120,15 @@ def make(release: str, python: Python, uv: Path, folder: Path) -> Environment:
         ended = run(command, _INSTALL_LIMIT_S, environment=_uv_settings(folder))
         if ended.status != 0:
             raise VersionsError(
-                f"torch {release} cannot be installed for Python {python.full} ({ended.last_lines}).",
-                "A wheel is missing for this pair, or the package registry is out of reach.",
+                f"torch {release} cannot be installed for Python {python.full}.",
+                f"A wheel is missing for this pair, or the package registry is out of reach: {ended.last_lines}",
                 "Choose another pair.",
             )
     ended = run([program, "-c", "import torch; print(torch.__version__)"], _IMPORT_LIMIT_S)
     if ended.status != 0:
         raise VersionsError(
-            f"torch {release} cannot be imported by Python {python.full} ({ended.last_lines}).",
-            "One of its libraries is missing on this machine.",
+            f"torch {release} cannot be imported by Python {python.full}.",
+            f"One of its libraries is missing on this machine: {ended.last_lines}",
             "See the text.",
         )
     return Environment(program, ended.log.split()[-1])
@@ -171,8 +171,8 @@ def _find_tool(name: str, folder: Path) -> Path:
             ended = run(command, _INSTALL_LIMIT_S)
             if ended.status != 0:
                 raise VersionsError(
-                    f"{name} is not on PATH and cannot be installed ({ended.last_lines}).",
-                    "The package registry is out of reach.",
+                    f"{name} is not on PATH and cannot be installed.",
+                    f"The package registry is out of reach: {ended.last_lines}",
                     f"Install {name}, and start this again.",
                 )
     return program

@@ -58,20 +58,23 @@ def find(version: str, uv: Path, folder: Path, patchelf: Path) -> Python:
         patchelf: The program that points a Debian interpreter at its own libraries.
 
     Raises:
-        VersionsError: If there is none. The text has the answer of each place.
+        VersionsError: If there is none. The first line has the answer of each place, and the second one the reasons,
+            which name hosts and folders of this machine.
     """
     for program in _on_this_machine(version):
         if full := _full_version(program, version):
             return Python(program, full, "this machine")
-    answers = ["it is not on this machine"]
+    answers, reasons = ["it is not on this machine"], []
     for attempt, tool in ((_by_uv, uv), (_by_debian, patchelf)):
         try:
             return attempt(version, tool, folder)
         except VersionsError as error:
-            answers.append(str(error).splitlines()[0])
+            answer, *more = str(error).splitlines()[:-1]
+            answers.append(answer)
+            reasons += map(str.strip, more)
     raise VersionsError(
         f"no interpreter of Python {version}: {'; '.join(answers)}.",
-        "Neither this machine nor the places that it can reach have one.",
+        " ".join(reasons),
         "Install it, such as by pyenv, and start this again.",
     )
 
@@ -104,9 +107,7 @@ def _by_uv(version: str, uv: Path, folder: Path) -> Python:
     for program in sorted(place.glob(f"*/bin/python{version}")):
         if full := _full_version(program, version):
             return Python(program, full, "uv's download")
-    raise VersionsError(
-        f"uv cannot download it ({ended.last_lines})", "Its downloads are out of reach.", "Use another interpreter."
-    )
+    raise VersionsError("uv cannot download it", f"It says: {ended.last_lines}", "Use another interpreter.")
 
 
 def _by_debian(version: str, patchelf: Path, folder: Path) -> Python:
@@ -118,11 +119,7 @@ def _by_debian(version: str, patchelf: Path, folder: Path) -> Python:
             _unpack_debian(package, prefix, patchelf)
     except (InstallError, NotOfferedError, ProgramError) as error:
         shutil.rmtree(prefix, ignore_errors=True)
-        # Apt's answer is many lines long; its first archive says enough.
-        lines = [line.strip(" -") for line in str(error).splitlines() if line.strip()]
-        raise VersionsError(
-            f"Debian's archive does not give it ({' '.join(lines[:3])})", "See the text.", "Use another interpreter."
-        ) from error
+        raise VersionsError("Debian's archive does not give it", str(error), "Use another interpreter.") from error
     program = prefix / "usr/bin" / package
     full = _full_version(program, version)
     if full is None:
