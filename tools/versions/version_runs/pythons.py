@@ -64,7 +64,8 @@ def find(version: str, uv: Path, folder: Path, patchelf: Path) -> Python:
     for program in _on_this_machine(version):
         if full := _full_version(program, version):
             return Python(program, full, "this machine")
-    answers, reasons = ["it is not on this machine"], []
+    answers = ["it is not on this machine"]
+    reasons: list[str] = []
     for attempt, tool in ((_by_uv, uv), (_by_debian, patchelf)):
         try:
             return attempt(version, tool, folder)
