@@ -59,7 +59,7 @@ BYTES_PER_MB = 1e6
 FRESH_CASES = 10
 LARGEST_FRESH_WORLD = 8
 # Isolations of the other checkout that take part.
-BEFORE = ("fork", "pool")
+BEFORE = (FORK.name, POOL.name)
 
 
 @dataclass(frozen=True, slots=True)
