@@ -2,40 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dist_testing.errors import UsageError
+from dist_testing.fault_plan import PlannedFault
 from dist_testing.outcomes import Cause, Kind, RankOutcome, Verdict
-
-# What a case may leave changed on a worker pool, if its project says so: kinds of state. A single environment variable
-# is named by the prefix and its name, or by a pattern such as "env:OMP_*".
-ALL_ENV = "env"
-ENV_PREFIX = "env:"
-KEEPABLE = ("cwd", ALL_ENV, "files", "logging", "processes", "sys.path", "threads", "torch", "umask")
-
-
-def check_keepable(where: str, names: object) -> tuple[str, ...]:
-    """Check a list of what cases on a worker pool may leave changed, and return it.
-
-    Args:
-        where: Where the user has written it, such as "dist_pool_keeps".
-        names: The user's value.
-
-    Raises:
-        UsageError: If it is no list of names of `KEEPABLE` and of variables.
-    """
-    listed: Sequence[object] = names if isinstance(names, list | tuple) else [names]
-    for name in listed:
-        is_variable = isinstance(name, str) and name.startswith(ENV_PREFIX) and name != ENV_PREFIX
-        if not is_variable and name not in KEEPABLE:
-            raise UsageError(
-                f"{where} has {name!r}; expected {', '.join(KEEPABLE)}, or {ENV_PREFIX}NAME.\n"
-                "It lists the state that a test in a worker pool may leave changed for the next test.\n"
-                f"Write cwd {ENV_PREFIX}TOKENIZERS_PARALLELISM, for example; {ENV_PREFIX}OMP_* names several variables."
-            )
-    return tuple(map(str, listed))
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +22,8 @@ class CaseBody:
         keeps_state: On a worker pool: whether the case may leave state other than groups to the next case.
         keeps_groups: On a worker pool: whether the case may leave its groups to the next case.
         strict_calls: Whether the case fails if the ranks pass, but have made different collective calls.
-        may_change: On a worker pool: the state, by the names of `KEEPABLE`, that the case may leave changed.
+        may_change: On a worker pool: the state that the case may leave changed, by the names of
+            `dist_testing.keepable.KEEPABLE`.
     """
 
     front_end: str
@@ -80,6 +53,7 @@ class Case:
         expected_exits: Rank to how its process must end; a negative number is a signal, as in `subprocess`.
         debug_rank: The rank that gets the terminal, while the other ranks wait without a limit. None for none.
         nodes: Number of nodes that the ranks are spread over; above 1 they are simulated.
+        faults: Faults on purpose that the runner causes, by time.
         exit_0_passes: Whether a rank whose process ends with exit code 0 has passed, also without a report. True for
             programs, whose result is their exit code.
     """
@@ -95,6 +69,7 @@ class Case:
     expected_exits: Mapping[int, int] = field(default_factory=dict)
     debug_rank: int | None = None
     nodes: int = 1
+    faults: tuple[PlannedFault, ...] = ()
     exit_0_passes: bool = False
 
 

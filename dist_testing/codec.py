@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
+import itertools
 import json
 import math
 import reprlib
@@ -37,6 +38,9 @@ class WrongValueError(Exception):
     """A value does not fit its annotation; the text says which value and what was expected."""
 
 
+_ReadMany = Callable[[Sequence[Any]], Sequence[Any] | None]
+
+
 class Shape(NamedTuple):
     """The checks and conversions of one annotation.
 
@@ -45,14 +49,14 @@ class Shape(NamedTuple):
         read: Returns the Python value of a JSON value, or raises `WrongValueError`: "3; expected str".
         write: Returns the JSON value of a Python value; None if they are the same.
         plain: Values of this class need neither a check nor a conversion; None if there is no such class.
-        read_rows: For tuples of a fixed size: returns the Python values of many, or None if one of them needs `read`.
+        read_many: Returns the Python values of many, at least one, in few steps; None if one of them needs `read`.
     """
 
     expected: str
     read: Callable[[Any], Any]
     write: Callable[[Any], Any] | None = None
     plain: type | None = None
-    read_rows: Callable[[list[Any]], tuple[Any, ...] | None] | None = None
+    read_many: _ReadMany | None = None
 
 
 class Family(Generic[_Message]):
@@ -253,6 +257,8 @@ def _simple(expected: str, fits: Callable[[Any], bool], convert: Callable[[Any],
 
 
 # An event stream has millions of the values below: each reader makes as few calls as it can.
+def _unchanged_if(fit: Callable[[Sequence[Any]], bool]) -> _ReadMany:
+    return lambda values: values if fit(values) else None
 
 
 def _shape_of_type(kind: type[str] | type[bool]) -> Shape:
@@ -261,7 +267,8 @@ def _shape_of_type(kind: type[str] | type[bool]) -> Shape:
             return value
         raise WrongValueError(f"{_shown(value)}; expected {kind.__name__}")
 
-    return Shape(kind.__name__, read, plain=kind)
+    read_many = _unchanged_if(lambda values: set(map(type, values)) == {kind})
+    return Shape(kind.__name__, read, plain=kind, read_many=read_many)
 
 
 def _read_float(value: Any, largest: float = sys.float_info.max) -> float:
@@ -272,7 +279,9 @@ def _read_float(value: Any, largest: float = sys.float_info.max) -> float:
     raise WrongValueError(f"{_shown(value)}; expected {_FLOAT.expected}")
 
 
-_FLOAT = Shape("a finite number", _read_float)
+# A sum is finite only if all its parts are.
+_are_finite = _unchanged_if(lambda values: set(map(type, values)) == {float} and math.isfinite(sum(values)))
+_FLOAT = Shape("a finite number", _read_float, read_many=_are_finite)
 
 
 def _shape_of_int(limits: range) -> Shape:
@@ -284,7 +293,10 @@ def _shape_of_int(limits: range) -> Shape:
             return value
         raise WrongValueError(f"{_shown(value)}; expected {expected}")
 
-    return Shape(expected, read)
+    def fit(values: Sequence[Any]) -> bool:
+        return set(map(type, values)) == {int} and first <= min(values) and max(values) < stop
+
+    return Shape(expected, read, read_many=_unchanged_if(fit))
 
 
 def _shape_of_choice(choices: Sequence[Any]) -> Shape:
@@ -313,20 +325,31 @@ def _shape_of_union(shapes: Sequence[Shape]) -> Shape:
                 continue
         raise WrongValueError(f"{_shown(value)}; expected {expected}")
 
-    return Shape(expected, read)
+    are_null = _unchanged_if(lambda values: set(map(type, values)) == {types.NoneType})
+    return Shape(expected, read, read_many=are_null if takes_null else None)
 
 
 def _shape_of_items(item: Shape) -> Shape:
-    expected, read_item, read_rows = f"a list, each {item.expected}", item.read, item.read_rows
+    expected, read_item, read_items = f"a list, each {item.expected}", item.read, item.read_many
 
     def read(value: Any) -> Any:
         if type(value) is not list:
             raise WrongValueError(f"{_shown(value)}; expected {expected}")
-        if read_rows is not None and value and (rows := read_rows(value)) is not None:
-            return rows
+        if read_items is not None and value and (items := read_items(value)) is not None:
+            return tuple(items)
         return tuple([read_item(one) for one in value])
 
-    shape, write = Shape(expected, read), item.write
+    def read_many(values: Sequence[Any]) -> Sequence[Any] | None:
+        if set(map(type, values)) != {list}:
+            return None
+        together = [*itertools.chain.from_iterable(values)]
+        items = () if not together else None if read_items is None else read_items(together)
+        if items is None:
+            return None
+        rest = iter(items)
+        return [tuple(itertools.islice(rest, length)) for length in map(len, values)]
+
+    shape, write = Shape(expected, read, read_many=read_many), item.write
     return shape if write is None else shape._replace(write=lambda value: [write(one) for one in value])
 
 
@@ -344,24 +367,20 @@ def _shape_of_fixed(items: Sequence[Shape], convert: Callable[[Iterable[Any]], A
             return convert([part if type(part) is plain else read_part(part) for part, (read_part, plain) in parts])
         raise WrongValueError(f"{_shown(value)}; expected {expected}")
 
-    kinds = [float if item is _FLOAT else item.plain for item in items]
-    return Shape(expected, read, read_rows=_reader_of_rows(kinds, convert) if all(kinds) else None)
+    are_simple = all(item is _FLOAT or item.plain for item in items)
+    checks = [item.read_many for item in items if item.read_many is not None]
+    return Shape(expected, read, read_many=_reader_of_rows(checks, convert) if are_simple else None)
 
 
-def _reader_of_rows(
-    kinds: Sequence[type | None], convert: Callable[[Iterable[Any]], Any]
-) -> Callable[[list[Any]], tuple[Any, ...] | None]:
-    """Return a reader that checks a list of rows by columns: then few steps run in Python."""
-    count = len(kinds)
+def _reader_of_rows(checks: Sequence[_ReadMany], convert: Callable[[Iterable[Any]], Any]) -> _ReadMany:
+    """Return a reader that checks rows by columns: then few steps run in Python. The checks change no value."""
+    count = len(checks)
 
-    def read_rows(rows: list[Any]) -> tuple[Any, ...] | None:
+    def read_rows(rows: Sequence[Any]) -> Sequence[Any] | None:
         if set(map(type, rows)) != {list} or set(map(len, rows)) != {count}:
             return None
-        for column, kind in zip(zip(*rows), kinds):  # noqa: B905 - the lengths are equal
-            # A sum is finite only if all its parts are.
-            if set(map(type, column)) != {kind} or (kind is float and not math.isfinite(sum(column))):
-                return None
-        return tuple(map(convert, rows))
+        columns = zip(zip(*rows), checks)  # noqa: B905 - the lengths are equal
+        return None if any(check(column) is None for column, check in columns) else list(map(convert, rows))
 
     return read_rows
 

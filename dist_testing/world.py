@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import time
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dist_testing.faults import NO_RUNNER, FaultCarrier, Faults, FaultsRefused
 from dist_testing.nodes.layout import Layout
 
 if TYPE_CHECKING:
@@ -69,6 +71,7 @@ class World:
         store_fd: int | None,
         store: Store | None = None,
         cases: int = 0,
+        faults: FaultCarrier | FaultsRefused = NO_RUNNER,
     ) -> None:
         self.rank = rank
         self.size = layout.size
@@ -82,6 +85,8 @@ class World:
         self._store_port = store_port
         self._store_fd = store_fd
         self._barriers = 0
+        self._layout = layout
+        self._fault_carrier = faults
         if store is not None:
             self.store = store
 
@@ -164,18 +169,48 @@ class World:
             )
         return group
 
-    def barrier(self) -> None:
+    @cached_property
+    def faults(self) -> Faults:
+        """Faults on purpose: kill, stop or delay ranks of this world, and break the network between its nodes.
+
+        Raises:
+            UsageError: If the ranks are threads, or if another launcher has started them.
+        """
+        if isinstance(self._fault_carrier, FaultsRefused):
+            self._fault_carrier.refuse(self.rank, self.size)
+        return Faults(self._layout, self._fault_carrier, self._note_delay)
+
+    def barrier(self, name: str = "") -> None:
         """Wait until every rank of the world calls it. It needs only the store, so it works without a group.
+
+        Args:
+            name: By which `world.faults.delay` delays a rank here; "" for a barrier without delays.
 
         Raises:
             torch.distributed.DistStoreError: If a rank does not call it within the group's limit, 0.9 of the case's.
         """
+        if name:
+            self._be_late(name)
         self._barriers += 1
         key = f"dist_testing/barrier/{self._barriers}"
         if self.store.add(f"{key}/arrived", 1) == self.size:
             self.store.set(f"{key}/open", "1")
         self.store.wait([f"{key}/open"], self._timeout)
 
+    def _note_delay(self, rank: int, barrier: str, seconds: float) -> None:
+        self.store.set(_delay_key(rank, barrier), str(seconds))
+
+    def _be_late(self, barrier: str) -> None:
+        key = _delay_key(self.rank, barrier)
+        if self.store.check([key]):
+            seconds = float(self.store.get(key))
+            self.store.delete_key(key)
+            time.sleep(seconds)
+
     @property
     def _timeout(self) -> timedelta:
         return timedelta(seconds=self._settings.timeout_s)
+
+
+def _delay_key(rank: int, barrier: str) -> str:
+    return f"dist_testing/delay/{rank}/{barrier}"

@@ -136,6 +136,20 @@ def enter(fds: Sequence[int]) -> None:
     _call(_libc.prctl, _PR_SET_DUMPABLE, 1, 0, 0, 0)
 
 
+def enter_network(fd: int) -> None:
+    """Move this thread into the network namespace of a descriptor, which stays open.
+
+    Raises:
+        OSError: If the kernel refuses.
+    """
+    _call(_libc.setns, fd, _CLONE_NEWNET)
+
+
+def port_name(node: int) -> str:
+    """Return the name of the bridge's port to a node."""
+    return f"port{node}"
+
+
 def write_hosts(path: Path, count: int) -> None:
     """Write the names and addresses of nodes to a file, and those that this machine knows.
 
@@ -214,13 +228,13 @@ def _make(count: int, store_port: int, backlog: int) -> list[int]:
             socket.sethostname(node_name(node))
             with Netlink() as on_node:
                 on_node.switch_on("lo")
-                on_node.add_pair(INTERFACE, f"port{node}", bridge)
+                on_node.add_pair(INTERFACE, port_name(node), bridge)
                 on_node.add_address(INTERFACE, node_address(node), NETWORK_BITS)
             if node == 0 and store_port:
                 store.append(socket.create_server((node_address(0), store_port), backlog=backlog).detach())
         _call(_libc.setns, bridge, 0)
         for node in range(count):
-            on_bridge.add_port(f"port{node}", _BRIDGE)
+            on_bridge.add_port(port_name(node), _BRIDGE)
     return [bridge, *network, *uts, *([] if user is None else [user]), *store]
 
 

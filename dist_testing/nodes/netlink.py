@@ -29,6 +29,7 @@ _REQUEST, _ACK, _EXCL, _CREATE = 1, 4, 0x200, 0x400
 _IFF_UP = 1
 
 _IFLA_IFNAME, _IFLA_MASTER, _IFLA_LINKINFO, _IFLA_AF_SPEC, _IFLA_NET_NS_FD = 3, 10, 18, 26, 28
+_IFLA_GSO_MAX_SEGS = 40
 _IFLA_INFO_KIND, _IFLA_INFO_DATA = 1, 2
 _VETH_INFO_PEER = 1
 _IFLA_INET6_ADDR_GEN_MODE, _GENERATE_NONE = 8, 1
@@ -85,6 +86,22 @@ class Netlink:
         master = _number(_IFLA_MASTER, socket.if_nametoindex(bridge))
         self._ask(_RTM_NEWLINK, 0, _link() + _text(_IFLA_IFNAME, name) + master)
         self.switch_on(name)
+
+    def remove_port(self, name: str) -> None:
+        """Take an interface out of its bridge; it stays on.
+
+        Raises:
+            OSError: If the kernel refuses.
+        """
+        self._ask(_RTM_NEWLINK, 0, _link() + _text(_IFLA_IFNAME, name) + _number(_IFLA_MASTER, 0))
+
+    def send_single_packets(self, name: str) -> None:
+        """Let the kernel cut what TCP sends by an interface into packets before it, not after it.
+
+        Raises:
+            OSError: If the kernel refuses.
+        """
+        self._ask(_RTM_NEWLINK, 0, _link() + _text(_IFLA_IFNAME, name) + _number(_IFLA_GSO_MAX_SEGS, 1))
 
     def switch_on(self, name: str) -> None:
         """Switch an interface on. It gets no IPv6 address, for which the kernel would need a second.

@@ -21,6 +21,7 @@ from typing import Annotated, TypeAlias
 from dist_testing.case import CaseBody
 from dist_testing.codec import Family
 from dist_testing.nodes.layout import MAX_NODES, Layout
+from dist_testing.process.link_messages import ChangeLinks, LinksChanged
 from dist_testing.spec import MAX_WORLD_SIZE
 from dist_testing.world import WorldSettings
 
@@ -362,14 +363,18 @@ class FreshForkServer:
     forks: _Natural = 0
 
 
-ForkServerOrder: TypeAlias = WorldRequest | SignalRanks
-FORK_SERVER_ORDERS: Family[ForkServerOrder] = Family("order to the fork server", 4, (WorldRequest, SignalRanks))
+ForkServerOrder: TypeAlias = WorldRequest | SignalRanks | ChangeLinks
+FORK_SERVER_ORDERS: Family[ForkServerOrder] = Family(
+    "order to the fork server", 5, (WorldRequest, SignalRanks, ChangeLinks)
+)
 
 # The events of every launcher.
-LauncherEvent: TypeAlias = WorldStarted | WorldRefused | RankEnded | WorldOver
+LauncherEvent: TypeAlias = WorldStarted | WorldRefused | RankEnded | LinksChanged | WorldOver
 ForkServerEvent: TypeAlias = LauncherEvent | MemoryPrepared | Unfit
 FORK_SERVER_EVENTS: Family[ForkServerEvent] = Family(
-    "event of the fork server", 3, (WorldStarted, WorldRefused, RankEnded, WorldOver, MemoryPrepared, Unfit)
+    "event of the fork server",
+    4,
+    (WorldStarted, WorldRefused, RankEnded, LinksChanged, WorldOver, MemoryPrepared, Unfit),
 )
 
 AttachedMessage: TypeAlias = Hello | PartOver | Lost

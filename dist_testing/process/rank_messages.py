@@ -6,8 +6,9 @@
 A rank that imports the tests itself sends `Importing` before it does. A rank sends `Ready` once, a `RankReport` as soon
 as an outcome is known (peers must not wait for a teardown to learn of a failure), and `Done` as the last message before
 it leaves; in between, `Warned` for warnings of test code, `EndSession` if it wants no further test to run, and
-`CallsMade` before a report that it has passed. The runner does not trust these: a rank runs test code, and test code
-goes wrong.
+`CallsMade` before a report that it has passed. `SignalFault` and `LinkFault` ask for a fault in the rank's own world;
+the runner answers each with `FaultDone`. The runner does not trust these: a rank runs test code, and test code goes
+wrong.
 
 When every rank has sent a good report, the runner sends an instruction: `NextCase`, with another case for the same
 world, or `FinishWorld`, which every rank answers with `Done`. The rank that serves the store then waits for
@@ -25,7 +26,10 @@ from typing import Annotated, Literal, TypeAlias
 from dist_testing.case import CaseBody
 from dist_testing.codec import Family
 from dist_testing.errors import FrameError
+from dist_testing.faults import SignalAction
+from dist_testing.nodes.links import Link, LinkRule
 from dist_testing.outcomes import Kind, ReportDetails
+from dist_testing.spec import MAX_WORLD_SIZE
 
 # A report with two texts of the largest size fits (`dist_testing.error_text.MAX_TEXT_CHARS`). A larger message must not
 # fill the runner's memory.
@@ -116,6 +120,36 @@ class CallsMade:
 
 
 @dataclass(frozen=True, slots=True)
+class SignalFault:
+    """Send a signal to ranks of this world, because the test wants the fault.
+
+    Attributes:
+        number: Of the request, for the answer.
+        action: Which signal: "kill" and "power off" are SIGKILL, "stop" is SIGSTOP, "cont" is SIGCONT.
+        ranks: Which ranks.
+    """
+
+    number: Annotated[int, range(1 << 31)]
+    action: SignalAction
+    ranks: tuple[Annotated[int, range(MAX_WORLD_SIZE)], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LinkFault:
+    """Give links between the simulated nodes of this world a rule.
+
+    Attributes:
+        number: Of the request, for the answer.
+        links: Which links.
+        rule: What they do to packets from now on.
+    """
+
+    number: Annotated[int, range(1 << 31)]
+    links: tuple[Link, ...]
+    rule: LinkRule
+
+
+@dataclass(frozen=True, slots=True)
 class Done:
     """The rank sends no more messages."""
 
@@ -137,14 +171,29 @@ class LeaveWorld:
     """End: every rank has sent `Done`, so no rank needs the store."""
 
 
-RankMessage: TypeAlias = Importing | Ready | RankReport | Warned | EndSession | CallsMade | Done
+@dataclass(frozen=True, slots=True)
+class FaultDone:
+    """The fault that the rank has asked for has happened, or the runner refuses it.
+
+    Attributes:
+        number: Of the request.
+        refusal: What is wrong, the cause and the way out; "" if the fault has happened.
+    """
+
+    number: Annotated[int, range(1 << 31)]
+    refusal: str = ""
+
+
+RankMessage: TypeAlias = (
+    Importing | Ready | RankReport | Warned | EndSession | CallsMade | SignalFault | LinkFault | Done
+)
 RANK_MESSAGES: Family[RankMessage] = Family(
     "message of a rank",
-    3,
-    (Importing, Ready, RankReport, Warned, EndSession, CallsMade, Done),
+    4,
+    (Importing, Ready, RankReport, Warned, EndSession, CallsMade, SignalFault, LinkFault, Done),
     max_bytes=MAX_FRAME_BYTES,
     error=FrameError,
 )
 
-Instruction: TypeAlias = NextCase | FinishWorld | LeaveWorld
-INSTRUCTIONS: Family[Instruction] = Family("instruction to a rank", 2, (NextCase, FinishWorld, LeaveWorld))
+Instruction: TypeAlias = NextCase | FinishWorld | LeaveWorld | FaultDone
+INSTRUCTIONS: Family[Instruction] = Family("instruction to a rank", 3, (NextCase, FinishWorld, LeaveWorld, FaultDone))

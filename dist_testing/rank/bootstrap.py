@@ -31,6 +31,7 @@ from dist_testing.rank.coverage import RankCoverage
 from dist_testing.rank.debugging import set_breakpoint_hook, take_terminal
 from dist_testing.rank.device import finish_device_work
 from dist_testing.rank.environment import become, world_env
+from dist_testing.rank.fault_client import FaultClient
 from dist_testing.rank.ledger import answer_with_ledger
 from dist_testing.rank.long_texts import LongTexts
 from dist_testing.rank.reporter import FrameWriter, Reporter
@@ -99,7 +100,9 @@ def enter(start: RankStart, context: RankContext) -> NoReturn:
 def rank_reporter(start: RankStart, channel: socket.socket) -> Reporter:
     """Return the reporter of a rank that is a process."""
     board = PhaseBoard(start.board_fd, start.request.size)
-    return Reporter(FrameWriter(channel), board, start.rank, fit=LongTexts(start.request.directory, start.rank).fit)
+    reporter = Reporter(FrameWriter(channel), board, start.rank, fit=LongTexts(start.request.directory, start.rank).fit)
+    reporter.faults = FaultClient(channel)
+    return reporter
 
 
 def own_channel(start: RankStart) -> socket.socket:
@@ -175,6 +178,7 @@ def _run_cases(
     state = RankState.now() if start.request.pool else None
     body = start.request.body
     while True:
+        reporter.begin_case()
         with _reporting(reporter):
             front_end.run(body, reporter)
             if not (reporter.is_forked or reporter.failed):

@@ -17,8 +17,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-from dist_testing.case import ALL_ENV, ENV_PREFIX
 from dist_testing.errors import StateLeakError
+from dist_testing.keepable import ALL_ENV, ENV_PREFIX
 from dist_testing.process.lifetime import current_umask, is_helper
 from dist_testing.procfs import children_of, command_of
 
@@ -96,7 +96,7 @@ class RankState:
         Args:
             keeps_groups: Whether a case may leave process groups to the next one.
             are_threads: Whether the ranks are threads of this process.
-            may_change: What a case may leave changed, by the names of `dist_testing.case.KEEPABLE`, and variables as
+            may_change: What a case may leave changed, by the names of `dist_testing.keepable.KEEPABLE`; variables as
                 `env:NAME`, where `NAME` may be a pattern.
 
         Raises:

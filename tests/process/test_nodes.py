@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from dist_testing.nodes.namespaces import missing_permission
-from tests.support.children import run_cases, write_file
-from tests.support.starter import Starter
+from tests.support.children import run_cases, start_pytest, write_file
+from tests.support.starter import LIMIT_S, Starter, wait_ended
 
 _needs_nodes = pytest.mark.skipif(
     bool(missing_permission()),
@@ -47,6 +51,8 @@ _WORLDS = """
 
 
     def test_nodes_reach_each_other(world):
+        if world.rank == 0 and "{isolation}" != "pool":
+            world.faults.wire(loss=0.01)
         total = torch.ones(1)
         dist.all_reduce(total)
         assert total.item() == 4
@@ -152,6 +158,9 @@ _ONE = """
     @pytest.mark.distributed(world_size=2, nodes=2)
     def test_one(world):
         dist.barrier()
+        if world.rank == 0:
+            world.faults.wire(delay_ms=1)
+        dist.barrier()
 """
 
 
@@ -192,3 +201,71 @@ def test_without_permission_the_reason_is_told(starter: Starter, tmp_path: Path,
     assert f"1 {outcome}" in ended.log, ended.log
     assert "Need network namespaces for simulated nodes" in ended.log, ended.log
     assert "the kernel does not let this user make" in ended.log, ended.log
+
+
+_NO_PACKET_SOCKETS = _FORBIDDEN.replace('{"x86_64": 272, "aarch64": 97}', '{"x86_64": 41, "aarch64": 198}').replace(
+    """(0x15, 0, 1, number),  # the next line if it is equal, else the one after it
+""",
+    """(0x15, 0, 3, number),  # socket()
+        (0x20, 0, 0, 16),  # load its first argument
+        (0x15, 0, 1, 17),  # AF_PACKET
+""",
+)
+_REFUSED = """
+    import pytest
+    import torch.distributed as dist
+    from dist_testing.errors import UsageError
+
+
+    @pytest.mark.distributed(world_size=2, nodes=2)
+    def test_one(world):
+        if world.rank == 0:
+            with pytest.raises(UsageError) as caught:
+                world.faults.partition(0)
+            first, cause, way_out = str(caught.value).splitlines()
+            assert "the network cannot be changed: [Errno 1]" in first
+            assert "CAP_NET_RAW" in cause
+            assert "cap-add" in way_out
+        dist.barrier()
+"""
+
+
+@_needs_nodes
+def test_without_packet_sockets_the_network_stays_whole(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, a container that forbids packet sockets cuts the nodes off for good, or gives no reason."""
+    write_file(tmp_path, "conftest.py", _NO_PACKET_SOCKETS)
+    ended = run_cases(starter, tmp_path, _REFUSED)
+    assert ended.outcomes() == {"test_one": "PASSED"}, ended.log
+
+
+_WAITING = """
+    import pytest
+    import torch.distributed as dist
+
+
+    @pytest.mark.distributed(world_size=2, nodes=2, timeout=300)
+    def test_waits(world):
+        if world.rank == 0:
+            world.faults.wire(delay_ms=1)
+            print("the wire is there", flush=True)
+        world.store.get("never")
+"""
+
+
+@_needs_nodes
+@pytest.mark.parametrize("killed", ["runner", "fork server"])
+def test_nothing_of_a_wire_outlives_what_dies(starter: Starter, tmp_path: Path, killed: str) -> None:
+    """If this fails, a process that carries packets, and with it a network, is left on the machine."""
+    write_file(tmp_path, "test_cases.py", _WAITING)
+    child = start_pytest(starter, tmp_path, "-s", "test_cases.py")
+    until_s = time.monotonic() + LIMIT_S
+    while "the wire is there" not in child.log:
+        assert time.monotonic() < until_s, child.log
+        time.sleep(0.05)
+    below = psutil.Process(child.pid).children(recursive=True)
+    # The fork server, two ranks, and the process that carries the packets.
+    assert len(below) == 4, below
+    victim = child.pid if killed == "runner" else next(one.pid for one in below if one.ppid() == child.pid)
+    os.kill(victim, signal.SIGKILL)
+    child.wait()
+    assert wait_ended([one.pid for one in below], LIMIT_S)

@@ -1,0 +1,267 @@
+"""Faults on purpose: `world.faults`, by which a test ends and stops ranks, delays them, and breaks the network.
+
+A rank asks the runner; the runner checks the request, carries it out and answers. A call returns when the fault has
+happened: a rank that `kill` names is dead, and the next packet meets the new network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal, NoReturn, Protocol, TypeAlias
+
+from dist_testing.errors import UsageError
+from dist_testing.nodes.layout import Layout
+from dist_testing.nodes.links import (
+    CUT,
+    MAX_DELAY_MS,
+    MAX_RATE_KBIT,
+    MAX_SEED,
+    MILLION,
+    WHOLE,
+    Link,
+    LinkRule,
+    links_between,
+)
+
+# "power off" kills the ranks of a node, of which some may have ended before.
+SignalAction: TypeAlias = Literal["kill", "stop", "cont", "power off"]
+
+# Names a node, or several.
+Nodes: TypeAlias = int | Iterable[int]
+
+# Longest delay of a rank at a barrier. Seconds.
+MAX_BARRIER_DELAY_S = 3600.0
+
+
+class FaultCarrier(Protocol):
+    """Brings requests to the runner and waits for the answers. Each method raises `UsageError` if it refuses."""
+
+    def signal(self, action: SignalAction, ranks: Sequence[int]) -> None:
+        """Send a signal to ranks, and wait until it has had its effect."""
+
+    def set_links(self, links: Sequence[Link], rule: LinkRule) -> None:
+        """Give links between nodes a rule, and wait until it holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class FaultsRefused:
+    """A world without faults, and why: the cause and the way out, a line each."""
+
+    cause: str
+    way_out: str
+
+    def refuse(self, rank: int, size: int) -> NoReturn:
+        """Raise the error for a rank that asks for them.
+
+        Raises:
+            UsageError: Always.
+        """
+        raise UsageError(f"world.faults on rank {rank} of {size}: not possible here.\n{self.cause}\n{self.way_out}")
+
+
+# Of a world that a test of the library has made by itself.
+NO_RUNNER = FaultsRefused("No runner has started this rank.", "Use the world that the fixture `world` gives.")
+
+
+class Faults:
+    """The faults that a test can cause in its own world; a test gets it as `world.faults`.
+
+    State in the marker how each rank ends that a fault ends: `expected_exits={2: -9}` for a rank that is killed, and
+    `{2: -19}` for one that is still stopped when the others have ended. Every other end fails the case.
+    """
+
+    def __init__(self, layout: Layout, carrier: FaultCarrier, delay: Callable[[int, str, float], None]) -> None:
+        """Make the faults of one rank. `delay` notes a delay of a rank at a barrier, in seconds."""
+        self._layout = layout
+        self._carrier = carrier
+        self._delay = delay
+
+    def kill(self, rank: int) -> None:
+        """Kill a rank by SIGKILL, and wait until it is dead. A rank that kills itself does not return.
+
+        Raises:
+            UsageError: If there is no such rank, or it has ended.
+        """
+        self._carrier.signal("kill", [self._checked_rank("kill", rank)])
+
+    def stop(self, rank: int) -> None:
+        """Stop a rank by SIGSTOP, and wait until it stands still. A rank that stops itself returns after `cont`.
+
+        Its connections stay open, and the kernel still takes in what others send to it.
+
+        Raises:
+            UsageError: If there is no such rank, or it has ended.
+        """
+        self._carrier.signal("stop", [self._checked_rank("stop", rank)])
+
+    def cont(self, rank: int) -> None:
+        """Let a stopped rank go on, by SIGCONT.
+
+        Raises:
+            UsageError: If there is no such rank, or it has ended.
+        """
+        self._carrier.signal("cont", [self._checked_rank("cont", rank)])
+
+    def delay(self, rank: int, barrier: str, seconds: float) -> None:
+        """Delay a rank: when it next comes to `world.barrier(barrier)`, it waits so long before it takes part.
+
+        Raises:
+            UsageError: If there is no such rank, the barrier has no name, or the time is not possible.
+        """
+        self._checked_rank("delay", rank)
+        if not isinstance(barrier, str) or not barrier:
+            _refuse(
+                f"delay at barrier {barrier!r}",
+                "A delay belongs to a barrier with a name, because a test can have several.",
+                'Write world.barrier("step") in the test, and delay(1, "step", 0.5).',
+            )
+        if not _is_number(seconds) or not 0 <= seconds <= MAX_BARRIER_DELAY_S:
+            _refuse(
+                f"delay of {seconds!r} seconds",
+                f"It is a number of seconds from 0 to {MAX_BARRIER_DELAY_S:.0f}.",
+                "Write 0.5, for example.",
+            )
+        self._delay(rank, barrier, float(seconds))
+
+    def node_down(self, node: int) -> None:
+        """Switch a node off: cut its links, then kill its ranks. So no peer learns of it by a closed connection.
+
+        Raises:
+            UsageError: If the world has no such node.
+        """
+        (down,) = self._checked_nodes("node_down", node)
+        others = self._others([down])
+        self._carrier.set_links(links_between([down], others, both=True), CUT)
+        ranks = [rank for rank in range(self._layout.size) if self._layout.node_of(rank) == down]
+        self._carrier.signal("power off", ranks)
+
+    def partition(self, nodes: Nodes, others: Nodes | None = None, *, one_way: bool = False) -> None:
+        """Cut the links between nodes. Connections stay open; their packets are lost.
+
+        Args:
+            nodes: A node, or several.
+            others: Those that they no longer reach; None for all other nodes.
+            one_way: Whether to lose only the packets from `nodes` to `others`, and not those back.
+
+        Raises:
+            UsageError: If the world has no such nodes, or a node is on both sides.
+        """
+        links = self._links("partition", nodes, others, both=not one_way)
+        self._carrier.set_links(links, CUT)
+
+    def heal(self) -> None:
+        """Make all links whole again. TCP repeats lost packets after a while, which doubles with each repetition.
+
+        Raises:
+            UsageError: If the world has no nodes.
+        """
+        every = self._checked_nodes("heal", range(self._layout.nodes))
+        self._carrier.set_links(links_between(every, every, both=False), WHOLE)
+
+    def wire(
+        self,
+        nodes: Nodes | None = None,
+        others: Nodes | None = None,
+        *,
+        delay_ms: float = 0,
+        jitter_ms: float = 0,
+        loss: float = 0,
+        reorder: float = 0,
+        rate_kbit: int = 0,
+        seed: int = 0,
+        one_way: bool = False,
+    ) -> None:
+        """Replace the links between nodes by worse ones. The fate of a packet follows from seed, link and its number.
+
+        Args:
+            nodes: A node, or several; None for all.
+            others: The other end of the links; None for all other nodes.
+            delay_ms: Time that each packet takes, in milliseconds.
+            jitter_ms: A packet takes up to so much longer, in milliseconds; so packets may overtake each other.
+            loss: Share of the packets that are lost, from 0 to 1.
+            reorder: Share of the packets that one to three later packets overtake, from 0 to 1.
+            rate_kbit: Speed of each link, in thousands of bits per second; 0 for no limit.
+            seed: Chooses the packets that are lost, late and reordered.
+            one_way: Whether to change only the links from `nodes` to `others`.
+
+        Raises:
+            UsageError: If the world has no such nodes, or a value is not possible.
+        """
+        for name, time_ms in (("delay_ms", delay_ms), ("jitter_ms", jitter_ms)):
+            _check(
+                name, time_ms, is_possible=_is_number(time_ms) and 0 <= time_ms <= MAX_DELAY_MS, largest=MAX_DELAY_MS
+            )
+        for name, share in (("loss", loss), ("reorder", reorder)):
+            _check(name, share, is_possible=_is_number(share) and 0 <= share <= 1, largest=1)
+        for name, number, largest in (("rate_kbit", rate_kbit, MAX_RATE_KBIT), ("seed", seed, MAX_SEED - 1)):
+            _check(name, number, is_possible=type(number) is int and 0 <= number <= largest, largest=largest)
+        rule = LinkRule(
+            delay_us=round(1000 * delay_ms),
+            jitter_us=round(1000 * jitter_ms),
+            loss_ppm=round(MILLION * loss),
+            reorder_ppm=round(MILLION * reorder),
+            rate_kbit=rate_kbit,
+            seed=seed,
+        )
+        if nodes is None:
+            every = self._checked_nodes("wire", range(self._layout.nodes))
+            links = links_between(every, every, both=False)
+        else:
+            links = self._links("wire", nodes, others, both=not one_way)
+        self._carrier.set_links(links, rule)
+
+    def _links(self, call: str, nodes: Nodes, others: Nodes | None, *, both: bool) -> tuple[Link, ...]:
+        near = self._checked_nodes(call, nodes)
+        far = self._others(near) if others is None else self._checked_nodes(call, others)
+        if not far or set(near) & set(far):
+            _refuse(
+                f"{call} between nodes {list(near)} and {list(far)}",
+                "A link has two ends on different nodes.",
+                f"Name different nodes of the {self._layout.nodes}: partition(0, 1), for example.",
+            )
+        return links_between(near, far, both=both)
+
+    def _others(self, nodes: Sequence[int]) -> list[int]:
+        return [node for node in range(self._layout.nodes) if node not in nodes]
+
+    def _checked_rank(self, call: str, rank: object) -> int:
+        if type(rank) is not int or not 0 <= rank < self._layout.size:
+            _refuse(
+                f"{call} of rank {rank!r} in a world of {self._layout.size} ranks",
+                "A test can harm only the ranks of its own world.",
+                f"Name a rank from 0 to {self._layout.size - 1}.",
+            )
+        return rank
+
+    def _checked_nodes(self, call: str, nodes: object) -> tuple[int, ...]:
+        count = self._layout.nodes
+        if not self._layout.has_namespaces:
+            _refuse(
+                f"{call} in a world without simulated nodes",
+                "All ranks are on this machine and share its network, which a test must not break.",
+                "Spread the ranks over nodes: @pytest.mark.distributed(world_size=4, nodes=2), or nodes = 2 in BUILD.",
+            )
+        given = list(nodes) if isinstance(nodes, Iterable) else [nodes]
+        # True is no node, although it is an int.
+        found = [node for node in given if isinstance(node, int) and type(node) is int and 0 <= node < count]
+        if not found or len(found) < len(given):
+            _refuse(
+                f"{call} of node {nodes!r} in a world of {count} nodes",
+                "The world has no such node.",
+                f"Name nodes from 0 to {count - 1}.",
+            )
+        return tuple(dict.fromkeys(found))
+
+
+def _is_number(value: object) -> bool:
+    return type(value) in (int, float)
+
+
+def _check(name: str, value: object, *, is_possible: bool, largest: int) -> None:
+    if not is_possible:
+        _refuse(f"wire with {name} = {value!r}", f"It is a number from 0 to {largest}.", "Correct it, or leave it out.")
+
+
+def _refuse(what: str, cause: str, way_out: str) -> NoReturn:
+    raise UsageError(f"world.faults: {what}.\n{cause}\n{way_out}")

@@ -1,0 +1,165 @@
+"""The process that carries packets between the nodes of a world after its first fault of the network.
+
+The fork server starts it and passes orders on to it. It ends when the fork server closes its end of the connection, and
+dies with the fork server.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import signal
+import socket
+import traceback
+from typing import NoReturn
+
+from dist_testing.nodes.layout import INTERFACE
+from dist_testing.nodes.namespaces import Nodes, enter, enter_network, port_name
+from dist_testing.nodes.netlink import Netlink
+from dist_testing.nodes.switch import Switch, open_port
+from dist_testing.process import wire
+from dist_testing.process.lifetime import die_with_parent, fork
+from dist_testing.process.link_messages import LINK_ANSWERS, LINK_ORDERS, ChangeLinks, LinksChanged
+
+_FIRST_FREE_FD = 3
+
+
+class LinkProcess:
+    """The fork server's view of the link process of a world."""
+
+    def __init__(self, nodes: Nodes) -> None:
+        """Start the process.
+
+        Raises:
+            OSError: If the machine has no room for another process.
+        """
+        self._count = len(nodes.network)
+        parent_pid = os.getpid()
+        self._control, theirs = socket.socketpair()
+        try:
+            self._pid = fork()
+        except OSError:
+            self._control.close()
+            theirs.close()
+            raise
+        if self._pid == 0:
+            _serve(theirs, nodes, parent_pid)
+        theirs.close()
+
+    def fileno(self) -> int:
+        """Return a descriptor that is readable when `answer` has something."""
+        return self._control.fileno()
+
+    def change(self, order: ChangeLinks) -> str:
+        """Pass an order on, which `answer` answers later. Return why it cannot be; "" if it is on its way."""
+        nodes = range(self._count)
+        for link in order.links:
+            if link.source in nodes and link.target in nodes and link.source != link.target:
+                continue
+            return (
+                f"world.faults: link {link.source}->{link.target} in a world of {self._count} nodes.\n"
+                "A test can break only the links of its own world.\n"
+                f"Name nodes from 0 to {self._count - 1}."
+            )
+        try:
+            wire.send(self._control, LINK_ORDERS, order)
+        except (BrokenPipeError, ConnectionResetError):
+            return _DEAD
+        return ""
+
+    def answer(self, world: int, unasked: int) -> LinksChanged | None:
+        """Return the next answer; one with the number `unasked` if the process has ended, and None after it."""
+        if self._control.fileno() < 0:
+            return None
+        received = wire.receive(self._control, LINK_ANSWERS)
+        return LinksChanged(world, unasked, _DEAD) if received is None else received[0]
+
+    def end(self) -> None:
+        """End the process, and wait until it is gone."""
+        self._control.close()
+        # Other code of this process may have waited for it already.
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):
+            os.kill(self._pid, signal.SIGKILL)
+            os.waitpid(self._pid, 0)
+
+
+_DEAD = (
+    "world.faults: the process that carries the packets between the nodes has ended.\n"
+    "A test has killed it, or the kernel has for lack of memory; now no node reaches another.\n"
+    "Look for a test that kills processes which it has not started."
+)
+
+
+def _serve(control: socket.socket, nodes: Nodes, parent_pid: int) -> NoReturn:
+    """Be the link process."""
+    code = 1
+    try:
+        die_with_parent(parent_pid)
+        # Garbage collections would copy the pages that this process shares with the fork server.
+        gc.disable()
+        user = () if nodes.user is None else (nodes.user,)
+        # Not the store's socket either, which would go on listening when its rank has died.
+        _close_all_but({control.fileno(), nodes.bridge, *nodes.network, *user})
+        try:
+            switch = _take_over(nodes)
+            # The kernel forgets the death signal when a process joins a user namespace.
+            die_with_parent(parent_pid)
+        except OSError as error:
+            _refuse(control, error)
+        else:
+            switch.run(control.fileno(), lambda: _obey(control, switch))
+        code = 0
+    except BaseException:
+        # A bug of this library. The fork server tells the runner that the process has ended.
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def _close_all_but(kept: set[int]) -> None:
+    for name in os.listdir("/proc/self/fd"):
+        if (fd := int(name)) >= _FIRST_FREE_FD and fd not in kept:
+            # The descriptor of the list itself is closed.
+            with contextlib.suppress(OSError):
+                os.close(fd)
+
+
+def _take_over(nodes: Nodes) -> Switch:
+    """Enter the namespace of the bridge, and take its ports."""
+    if nodes.user is not None:
+        enter([nodes.user])
+    for network in nodes.network:
+        enter_network(network)
+        with Netlink() as on_node:
+            # Else a packet here would be many on the link, and share their fate.
+            on_node.send_single_packets(INTERFACE)
+    enter_network(nodes.bridge)
+    ports = [open_port(port_name(node)) for node in range(len(nodes.network))]
+    with Netlink() as on_bridge:
+        for node in range(len(nodes.network)):
+            on_bridge.remove_port(port_name(node))
+    for fd in (nodes.bridge, *nodes.network):
+        os.close(fd)
+    return Switch(ports)
+
+
+def _obey(control: socket.socket, switch: Switch) -> bool:
+    received = wire.receive(control, LINK_ORDERS)
+    if received is None:
+        return False
+    order, _ = received
+    switch.set_rule(order.links, order.rule)
+    wire.send(control, LINK_ANSWERS, LinksChanged(order.world, order.number))
+    return True
+
+
+def _refuse(control: socket.socket, error: OSError) -> None:
+    """Refuse the orders that come, because the kernel has refused the ports."""
+    while (received := wire.receive(control, LINK_ORDERS)) is not None:
+        text = (
+            f"world.faults: the network cannot be changed: {error}.\n"
+            "The process that carries the packets needs packet sockets (CAP_NET_RAW), which the kernel refuses.\n"
+            "Allow them: --cap-add=NET_RAW in Docker, for example."
+        )
+        wire.send(control, LINK_ANSWERS, LinksChanged(received[0].world, received[0].number, text))

@@ -1,0 +1,109 @@
+"""The links between simulated nodes, and what happens to the packets on them: pure functions, without a network.
+
+A link is a pair of nodes and goes one way. The fate of a packet depends on the seed, the link and the packet's number
+on the link, and on nothing else. So a seed gives the same fate to the same packet number in every run, on every
+machine. Which bytes a packet carries is up to TCP, which looks at the clock.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Annotated, NamedTuple
+
+from dist_testing.nodes.layout import MAX_NODES
+
+MAX_DELAY_MS = 60_000
+MAX_RATE_KBIT = 100_000_000
+MAX_SEED = 1 << 63
+# At most so many later packets overtake a packet that is reordered.
+MAX_OVERTAKING = 3
+# Shares are counted in millionths, so that the same number means the same on every machine.
+MILLION = 1_000_000
+_DRAWS = struct.Struct(">4Q")
+
+
+@dataclass(frozen=True, slots=True)
+class LinkRule:
+    """What a link does to its packets.
+
+    Attributes:
+        is_cut: Whether it loses all packets.
+        delay_us: Time that each packet takes, in microseconds.
+        jitter_us: A packet takes up to so much longer, in microseconds.
+        loss_ppm: Share of the packets that are lost, in millionths.
+        reorder_ppm: Share of the packets that 1 to `MAX_OVERTAKING` later ones overtake, in millionths.
+        rate_kbit: Speed in thousands of bits per second; 0 for no limit.
+        seed: Chooses the fates.
+    """
+
+    is_cut: bool = False
+    delay_us: Annotated[int, range(1000 * MAX_DELAY_MS + 1)] = 0
+    jitter_us: Annotated[int, range(1000 * MAX_DELAY_MS + 1)] = 0
+    loss_ppm: Annotated[int, range(MILLION + 1)] = 0
+    reorder_ppm: Annotated[int, range(MILLION + 1)] = 0
+    rate_kbit: Annotated[int, range(MAX_RATE_KBIT + 1)] = 0
+    seed: Annotated[int, range(MAX_SEED)] = 0
+
+    def describe(self) -> str:
+        """Return the rule in words, such as "loss 1 %, delay 20 ms"."""
+        if self.is_cut:
+            return "cut"
+        parts = [
+            f"delay {self.delay_us / 1000:g} ms" if self.delay_us else "",
+            f"jitter {self.jitter_us / 1000:g} ms" if self.jitter_us else "",
+            f"loss {self.loss_ppm / MILLION:.4g}" if self.loss_ppm else "",
+            f"reorder {self.reorder_ppm / MILLION:.4g}" if self.reorder_ppm else "",
+            f"rate {self.rate_kbit} kbit/s" if self.rate_kbit else "",
+        ]
+        return ", ".join(filter(None, parts)) or "whole"
+
+
+WHOLE = LinkRule()
+CUT = LinkRule(is_cut=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A link: from which node, to which node."""
+
+    source: Annotated[int, range(MAX_NODES)]
+    target: Annotated[int, range(MAX_NODES)]
+
+
+class Fate(NamedTuple):
+    """What happens to one packet.
+
+    Attributes:
+        is_lost: Whether it never arrives.
+        delay_us: How long it takes, in microseconds, without the limit of the rate.
+        overtaken_by: How many later packets of the link arrive before it.
+    """
+
+    is_lost: bool
+    delay_us: int
+    overtaken_by: int
+
+
+def fate(rule: LinkRule, link: Link, number: int) -> Fate:
+    """Return the fate of the packet with this number, from 0, on a link with this rule."""
+    if rule.is_cut:
+        return Fate(True, 0, 0)
+    if not (rule.loss_ppm or rule.jitter_us or rule.reorder_ppm):
+        return Fate(False, rule.delay_us, 0)
+    name = f"{rule.seed}/{link.source}/{link.target}/{number}".encode()
+    lost, jitter, reordered, overtaking = _DRAWS.unpack(hashlib.blake2b(name, digest_size=_DRAWS.size).digest())
+    return Fate(
+        lost % MILLION < rule.loss_ppm,
+        rule.delay_us + jitter % (rule.jitter_us + 1),
+        1 + overtaking % MAX_OVERTAKING if reordered % MILLION < rule.reorder_ppm else 0,
+    )
+
+
+def links_between(sources: Iterable[int], targets: Iterable[int], *, both: bool) -> tuple[Link, ...]:
+    """Return the links from each of some nodes to each of others, and with `both` those back, without repetition."""
+    ends = [(source, target) for source in sources for target in targets if source != target]
+    back = [(target, source) for source, target in ends] if both else []
+    return tuple(Link(*link) for link in dict.fromkeys([*ends, *back]))

@@ -1,0 +1,200 @@
+"""What `world.faults` and planned faults ask the runner for, and what is refused before it is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dist_testing.case import Case, CaseBody
+from dist_testing.engine.fault_plans import plan_of
+from dist_testing.errors import UsageError
+from dist_testing.fault_plan import PlannedFault, read_fault_plan
+from dist_testing.faults import NO_RUNNER, Faults, FaultsRefused, SignalAction
+from dist_testing.launch.isolation import isolation_named
+from dist_testing.nodes.layout import Layout
+from dist_testing.nodes.links import CUT, WHOLE, Link, LinkRule
+from dist_testing.process.rank_messages import LinkFault, SignalFault
+from dist_testing.world import World, WorldSettings
+
+
+class _Carrier:
+    """Notes what it is asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[Any] = []
+
+    def signal(self, action: SignalAction, ranks: Sequence[int]) -> None:
+        self.asked.append((action, list(ranks)))
+
+    def set_links(self, links: Sequence[Link], rule: LinkRule) -> None:
+        self.asked.append(([(link.source, link.target) for link in links], rule))
+
+    def delay(self, rank: int, barrier: str, seconds: float) -> None:
+        self.asked.append((rank, barrier, seconds))
+
+
+def _faults(carrier: _Carrier, layout: Layout) -> Faults:
+    return Faults(layout, carrier, carrier.delay)
+
+
+_BOTH = [(0, 1), (1, 0)]
+
+
+@pytest.mark.parametrize(
+    ("call", "asked"),
+    [
+        ("kill(3)", [("kill", [3])]),
+        ("stop(0)", [("stop", [0])]),
+        ("cont(0)", [("cont", [0])]),
+        ("delay(1, 'step', 2)", [(1, "step", 2.0)]),
+        ("node_down(1)", [(_BOTH[::-1], CUT), ("power off", [2, 3])]),
+        ("partition(0)", [(_BOTH, CUT)]),
+        ("partition([0], [1])", [(_BOTH, CUT)]),
+        ("partition(0, 1, one_way=True)", [([(0, 1)], CUT)]),
+        ("heal()", [(_BOTH, WHOLE)]),
+        ("wire(delay_ms=1.5)", [(_BOTH, LinkRule(delay_us=1500))]),
+        ("wire(1, loss=0.25, seed=9, one_way=True)", [([(1, 0)], LinkRule(loss_ppm=250_000, seed=9))]),
+        ("wire(reorder=1, jitter_ms=2)", [(_BOTH, LinkRule(reorder_ppm=1_000_000, jitter_us=2000))]),
+        ("wire(0, 1, rate_kbit=8)", [(_BOTH, LinkRule(rate_kbit=8))]),
+    ],
+)
+def test_a_call_asks_for_what_it_says(call: str, asked: list[Any]) -> None:
+    """If this fails, a test of one fault tests another."""
+    carrier = _Carrier()
+    eval(f"faults.{call}", {"faults": _faults(carrier, Layout(4, 2))})
+    assert carrier.asked == asked
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        ("kill(4)", "kill of rank 4 in a world of 4 ranks"),
+        ("kill(-1)", "kill of rank -1"),
+        ("kill(True)", "kill of rank True"),
+        ("stop('1')", "stop of rank '1'"),
+        ("cont(None)", "cont of rank None"),
+        ("delay(9, 'x', 1)", "delay of rank 9"),
+        ("delay(1, '', 1)", "delay at barrier ''"),
+        ("delay(1, 5, 1)", "delay at barrier 5"),
+        ("delay(1, 'x', -1)", "delay of -1 seconds"),
+        ("delay(1, 'x', float('nan'))", "delay of nan seconds"),
+        ("delay(1, 'x', 1e9)", "delay of 1000000000.0 seconds"),
+        ("node_down(2)", "node_down of node 2 in a world of 2 nodes"),
+        ("node_down('node1')", "node_down of node 'node1'"),
+        ("partition([0, 7])", "partition of node [0, 7]"),
+        ("partition([[]])", "partition of node [[]]"),
+        ("partition([])", "partition of node []"),
+        ("partition(0, 0)", "partition between nodes [0] and [0]"),
+        ("partition([0, 1])", "partition between nodes [0, 1] and []"),
+        ("wire(loss=1.5)", "wire with loss = 1.5"),
+        ("wire(loss=-0.1)", "wire with loss = -0.1"),
+        ("wire(reorder=float('nan'))", "wire with reorder = nan"),
+        ("wire(delay_ms=True)", "wire with delay_ms = True"),
+        ("wire(jitter_ms=1e9)", "wire with jitter_ms = 1000000000.0"),
+        ("wire(rate_kbit=1.5)", "wire with rate_kbit = 1.5"),
+        ("wire(seed=-1)", "wire with seed = -1"),
+        ("wire(loss='1%')", "wire with loss = '1%'"),
+    ],
+)
+def test_an_impossible_fault_is_refused_in_three_lines(call: str, said: str) -> None:
+    """If this fails, a mistyped fault harms another rank, ends in a traceback, or happens never and in silence."""
+    carrier = _Carrier()
+    with pytest.raises(UsageError) as caught:
+        eval(f"faults.{call}", {"faults": _faults(carrier, Layout(4, 2))})
+    first, cause, way_out = str(caught.value).splitlines()
+    assert first == f"world.faults: {said}." or first.startswith(f"world.faults: {said} ")
+    assert cause
+    assert way_out
+    assert carrier.asked == []
+
+
+@pytest.mark.parametrize("call", ["node_down(0)", "partition(0)", "heal()", "wire(loss=0.1)"])
+def test_a_world_without_nodes_has_no_network_to_break(call: str) -> None:
+    """If this fails, a fault of the network that cannot happen looks as if it had."""
+    with pytest.raises(UsageError, match=r"without simulated nodes\.\n.*\n.*nodes=2"):
+        eval(f"faults.{call}", {"faults": _faults(_Carrier(), Layout(4))})
+
+
+def test_a_world_that_cannot_have_faults_says_why() -> None:
+    """If this fails, a rank of torchrun, or one that is a thread, gets an error without a way out."""
+    settings = WorldSettings("gloo", "cpu", 0, "", 60.0, init=False)
+    for refused in (NO_RUNNER, FaultsRefused("The cause.", "The way out.")):
+        world = World(1, Layout(4), settings, directory=Path(), store_port=0, store_fd=None, faults=refused)
+        with pytest.raises(UsageError, match=r"^world\.faults on rank 1 of 4: not possible here\.\n.+\n.+$"):
+            assert world.faults
+
+
+def _case(*calls: str, nodes: int = 2, isolation: str = "fork", pool: str = "") -> Case:
+    plan = tuple(PlannedFault(1.0, call) for call in calls)
+    return Case("test_x", 4, CaseBody("none"), 60.0, isolation, nodes=nodes, faults=plan, pool=pool)
+
+
+def test_a_plan_is_in_the_order_of_its_times() -> None:
+    """If this fails, a network heals before it is cut."""
+    plan = read_fault_plan("test_x", {5: "heal()", 0: "kill(1)", 2.5: "partition(0)"})
+    assert [str(planned) for planned in plan] == ["kill(1) after 0 s", "partition(0) after 2.5 s", "heal() after 5 s"]
+
+
+@pytest.mark.parametrize(
+    "value", [[], "kill(1)", {"1": "kill(1)"}, {-1: "kill(1)"}, {1: 5}, {True: "heal()"}, {float("nan"): "heal()"}, 3]
+)
+def test_what_is_no_plan_is_refused_in_three_lines(value: object) -> None:
+    """If this fails, a mistyped plan is a plan without faults, and the test passes."""
+    with pytest.raises(UsageError) as caught:
+        read_fault_plan("test_x", value)
+    first, _, way_out = str(caught.value).splitlines()
+    assert first == f"test_x: faults = {value!r}."
+    assert way_out.startswith("Write faults={")
+
+
+@pytest.mark.parametrize(
+    ("call", "requests"),
+    [
+        ("kill(3)", (SignalFault(0, "kill", (3,)),)),
+        (" wire(0, 1, loss=0.5, one_way=True) ", (LinkFault(0, (Link(0, 1),), LinkRule(loss_ppm=500_000)),)),
+        (
+            # First the cable, so that no peer hears of the end of the ranks.
+            "node_down(1)",
+            (LinkFault(0, (Link(1, 0), Link(0, 1)), CUT), SignalFault(0, "power off", (2, 3))),
+        ),
+    ],
+)
+def test_a_planned_fault_asks_for_what_a_rank_would_ask_for(call: str, requests: tuple[Any, ...]) -> None:
+    """If this fails, a plan and a test with the same fault see different ones."""
+    (planned,) = plan_of(_case(call), isolation_named("fork"))
+    assert planned.requests == requests
+
+
+@pytest.mark.parametrize(
+    "call",
+    ["", "kill", "kill(", "kill(1) or heal()", "open('x')", "faults.kill(1)", "kill(rank)", "kill(1, 2)", "wire(los=1)",
+     "delay(1, 'x', 1)", "__init__(1, 2, 3)", "kill(*[1])", "wire(**{})", "(" * 9999, "kill(\0)"],
+)  # fmt: skip
+def test_only_plain_calls_of_faults_are_planned(call: str) -> None:
+    """If this fails, the text of a plan runs as code, or a mistyped call happens never and in silence."""
+    with pytest.raises(UsageError) as caught:
+        plan_of(_case(call), isolation_named("fork"))
+    first, cause, way_out = str(caught.value).splitlines()
+    assert first.startswith("test_x: world.faults: planned fault ")
+    assert "node_down" in cause
+    assert way_out.startswith("Write")
+
+
+@pytest.mark.parametrize(
+    ("case", "said"),
+    [
+        (_case("kill(4)"), "kill of rank 4 in a world of 4 ranks"),
+        (_case("heal()", nodes=1), "without simulated nodes"),
+        (_case("kill(1)", isolation="pool", pool="a"), 'with isolation "pool"'),
+        (_case("kill(1)", isolation="thread"), 'with isolation "thread"'),
+    ],
+)
+def test_a_fault_that_the_world_cannot_have_is_refused(case: Case, said: str) -> None:
+    """If this fails, ranks start for a fault that cannot happen."""
+    with pytest.raises(UsageError) as caught:
+        plan_of(case, isolation_named(case.isolation))
+    assert said in str(caught.value).splitlines()[0]
+    assert len(str(caught.value).splitlines()) == 3
