@@ -36,7 +36,7 @@ _METHODS = ("spawn", "fork", "forkserver")
 _torch: Any = sys.modules["torch.multiprocessing.spawn"]
 _package: Any = torch.multiprocessing
 
-_originals: dict[str, Callable[..., Any]] = {}
+_original: Callable[..., Any] = _torch.start_processes
 _contexts: list[RanksContext] = []
 # Whether this process is a rank, where the functions are torch's own.
 _is_rank = [False]
@@ -160,40 +160,28 @@ def open_contexts() -> list[RanksContext]:
 
 def install_spawn() -> None:
     """Replace torch's functions for this process."""
-    if _originals:
-        return
-    _originals.update(start_processes=_torch.start_processes, spawn=_torch.spawn)
+    spawn, start_processes = _on_engine(_torch.spawn), _on_engine(_original)
     for owner in (_torch, _package):
-        owner.start_processes = _start_processes
-        owner.spawn = _spawn
+        owner.spawn, owner.start_processes = spawn, start_processes
 
 
-@functools.wraps(_torch.spawn)
-def _spawn(
-    fn: Callable[..., Any],
-    args: tuple[Any, ...] = (),
-    nprocs: int = 1,
-    join: bool = True,
-    daemon: bool = False,
-    start_method: str = "spawn",
-    **more: Any,
-) -> RanksContext | None:
-    __tracebackhide__ = True
-    return _start(sys._getframe(1), fn, args, nprocs, join, daemon, start_method, more)
+def _on_engine(original: Callable[..., Any]) -> Callable[..., RanksContext | None]:
+    """Return the replacement of one of torch's functions. Both take the same arguments."""
 
+    @functools.wraps(original)
+    def start(
+        fn: Callable[..., Any],
+        args: tuple[Any, ...] = (),
+        nprocs: int = 1,
+        join: bool = True,
+        daemon: bool = False,
+        start_method: str = "spawn",
+        **more: Any,
+    ) -> RanksContext | None:
+        __tracebackhide__ = True
+        return _start(sys._getframe(1), fn, args, nprocs, join, daemon, start_method, more)
 
-@functools.wraps(_torch.start_processes)
-def _start_processes(
-    fn: Callable[..., Any],
-    args: tuple[Any, ...] = (),
-    nprocs: int = 1,
-    join: bool = True,
-    daemon: bool = False,
-    start_method: str = "spawn",
-    **more: Any,
-) -> RanksContext | None:
-    __tracebackhide__ = True
-    return _start(sys._getframe(1), fn, args, nprocs, join, daemon, start_method, more)
+    return start
 
 
 def _start(
@@ -216,8 +204,7 @@ def _start(
                 f"dist_testing: {getattr(fn, '__qualname__', fn)}: torch's own spawn runs it, because "
                 f"{'; '.join(reasons)}"
             )
-        original = _originals["start_processes"]
-        context: RanksContext | None = original(fn, args, nprocs, join, daemon, start_method, **more)
+        context: RanksContext | None = _original(fn, args, nprocs, join, daemon, start_method, **more)
         return context
     name = f"{getattr(fn, '__module__', '')}.{getattr(fn, '__qualname__', repr(fn))}"
     subject = f"torch.multiprocessing.spawn({name})"

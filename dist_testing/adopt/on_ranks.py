@@ -1,0 +1,74 @@
+"""Runs a call on ranks that are forked from the test's process, as several adapters need it."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+
+from dist_testing.case import CaseFailedError
+from dist_testing.events.cases import RankOutput
+from dist_testing.frontends.call.run import call_spec
+from dist_testing.frontends.call.spawned import as_spawned_rank
+from dist_testing.frontends.call.world import CallWorld
+from dist_testing.frontends.program.program import NO_LIMIT_S
+from dist_testing.frontends.session import current_session
+from dist_testing.launch.isolation import FORK
+
+# unittest leaves frames of modules with this mark out of its tracebacks.
+__unittest = True
+
+# Limit of a world in seconds; None for that of the session.
+_limit_s: list[float | None] = [NO_LIMIT_S]
+
+
+def configure_limit(config: pytest.Config) -> None:
+    """Give worlds no limit, unless the command line has `--dist-timeout`.
+
+    The projects' own harnesses have none, and tests that load models take long. A proven hang ends without a limit.
+    """
+    _limit_s[0] = NO_LIMIT_S if config.getoption("--dist-timeout", default=None) is None else None
+
+
+def ranks_of(call: Callable[[int], Any], name: str, size: int) -> CallWorld:
+    """Return a world in which each rank calls `call(rank)`, without a group and without variables of a launcher.
+
+    Args:
+        call: Needs no pickle.
+        name: Name of the test, for reports.
+        size: Number of ranks.
+    """
+    return CallWorld(
+        functools.partial(_on_rank, call, dict(os.environ)),
+        name,
+        size,
+        call_spec(name, current_session(), size, None, FORK.name),
+        timeout_s=_limit_s[0],
+        init=False,
+        with_store=False,
+        show=_show,
+    )
+
+
+def run_on_ranks(call: Callable[[int], Any], name: str, size: int) -> None:
+    """Call `call(rank)` on each rank of a world.
+
+    Raises:
+        CaseFailedError: If a rank failed.
+        unittest.SkipTest: If all ranks skip for the same reason.
+    """
+    __tracebackhide__ = True
+    with ranks_of(call, name, size) as world:
+        world.judge(world.run(), CaseFailedError)
+
+
+def _on_rank(call: Callable[[int], Any], env: Mapping[str, str]) -> Any:
+    return call(as_spawned_rank(env))
+
+
+def _show(event: RankOutput) -> None:
+    # As the processes of the own harness print: without the rank.
+    print(event.line, flush=True)

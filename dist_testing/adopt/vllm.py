@@ -1,0 +1,129 @@
+"""A plugin of pytest for suites with vLLM's test decorators: `pytest -p dist_testing.adopt.vllm`.
+
+A test with one of the decorators `fork_new_process_for_each_test`, `spawn_new_process_for_each_test`,
+`create_new_process_for_each_test` or `multi_gpu_test` runs on a world of one rank, forked from the test's process. What
+`multi_process_parallel` hands to ray runs on the ranks of a world.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from types import FunctionType, ModuleType
+from typing import Any
+
+import pytest
+
+from dist_testing.adopt.on_import import ChangeOnImport
+from dist_testing.adopt.on_ranks import configure_limit, run_on_ranks
+from dist_testing.errors import UsageError
+from dist_testing.launch.clean import spare_cuda, unshareable_reasons
+from dist_testing.process.lifetime import become_subreaper
+from dist_testing.process.orphans import Orphans
+
+# unittest leaves frames of modules with this mark out of its tracebacks.
+__unittest = True
+
+# vLLM has them in `tests/utils.py`; projects that build on it, in a module of a similar name.
+_MODULES = "utils"
+_FORK, _SPAWN = "fork_new_process_for_each_test", "spawn_new_process_for_each_test"
+_CHOICE = "create_new_process_for_each_test"
+_PARALLEL = "multi_process_parallel"
+
+# At import, before a test file asks for the GPUs: no rank could be forked then.
+spare_cuda()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Read the limit of a test."""
+    configure_limit(config)
+
+
+def _adopt(module: ModuleType) -> None:
+    """Replace the decorators that a module defines; the others are made from these."""
+    own = {
+        name: value
+        for name in (_FORK, _SPAWN, _CHOICE, _PARALLEL)
+        if isinstance(value := vars(module).get(name), FunctionType) and value.__module__ == module.__name__
+    }
+    if _CHOICE in own and _FORK not in own and _SPAWN not in own:
+        raise UsageError(
+            f"{module.__name__} defines {_CHOICE}, but neither {_FORK} nor {_SPAWN}.\n"
+            "The adapter replaces these two, so the version of the decorators is not one that it knows.\n"
+            "Run the suite without -p dist_testing.adopt.vllm."
+        )
+    for name, replacement in ((_FORK, _decorator), (_SPAWN, _decorator), (_PARALLEL, _parallel)):
+        if name in own and not hasattr(own[name], "__wrapped__"):
+            setattr(module, name, replacement(own[name]))
+
+
+def _decorator(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the replacement of a decorator."""
+
+    @functools.wraps(original)
+    def decorate(test: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(test)
+        def run(*args: Any, **kwargs: Any) -> None:
+            __tracebackhide__ = True
+            _refuse_unshareable(test)
+            run_on_ranks(lambda _: _call(test, args, kwargs), _name(test), 1)
+
+        return run
+
+    return decorate
+
+
+def _refuse_unshareable(test: Callable[..., None]) -> None:
+    __tracebackhide__ = True
+    if reasons := unshareable_reasons():
+        raise UsageError(
+            f"{_name(test)}: its process cannot be forked from that of pytest: {'; '.join(reasons)}.\n"
+            "An earlier test, a fixture or an import has used the GPU or a process group in pytest's own process. The "
+            "spawn variant of the decorator would hide that, because it does not always run the test.\n"
+            "Move that use into tests with the decorator, or run this file alone."
+        )
+
+
+def _call(test: Callable[..., None], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Call the test on the rank, and end the processes of engines that it has not shut down, as the decorators do."""
+    become_subreaper()
+    children = Orphans()
+    try:
+        test(*args, **kwargs)
+    finally:
+        children.remove()
+
+
+def _parallel(original: Callable[..., None]) -> Callable[..., None]:
+    """Return the replacement of the function that runs one function of ray on all ranks."""
+
+    @functools.wraps(original)
+    def run(monkeypatch: Any, tp_size: int, pp_size: int, test_target: Any) -> None:
+        __tracebackhide__ = True
+        # ray keeps the function that it has decorated.
+        function = getattr(test_target, "_function", None)
+        reasons = unshareable_reasons()
+        if function is None or reasons:
+            why = "; ".join(reasons) or f"{test_target!r} is no function of ray"
+            print(f"dist_testing: {_PARALLEL}: ray runs the ranks, because {why}", file=sys.stderr)
+            original(monkeypatch, tp_size, pp_size, test_target)
+            return
+        port = _open_port(original)
+        run_on_ranks(
+            lambda rank: function(monkeypatch, tp_size, pp_size, rank, port), _name(function), tp_size * pp_size
+        )
+
+    return run
+
+
+def _open_port(original: Callable[..., None]) -> Any:
+    """Return a free port as the suite chooses it."""
+    return original.__globals__["get_open_port"]()
+
+
+def _name(function: Callable[..., None]) -> str:
+    return f"{function.__module__}.{function.__qualname__}"
+
+
+ChangeOnImport(_MODULES, _adopt).install()

@@ -1,0 +1,1 @@
+"""What the adapter needs of absl."""

@@ -1,0 +1,1 @@
+"""The private part of JAX, where its test harness is."""

@@ -1,0 +1,91 @@
+"""`-p dist_testing.adopt.vllm`: a suite on a model of vLLM's test decorators, unchanged."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from tests.support.children import Ended, write_file
+from tests.support.starter import Starter
+
+_HERE = Path(__file__).parent
+_OWN = """
+    [pytest]
+    markers = distributed: run this test only in distributed GPU tests
+"""
+
+
+def _run(starter: Starter, folder: Path) -> Ended:
+    shutil.copy(_HERE / "vllm_utils.py", folder)
+    write_file(folder, "pytest.ini", _OWN)
+    plugins = [f"-pdist_testing.{name}" for name in ("frontends.pytest.plugin", "adopt.vllm", "adopt.spawn")]
+    child = starter.start(["-m", "pytest", *plugins, "-rA", "test_suite.py"], folder)
+    return Ended(child.wait(), child.log)
+
+
+def test_a_suite_has_the_verdicts_of_its_own_harness(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, a decorated test runs in another way than under its own harness, or one of its holes is back."""
+    shutil.copy(_HERE / "vllm_suite.py", tmp_path / "test_suite.py")
+    ended = _run(starter, tmp_path)
+    assert ended.outcomes() == {
+        "test_fork": "PASSED",
+        "test_parameters[one]": "PASSED",
+        "test_parameters[two]": "PASSED",
+        "test_environment_is_not_changed": "PASSED",
+        "test_parallel[test_target0-2]": "PASSED",
+        "test_parallel_in_a_process": "PASSED",
+        "test_torch_spawn": "PASSED",
+        "test_engine_is_left_running": "PASSED",
+        "test_method": "PASSED",
+        "test_fails": "FAILED",
+        "test_dies": "FAILED",
+        "test_parallel_fails": "FAILED",
+        # The own harness passes these, and one more, which skips.
+        "test_hole_exit_0": "FAILED",
+        "test_hole_spawn_ran_nothing": "FAILED",
+        "test_hole_spawn_with_arguments[spawn]": "FAILED",
+    }, ended.log
+    for said in (
+        "2 skipped",
+        "Need at least 4 GPUs to run the test.",
+        "not on this platform",
+        "test_fails (world of 1): rank 0 raised ValueError: planted",
+        "rank 0 was killed by SIGKILL (9)",
+        "failing_worker (world of 2): rank 1 raised AssertionError: planted",
+        "Victims: rank 0",
+        "rank 0 exited with code 0 in call",
+        "rank 0 raised ValueError: never reached",
+    ):
+        assert said in ended.log, ended.log
+
+
+def test_what_cannot_be_adopted_says_why(starter: Starter, tmp_path: Path) -> None:
+    """If this fails, a test runs under a harness that hides failures, and no text says so."""
+    source = """
+        import pytest
+        import torch.distributed as dist
+        from vllm_utils import spawn_new_process_for_each_test
+
+
+        @pytest.fixture
+        def group():
+            dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+            yield
+            dist.destroy_process_group()
+
+
+        @spawn_new_process_for_each_test
+        def test_with_a_group(group):
+            pass
+
+
+        def test_other_version():
+            import other_utils
+    """
+    write_file(tmp_path, "test_suite.py", source)
+    write_file(tmp_path, "other_utils.py", "def create_new_process_for_each_test(method=None): ...\n")
+    ended = _run(starter, tmp_path)
+    assert ended.outcomes() == {"test_with_a_group": "FAILED", "test_other_version": "FAILED"}, ended.log
+    assert "cannot be forked from that of pytest: a process group is initialised" in ended.log
+    assert "Move that use into tests with the decorator" in ended.log
+    assert "other_utils defines create_new_process_for_each_test, but neither" in ended.log
