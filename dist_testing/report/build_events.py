@@ -25,6 +25,13 @@ _NOT_REACHED = ("INCOMPLETE", "REMOTE_ENVIRONMENT_FAILURE")
 
 # Some 100,000 targets. A larger file would take all memory.
 _MAX_BYTES = 512 << 20
+# With --keep_going Bazel gives the reason only in its output: the first line, and for an incompatible target the end.
+_UNANALYSED = re.compile(
+    r"errors encountered while analyzing target '(?P<label>[^'\n]+)', it will not be built\.\n(?P<why>[^\n]*)"
+    r"(?:\nDependency chain:(?:\n +[^\n]*?)*(?:<-- (?P<constraint>[^\n]+)))?"
+)
+# Bazel's names of the parts of a remote action, and ours.
+_PARTS = {"uploadTime": "upload", "queueTime": "queue", "setupTime": "setup", "executionWallTime": "run"}
 _SECONDS = re.compile(r"(\d+(?:\.\d+)?)s")
 
 
@@ -50,6 +57,8 @@ class Attempt:
         outputs: All its outputs.
         began_s: When it began, in seconds since 1970; None if unknown.
         host: Machine that ran it; "" if unknown.
+        remote_parts: Seconds of each part of a remote action: "upload" of its inputs by Bazel, "queue" for the wait for
+            a worker, "setup" of its inputs on the worker, and "run"; empty if Bazel does not tell.
     """
 
     target: str
@@ -65,6 +74,7 @@ class Attempt:
     outputs: Sequence[Output] = ()
     began_s: float | None = None
     host: str = ""
+    remote_parts: Mapping[str, float] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +196,7 @@ def _summed_up(events: Sequence[Mapping[str, Any]], disk_cache: Path | None) -> 
     broken: dict[str, str] = {}
     faulty: set[str] = set()
     unknown: dict[str, str] = {}
+    unanalysed = _unanalysed(events)
     exit_code: int | None = None
     exit_name = ""
     for event in events:
@@ -203,7 +214,7 @@ def _summed_up(events: Sequence[Mapping[str, Any]], disk_cache: Path | None) -> 
                 incompatible.add(label)
             elif "aborted" in event:
                 reason = event["aborted"].get("reason", "")
-                broken[label] = event["aborted"].get("description") or reason
+                broken[label] = event["aborted"].get("description") or unanalysed.get(label, "") or reason
                 if reason not in _NOT_REACHED:
                     faulty.add(label)
             elif not event.get("completed", {}).get("success"):
@@ -229,6 +240,15 @@ def _summed_up(events: Sequence[Mapping[str, Any]], disk_cache: Path | None) -> 
         unknown=unknown,
         **facts,
     )
+
+
+def _unanalysed(events: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """Return targets that could not be analysed, as far as Bazel's output names them -> why."""
+    found: dict[str, str] = {}
+    for event in events:
+        for match in _UNANALYSED.finditer(str(event.get("progress", {}).get("stderr", ""))):
+            found[match["label"]] = ": ".join(filter(None, (match["why"].strip().rstrip("."), match["constraint"])))
+    return found
 
 
 def _facts(events: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
@@ -291,8 +311,9 @@ def _attempt(identity: Mapping[str, Any], result: Mapping[str, Any], testlogs: O
     execution = result.get("executionInfo", {})
     cached = "local" if result.get("cachedLocally") else "remote" if execution.get("cachedRemotely") else ""
     outputs = [
-        Output(str(output.get("name", "")), testlogs.find(identity, str(output.get("uri", ""))))
+        Output(str(output.get("name", "")), testlogs.find(identity, uri), uri)
         for output in result.get("testActionOutput", [])
+        for uri in (str(output.get("uri", "")),)
     ]
     duration = _SECONDS.fullmatch(result.get("testAttemptDuration", ""))
     milliseconds = int(result.get("testAttemptDurationMillis", 0))
@@ -310,4 +331,11 @@ def _attempt(identity: Mapping[str, Any], result: Mapping[str, Any], testlogs: O
         outputs=tuple(outputs),
         began_s=_time(result, "testAttemptStart", "testAttemptStartMillisEpoch"),
         host=str(execution.get("hostname", "")),
+        remote_parts=_remote_parts(execution),
     )
+
+
+def _remote_parts(execution: Mapping[str, Any]) -> dict[str, float]:
+    children = execution.get("timingBreakdown", {}).get("child", [])
+    timed = [(_PARTS.get(child.get("name")), _SECONDS.fullmatch(child.get("time", ""))) for child in children]
+    return {part: float(time[1]) for part, time in timed if part is not None and time is not None}

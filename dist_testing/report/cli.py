@@ -23,7 +23,7 @@ from dist_testing.report.compare import Comparison, compare, compare_lines
 from dist_testing.report.exports import ctrf, exported
 from dist_testing.report.gather import gather
 from dist_testing.report.github import annotation_lines, markdown
-from dist_testing.report.model import Report
+from dist_testing.report.model import Problem, Report
 from dist_testing.report.page import page
 from dist_testing.report.words import plural, size
 
@@ -60,16 +60,29 @@ def _run(options: argparse.Namespace) -> int:
     out = options.out or Path(workspace or ".", _PAGE if workspace else _LOCAL_PAGE)
     for line in _written(options, report, out, changed):
         print(line)
-    for problem in report.problems[:_PROBLEMS_SHOWN]:
-        sys.stderr.write(f"report: {problem.subject}: {problem.text.partition(chr(10))[0]}\n")
-    if len(report.problems) > _PROBLEMS_SHOWN:
-        sys.stderr.write(f"report: and {len(report.problems) - _PROBLEMS_SHOWN} more problems, which the page lists\n")
+    for line in _problem_lines(report.problems):
+        sys.stderr.write(f"report: {line}\n")
     return 0
+
+
+def _problem_lines(problems: Sequence[Problem]) -> Iterator[str]:
+    """Yield the first problems. The same problem of several targets is one line."""
+    alike: dict[str, list[str]] = {}
+    for problem in problems:
+        alike.setdefault(problem.text.partition("\n")[0], []).append(problem.subject)
+    for text, subjects in list(alike.items())[:_PROBLEMS_SHOWN]:
+        others = f" (and {len(subjects) - 1} more)" if len(subjects) > 1 else ""
+        yield f"{subjects[0]}{others}: {text}"
+    left_out = sum(map(len, list(alike.values())[_PROBLEMS_SHOWN:]))
+    if left_out:
+        yield f"and {plural(left_out, 'more problem')}, which the page lists"
 
 
 def _read(paths: Sequence[Path], options: argparse.Namespace) -> Report:
     report = gather(paths, options.disk_cache, with_processes=options.trace is not None)
-    if not report.invocations:
+    # Of Bazel's invocation there is always something to say; of a stream without one readable event there is not.
+    is_known = any(run.has_results or run.status or run.wall_zero_s is not None for run in report.runs)
+    if not is_known and all(one.command == "pytest" for one in report.invocations):
         told = [f"{problem.subject}: {problem.text}" for problem in report.problems]
         raise ReportError("\n".join(told))
     return report

@@ -6,7 +6,7 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dist_testing.error_text import shorten
 from dist_testing.report.facts import final_runs
@@ -78,6 +78,10 @@ class Comparison:
 
 def compare(before: Report, after: Report) -> Comparison:
     """Compare two reports, each of one invocation or of several."""
+    files = [{run.target for run in report.runs if not run.suite} for report in (before, after)]
+    if all(files) and not files[0] & files[1]:
+        # Two runs of pytest whose files have names of their own.
+        before, after = _without_files(before), _without_files(after)
     old, new = _statuses(before), _statuses(after)
     old_targets, new_targets = _targets(before), _targets(after)
     old_cached, new_cached = _cached(before), _cached(after)
@@ -98,6 +102,10 @@ def compare(before: Report, after: Report) -> Comparison:
         slower=slower,
         shift=shift,
     )
+
+
+def _without_files(report: Report) -> Report:
+    return replace(report, runs=tuple(replace(run, target=run.suite) for run in report.runs))
 
 
 def _sorted(names: Iterator[_Name] | list[_Name]) -> tuple[_Name, ...]:
@@ -190,7 +198,7 @@ def compare_section(comparison: Comparison, name: str) -> Markup:
                 tag(
                     "td",
                     tag("bdi", shorten(one.case, 300)),
-                    tag("span", shorten(one.target, 300), class_="muted under"),
+                    tag("span", shorten(one.target, 300), class_="muted under") if one.target else "",
                 ),
             )
             for one in comparison.slower[:_MAX_NAMES]
@@ -212,7 +220,8 @@ def compare_lines(comparison: Comparison) -> Iterator[str]:
         if len(names) > _MAX_NAMES:
             yield f"    and {len(names) - _MAX_NAMES} more"
     for one in comparison.slower[:_MAX_NAMES]:
-        yield f"slower: {clean(one.target)} {clean(one.case)}: {seconds(one.before_s)} -> {seconds(one.after_s)}"
+        name = clean(" ".join(filter(None, (one.target, one.case))))
+        yield f"slower: {name}: {seconds(one.before_s)} -> {seconds(one.after_s)}"
     if shift := _shift_words(comparison.shift):
         yield shift
     if not comparison.slower and not any(comparison.groups()):

@@ -89,7 +89,7 @@ def alike(found: Sequence[Failure]) -> list[list[Failure]]:
         name = failure.case.name if failure.case is not None else ""
         # Times differ in each run.
         words = _NUMBERS.sub("", headline(failure.run, failure.case))
-        groups.setdefault((failure.run.target, name, words, failure.recovered), []).append(failure)
+        groups.setdefault((failure.run.suite, name, words, failure.recovered), []).append(failure)
     return list(groups.values())
 
 
@@ -209,7 +209,7 @@ def slow_cases(report: Report, count: int) -> list[Slow]:
     slowest: dict[tuple[str, str], Slow] = {}
     for run in final_runs(report):
         for case in run.cases:
-            key = (run.target, case.name)
+            key = (run.suite, case.name)
             if (
                 case.status in RAN
                 and case.duration_s

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -26,6 +27,8 @@ _MAX_RANK_ROWS = 64
 # Lines of a log that stand in the page itself; the whole log needs JavaScript to unpack.
 _TAIL_LINES = 12
 _MAX_MESSAGE_CHARS = 600
+# Where an executor or a sandbox has put packages and files. In stacks it pushes the rest of the line out of sight.
+_DEEP = re.compile(r'(?<=File ")/[^"\n]*(?:/(?=site-packages/)|\.runfiles/[^/"\n]+/)')
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +75,8 @@ def _article(place: _Place, limit: int, packer: Packer) -> Markup:
     chips = [tag("span", shorten(run.target, 300), class_="chip target")] if named else []
     if run.part:
         chips.append(tag("span", run.part, class_="chip"))
+    if run.host and run.strategy == "remote":
+        chips.append(tag("span", f"on {shorten(run.host, 100)}", class_="chip"))
     if run.backend:
         chips.append(tag("span", shorten(run.backend, 100), class_="chip"))
     if case is not None and case.world_size:
@@ -132,7 +137,7 @@ def _case_body(case: CaseRecord, logs: Sequence[LogRecord], limit: int, packer: 
         blocks.append(tag("p", told, class_="told"))
     if case.ranks:
         blocks.append(_fold(plural(len(case.ranks), "rank"), _rank_table(case)))
-    blocks += [_fold(_title(part), _pre(part.text)) for part in story.parts if part.kind != "culprit" and part.text]
+    blocks += [_fold(_title(part), _pre(_shown(part))) for part in story.parts if part.kind != "culprit" and part.text]
     if case.leaked:
         title = f"left behind: {plural(len(case.leaked), 'process', 'processes')}"
         blocks.append(_fold(title, _pre("\n".join(case.leaked))))
@@ -165,6 +170,10 @@ def _ledger(case: CaseRecord, told: Sequence[str]) -> Markup | None:
 
 def _title(part: Part) -> str:
     return part.title or part.kind
+
+
+def _shown(part: Part) -> str:
+    return _DEEP.sub(".../", part.text) if part.kind == "stacks" else part.text
 
 
 def _pre(text: str) -> Markup:

@@ -133,7 +133,7 @@ def flake_lines(rates: Sequence[Flake], rate: float) -> Iterator[str]:
     """
     for flake in rates:
         low, high = flake.interval
-        name = clean(f"{flake.target} {flake.case}")
+        name = clean(" ".join(filter(None, (flake.target, flake.case))))
         if flake.label == "broken":
             yield f"BROKEN  {name}: failed in all of {flake.broken} runs"
             continue

@@ -27,7 +27,7 @@ class Vote:
     """One run of one case.
 
     Attributes:
-        target: Label of its target.
+        target: Label of its target; "" outside Bazel.
         case: Its name.
         backend: Name of the backend.
         world_size: Number of ranks.
@@ -59,7 +59,7 @@ class Flake:
     """What is known of the rate of one case, on one backend with one world size.
 
     Attributes:
-        target: Label of its target.
+        target: Label of its target; "" outside Bazel.
         case: Its name.
         backend: Name of the backend.
         world_size: Number of ranks.
@@ -141,7 +141,7 @@ def votes(report: Report, *, same_inputs: bool = False) -> Iterator[Vote]:
                 yield _vote(run, case, inputs, place)
         if (run.invocation, run.target) in whole:
             kind = run.status.lower() if _failed_as_a_whole(run) else ""
-            yield Vote(run.target, WHOLE, run.backend, 0, inputs, place, kind, None, is_machine=False)
+            yield Vote(run.suite, WHOLE, run.backend, 0, inputs, place, kind, None, is_machine=False)
 
 
 def _failed_as_a_whole(run: RunRecord) -> bool:
@@ -164,7 +164,7 @@ def _vote(run: RunRecord, case: CaseRecord, inputs: str, order: int) -> Vote:
     is_bad = case.status in ("failed", "error", "unfinished", "xpassed")
     kind = (case.cause if case.cause not in ("", "none") else case.status) if is_bad else ""
     return Vote(
-        run.target,
+        run.suite,
         case.name,
         run.backend,
         case.world_size,

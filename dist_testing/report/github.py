@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 
 from dist_testing.error_text import shorten
 from dist_testing.report import facts
 from dist_testing.report.markup import clean
-from dist_testing.report.model import STATUSES, Report
+from dist_testing.report.model import STATUSES, CaseRecord, Report
 from dist_testing.report.story import story_of
 from dist_testing.report.words import WORDS, count_of, plural, seconds
 
@@ -20,6 +21,11 @@ _MAX_REASONS = 30
 _MAX_TEXT_CHARS = 4_000
 # pytest's last line about a failure, or a frame of Python's traceback.
 _PLACE = re.compile(r"^(?P<file>[^\s:\"]+\.py):(?P<line>\d+): \w+", re.MULTILINE)
+# Where Bazel, a sandbox or an executor has put a file of the workspace.
+_RUNFILES = re.compile(r"^/.*\.runfiles/[^/]+/")
+_OF_LIBRARIES = re.compile(
+    r"(?:^|/)(?:site-packages|dist-packages|lib/python3\.\d+|dist_testing/(?:engine|frontends|launch|rank))/"
+)
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"\n]+\.py)", line (?P<line>\d+)', re.MULTILINE)
 
 
@@ -27,9 +33,7 @@ def annotation_lines(report: Report) -> Iterator[str]:
     """Yield a workflow command for each failure, at the place in the sources where it happened."""
     found = [failure for failure in facts.failures(report) if not failure.recovered]
     for failure in found[:_MAX_ANNOTATIONS]:
-        text = failure.case.text if failure.case is not None else ""
-        where = _place(text)
-        place = f"file={_property(where[0])},line={where[1]}," if where else ""
+        place = _place(failure.case) if failure.case is not None else ""
         title = _property(shorten(failure.name, 200))
         message = f"{failure.run.target}: {shorten(facts.headline(failure.run, failure.case), 1000)}"
         yield f"::error {place}title={title}::{_data(message)}"
@@ -37,13 +41,42 @@ def annotation_lines(report: Report) -> Iterator[str]:
         yield f"::notice title=dist_testing::{len(found) - _MAX_ANNOTATIONS} more failures: see the report of the job"
 
 
-def _place(text: str) -> tuple[str, int] | None:
-    """Return file and line of a failure, of the culprit if there is one."""
-    for piece in [*[part.text for part in story_of(text).culprits], text]:
+def _place(case: CaseRecord) -> str:
+    """Return the properties of an annotation that name its place: the culprit's last line in the user's sources.
+
+    Without such a line, because the culprit crashed or no rank is to blame, it is the file of the case.
+    """
+    own = case.nodeid.partition("::")[0]
+    story = story_of(case.text)
+    # The stack of a culprit that crashed or hangs is in its output, or among the stacks of all ranks.
+    of_culprit = re.compile(rf"output of rank {case.culprit}$|stacks of rank\(s\) ([\d, ]+, )?{case.culprit}(,|$)")
+    pieces = [*story.culprits, *[part for part in story.parts if of_culprit.match(part.title)]]
+    for piece in [part.text for part in pieces] or ([case.text] if story.is_plain else []):
         found = list(_PLACE.finditer(piece)) or list(_FRAME.finditer(piece))
-        if found:
-            return found[-1]["file"], min(int(found[-1]["line"][:9]), 10_000_000)
-    return None
+        for match in found if "(most recent call first)" in piece else reversed(found):
+            if file := _source(match["file"], own):
+                return f"file={_property(file)},line={min(int(match['line'][:9]), 10_000_000)},"
+    file = _source(own, own)
+    return f"file={_property(file)}," if file.endswith(".py") else ""
+
+
+def _source(path: str, own: str) -> str:
+    """Return a path as GitHub knows it, from the root of the checkout; "" if it is no source of the user.
+
+    Args:
+        path: The path in a traceback.
+        own: The file of the case, from the root of the checkout.
+    """
+    path = _RUNFILES.sub("", path, count=1)
+    if _OF_LIBRARIES.search(path):
+        return ""
+    if not path.startswith(("/", "../")):
+        return path
+    root = os.environ.get("GITHUB_WORKSPACE") or os.getcwd()
+    found = os.path.relpath(path, root)
+    if not found.startswith("../"):
+        return found
+    return own if own and path.endswith(f"/{own}") else ""
 
 
 def _data(text: str) -> str:

@@ -94,6 +94,7 @@ def _run(attempt: Attempt, invocation: Invocation, with_processes: bool) -> tupl
         cached=attempt.cached,
         strategy=attempt.strategy,
         host=attempt.host,
+        remote_parts={part: bounded(spent_s) for part, spent_s in attempt.remote_parts.items()},
         began_wall_s=attempt.began_s,
         duration_s=bounded(attempt.duration_s),
         has_results=False,
@@ -110,15 +111,32 @@ def _run(attempt: Attempt, invocation: Invocation, with_processes: bool) -> tupl
         ]
     run, problems = filled_run(run, _files(attempt), with_processes=with_processes)
     if attempt.xml is None and not run.has_results:
-        problems.append(
-            Problem(
-                attempt.target,
-                f"its test.xml is not on this machine{run.in_part}, so its cases are unknown.\n"
-                "The test ended before it wrote the file, or a remote cache has it, or it was removed.\n"
-                "--remote_download_outputs=all fetches such files; --disk-cache=DIR names a cache to look into.",
-            )
-        )
+        problems.append(Problem(f"{run.target}{run.in_part}", _without_xml(attempt)))
     return run, problems
+
+
+def _without_xml(attempt: Attempt) -> str:
+    """Return why the cases of a run are unknown."""
+    uri = next((output.uri for output in attempt.outputs if output.name == "test.xml"), "")
+    unknown = ", so its cases are unknown.\n"
+    if not uri:
+        return (
+            f"it has left no test.xml{unknown}"
+            "The test or its worker ended before Bazel could write the file.\n"
+            "Its log may tell why; run the target again."
+        )
+    if uri.startswith("file:"):
+        return (
+            f"its test.xml is not on this machine{unknown}"
+            "It was removed, or the build events are of another machine.\n"
+            "Make the report where Bazel ran, right after the invocation; --disk-cache=DIR names a cache to look into."
+        )
+    return (
+        f"its test.xml is not on this machine{unknown}"
+        "Bazel left it on the remote cache (--remote_download_minimal), or it was removed.\n"
+        "--remote_download_outputs=toplevel fetches the results of tests, and so does --config=ci; "
+        "--disk-cache=DIR names a cache to look into."
+    )
 
 
 def _is_stale(attempt: Attempt, invocation: Invocation) -> bool:

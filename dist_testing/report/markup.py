@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import html
 import re
 from collections.abc import Iterable, Sequence
@@ -13,6 +14,8 @@ _INVISIBLE = re.compile(
 )
 # Colours and moves of a terminal.
 _TERMINAL = re.compile("\x1b\\[[0-9;:?]*[A-Za-z]|\x1b\\][^\x07\x1b]*(?:\x07|\x1b\\\\)")
+# Short texts, such as classes and places in pictures, occur again and again.
+_OFTEN_CHARS = 24
 
 
 class Markup(str):
@@ -43,9 +46,16 @@ def text(value: object) -> Markup:
     if isinstance(value, Markup):
         return value
     plain = str(value)
+    return _escaped_often(plain) if len(plain) <= _OFTEN_CHARS else _escaped(plain)
+
+
+def _escaped(plain: str) -> Markup:
     # Most texts have nothing to clean, and these two calls are fast.
     shown = plain if plain.isascii() and plain.isprintable() else clean(plain)
     return Markup(html.escape(shown, quote=True))
+
+
+_escaped_often = functools.lru_cache(maxsize=4096)(_escaped)
 
 
 def join(parts: Iterable[object], between: str = "") -> Markup:
@@ -66,12 +76,17 @@ def tag(name: str, /, *children: object, **attributes: object) -> Markup:
     for key, value in attributes.items():
         if value is None or value is False:
             continue
-        key = key.rstrip("_").replace("_", "-")
-        given.append(f" {key}" if value is True else f' {key}="{text(value)}"')
+        written = _attribute(key)
+        given.append(f" {written}" if value is True else f' {written}="{text(value)}"')
     start = f"<{name}{''.join(given)}>"
     if name in _VOID and not children:
         return Markup(start[:-1] + "/>")
     return Markup(f"{start}{join(children)}</{name}>")
+
+
+@functools.cache
+def _attribute(name: str) -> str:
+    return name.rstrip("_").replace("_", "-")
 
 
 def table(names: Sequence[str], rows: Sequence[Markup], label: str, *, rows_id: str | None = None) -> Markup:

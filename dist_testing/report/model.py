@@ -200,6 +200,7 @@ class RunRecord:
         cached: Origin of the result: "local", "remote", or "" if the test ran.
         strategy: Where the test ran: "remote", "linux-sandbox", ...; "" if unknown.
         host: Machine that ran it; "" if unknown.
+        remote_parts: Part of a remote action -> its seconds (`build_events.Attempt`); empty if unknown.
         began_wall_s: Wall clock at its begin; None if unknown.
         duration_s: Its seconds.
         wall_zero_s: Wall clock when the monotonic clock of its events was 0; None without events.
@@ -222,6 +223,7 @@ class RunRecord:
     cached: str = ""
     strategy: str = ""
     host: str = ""
+    remote_parts: Mapping[str, float] = field(default_factory=dict)
     began_wall_s: float | None = None
     duration_s: float = 0.0
     wall_zero_s: float | None = None
@@ -243,6 +245,11 @@ class RunRecord:
     def in_part(self) -> str:
         """`part` in brackets, to follow other words: " (shard 2)"; "" if there is none."""
         return f" ({self.part})" if self.part else ""
+
+    @property
+    def suite(self) -> str:
+        """The target; "" outside Bazel, where `target` is the name of a file, which each run may choose anew."""
+        return self.target if is_label(self.target) else ""
 
     @property
     def action(self) -> Action:

@@ -23,10 +23,12 @@ class Output:
     Attributes:
         name: Bazel's name of it, such as "test.log" or "test.outputs__outputs.zip".
         path: The file; None if it is not on this machine.
+        uri: Its address in the build events: "file:///..." or "bytestream://...".
     """
 
     name: str
     path: Path | None
+    uri: str = ""
 
 
 class OutputFinder:

@@ -33,6 +33,8 @@ class Packer:
 
     def __init__(self) -> None:
         self._texts: dict[str, int] = {}
+        # Outcome, description and phases of a rank -> their numbers.
+        self._rank_texts: dict[tuple[str, str, str], list[int]] = {}
         self._cases: list[list[object]] = []
         self._logs: dict[str, int] = {}
 
@@ -82,13 +84,12 @@ class Packer:
             marks = [round(span * 1000) for span in spans]
         else:
             marks = [_millis(span) for span in spans]
-        return [
-            rank.rank,
-            self._text(rank.outcome),
-            self._text(shorten(rank.description, 200)),
-            self._text(names),
-            *marks,
-        ]
+        key = (rank.outcome, rank.description, names)
+        texts = self._rank_texts.get(key)
+        if texts is None:
+            texts = [self._text(rank.outcome), self._text(shorten(rank.description, 200)), self._text(names)]
+            self._rank_texts[key] = texts
+        return [rank.rank, *texts, *marks]
 
     def _text(self, value: str) -> int:
         return self._texts.setdefault(value, len(self._texts))

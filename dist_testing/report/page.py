@@ -123,10 +123,14 @@ def _verdict(report: Report, found: Sequence[facts.Failure], counts: Mapping[Sta
     if failed:
         return f"{count_of(failed)} failed", "bad"
     codes = [one for one in report.invocations if one.exit_code]
+    if codes and (absent := sum(line.kind == "not built" for line in report.not_run)):
+        return f"{plural(absent, 'target')} not built", "bad"
     if codes:
         return f"exit status {codes[0].exit_code}", "bad"
     if not any(run.has_results for run in report.runs):
-        return "No results", "bad"
+        # The results may have stayed on a remote cache; Bazel itself knows that all tests passed.
+        has_passed = any(run.status for run in report.runs) and all(one.exit_code == 0 for one in report.invocations)
+        return ("Passed, details unknown", "doubtful") if has_passed else ("No results", "bad")
     if report.problems or any(not one.is_complete for one in report.invocations):
         return "Incomplete", "doubtful"
     if not any(count for status, count in counts.items() if status != "skipped"):
@@ -139,6 +143,10 @@ def _header(report: Report, counts: Counter[Status], verdict: Markup, title: str
         (status, counts[status], f"{count_of(counts[status])} {WORDS[status]}") for status in STATUSES if counts[status]
     ]
     chips = [tag("li", tag("span", "", class_=f"dot st-{status}"), text, class_="count") for status, _, text in told]
+    for kind in ("not built", "not reached"):
+        if absent := sum(not line.case and line.kind == kind for line in report.not_run):
+            dot = tag("span", "", class_="dot st-unfinished")
+            chips.append(tag("li", dot, f"{plural(absent, 'target')} {kind}", class_="count"))
     invocations = [_invocation(one) for one in report.invocations[:_MAX_INVOCATIONS]]
     left_out = len(report.invocations) - len(invocations)
     if left_out > 0:

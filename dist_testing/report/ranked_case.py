@@ -53,19 +53,17 @@ class RankedCase:
 
     def ranks(self) -> tuple[RankRecord, ...]:
         """Return what is known of each rank that an event has named."""
-        return tuple(self._rank(rank) for rank in sorted(self._known()))
+        return tuple([self._rank(rank) for rank in sorted(self._known())])
 
     def _known(self) -> set[int]:
         return {*self.started, *self.ready, *self.phases, *self.outcomes, *self.ledgers}
 
     def _rank(self, rank: int) -> RankRecord:
         started, told, outcome = self.started.get(rank), self.phases.get(rank), self.outcomes.get(rank)
+        said = (outcome.outcome, outcome.description, outcome.phase, outcome.operation) if outcome else ("", "", "", "")
         return RankRecord(
             rank,
-            outcome=outcome.outcome if outcome else "",
-            description=outcome.description if outcome else "",
-            phase=outcome.phase if outcome else "",
-            operation=outcome.operation if outcome else "",
+            *said,
             pid=started.pid if started else None,
             started_at_s=started.at_s if started else None,
             ready_at_s=self.ready.get(rank),

@@ -82,7 +82,7 @@ def filled_run(run: RunRecord, files: RunFiles, *, with_processes: bool) -> tupl
         outputs = [*unpacked, *beside]
         streams = [*files.streams, *[path for path in outputs if _PACKED_STREAM.fullmatch(path.name)]]
         stream = (
-            read_streams([(path, f"{subject}, {path.name}") for path in streams], with_processes=with_processes)
+            read_streams([(path, _shown(subject, path)) for path in streams], with_processes=with_processes)
             if streams
             else None
         )
@@ -105,6 +105,11 @@ def filled_run(run: RunRecord, files: RunFiles, *, with_processes: bool) -> tupl
     return run, problems
 
 
+def _shown(subject: str, stream: Path) -> str:
+    # Outside Bazel the subject is the file itself.
+    return subject if subject.endswith(stream.name) else f"{subject}, {stream.name}"
+
+
 def _cases(stream: StreamRecord, shard: int) -> list[CaseRecord]:
     """Return the cases of a shard. What every shard skips as a whole is a case of the first one, as in the test.xml."""
     own = [case for case in stream.uncollected if shard == 1 or case.status != "skipped"]
@@ -121,6 +126,8 @@ def _with_stream(run: RunRecord, stream: StreamRecord) -> RunRecord:
         wall_zero_s=stream.wall_zero_s,
         backend=stream.backend,
         versions=stream.versions,
+        # Bazel does not know the name of a remote worker.
+        host=run.host or stream.host,
         to_come=stream.to_come,
         is_complete=run.is_complete and stream.exit_code is not None,
         began_wall_s=wall_s if run.began_wall_s is None else run.began_wall_s,

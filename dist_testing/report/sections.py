@@ -10,6 +10,7 @@ from dist_testing.report import facts
 from dist_testing.report.markup import Markup, join, table, tag
 from dist_testing.report.model import RAN, NotRun, Problem, Report, RunRecord, is_label
 from dist_testing.report.pictures import Bar, bars, histogram, share_bar, timeline
+from dist_testing.report.remote_times import remote_block
 from dist_testing.report.words import plural, seconds
 
 _SLOW_CASES = 15
@@ -37,20 +38,33 @@ def problem_section(problems: Sequence[Problem]) -> Markup:
     """Return what could not be read; nothing if everything could."""
     if not problems:
         return Markup()
-    items = []
-    for problem in problems[:_MAX_PROBLEMS]:
-        first, _, rest = shorten(problem.text, 2000).partition("\n")
-        items.append(
-            tag(
-                "li",
-                tag("p", tag("strong", tag("bdi", shorten(problem.subject, _MAX_REASON_CHARS))), ": ", first),
-                tag("p", rest.replace("\n", " "), class_="muted") if rest else "",
-            )
-        )
-    left_out = len(problems) - len(items)
+    # The same of many targets stands there once.
+    alike: dict[str, list[str]] = defaultdict(list)
+    for problem in problems:
+        alike[problem.text].append(problem.subject)
+    items = [_problem(text, subjects) for text, subjects in list(alike.items())[:_MAX_PROBLEMS]]
+    left_out = sum(map(len, list(alike.values())[_MAX_PROBLEMS:]))
     more = tag("p", f"and {left_out} more", class_="muted") if left_out else ""
     title = f"Could not be read, or does not fit together ({len(problems)})"
     return tag("section", tag("h2", title), tag("ul", *items), more, id="problems", class_="problems")
+
+
+def _problem(text: str, subjects: Sequence[str]) -> Markup:
+    first, _, rest = shorten(text, 2000).partition("\n")
+    named = [tag("bdi", shorten(subject, _MAX_REASON_CHARS)) for subject in subjects[:_MAX_NAMES]]
+    others: object = ""
+    if len(subjects) > 1:
+        names = [tag("li", one) for one in named[1:]]
+        if len(subjects) > len(named):
+            names.append(tag("li", f"and {len(subjects) - len(named)} more", class_="muted"))
+        title = tag("summary", f"and the same of {len(subjects) - 1} more")
+        others = tag("details", title, tag("ul", *names), class_="fold")
+    return tag(
+        "li",
+        tag("p", tag("strong", named[0]), ": ", first),
+        tag("p", rest.replace("\n", " "), class_="muted") if rest else "",
+        others,
+    )
 
 
 def ledger_section(lines: Sequence[NotRun]) -> Markup:
@@ -223,7 +237,8 @@ def waits_section(report: Report) -> Markup:
             tag("h3", "Waiting for GPUs"),
             table(("in all", "longest", "cases", "target"), rows, "waits for GPUs"),
         ]
-    if not blocks:
+    blocks.append(remote_block(report))
+    if not any(blocks):
         return Markup()
     return tag("section", tag("h2", "Caches and GPUs"), *blocks, id="caches")
 

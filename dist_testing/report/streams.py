@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 import itertools
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -60,6 +59,7 @@ class StreamRecord:
         target: Label of the target; "" outside Bazel.
         backend: Name of the backend.
         versions: Name to version of Python, torch and pytest.
+        host: Name of the machine; "" if unknown.
         wall_zero_s: Wall clock when the monotonic clock was 0; None if no stream says so.
         began_at_s: Time of the first event; None if there is none.
         ended_at_s: Time of the last event.
@@ -74,6 +74,7 @@ class StreamRecord:
     target: str
     backend: str
     versions: Mapping[str, str]
+    host: str
     wall_zero_s: float | None
     began_at_s: float | None
     ended_at_s: float | None
@@ -104,6 +105,10 @@ class _Collector:
         self.tests: dict[str, _Test] = {}
         self.uncollected: dict[str, TestReported] = {}
         self.cases: dict[tuple[int, int], RankedCase] = {}
+        # For each of `cases`, the test that had begun before it and had not ended, in the order of the same file. Tests
+        # of worlds that run side by side overlap in time, but not in the file.
+        self.during: dict[tuple[int, int], str] = {}
+        self.open_test = ""
         self.collected = 0
         self.problems: list[Problem] = []
 
@@ -113,13 +118,20 @@ class _Collector:
         last: Event | None = None
         first: RunStarted | None = None
         number = len(self.ends)
+        self.open_test = ""
         try:
             for event in iterate_events(path, skipped):
                 last = event
+                # Most events are of these kinds.
+                if type(event) is RankPhases:
+                    if case := self.cases.get((number, event.case)):
+                        case.phases[event.rank] = event
+                    continue
+                if type(event) is RankOutcomeKnown:
+                    if case := self.cases.get((number, event.case)):
+                        case.outcomes[event.rank] = event
+                    continue
                 match event:
-                    case RankPhases() | RankOutcomeKnown():
-                        # Most events are of these kinds.
-                        self._take_case(number, event)
                     case RunStarted():
                         first = first or event
                         self.times.append(event.at_s)
@@ -154,8 +166,10 @@ class _Collector:
         test = self.tests.setdefault(event.test, _Test(event.test))
         match event:
             case TestBegan():
+                self.open_test = event.test
                 test.began_s = event.at_s if test.began_s is None else min(test.began_s, event.at_s)
             case TestEnded():
+                self.open_test = ""
                 test.ended_s = event.at_s if test.ended_s is None else max(test.ended_s, event.at_s)
             case TestReported():
                 test.reports.append(event)
@@ -163,16 +177,13 @@ class _Collector:
     def _take_case(self, number: int, event: Event) -> None:
         if isinstance(event, CaseAsked):
             self.cases[number, event.case] = RankedCase(event)
+            self.during[number, event.case] = self.open_test
             return
         case = self.cases.get((number, getattr(event, "case", -1)))
         if case is None:
             return
         # The most frequent kinds come first.
         match event:
-            case RankPhases():
-                case.phases[event.rank] = event
-            case RankOutcomeKnown():
-                case.outcomes[event.rank] = event
             case RankStarted():
                 case.started[event.rank] = event
             case RankReady():
@@ -197,10 +208,12 @@ class _Collector:
     def finished(self) -> StreamRecord:
         """Return what the streams say together."""
         by_name: dict[str, list[RankedCase]] = defaultdict(list)
-        for ranked in self.cases.values():
+        during: dict[str, str] = {}
+        for key, ranked in self.cases.items():
             by_name[ranked.asked.name].append(ranked)
+            during.setdefault(ranked.asked.name, self.during[key])
         tries = {name: by_name.pop(name, []) for name in self.tests}
-        self._adopt(by_name, tries)
+        _adopt(by_name, tries, during)
         records = [_test_record(test, tries[name]) for name, test in self.tests.items()]
         records += [_case_record(name, tries) for name, tries in by_name.items()]
         records.sort(key=lambda record: (record.began_at_s is None, record.began_at_s or 0.0))
@@ -209,6 +222,7 @@ class _Collector:
             target=self.first.target if self.first else "",
             backend=self.first.backend if self.first else "",
             versions=self.first.versions if self.first else {},
+            host=self.first.host if self.first else "",
             wall_zero_s=self.first.wall_zero_s if self.first else None,
             began_at_s=min(self.times, default=None),
             ended_at_s=max(self.times, default=None),
@@ -219,23 +233,17 @@ class _Collector:
             problems=tuple(self.problems),
         )
 
-    def _adopt(self, by_name: dict[str, list[RankedCase]], tries: dict[str, list[RankedCase]]) -> None:
-        """Give cases that have another name than every test to the test during which they ran.
 
-        A test may run worlds of its own, and may expect them to fail: its own result counts.
-        """
-        timed = [test for test in self.tests.values() if test.began_s is not None]
-        timed.sort(key=lambda test: test.began_s or 0.0)
-        begins = [test.began_s or 0.0 for test in timed]
-        for name, cases in list(by_name.items()):
-            place = bisect.bisect_right(begins, cases[0].asked.at_s) - 1
-            if place < 0:
-                continue
-            test = timed[place]
-            if test.ended_s is None or cases[0].asked.at_s <= test.ended_s:
-                del by_name[name]
-                if not tries[test.name]:
-                    tries[test.name] = cases[-1:]
+def _adopt(by_name: dict[str, list[RankedCase]], tries: dict[str, list[RankedCase]], during: Mapping[str, str]) -> None:
+    """Give cases that have another name than every test to the test `during` which they ran.
+
+    A test may run worlds of its own, and may expect them to fail: its own result counts.
+    """
+    for name, cases in list(by_name.items()):
+        if (test := during[name]) in tries:
+            del by_name[name]
+            if not tries[test]:
+                tries[test] = cases[-1:]
 
 
 def read_streams(paths: Sequence[tuple[Path, str]], *, with_processes: bool = False) -> StreamRecord:

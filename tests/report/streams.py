@@ -24,7 +24,7 @@ from dist_testing.events.cases import (
     RankWarned,
     WorldAsked,
 )
-from dist_testing.events.event import CallTimes, Event, LedgerCall, Phase
+from dist_testing.events.event import DIGITS, CallTimes, Event, LedgerCall, Phase
 from dist_testing.events.file import EventFile
 from dist_testing.events.runs import RunEnded, RunStarted, TestBegan, TestEnded, TestReported, TestsCollected
 
@@ -90,6 +90,8 @@ def _case_events(number: int, case: Case, at_s: float) -> Iterable[Event]:
             marks = [at_s + 0.002, at_s + 0.02, at_s + 0.05, at_s + 0.06, end - 0.02, end - 0.01, end - 0.001]
             if case.chance is not None:
                 marks = [mark + case.chance.uniform(0, 0.008) for mark in marks]
+            # As the engine writes them.
+            marks = [round(mark, DIGITS) for mark in marks]
             phases = tuple(Phase(name, marks[i], marks[i + 1]) for i, name in enumerate(names))
             yield RankPhases(end, number, rank, phases)
         for rank in case.victims:

@@ -10,6 +10,7 @@ import pytest
 
 from dist_testing.report.cli import main
 from dist_testing.report.compare import compare, compare_lines
+from dist_testing.report.gather import gather
 from dist_testing.report.model import CaseRecord, InvocationRecord, NotRun, Report, RunRecord
 from tests.report.streams import Case, write_stream
 
@@ -24,6 +25,27 @@ def _cases(count: int, seconds: float = 2.0, seed: int = 0, noise: float = 0.05)
         f"c{n}": CaseRecord(f"c{n}", "passed", duration_s=seconds * chance.lognormvariate(0, noise))
         for n in range(count)
     }
+
+
+def test_files_of_pytest_may_have_any_name(tmp_path: Path) -> None:
+    """If it fails, two runs of pytest have nothing in common, because each wrote a file of its own name."""
+    cases = [Case("t.py::stays"), Case("t.py::goes"), Case("t.py::breaks")]
+    before = gather([write_stream(tmp_path / "monday.jsonl.gz", cases)])
+    cases = [Case("t.py::stays"), Case("t.py::comes"), Case("t.py::breaks", "failed", "m", "", 2, "failure", 1)]
+    after = gather([write_stream(tmp_path / "tuesday.jsonl.gz", cases)])
+    found = compare(before, after)
+    assert (found.removed, found.added, found.newly_failing) == (
+        (("", "t.goes"),),
+        (("", "t.comes"),),
+        (("", "t.breaks"),),
+    )
+    assert "    t.goes" in list(compare_lines(found))
+    # In folders with files of the same names, the names tell suites apart.
+    for folder, names in (("old", ["gloo.jsonl"]), ("new", ["gloo.jsonl", "nccl.jsonl"])):
+        for name in names:
+            write_stream(tmp_path / folder / name, cases[:1])
+    found = compare(gather([tmp_path / "old"]), gather([tmp_path / "new"]))
+    assert found.added == (("nccl.jsonl", ""),)
 
 
 def test_each_kind_of_difference_is_found() -> None:

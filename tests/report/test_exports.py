@@ -119,10 +119,42 @@ def test_annotations_point_to_the_culprits_line_and_nothing_breaks_out(tmp_path:
     hostile = Case("t.py::x", "failed", "100 %\n::set-env name=PATH::x,y: \x1b[31m", "", 2, "failure", 0)
     lines = list(annotation_lines(_report(tmp_path, _EVERY[0], hostile, target="//a:a")))
     assert lines[0] == "::error file=dir/t.py,line=14,title=t.C.bad[1.5]:://a:a: rank 1 raised"
-    assert lines[1] == "::error title=t.x:://a:a: 100 %25%0A::set-env name=PATH::x,y: "
+    assert lines[1] == "::error file=t.py,title=t.x:://a:a: 100 %25%0A::set-env name=PATH::x,y: "
     many = list(annotation_lines(_report(tmp_path, *[Case(f"t.py::t{n}", "failed", "m") for n in range(30)])))
     assert len(many) == 11
     assert many[-1].startswith("::notice title=dist_testing::20 more failures")
+
+
+def _frames(*lines: str) -> str:
+    return f"head\n{_RULE}\nrank 1 of 2 failed first: it exited with code 7\n\n" + "\n".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        # The last line of the user's sources, not that of a library below it.
+        (_frames("a/t.py:14: in f", "a/help.py:3: in g", "/x/site-packages/torch/d.py:9: Error"), "a/help.py,line=3"),
+        (
+            _frames('  File "/b/x.runfiles/_main/a/t.py", line 5', '  File "/usr/lib/python3.11/ast.py", line 6'),
+            "a/t.py,line=5",
+        ),
+        (_frames("../../w/a/t.py:8: ValueError"), "a/t.py,line=8"),
+        (_frames("/elsewhere/u.py:8: ValueError"), "a/t.py"),
+        # Stacks begin with the innermost line.
+        (
+            _frames() + f"\n{_RULE}\nstacks of rank(s) 0, 1:\n\nCurrent thread (most recent call first):\n"
+            '  File "/x/site-packages/d.py", line 1\n  File "a/t.py", line 55\n  File "a/main.py", line 4',
+            "a/t.py,line=55",
+        ),
+        # The culprit has no traceback; that of a victim is not its place.
+        (_frames() + f'\n{_RULE}\nstacks of rank(s) 0:\n\n  File "a/other.py", line 477', "a/t.py"),
+        (f'head\n{_RULE}\nstacks of rank(s) 0:\n\n  File "a/other.py", line 477', "a/t.py"),
+    ],
+)
+def test_an_annotation_is_at_a_line_of_the_users_sources(tmp_path: Path, text: str, place: str) -> None:
+    """If it fails, GitHub shows the annotation at a file that is not in the checkout, or blames a victim's line."""
+    (line,) = annotation_lines(_report(tmp_path, Case("a/t.py::x", "failed", "m", text, 2, "crash", 1, (0,))))
+    assert line == f"::error file={place},title=a.t.x::{tmp_path}/e.jsonl: m"
 
 
 def test_the_summary_of_a_job_is_appended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from dist_testing.report.flake_history import Point, history, history_picture
+from dist_testing.report.flake_section import flake_lines
 from dist_testing.report.flakes import Vote, changes, measured, votes
 from dist_testing.report.gather import gather
 from dist_testing.report.page import page
@@ -179,6 +180,24 @@ def test_invocations_of_unknown_sources_vote_together_only_if_the_user_vouches(
     report = gather([tmp_path])
     runs = [replace(run, target="t") for run in report.runs]
     assert [flake.label for flake in measured(votes(replace(report, runs=tuple(runs)), same_inputs=same))] == [label]
+
+
+def test_runs_of_pytest_vote_together_whatever_their_files_are_called(tmp_path: Path) -> None:
+    """If it fails, a history of event streams of plain pytest has no flakes."""
+    for number in range(5):
+        case = Case(
+            "t.py::x", "failed" if number == 3 else "passed", "m", "", 2, "failure" if number == 3 else "none", 1
+        )
+        write_stream(tmp_path / f"run-{number}.jsonl.gz", [case])
+    report = gather([tmp_path])
+    (flake,) = measured(votes(report, same_inputs=True))
+    assert (flake.label, flake.case, flake.failures, flake.runs) == ("flaky", "t.x", 1, 5)
+    assert next(flake_lines([flake], 0.01)).startswith("FLAKY  t.x: 1 of 5 failed")
+    # The same failure of two runs stands once on the page.
+    write_stream(tmp_path / "run-5.jsonl.gz", [Case("t.py::x", "failed", "m", "", 2, "failure", 1)])
+    text = page(gather([tmp_path]), made_wall_s=0.0)
+    assert "and 1 more run like this" in text
+    assert ">2 failed</h1>" in text
 
 
 def test_the_rates_of_a_history_are_drawn_in_the_order_of_time(tmp_path: Path) -> None:

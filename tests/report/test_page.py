@@ -259,6 +259,12 @@ def test_pages_of_nothing_and_of_damage_say_so(tmp_path: Path, capsys: pytest.Ca
     assert main([str(tmp_path), f"--out={out}"]) == 2
     assert "has no results in it" in capsys.readouterr().err
     assert not out.exists()
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged" / "e.jsonl").write_text("{", encoding="utf-8")
+    assert main([str(tmp_path / "damaged"), f"--out={out}"]) == 2
+    assert "report: e.jsonl: the file contains no event." in capsys.readouterr().err
+    assert not out.exists()
+    (tmp_path / "damaged" / "e.jsonl").unlink()
     write_stream(tmp_path / "e.jsonl", [Case("t.py::a", is_cut=True)])
     assert main([str(tmp_path), str(tmp_path / "no"), f"--out={out}"]) == 0
     words = _Parsed(out.read_text(encoding="utf-8")).words

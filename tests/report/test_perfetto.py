@@ -8,12 +8,12 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from dist_testing.events.event import Phase
 from dist_testing.report.cli import main
 from dist_testing.report.gather import gather
-from dist_testing.report.model import CaseRecord, CollectiveRecord, LedgerRecord, RankRecord, RunRecord, Status
+from dist_testing.report.model import CaseRecord, CollectiveRecord, LedgerRecord, RankRecord, RunRecord
 from dist_testing.report.perfetto import trace
 from dist_testing.report.pictures import lanes as lanes_of
+from tests.report.large_world import CASES, CULPRIT, PHASES, RANKS, large_run
 from tests.report.streams import Case, write_stream
 
 _BAD = Case("t.py::bad", "failed", "rank 1 raised", "text", 4, "failure", 1, (0, 3), gpu_wait_s=0.5)
@@ -185,46 +185,22 @@ def test_hostile_times_and_names_make_no_broken_trace(tmp_path: Path) -> None:
 
 def test_a_world_of_64_ranks_with_a_thousand_events_each_is_small() -> None:
     """If it fails, the trace of a large target does not open."""
-    # 64 ranks x 167 cases x 6 phases, without the time that writing such a stream takes. Rank 7 fails in the last case.
-    names = ("start", "init", "setup", "call", "teardown", "destroy")
-    cases = []
-    for number in range(167):
-        begin = number * 1.7
-        is_bad = number == 166
-        ranks = tuple(
-            RankRecord(
-                rank,
-                ("raised" if rank == 7 else "stopped") if is_bad else "passed",
-                seen_at_s=begin + 0.7 + rank * 0.001,
-                phases=tuple(
-                    Phase(name, begin + index * 0.2 + rank * 0.001234, begin + index * 0.2 + 0.2 + rank * 0.001234)
-                    for index, name in enumerate(names)
-                ),
-            )
-            for rank in range(64)
-        )
-        victims = tuple(rank for rank in range(64) if rank != 7)
-        blame: dict[str, Any] = {"culprit": 7, "victims": victims} if is_bad else {}
-        status: Status = "failed" if is_bad else "passed"
-        cases.append(
-            CaseRecord(f"t.case_{number}", status, ranks=ranks, began_at_s=begin, ended_at_s=begin + 1.6, **blame)
-        )
-    content = trace([RunRecord("//a:a", wall_zero_s=1.7e9, cases=tuple(cases))])
+    content = trace([large_run()])
     assert len(gzip.compress(content, 6)) < 4_000_000
     events = _checked(content)
     lanes = _lanes(events)
-    assert list(lanes.values()) == ["cases", *[f"rank {rank}" for rank in range(64)]]
+    assert list(lanes.values()) == ["cases", *[f"rank {rank}" for rank in range(RANKS)]]
     order = {one["tid"]: one["args"]["sort_index"] for one in events if one["name"] == "thread_sort_index"}
     assert sorted(lanes, key=order.__getitem__) == list(lanes)
     phases = defaultdict(list)
     for one in events:
         if one.get("cat") == "phase":
             phases[lanes[one["tid"]]].append(one["name"])
-    assert phases == {f"rank {rank}": list(names) * 167 for rank in range(64)}
+    assert phases == {f"rank {rank}": list(PHASES) * CASES for rank in range(RANKS)}
     ends = {one["id"]: lanes[one["tid"]] for one in events if one["ph"] == "f"}
     starts = {one["id"]: lanes[one["tid"]] for one in events if one["ph"] == "s"}
-    assert sorted(ends.values()) == sorted(f"rank {rank}" for rank in range(64) if rank != 7)
-    assert set(starts.values()) == {"rank 7"}
+    assert sorted(ends.values()) == sorted(f"rank {rank}" for rank in range(RANKS) if rank != CULPRIT)
+    assert set(starts.values()) == {f"rank {CULPRIT}"}
 
 
 def test_the_command_writes_one_trace_or_one_for_each_target(tmp_path: Path) -> None:
