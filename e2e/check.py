@@ -5,6 +5,7 @@ Each folder beside this file is a workspace of its own that uses the library lik
 bzlmod      With modules: its own toolchain and hub, and its own packages with the names of the library's folders.
 workspace   Without modules; Bazel 7 is the last release that allows this.
 wheels      Hubs of locked wheels: two locks in one invocation, the archive for workers, programs of packages.
+pythons     Two Pythons in one invocation, with the wheels of each.
 queries     Only for queries: every command of docs/queries.md runs here. Its tests are never run.
 mine        Has no folder: `tools/init` makes it, as docs/consumers.md says and shows.
 
@@ -168,6 +169,42 @@ def check_wheels(bazel: NestedBazel) -> list[str]:
     return found
 
 
+def check_pythons(bazel: NestedBazel) -> list[str]:
+    """Check a consumer with two Pythons. Each test asserts its Python, and that the hub's compiled wheel is for it."""
+    everything = bazel.run("test", "--test_output=errors", "//...")
+    if "python.toolchain(): Python 3.12 was not found on PATH" in everything.output:
+        # Released rules_python downloads it; Debian's takes those of the machine.
+        sys.stderr.write("e2e.check: pythons: NOT RUN, because this machine has no Python 3.12\n")
+        return []
+    tests = ("//:default", "//:on_3_11", "//:on_3_12")
+    found = problems(
+        "pythons: two in one invocation",
+        everything,
+        status=0,
+        parts=(*(rf"^{test} +PASSED" for test in tests), "3 tests pass"),
+    )
+    flag = "--@rules_python//python/config_settings:python_version"
+    wheels = 'filter("//markupsafe:pkg$", filter("default_3_1", deps(//:worlds_gloo)))'
+    for what, arguments, status, parts in (
+        ("the other one for all", ("test", "--config=python_3_12", "//:chosen", "//:on_3_11"), 0, ["2 tests pass"]),
+        ("dist_py_test", ("cquery", wheels), 0, [r"\A([^\n]+default_3_12//markupsafe:pkg [^\n]+\n)+(?!@)"]),
+        (
+            "one without a lock",
+            ("build", f"{flag}=3.13", "@pypi//markupsafe"),
+            1,
+            ['"markupsafe" for Python 3.11 and 3.12, and not for Python 3.13', r'python_version = "3\.13", \.\.\.\)'],
+        ),
+        (
+            "the interpreter of the other one",
+            ("build", "//:other_interpreter"),
+            1,
+            [r"this interpreter is Python 3\.11\.\d+, and its lock is for Python 3\.12", "@python_3_12_host//:python"],
+        ),
+    ):
+        found += problems(f"pythons: {what}", bazel.run(*arguments), status=status, parts=parts)
+    return found
+
+
 def check_queries(bazel: NestedBazel) -> list[str]:
     """Check the commands of docs/queries.md."""
     return answers_problems(bazel, ROOT / "docs" / "queries.md")
@@ -245,6 +282,7 @@ CHECKS: dict[str, Callable[[NestedBazel], list[str]]] = {
     "bzlmod": check_bzlmod,
     "workspace": check_workspace,
     "wheels": check_wheels,
+    "pythons": check_pythons,
     "queries": check_queries,
     "mine": check_mine,
 }

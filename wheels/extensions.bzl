@@ -36,6 +36,7 @@ def _wheels_impl(module_ctx):
             extra_index_urls = lock["extra_index_urls"],
             interpreter = lock["interpreter"],
             lock = lock["file"],
+            python_version = lock["python_version"],
         )
         hubs.setdefault(lock["hub"], []).append(lock | {"repo": repo})
     for hub, hub_locks in hubs.items():

@@ -37,10 +37,12 @@ class Tested:
     Attributes:
         done: Its status and output.
         attempts: Its test actions.
+        events: The file of its build events.
     """
 
     done: Done
     attempts: Sequence[Attempt]
+    events: Path
 
     @property
     def results(self) -> Mapping[str, Sequence[tuple[str, str]]]:
@@ -91,7 +93,7 @@ class Client:
         self.count += 1
         events = self.scratch / f"events-{self.bazel.output_root.name}-{self.count}.json"
         done = self.bazel.run("test", "--config=rbe_local", f"--build_event_json_file={events}", *arguments)
-        return Tested(done, read_invocation(events).attempts)
+        return Tested(done, read_invocation(events).attempts, events)
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         """Start `bazel test --config=rbe_local`."""

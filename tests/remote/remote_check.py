@@ -21,7 +21,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from tests.remote.cleaning import check_cleaning
 from tests.remote.cluster import Client, Cluster, ComplaintError, expect, running_cluster
+from tests.remote.paged import check_page
 from tests.remote.secured import check_secured
 from tests.support.nested_bazel import ROOT, nested_bazel, scratch_folder
 from tools.report.build_events import read_invocation
@@ -97,7 +99,9 @@ def check_cache(client: Client) -> None:
     tested = client.test(*SUITE)
     expect("the suite after an edit", 0, tested.done.status, tested.done.output)
     ran = {one.target for one in tested.attempts if not one.cached}
-    expect("what an edit of its source runs", {"//tests:dist2_gloo"}, ran, tested.done.output)
+    # The page of suites names the tests of this file.
+    readers = {"//tests:dist2_gloo", "//tests/unit:test_torch_suites"}
+    expect("what an edit of its source runs", readers, ran, tested.done.output)
 
 
 def check_routing(client: Client) -> None:
@@ -132,12 +136,13 @@ def check_routing(client: Client) -> None:
     expect("pools of builds", {"cpu"}, pools, built.output)
 
 
-def check_failures(client: Client) -> None:
-    """A failure is not cached."""
+def check_failures(client: Client, report: Path) -> None:
+    """A failure is not cached, and its page knows everything."""
     for turn in ("first", "second"):
         tested = client.test("//tests/remote:failing_gloo")
         expect(f"a failing test, {turn} time", TESTS_FAILED, tested.done.status, tested.done.output)
         expect("its result", {"//tests/remote:failing_gloo": [("FAILED", "ran")]}, tested.results)
+    check_page(tested, report)
 
 
 def check_promises(clients: Sequence[Client], scratch: Path) -> None:
@@ -394,6 +399,8 @@ CHECKS = (
     "silent",
     "secured",
 )
+# Only by name: it waits for more than a minute until files are old.
+SLOW = ("cleaning",)
 
 
 def _add_flags(workspace: Path, flags: Sequence[str]) -> None:
@@ -412,7 +419,7 @@ def _check(wanted: Sequence[str], stack: ExitStack) -> None:
     first, second = (
         Client(stack.enter_context(nested_bazel(workspace, scratch / name)), bells) for name in ("first", "second")
     )
-    built = first.bazel.run("build", "//tools/rbe", "//tools/ci")
+    built = first.bazel.run("build", "//tools/rbe", "//tools/ci", "//tools/report")
     expect("building the programs", 0, built.status, built.output)
     programs = Path(first.bazel.run("info", "bazel-bin").stdout.strip(), "tools")
     cluster = stack.enter_context(running_cluster(programs / "rbe" / "rbe", POOLS))
@@ -422,7 +429,7 @@ def _check(wanted: Sequence[str], stack: ExitStack) -> None:
         "job": lambda: check_job(first, programs / "ci" / "ci"),
         "cache": lambda: check_cache(second),
         "routing": lambda: check_routing(second),
-        "failures": lambda: check_failures(second),
+        "failures": lambda: check_failures(second, programs / "report" / "report"),
         "promises": lambda: check_promises((first, second), scratch),
         "broken_pool": lambda: check_broken_pool(second),
         "pools": lambda: check_pools(second),
@@ -433,6 +440,7 @@ def _check(wanted: Sequence[str], stack: ExitStack) -> None:
         "lost_server": lambda: check_lost_server(first, cluster, pool),
         "down": lambda: check_down(first),
         "silent": lambda: check_silent(first, programs / "ci" / "ci"),
+        "cleaning": lambda: _say(check_cleaning(first, programs / "rbe" / "rbe")),
         "secured": lambda: _say(f"TLS by {check_secured(first, programs / 'rbe' / 'rbe')}"),
     }
     for name in wanted:
@@ -444,10 +452,12 @@ def _check(wanted: Sequence[str], stack: ExitStack) -> None:
 def main() -> int:
     """Run the checks, and report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("checks", nargs="*", metavar="CHECK", help=f"default: all, which are {', '.join(CHECKS)}")
+    parser.add_argument(
+        "checks", nargs="*", metavar="CHECK", help=f"of {', '.join(CHECKS + SLOW)}; default: all but {', '.join(SLOW)}"
+    )
     wanted = parser.parse_args().checks or CHECKS
-    if unknown := [name for name in wanted if name not in CHECKS]:
-        parser.error(f"there is no check {', '.join(unknown)}; there are {', '.join(CHECKS)}")
+    if unknown := [name for name in wanted if name not in CHECKS + SLOW]:
+        parser.error(f"there is no check {', '.join(unknown)}; there are {', '.join(CHECKS + SLOW)}")
     if "cache" in wanted and "job" not in wanted:
         parser.error("the check `cache` reads the results of `job`: name both")
     try:

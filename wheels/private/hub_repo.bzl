@@ -59,6 +59,18 @@ missing_package(
 )
 """
 
+_UNNAMED_PYTHON = """\
+unnamed_python(
+    name = "{name}",
+    actual = {actual},
+    hub = {hub},
+    lock = {lock},
+    package = {package},
+    tags = ["manual"],
+    versions = {versions},
+)
+"""
+
 _VISIBLE = "package(default_visibility = [\"//visibility:public\"])\n\n"
 
 def _select(conditions):
@@ -67,13 +79,39 @@ def _select(conditions):
         return repr(conditions["//conditions:default"])
     return "select({})".format(repr(conditions))
 
-def _by_python(label, repos):
-    """Chooses among the Pythons of a lock: condition -> label. The first one is also for a build that names no Python."""
-    conditions = {
-        str(Label("@rules_python//python/config_settings:is_python_" + version)): "@{}{}".format(repo, label)
-        for version, repo in repos.items()[1:]
-    }
-    return conditions | {"//conditions:default": "@{}{}".format(repos.values()[0], label)}
+def _condition(version):
+    return str(Label("@rules_python//python/config_settings:is_python_" + version))
+
+def _wheels_of_lock(*, hub, lock, package, target, name, repos):
+    """Writes the target `name`: a target of the lock's repositories, of which there is one for each Python.
+
+    Args:
+        hub: Name of the hub.
+        lock: Name of the lock.
+        package: The package in those repositories.
+        target: The target in that package.
+        name: Name of the new target.
+        repos: A dict: version of Python -> name of the repository.
+
+    Returns:
+        The text of a BUILD file.
+    """
+    label = "//{}:{}".format(package, target)
+    if list(repos) == [""]:
+        return _ALIAS.format(actual = repr("@{}{}".format(repos[""], label)), name = name)
+    unnamed = name + ".unnamed_python"
+    conditions = {_condition(version): "@{}{}".format(repo, label) for version, repo in repos.items()}
+    return _ALIAS.format(
+        actual = _select(conditions | {"//conditions:default": ":" + unnamed}),
+        name = name,
+    ) + "\n" + _UNNAMED_PYTHON.format(
+        actual = repr("@{}{}".format(repos.values()[0], label)),
+        hub = repr(hub),
+        lock = repr(lock),
+        name = unnamed,
+        package = repr(package),
+        versions = repr(list(repos)),
+    )
 
 def _hub_repo_impl(repository_ctx):
     locks = json.decode(repository_ctx.attr.locks)
@@ -111,12 +149,19 @@ def _hub_repo_impl(repository_ctx):
                 # Two steps, because a select() knows no "and".
                 step = "{}.{}".format(target, name) if name in found else "missing." + name
                 if name in found:
-                    chosen = _by_python("//{}:{}".format(package, target), found[name])
-                    text += "\n" + _ALIAS.format(name = step, actual = _select(chosen))
+                    text += "\n" + _wheels_of_lock(
+                        hub = repository_ctx.attr.hub,
+                        lock = name,
+                        name = step,
+                        package = package,
+                        repos = found[name],
+                        target = target,
+                    )
                 conditions["//conditions:default" if name == default else "//:is_" + name] = ":" + step
             text += "\n" + _ALIAS.format(name = target, actual = _select(conditions))
-        if len(found) < len(names):
-            text = "load(\"{}\", \"missing_package\")\n\n".format(Label(":missing.bzl")) + text
+        for rule, file in [("missing_package", ":missing.bzl"), ("unnamed_python", ":unnamed_python.bzl")]:
+            if rule + "(" in text:
+                text = "load(\"{}\", \"{}\")\n\n".format(Label(file), rule) + text
         repository_ctx.file(package + "/BUILD.bazel", text)
     repository_ctx.file("requirements.bzl", _REQUIREMENTS.format(
         functions = Label(":lock_file.bzl"),

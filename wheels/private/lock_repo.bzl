@@ -63,6 +63,21 @@ filegroup(
 )
 """
 
+def _check_version(repository_ctx, interpreter):
+    """Fails if the interpreter is not of the version that the lock is declared for."""
+    version = repository_ctx.attr.python_version
+    found = ".".join([str(number) for number in interpreter.facts["version"]])
+    if version and not found.startswith(version + "."):
+        fail(("{label}: this interpreter is Python {found}, and its lock is for Python {version}.\n" +
+              "Targets with Python {version} could not import the wheels that it installs.\n" +
+              "Name the interpreter of that version: wheels.lock(interpreter = \"@python_{name}_host//:python\", " +
+              "python_version = \"{version}\", ...) (docs/wheels.md).").format(
+            found = found,
+            label = user_label(repository_ctx.attr.interpreter),
+            name = version.replace(".", "_"),
+            version = version,
+        ))
+
 def _lock_repo_impl(repository_ctx):
     lock = repository_ctx.attr.lock
 
@@ -71,6 +86,7 @@ def _lock_repo_impl(repository_ctx):
     if locked.problems:
         fail("{}: {}".format(user_label(lock), "\nand ".join(locked.problems)))
     interpreter = describe_interpreter(repository_ctx, repository_ctx.attr.interpreter)
+    _check_version(repository_ctx, interpreter)
     command = [interpreter.program, "-I", repository_ctx.path(repository_ctx.attr._program)]
     command += ["--lock", repository_ctx.path(lock), "--name", user_label(lock)]
     command += ["--extra-index-url=" + url for url in repository_ctx.attr.extra_index_urls]
@@ -104,6 +120,7 @@ lock_repo = repository_rule(
         "extra_index_urls": attr.string_list(doc = "Indexes for wheels that those of pip's configuration do not have."),
         "interpreter": attr.label(doc = "The interpreter that installs and imports them.", mandatory = True),
         "lock": attr.label(doc = "The lock file.", mandatory = True),
+        "python_version": attr.string(doc = "The version that the interpreter must have: `3.12`. Default: any."),
         "_program": attr.label(default = "//wheels:install.py"),
     },
 )

@@ -23,6 +23,16 @@ def place_shims(shims: Path, prefix: Path) -> None:
     overlay = prefix / "shims/rules_python"
     shutil.copytree(prefix / "usr/share/bazel/rules/python", overlay)
     shutil.copytree(shims / "rules_python", overlay, dirs_exist_ok=True)
+    _register_pythons(overlay / "MODULE.bazel")
+
+
+def _register_pythons(module: Path) -> None:
+    """Register the toolchains of `python.toolchain(...)`, before any that the module file registers itself.
+
+    The module file is Debian's, because the rest of it belongs to files that are not ours.
+    """
+    before, register, after = module.read_text(encoding="utf-8").partition("\nregister_toolchains(")
+    module.write_text(f'{before}\nregister_toolchains("@pythons_hub//:all")\n{register}{after}', encoding="utf-8")
 
 
 def write_bazelrc(prefix: Path, java_home: Path) -> Path:

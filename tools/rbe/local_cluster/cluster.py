@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from local_cluster import database, processes
+from local_cluster.cleaning import Cleaning
 from local_cluster.errors import ClusterError
 from local_cluster.places import SCRATCH_PARENT, SCRATCH_PREFIX, ClusterFiles, Scratch, remove_files, remove_removed
 from local_cluster.plan import Plan, reserve_port
@@ -39,6 +40,7 @@ def start_cluster(
     find_programs: Callable[[], tuple[Path, Path]],
     tell: Callable[[str], None],
     access: Access | None = None,
+    cleaning: Cleaning | None = None,
 ) -> str:
     """Start a cluster that outlives this process.
 
@@ -50,6 +52,7 @@ def start_cluster(
         find_programs: Returns the directories of BuildBox and PostgreSQL; called after all other checks.
         tell: Called with messages about the progress.
         access: What a client must know and show; None for nothing.
+        cleaning: What may be removed from the server's storage; None for nothing.
 
     Returns:
         Its endpoint.
@@ -73,7 +76,7 @@ def start_cluster(
                 scratch.temporary.mkdir()
             except OSError as error:
                 raise _cannot_write(error) from error
-            plan = Plan(name, chosen, workers, buildbox, postgres, access or Access())
+            plan = Plan(name, chosen, workers, buildbox, postgres, access or Access(), cleaning)
             _fork_supervisor(plan, files, scratch, keep=(lock, reservation.fileno()), tell=tell)
         return plan.endpoint
     except BaseException:

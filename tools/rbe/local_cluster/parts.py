@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from local_cluster.cleaning import CLEANING, INTERVAL_S
 from local_cluster.errors import ClusterError
 from local_cluster.places import ClusterFiles, Scratch
 from local_cluster.plan import Plan
@@ -156,10 +157,16 @@ def has_user_namespaces() -> bool:
 
 def server_part(config: Path, database: str, scratch: Scratch) -> Part:
     """Return BuildGrid. It creates the tables of its database first."""
-    folders = [str(Path(entry).absolute()) for entry in sys.path if entry]
-    environment = {**_environment(scratch), "PYTHONPATH": os.pathsep.join(folders), "PYTHONDONTWRITEBYTECODE": "1"}
     command = [*_with_parent(), sys.executable, "-m", "local_cluster.server", database, str(config)]
-    return Part(SERVER, tuple(command), environment)
+    return Part(SERVER, tuple(command), _python_environment(scratch))
+
+
+def cleaning_part(config: Path, scratch: Scratch) -> Part:
+    """Return BuildGrid's cleanup, which removes the files of the server that were not used for the longest time."""
+    # The program of BuildGrid is a script with a path of its own; this is the function that it calls.
+    start = "import sys; from buildgrid.server.app import cli; cli.main(sys.argv[1:])"
+    options = ["cleanup", "start", str(config), "-vv", f"--sleep-interval={INTERVAL_S}"]
+    return Part(CLEANING, (*_with_parent(), sys.executable, "-c", start, *options), _python_environment(scratch))
 
 
 def storage_part(worker: Worker, plan: Plan, files: ClusterFiles, scratch: Scratch) -> Part:
@@ -241,6 +248,11 @@ def _environment(scratch: Scratch, worker: str = "") -> dict[str, str]:
         environment[WORKER_MARK] = worker
         environment["TMPDIR"] = str(scratch.temporary)
     return environment
+
+
+def _python_environment(scratch: Scratch) -> dict[str, str]:
+    folders = [str(Path(entry).absolute()) for entry in sys.path if entry]
+    return {**_environment(scratch), "PYTHONPATH": os.pathsep.join(folders), "PYTHONDONTWRITEBYTECODE": "1"}
 
 
 def _with_parent() -> list[str]:

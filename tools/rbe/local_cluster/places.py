@@ -109,6 +109,11 @@ class ClusterFiles:
         """BuildGrid's configuration."""
         return self.root / "server.yml"
 
+    @property
+    def cleaning_config(self) -> Path:
+        """The configuration of its cleanup, if the cluster has one."""
+        return self.root / "cleaning.yml"
+
     def worker(self, name: str) -> Path:
         """The folder of everything that one worker writes."""
         return self.root / "workers" / name

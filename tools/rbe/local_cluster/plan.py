@@ -6,6 +6,7 @@ import socket
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from local_cluster.cleaning import Cleaning
 from local_cluster.errors import ClusterError
 from local_cluster.pools import Worker
 from local_cluster.security import Access
@@ -22,6 +23,7 @@ class Plan:
         buildbox: Directory of BuildBox's programs.
         postgres: Directory of PostgreSQL's programs.
         access: What a client must know and show.
+        cleaning: What may be removed from the server's storage; None for nothing.
     """
 
     name: str
@@ -30,6 +32,7 @@ class Plan:
     buildbox: Path
     postgres: Path
     access: Access = field(default_factory=Access)
+    cleaning: Cleaning | None = None
 
     @property
     def endpoint(self) -> str:

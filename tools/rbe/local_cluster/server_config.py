@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
+from local_cluster.cleaning import Cleaning, cleaning_config, storages_text
 from local_cluster.places import ClusterFiles
 from local_cluster.plan import Plan
 from local_cluster.pools import GPUS_KEY, OS_KEY, POOL_KEY, Worker
@@ -33,9 +34,7 @@ connections:
     pool-size: 10
     max-overflow: 20
 storages:
-  - !disk-storage &storage
-    path: {storage}
-caches:
+{storages}caches:
   - !lru-action-cache &results
     storage: *storage
     max-cached-refs: 100000
@@ -113,6 +112,7 @@ def server_config(
     workers: Iterable[Worker],
     access: Access = _OPEN,
     certificates: Certificates | None = None,
+    cleaning: Cleaning | None = None,
 ) -> str:
     """Return the text of the configuration.
 
@@ -123,6 +123,7 @@ def server_config(
         workers: The workers of the cluster.
         access: What a client must know and show.
         certificates: The cluster's files; None without TLS.
+        cleaning: What may be removed from the storage; None for nothing.
     """
     # YAML accepts JSON's strings and lists.
     return _TEXT.format(
@@ -134,7 +135,7 @@ def server_config(
         keys=json.dumps(property_keys(workers)),
         pool_key=POOL_KEY,
         silence_s=SILENCE_S,
-        storage=json.dumps(str(storage)),
+        storages=storages_text(storage, cleaning),
     )
 
 
@@ -164,5 +165,9 @@ def write_server_files(plan: Plan, files: ClusterFiles, database: str) -> None:
         workers=plan.workers,
         access=plan.access,
         certificates=certificates,
+        cleaning=plan.cleaning,
     )
     files.server_config.write_text(config, encoding="utf-8")
+    if plan.cleaning is not None:
+        text = cleaning_config(plan.cleaning, database=database, storage=files.storage, instance=plan.access.instance)
+        files.cleaning_config.write_text(text, encoding="utf-8")

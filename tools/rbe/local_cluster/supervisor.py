@@ -17,7 +17,7 @@ from types import FrameType
 
 import psutil
 
-from local_cluster import control, database, health, parts, processes
+from local_cluster import cleaning, control, database, health, parts, processes
 from local_cluster.errors import ClusterError
 from local_cluster.parts import Part, Running
 from local_cluster.places import ClusterFiles, Scratch, remove_files
@@ -98,6 +98,9 @@ class Supervisor:
         address = database.database_address(scratch)
         write_server_files(plan, files, address)
         self._start_server()
+        if plan.cleaning is not None:
+            log = self._log(cleaning.CLEANING)
+            self._start(parts.cleaning_part(files.cleaning_config, scratch), lambda: cleaning.has_begun(log))
         self._tell(f"starting {len(plan.workers)} worker(s)")
         for worker in plan.workers:
             folder = files.worker(worker.name)
@@ -353,7 +356,7 @@ class Supervisor:
             "logs": str(self._files.logs),
             "flags": str(self._files.bazel_flags),
             "problem": problem,
-            "parts": [self._part_status(name) for name in (parts.DATABASE, parts.SERVER)],
+            "parts": [self._part_status(name) for name in self._others()],
             "workers": [
                 {
                     **self._part_status(worker.name),
@@ -368,6 +371,10 @@ class Supervisor:
             "jobs": [{**asdict(job), "wanted": dict(job.wanted)} for job in jobs],
             "events": list(self._events),
         }
+
+    def _others(self) -> tuple[str, ...]:
+        """Return the names of the parts that belong to no worker."""
+        return (parts.DATABASE, parts.SERVER, *((cleaning.CLEANING,) if self._plan.cleaning else ()))
 
     def _part_status(self, name: str) -> control.Message:
         running = self._running.get(name)

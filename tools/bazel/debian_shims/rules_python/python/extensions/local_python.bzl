@@ -22,9 +22,11 @@ def find_local_python(ctx, python_version, *, asked_by):
         path = ctx.which(name)
         if not path:
             continue
-        result = ctx.execute([path, "-c", _PROBE])
+
+        # pyenv's commands start the versions that are switched on, unless this variable names another installed one.
+        result = ctx.execute([path, "-c", _PROBE], environment = {"PYENV_VERSION": wanted} if wanted else {})
         if result.return_code:
-            # Version managers put commands on PATH that only report a missing version.
+            # Other version managers put commands on PATH that only report a missing version, and so does pyenv.
             continue
         found, executable = result.stdout.splitlines()
         if wanted in ("", found):
